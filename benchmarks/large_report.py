@@ -1,4 +1,4 @@
-"""Large reports of green cells with realistic records: the launches of stage nightly, each with additional
+"""Large reports of green cells with realistic records: the starts of stage nightly, each with additional
 workloads."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.engine.core.observe.counters import PROBES
-from specmatrix.matrix.cells.axes import LAUNCH
+from specmatrix.engine.core.observe.counters import COUNTERS
+from specmatrix.matrix.cells.axes import START_AXES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cells.selection import all_cells, of_gpus
@@ -22,14 +22,23 @@ from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import judged
 from specmatrix.matrix.run.tiers import repro
-from specmatrix.reports.schema import CellRecord, CellResult, GateResult, Header, Json, Reason, Rewrite, Start
+from specmatrix.reports.schema import (
+    CellRecord,
+    CellResult,
+    GateResult,
+    Header,
+    Json,
+    ReasonRecord,
+    RewriteRecord,
+    StartRecord,
+)
 from specmatrix.reports.store import ReportWriter
 
 # About a third of the counters are hit in a cell.
 HIT: Final = 3
 NUMBERS: Final[dict[str, dict[str, Json]]] = {
     "config": {"fields": 22, "rewrites": 0},
-    "effective": {"keys": 24, "differences": 0, "witnesses": 27, "unseen": 0},
+    "effective": {"keys": 24, "differences": 0, "required": 27, "unseen": 0},
     "ledger": {"pages": 12288, "leaked": 0, "stamps": 7257, "wrong_stamps": 0, "verbs": 308, "shared": 0},
     "lossless": {
         "tokens": 62, "divergent": 0, "ties": 0, "tied_at": "", "first_divergence": "", "scored": 0, "score_nats": 0.0,
@@ -44,7 +53,7 @@ NUMBERS: Final[dict[str, dict[str, Json]]] = {
 class Change:
     """The change in a head report: the acceptance lengths of this share of the cells.
 
-    version: instead, launches with that share of the cells resolve to this spec version.
+    version: instead, starts with that share of the cells resolve to this spec version.
     """
 
     share: float = 0.0
@@ -52,7 +61,7 @@ class Change:
 
 
 def write(directory: Path, cells: int, seconds: float, change: Change | None = None) -> None:
-    """Write a report of `cells` green cells to `directory`, grouped by launch; `seconds` varies their durations."""
+    """Write a report of `cells` green cells to `directory`, grouped by start; `seconds` varies their durations."""
     header = Header(
         tier="cpu", stage="nightly", seed=0, created="2026-09-01T10:00:00+00:00", commit="0" * 12, dirty=False,
         versions={"python": "3.11"}, host={"cpu": "x", "gpus": []}, lock_hash="lock", data_hash="data", zoo_hash="zoo",
@@ -60,7 +69,7 @@ def write(directory: Path, cells: int, seconds: float, change: Change | None = N
     change = change or Change()
     number = moved = 0
     with ReportWriter(directory, header) as writer:
-        for row in launches(cells):
+        for row in starts(cells):
             start = _start(row[0])
             resolved = dict(start.resolved or {})
             moves = change.version not in (None, resolved["spec_version"]) and moved < change.share * (number + 1)
@@ -75,12 +84,12 @@ def write(directory: Path, cells: int, seconds: float, change: Change | None = N
 
 
 @lru_cache(maxsize=1)
-def launches(cells: int) -> list[list[Cell]]:
-    """`cells` cells, spread evenly over the launches of stage nightly as far as each has enough.
+def starts(cells: int) -> list[list[Cell]]:
+    """`cells` cells, spread evenly over the starts of stage nightly as far as each has enough.
 
     ValueError if they have fewer in total.
     """
-    split = len(LAUNCH)
+    split = len(START_AXES)
     known = [cell for cell in of_gpus(stage_cells("nightly"), 0) if expect(cell) != "refused"]
     prefixes = {tuple(cell[:end]) for cell in known for end in range(1, split + 1)}
     rows: defaultdict[tuple[str, ...], list[Cell]] = defaultdict(list)
@@ -88,7 +97,7 @@ def launches(cells: int) -> list[list[Cell]]:
         rows[cell[:split]].append(cell)
     sizes = [len(row) for row in rows.values()]
     if sum(sizes) < cells:
-        raise ValueError(f"cells must be at most {sum(sizes)}, the cells of stage nightly's launches, got {cells}")
+        raise ValueError(f"cells must be at most {sum(sizes)}, the cells of stage nightly's starts, got {cells}")
     most = next(most for most in count(1) if sum(min(most, size) for size in sizes) >= cells)
     left = cells
     taken: list[list[Cell]] = []
@@ -99,22 +108,22 @@ def launches(cells: int) -> list[list[Cell]]:
     return [row for row in taken if row]
 
 
-def _start(cell: Cell) -> Start:
+def _start(cell: Cell) -> StartRecord:
     """The engine start of a cell."""
     prepared = prepare(cell)
     resolved = resolve(prepared.configuration, prepared.facts)
     fields: dict[str, Any] = resolved.as_dict()
     reasons, rewrites = fields.pop("reasons"), fields.pop("rewrites")
-    return Start(
+    return StartRecord(
         judged(prepared, ()).start.requested,
         fields,
         resolved.start_hash(),
-        tuple(Reason(**reason) for reason in reasons),
-        tuple(Rewrite(**rewrite) for rewrite in rewrites),
+        tuple(ReasonRecord(**reason) for reason in reasons),
+        tuple(RewriteRecord(**rewrite) for rewrite in rewrites),
     )
 
 
-def _record(start: Start, cell: Cell, number: int, length: float) -> CellResult:
+def _record(start: StartRecord, cell: Cell, number: int, length: float) -> CellResult:
     """A green cell, with numbers that no other cell has in half of its gates and a third of its evidence."""
     own: dict[str, dict[str, Json]] = {
         "ledger": {"stamps": 7257 + number},
@@ -128,5 +137,5 @@ def _record(start: Start, cell: Cell, number: int, length: float) -> CellResult:
         axes=cell.values,
         repro=repro(cell.id, "cpu", 0),
         gates=tuple(GateResult(name, "PASS", numbers | own.get(name, {})) for name, numbers in NUMBERS.items()),
-        evidence={name: number + order for order, name in enumerate(PROBES) if order % HIT == 0},
+        evidence={name: number + order for order, name in enumerate(COUNTERS) if order % HIT == 0},
     )

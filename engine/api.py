@@ -206,7 +206,7 @@ class LLM:
             request = Request(rid, turn.prompt, params, seed)
             scheduler.admission.check(request)
         except RequestError:
-            scheduler.probes.hit("session.refused")
+            scheduler.counters.hit("session.refused")
             raise
         return request, turn
 
@@ -402,9 +402,9 @@ class LLM:
         return None if guard is None else guard.error
 
     @property
-    def probes(self) -> dict[str, int]:
-        """Counters of what the engine has done so far, by probe name."""
-        return dict(self.loop.probes.counts)
+    def counters(self) -> dict[str, int]:
+        """Counters of what the engine has done so far, by counter name."""
+        return dict(self.loop.counters.counts)
 
     @property
     def journal(self) -> list[Entry]:

@@ -12,7 +12,7 @@ from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.memory.window_ledger import Window
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.device.collectives import ALONE, Ranks
@@ -64,26 +64,26 @@ def build(
     context = BuildContext(algorithm(resolved.algorithm), resolved, facts, target, locate, tokenizer)
     kv = _kv(context)
     drafter = build_drafter(context)
-    probes = Probes()
+    counters = Counters()
     window = None if resolved.window is None else Window(resolved.window, resolved.window_pages, resolved.slack)
     ledger = Ledger(resolved.num_pages, resolved.page_size, strict=resolved.strict_memory == 2, window=window)
     cache = PrefixCache(ledger, drafter.key_span, resolved.radix_cache)
     scheduler = Scheduler(
         ledger,
         cache,
-        probes,
+        counters,
         max_running=resolved.max_running_requests,
-        steps=_steps(resolved, drafter, probes),
+        steps=_steps(resolved, drafter, counters),
         slack=resolved.slack,
         chunk=resolved.chunked_prefill_size,
         context_length=resolved.context_length,
         host_tokens=drafter.traits.reads_host,
     )
-    observers = [] if publish is None else [RankDigest(ledger, publish, probes)]
+    observers = [] if publish is None else [RankDigest(ledger, publish, counters)]
     return Loop(
         scheduler,
         _executor(context, drafter, kv, scheduler, ranks, audited=publish is not None),
-        probes,
+        counters,
         lag=resolved.lag,
         eos_ids=tokenizer.eos_ids,
         text_stream=lambda: Detokenizer(tokenizer),
@@ -111,7 +111,7 @@ def _executor(
     if audited:
         step = AuditedStep(step, agreed)
     eager = EagerRunner(step, plain)
-    graphs = graphs_for(resolved, device, scheduler.probes)
+    graphs = graphs_for(resolved, device, scheduler.counters)
     return DeviceExecutor(
         plain,
         step,
@@ -148,11 +148,11 @@ def _rows(resolved: Resolved) -> int:
     return resolved.max_running_requests + 1
 
 
-def graphs_for(resolved: Resolved, device: torch.device, probes: Probes) -> CudaGraphs | None:
+def graphs_for(resolved: Resolved, device: torch.device, counters: Counters) -> CudaGraphs | None:
     """The CUDA graphs of verify rounds, within their memory limit."""
     if not resolved.cuda_graph_max_bs:
         return None
-    return CudaGraphs(resolved.cuda_graph_max_bs, device, probes, most_bytes=resolved.cuda_graph_max_gb * GIB)
+    return CudaGraphs(resolved.cuda_graph_max_bs, device, counters, most_bytes=resolved.cuda_graph_max_gb * GIB)
 
 
 def _guard(resolved: Resolved, drafter: Drafter, target: Target, steps: DraftSteps) -> Guard | None:
@@ -163,8 +163,8 @@ def _guard(resolved: Resolved, drafter: Drafter, target: Target, steps: DraftSte
     return Guard(drafter, target.vocab_size, steps.stop, catches=registered)
 
 
-def _steps(resolved: Resolved, drafter: Drafter, probes: Probes) -> DraftSteps:
+def _steps(resolved: Resolved, drafter: Drafter, counters: Counters) -> DraftSteps:
     """The controller of draft depth: adaptive, or static at the drafter's depth."""
     if resolved.adaptive_slots:
-        return DraftSteps(resolved.adaptive_slots, resolved.num_steps, probes)
-    return DraftSteps.static(drafter.steps, drafter.nodes, probes)
+        return DraftSteps(resolved.adaptive_slots, resolved.num_steps, counters)
+    return DraftSteps.static(drafter.steps, drafter.nodes, counters)

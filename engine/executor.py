@@ -30,7 +30,7 @@ class InFlight(NamedTuple):
     staged: Staged
 
 
-class Runner(Protocol):
+class StepRunner(Protocol):
     """Runs a plan whose uploads have been started. graphs: the CUDA graphs that it replays, if any."""
 
     @property
@@ -50,7 +50,7 @@ class DeviceExecutor:
         self,
         plain: DeviceStep,
         step: Step,
-        run: Runner,
+        run: StepRunner,
         staging: StagingRing,
         *,
         drafter: Drafter,
@@ -111,7 +111,7 @@ class GraphRunner:
         if plan.prefill:
             return self._eager(plan)
         if len(plan.rows) > self.graphs.max_batch or not self._step.repeatable:
-            self.graphs.probes.hit("graph.eager")
+            self.graphs.counters.hit("graph.eager")
             return self._eager(plan)
         return self._graphed(plan)
 

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from specmatrix.engine.core.observe.counters import Probes
-from specmatrix.engine.core.observe.step_counter import Delivery, Outcome, StepCounter, StepObserver
+from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.observe.step_counter import Delivery, RowOutcome, StepCounter, StepObserver
 from specmatrix.engine.core.schedule.output_text import OutputText, TextStream
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request
 from specmatrix.engine.core.schedule.scheduler import Scheduler
@@ -42,7 +42,7 @@ class Loop(Generic[Handle]):
         self,
         scheduler: Scheduler,
         executor: Executor[Handle],
-        probes: Probes,
+        counters: Counters,
         *,
         lag: int,
         eos_ids: frozenset[int],
@@ -53,12 +53,12 @@ class Loop(Generic[Handle]):
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
-        self.probes = probes
+        self.counters = counters
         self.lag = lag
         self.eos_ids = eos_ids
         self.strict_memory = strict_memory
         self.isolates = isolates
-        self.observers = (StepCounter(probes, scheduler.context_length), *observers)
+        self.observers = (StepCounter(counters, scheduler.context_length), *observers)
         self.interrupts = Interrupts()
         self.broken: str | None = None
         self.pending: deque[tuple[StepPlan, Handle]] = deque()
@@ -216,10 +216,10 @@ class Loop(Generic[Handle]):
         row, count = plan.rows[index], result.counts[index]
         self.scheduler.settle(row, row.width if plan.prefill else count)
         if request.phase is not Phase.RUNNING:
-            return request, Outcome.DROPPED, 0, None
+            return request, RowOutcome.DROPPED, 0, None
         if result.draft_errors is not None and result.draft_errors[index] is not None:
             self.scheduler.finish(request, Finish("error", message=result.draft_errors[index]))
-            return request, Outcome.INVALID, 0, None
+            return request, RowOutcome.INVALID, 0, None
         if not plan.prefill:
             request.metrics.count(count, row.width)
         try:
@@ -228,7 +228,7 @@ class Loop(Generic[Handle]):
             raise
         except Exception as error:
             self._fail(request, error)
-            delivery = request, Outcome.FAILED, 0, None
+            delivery = request, RowOutcome.FAILED, 0, None
         if self.scheduler.isolated:
             self.scheduler.passed(plan, request)
         if plan.prefill and row.last_chunk and request.phase is Phase.RUNNING:
@@ -257,7 +257,7 @@ class Loop(Generic[Handle]):
         taken = len(output) - shown
         if result.logprobs is not None:
             self._note_logprobs(request, result, index, taken)
-        return request, Outcome.DELIVERED, taken, finish
+        return request, RowOutcome.DELIVERED, taken, finish
 
     def _note_logprobs(self, request: Request, result: StepResult, index: int, taken: int) -> None:
         if request.params.wants_logprobs and result.logprobs is not None:

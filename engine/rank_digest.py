@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from specmatrix.engine.core.memory.ledger import Ledger
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.observe.rank_agreement import PLAN, RESULT, StepDigest, digest
 from specmatrix.engine.core.observe.step_counter import Delivery
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
@@ -19,13 +19,13 @@ from specmatrix.engine.spec.drafter import AgreedDrafts
 class RankDigest:
     """Observes the loop: publishes digests of the ledger's journal and each plan before launch, and of each result."""
 
-    def __init__(self, ledger: Ledger, publish: Callable[[StepDigest], None], probes: Probes) -> None:
-        self._publish, self._probes = publish, probes
+    def __init__(self, ledger: Ledger, publish: Callable[[StepDigest], None], counters: Counters) -> None:
+        self._publish, self._counters = publish, counters
         self._journal = blake2b(digest_size=8)
         ledger.subscribe(lambda entry: self._journal.update(repr(entry).encode()))
 
     def planned(self, plan: StepPlan, in_flight: int) -> None:
-        self._probes.hit("rank.step")
+        self._counters.hit("rank.step")
         self._publish(StepDigest(PLAN, (self._journal.hexdigest(), digest(plan))))
 
     def resolved(self, plan: StepPlan, result: StepResult, deliveries: Sequence[Delivery]) -> None:

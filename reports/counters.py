@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from specmatrix.reports.schema import Json, ProbeDemand
+from specmatrix.reports.schema import CounterDemand, Json
 from specmatrix.reports.wording import count
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeVerdict:
+class CounterVerdict:
     """Counter coverage of a run: `unhit` counters were required, `broken` ones must stay at zero and were hit.
 
     `message` is one sentence, whatever the state.
@@ -28,7 +28,7 @@ class ProbeVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeChange:
+class CounterChange:
     """Counters that some cell of one report hits and no cell of the other."""
 
     lost: tuple[str, ...]
@@ -40,14 +40,14 @@ class ProbeChange:
         return tuple(f"{count(len(names), 'counter')} {word} hit: {', '.join(names)}" for word, names in rows if names)
 
 
-def judge_probes(demand: ProbeDemand | None, stage: str, cells: int, hits: Mapping[str, int]) -> ProbeVerdict:
+def judge_counters(demand: CounterDemand | None, stage: str, cells: int, hits: Mapping[str, int]) -> CounterVerdict:
     """Check a run of `cells` supported cells by the sum of their counters; fewer cells than `demand` is for are not
     checked."""
     if demand is None:
         only = "counter coverage is checked in nightly runs only"
-        return ProbeVerdict("NOT JUDGED", "this tier checks no counter coverage" if stage == "nightly" else only)
+        return CounterVerdict("NOT JUDGED", "this tier checks no counter coverage" if stage == "nightly" else only)
     if cells < demand.cells:
-        return ProbeVerdict(
+        return CounterVerdict(
             "NOT JUDGED", f"counter coverage is not checked: only {cells:,} of the stage's {demand.cells:,} cells ran"
         )
     unhit = tuple(name for name in demand.hit if not hits.get(name, 0))
@@ -57,13 +57,13 @@ def judge_probes(demand: ProbeDemand | None, stage: str, cells: int, hits: Mappi
         f"counter {name} must stay at zero but was hit {hits[name]:,} times: {demand.zero[name]}" for name in broken
     ]
     if words:
-        return ProbeVerdict("FAIL", "; ".join(words), unhit, broken)
-    return ProbeVerdict(
+        return CounterVerdict("FAIL", "; ".join(words), unhit, broken)
+    return CounterVerdict(
         "PASS", f"all {count(len(demand.hit), 'required counter')} hit, {len(demand.zero)} at zero as required"
     )
 
 
-def compare_probes(base: Mapping[str, int], head: Mapping[str, int]) -> ProbeChange:
+def compare_counters(base: Mapping[str, int], head: Mapping[str, int]) -> CounterChange:
     """Counters that head gained and lost, by name."""
     old, new = ({name for name, hits in side.items() if hits} for side in (base, head))
-    return ProbeChange(tuple(sorted(old - new)), tuple(sorted(new - old)))
+    return CounterChange(tuple(sorted(old - new)), tuple(sorted(new - old)))

@@ -36,7 +36,7 @@ DERIVED: Final = frozenset(
 def effective(axes: Mapping[str, Json], resolved: Mapping[str, Json] | None) -> dict[str, str]:
     """Axis -> effective value as text, for every axis of the cell.
 
-    A launch axis takes the resolved value whatever was asked; a request axis (batch, sampling, abort) is not in the
+    A start axis takes the resolved value whatever was asked; a request axis (batch, sampling, abort) is not in the
     resolved configuration and keeps its own, which the cell's evidence has proved.
     """
     return Words(resolved or {}).of(axes)

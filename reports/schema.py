@@ -67,11 +67,11 @@ class ReportError(Exception):
     """A report cannot be written or read; the message is one sentence for the user."""
 
 
-class Record(Struct, frozen=True, forbid_unknown_fields=True):
+class ReportRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """A JSON object of a report. Keys without a default are required, and an unknown key is an error."""
 
 
-class Reason(Record, frozen=True):
+class ReasonRecord(ReportRecord, frozen=True):
     """Why the engine chose `value` for `field`, where the user left the choice open."""
 
     field: str
@@ -79,7 +79,7 @@ class Reason(Record, frozen=True):
     because: str
 
 
-class Rewrite(Record, frozen=True):
+class RewriteRecord(ReportRecord, frozen=True):
     """A departure from what was asked."""
 
     field: str
@@ -88,7 +88,7 @@ class Rewrite(Record, frozen=True):
     reason: str
 
 
-class Waiver(Record, frozen=True):
+class Waiver(ReportRecord, frozen=True):
     """A known failure of one cell, accepted until `expiry` (ISO date, inclusive)."""
 
     reason: str
@@ -98,7 +98,7 @@ class Waiver(Record, frozen=True):
         check_day("expiry", self.expiry)
 
 
-class WaiverRule(Record, frozen=True):
+class WaiverRule(ReportRecord, frozen=True):
     """A waiver as declared: the cells it selects, the reason, the expiry (ISO date, inclusive)."""
 
     cells: str
@@ -109,7 +109,7 @@ class WaiverRule(Record, frozen=True):
         check_day("expiry", self.expiry)
 
 
-class ProbeDemand(Record, frozen=True):
+class CounterDemand(ReportRecord, frozen=True):
     """What the counters of a whole stage must show: `hit` above zero in some of its `cells` cells, and `zero` above
     zero in none (name to reason)."""
 
@@ -118,7 +118,7 @@ class ProbeDemand(Record, frozen=True):
     cells: Count
 
 
-class GateResult(Record, frozen=True, omit_defaults=True):
+class GateResult(ReportRecord, frozen=True, omit_defaults=True):
     """One gate on one cell.
 
     `numbers` are the measured values, `interval` the 95 % interval of the gate's main number (see the module
@@ -138,7 +138,7 @@ class GateResult(Record, frozen=True, omit_defaults=True):
             raise ValueError(f"the interval of gate {self.name} must rise, got {self.interval!r:.60}")
 
 
-class Start(Record, frozen=True):
+class StartRecord(ReportRecord, frozen=True):
     """An engine start: what all cells that ran on it share.
 
     `requested` is the configuration that was asked for, `resolved` the one that the engine chose (None if it refused
@@ -148,14 +148,14 @@ class Start(Record, frozen=True):
     requested: Mapping[str, Json]
     resolved: Mapping[str, Json] | None = None
     resolved_hash: str | None = None
-    reasons: tuple[Reason, ...] = ()
-    rewrites: tuple[Rewrite, ...] = ()
+    reasons: tuple[ReasonRecord, ...] = ()
+    rewrites: tuple[RewriteRecord, ...] = ()
 
 
 StartT = TypeVar("StartT")
 
 
-class CellRecord(Record, Generic[StartT], frozen=True, tag_field="kind", tag="cell", omit_defaults=True):
+class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", tag="cell", omit_defaults=True):
     """One cell: what was asked, what proved that it ran, and how each gate judged it.
 
     `start` is the engine start that it ran on; in a report's line it is the start line's id. `evidence` holds the
@@ -180,22 +180,22 @@ class CellRecord(Record, Generic[StartT], frozen=True, tag_field="kind", tag="ce
             raise ValueError(f"the cell {fault}")
 
     @property
-    def requested(self: CellRecord[Start]) -> Mapping[str, Json]:
+    def requested(self: CellRecord[StartRecord]) -> Mapping[str, Json]:
         """The configuration that was asked for."""
         return self.start.requested
 
     @property
-    def resolved(self: CellRecord[Start]) -> Mapping[str, Json] | None:
+    def resolved(self: CellRecord[StartRecord]) -> Mapping[str, Json] | None:
         """The configuration that the engine chose, None if it refused or never started."""
         return self.start.resolved
 
     @property
-    def reasons(self: CellRecord[Start]) -> tuple[Reason, ...]:
+    def reasons(self: CellRecord[StartRecord]) -> tuple[ReasonRecord, ...]:
         """Why the engine chose what was left to it."""
         return self.start.reasons
 
     @property
-    def rewrites(self: CellRecord[Start]) -> tuple[Rewrite, ...]:
+    def rewrites(self: CellRecord[StartRecord]) -> tuple[RewriteRecord, ...]:
         """What the engine runs instead of what was asked."""
         return self.start.rewrites
 
@@ -204,14 +204,14 @@ class CellRecord(Record, Generic[StartT], frozen=True, tag_field="kind", tag="ce
         return next((gate for gate in self.gates if gate.name == name), None)
 
 
-CellResult: TypeAlias = CellRecord[Start]
+CellResult: TypeAlias = CellRecord[StartRecord]
 
 
-class Header(Record, frozen=True, tag_field="kind", tag="header", kw_only=True):
+class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=True):
     """What the run was: code, data, machine and rules.
 
-    `created` is an ISO 8601 time with zone. `thresholds` and `waivers` are the rules that held. `probes` is None where
-    the stage demands none.
+    `created` is an ISO 8601 time with zone. `thresholds` and `waivers` are the rules that held. `counters` is None
+    where the stage demands none.
     """
 
     schema: int = SCHEMA
@@ -228,7 +228,7 @@ class Header(Record, frozen=True, tag_field="kind", tag="header", kw_only=True):
     zoo_hash: str
     thresholds: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     waivers: tuple[WaiverRule, ...] = ()
-    probes: ProbeDemand | None = None
+    counters: CounterDemand | None = None
 
     def __post_init__(self) -> None:
         check_day("created", self.created[:10])
@@ -236,13 +236,13 @@ class Header(Record, frozen=True, tag_field="kind", tag="header", kw_only=True):
             raise ValueError(f"gpus of host must be a list, got {self.host['gpus']!r:.60}")
 
 
-class StartLine(Start, frozen=True, tag_field="kind", tag="start", kw_only=True):
+class StartLine(StartRecord, frozen=True, tag_field="kind", tag="start", kw_only=True):
     """A start with the id by which cells name it: 12 hexadecimal digits over its content."""
 
     id: str
 
 
-class End(Record, frozen=True, tag_field="kind", tag="end"):
+class End(ReportRecord, frozen=True, tag_field="kind", tag="end"):
     """The last line: the number of cells, and the sum of their evidence."""
 
     cells: Count

@@ -35,8 +35,8 @@ from specmatrix.reports.schema import (
     End,
     Header,
     ReportError,
-    Start,
     StartLine,
+    StartRecord,
 )
 from specmatrix.reports.wording import shorten
 
@@ -211,7 +211,7 @@ def _encode(record: Struct, what: str, reader: msgspec.json.Decoder[Any] = _LINE
     return line
 
 
-class _Row(NamedTuple):
+class _CellLine(NamedTuple):
     """What every reader needs of a cell, the number of its line, from 1, and where that lies in the file, in bytes."""
 
     state: CellState
@@ -231,9 +231,9 @@ class Report:
 
     def __init__(self, path: Path, data: bytes | mmap) -> None:
         self.path: Final = path
-        self.starts: Final[dict[str, Start]] = {}
+        self.starts: Final[dict[str, StartRecord]] = {}
         self._data = data
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, _CellLine] = {}
         self._cells: dict[str, CellResult] = {}
         self._words: dict[str, Words] = {}
         self.header: Final = _header(path, data)
@@ -256,9 +256,11 @@ class Report:
                 if record.start not in self.starts:
                     fault = f"names start {_named(record.start)}, which no line before it has"
                     raise ReportError(f"{self.path}, line {number}: cell {_named(record.id)} {fault}")
-                self._rows[record.id] = _Row(record.state, record.start, number, begin, begin + len(line))
+                self._rows[record.id] = _CellLine(record.state, record.start, number, begin, begin + len(line))
             elif isinstance(record, StartLine) and record.id not in self.starts:
-                self.starts[record.id] = Start(**{name: getattr(record, name) for name in Start.__struct_fields__})
+                self.starts[record.id] = StartRecord(
+                    **{name: getattr(record, name) for name in StartRecord.__struct_fields__}
+                )
             else:
                 raise ReportError(f"{self.path}, line {number}: a second header, end line or start of the same id")
             begin += len(line)
@@ -325,7 +327,7 @@ class Report:
         ]
 
 
-def _untimed(data: bytes | mmap, row: _Row) -> bytes:
+def _untimed(data: bytes | mmap, row: _CellLine) -> bytes:
     """A line up to its running time, or all of it where that does not stand at its end, as the writer puts it."""
     at = data.rfind(_TIME, row.begin, row.end)
     return data[row.begin : at if data.find(b"}", at, row.end) == row.end - 2 else row.end]

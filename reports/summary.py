@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.reports.atomic import write_text
-from specmatrix.reports.counters import ProbeVerdict, judge_probes
+from specmatrix.reports.counters import CounterVerdict, judge_counters
 from specmatrix.reports.covered import Coverage, covered
 from specmatrix.reports.schema import (
     RED_STATES,
@@ -37,7 +37,7 @@ class Summary:
 
     `seconds` is the sum over cells, in seconds of wall time. `waived` cells are red under a waiver that has not
     expired; they are counted in their state as well. `by_gate` has a row per gate that judged at least one cell.
-    `probes`: what the cells prove together. `coverage`: the combinations of axis values that they carry.
+    `counters`: what the cells prove together. `coverage`: the combinations of axis values that they carry.
     """
 
     header: Header
@@ -46,7 +46,7 @@ class Summary:
     waived: int
     seconds: float
     by_gate: dict[str, dict[GateState, int]]
-    probes: ProbeVerdict
+    counters: CounterVerdict
     coverage: Coverage
 
     @property
@@ -71,7 +71,7 @@ class Summary:
             "tier": self.header.tier,
             "stage": self.header.stage,
             "by_gate": self.by_gate,
-            "probes": self.probes.to_json(),
+            "counters": self.counters.to_json(),
             "coverage": self.coverage.to_json(),
         }
 
@@ -95,9 +95,9 @@ def summarise(report: Report) -> Summary:
             gates.setdefault(gate.name, Counter())[gate.state] += 1
     header = report.header
     ran = len(report) - states["UNSUPPORTED"]
-    probes = judge_probes(header.probes, header.stage, ran, report.evidence)
+    counters = judge_counters(header.counters, header.stage, ran, report.evidence)
     by_gate = {name: dict(row) for name, row in gates.items()}
-    return Summary(header, len(report), states, waived, seconds, by_gate, probes, covered(report))
+    return Summary(header, len(report), states, waived, seconds, by_gate, counters, covered(report))
 
 
 def write_summary(summary: Summary, directory: Path) -> Path:

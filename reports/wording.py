@@ -6,7 +6,7 @@ from specmatrix.reports.schema import CellResult, Header
 
 
 def count(number: int, noun: str) -> str:
-    """`1 cell`, `3 cells`, `12,000 cells`, `2 launches`."""
+    """`1 cell`, `3 cells`, `12,000 cells`, `2 starts`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
 
 

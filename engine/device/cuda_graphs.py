@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.device.graph_cache import KEPT, MOST_BYTES, GraphBundle, GraphCache, GraphShape
 from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.staging import StepOutput
@@ -46,9 +46,9 @@ class CudaGraphs:
     """
 
     def __init__(
-        self, max_batch: int, device: torch.device, probes: Probes, kept: int = KEPT, most_bytes: int = MOST_BYTES
+        self, max_batch: int, device: torch.device, counters: Counters, kept: int = KEPT, most_bytes: int = MOST_BYTES
     ) -> None:
-        self.max_batch, self.probes = max_batch, probes
+        self.max_batch, self.counters = max_batch, counters
         self._given = torch.zeros(2, padded(max_batch), dtype=torch.int64, device=device)
         self._last: tuple[int, ...] = ()
         self.made = 0
@@ -79,12 +79,12 @@ class CudaGraphs:
         is captured.
         """
         if not self.bundles.seen(shape) or not self._cuda:
-            self.probes.hit("graph.eager")
+            self.counters.hit("graph.eager")
             return round_()
         bundle = self.bundles.swap(shape.width)
         captured = bundle.graphs[shape] or self._capture(bundle, round_)
         captured.graph.replay()
-        self.probes.hit("graph.replayed")
+        self.counters.hit("graph.replayed")
         if bundle.graphs[shape] is None and self.bundles.keep(shape, captured):
             # Return the dropped graphs' memory to the device; their last replay is earlier in the stream.
             torch.cuda.empty_cache()

@@ -46,11 +46,11 @@ class SyncCounter:
         waits = sum(WAITED in str(one.message) for one in self._told)
         replayed, made = self._rounds()
         if (replayed, made) == (self._before[0] + 1, self._before[1]):
-            self._graphs.probes.hit("graph.waited", waits)
+            self._graphs.counters.hit("graph.waited", waits)
         for one in self._told:
             if not any(words in str(one.message) for words in (WAITED, LISTENS)):
                 warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
     def _rounds(self) -> tuple[int, int]:
         """Number of rounds replayed, and of graphs captured, so far."""
-        return self._graphs.probes.counts["graph.replayed"], self._graphs.made
+        return self._graphs.counters.counts["graph.replayed"], self._graphs.made

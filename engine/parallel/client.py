@@ -85,9 +85,9 @@ class RankedLLM:
         return found
 
     @property
-    def probes(self) -> dict[str, int]:
-        """As LLM.probes, of rank 0."""
-        found: dict[str, int] = self.call_ranks(_attribute, "probes")
+    def counters(self) -> dict[str, int]:
+        """As LLM.counters, of rank 0."""
+        found: dict[str, int] = self.call_ranks(_attribute, "counters")
         return found
 
     @property

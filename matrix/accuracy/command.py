@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.accuracy.compared import Compared, Start, of_cell, of_pair
+from specmatrix.matrix.accuracy.compared import Compared, ComparedEngine, of_cell, of_pair
 from specmatrix.matrix.accuracy.data import Split, split
 from specmatrix.matrix.accuracy.record import SCHEMA, markdown, write_record
 from specmatrix.matrix.checkpoints.pairs import pair_of
@@ -113,7 +113,7 @@ def measure(task: str, questions: Split, compared: Compared, max_new_tokens: int
         "baseline": compared.baseline.name,
         "weights": {name: _weights(folder) for name, folder in compared.folders.items()},
         "versions": {"lm_eval": version("lm_eval"), "torch": torch.__version__},
-        "launches": starts,
+        "starts": starts,
         "tests": [test.as_dict() for test in tests],
         "runs": {name: counts(samples) for name, samples in runs.items()},
         **_answers(runs["baseline"], runs["cell"]),
@@ -123,7 +123,7 @@ def measure(task: str, questions: Split, compared: Compared, max_new_tokens: int
 def _run(
     task: str,
     questions: Split,
-    engine: Start,
+    engine: ComparedEngine,
     compared: Compared,
     max_new_tokens: int,
     tick: Callable[[int], None],
@@ -137,7 +137,7 @@ def _run(
         "cell": engine.name,
         "resolved": model.llm.resolved.as_dict(),
         "readback": model.llm.readback(),
-        "evidence": model.llm.probes,
+        "evidence": model.llm.counters,
         "seconds": time.perf_counter() - start,
     }
 

@@ -19,7 +19,7 @@ FIXED: Final = ("sampling", "finish", "abort")
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ComparedEngine:
     """An engine of the comparison: its name in the report and its configuration."""
 
     name: str
@@ -31,8 +31,8 @@ class Compared:
     """algorithm: the cell's, in lower case. folders: of each model that either engine loads, the target first."""
 
     algorithm: str
-    baseline: Start
-    cell: Start
+    baseline: ComparedEngine
+    cell: ComparedEngine
     folders: Mapping[str, Path]
 
     def locate(self, name: str) -> Path:
@@ -50,15 +50,15 @@ def of_cell(text: str) -> Compared:
     if cell.ranks > 1:
         raise ConfigError(f"cell {text} must have 1 rank for accuracy, got {cell.ranks}; omit tp{cell.tp}")
     names = [name for name in (cell.target, cell.draft) if name is not None]
-    baseline, start = (Start(each.id, _ample(each)) for each in (cell.canonical, cell))
+    baseline, start = (ComparedEngine(each.id, _ample(each)) for each in (cell.canonical, cell))
     verify_cells([cell])
     return Compared(cell.algorithm, baseline, start, {name: resolve_path(name) for name in names})
 
 
 def of_pair(pair: ModelPair, folders: Mapping[str, Path]) -> Compared:
     """A pair of published checkpoints in `folders`."""
-    baseline = Start(f"{pair.target}.none", _deterministic(pair.baseline))
-    return Compared(pair.algorithm.lower(), baseline, Start(pair.name, _deterministic(pair.config)), folders)
+    baseline = ComparedEngine(f"{pair.target}.none", _deterministic(pair.baseline))
+    return Compared(pair.algorithm.lower(), baseline, ComparedEngine(pair.name, _deterministic(pair.config)), folders)
 
 
 def _ample(cell: Cell) -> EngineConfig:

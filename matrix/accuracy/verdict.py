@@ -83,7 +83,7 @@ def pair(baseline: Sequence[Sample], cell: Sequence[Sample]) -> tuple[Test, ...]
 
 def unproven(algorithm: str, evidence: Mapping[str, int]) -> str:
     """Why a cell's run proves nothing about its drafter, or "" if drafts were proposed and accepted."""
-    silent = [probe for probe in ("spec.drafted", "spec.accepted") if not evidence.get(probe)]
+    silent = [counter for counter in ("spec.drafted", "spec.accepted") if not evidence.get(counter)]
     if algorithm == "none" or not silent:
         return ""
     return f"the cell requests {algorithm}, but {silent[0]} stayed 0, so its answers prove nothing about speculation"

@@ -2,7 +2,7 @@
 
 The first value of an axis is its default. A value's token is its part of a cell's id (`eagle3.s3.k4.n8.v2.ragged`);
 defaults have no token, except on the first axis, so adding an axis leaves existing ids unchanged.
-Each combination of launch axis values needs its own engine start; one start serves all values of the request axes.
+Each combination of start axis values needs its own engine start; one start serves all values of the request axes.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ class Axis:
     """One axis; the first value is the default."""
 
     name: str
-    scope: Literal["launch", "request"]
+    scope: Literal["start", "request"]
     summary: str
     values: tuple[Value, ...]
 
@@ -52,7 +52,7 @@ class Axis:
 AXES: Final[tuple[Axis, ...]] = (
     Axis(
         "algorithm",
-        "launch",
+        "start",
         "who drafts",
         (
             Value("none", "none", 0.3),
@@ -66,13 +66,13 @@ AXES: Final[tuple[Axis, ...]] = (
     ),
     Axis(
         "model",
-        "launch",
+        "start",
         "the target: dense, with sliding-window layers, or with latent attention and experts",
         (Value("llama", ""), Value("qwen3", "qwen3", 0.2), Value("deepseek", "deepseek", 0.4)),
     ),
     Axis(
         "tp",
-        "launch",
+        "start",
         "tensor-parallel ranks of the target, one process each and one GPU each on GPU tiers; 2 also runs on a CPU",
         (
             Value("1", ""),
@@ -83,61 +83,61 @@ AXES: Final[tuple[Axis, ...]] = (
     ),
     Axis(
         "steps",
-        "launch",
+        "start",
         "depth of the draft",
         (Value("auto", ""), Value("1", "s1"), Value("2", "s2"), Value("3", "s3"), Value("5", "s5")),
     ),
     Axis(
         "topk",
-        "launch",
+        "start",
         "children per draft node",
         (Value("auto", ""), Value("1", "k1"), Value("2", "k2", 0.1), Value("4", "k4", 0.2)),
     ),
     Axis(
         "draft_tokens",
-        "launch",
+        "start",
         "verified nodes, including the root",
         (Value("auto", ""), Value("4", "n4"), Value("6", "n6"), Value("8", "n8"), Value("16", "n16", 0.1)),
     ),
     Axis(
         "adaptive",
-        "launch",
+        "start",
         "draft depth: static, or adaptive with the default table, with fast-reacting slots, or with one flat slot",
         (Value("off", ""), Value("table", "table", 0.1), Value("tiers", "tiers", 0.1), Value("flat", "flat", 0.1)),
     ),
     Axis(
         "spec_version",
-        "launch",
+        "start",
         "timing: v1 (lag 0) or v2 (lag 1)",
         (Value("auto", ""), Value("v1", "v1"), Value("v2", "v2")),
     ),
-    Axis("overlap", "launch", "overlap schedule on, or disabled by its flag", (Value("on", ""), Value("off", "sync"))),
+    Axis("overlap", "start", "overlap schedule on, or disabled by its flag", (Value("on", ""), Value("off", "sync"))),
     Axis(
         "page_size",
-        "launch",
+        "start",
         "tokens per KV page",
         (Value("1", ""), Value("4", "p4"), Value("16", "p16"), Value("64", "p64"), Value("256", "p256", 0.3)),
     ),
-    Axis("prefix_cache", "launch", "radix cache", (Value("on", ""), Value("off", "nocache"))),
+    Axis("prefix_cache", "start", "radix cache", (Value("on", ""), Value("off", "nocache"))),
     Axis(
         "prefill_chunk",
-        "launch",
+        "start",
         "tokens per prefill chunk",
         (Value("off", ""), Value("7", "c7", 0.2), Value("32", "c32", 0.1)),
     ),
     Axis(
         "context",
-        "launch",
+        "start",
         "context length: the model's, or so short that requests end at its last position",
         (Value("model", ""), Value("short", "ctx", 0.3)),
     ),
     Axis(
         "memory",
-        "launch",
+        "start",
         "KV memory: tight forces retraction; snug also retracts, but a session's turn keeps its inherited KV",
         (Value("ample", ""), Value("tight", "tight", 0.5), Value("snug", "snug", 0.5)),
     ),
-    Axis("slots", "launch", "maximum number of concurrent requests", (Value("auto", ""), Value("4", "m4", 0.1))),
+    Axis("slots", "start", "maximum number of concurrent requests", (Value("auto", ""), Value("4", "m4", 0.1))),
     Axis(
         "batch",
         "request",
@@ -187,7 +187,7 @@ AXES: Final[tuple[Axis, ...]] = (
     ),
 )
 NAMES: Final = tuple(axis.name for axis in AXES)
-LAUNCH: Final = tuple(axis.name for axis in AXES if axis.scope == "launch")
+START_AXES: Final = tuple(axis.name for axis in AXES if axis.scope == "start")
 INDEX: Final = {name: index for index, name in enumerate(NAMES)}
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from specmatrix.engine.core.config.asked import AUTO, Auto, EngineConfig
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.axes import AXES, INDEX, LAUNCH, NAMES, Axis, axis
+from specmatrix.matrix.cells.axes import AXES, INDEX, NAMES, START_AXES, Axis, axis
 from specmatrix.matrix.workloads.adaptive_configs import TEXTS as SLOTS
 from specmatrix.matrix.workloads.memory_sizes import snug
 
@@ -104,8 +104,8 @@ class Cell(NamedTuple):
 
     @property
     def start_key(self) -> tuple[str, ...]:
-        """The values of the launch axes; cells with equal keys share an engine start."""
-        return self[: len(LAUNCH)]
+        """The values of the start axes; cells with equal keys share an engine start."""
+        return self[: len(START_AXES)]
 
     @property
     def target(self) -> str:
@@ -128,7 +128,7 @@ class Cell(NamedTuple):
         return Cell(model=self.model, prefix_cache="off", spec_version="v1", context=self.context)
 
     @property
-    def twin(self) -> "Cell":
+    def session_baseline(self) -> "Cell":
         """The default engine start with the cell's drafter, the reference for turns with inherited KV."""
         shape = {name: self.values[name] for name in ("algorithm", "steps", "topk", "draft_tokens")}
         return self.canonical._replace(**shape)

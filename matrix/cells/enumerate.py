@@ -3,38 +3,38 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from specmatrix.matrix.cells.axes import AXES, LAUNCH
+from specmatrix.matrix.cells.axes import AXES, START_AXES
 from specmatrix.matrix.cells.constraints import Constraint
 
 # The values of the first axes.
 Prefix: TypeAlias = tuple[str, ...]
 
 
-def launches(
+def starts(
     rules: Sequence[Constraint], may: Callable[[Prefix], bool] | None = None
 ) -> Iterator[tuple[Prefix, list[Prefix]]]:
-    """The launches in axis order, each with its launch values and the request values of its cells that no rule forbids.
+    """The starts in axis order, each with its start values and the request values of its cells that no rule forbids.
 
-    may: false to skip all launches with this prefix of launch values.
+    may: false to skip all starts with this prefix of start values.
     """
-    split = len(LAUNCH)
+    split = len(START_AXES)
     crossing = sorted({column for c in rules if max(c.columns) >= split for column in c.columns if column < split})
     tails: dict[Prefix, list[Prefix]] = {}
-    for launch in _grown([()], 0, split, rules, may):
-        key = tuple([launch[column] for column in crossing])
+    for start in _grown([()], 0, split, rules, may):
+        key = tuple([start[column] for column in crossing])
         if key not in tails:
-            tails[key] = [cell[split:] for cell in _grown([launch], split, len(AXES), rules)]
-        yield launch, tails[key]
+            tails[key] = [cell[split:] for cell in _grown([start], split, len(AXES), rules)]
+        yield start, tails[key]
 
 
 def _grown(
     prefixes: Iterable[Prefix],
-    start: int,
+    begin: int,
     stop: int,
     rules: Sequence[Constraint],
     may: Callable[[Prefix], bool] | None = None,
 ) -> Iterator[Prefix]:
-    for column in range(start, stop):
+    for column in range(begin, stop):
         judges = [(c.columns, c.forbidden) for c in rules if max(c.columns) == column]
         prefixes = _longer(prefixes, AXES[column].names, judges, may)
     return iter(prefixes)

@@ -9,7 +9,7 @@ from typing import Final
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import MEANINGS, Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, expect
-from specmatrix.matrix.cells.enumerate import Prefix, launches
+from specmatrix.matrix.cells.enumerate import Prefix, starts
 from specmatrix.matrix.cells.selector import Selector, parse_selector
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.reports.wording import count
@@ -67,7 +67,7 @@ def is_id(text: str) -> bool:
 
 
 def all_cells(may: Callable[[Prefix], bool] | None = None) -> Iterator[Cell]:
-    """All cells that are neither impossible nor redundant, launch by launch; only launches for which `may` holds."""
+    """All cells that are neither impossible nor redundant, start by start; only starts for which `may` holds."""
     ruled_out = [c for c in CONSTRAINTS if c.kind in ("impossible", "redundant")]
-    for launch, tails in launches(ruled_out, may):
-        yield from (Cell._make(launch + tail) for tail in tails)
+    for start, tails in starts(ruled_out, may):
+        yield from (Cell._make(start + tail) for tail in tails)

@@ -14,7 +14,7 @@ QUESTIONS: Final = "grade_school_math/data/test.jsonl"
 EXAMPLES: Final = "grade_school_math/data/train.jsonl"
 FEWSHOT: Final = 5
 # GSM8K with few-shot examples takes about 1,200 prompt tokens and 256 new ones.
-LAUNCH: Final[Mapping[str, Any]] = {"context_length": 4096, "max_running_requests": 32, "dtype": "bfloat16"}
+START_FLAGS: Final[Mapping[str, Any]] = {"context_length": 4096, "max_running_requests": 32, "dtype": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ModelPair:
     """A target and its drafter.
 
     algorithm: the engine's name for it; draft: a name in MODELS, None if the drafter needs no weights or the target's
-    checkpoint contains them. flags: engine flags besides LAUNCH. tier: where it runs.
+    checkpoint contains them. flags: engine flags besides START_FLAGS. tier: where it runs.
     """
 
     name: str
@@ -44,12 +44,12 @@ class ModelPair:
             "speculative_algorithm": self.algorithm,
             "speculative_draft_model_path": self.draft,
         }
-        return EngineConfig(self.target, **LAUNCH, **drafter, **self.flags)
+        return EngineConfig(self.target, **START_FLAGS, **drafter, **self.flags)
 
     @property
     def baseline(self) -> EngineConfig:
         """The same configuration without a drafter."""
-        return EngineConfig(self.target, **LAUNCH)
+        return EngineConfig(self.target, **START_FLAGS)
 
     @property
     def gsm8k(self) -> str:

@@ -118,7 +118,7 @@ def _result(start: str, traits: Traits, config: EngineConfig, locate: Locate, pl
     violations += [*_differences(first, plain), *_differences(second, plain)]
     violations += [message for holds, message in _requirements(llm, traits) if not holds]
     rounds = tuple(output.accept_lengths for output in first)
-    return StartResult(start, tuple(dict.fromkeys(violations)), rounds, llm.probes["retract.done"])
+    return StartResult(start, tuple(dict.fromkeys(violations)), rounds, llm.counters["retract.done"])
 
 
 def _differences(outputs: Sequence[Output], plain: Sequence[Output]) -> Iterator[str]:
@@ -135,11 +135,11 @@ def _requirements(llm: LLM, traits: Traits) -> list[tuple[bool, str]]:
     """The requirements on an engine after its answers: whether each holds, and the message if it does not."""
     executor: Any = llm.loop.executor
     ledger, resolved = llm.loop.scheduler.ledger, llm.resolved
-    drafter, probes, lag = executor.drafter, llm.probes, llm.loop.lag
+    drafter, counters, lag = executor.drafter, llm.counters, llm.loop.lag
     names = [carry.name for carry in drafter.carries]
     returned = len(ledger.free) + ledger.cached
     most, pools = resolved.max_draft_tokens, len(executor.pools) - 1
-    idle = traits.drafts and not probes["spec.drafted"] and llm.drafter_error is None
+    idle = traits.drafts and not counters["spec.drafted"] and llm.drafter_error is None
     return [
         (not idle, "no drafts were proposed"),
         (drafter.traits is traits, "the drafter's traits are not the registered ones"),
@@ -151,6 +151,6 @@ def _requirements(llm: LLM, traits: Traits) -> list[tuple[bool, str]]:
         (pools == traits.own_kv, f"the drafter has {pools} KV pools, but own_kv is {traits.own_kv}"),
         (len(set(names)) == len(names), f"the names of carries must be distinct, got {', '.join(names)}"),
         (lag <= traits.max_lag, f"lag must be at most max_lag {traits.max_lag}, got {lag}"),
-        (probes["stamp.wrong"] == 0, "KV slots of the target hold positions other than the ledger records"),
+        (counters["stamp.wrong"] == 0, "KV slots of the target hold positions other than the ledger records"),
         (returned == ledger.num_pages, f"{ledger.num_pages - returned} pages were leaked"),
     ]

@@ -6,17 +6,17 @@ from itertools import combinations, product
 from math import prod
 from typing import Any, Final
 
-from specmatrix.matrix.cells.axes import AXES, LAUNCH, NAMES
+from specmatrix.matrix.cells.axes import AXES, NAMES, START_AXES
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, Constraint, explain
-from specmatrix.matrix.cells.enumerate import launches
+from specmatrix.matrix.cells.enumerate import starts
 
 # Another salt gives another cover of about the same size; this one is as good as any.
 SALT: Final = "specmatrix"
 NEGATIVES: Final = {"smoke": 0, "pr": 2, "nightly": 8}
 STRENGTHS: Final = {"smoke": 1, "pr": 2, "nightly": 3}
 
-# Launches on which the request axes are covered pairwise, with one engine start each; exams are excluded as too slow.
+# Engine starts on which the request axes are covered pairwise; exams are excluded as too slow.
 SWEEPS: Final[dict[str, tuple[str, ...]]] = {
     "smoke": (),
     "pr": ("eagle3.s3.k4.n8.v2.p16",),
@@ -32,9 +32,9 @@ SWEEPS: Final[dict[str, tuple[str, ...]]] = {
 def enumerate_cells() -> Iterator[Cell]:
     """Every cell that runs as requested, in axis order; prefixes are pruned as soon as a constraint applies."""
     make = partial(tuple.__new__, Cell)
-    for launch, tails in launches(CONSTRAINTS):
+    for start, tails in starts(CONSTRAINTS):
         for tail in tails:
-            yield make(launch + tail)
+            yield make(start + tail)
 
 
 def cover(strength: int, kept: Iterable[Cell] = ()) -> list[Cell]:
@@ -45,11 +45,11 @@ def cover(strength: int, kept: Iterable[Cell] = ()) -> list[Cell]:
     return _make({axis.name: list(axis.names) for axis in AXES}, strength, list(kept))
 
 
-def sweep(launch: Cell, kept: Iterable[Cell] = ()) -> list[Cell]:
-    """New cells that together with `kept` cover every pair of request values, except exams, on this launch."""
-    factors = {name: [launch.values[name]] for name in LAUNCH}
+def sweep(start: Cell, kept: Iterable[Cell] = ()) -> list[Cell]:
+    """New cells that together with `kept` cover every pair of request values, except exams, on this start."""
+    factors = {name: [start.values[name]] for name in START_AXES}
     factors |= {axis.name: [v for v in axis.names if v != "exam"] for axis in AXES if axis.scope == "request"}
-    here = [cell for cell in kept if cell.start_key == launch.start_key and cell.batch != "exam"]
+    here = [cell for cell in kept if cell.start_key == start.start_key and cell.batch != "exam"]
     return _make(factors, 2, here)
 
 

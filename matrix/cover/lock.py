@@ -178,9 +178,9 @@ def _add_required(lock: Lock, stage: str) -> None:
         have = sum(explain(cell) == (constraint,) for cell in known)
         fresh = [cell for cell in negatives(constraint, NEGATIVES[stage]) if cell not in known]
         wanted += fresh[: max(len(negatives(constraint, NEGATIVES[stage])) - have, 0)]
-    for launch in map(Cell.from_id, SWEEPS[stage]):
-        if uncovered_sweep(launch, [*known, *wanted]):
-            wanted += sweep(launch, [*known, *wanted])
+    for start in map(Cell.from_id, SWEEPS[stage]):
+        if uncovered_sweep(start, [*known, *wanted]):
+            wanted += sweep(start, [*known, *wanted])
     lock.cells[stage] += wanted
     for cell in wanted:
         if cell.id in PRESETS[stage]:

@@ -97,14 +97,14 @@ def uncovered(cells: Iterable[Cell], strength: int) -> list[Combination]:
     return sorted(feasible(strength) - covered(running, strength))
 
 
-def uncovered_sweep(launch: Cell, cells: Iterable[Cell]) -> list[Combination]:
-    """Feasible pairs of request values on this launch, except exams, that none of these cells covers."""
+def uncovered_sweep(start: Cell, cells: Iterable[Cell]) -> list[Combination]:
+    """Feasible pairs of request values on this start, except exams, that none of these cells covers."""
     requests = [axis for axis in AXES if axis.scope == "request"]
     every = product(*(axis.names for axis in requests))
     names = [axis.name for axis in requests]
-    swept = [launch._replace(**dict(zip(names, values, strict=True))) for values in every]
+    swept = [start._replace(**dict(zip(names, values, strict=True))) for values in every]
     wanted = _request_pairs(cell for cell in swept if cell.batch != "exam" and not explain(cell))
-    held = _request_pairs(cell for cell in cells if cell.start_key == launch.start_key and not explain(cell))
+    held = _request_pairs(cell for cell in cells if cell.start_key == start.start_key and not explain(cell))
     return sorted(wanted - held)
 
 

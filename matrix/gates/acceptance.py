@@ -87,13 +87,13 @@ class AcceptanceGate:
 
     def _against_session_baseline(self, outcome: Outcome, run: Run) -> Outcome:
         """The first turns' outcome, unless a later turn's accept lengths differ from the session baseline's."""
-        if run.twin is None:
+        if run.session_baseline is None:
             return Outcome(
                 self.name,
                 State.NOT_MEASURED,
                 message="there is no run of the turns with their whole history prefilled at once",
             )
-        numbers, text = mismatching_turns(run, run.twin)
+        numbers, text = mismatching_turns(run, run.session_baseline)
         outcome = replace(outcome, numbers={**outcome.numbers, **numbers})
         if outcome.state is not State.PASS or run.resolved["dtype"] != "float32":
             return outcome
@@ -210,9 +210,9 @@ def _adapted(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | 
 def _greedy(run: Run) -> Iterator[tuple[Answer, int]]:
     """(answer, index of its oracle prompt) for greedy requests on the oracle's prompts that decoded a round."""
     answers = {answer.name: answer for answer in run.answers}
-    for ask in run.asks:
-        index, answer = oracle_index(ask), answers.get(ask.name)
-        if ask.temperature == 0 and index is not None and answer is not None and answer.accept_lengths:
+    for request in run.requests:
+        index, answer = oracle_index(request), answers.get(request.name)
+        if request.temperature == 0 and index is not None and answer is not None and answer.accept_lengths:
             yield answer, index
 
 

@@ -59,7 +59,7 @@ class AccuracyGate:
         missing = unpaired(self.name, run, baseline)
         if missing:
             return missing
-        graded = [pair for pair in pairs(run, baseline) if pair.ask.answer is not None]
+        graded = [pair for pair in pairs(run, baseline) if pair.request.answer is not None]
         if not graded:
             return Outcome(self.name, State.NOT_MEASURED, message="no request has a reference answer")
         card = self.card(prepared.cell.target)
@@ -119,8 +119,8 @@ def _numbers(graded: list[AnswerPair]) -> tuple[dict[str, Number], tuple[float, 
     n = len(graded)
     interval = (0.0, 1.0)
     for extractor, suffix in zip(EXTRACTORS, ("", "_flexible"), strict=True):
-        mine = [right(pair.answer.text, pair.ask.answer or "", extractor) for pair in graded]
-        base = [right(pair.baseline.text, pair.ask.answer or "", extractor) for pair in graded]
+        mine = [right(pair.answer.text, pair.request.answer or "", extractor) for pair in graded]
+        base = [right(pair.baseline.text, pair.request.answer or "", extractor) for pair in graded]
         numbers[f"accuracy{suffix}"] = sum(mine) / n
         numbers[f"baseline{suffix}"] = sum(base) / n
         numbers[f"lost{suffix}"] = sum(b and not m for m, b in zip(mine, base, strict=True))

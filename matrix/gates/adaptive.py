@@ -96,9 +96,9 @@ def _misobserved(run: Run, trace: Trace, skipped: int) -> str:
 
 
 def _miscounted(run: Run, replay: AdaptiveReplay) -> str:
-    for probe in ("adaptive.activated", "adaptive.batch_switch", "adaptive.switched_up", "adaptive.switched_down"):
-        if run.evidence.get(probe, 0) != replay.counts[probe]:
-            return f"counter {probe} is {run.evidence.get(probe, 0)}; the trace implies {replay.counts[probe]}"
+    for counter in ("adaptive.activated", "adaptive.batch_switch", "adaptive.switched_up", "adaptive.switched_down"):
+        if run.evidence.get(counter, 0) != replay.counts[counter]:
+            return f"counter {counter} is {run.evidence.get(counter, 0)}; the trace implies {replay.counts[counter]}"
     return ""
 
 

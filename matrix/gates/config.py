@@ -13,7 +13,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.golden.outcomes import DEPENDS, REFUSED, outcomes, ran
-from specmatrix.matrix.golden.review import GOLDEN_FILE, Golden, expected, golden_table, launch_id
+from specmatrix.matrix.golden.review import GOLDEN_FILE, Golden, expected, golden_table, start_id
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
 
@@ -79,7 +79,7 @@ class ConfigGate:
 
 def _not_reviewed(cell: Cell, name: str) -> str:
     file = GOLDEN_FILE.relative_to(GOLDEN_FILE.parents[2])
-    return f"{file} has no entry for {name} in start {launch_id(cell)}; run `{REVIEW}` and review its diff"
+    return f"{file} has no entry for {name} in start {start_id(cell)}; run `{REVIEW}` and review its diff"
 
 
 def _ignored_setting(config: EngineConfig, run: Run) -> str:

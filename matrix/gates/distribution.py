@@ -15,7 +15,7 @@ from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.pairing import AnswerPair, pairs, unpaired
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.run.prepared_cell import PreparedCell
-from specmatrix.matrix.subjects.protocol import Ask, Capability, Run
+from specmatrix.matrix.subjects.protocol import Capability, RequestSpec, Run
 from specmatrix.matrix.workloads.build import draws_apply, tokenizer
 from specmatrix.reports.stats import ks_uniform, randomised_pit
 
@@ -29,7 +29,7 @@ THRESHOLDS: Final = {
 }
 Floats = npt.NDArray[np.float64]
 Context = tuple[tuple[int, float], ...]  # (token id, log-probability) of every token, most probable first
-Draw = tuple[Ask, Context, int]
+Draw = tuple[RequestSpec, Context, int]
 
 
 @dataclass
@@ -53,7 +53,9 @@ class DistributionGate:
         missing = unpaired(self.name, run, baseline)
         if missing:
             return missing
-        drawn = [pair for pair in pairs(run, baseline) if pair.ask.name.startswith("d") and pair.ask.temperature > 0]
+        drawn = [
+            pair for pair in pairs(run, baseline) if pair.request.name.startswith("d") and pair.request.temperature > 0
+        ]
         vocab_size = tokenizer().get_vocab_size()
         if any(
             min(len(p.answer.top_logprobs), len(p.answer.logprobs)) < len(p.answer.output_ids) for p in drawn
@@ -61,7 +63,7 @@ class DistributionGate:
             text = f"the subject does not report log-probabilities for all {vocab_size} tokens of the vocabulary"
             return Outcome(self.name, State.NOT_MEASURED, message=text)
         draws = [
-            (pair.ask, context, token)
+            (pair.request, context, token)
             for pair in drawn
             for context, token in zip(pair.answer.top_logprobs, pair.answer.output_ids, strict=False)
         ]
@@ -72,8 +74,8 @@ class DistributionGate:
 
     def _judge_draws(self, draws: Sequence[Draw], gap: float) -> Outcome:
         below, at, outside = [], [], 0
-        for ask, context, token in draws:
-            before, share = place(ask, context, token, self.thresholds["edge"])
+        for request, context, token in draws:
+            before, share = place(request, context, token, self.thresholds["edge"])
             outside += share == 0.0
             below.append(before)
             at.append(share)
@@ -100,13 +102,13 @@ class DistributionGate:
         return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, message=fault)
 
 
-def place(ask: Ask, context: Context, token: int, edge: float) -> tuple[float, float]:
+def place(request: RequestSpec, context: Context, token: int, edge: float) -> tuple[float, float]:
     """Mass of the more probable tokens and the token's own, renormalised after top-k and then top-p.
 
     (1, 0) for a token outside that set. A token within `edge` of the top-p boundary counts as inside.
     """
     index = next((rank for rank, (other, _) in enumerate(context) if other == token), len(context))
-    kept = _kept(ask, context, index, edge)
+    kept = _kept(request, context, index, edge)
     if index >= len(kept):
         return 1.0, 0.0
     return float(kept[:index].sum()), float(kept[index])
@@ -126,24 +128,24 @@ def serial_steps(draws: Sequence[Draw], edge: float) -> Floats:
     return steps
 
 
-def _place_by_id(ask: Ask, context: Context, token: int, edge: float) -> tuple[float, float]:
+def _place_by_id(request: RequestSpec, context: Context, token: int, edge: float) -> tuple[float, float]:
     index = next((rank for rank, (other, _) in enumerate(context) if other == token), len(context))
-    kept = _kept(ask, context, index, edge)
+    kept = _kept(request, context, index, edge)
     if index >= len(kept):
         return 1.0, 0.0
     ids = np.array([other for other, _ in context[: len(kept)]])
     return float(kept[ids < token].sum()), float(kept[index])
 
 
-def _kept(ask: Ask, context: Context, index: int, edge: float) -> Floats:
+def _kept(request: RequestSpec, context: Context, index: int, edge: float) -> Floats:
     """Descending probabilities kept by top-k, then top-p; `index` is kept if within `edge` of the cutoff."""
     probabilities = np.exp(np.array([value for _, value in context], dtype=np.float64))
-    if ask.top_k > 0:
-        probabilities = probabilities[: ask.top_k]
+    if request.top_k > 0:
+        probabilities = probabilities[: request.top_k]
     probabilities = probabilities / probabilities.sum()
     before = np.concatenate(([0.0], np.cumsum(probabilities)[:-1]))
-    inside = before < ask.top_p
-    if index < len(before) and before[index] < ask.top_p + edge:
+    inside = before < request.top_p
+    if index < len(before) and before[index] < request.top_p + edge:
         inside[index] = True
     kept: Floats = probabilities[inside] / probabilities[inside].sum()
     return kept

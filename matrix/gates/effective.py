@@ -55,7 +55,7 @@ class EffectiveGate:
         numbers: dict[str, Number] = {
             "keys": len(common),
             "differences": len(differing),
-            "witnesses": len(required),
+            "required": len(required),
             "unseen": len(unseen),
         }
         if error := run.readback.get("drafter_error"):
@@ -70,6 +70,6 @@ class EffectiveGate:
 
 
 def _unseen(row: Evidence, run: Run) -> str:
-    hits = sum(run.evidence.get(probe, 0) for probe in row.probe.split("|"))
+    hits = sum(run.evidence.get(counter, 0) for counter in row.counter.split("|"))
     wanted = "more than 0" if row.seen else "0"
-    return f"counter {row.probe.replace('|', ' or ')} is {hits}, expected {wanted}: {row.why}"
+    return f"counter {row.counter.replace('|', ' or ')} is {hits}, expected {wanted}: {row.why}"

@@ -21,16 +21,16 @@ REPEATED_ROUNDS: Final = 16
 
 @dataclass(frozen=True)
 class Evidence:
-    """If `when` holds, counter `probe` (or one of several joined by `|`) must be non-zero (`seen`), or all zero."""
+    """If `when` holds, counter `counter` (or one of several joined by `|`) must be non-zero (`seen`), or all zero."""
 
-    probe: str
+    counter: str
     seen: bool
     why: str
     when: Callable[[Cell, Run], bool]
 
     def holds(self, run: Run) -> bool:
         """A counter that the subject does not report counts as zero."""
-        return any(run.evidence.get(probe, 0) > 0 for probe in self.probe.split("|")) == self.seen
+        return any(run.evidence.get(counter, 0) > 0 for counter in self.counter.split("|")) == self.seen
 
 
 def _graphs(run: Run) -> bool:
@@ -169,7 +169,7 @@ def _rolls_back(cell: Cell, run: Run) -> bool:
 
 
 def _waits(cell: Cell, run: Run) -> bool:
-    return cell.slots != "auto" and len(run.asks) > int(cell.slots)
+    return cell.slots != "auto" and len(run.requests) > int(cell.slots)
 
 
 def _finished(cell: Cell, run: Run, kind: str) -> bool:
@@ -226,7 +226,7 @@ EVIDENCE: Final[tuple[Evidence, ...]] = (
     ),
     Evidence("prefix.hit", False, "the prefix cache is off", _uncached),
     Evidence("prefix.insert", False, "the prefix cache is off", _uncached),
-    Evidence("prefix.insert|prefix.hit|prefix.twin", True, "whole pages must be cached", _caches),
+    Evidence("prefix.insert|prefix.hit|prefix.duplicate", True, "whole pages must be cached", _caches),
     Evidence("prefix.hit", True, "a repeated prompt must hit the prefix cache", _repeats),
     Evidence("window.slid", True, "a text longer than the sliding window must slide it", _slides),
     Evidence(

@@ -13,7 +13,7 @@ from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.finish import ending
 from specmatrix.matrix.run.prepared_cell import PreparedCell
-from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, Run
+from specmatrix.matrix.subjects.protocol import Answer, Capability, RequestSpec, Run
 
 THRESHOLDS: Final = {
     "faults": Threshold(0, "a request's end follows exactly from its tokens"),
@@ -35,32 +35,34 @@ class FinishGate:
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED if a request has no answer."""
         answers = {answer.name: answer for answer in run.answers}
-        missing = [ask.name for ask in run.asks if ask.name not in answers]
-        if missing or not run.asks:
+        missing = [request.name for request in run.requests if request.name not in answers]
+        if missing or not run.requests:
             text = f"the run has no answer for request {missing[0]}" if missing else "the cell has no requests"
             return Outcome(self.name, State.NOT_MEASURED, message=text)
         cell, faults = prepared.cell, []
-        for ask in run.asks:
-            answer = answers[ask.name]
-            fault = _end(ask, answer, cell.target) or _logprobs(ask, answer) or _metrics(cell, run.resolved, answer)
+        for request in run.requests:
+            answer = answers[request.name]
+            fault = (
+                _end(request, answer, cell.target) or _logprobs(request, answer) or _metrics(cell, run.resolved, answer)
+            )
             if fault:
-                faults.append(f"{ask.name} {fault}")
+                faults.append(f"{request.name} {fault}")
         reasons = Counter(answer.finish for answer in run.answers)
-        numbers: dict[str, Number] = {"requests": len(run.asks), "faults": len(faults), **reasons}
+        numbers: dict[str, Number] = {"requests": len(run.requests), "faults": len(faults), **reasons}
         if faults:
             return Outcome(self.name, State.FAIL, numbers, message=faults[0])
         return Outcome(self.name, State.PASS, numbers)
 
 
-def _end(ask: Ask, answer: Answer, target: str) -> str:
+def _end(request: RequestSpec, answer: Answer, target: str) -> str:
     """What is wrong with the end of a request, or ""."""
     ids = answer.output_ids
-    due = ending(ask, ids, target)
+    due = ending(request, ids, target)
     if due.tokens < len(ids):
         return f"has {len(ids)} tokens, but must finish by {_named(due.reason, due.matched)} after {due.tokens}"
     if answer.finish == "abort":
-        if ask.abort_after is None or len(ids) < ask.abort_after:
-            return f"was aborted after {len(ids)} tokens; the abort was sent after {ask.abort_after}"
+        if request.abort_after is None or len(ids) < request.abort_after:
+            return f"was aborted after {len(ids)} tokens; the abort was sent after {request.abort_after}"
         if due.reason != "open":
             return f"was aborted, but its tokens already finish by {_named(due.reason, due.matched)}"
     elif (answer.finish, answer.matched) != (due.reason, due.matched):
@@ -77,15 +79,15 @@ def _named(reason: str, matched: int | str | None) -> str:
     return reason if matched is None else f"{reason} ({matched!r})"
 
 
-def _logprobs(ask: Ask, answer: Answer) -> str:
-    wanted = len(answer.output_ids) if ask.logprobs or ask.top_logprobs else 0
+def _logprobs(request: RequestSpec, answer: Answer) -> str:
+    wanted = len(answer.output_ids) if request.logprobs or request.top_logprobs else 0
     if len(answer.logprobs) != wanted:
         return f"has log-probabilities for {len(answer.logprobs)} of {wanted} tokens"
-    wanted = len(answer.output_ids) if ask.top_logprobs else 0
+    wanted = len(answer.output_ids) if request.top_logprobs else 0
     if len(answer.top_logprobs) != wanted:
         return f"has top log-probabilities for {len(answer.top_logprobs)} of {wanted} tokens"
-    if any(len(top) != ask.top_logprobs for top in answer.top_logprobs):
-        return f"does not have {ask.top_logprobs} top log-probabilities for every token"
+    if any(len(top) != request.top_logprobs for top in answer.top_logprobs):
+        return f"does not have {request.top_logprobs} top log-probabilities for every token"
     if any(value > 1e-6 for value in answer.logprobs):
         return f"has a log-probability of {max(answer.logprobs)}; allowed: at most 0"
     return ""

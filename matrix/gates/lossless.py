@@ -50,8 +50,8 @@ class LosslessGate:
             return missing
         every = pairs(run, baseline)
         found = [(pair, index) for pair in every if (index := _divergence(pair)) is not None]
-        ties = [f"{pair.ask.name}@{index}" for pair, index in found if is_tie(pair.ask, pair.baseline, index)]
-        broken = [(pair, i) for pair, i in found if f"{pair.ask.name}@{i}" not in ties]
+        ties = [f"{pair.request.name}@{index}" for pair, index in found if is_tie(pair.request, pair.baseline, index)]
+        broken = [(pair, i) for pair, i in found if f"{pair.request.name}@{i}" not in ties]
         numbers: dict[str, Number] = {
             "tokens": sum(len(pair.answer.output_ids) for pair in every),
             "divergent": len(broken),
@@ -65,7 +65,7 @@ class LosslessGate:
         if not numbers["tokens"]:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was generated")
         exact = baseline.resolved["dtype"] == "float32"
-        scored = [(pair.ask.name, *max_logprob_gap(pair)) for pair in every]
+        scored = [(pair.request.name, *max_logprob_gap(pair)) for pair in every]
         worst, _, nats = max(scored, key=lambda one: one[2])
         numbers |= {"scored": sum(count for _, count, _ in scored), "score_nats": nats}
         if exact and nats > self.thresholds["score_nats"]:
@@ -77,7 +77,7 @@ class LosslessGate:
         self, every: list[AnswerPair], numbers: dict[str, Number], oracle: Oracle | None, exact: bool
     ) -> Outcome:
         """exact: also compare log-probabilities, which half precision does not allow."""
-        greedy = [pair for pair in every if pair.ask.temperature == 0 and oracle_index(pair.ask) is not None]
+        greedy = [pair for pair in every if pair.request.temperature == 0 and oracle_index(pair.request) is not None]
         if not greedy:
             return Outcome(self.name, State.PASS, numbers)
         if oracle is None:
@@ -85,19 +85,19 @@ class LosslessGate:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
         checked, max_logprob_gap = 0, 0.0
         for pair in greedy:
-            expected = oracle.continuation(pair.ask)
+            expected = oracle.continuation(pair.request)
             index = first_difference(expected, pair.baseline.output_ids, prefix=True)
-            if index is not None and not is_tie(pair.ask, pair.baseline, index):
-                text = f"the baseline of {pair.ask.name} differs from the transformers oracle at token {index}"
+            if index is not None and not is_tie(pair.request, pair.baseline, index):
+                text = f"the baseline of {pair.request.name} differs from the transformers oracle at token {index}"
                 place = _place(pair, pair.baseline.output_ids, expected, index)
                 numbers |= {"oracle_tokens": checked, "first_divergence": f"the baseline's {place}"}
                 return Outcome(self.name, State.FAIL, numbers, message=text)
             same = min(len(expected), len(pair.baseline.output_ids)) if index is None else index
             if exact and len(pair.baseline.logprobs) < same:
-                text = f"the baseline of {pair.ask.name} has no log-probabilities to compare with the oracle's"
+                text = f"the baseline of {pair.request.name} has no log-probabilities to compare with the oracle's"
                 return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
             checked += same
-            max_logprob_gap = max(max_logprob_gap, _apart(oracle.scores(pair.ask)[:same], pair.baseline.logprobs))
+            max_logprob_gap = max(max_logprob_gap, _apart(oracle.scores(pair.request)[:same], pair.baseline.logprobs))
         numbers |= {"oracle_tokens": checked, "oracle_nats": max_logprob_gap}
         if exact and max_logprob_gap > self.thresholds["oracle_nats"]:
             text = f"a log-probability of the baseline differs from the oracle's by {max_logprob_gap:.2g} nats"
@@ -112,7 +112,7 @@ def _apart(expected: Sequence[float], got: Sequence[float]) -> float:
 
 def _divergence(pair: AnswerPair) -> int | None:
     """Index of a pair's first differing token; an aborted request is compared up to its end."""
-    aborted = pair.ask.abort_after is not None and "abort" in (pair.answer.finish, pair.baseline.finish)
+    aborted = pair.request.abort_after is not None and "abort" in (pair.answer.finish, pair.baseline.finish)
     return first_difference(pair.answer.output_ids, pair.baseline.output_ids, prefix=aborted)
 
 
@@ -122,4 +122,4 @@ def _describe(pair: AnswerPair, index: int) -> str:
 
 def _place(pair: AnswerPair, got: Sequence[int], expected: Sequence[int], index: int) -> str:
     words = [str(ids[index]) if index < len(ids) else "end of output" for ids in (got, expected)]
-    return f"{pair.ask.name} at token {index}: {words[0]} instead of {words[1]}"
+    return f"{pair.request.name} at token {index}: {words[0]} instead of {words[1]}"

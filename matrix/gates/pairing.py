@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.subjects.protocol import Answer, Ask, Run
+from specmatrix.matrix.subjects.protocol import Answer, RequestSpec, Run
 
 TIE_NATS = 1e-3
 
@@ -14,7 +14,7 @@ TIE_NATS = 1e-3
 class AnswerPair(NamedTuple):
     """One request with its answers from the run and from the baseline."""
 
-    ask: Ask
+    request: RequestSpec
     answer: Answer
     baseline: Answer
 
@@ -24,16 +24,18 @@ def pairs(run: Run, baseline: Run) -> list[AnswerPair]:
     base = {answer.name: answer for answer in baseline.answers}
     mine = {answer.name: answer for answer in run.answers}
     return [
-        AnswerPair(ask, mine[ask.name], base[ask.name]) for ask in run.asks if ask.name in mine and ask.name in base
+        AnswerPair(request, mine[request.name], base[request.name])
+        for request in run.requests
+        if request.name in mine and request.name in base
     ]
 
 
 def unpaired(gate: str, run: Run, baseline: Run) -> Outcome | None:
     """NOT MEASURED if there are no requests or one lacks an answer on either side; else None."""
-    if not run.asks:
+    if not run.requests:
         return Outcome(gate, State.NOT_MEASURED, message="the cell has no requests")
     for side, answers in (("the run", run.answers), ("the baseline", baseline.answers)):
-        missing = {ask.name for ask in run.asks} - {answer.name for answer in answers}
+        missing = {request.name for request in run.requests} - {answer.name for answer in answers}
         if missing:
             return Outcome(gate, State.NOT_MEASURED, message=f"{side} has no answer for request {min(missing)}")
     return None
@@ -47,9 +49,9 @@ def first_difference(left: Sequence[int], right: Sequence[int], prefix: bool = F
     return None if prefix or len(left) == len(right) else min(len(left), len(right))
 
 
-def is_tie(ask: Ask, answer: Answer, index: int) -> bool:
+def is_tie(request: RequestSpec, answer: Answer, index: int) -> bool:
     """True if the greedy `answer`'s two best tokens at `index` are less than TIE_NATS apart."""
-    if ask.temperature > 0 or index >= len(answer.top_logprobs) or len(answer.top_logprobs[index]) < 2:
+    if request.temperature > 0 or index >= len(answer.top_logprobs) or len(answer.top_logprobs[index]) < 2:
         return False
     best, second = sorted((value for _, value in answer.top_logprobs[index]), reverse=True)[:2]
     return best - second < TIE_NATS

@@ -28,12 +28,12 @@ def refusal_fault(run: Run) -> str:
     for answer in run.answers:
         if answer.refusal:
             return f"{answer.name} was refused: {answer.refusal}"
-    for ask, message in run.attempts:
-        assert ask.session is not None and ask.refused is not None
+    for request, message in run.attempts:
+        assert request.session is not None and request.refused is not None
         if not message:
-            return f"{ask.name} was answered, but must be refused ({ask.refused})"
-        if not re.fullmatch(MESSAGES[ask.refused].format(id=re.escape(ask.session.id)), message):
-            return f"{ask.name} must be refused ({ask.refused}), but was refused for another reason: {message}"
+            return f"{request.name} was answered, but must be refused ({request.refused})"
+        if not re.fullmatch(MESSAGES[request.refused].format(id=re.escape(request.session.id)), message):
+            return f"{request.name} must be refused ({request.refused}), but was refused for another reason: {message}"
     refused = run.evidence.get("session.refused", 0)
     if refused != len(run.attempts):
         return f"the engine counts {refused} refused requests; expected {len(run.attempts)}"

@@ -52,7 +52,7 @@ class SessionGate:
         walks = [Walk(turns, moves.get(int(turns[0][0].meta_info["id"]), []), windowed, span) for turns in lines(run)]
         faults = [fault for walk in walks for fault in walk.faults()]
         numbers: dict[str, Number] = {
-            "sessions": len({ask.session.id for ask in run.asks if ask.session is not None}),
+            "sessions": len({request.session.id for request in run.requests if request.session is not None}),
             "inherited": sum(walk.inherited for walk in walks),
             "resumed": sum(walk.resumed for walk in walks),
             "restored": sum(walk.restored for walk in walks),
@@ -69,7 +69,7 @@ class SessionGate:
             return Outcome(self.name, State.FAIL, numbers, message=text)
         if faults:
             return Outcome(self.name, State.FAIL, numbers, message=faults[0])
-        if not any(ask.session is not None and ask.session.follows is not None for ask in run.asks):
+        if not any(request.session is not None and request.session.follows is not None for request in run.requests):
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no session request continued another")
         return Outcome(self.name, State.PASS, numbers)
 
@@ -78,12 +78,12 @@ def lines(run: Run) -> list[list[tuple[Answer, bool]]]:
     """Each streaming session's turns: (answer, whether it was aborted while queued)."""
     answers = {answer.name: answer for answer in run.answers}
     by_id: dict[str, list[tuple[Answer, bool]]] = {}
-    for ask in run.asks:
-        served = ask.name in answers and not answers[ask.name].refusal
-        if ask.session is not None and ask.session.streaming and served:
-            turn = answers[ask.name]
-            queued = ask.abort_after == 0 and not turn.output_ids and not turn.cached_tokens
-            by_id.setdefault(ask.session.id, []).append((turn, queued))
+    for request in run.requests:
+        served = request.name in answers and not answers[request.name].refusal
+        if request.session is not None and request.session.streaming and served:
+            turn = answers[request.name]
+            queued = request.abort_after == 0 and not turn.output_ids and not turn.cached_tokens
+            by_id.setdefault(request.session.id, []).append((turn, queued))
     return list(by_id.values())
 
 

@@ -25,17 +25,17 @@ def has_session_baseline(cell: Cell) -> bool:
     return cell.session != "none" and found and drafts
 
 
-def mismatching_turns(run: Run, twin: Run) -> tuple[dict[str, Number], str]:
+def mismatching_turns(run: Run, plain: Run) -> tuple[dict[str, Number], str]:
     """Greedy turns compared and mismatching, and a sentence about the first mismatch ("" for none)."""
-    theirs = {answer.name: answer for answer in twin.answers}
+    theirs = {answer.name: answer for answer in plain.answers}
     mine = {answer.name: answer for answer in run.answers}
     compared, places = 0, []
-    for ask in run.asks:
-        answer, other = mine[ask.name], theirs[ask.name]
-        if ask.temperature == 0 and oracle_index(ask) is None and answer.accept_lengths:
+    for request in run.requests:
+        answer, other = mine[request.name], theirs[request.name]
+        if request.temperature == 0 and oracle_index(request) is None and answer.accept_lengths:
             compared += 1
             place = first_round_mismatch(answer.accept_lengths, other.accept_lengths, answer.retractions)
-            places += [] if place is None else [f"{ask.name} at round {place}"]
+            places += [] if place is None else [f"{request.name} at round {place}"]
     numbers: dict[str, Number] = {"turns": compared, "turns_left": len(places)}
     if not places:
         return numbers, ""

@@ -14,7 +14,7 @@ from specmatrix.matrix.cells.model_facts import model_facts
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class KnobSetting:
     """One choice of a knob: its label, the EngineConfig fields and the facts that it sets."""
 
     label: str
@@ -27,7 +27,7 @@ class Knob:
     """Mutually exclusive settings; the first is the default."""
 
     name: str
-    settings: tuple[Setting, ...]
+    settings: tuple[KnobSetting, ...]
 
 
 # Targets of the zoo with the algorithms asked for on them, and the drafts that bring weights of their own.
@@ -59,17 +59,17 @@ def _models() -> Knob:
             facts = model_facts(target, draft)
             asked = {"model_path": target, "speculative_algorithm": name, "speculative_draft_model_path": draft}
             known = {field: getattr(facts, field) for field in Facts.__dataclass_fields__}
-            settings.append(Setting(f"{target}/{name}", asked, known))
+            settings.append(KnobSetting(f"{target}/{name}", asked, known))
     return Knob("models", tuple(settings))
 
 
 def _knob(name: str, *values: object) -> Knob:
     """The values of one field of EngineConfig."""
-    return Knob(name, tuple(Setting(str(value), {name: value}) for value in values))
+    return Knob(name, tuple(KnobSetting(str(value), {name: value}) for value in values))
 
 
-def _slots(label: str, text: str | None = None) -> Setting:
-    return Setting(label, {"speculative_adaptive": True, "speculative_adaptive_config": text})
+def _slots(label: str, text: str | None = None) -> KnobSetting:
+    return KnobSetting(label, {"speculative_adaptive": True, "speculative_adaptive_config": text})
 
 
 GPU: Final = {"device_kind": "cuda", "gpus": 1}
@@ -81,7 +81,7 @@ KNOBS: Final[tuple[Knob, ...]] = (
     Knob(
         "adaptive",
         (
-            Setting("off"),
+            KnobSetting("off"),
             _slots("default slots"),
             _slots("own slots", '{"1": {"candidate_steps": [2, 5]}, "4": {"candidate_steps": [1]}}'),
             _slots("flat slots", '{"candidate_steps": [1, 3]}'),
@@ -105,10 +105,10 @@ KNOBS: Final[tuple[Knob, ...]] = (
     Knob(
         "machine",
         (
-            Setting("CPU"),
-            Setting("GPU", facts=GPU),
-            Setting("GPU, device cpu", {"device": "cpu"}, GPU),
-            Setting("CPU, device cuda", {"device": "cuda"}),
+            KnobSetting("CPU"),
+            KnobSetting("GPU", facts=GPU),
+            KnobSetting("GPU, device cpu", {"device": "cpu"}, GPU),
+            KnobSetting("CPU, device cuda", {"device": "cuda"}),
         ),
     ),
 )

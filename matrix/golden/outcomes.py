@@ -1,7 +1,7 @@
-"""The resolution of every launch, field by field, grouped by outcome: the content of the golden file.
+"""The resolution of every start, field by field, grouped by outcome: the content of the golden file.
 
 An outcome is a text: the effective value and its reason, or "as asked". Each field is tabulated over the axes on which
-it depends, so the groups cover every launch of the full product, and a changed default or rule moves a few lines.
+it depends, so the groups cover every start of the full product, and a changed default or rule moves a few lines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AS_ASKED: Final = "as asked"
 RUNS: Final = "runs"
 SHAPE: Final = ("algorithm", "model", "steps", "topk", "draft_tokens", "adaptive")
 TIMING: Final = ("algorithm", "model", "steps", "topk", "adaptive", "spec_version", "overlap")
-# The axes on which each field depends. A launch refused by the first axes of `refused` has no other outcome.
+# The axes on which each field depends. A start refused by the first axes of `refused` has no other outcome.
 DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     REFUSED: (SHAPE, ("spec_version", "overlap"), ("model", "tp")),
     "speculative_algorithm": (("algorithm",),),
@@ -75,7 +75,7 @@ LEFT_OUT: Final = frozenset(
         "cuda_graph_max_gb",
     }
 )
-# Field -> outcome -> launches as texts: `algorithm=eagle,eagle3 steps=auto`.
+# Field -> outcome -> starts as texts: `algorithm=eagle,eagle3 steps=auto`.
 Groups: TypeAlias = dict[str, dict[str, list[str]]]
 
 
@@ -128,8 +128,8 @@ def _parts(
     return "; ".join(texts) or AS_ASKED
 
 
-def launch_outcomes(cell: Cell) -> dict[str, str]:
-    """The outcomes of a launch on a CPU: every field's, or only `refused` with the engine's error message."""
+def start_outcomes(cell: Cell) -> dict[str, str]:
+    """The outcomes of a start on a CPU: every field's, or only `refused` with the engine's error message."""
     config = cell.config()
     try:
         return outcomes(config, resolve(config, zoo_facts(cell)).as_dict())
@@ -142,12 +142,12 @@ def resolution() -> Groups:
     known: dict[tuple[str, ...], dict[Values, dict[str, str]]] = {}
     for axes in dict.fromkeys(axes for every in DEPENDS.values() for axes in every):
         values = product(*(axis(name).names for name in axes))
-        known[axes] = {one: launch_outcomes(Cell(**dict(zip(axes, one, strict=True)))) for one in values}
+        known[axes] = {one: start_outcomes(Cell(**dict(zip(axes, one, strict=True)))) for one in values}
     groups: Groups = {}
     for name, every in DEPENDS.items():
         groups[name] = {}
         for axes in every:
-            # A launch that is not refused counts as RUNS; the other fields of a refused launch are free.
+            # A start that is not refused counts as RUNS; the other fields of a refused start are free.
             table = {one: found.get(name, RUNS if name == REFUSED else None) for one, found in known[axes].items()}
             for outcome, where in products(axes, table):
                 if outcome != RUNS:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import Cell
 
-EVERY: Final = "every launch"
+EVERY: Final = "every start"
 Values: TypeAlias = tuple[str, ...]
 Table: TypeAlias = Mapping[Values, str | None]
 

@@ -1,4 +1,4 @@
-"""The reviewed resolution of every launch: each field's effective value and reason, or the refusal's message."""
+"""The reviewed resolution of every start: each field's effective value and reason, or the refusal's message."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ GOLDEN_FILE: Final = Path(__file__).with_name("resolved.yaml")
 REQUEST_DEFAULTS: Final = {axis.name: axis.default for axis in AXES if axis.scope == "request"}
 # Fields that GPU tiers set and the CPU tier leaves at auto.
 PLACED: Final = ("device", "dtype")
-# Field -> outcomes, each with a predicate for its launches.
+# Field -> outcomes, each with a predicate for its starts.
 Golden: TypeAlias = Mapping[str, tuple[tuple[str, tuple[Callable[[Cell], bool], ...]], ...]]
 
 
-def launch_id(cell: Cell) -> str:
-    """The id of a cell's launch: the cell with default request values."""
+def start_id(cell: Cell) -> str:
+    """The id of a cell's start: the cell with default request values."""
     return cell._replace(**REQUEST_DEFAULTS).id
 
 
@@ -34,7 +34,7 @@ def compiled(groups: Groups) -> Golden:
 
 
 def expected(golden: Golden, cell: Cell, gpu: bool = False) -> dict[str, str]:
-    """The reviewed outcomes of a cell's launch: every field's, or `refused` alone; unreviewed fields are missing. GPU
+    """The reviewed outcomes of a cell's start: every field's, or `refused` alone; unreviewed fields are missing. GPU
     tiers set device and precision, which are therefore "as asked" there."""
     found = {name: outcome for name, rows in golden.items() for outcome, wheres in rows if any(w(cell) for w in wheres)}
     if REFUSED in found:
@@ -44,7 +44,7 @@ def expected(golden: Golden, cell: Cell, gpu: bool = False) -> dict[str, str]:
 
 @cache
 def golden_table(path: Path = GOLDEN_FILE) -> Golden:
-    """The reviewed groups; empty if the file is missing, so that every launch is NOT MEASURED."""
+    """The reviewed groups; empty if the file is missing, so that every start is NOT MEASURED."""
     # PyYAML is slow to import, and collection does not need it.
     import yaml
 

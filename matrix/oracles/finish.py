@@ -7,7 +7,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from specmatrix import HOME
-from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.subjects.protocol import RequestSpec
 from specmatrix.matrix.workloads.build import tokenizer
 
 CHECKPOINTS: Final = HOME / "matrix" / "zoo" / "checkpoints"
@@ -36,19 +36,19 @@ def text_of(ids: tuple[int, ...]) -> str:
     return str(tokenizer().decode(list(ids), skip_special_tokens=True)).rstrip(INCOMPLETE)
 
 
-def ending(ask: Ask, ids: tuple[int, ...], target: str) -> Ending:
+def ending(request: RequestSpec, ids: tuple[int, ...], target: str) -> Ending:
     """The first ending among `ids`; per token a stop token precedes a stop string, which precedes the length limit."""
-    stops = frozenset(ask.stop_token_ids) | (frozenset() if ask.ignore_eos else eos_ids(target))
+    stops = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else eos_ids(target))
     for index, token in enumerate(ids):
         count = index + 1
         if token in stops:
             return Ending(count, "stop", token, text_of(ids[:index]))
-        if ask.stop:
+        if request.stop:
             text = text_of(ids[:count])
-            hits = [(text.find(stop), -len(stop), stop) for stop in ask.stop if stop in text]
+            hits = [(text.find(stop), -len(stop), stop) for stop in request.stop if stop in text]
             if hits:
                 start, _, stop = min(hits)
                 return Ending(count, "stop", stop, text[:start])
-        if count >= ask.max_new_tokens:
+        if count >= request.max_new_tokens:
             return Ending(count, "length", None, text_of(ids[:count]))
     return Ending(len(ids), "open", None, text_of(ids))

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.subjects.protocol import RequestSpec
 from specmatrix.matrix.workloads.build import ORACLE_PROMPTS, questions
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.registry import oracle_file
@@ -33,22 +33,22 @@ class Oracle:
     logprobs: tuple[tuple[float, ...], ...]
     reach: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
-    def continuation(self, ask: Ask) -> tuple[int, ...]:
+    def continuation(self, request: RequestSpec) -> tuple[int, ...]:
         """Token ids after the prompt of a request that has an `oracle_index`."""
-        index = oracle_index(ask)
+        index = oracle_index(request)
         return () if index is None else self.continuations[index]
 
-    def scores(self, ask: Ask) -> tuple[float, ...]:
+    def scores(self, request: RequestSpec) -> tuple[float, ...]:
         """Log-probabilities of these tokens in nats."""
-        index = oracle_index(ask)
+        index = oracle_index(request)
         return () if index is None else self.logprobs[index]
 
 
-def oracle_index(ask: Ask) -> int | None:
+def oracle_index(request: RequestSpec) -> int | None:
     """Index of a request's prompt in the oracle, by its name (in waves by its text); None if not included."""
-    if _WAVE.fullmatch(ask.name):
-        return _indices().get(ask.prompt)
-    found = _NAME.fullmatch(ask.name)
+    if _WAVE.fullmatch(request.name):
+        return _indices().get(request.prompt)
+    found = _NAME.fullmatch(request.name)
     index = int(found[1]) if found else ORACLE_PROMPTS
     return index if index < ORACLE_PROMPTS else None
 

@@ -13,7 +13,7 @@ from specmatrix.matrix.plugin.items import CPU, RECORD
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.record import lost
-from specmatrix.reports.counters import ProbeVerdict
+from specmatrix.reports.counters import CounterVerdict
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.schema import ReportError
 from specmatrix.reports.store import ReportWriter, cell_from_json, load
@@ -26,7 +26,7 @@ class CellReports:
         self.uncollected = False
         self.directory = Path(config.option.specmatrix_report)
         self.stage, self.seed = config.option.specmatrix_stage, config.option.specmatrix_seed
-        self.probes: ProbeVerdict | None = None
+        self.counters: CounterVerdict | None = None
         header = run_header(CPU, self.stage, self.seed, GATES)
         try:
             self.writer = ReportWriter(self.directory, header)
@@ -52,14 +52,14 @@ class CellReports:
         """Complete the report unless the session was interrupted; counters that were never hit fail the session."""
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self.uncollected:
             self.writer.close()
-            self.probes = write_run(load(self.directory)).summary.probes
-            if self.probes.state == "FAIL":
+            self.counters = write_run(load(self.directory)).summary.counters
+            if self.counters.state == "FAIL":
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
         else:
             self.writer.abort()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the summary over all cells."""
-        if self.probes is not None:
-            failed = self.probes.state == "FAIL"
-            terminalreporter.write_line(self.probes.message, red=failed)
+        if self.counters is not None:
+            failed = self.counters.state == "FAIL"
+            terminalreporter.write_line(self.counters.message, red=failed)

@@ -13,11 +13,11 @@ from specmatrix.matrix.cells.cell import Cell, instrumented
 from specmatrix.matrix.cells.constraints import Constraint, Expect, expectation, explain
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.run.tiers import tier as find_tier
-from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.subjects.protocol import RequestSpec
 from specmatrix.matrix.workloads.build import workload
 
 # The requests of a cell for a seed.
-Workload = Callable[[Cell, int], Sequence[Ask]]
+Workload = Callable[[Cell, int], Sequence[RequestSpec]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class PreparedCell:
         return str(self.predicted) if isinstance(self.predicted, ConfigError) else ""
 
     @cached_property
-    def asks(self) -> tuple[Ask, ...]:
+    def requests(self) -> tuple[RequestSpec, ...]:
         """The requests of the cell."""
         return tuple(self.workload(self.cell, self.seed))
 
@@ -78,17 +78,17 @@ class PreparedCell:
         return self._plain(self.cell.canonical)
 
     @cached_property
-    def twin(self) -> PreparedCell:
+    def session_baseline(self) -> PreparedCell:
         """The same requests with the cell's drafter, every turn prefilling its whole history instead of inheriting."""
-        return self._plain(self.cell.twin)
+        return self._plain(self.cell.session_baseline)
 
     @cached_property
-    def _plain_asks(self) -> tuple[Ask, ...]:
-        return as_baseline(self.asks)
+    def _plain_requests(self) -> tuple[RequestSpec, ...]:
+        return as_baseline(self.requests)
 
     def _plain(self, start: Cell) -> PreparedCell:
         """The baseline requests on another engine start, which must run whether or not it is in the matrix."""
-        return replace(self, cell=start, constraints=(), expectation="runs", workload=lambda *_: self._plain_asks)
+        return replace(self, cell=start, constraints=(), expectation="runs", workload=lambda *_: self._plain_requests)
 
 
 def prepare(cell: Cell, tier: str = "cpu", seed: int = 0, workload: Workload = workload) -> PreparedCell:
@@ -97,17 +97,19 @@ def prepare(cell: Cell, tier: str = "cpu", seed: int = 0, workload: Workload = w
     return PreparedCell(cell, tier, seed, constraints, expectation(cell, constraints), workload)
 
 
-def as_baseline(asks: Sequence[Ask]) -> tuple[Ask, ...]:
+def as_baseline(requests: Sequence[RequestSpec]) -> tuple[RequestSpec, ...]:
     """The workload of a baseline: no aborted or refused requests, full histories in place of sessions, and at least two
     top_logprobs for every greedy token, to detect ties."""
-    refused = {ask.name for ask in asks if ask.refused is not None}
+    refused = {request.name for request in requests if request.refused is not None}
     plain = []
-    for ask in asks:
-        if ask.name in refused:
+    for request in requests:
+        if request.name in refused:
             continue
-        shown = ask.top_logprobs if ask.temperature else max(2, ask.top_logprobs)
-        session = None if ask.session is None else replace(ask.session, resend=True)
-        after = tuple(name for name in ask.after if name not in refused)
-        ask = replace(ask, abort_after=None, closes_after=None, top_logprobs=shown, session=session, after=after)
-        plain.append(ask)
+        shown = request.top_logprobs if request.temperature else max(2, request.top_logprobs)
+        session = None if request.session is None else replace(request.session, resend=True)
+        after = tuple(name for name in request.after if name not in refused)
+        request = replace(
+            request, abort_after=None, closes_after=None, top_logprobs=shown, session=session, after=after
+        )
+        plain.append(request)
     return tuple(plain)

@@ -45,7 +45,7 @@ def run_header(tier: str, stage: str, seed: int, gates: Iterable[Gate]) -> Heade
         zoo_hash=zoo_hash(),
         thresholds={gate.name: dict(gate.thresholds) for gate in gates},
         waivers=WAIVERS,
-        probes=demanded(stage, find_tier(tier).gpus),
+        counters=demanded(stage, find_tier(tier).gpus),
     )
 
 

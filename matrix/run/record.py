@@ -14,7 +14,15 @@ from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.run.tiers import repro
 from specmatrix.matrix.run.waivers import waiver_for
 from specmatrix.matrix.subjects.protocol import RunningEngine
-from specmatrix.reports.schema import CellRecord, CellResult, CellState, GateResult, Reason, Rewrite, Start
+from specmatrix.reports.schema import (
+    CellRecord,
+    CellResult,
+    CellState,
+    GateResult,
+    ReasonRecord,
+    RewriteRecord,
+    StartRecord,
+)
 
 LAST_FRAMES: Final = 3
 
@@ -71,12 +79,12 @@ def record(
     resolved: dict[str, Any] = {} if engine is None else dict(engine.resolved)
     reasons: Iterable[Mapping[str, Any]] = resolved.pop("reasons", ())
     rewrites: Iterable[Mapping[str, Any]] = resolved.pop("rewrites", ())
-    start = Start(
+    start = StartRecord(
         asdict(prepared.configuration),
         None if engine is None else resolved,
         None if engine is None else engine.start_hash,
-        tuple(Reason(**reason) for reason in reasons),
-        tuple(Rewrite(**rewrite) for rewrite in rewrites),
+        tuple(ReasonRecord(**reason) for reason in reasons),
+        tuple(RewriteRecord(**rewrite) for rewrite in rewrites),
     )
     return CellRecord(
         id=cell.id,

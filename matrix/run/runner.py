@@ -22,7 +22,16 @@ from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.gates.session_baseline import has_session_baseline
 from specmatrix.matrix.run.prepared_cell import PreparedCell, Workload, prepare
 from specmatrix.matrix.run.record import BaselineError, crashed, judged
-from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, Diverged, Run, RunningEngine, Served, Subject
+from specmatrix.matrix.subjects.protocol import (
+    Answer,
+    Capability,
+    Diverged,
+    RequestSpec,
+    Run,
+    RunningEngine,
+    Served,
+    Subject,
+)
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.reports.schema import CellResult
 
@@ -36,11 +45,11 @@ class Baselines:
 
     subject: Subject
     engines: dict[Cell, RunningEngine] = field(default_factory=dict)
-    runs: dict[tuple[Cell, tuple[Ask, ...]], Run] = field(default_factory=dict)
+    runs: dict[tuple[Cell, tuple[RequestSpec, ...]], Run] = field(default_factory=dict)
 
     def run(self, plain: PreparedCell) -> Run:
-        """The run of `PreparedCell.baseline` or `PreparedCell.twin`. BaselineError if it crashes."""
-        key = plain.cell, plain.asks
+        """The run of `PreparedCell.baseline` or `PreparedCell.session_baseline`. BaselineError if it crashes."""
+        key = plain.cell, plain.requests
         if key not in self.runs:
             try:
                 self.runs[key] = self._run(plain)
@@ -51,7 +60,7 @@ class Baselines:
     def _run(self, plain: PreparedCell) -> Run:
         # Removed while it runs, so that an engine that crashes is not reused.
         engine = self.engines.pop(plain.cell, None) or self.subject.start(plain.configuration)
-        run = drive(engine, plain.asks, self.subject.capabilities)
+        run = drive(engine, plain.requests, self.subject.capabilities)
         if plain.cell.algorithm == "none":
             self.engines[plain.cell] = engine
         else:  # Few cells share such an engine, and each holds memory.
@@ -109,14 +118,14 @@ class Runner:
         if prepared.expectation == "refused":
             return judged(prepared, [self.refusal(prepared, None)], engine)
         try:
-            run = drive(engine, prepared.asks, self.subject.capabilities, self._served)
+            run = drive(engine, prepared.requests, self.subject.capabilities, self._served)
         except Diverged as found:  # Diverged ranks return no answers to judge.
             self._drop()
             return judged(prepared, [self.divergence(prepared, found.agreement)], engine)
         self._served = run.served
         baseline = self.baselines.run(prepared.baseline)
         if has_session_baseline(prepared.cell):
-            run = replace(run, twin=self.baselines.run(prepared.twin))
+            run = replace(run, session_baseline=self.baselines.run(prepared.session_baseline))
         outcomes = [self._verdict(gate, prepared, run, baseline) for gate in self.gates if gate.applies(prepared.cell)]
         return judged(prepared, outcomes, engine, run.evidence)
 
@@ -154,21 +163,24 @@ def reference_runner(seed: int, tier: str = "cpu") -> Runner:
 
 
 def drive(
-    engine: RunningEngine, asks: Sequence[Ask], capabilities: frozenset[Capability], history: Sequence[Served] = ()
+    engine: RunningEngine,
+    requests: Sequence[RequestSpec],
+    capabilities: frozenset[Capability],
+    history: Sequence[Served] = (),
 ) -> Run:
     """Run requests on an engine. history: the requests that it has already served."""
     before = engine.counters()
     traces = Capability.TRACE in capabilities
     earlier = engine.trace() if traces else None
     start = perf_counter()
-    answers = engine.generate(asks)
+    answers = engine.generate(requests)
     seconds = perf_counter() - start
-    both = list(zip(asks, answers, strict=True))
-    kept = [(ask, answer) for ask, answer in both if ask.refused is None]
+    both = list(zip(requests, answers, strict=True))
+    kept = [(request, answer) for request, answer in both if request.refused is None]
     evidence = {name: count - before.get(name, 0) for name, count in engine.counters().items()}
     journal = engine.journal() if Capability.JOURNAL in capabilities else None
     return Run(
-        asks=tuple(ask for ask, _ in kept),
+        requests=tuple(request for request, _ in kept),
         answers=tuple(answer for _, answer in kept),
         resolved=engine.resolved,
         readback=engine.readback(),
@@ -179,21 +191,21 @@ def drive(
         trace=engine.trace() if traces else None,
         earlier=earlier,
         served=() if journal is None else (*history, *served(kept)),
-        attempts=tuple((ask, answer.refusal) for ask, answer in both if ask.refused is not None),
+        attempts=tuple((request, answer.refusal) for request, answer in both if request.refused is not None),
         ranks=engine.ranks() if Capability.RANKS in capabilities else None,
     )
 
 
-def served(answered: Iterable[tuple[Ask, Answer]]) -> Iterator[Served]:
+def served(answered: Iterable[tuple[RequestSpec, Answer]]) -> Iterator[Served]:
     """The served requests of a workload; turns of a streaming session share the ledger account of its first turn."""
     accounts: dict[str, int] = {}
-    for ask, answer in answered:
+    for request, answer in answered:
         if answer.refusal:
             continue
         account = rid = int(answer.meta_info["id"])
-        if ask.session is not None and ask.session.streaming:
-            account = accounts.setdefault(ask.session.id, rid)
-            if ask.abort_after == 0 and not answer.output_ids and not answer.cached_tokens:
+        if request.session is not None and request.session.streaming:
+            account = accounts.setdefault(request.session.id, rid)
+            if request.abort_after == 0 and not answer.output_ids and not answer.cached_tokens:
                 continue
         tokens = (*answer.prompt_ids, *answer.output_ids)
         yield Served(answer.name, rid, account, tokens, len(answer.prompt_ids), answer.retractions)

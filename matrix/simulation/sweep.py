@@ -26,11 +26,11 @@ class SweepFailure:
 
 @dataclass(slots=True)
 class Sweep:
-    """Result of a sweep. hits: number of schedules with a non-zero counter, by counter; probes: counter sums."""
+    """Result of a sweep. hits: number of schedules with a non-zero counter, by counter; counters: counter sums."""
 
     schedules: int = 0
     hits: Counter[str] = field(default_factory=Counter)
-    probes: Counter[str] = field(default_factory=Counter)
+    counters: Counter[str] = field(default_factory=Counter)
     failure: SweepFailure | None = None
 
 
@@ -40,12 +40,12 @@ def sweep(seed: int, more: Callable[[int], bool]) -> Sweep:
     while done.failure is None and more(done.schedules):
         number = seed * STRIDE + done.schedules
         scenario = draw(number)
-        error, probes = attempt(scenario, audited=done.schedules % AUDIT_EVERY == 0)
+        error, counters = attempt(scenario, audited=done.schedules % AUDIT_EVERY == 0)
         if error is not None:
             done.failure = reduce(number, error)
         done.schedules += 1
-        done.probes.update(probes)
-        done.hits.update(name for name, count in probes.items() if count)
+        done.counters.update(counters)
+        done.hits.update(name for name, count in counters.items() if count)
     return done
 
 

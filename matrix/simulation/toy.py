@@ -14,7 +14,7 @@ from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.memory.window_ledger import Window
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.output_text import OutputText
 from specmatrix.engine.core.schedule.request import Finish, Request, SamplingParams
 from specmatrix.engine.core.schedule.scheduler import Scheduler
@@ -154,13 +154,13 @@ def toy_loop(
 
     width: of every round, or with `slots` of the first ones (adaptive steps).
     """
-    probes = Probes()
-    steps = DraftSteps(slots, width - 1, probes) if slots else DraftSteps.static(width - 1, width, probes)
+    counters = Counters()
+    steps = DraftSteps(slots, width - 1, counters) if slots else DraftSteps.static(width - 1, width, counters)
     ledger = Ledger(pages, page_size, strict=True, window=window)
     scheduler = Scheduler(
         ledger,
         PrefixCache(ledger, key_span, cache and window is None),
-        probes,
+        counters,
         max_running=rows,
         steps=steps,
         slack=(lag + 1) * steps.max_width,
@@ -170,7 +170,7 @@ def toy_loop(
     return Loop(
         scheduler,
         ToyExecutor(page_size, pages, window),
-        probes,
+        counters,
         lag=lag,
         eos_ids=frozenset(eos),
         text_stream=Letters,

@@ -83,7 +83,7 @@ class World:
                 self.step()
             self.now += 1
         self.finish()
-        return Counter(self.loop.probes.counts)
+        return Counter(self.loop.counters.counts)
 
     def fire(self, event: Event) -> None:
         """Apply one event now."""
@@ -141,9 +141,9 @@ class World:
     def _fits(self, length: int) -> bool:
         """Whether a request of `length` tokens can run alone; the engine must agree."""
         fits = length + self.scheduler.slack <= self.setup.pages * self.setup.page_size
-        probe = Request(1, (0,) * (length - 1), SamplingParams(max_new_tokens=1), 0)
+        longest = Request(1, (0,) * (length - 1), SamplingParams(max_new_tokens=1), 0)
         try:
-            self.scheduler.admission.check(probe)
+            self.scheduler.admission.check(longest)
         except RequestError as refusal:
             if fits:
                 raise Violation(f"a request that fits was refused: {refusal}") from None
@@ -155,9 +155,9 @@ class World:
     def step(self) -> None:
         """Run one engine step and check its effect on sessions."""
         held = {a.rid: a.committed for a in self.ledger.accounts.values() if a.held}
-        dropped = self.loop.probes.counts["session.dropped"]
+        dropped = self.loop.counters.counts["session.dropped"]
         self.loop.step()
-        dropped = self.loop.probes.counts["session.dropped"] - dropped
+        dropped = self.loop.counters.counts["session.dropped"] - dropped
         for request in self._waiting:
             if request.phase is Phase.WAITING:
                 continue
@@ -287,7 +287,7 @@ def _loop(setup: SimulationSetup) -> Loop[StepResult]:
 def run(scenario: Scenario, audited: bool = True) -> Counter[str]:
     """Run one schedule. Returns its counters; raises Violation or the engine's exception."""
     world = World(scenario.setup)
-    probes = world.run(scenario.events)
+    counters = world.run(scenario.events)
     if audited:
         world.audit()
-    return probes
+    return counters

@@ -17,12 +17,12 @@ from specmatrix.errors import RequestError
 from specmatrix.matrix.conformance.inspector import inspect_drafter
 from specmatrix.matrix.subjects.protocol import (
     Answer,
-    Ask,
     Capability,
     Continuation,
     Memory,
     Observation,
     Refusal,
+    RequestSpec,
     Trace,
 )
 from specmatrix.matrix.zoo.registry import resolve_path
@@ -74,9 +74,9 @@ class ReferenceEngine:
     def start_hash(self) -> str:
         return self.llm.resolved.start_hash()
 
-    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+    def generate(self, requests: Sequence[RequestSpec]) -> list[Answer]:
         """Run the requests to their end. RequestError if one that is no session turn can never run."""
-        return Conversation(self.llm, self.clock, asks).answers()
+        return Conversation(self.llm, self.clock, requests).answers()
 
     def readback(self) -> Mapping[str, Any]:
         """The engine's, where `drafter_error` may also be a violation of the drafter protocol."""
@@ -84,7 +84,7 @@ class ReferenceEngine:
         return {**({"drafter_error": violations[0]} if violations else {}), **self.llm.readback()}
 
     def counters(self) -> Mapping[str, int]:
-        return self.llm.probes
+        return self.llm.counters
 
     def journal(self) -> tuple[Sequence[Entry], int, int]:
         ledger = self.llm.loop.scheduler.ledger
@@ -109,71 +109,75 @@ class ReferenceEngine:
 class Conversation:
     """Sends requests to one engine when they are due, aborts them, and collects the answers in order."""
 
-    def __init__(self, llm: LLM, clock: ManualClock, asks: Sequence[Ask]) -> None:
+    def __init__(self, llm: LLM, clock: ManualClock, requests: Sequence[RequestSpec]) -> None:
         self.llm = llm
         self.clock = clock
-        self.asks = asks
+        self.requests = requests
         self.refusals: dict[str, str] = {}
         self.rids: dict[str, int] = {}
         self.stops: dict[int, int] = {}
         self.closes: dict[int, tuple[int, str]] = {}  # rid to (output tokens after which to close, session)
         self.open: dict[str, int] = {}  # session to its number of unfinished requests
         # Sessions that must already be closed when a request arrives are not closed here.
-        gone = {ask.session.id for ask in asks if ask.session is not None and ask.refused is Refusal.CLOSED}
-        for ask in asks:
-            if ask.session is not None and not ask.session.resend and ask.session.id not in gone:
-                self.open[ask.session.id] = self.open.get(ask.session.id, 0) + 1
+        gone = {
+            request.session.id
+            for request in requests
+            if request.session is not None and request.refused is Refusal.CLOSED
+        }
+        for request in requests:
+            if request.session is not None and not request.session.resend and request.session.id not in gone:
+                self.open[request.session.id] = self.open.get(request.session.id, 0) + 1
 
     def answers(self) -> list[Answer]:
         """Run all requests. RequestError if one can never run or never becomes due."""
-        waiting = list(self.asks)
-        running: list[Ask] = []
+        waiting = list(self.requests)
+        running: list[RequestSpec] = []
         while waiting or running or self.llm.loop.busy:
-            due = [ask for ask in waiting if self._due(ask)]
-            for ask in due:
-                self._send(ask)
-            waiting = [ask for ask in waiting if ask not in due]
+            due = [request for request in waiting if self._due(request)]
+            for request in due:
+                self._send(request)
+            waiting = [request for request in waiting if request not in due]
             running += due
             if waiting and not running and not self.llm.loop.busy:
                 raise RequestError(f"request {waiting[0].name} waits for {waiting[0].after}, which did not all end")
             self.llm.step()
             self._stop()
             running = self._settle(running)
-        return [self._answer(ask) for ask in self.asks]
+        return [self._answer(request) for request in self.requests]
 
-    def _due(self, ask: Ask) -> bool:
-        if ask.beside is not None:
-            return ask.beside in self.rids and not self._ended(ask.beside)
+    def _due(self, request: RequestSpec) -> bool:
+        if request.beside is not None:
+            return request.beside in self.rids and not self._ended(request.beside)
         # A finished request may still have a step in flight, so its session is not idle yet.
-        if ask.clock and self.llm.loop.busy:
+        if request.clock and self.llm.loop.busy:
             return False
-        return all(self._ended(name) for name in ask.after)
+        return all(self._ended(name) for name in request.after)
 
-    def _send(self, ask: Ask) -> None:
-        here = ask.session
-        self.clock.seconds += ask.clock
+    def _send(self, request: RequestSpec) -> None:
+        here = request.session
+        self.clock.seconds += request.clock
         if here is None:
-            rid = self.llm.add(ask.prompt, sampling(ask))
+            rid = self.llm.add(request.prompt, sampling(request))
         elif here.resend:
-            rid = self.llm.add(self._history(here) + self._encoded(ask), sampling(ask))
+            rid = self.llm.add(self._history(here) + self._encoded(request), sampling(request))
         else:
             try:
-                rid = self._turn(ask, here)
+                rid = self._turn(request, here)
             except RequestError as refusal:  # a gate checks whether the refusal is right
-                self.refusals[ask.name] = str(refusal)
+                self.refusals[request.name] = str(refusal)
                 return
-        self.rids[ask.name] = rid
-        if ask.abort_after is not None:
-            self.stops[rid] = ask.abort_after
-        if ask.closes_after is not None and here is not None:
-            self.closes[rid] = ask.closes_after, here.id
+        self.rids[request.name] = rid
+        if request.abort_after is not None:
+            self.stops[rid] = request.abort_after
+        if request.closes_after is not None and here is not None:
+            self.closes[rid] = request.closes_after, here.id
 
-    def _turn(self, ask: Ask, here: Continuation) -> int:
-        if ask.refused is not Refusal.CLOSED and here.id not in self.llm.sessions.sessions:
+    def _turn(self, request: RequestSpec, here: Continuation) -> int:
+        if request.refused is not Refusal.CLOSED and here.id not in self.llm.sessions.sessions:
             self.llm.open_session(here.capacity, here.id, here.streaming, here.timeout)
         follows = None if here.streaming or here.follows is None else self.rids[here.follows]
         turn = SessionParams(here.id, follows, here.offset, here.replace, here.drop_previous_output)
-        return self.llm.add(ask.prompt, sampling(ask), turn)
+        return self.llm.add(request.prompt, sampling(request), turn)
 
     def _history(self, here: Continuation) -> tuple[int, ...]:
         if here.follows is None:
@@ -182,10 +186,10 @@ class Conversation:
         whole = tuple(before.prompt) if here.drop_previous_output else tuple(before.tokens)
         return whole[: here.offset] if here.offset else whole
 
-    def _encoded(self, ask: Ask) -> tuple[int, ...]:
+    def _encoded(self, request: RequestSpec) -> tuple[int, ...]:
         """The prompt's tokens; the BOS token is kept in a first turn only."""
-        tokens = tuple(self.llm.tokenizer.encode(ask.prompt))
-        begins = ask.session is None or ask.session.follows is None
+        tokens = tuple(self.llm.tokenizer.encode(request.prompt))
+        begins = request.session is None or request.session.follows is None
         return tokens if begins or tokens[:1] != (self.llm.tokenizer.bos_id,) else tokens[1:]
 
     def _stop(self) -> None:
@@ -196,49 +200,49 @@ class Conversation:
             _, session = self.closes.pop(rid)
             self.llm.close_session(session)
 
-    def _settle(self, running: list[Ask]) -> list[Ask]:
+    def _settle(self, running: list[RequestSpec]) -> list[RequestSpec]:
         """The requests still running; closes each session after its last request."""
         still = []
-        for ask in running:
-            if not self._ended(ask.name):
-                still.append(ask)
-            elif ask.session is not None and ask.session.id in self.open:
-                self.open[ask.session.id] -= 1
-                if not self.open[ask.session.id]:
-                    self.llm.close_session(ask.session.id)
+        for request in running:
+            if not self._ended(request.name):
+                still.append(request)
+            elif request.session is not None and request.session.id in self.open:
+                self.open[request.session.id] -= 1
+                if not self.open[request.session.id]:
+                    self.llm.close_session(request.session.id)
         return still
 
     def _ended(self, name: str) -> bool:
         return name in self.refusals or (name in self.rids and self.llm.request(self.rids[name]).finish is not None)
 
-    def _answer(self, ask: Ask) -> Answer:
-        if ask.name in self.refusals:
-            return Answer(ask.name, (), (), "", "refused", None, 0, (), refusal=self.refusals[ask.name])
-        rid = self.rids[ask.name]
+    def _answer(self, request: RequestSpec) -> Answer:
+        if request.name in self.refusals:
+            return Answer(request.name, (), (), "", "refused", None, 0, (), refusal=self.refusals[request.name])
+        rid = self.rids[request.name]
         prompt = tuple(self.llm.request(rid).prompt)
-        return answer(ask, prompt, self.llm.take(rid))
+        return answer(request, prompt, self.llm.take(rid))
 
 
-def sampling(ask: Ask) -> SamplingParams:
+def sampling(request: RequestSpec) -> SamplingParams:
     """The engine's sampling parameters for a request."""
     return SamplingParams(
-        max_new_tokens=ask.max_new_tokens,
-        temperature=ask.temperature,
-        top_k=ask.top_k,
-        top_p=ask.top_p,
-        seed=ask.seed,
-        stop=ask.stop,
-        stop_token_ids=ask.stop_token_ids,
-        ignore_eos=ask.ignore_eos,
-        return_logprob=ask.logprobs,
-        top_logprobs_num=ask.top_logprobs,
+        max_new_tokens=request.max_new_tokens,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        seed=request.seed,
+        stop=request.stop,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        return_logprob=request.logprobs,
+        top_logprobs_num=request.top_logprobs,
     )
 
 
-def answer(ask: Ask, prompt_ids: tuple[int, ...], output: Output) -> Answer:
+def answer(request: RequestSpec, prompt_ids: tuple[int, ...], output: Output) -> Answer:
     """Convert an engine's output to the protocol's Answer."""
     return Answer(
-        name=ask.name,
+        name=request.name,
         prompt_ids=prompt_ids,
         output_ids=output.output_ids,
         text=output.text,

@@ -63,7 +63,7 @@ class Continuation:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RequestSpec:
     """One request of a workload.
 
     `prompt` is text; `name` identifies it across runs (for pairing). `after`: names of requests that must have ended
@@ -98,7 +98,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of one Ask. matched: the stop token or string, or the message of an error. refusal: the engine's
+    """The result of one request. matched: the stop token or string, or the message of an error. refusal: the engine's
     message if it refused the request, else ""."""
 
     name: str
@@ -186,7 +186,7 @@ class RunningEngine(Protocol):
         """Hash of the resolved values, equal for equal configurations (`Resolved.start_hash`)."""
         ...
 
-    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+    def generate(self, requests: Sequence[RequestSpec]) -> list[Answer]:
         """Run the requests to their end, each once those in its `after` have ended; the answers in the order given."""
         ...
 
@@ -247,11 +247,11 @@ class Run:
     evidence: by how much each counter grew during the workload. trace: since the engine's start, None without adaptive
     steps; earlier: the trace before this workload. served: every request since the start, in submission order; empty
     without a journal. attempts: requests that must be refused, each with the engine's error message ("" if it
-    answered); `asks` are all others. ranks: the comparison of several ranks since the start. twin: the session
-    baseline, the same requests and drafter with each turn's whole history prefilled at once.
+    answered); `requests` are all others. ranks: the comparison of several ranks since the start. session_baseline: the
+    same requests and drafter with each turn's whole history prefilled at once.
     """
 
-    asks: tuple[Ask, ...]
+    requests: tuple[RequestSpec, ...]
     answers: tuple[Answer, ...]
     resolved: Mapping[str, Any]
     readback: Mapping[str, Any]
@@ -262,6 +262,6 @@ class Run:
     trace: Trace | None = None
     earlier: Trace | None = None
     served: tuple[Served, ...] = ()
-    attempts: tuple[tuple[Ask, str], ...] = ()
+    attempts: tuple[tuple[RequestSpec, str], ...] = ()
     ranks: Agreement | None = None
-    twin: Run | None = None
+    session_baseline: Run | None = None

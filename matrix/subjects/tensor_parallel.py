@@ -14,7 +14,7 @@ from specmatrix.engine.parallel.group import PATIENCE, RankGroup, RanksDiverged
 from specmatrix.engine.parallel.pool import Lease
 from specmatrix.engine.parallel.worker import Rank
 from specmatrix.matrix.subjects.in_process import ManualClock, ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Answer, Ask, Diverged, Memory, RunningEngine, Trace
+from specmatrix.matrix.subjects.protocol import Answer, Diverged, Memory, RequestSpec, RunningEngine, Trace
 from specmatrix.matrix.zoo.registry import resolve_path
 
 Entry = tuple[str, int, tuple[int, ...]]
@@ -62,9 +62,9 @@ class RankedEngine:
     def start_hash(self) -> str:
         return self._resolved.start_hash()
 
-    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+    def generate(self, requests: Sequence[RequestSpec]) -> list[Answer]:
         """As ReferenceEngine.generate, on every rank."""
-        found: list[Answer] = self.call_ranks(_generate, asks)
+        found: list[Answer] = self.call_ranks(_generate, requests)
         return found
 
     def readback(self) -> Mapping[str, Any]:
@@ -107,9 +107,9 @@ def _start(rank: Rank, config: EngineConfig, locate: Callable[[str], Path]) -> N
     rank.held = ReferenceEngine(llm, clock)
 
 
-def _generate(rank: Rank, asks: Sequence[Ask]) -> list[Answer]:
+def _generate(rank: Rank, requests: Sequence[RequestSpec]) -> list[Answer]:
     engine: ReferenceEngine = rank.held
-    return engine.generate(asks)
+    return engine.generate(requests)
 
 
 def _read(rank: Rank, name: str) -> Any:  # noqa: ANN401 - as the engine's method of that name

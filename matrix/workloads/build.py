@@ -18,7 +18,7 @@ from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.accuracy.data import read_questions
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
-from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.subjects.protocol import RequestSpec
 from specmatrix.matrix.workloads.context_limit import to_the_brim
 from specmatrix.matrix.workloads.memory_sizes import snug
 from specmatrix.matrix.workloads.retraction import collisions
@@ -95,38 +95,38 @@ def _tokens(text: str) -> int:
     return len(tokenizer().encode(text).ids)
 
 
-def workload(cell: Cell, seed: int) -> tuple[Ask, ...]:
+def workload(cell: Cell, seed: int) -> tuple[RequestSpec, ...]:
     """The requests of a cell. `seed` selects the questions and the requests' sampling seeds.
 
     Every request fits into tight memory alone, but no two of them to their end.
     """
-    asks = _requests(cell, seed)
-    return tuple(to_the_brim(asks, SHORT_CONTEXT, _tokens) if cell.context == "short" else asks)
+    requests = _requests(cell, seed)
+    return tuple(to_the_brim(requests, SHORT_CONTEXT, _tokens) if cell.context == "short" else requests)
 
 
-def _requests(cell: Cell, seed: int) -> Sequence[Ask]:
+def _requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
     """The requests with the model's own context length."""
     if cell.batch == "waves":
         return in_waves(WAVES, lambda wave, place: _in_wave(cell, wave, place, seed))
     limits = LIMITS[cell.batch]
     if cell.batch == "burst" and cell.session == "streaming":
         limits = (*limits, *FLEET)
-    asks = []
+    requests = []
     for place, (name, index) in enumerate(_chosen(cell, len(limits), seed)):
-        asks.append(_ask(cell, name, index, place, seed, limits[place]))
+        requests.append(_ask(cell, name, index, place, seed, limits[place]))
     if cell.abort == "queued":
-        asks[-1] = replace(asks[-1], abort_after=0)
+        requests[-1] = replace(requests[-1], abort_after=0)
     elif cell.abort == "running":
-        place = min(1, len(asks) - 1)
-        late = replace(asks[place], abort_after=ABORT_LATE, ignore_eos=True)
-        asks[place] = late if aborted_late(cell) else replace(asks[place], abort_after=ABORT_AFTER)
+        place = min(1, len(requests) - 1)
+        late = replace(requests[place], abort_after=ABORT_LATE, ignore_eos=True)
+        requests[place] = late if aborted_late(cell) else replace(requests[place], abort_after=ABORT_AFTER)
     if cell.memory == "snug":
         sizes = snug(cell.model == "qwen3", int(cell.page_size))
-        return collisions(asks, sizes, _tokens, cell.abort == "running")
+        return collisions(requests, sizes, _tokens, cell.abort == "running")
     if cell.session != "none":
         memory = cell.memory_tokens if cell.memory == "tight" else None
-        return conversations(asks, cell.session == "streaming", memory, _short(cell), cell.abort == "running")
-    return [*asks, *_draws(cell, seed)]
+        return conversations(requests, cell.session == "streaming", memory, _short(cell), cell.abort == "running")
+    return [*requests, *_draws(cell, seed)]
 
 
 def aborted_late(cell: Cell) -> bool:
@@ -161,14 +161,14 @@ def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
     return [(f"q{i}", i) for i in fresh] + [(f"q{i}.again", i) for i in fresh[:repeats]]
 
 
-def _in_wave(cell: Cell, wave: int, place: int, seed: int) -> Ask:
+def _in_wave(cell: Cell, wave: int, place: int, seed: int) -> RequestSpec:
     index = (seed * 5 + 7 * wave + place) % ORACLE_PROMPTS
     return replace(
         _ask(cell, f"q{index}", index, place, seed, 0), name=f"w{wave}.{place}", max_new_tokens=9 + place % 5
     )
 
 
-def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -> Ask:
+def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -> RequestSpec:
     question, answer = questions()[index]
     tight = cell.memory == "tight"
     if cell.finish == "length":
@@ -184,7 +184,7 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
     # Under tight memory a request must live long enough to cause retraction, unless the other is aborted early.
     stop = int(cell.abort != "none" and cell.batch == "pair") if tight else place % 2
     how = SAMPLING[mixed if cell.sampling == "mixed" else cell.sampling]
-    return Ask(
+    return RequestSpec(
         name=name,
         prompt=prompt_of(question),
         max_new_tokens=limit,
@@ -199,12 +199,12 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
     )
 
 
-def _draws(cell: Cell, seed: int) -> list[Ask]:
+def _draws(cell: Cell, seed: int) -> list[RequestSpec]:
     if not draws_apply(cell):
         return []
     how = SAMPLING[cell.sampling]
     return [
-        Ask(
+        RequestSpec(
             name=f"d{n}",
             prompt=DRAW_PROMPT,
             max_new_tokens=DRAWN_TOKENS,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from specmatrix.matrix.subjects.protocol import Ask, Refusal
+from specmatrix.matrix.subjects.protocol import Refusal, RequestSpec
 
 
 class PriorTokens(NamedTuple):
@@ -16,32 +16,34 @@ class PriorTokens(NamedTuple):
     whole: int
 
 
-def to_the_brim(asks: Sequence[Ask], context: int, tokens: Callable[[str], int]) -> list[Ask]:
+def to_the_brim(requests: Sequence[RequestSpec], context: int, tokens: Callable[[str], int]) -> list[RequestSpec]:
     """The same requests, with max_new_tokens raised to fill a context of `context` tokens where no turn follows.
 
     In a session each is preceded by an attempt with one more token, which must be refused. No request may end before
     its limit. tokens: counts a prompt's tokens, including BOS.
     """
-    followed = {ask.session.follows for ask in asks if ask.session is not None and ask.refused is None}
+    followed = {
+        request.session.follows for request in requests if request.session is not None and request.refused is None
+    }
     priors: dict[str, PriorTokens] = {}
-    out: list[Ask] = []
-    for ask in asks:
-        if ask.refused is None:
-            prompt = _history(ask, priors) + tokens(ask.prompt)
-            if ask.name not in followed:
-                ask = replace(ask, max_new_tokens=context - prompt)
-                if ask.session is not None:
-                    over = _one_more(ask)
+    out: list[RequestSpec] = []
+    for request in requests:
+        if request.refused is None:
+            prompt = _history(request, priors) + tokens(request.prompt)
+            if request.name not in followed:
+                request = replace(request, max_new_tokens=context - prompt)
+                if request.session is not None:
+                    over = _one_more(request)
                     out.append(over)
-                    ask = replace(ask, after=(*ask.after, over.name))
-            priors[ask.name] = PriorTokens(prompt, prompt + ask.max_new_tokens)
-        out.append(ask)
+                    request = replace(request, after=(*request.after, over.name))
+            priors[request.name] = PriorTokens(prompt, prompt + request.max_new_tokens)
+        out.append(request)
     return out
 
 
-def _history(ask: Ask, priors: dict[str, PriorTokens]) -> int:
+def _history(request: RequestSpec, priors: dict[str, PriorTokens]) -> int:
     """Number of tokens before the prompt, less the prompt's BOS token, which is then dropped."""
-    here = ask.session
+    here = request.session
     if here is None or here.follows is None:
         return 0
     before = priors[here.follows]
@@ -49,12 +51,12 @@ def _history(ask: Ask, priors: dict[str, PriorTokens]) -> int:
     return min(here.offset or history, history) - 1
 
 
-def _one_more(ask: Ask) -> Ask:
+def _one_more(request: RequestSpec) -> RequestSpec:
     """The same request with one token more than the context holds."""
     return replace(
-        ask,
-        name=f"{ask.name}.over",
-        max_new_tokens=ask.max_new_tokens + 1,
+        request,
+        name=f"{request.name}.over",
+        max_new_tokens=request.max_new_tokens + 1,
         refused=Refusal.CONTEXT,
         closes_after=None,
         logprobs=False,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from specmatrix.matrix.subjects.protocol import Ask, Continuation, Refusal
+from specmatrix.matrix.subjects.protocol import Continuation, Refusal, RequestSpec
 
 # Idle timeout of the first session in seconds, and a clock advance beyond it.
 TIMEOUT: Final = 60.0
@@ -20,7 +20,7 @@ REPEATED_TOKENS: Final = 8  # lower bound on the tokens of REPEATED
 FAR: Final = 1_000_000  # exceeds the tokens of any history
 
 
-def contended_line(turns: Sequence[Ask], place: int, memory: int | None) -> list[Ask]:
+def contended_line(turns: Sequence[RequestSpec], place: int, memory: int | None) -> list[RequestSpec]:
     """A streaming session's turns among requests that it must refuse.
 
     place: index of the session. Session 0 exceeds its idle timeout at its end; the same clock advance during its first
@@ -31,9 +31,9 @@ def contended_line(turns: Sequence[Ask], place: int, memory: int | None) -> list
     session = _session(first)
     busy = _attempt(first, "busy", Refusal.IN_FLIGHT, session)
     busy = replace(busy, beside=first.name, clock=LATER if place == 0 else 0.0)
-    between = [replace(ask, after=(first.name,)) for ask in _between(first, session, memory)]
+    between = [replace(request, after=(first.name,)) for request in _between(first, session, memory)]
     out = [first, *([] if first.abort_after == 0 else [busy]), *between]
-    out.append(replace(second, after=(*second.after, *(ask.name for ask in between))))
+    out.append(replace(second, after=(*second.after, *(request.name for request in between))))
     if place == 1:
         last = replace(rest[0], closes_after=1, ignore_eos=True, stop=(), stop_token_ids=())
         return [*out, last, replace(_attempt(first, "closed", Refusal.CLOSED, session), after=(last.name,))]
@@ -44,24 +44,24 @@ def contended_line(turns: Sequence[Ask], place: int, memory: int | None) -> list
     return [*out, *rest]
 
 
-def contended_tree(asks: Sequence[Ask]) -> list[Ask]:
+def contended_tree(requests: Sequence[RequestSpec]) -> list[RequestSpec]:
     """An ordinary session's requests among invalid ones, which continue a running or replaced request or use an offset
     past the text."""
-    root = asks[0]
+    root = requests[0]
     session = replace(_session(root), follows=root.name)
     early = replace(_attempt(root, "early", Refusal.UNFINISHED, session), beside=root.name)
     far = replace(_attempt(root, "far", Refusal.RANGE, replace(session, offset=FAR)), after=(root.name,))
-    out = [root, *([] if root.abort_after == 0 else [early]), far, *asks[1:]]
-    last = asks[-1]
+    out = [root, *([] if root.abort_after == 0 else [early]), far, *requests[1:]]
+    last = requests[-1]
     if _session(last).replace:
-        gone = replace(_session(root), follows=asks[1].name)
+        gone = replace(_session(root), follows=requests[1].name)
         out.append(replace(_attempt(root, "gone", Refusal.REPLACED, gone), after=(last.name,)))
     return out
 
 
-def _between(first: Ask, session: Continuation, memory: int | None) -> list[Ask]:
+def _between(first: RequestSpec, session: Continuation, memory: int | None) -> list[RequestSpec]:
     """The invalid requests between the first two turns."""
-    asks = [
+    requests = [
         _attempt(first, "offset", Refusal.OFFSET, replace(session, offset=1)),
         _attempt(first, "replace", Refusal.REPLACE, replace(session, replace=True)),
         _attempt(first, "drop", Refusal.DROP, replace(session, drop_previous_output=True)),
@@ -69,11 +69,11 @@ def _between(first: Ask, session: Continuation, memory: int | None) -> list[Ask]
         _attempt(first, "vast", Refusal.CAPACITY, session, PAST_CAPACITY),
     ]
     if memory is not None:
-        asks.append(_attempt(first, "wide", Refusal.POOL, session, REPEATED * (memory // REPEATED_TOKENS)))
-    return asks
+        requests.append(_attempt(first, "wide", Refusal.POOL, session, REPEATED * (memory // REPEATED_TOKENS)))
+    return requests
 
 
-def _session(turn: Ask) -> Continuation:
+def _session(turn: RequestSpec) -> Continuation:
     assert turn.session is not None
     return turn.session
 
@@ -82,6 +82,8 @@ def _limited(session: Continuation, timeout: float | None) -> Continuation:
     return replace(session, capacity=CAPACITY, timeout=timeout)
 
 
-def _attempt(first: Ask, kind: str, refused: Refusal, session: Continuation, text: str = REPEATED) -> Ask:
+def _attempt(
+    first: RequestSpec, kind: str, refused: Refusal, session: Continuation, text: str = REPEATED
+) -> RequestSpec:
     """A request that must be refused, named after the session's first turn."""
-    return Ask(f"{first.name}.{kind}", text, first.max_new_tokens, refused=refused, session=session)
+    return RequestSpec(f"{first.name}.{kind}", text, first.max_new_tokens, refused=refused, session=session)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.subjects.protocol import RequestSpec
 from specmatrix.matrix.workloads.memory_sizes import Snug
 from specmatrix.matrix.workloads.refusals import contended_line
 from specmatrix.matrix.workloads.sessions import REPLIES, line, scored
@@ -19,24 +19,26 @@ MORE: Final = 10
 EARLIER: Final = 2
 
 
-def collisions(asks: Sequence[Ask], room: Snug, tokens: Callable[[str], int], aborts: bool) -> list[Ask]:
-    """The turns of a session for each ask. First turns end at the same length; second turns start when all first turns
-    have ended.
+def collisions(
+    requests: Sequence[RequestSpec], room: Snug, tokens: Callable[[str], int], aborts: bool
+) -> list[RequestSpec]:
+    """The turns of a session for each request. First turns end at the same length; second turns start when all first
+    turns have ended.
 
     tokens: counts a prompt's tokens. aborts: the second turn of the second session is aborted after its retraction.
     """
     said = room.second - room.first - tokens(REPLIES[0])
-    out: list[Ask] = []
-    for place, ask in enumerate(asks):
-        first = replace(ask, max_new_tokens=room.first - 1 - tokens(ask.prompt), abort_after=None)
+    out: list[RequestSpec] = []
+    for place, request in enumerate(requests):
+        first = replace(request, max_new_tokens=room.first - 1 - tokens(request.prompt), abort_after=None)
         late = aborts and place == 1
         limits = (said + MORE if late else said, *LAST_LIMITS)
         turns = line(first, place, limits, said - EARLIER if late else None)
         out += contended_line(scored(turns, place), place, room.memory)
     # Sent together, they are ordered by index: the last one is the youngest and is retracted.
-    before = dict.fromkeys(name for ask in out if _second(ask) for name in ask.after)
-    return [replace(ask, after=tuple(before)) if _second(ask) else ask for ask in out]
+    before = dict.fromkeys(name for request in out if _second(request) for name in request.after)
+    return [replace(request, after=tuple(before)) if _second(request) else request for request in out]
 
 
-def _second(ask: Ask) -> bool:
-    return ask.name.endswith(".turn2")
+def _second(request: RequestSpec) -> bool:
+    return request.name.endswith(".turn2")

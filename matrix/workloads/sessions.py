@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from specmatrix.matrix.subjects.protocol import Ask, Continuation
+from specmatrix.matrix.subjects.protocol import Continuation, RequestSpec
 from specmatrix.matrix.workloads.refusals import contended_line, contended_tree
 
 # Number of requests in each wave.
@@ -26,29 +26,31 @@ ALTERNATIVES: Final = 3
 ABORTED_TURN: Final = 3  # tokens after which a turn is aborted
 
 
-def in_waves(sizes: Sequence[int], make: Callable[[int, int], Ask]) -> list[Ask]:
+def in_waves(sizes: Sequence[int], make: Callable[[int, int], RequestSpec]) -> list[RequestSpec]:
     """Waves of requests, each sent once the previous wave has ended. make(wave, place) creates a request."""
-    asks: list[Ask] = []
+    requests: list[RequestSpec] = []
     before: tuple[str, ...] = ()
     for wave, size in enumerate(sizes):
         now = [replace(make(wave, place), after=before) for place in range(size)]
-        before = tuple(ask.name for ask in now)
-        asks += now
-    return asks
+        before = tuple(request.name for request in now)
+        requests += now
+    return requests
 
 
-def conversations(asks: Sequence[Ask], streaming: bool, memory: int | None, short: bool, aborts: bool) -> list[Ask]:
-    """A session for each ask, except some in a larger batch, with the ask as its first turn, followed by its others.
+def conversations(
+    requests: Sequence[RequestSpec], streaming: bool, memory: int | None, short: bool, aborts: bool
+) -> list[RequestSpec]:
+    """A session for each request, except some in a larger batch, with the request as its first turn, then others.
 
     memory: its size in tokens if tight, else None. short: few tokens per turn. aborts: abort the second turn of the
     first session and the first turn of the second.
     """
-    out: list[Ask] = []
-    for place, ask in enumerate(asks):
-        if len(asks) > PLAIN_EVERY and place % PLAIN_EVERY == PLAIN_EVERY - 1:
-            out.append(ask)
+    out: list[RequestSpec] = []
+    for place, request in enumerate(requests):
+        if len(requests) > PLAIN_EVERY and place % PLAIN_EVERY == PLAIN_EVERY - 1:
+            out.append(request)
             continue
-        first = ask
+        first = request
         if aborts:
             first = _cut(first) if place == 1 else replace(first, abort_after=None)
         broken = aborts and place == 0
@@ -61,15 +63,15 @@ def conversations(asks: Sequence[Ask], streaming: bool, memory: int | None, shor
     return out
 
 
-def line(first: Ask, place: int, limits: Sequence[int], cut: int | None) -> list[Ask]:
+def line(first: RequestSpec, place: int, limits: Sequence[int], cut: int | None) -> list[RequestSpec]:
     """A streaming session: a sequence of turns. cut: number of tokens after which the second turn is aborted, so that
     the third follows the first."""
     name = f"s{place}"
     turns = [replace(first, session=Continuation(name, True))]
     good = None if first.abort_after is not None else first.name
     for number, limit in enumerate(limits, start=2):
-        ask = _reply(first, number, limit)
-        turn = replace(ask, after=(turns[-1].name,), session=Continuation(name, True, good))
+        request = _reply(first, number, limit)
+        turn = replace(request, after=(turns[-1].name,), session=Continuation(name, True, good))
         if good is None:
             # After an aborted first turn, this turn starts the conversation.
             turn = replace(turn, prompt=first.prompt)
@@ -81,7 +83,7 @@ def line(first: Ask, place: int, limits: Sequence[int], cut: int | None) -> list
     return turns
 
 
-def _branches(first: Ask, place: int, limits: Sequence[int], broken: bool) -> list[Ask]:
+def _branches(first: RequestSpec, place: int, limits: Sequence[int], broken: bool) -> list[RequestSpec]:
     """An ordinary session: two requests continue the first, one of them without its output; a last one branches off
     inside the first and replaces both."""
     name = f"b{place}"
@@ -90,8 +92,8 @@ def _branches(first: Ask, place: int, limits: Sequence[int], broken: bool) -> li
     after = (first.name,)
     if first.abort_after is not None:
         # No request continues an aborted one, whose tokens depend on timing.
-        beginnings = [replace(ask, prompt=first.prompt, after=after) for ask in (two, three)]
-        return [root, *(replace(ask, session=Continuation(name, False)) for ask in beginnings)]
+        beginnings = [replace(request, prompt=first.prompt, after=after) for request in (two, three)]
+        return [root, *(replace(request, session=Continuation(name, False)) for request in beginnings)]
     second = replace(two, after=after, session=Continuation(name, False, first.name))
     bare = Continuation(name, False, first.name, drop_previous_output=True)
     third = replace(three, after=after, session=bare)
@@ -101,19 +103,19 @@ def _branches(first: Ask, place: int, limits: Sequence[int], broken: bool) -> li
     return [root, second, third, replace(four, after=(two.name, three.name), session=back)]
 
 
-def scored(turns: Sequence[Ask], place: int) -> list[Ask]:
+def scored(turns: Sequence[RequestSpec], place: int) -> list[RequestSpec]:
     """The turns of a session with rotating logprob settings."""
     modes = ((False, 0), (True, 0), (True, ALTERNATIVES))
     asked = [modes[(place + number) % len(modes)] for number in range(len(turns))]
     return [replace(turn, logprobs=own, top_logprobs=top) for turn, (own, top) in zip(turns, asked, strict=True)]
 
 
-def _cut(ask: Ask, after: int = ABORTED_TURN) -> Ask:
+def _cut(request: RequestSpec, after: int = ABORTED_TURN) -> RequestSpec:
     """A request that is always aborted, as nothing else can end it earlier."""
-    return replace(ask, abort_after=after, ignore_eos=True, stop=(), stop_token_ids=())
+    return replace(request, abort_after=after, ignore_eos=True, stop=(), stop_token_ids=())
 
 
-def _reply(first: Ask, number: int, limit: int) -> Ask:
+def _reply(first: RequestSpec, number: int, limit: int) -> RequestSpec:
     """A later request of a session: short, with the first one's sampling parameters and stop conditions."""
     return replace(
         first,

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from specmatrix.reports.counters import ProbeChange
+from specmatrix.reports.counters import CounterChange
 from specmatrix.reports.effective import Pair
 from specmatrix.reports.schema import GateState, Header
 
@@ -42,7 +42,7 @@ LEAST_EFFECT: Final = {"acceptance": 0.01, "accuracy": 0.01}
 TOLERANCE: Final = {"acceptance": 0.02, "accuracy": 0.02}
 
 
-class State(StrEnum):
+class ChangeState(StrEnum):
     """A cell's change from base to head; the module docstring defines each state."""
 
     REGRESSED = "REGRESSED"
@@ -115,7 +115,7 @@ class CellChange:
     """
 
     id: str
-    state: State
+    state: ChangeState
     why: str
     red: bool
     repro: str
@@ -129,7 +129,7 @@ class CellChange:
     @property
     def cause(self) -> str:
         """What it may have in common with other cells: which values, gates or numbers changed, but not by how much."""
-        moved = [change.signature() for change in self.path] if self.state is State.REWRITTEN else []
+        moved = [change.signature() for change in self.path] if self.state is ChangeState.REWRITTEN else []
         gates = [change.signature() for change in self.gates]
         numbers = [f"{effect.significant} of {effect.gate}" for effect in self.effects if effect.significant]
         loose = [f"{effect.gate} differs" for effect in self.effects]
@@ -255,12 +255,12 @@ class Comparison:
     head: Side
     verdict: str
     reasons: tuple[str, ...]
-    counts: dict[State, int]
+    counts: dict[ChangeState, int]
     changes: tuple[CellChange, ...]
     still_red: tuple[str, ...]
     mismatches: tuple[Mismatch, ...]
     coverage: CoverageChange
-    probes: ProbeChange
+    counters: CounterChange
     rewrites: tuple[RewriteChange, ...]
     choices: tuple[ChoiceChange, ...]
     factors: tuple[Factor, ...]

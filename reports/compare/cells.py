@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Final
 
 from specmatrix.reports.compare.acknowledge import Acknowledged
-from specmatrix.reports.compare.cell_state import CellChange, Effect, GateChange, PathChange, State
+from specmatrix.reports.compare.cell_state import CellChange, ChangeState, Effect, GateChange, PathChange
 from specmatrix.reports.compare.evidence import allowed_loss, is_bounded
 from specmatrix.reports.compare.paths import PathChanges
 from specmatrix.reports.compare.rewrites import new_rewrites, signature
@@ -35,7 +35,7 @@ def lost_cell(base: CellResult, head: CellResult | None, context: Context) -> Ce
     excused = context.acknowledged.reason("lost", base.id)
     red = not excused and base.state != "UNSUPPORTED"
     repro = (base if head is None else head).repro
-    return CellChange(base.id, State.LOST, f"{why}; it was {base.state} in base", red, repro, excused=excused)
+    return CellChange(base.id, ChangeState.LOST, f"{why}; it was {base.state} in base", red, repro, excused=excused)
 
 
 def new_cell(head: CellResult, context: Context, listed: bool = False) -> CellChange:
@@ -46,7 +46,14 @@ def new_cell(head: CellResult, context: Context, listed: bool = False) -> CellCh
     red, excused = _red(head, context)
     gates = tuple(GateChange(gate.name, None, gate.state, gate.message) for gate in head.gates if gate.state != "PASS")
     return CellChange(
-        head.id, State.NEW, why, red, head.repro, gates=gates, excused=excused, first_divergence=first_divergence(head)
+        head.id,
+        ChangeState.NEW,
+        why,
+        red,
+        head.repro,
+        gates=gates,
+        excused=excused,
+        first_divergence=first_divergence(head),
     )
 
 
@@ -63,12 +70,12 @@ def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], 
     blocked = [change for change in worse if change.head is not None and change.gate in context.incomparable]
     state, why = _state(base, head, effects, worse, blocked, path, context)
     red, excused = False, ""
-    if state is State.REGRESSED or (state is State.NOT_COMPARABLE and worse):
-        red, excused = _red(head, context, numbers=state is State.REGRESSED and head.state == "PASS")
-    elif state is State.REWRITTEN:
+    if state is ChangeState.REGRESSED or (state is ChangeState.NOT_COMPARABLE and worse):
+        red, excused = _red(head, context, numbers=state is ChangeState.REGRESSED and head.state == "PASS")
+    elif state is ChangeState.REWRITTEN:
         excused = _acknowledged(path, base, head, context)
         red = not excused
-    bound = _bound_text(effects) if state in (State.SAME, State.UNKNOWN) else ""
+    bound = _bound_text(effects) if state in (ChangeState.SAME, ChangeState.UNKNOWN) else ""
     return CellChange(
         head.id, state, why, red, head.repro, tuple(effects), gates, path, bound, excused, first_divergence(head)
     )
@@ -80,7 +87,7 @@ def _support_change(base: CellResult, head: CellResult, context: Context) -> Cel
         return new_cell(head, context, listed=True)
     if base.state != "UNSUPPORTED":
         return lost_cell(base, head, context)
-    return CellChange(head.id, State.SAME, "UNSUPPORTED in both", False, head.repro)
+    return CellChange(head.id, ChangeState.SAME, "UNSUPPORTED in both", False, head.repro)
 
 
 def _is_worse(change: GateChange) -> bool:
@@ -113,42 +120,46 @@ def _state(
     blocked: Sequence[GateChange],
     path: Sequence[PathChange],
     context: Context,
-) -> tuple[State, str]:
+) -> tuple[ChangeState, str]:
     if base.axes != head.axes:
-        return State.NOT_COMPARABLE, "this cell id has different axis values in the two reports"
+        return ChangeState.NOT_COMPARABLE, "this cell id has different axis values in the two reports"
     if len(worse) > len(blocked):
-        return State.REGRESSED, "; ".join(_gate_text(change) for change in worse if change not in blocked)
+        return ChangeState.REGRESSED, "; ".join(_gate_text(change) for change in worse if change not in blocked)
     if base.state == "PASS" and head.state != "PASS" and not worse:
-        return State.REGRESSED, f"PASS before, {head.state} now: {head.error}"
+        return ChangeState.REGRESSED, f"PASS before, {head.state} now: {head.error}"
     losses = [effect for effect in effects if effect.significant == "loss"]
     if losses:
-        return State.REGRESSED, "; ".join(effect_text(effect) for effect in losses)
+        return ChangeState.REGRESSED, "; ".join(effect_text(effect) for effect in losses)
     if blocked:
-        return State.NOT_COMPARABLE, "; ".join(_gate_text(change) for change in blocked) + " (an input differs)"
+        return ChangeState.NOT_COMPARABLE, "; ".join(_gate_text(change) for change in blocked) + " (an input differs)"
     if path or new_rewrites(base, head):
-        return State.REWRITTEN, _path_text(path, base, head)
+        return ChangeState.REWRITTEN, _path_text(path, base, head)
     return _quiet_state(base, head, effects, context)
 
 
-def _quiet_state(base: CellResult, head: CellResult, effects: Sequence[Effect], context: Context) -> tuple[State, str]:
+def _quiet_state(
+    base: CellResult, head: CellResult, effects: Sequence[Effect], context: Context
+) -> tuple[ChangeState, str]:
     """The state of a cell on which nothing got worse and nothing was rewritten."""
     if base.state == "INFRA":
-        return State.UNKNOWN, f"the machine failed in base; the cell is {head.state} in head"
+        return ChangeState.UNKNOWN, f"the machine failed in base; the cell is {head.state} in head"
     better = [c for c in gate_changes(base, head) if c.head == "PASS" and c.base in ("FAIL", "NOT MEASURED")]
     gains = [effect for effect in effects if effect.significant == "gain"]
     if better or (base.state != "PASS" and head.state == "PASS"):
-        return State.IMPROVED, "; ".join(_gate_text(change) for change in better) or f"{base.state} before, PASS now"
+        return ChangeState.IMPROVED, "; ".join(
+            _gate_text(change) for change in better
+        ) or f"{base.state} before, PASS now"
     if gains:
-        return State.IMPROVED, "; ".join(effect_text(effect) for effect in gains)
+        return ChangeState.IMPROVED, "; ".join(effect_text(effect) for effect in gains)
     measured = {gate.name for gate in (*base.gates, *head.gates)} & context.incomparable
     if measured:
-        return State.NOT_COMPARABLE, f"{', '.join(sorted(measured))}: an input differs"
+        return ChangeState.NOT_COMPARABLE, f"{', '.join(sorted(measured))}: an input differs"
     loose = [effect for effect in effects if not is_bounded(effect)]
     if loose:
-        return State.UNKNOWN, "; ".join(effect_text(effect) for effect in loose) + "; more samples are needed"
+        return ChangeState.UNKNOWN, "; ".join(effect_text(effect) for effect in loose) + "; more samples are needed"
     if head.state != "PASS":
-        return State.SAME, f"{head.state} in both"
-    return State.SAME, "; ".join(
+        return ChangeState.SAME, f"{head.state} in both"
+    return ChangeState.SAME, "; ".join(
         effect_text(effect) for effect in effects
     ) or "no gate result and no compared number differs"
 
@@ -156,7 +167,7 @@ def _quiet_state(base: CellResult, head: CellResult, effects: Sequence[Effect], 
 def _infra(head: CellResult, context: Context) -> CellChange:
     red, excused = _red(head, context)
     why = f"the machine failed: {head.error}"
-    return CellChange(head.id, State.INFRA, why, red, head.repro, excused=excused)
+    return CellChange(head.id, ChangeState.INFRA, why, red, head.repro, excused=excused)
 
 
 def _red(head: CellResult, context: Context, numbers: bool = False) -> tuple[bool, str]:

@@ -12,13 +12,13 @@ from specmatrix.reports.collector import paused
 from specmatrix.reports.compare.acknowledge import Acknowledged, Acknowledgement
 from specmatrix.reports.compare.cell_state import (
     CellChange,
+    ChangeState,
     Comparison,
     Effect,
     Factor,
     Mismatch,
     RewriteChange,
     Side,
-    State,
 )
 from specmatrix.reports.compare.cells import Context, compare_cell, lost_cell, new_cell
 from specmatrix.reports.compare.common_factors import common_factors
@@ -27,7 +27,7 @@ from specmatrix.reports.compare.coverage import coverage_change
 from specmatrix.reports.compare.drift import drifts
 from specmatrix.reports.compare.evidence import effects, mark_significant
 from specmatrix.reports.compare.rewrites import choice_changes, rewrite_changes
-from specmatrix.reports.counters import compare_probes
+from specmatrix.reports.counters import compare_counters
 from specmatrix.reports.schema import (
     RED_STATES,
     SCHEMA,
@@ -43,9 +43,11 @@ from specmatrix.reports.wording import count
 
 _RANK: Final = {
     state: rank
-    for rank, state in enumerate((State.REGRESSED, State.INFRA, State.LOST, State.REWRITTEN, State.NOT_COMPARABLE))
+    for rank, state in enumerate(
+        (ChangeState.REGRESSED, ChangeState.INFRA, ChangeState.LOST, ChangeState.REWRITTEN, ChangeState.NOT_COMPARABLE)
+    )
 }
-_FAILURES = (State.REGRESSED, State.NEW, State.NOT_COMPARABLE)
+_FAILURES = (ChangeState.REGRESSED, ChangeState.NEW, ChangeState.NOT_COMPARABLE)
 
 
 @paused()
@@ -81,7 +83,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         **{cell: (None, head[cell]) for cell in new},
     }
     rewrites = rewrite_changes(touched.values(), acknowledged, context.paths)
-    counts = dict.fromkeys(State, 0) | {State.SAME: len(same)}
+    counts = dict.fromkeys(ChangeState, 0) | {ChangeState.SAME: len(same)}
     for change in changes:
         counts[change.state] += 1
     reasons = _reasons(changes, rewrites)
@@ -97,7 +99,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         still_red=tuple(cell for cell in base.red() if cell in after and head.state(cell) in RED_STATES),
         mismatches=found,
         coverage=coverage_change(base, head, same, touched),
-        probes=compare_probes(base.evidence, head.evidence),
+        counters=compare_counters(base.evidence, head.evidence),
         rewrites=rewrites,
         choices=choice_changes(touched.values()),
         factors=_factors(changes, head),
@@ -114,7 +116,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Json]:
         "schema": SCHEMA,
         "verdict": comparison.verdict,
         "reasons": list(comparison.reasons),
-        "states": {state.value: comparison.counts[state] for state in State},
+        "states": {state.value: comparison.counts[state] for state in ChangeState},
     }
 
 
@@ -146,7 +148,7 @@ def _check_compared(base: Report, head: Report, common: Iterable[str], reasons: 
 
 def _is_news(change: CellChange) -> bool:
     """False for cells without any difference."""
-    return change.state is not State.SAME or bool(change.effects or change.gates)
+    return change.state is not ChangeState.SAME or bool(change.effects or change.gates)
 
 
 def _urgency(change: CellChange) -> tuple[bool, int, str, str]:
@@ -155,17 +157,17 @@ def _urgency(change: CellChange) -> tuple[bool, int, str, str]:
 
 def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -> tuple[str, ...]:
     """Why the comparison is red, one sentence per state."""
-    red: dict[State, int] = {}
+    red: dict[ChangeState, int] = {}
     for change in changes:
         if change.red:
             red[change.state] = red.get(change.state, 0) + 1
     words = {
-        State.REGRESSED: "regressed",
-        State.INFRA: "not measured because the machine failed",
-        State.LOST: "lost without an acknowledgement",
-        State.REWRITTEN: "rewritten without an acknowledgement",
-        State.NEW: "new and red",
-        State.NOT_COMPARABLE: "red in head and not comparable with base",
+        ChangeState.REGRESSED: "regressed",
+        ChangeState.INFRA: "not measured because the machine failed",
+        ChangeState.LOST: "lost without an acknowledgement",
+        ChangeState.REWRITTEN: "rewritten without an acknowledgement",
+        ChangeState.NEW: "new and red",
+        ChangeState.NOT_COMPARABLE: "red in head and not comparable with base",
     }
     reasons = [f"{count(red[state], 'cell')} {text}" for state, text in words.items() if state in red]
     for rewrite in rewrites:

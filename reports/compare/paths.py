@@ -46,7 +46,7 @@ def path_changes(base: CellResult, head: CellResult) -> tuple[PathChange, ...]:
     if base.resolved is None or head.resolved is None:
         if base.resolved is not head.resolved:
             words = ("refused", "runs") if base.resolved is None else ("runs", "refused")
-            changes.append(PathChange("launch", *words, _refusal(head if head.resolved is None else base)))
+            changes.append(PathChange("engine start", *words, _refusal(head if head.resolved is None else base)))
         return tuple(changes)
     differing = _differences(base.resolved, head.resolved, DERIVED)
     return (*changes, *(PathChange(name, old, new, explanation(head, name)) for name, old, new in differing))

@@ -10,7 +10,7 @@ from specmatrix.reports.compare.acknowledge import Acknowledged
 from specmatrix.reports.compare.cell_state import ChoiceChange, RewriteChange
 from specmatrix.reports.compare.paths import PathChanges
 from specmatrix.reports.effective import ASKED_FIELDS, word
-from specmatrix.reports.schema import UNJUDGED_STATES, CellResult, Reason, Rewrite
+from specmatrix.reports.schema import UNJUDGED_STATES, CellResult, ReasonRecord, RewriteRecord
 
 CellPairs = Iterable[tuple[CellResult | None, CellResult | None]]
 _RESOLVED_NAME: Final = {
@@ -18,13 +18,13 @@ _RESOLVED_NAME: Final = {
 }
 
 
-def signature(rewrite: Rewrite) -> str:
+def signature(rewrite: RewriteRecord) -> str:
     """The text by which a rewrite is acknowledged: `num_draft_tokens: 6 -> 4`, with the resolved field's name."""
     field = _RESOLVED_NAME.get(rewrite.field, rewrite.field)
     return f"{field}: {word(rewrite.asked)} -> {word(rewrite.got)}"
 
 
-def new_rewrites(base: CellResult | None, head: CellResult) -> tuple[Rewrite, ...]:
+def new_rewrites(base: CellResult | None, head: CellResult) -> tuple[RewriteRecord, ...]:
     """Rewrites of head that base does not have; none if base has no result for the cell."""
     if not head.rewrites or (base is not None and base.state in UNJUDGED_STATES):
         return ()
@@ -104,5 +104,5 @@ def choice_changes(pairs: CellPairs) -> tuple[ChoiceChange, ...]:
     return tuple(ChoiceChange(*key, cells=tuple(cells)) for key, cells in sorted(groups.items()))
 
 
-def _reasons(reasons: Iterable[Reason]) -> dict[str, tuple[str, str]]:
+def _reasons(reasons: Iterable[ReasonRecord]) -> dict[str, tuple[str, str]]:
     return {reason.field: (word(reason.value), reason.because) for reason in reasons}

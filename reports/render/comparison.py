@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.reports.atomic import write_text
-from specmatrix.reports.compare.cell_state import CellChange, Comparison, Drift, State
+from specmatrix.reports.compare.cell_state import CellChange, ChangeState, Comparison, Drift
 from specmatrix.reports.compare.cells import effect_text
 from specmatrix.reports.compare.compare import comparison_record
 from specmatrix.reports.render.markup import html, markdown
@@ -35,7 +35,7 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
 
 def comparison_markdown(comparison: Comparison) -> str:
     """The comparison as Markdown that fits a pull-request comment; the verdict and its reasons first."""
-    return markdown("comparison.md.j2", c=comparison, states=State, notes=_notes, drift_text=_drift_text)
+    return markdown("comparison.md.j2", c=comparison, states=ChangeState, notes=_notes, drift_text=_drift_text)
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -43,18 +43,18 @@ def comparison_page(comparison: Comparison) -> str:
     return html(
         "comparison.html.j2",
         c=comparison,
-        states=State,
+        states=ChangeState,
         notes=_notes,
         drift_text=_drift_text,
         most_cells=MOST_CELLS,
         groups=_groups(comparison.changes[:MOST_CELLS]),
-        quiet=(State.SAME, State.IMPROVED, State.NEW),
+        quiet=(ChangeState.SAME, ChangeState.IMPROVED, ChangeState.NEW),
         plots=[plot for gate, title in _PLOTS.items() if (plot := _plot(comparison.changes, gate, title))],
         data=None,
     )
 
 
-def _groups(changes: Sequence[CellChange]) -> list[tuple[State, str, list[CellChange]]]:
+def _groups(changes: Sequence[CellChange]) -> list[tuple[ChangeState, str, list[CellChange]]]:
     """Neighbouring changes with the same state and cause; equal ones stand together in a comparison."""
     found = groupby(changes, key=lambda change: (change.red, change.state, change.cause))
     return [(state, cause, list(group)) for (_, state, cause), group in found]

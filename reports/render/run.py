@@ -82,7 +82,7 @@ class RunView:
     @property
     def verdict(self) -> str:
         """ "green" if no cell is red and counter coverage did not fail, else "red"; so is a run that ran no cell."""
-        return "green" if not self.red and self.summary.ran and self.summary.probes.state != "FAIL" else "red"
+        return "green" if not self.red and self.summary.ran and self.summary.counters.state != "FAIL" else "red"
 
     @property
     def outcome(self) -> str:
@@ -96,10 +96,10 @@ class RunView:
         passed = f"{summary.states['PASS']:,} of {total} passed"
         passed += f", {summary.waived:,} waived" * bool(summary.waived)
         passed += f", {len(self.unsupported):,} unsupported" * bool(self.unsupported)
-        return f"{passed}, but counter coverage failed" if summary.probes.state == "FAIL" else passed
+        return f"{passed}, but counter coverage failed" if summary.counters.state == "FAIL" else passed
 
 
-class _Row(NamedTuple):
+class _TableRow(NamedTuple):
     """A cell in the table of all cells."""
 
     cell: CellResult
@@ -204,7 +204,7 @@ def _allowed(run: RunView) -> tuple[float, float] | None:
 
 def _rows(
     shown: Sequence[CellResult], values: Sequence[dict[str, str]], gates: Sequence[str], today: str
-) -> list[_Row]:
+) -> list[_TableRow]:
     points = [acceptance_point(cell) for cell in shown]
     measured = [point for point in points if point is not None]
     low, high = min((p.low for p in measured), default=0.0), max((p.high for p in measured), default=1.0)
@@ -213,7 +213,7 @@ def _rows(
         found = {gate.name: gate for gate in cell.gates}
         reference = positive(found["acceptance"].numbers.get("reference")) if point else None
         rows.append(
-            _Row(
+            _TableRow(
                 cell=cell,
                 axes=" ".join(f"{axis}={value}" for axis, value in effective_values.items()),
                 waiver=_waiver(cell, today),

@@ -7,7 +7,7 @@ from collections import Counter
 from rich.console import Console
 from rich.markup import escape
 
-from specmatrix.reports.compare.cell_state import Comparison, State
+from specmatrix.reports.compare.cell_state import ChangeState, Comparison
 from specmatrix.reports.effective import pair_text
 from specmatrix.reports.render.markup import tone
 from specmatrix.reports.render.run import RunView
@@ -43,9 +43,9 @@ def print_run(run: RunView, console: Console) -> None:
     gates = {gate: sum(row.values()) - row.get("PASS", 0) for gate, row in run.summary.by_gate.items()}
     words = [escape(gate) + (f" [red]{red} red[/red]" if red else " [green]ok[/green]") for gate, red in gates.items()]
     _say(console, "gates: " + ", ".join(words))
-    probes = run.summary.probes
-    colour = {"PASS": "green", "FAIL": "red"}.get(probes.state, "dim")
-    _say(console, f"[{colour}]{escape(probes.message)}[/{colour}]")
+    counters = run.summary.counters
+    colour = {"PASS": "green", "FAIL": "red"}.get(counters.state, "dim")
+    _say(console, f"[{colour}]{escape(counters.message)}[/{colour}]")
     _say(console, f"[dim]{escape(run.summary.coverage.message)}[/dim]")
     rewritten: Counter[str] = Counter()
     for rewrite in run.rewrites:
@@ -59,7 +59,7 @@ def print_run(run: RunView, console: Console) -> None:
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """The inputs that differ, the changed cells, coverage and rewrites of a comparison, and last its verdict."""
     sides = f"{build(comparison.base.header)} → {build(comparison.head.header)}"
-    _say(console, f"[dim]{escape(sides)}[/dim]  " + ", ".join(_counted(s, comparison.counts[s]) for s in State))
+    _say(console, f"[dim]{escape(sides)}[/dim]  " + ", ".join(_counted(s, comparison.counts[s]) for s in ChangeState))
     for mismatch in comparison.mismatches:
         if mismatch.gates:
             _say(console, f"[yellow]{escape(mismatch.name)} differs: {escape(mismatch.why)}[/yellow]")
@@ -72,7 +72,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         for row in rows[:8]:
             shown = ", ".join(pair_text(pair) for pair in row.pairs[:4]) + (" …" if len(row.pairs) > 4 else "")
             _say(console, f"{count(len(row.pairs), 'pair')} {word}, {escape(row.cause)}: [dim]{escape(shown)}[/dim]")
-    for sentence in comparison.probes.sentences():
+    for sentence in comparison.counters.sentences():
         _say(console, f"[cyan]{escape(sentence)}[/cyan]")
     for rewrite in comparison.rewrites:
         colour = "red" if rewrite.red else "dim"
@@ -87,7 +87,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def _print_changes(comparison: Comparison, console: Console) -> None:
-    for state in State:
+    for state in ChangeState:
         changes = [change for change in comparison.changes if change.state is state]
         colour = COLOURS[tone(state)]
         for change in changes[:MOST]:

@@ -50,7 +50,7 @@ def answer(llm: LLM) -> list[tuple[int, ...]]:
     prompt = llm.tokenizer.encode(PROMPT)
     outputs = llm.generate([prompt[: len(prompt) - cut] for cut in range(3)], PARAMS)
     assert not [output.finish.message for output in outputs if output.finish.reason == "error"]
-    assert llm.probes["decode.round"] > 1 and llm.probes["prefill.chunked"]
+    assert llm.counters["decode.round"] > 1 and llm.counters["prefill.chunked"]
     return [output.output_ids for output in outputs]
 
 

@@ -51,7 +51,7 @@ def launch(version="v2", graphs=False, **more: object) -> LLM:
     llm = LLM(config, lambda name: ZOO / name)
     if graphs:
         executor = llm.loop.executor
-        executor.run = GraphRunner(executor.run, CudaGraphs(4, torch.device("cpu"), llm.loop.probes))
+        executor.run = GraphRunner(executor.run, CudaGraphs(4, torch.device("cpu"), llm.loop.counters))
     return llm
 
 
@@ -61,7 +61,7 @@ def at_rest(llm: LLM) -> None:
     assert not loop.pending and not loop.scheduler.requests
     assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
     replay(llm.journal, ledger.num_pages, ledger.page_size)
-    assert llm.probes["stamp.wrong"] == 0
+    assert llm.counters["stamp.wrong"] == 0
 
 
 def plant(monkeypatch, llm: LLM, place: str, error: BaseException, victim=None, times=None, tokens=0) -> list[int]:

@@ -63,7 +63,7 @@ def check_tokens(size: int) -> None:
     """The tokens are those of one GPU, and rounds were graphs."""
     one, ranked = LLM(asked(), resolve_path), RankedLLM(asked(tp_size=size), resolve_path)
     assert said(ranked) == said(one)
-    shown = ranked.probes
+    shown = ranked.counters
     assert shown["graph.replayed"] > shown["graph.eager"] > 0 < shown["spec.accepted"]
     agreement = ranked.group.agreement
     assert (agreement.ranks, agreement.divergence, len(set(agreement.digests))) == (size, None, 1)

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot, middle, union
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 
 TRACE_LENGTH: Final = 4096  # most recent rounds and records kept
 
 
-class Record(NamedTuple):
+class ObservedRound(NamedTuple):
     """One observed round.
 
     slot: smallest batch size of the slot that counts it. width: nodes that the round verified. mean_correct: mean
@@ -57,7 +57,7 @@ class Slot:
         self.rounds = 0
 
     def observe(self, mean_correct: float) -> str:
-        """Count one round by its mean number of accepted drafts; returns the decision, as in `Record`."""
+        """Count one round by its mean number of accepted drafts; returns the decision, as in `ObservedRound`."""
         rule = self.settings
         self.ema = (1 - rule.ema_alpha) * self.ema + rule.ema_alpha * mean_correct
         self.rounds += 1
@@ -102,25 +102,25 @@ class DraftSteps:
     """
 
     def __init__(
-        self, slots: tuple[AdaptiveSlot, ...], steps: int, probes: Probes, *, width: int | None = None
+        self, slots: tuple[AdaptiveSlot, ...], steps: int, counters: Counters, *, width: int | None = None
     ) -> None:
         self.slots = tuple(Slot(settings, steps) for settings in slots)
         self.initial = steps
         self.activated = 0
         self.rounds: deque[Activation] = deque(maxlen=TRACE_LENGTH)
-        self.trace: deque[Record] = deque(maxlen=TRACE_LENGTH)
+        self.trace: deque[ObservedRound] = deque(maxlen=TRACE_LENGTH)
         self.max_width = width or union(slots)[-1] + 1
         self.adapts = width is None
         self.stopped = False
-        self._probes = probes
+        self._counters = counters
         self._bounds = [settings.batch_from for settings in slots]
         self._active = self.slots[0]
         self._steps = self._active.steps
 
     @classmethod
-    def static(cls, steps: int, width: int, probes: Probes) -> DraftSteps:
+    def static(cls, steps: int, width: int, counters: Counters) -> DraftSteps:
         """The same depth and width for every round. steps 0 and width 1: no drafter."""
-        return cls((AdaptiveSlot(1, (steps,)),), steps, probes, width=width)
+        return cls((AdaptiveSlot(1, (steps,)),), steps, counters, width=width)
 
     @property
     def steps(self) -> int:
@@ -136,9 +136,9 @@ class DraftSteps:
         if not self.adapts:
             return 1 if self.stopped else self.max_width
         slot = self._slot(batch_size)
-        self._probes.hit("adaptive.activated")
+        self._counters.hit("adaptive.activated")
         if slot is not self._active and slot.steps != self._steps:
-            self._probes.hit("adaptive.batch_switch")
+            self._counters.hit("adaptive.batch_switch")
         self._active, self._steps = slot, slot.steps
         self.activated += 1
         self.rounds.append(Activation(batch_size, self._steps + 1))
@@ -156,9 +156,9 @@ class DraftSteps:
         mean = sum(correct) / len(correct)
         decision = slot.observe(mean)
         if decision in ("up", "down"):
-            self._probes.hit("adaptive.switched_up" if decision == "up" else "adaptive.switched_down")
+            self._counters.hit("adaptive.switched_up" if decision == "up" else "adaptive.switched_down")
         seen = (slot.ema, slot.steps, decision, tuple(correct), self.activated)
-        self.trace.append(Record(slot.settings.batch_from, batch_size, width, mean, *seen))
+        self.trace.append(ObservedRound(slot.settings.batch_from, batch_size, width, mean, *seen))
 
     def _slot(self, batch_size: int) -> Slot:
         """The slot with the largest lower bound not above `batch_size`, else the first."""

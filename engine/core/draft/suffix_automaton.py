@@ -40,11 +40,11 @@ class SuffixAutomaton:
             self.link[state] = found
             return state
         # The strings of `found` up to this length now end here too, so they get their own state.
-        twin = self._state(dict(self.following[found]), self.length[before] + 1, self.link[found], 0)
+        clone = self._state(dict(self.following[found]), self.length[before] + 1, self.link[found], 0)
         while before >= 0 and self.following[before].get(token) == found:
-            self.following[before][token] = twin
+            self.following[before][token] = clone
             before = self.link[before]
-        self.link[found] = self.link[state] = twin
+        self.link[found] = self.link[state] = clone
         return state
 
     def _state(self, following: dict[int, int], length: int, link: int, count: int) -> int:

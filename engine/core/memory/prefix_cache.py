@@ -35,7 +35,7 @@ class PrefixCache:
         self.enabled = enabled
         self.root = Node(0, None, ())
         self.nodes: dict[int, Node] = {}  # by page
-        self.twins = 0  # inserts that found another request's page with the same tokens
+        self.duplicates = 0  # inserts that found another request's page with the same tokens
         self._clock = 0
 
     def match(self, tokens: Sequence[int]) -> list[int]:
@@ -70,7 +70,7 @@ class PrefixCache:
         for index in range(account.shared, self._whole(account.committed, len(tokens))):
             key = self._key(tokens, index)
             if not fresh and key in node.children:
-                self.twins += 1
+                self.duplicates += 1
                 break  # another request cached the same tokens first: this copy stays private
             fresh.append(key)
         for key, page in zip(fresh, self.ledger.donate(rid, len(fresh)) if fresh else (), strict=True):

@@ -11,16 +11,16 @@ from collections.abc import Collection, Sequence
 
 from specmatrix.engine.core.memory.account import Account
 from specmatrix.engine.core.memory.ledger import Ledger
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.errors import LedgerError
 
 
 class SessionKV:
     """The ledger's held accounts, ordered by the end of their last turn, oldest first."""
 
-    def __init__(self, ledger: Ledger, probes: Probes) -> None:
+    def __init__(self, ledger: Ledger, counters: Counters) -> None:
         self.ledger = ledger
-        self.probes = probes
+        self.counters = counters
         self.order: dict[int, None] = {}
 
     def __contains__(self, account: object) -> bool:
@@ -66,7 +66,7 @@ class SessionKV:
         if account is None:
             return False
         self.close(account)
-        self.probes.hit("session.dropped")
+        self.counters.hit("session.dropped")
         return True
 
     def droppable(self, spare: int, pinned: Collection[int]) -> int:

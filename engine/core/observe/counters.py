@@ -1,6 +1,6 @@
 """Behavioural counters: what the engine did, as opposed to what was requested.
 
-The `effective` gate reads them. A feature whose probes stay at zero did not run, whatever the engine reported.
+The `effective` gate reads them. A feature whose counters stay at zero did not run, whatever the engine reported.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Final
 
 from specmatrix.errors import LedgerError
 
-PROBES: Final[dict[str, str]] = {
+COUNTERS: Final[dict[str, str]] = {
     "prefill.step": "a prefill step was launched",
     "prefill.chunked": "a prompt was split over several prefill steps",
     "decode.round": "a verify round was launched",
@@ -33,7 +33,7 @@ PROBES: Final[dict[str, str]] = {
     "page.crossed": "a request's reservation grew by a page after its prefill",
     "prefix.hit": "tokens taken from the prefix cache (sum)",
     "prefix.insert": "pages given to the prefix cache (sum)",
-    "prefix.twin": "a request found its tokens already cached and kept its own pages private",
+    "prefix.duplicate": "a request found its tokens already cached and kept its own pages private",
     "prefix.evict": "pages evicted from the prefix cache (sum)",
     "window.slid": "window pages freed because no later query reads them (sum)",
     "queue.waited": "a request waited for a row or for pages",
@@ -65,22 +65,22 @@ PROBES: Final[dict[str, str]] = {
 GPU: Final = ("graph.replayed", "graph.eager", "graph.waited")
 # Only an engine with several ranks hits these.
 RANKS: Final = ("rank.step",)
-# Hits of these are defects; every other probe must be hit at least once in a complete nightly run.
+# Hits of these are defects; every other counter must be hit at least once in a complete nightly run.
 ZERO: Final[dict[str, str]] = {
     "graph.waited": "the replay of a CUDA graph must not wait for the device",
     "stamp.wrong": "a slot with another position's KV was read",
 }
 
 
-class Probes:
-    """Counters by probe name. Raises LedgerError on an unknown name, which is a bug."""
+class Counters:
+    """Counts by counter name. Raises LedgerError on an unknown name, which is a bug."""
 
     __slots__ = ("counts",)
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = dict.fromkeys(PROBES, 0)
+        self.counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)
 
     def hit(self, name: str, by: int = 1) -> None:
         if name not in self.counts:
-            raise LedgerError(f"unknown probe {name!r}")
+            raise LedgerError(f"unknown counter {name!r}")
         self.counts[name] += by

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol, TypeAlias
 
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.request import Finish, Request
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 
 
-class Outcome(Enum):
+class RowOutcome(Enum):
     """The outcome of one row's result."""
 
     DELIVERED = "its tokens were delivered to the request"
@@ -21,7 +21,7 @@ class Outcome(Enum):
 
 
 # One row of a resolved step: the request, the outcome, the tokens delivered, and the finish that they caused.
-Delivery: TypeAlias = tuple[Request, Outcome, int, Finish | None]
+Delivery: TypeAlias = tuple[Request, RowOutcome, int, Finish | None]
 
 
 class StepObserver(Protocol):
@@ -39,8 +39,8 @@ class StepObserver(Protocol):
 class StepCounter:
     """Counts what steps did. context_length: maximum positions per request."""
 
-    def __init__(self, probes: Probes, context_length: int) -> None:
-        self._hit = probes.hit
+    def __init__(self, counters: Counters, context_length: int) -> None:
+        self._hit = counters.hit
         self._context_length = context_length
 
     def planned(self, plan: StepPlan, in_flight: int) -> None:
@@ -52,7 +52,7 @@ class StepCounter:
         self._hit("stamp.wrong", result.stamps_wrong)
         dropped = taken = random = 0
         for index, (request, outcome, took, finish) in enumerate(deliveries):
-            if outcome is Outcome.DROPPED:
+            if outcome is RowOutcome.DROPPED:
                 dropped += 1
                 continue
             taken += took
@@ -68,7 +68,7 @@ class StepCounter:
 
     def _count_drafts(self, width: int, result: StepResult, deliveries: Sequence[Delivery]) -> None:
         """Count the drafts of a round with `width` nodes."""
-        uncounted = (Outcome.DROPPED, Outcome.INVALID)
+        uncounted = (RowOutcome.DROPPED, RowOutcome.INVALID)
         rows = [row for row, (_, outcome, _, _) in enumerate(deliveries) if outcome not in uncounted]
         counts = [result.counts[row] for row in rows]
         longest = len(result.tokens[0])

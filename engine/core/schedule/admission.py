@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.memory.session_kv import SessionKV
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.request import Phase, Request
 from specmatrix.errors import RequestError
 
@@ -24,7 +24,7 @@ class Admission:
         ledger: Ledger,
         cache: PrefixCache,
         held: SessionKV,
-        probes: Probes,
+        counters: Counters,
         waiting: Sequence[Request],
         active: Sequence[Request],
         *,
@@ -36,7 +36,7 @@ class Admission:
         self.ledger = ledger
         self.cache = cache
         self.held = held
-        self.probes = probes
+        self.counters = counters
         self.waiting = waiting
         self.active = active
         self.width = width
@@ -91,13 +91,13 @@ class Admission:
         """Open the request's account on the longest cached prefix, or resume its session's account; then free pages."""
         if request.account in self.held:
             request.inherited = self.held.resume(request.account, self.cache.key_span)
-            self.probes.hit("session.inherited", request.inherited)
-            self.probes.hit("session.restored", request.retractions > 0)
+            self.counters.hit("session.inherited", request.inherited)
+            self.counters.hit("session.restored", request.retractions > 0)
         else:
             shared = self.cache.match(request.tokens)
             self.ledger.open(request.account, shared)
             request.inherited = 0
-            self.probes.hit("prefix.hit", len(shared) * self.ledger.page_size)
+            self.counters.hit("prefix.hit", len(shared) * self.ledger.page_size)
         request.prefilled = self.ledger.accounts[request.account].committed
         if not request.retractions:
             request.cached_tokens = request.prefilled
@@ -109,7 +109,7 @@ class Admission:
         """Free pages for a step of `width` by eviction, then by closing held sessions. False if that is not enough."""
         while short := self.ledger.shortfall(request.account, width):
             freed = self.cache.evict(short)
-            self.probes.hit("prefix.evict", freed)
+            self.counters.hit("prefix.evict", freed)
             if freed < short and not self._drop(request):
                 return False
         return True

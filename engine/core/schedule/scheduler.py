@@ -13,7 +13,7 @@ from specmatrix.engine.core.memory.account import Account
 from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.memory.session_kv import SessionKV
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.admission import Admission
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request
 from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
@@ -32,7 +32,7 @@ class Scheduler:
         self,
         ledger: Ledger,
         cache: PrefixCache,
-        probes: Probes,
+        counters: Counters,
         *,
         max_running: int,
         steps: DraftSteps,
@@ -43,7 +43,7 @@ class Scheduler:
     ) -> None:
         self.ledger = ledger
         self.cache = cache
-        self.probes = probes
+        self.counters = counters
         self.max_running = max_running
         self.steps = steps
         self.width = steps.max_width
@@ -56,12 +56,12 @@ class Scheduler:
         self.active: list[Request] = []  # running or draining, by age
         # Requests that run alone after a failed step: the step's kind, and the request's token count.
         self.isolated: dict[int, tuple[bool, int]] = {}
-        self.held = SessionKV(ledger, probes)
+        self.held = SessionKV(ledger, counters)
         self.admission = Admission(
             ledger,
             cache,
             self.held,
-            probes,
+            counters,
             self.waiting,
             self.active,
             width=self.width,
@@ -90,9 +90,9 @@ class Scheduler:
             rows = self._decode_rows()
         if not rows:
             return None
-        self.probes.hit("prefill.step" if prefill else "decode.round")
+        self.counters.hit("prefill.step" if prefill else "decode.round")
         if not prefill and len(rows) > 1:
-            self.probes.hit("decode.batched")
+            self.counters.hit("decode.batched")
         greedy, wanted = True, -1
         for row in rows:
             params = self.requests[row.rid].params
@@ -105,7 +105,7 @@ class Scheduler:
         """Commit the positions that a resolved step wrote for a row, and free window pages that are no longer read."""
         self.ledger.settle(row.account, written)
         if self.ledger.window is not None:
-            self.probes.hit("window.slid", self.ledger.slide(row.account))
+            self.counters.hit("window.slid", self.ledger.slide(row.account))
 
     def finish(self, request: Request, finish: Finish) -> None:
         """Stop a running request; it is released once it has nothing in flight."""
@@ -118,7 +118,7 @@ class Scheduler:
         request = self.requests.get(rid)
         if request is None or request.phase is Phase.DONE or (request.finish and not request.retracting):
             return False
-        self.probes.hit("abort.waiting" if request.phase is Phase.WAITING else "abort.running")
+        self.counters.hit("abort.waiting" if request.phase is Phase.WAITING else "abort.running")
         self.end(request, Finish("abort"))
         return True
 
@@ -220,18 +220,18 @@ class Scheduler:
         if not keep or not self.ledger.holdable(request.account, keep):
             return 0
         if undone:
-            self.probes.hit("session.spared" if request.retracting else "session.rolled_back")
+            self.counters.hit("session.spared" if request.retracting else "session.rolled_back")
         else:
-            self.probes.hit("session.held")
-            self.probes.hit("session.trimmed", computed - keep)
+            self.counters.hit("session.held")
+            self.counters.hit("session.trimmed", computed - keep)
         return keep
 
     def publish(self, request: Request) -> None:
         """Give the request's whole pages to the prefix cache, unless it inherited KV, so that aborts can roll back."""
         if not request.inherited:
-            twins = self.cache.twins
-            self.probes.hit("prefix.insert", self.cache.insert(request.account, request.tokens))
-            self.probes.hit("prefix.twin", self.cache.twins - twins)
+            duplicates = self.cache.duplicates
+            self.counters.hit("prefix.insert", self.cache.insert(request.account, request.tokens))
+            self.counters.hit("prefix.duplicate", self.cache.duplicates - duplicates)
 
     def _prefill_rows(self) -> list[PlanRow]:
         budget = self.chunk if self.chunk is not None else self.context_length * self.max_running
@@ -252,7 +252,7 @@ class Scheduler:
             rows.append(self._chunk(request, take, admitted=True))
             budget -= take
         if self.waiting:
-            self.probes.hit("queue.waited")
+            self.counters.hit("queue.waited")
         return rows
 
     def _decode_rows(self) -> list[PlanRow]:
@@ -272,7 +272,7 @@ class Scheduler:
                 continue
             crossed += bool(added)
             ready.append((request, account, before, added, self._cover(request) if windowed else uncovered))
-        self.probes.hit("page.crossed", crossed)
+        self.counters.hit("page.crossed", crossed)
         width = self.steps.activate(len(ready)) if ready else 0
         return [self._round_row(*parts, width) for parts in ready]
 
@@ -333,7 +333,7 @@ class Scheduler:
         end = request.prefilled = start + take
         following = tokens[end] if end < len(tokens) else None
         if following is not None:
-            self.probes.hit("prefill.chunked")
+            self.counters.hit("prefill.chunked")
         return PlanRow(
             rid=request.rid,
             account=request.account,
@@ -373,7 +373,7 @@ class Scheduler:
         return True
 
     def retract(self, victim: Request) -> None:
-        self.probes.hit("retract.done")
+        self.counters.hit("retract.done")
         victim.retracting = True
         victim.move(Phase.DRAINING)
         self.release_drained((victim,))

@@ -185,7 +185,7 @@ class Sessions:
         if session_id in self.sessions:
             raise RequestError(f"session {session_id!r} is already open; close it first or choose another id")
         self.sessions[session_id] = Session(session_id, streaming, capacity, timeout, now)
-        self.scheduler.probes.hit("session.opened")
+        self.scheduler.counters.hit("session.opened")
         return session_id
 
     def close(self, session_id: str) -> None:
@@ -203,7 +203,7 @@ class Sessions:
             if session.live:
                 session.used = now
             elif now - session.used > session.timeout:
-                self.scheduler.probes.hit("session.timed_out")
+                self.scheduler.counters.hit("session.timed_out")
                 self.close(session.id)
         if self.closing:
             self._sweep()

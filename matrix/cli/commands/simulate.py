@@ -67,9 +67,9 @@ def _swept(minutes: float, seed: int, schedules: int | None) -> Sweep:
 
 
 def _replayed(number: int) -> Sweep:
-    error, probes = attempt(draw(number))
+    error, counters = attempt(draw(number))
     failure = None if error is None else reduce(number, error)
-    return Sweep(1, Counter(name for name, hits in probes.items() if hits), probes, failure)
+    return Sweep(1, Counter(name for name, hits in counters.items() if hits), counters, failure)
 
 
 def _text(done: Sweep, seconds: float) -> str:
@@ -77,7 +77,7 @@ def _text(done: Sweep, seconds: float) -> str:
         return failure_text(done.failure)
     rate = f"{done.schedules / seconds * 60:,.0f} a minute"
     lines = [f"{count(done.schedules, 'schedule')} in {seconds:.1f} s, {rate}; no ledger or token error"]
-    lines += [f"  {name:22} {done.probes[name]:>10,} in {count(done.hits[name], 'schedule')}" for name in SHOWN]
+    lines += [f"  {name:22} {done.counters[name]:>10,} in {count(done.hits[name], 'schedule')}" for name in SHOWN]
     return "\n".join(lines)
 
 
@@ -96,7 +96,7 @@ def _record(done: Sweep, seconds: float) -> dict[str, Any]:
     return {
         "schedules": done.schedules,
         "seconds": round(seconds, 3),
-        "probes": dict(done.probes),
+        "counters": dict(done.counters),
         "hits": dict(done.hits),
         "failure": None
         if failure is None

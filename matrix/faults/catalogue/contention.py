@@ -112,8 +112,8 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         klass=STALE,
         origin="sglang#22273 (a rejected request does not disturb the slot)",
         within="LLM._judge",
-        old='            scheduler.probes.hit("session.refused")\n            raise\n',
-        new='            scheduler.probes.hit("session.refused")\n'
+        old='            scheduler.counters.hit("session.refused")\n            raise\n',
+        new='            scheduler.counters.hit("session.refused")\n'
         "            left = self.sessions.sessions.get(session.id)\n"
         "            if left is not None and left.account in scheduler.held:\n"
         "                scheduler.held.close(left.account)\n"

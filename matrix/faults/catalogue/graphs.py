@@ -78,7 +78,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         klass="silent fallback / ignored parameter",
         origin="sglang#32459 (K13: usage counters)",
         within="_executor",
-        old="    graphs = graphs_for(resolved, device, scheduler.probes)\n",
+        old="    graphs = graphs_for(resolved, device, scheduler.counters)\n",
         new="    graphs = None\n",
         expected=("effective",),
         cells=CELLS,

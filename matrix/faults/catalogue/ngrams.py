@@ -150,7 +150,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
         why="the last token of a text is inserted again in the next round",
     ),
     Fault(
-        id="siblings-twins",
+        id="duplicate-siblings",
         klass="sampling distribution",
         origin="rule: duplicate siblings break losslessness",
         within="NgramDraft.add",

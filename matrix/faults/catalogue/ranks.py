@@ -86,7 +86,7 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         klass=FALLBACK,
         origin="sglang#32459 (K13: usage counters)",
         within="build",
-        old="    observers = [] if publish is None else [RankDigest(ledger, publish, probes)]\n",
+        old="    observers = [] if publish is None else [RankDigest(ledger, publish, counters)]\n",
         new="    observers: list[RankDigest] = []\n",
         expected=("ranks", "effective"),
         cells=CELLS,

@@ -108,11 +108,11 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         klass=STALE,
         origin="sglang#23456",
         within="Loop._resolve_row",
-        old="            return request, Outcome.DROPPED, 0, None\n",
+        old="            return request, RowOutcome.DROPPED, 0, None\n",
         new=(
             "            if not plan.prefill:\n"
             "                request.metrics.count(count, row.width)\n"
-            "            return request, Outcome.DROPPED, 0, None\n"
+            "            return request, RowOutcome.DROPPED, 0, None\n"
         ),
         expected=("finish",),
         cells=("eagle3.s5.v2.p4.ragged",),

@@ -23,3 +23,12 @@ def test_names_say_what_a_thing_is():
         names += [n.name for n in ast.walk(tree(path)) if isinstance(n, ast.ClassDef)]
         bad += [f"{path}: {n}" for n in names if words(n) & FORBIDDEN or re.search(r"(_v|V)\d+$", n)]
     assert not bad
+
+
+def test_no_class_name_stands_twice():
+    found: dict[str, list[str]] = {}
+    for path in sources(*PACKAGES):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(path)
+    assert not {name: paths for name, paths in found.items() if len(paths) > 1}

@@ -24,10 +24,10 @@ def test_replayed_rounds_are_the_rounds(algorithm, topk, strict):
     llm = engine(algorithm, topk, strict_memory=strict, **ASKED)
     rounds = [answer(llm) for _ in range(4)]
     assert rounds == [expected] * 4
-    probes, graphs = llm.probes, llm.loop.executor.graphs
-    assert probes["graph.replayed"] > probes["graph.eager"] > 0
-    assert probes["graph.replayed"] + probes["graph.eager"] == probes["decode.round"]
-    assert probes["stamp.checked"] and not probes["stamp.wrong"]
+    counters, graphs = llm.counters, llm.loop.executor.graphs
+    assert counters["graph.replayed"] > counters["graph.eager"] > 0
+    assert counters["graph.replayed"] + counters["graph.eager"] == counters["decode.round"]
+    assert counters["stamp.checked"] and not counters["stamp.wrong"]
     count, size = graphs.memory
     assert 0 < count <= sum(len(bundle.graphs) for _, bundle in graphs.bundles) and 0 < size < 1 << 30
     shown = llm.readback()
@@ -42,9 +42,9 @@ def test_a_steady_round_waits_for_nothing(version):
     for _ in range(3):
         answer(llm)
     waits_for_nothing(llm)
-    before = llm.probes["graph.eager"]
+    before = llm.counters["graph.eager"]
     answer(llm)
-    assert llm.probes["graph.eager"] == before
+    assert llm.counters["graph.eager"] == before
 
 
 def test_graphs_beyond_the_limit_make_room():
@@ -75,11 +75,11 @@ def test_graphs_beyond_the_memory_are_dropped_and_run_without():
     graphs = llm.loop.executor.graphs
     graphs.bundles.most_bytes = 0
     assert [answer(llm) for _ in range(6)] == [expected] * 6
-    assert graphs.memory == (0, 0) and graphs.made == graphs.bundles.dropped == llm.probes["graph.replayed"] > 1
+    assert graphs.memory == (0, 0) and graphs.made == graphs.bundles.dropped == llm.counters["graph.replayed"] > 1
     made = graphs.made
     assert answer(llm) == expected
-    assert llm.probes["graph.replayed"] == graphs.made == made
-    assert llm.probes["graph.replayed"] + llm.probes["graph.eager"] == llm.probes["decode.round"]
+    assert llm.counters["graph.replayed"] == graphs.made == made
+    assert llm.counters["graph.replayed"] + llm.counters["graph.eager"] == llm.counters["decode.round"]
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
@@ -98,9 +98,9 @@ def test_a_change_of_depth_swaps_the_bundle(version):
     )
     shown = llm.readback()["graph_widths"]
     assert sum(shown.values()) == executor.graphs.memory[0] and set(shown) == {width for _, width in reached}
-    probes = llm.probes
-    assert probes["graph.replayed"] + probes["graph.eager"] == probes["decode.round"] == len(rounds)
-    assert probes["graph.replayed"] > 0 == probes["graph.waited"]
+    counters = llm.counters
+    assert counters["graph.replayed"] + counters["graph.eager"] == counters["decode.round"] == len(rounds)
+    assert counters["graph.replayed"] > 0 == counters["graph.waited"]
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
@@ -125,19 +125,19 @@ def test_a_capture_that_breaks_off_changes_no_token(monkeypatch, error, version)
         except KeyboardInterrupt:
             assert error is KeyboardInterrupt
     assert len(broken) == 1 and llm.health == "ok"
-    assert llm.loop.executor.graphs.made > 0 and llm.probes["graph.replayed"] > 0
+    assert llm.loop.executor.graphs.made > 0 and llm.counters["graph.replayed"] > 0
 
 
 def test_what_a_graph_that_is_there_waits_for_is_counted():
     llm = engine("EAGLE3", 1, strict_memory=1, **ASKED)
     for _ in range(3):
         answer(llm)
-    assert llm.probes["graph.replayed"] > 0 == llm.probes["graph.waited"]
+    assert llm.counters["graph.replayed"] > 0 == llm.counters["graph.waited"]
     extend, length = llm.loop.executor.kv.extend, llm.loop.executor.relay.length
     llm.loop.executor.kv.extend = lambda rows: (extend(rows), length.max().item())
-    before = llm.probes["graph.replayed"]
+    before = llm.counters["graph.replayed"]
     answer(llm)
-    assert llm.probes["graph.waited"] == llm.probes["graph.replayed"] - before > 0
+    assert llm.counters["graph.waited"] == llm.counters["graph.replayed"] - before > 0
     assert torch.cuda.get_sync_debug_mode() == 0
 
 

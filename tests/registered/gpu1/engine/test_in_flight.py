@@ -67,11 +67,11 @@ def plain() -> tuple[tuple[int, ...], ...]:
 
 def at_rest(llm: LLM) -> None:
     """Nothing is held, the journal replays, every stamp was right, and no graph that was there was waited for."""
-    ledger, probes = llm.loop.scheduler.ledger, llm.probes
+    ledger, counters = llm.loop.scheduler.ledger, llm.counters
     assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
     replay(llm.journal, ledger.num_pages, ledger.page_size)
-    assert probes["stamp.checked"] > 0 and probes["stamp.wrong"] == 0
-    assert probes["overlap.in_flight"] > 0 and probes["graph.waited"] == 0
+    assert counters["stamp.checked"] > 0 and counters["stamp.wrong"] == 0
+    assert counters["overlap.in_flight"] > 0 and counters["graph.waited"] == 0
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -79,7 +79,7 @@ def test_a_retracted_request_says_the_same_in_the_end(shape):
     llm = launch(shape, max_total_tokens=176, disable_radix_cache=True)
     for _ in range(3):
         assert tuple(out.output_ids for out in llm.generate(PROMPTS, PARAMS)) == plain()
-    assert llm.probes["retract.done"] > 0 and llm.probes["graph.replayed"] > 0
+    assert llm.counters["retract.done"] > 0 and llm.counters["graph.replayed"] > 0
     at_rest(llm)
 
 
@@ -99,7 +99,7 @@ def test_an_abort_at_any_step_leaves_the_others_alone(shape):
         for place, (rid, said) in enumerate(zip(rids, plain(), strict=True)):
             out = llm.take(rid)
             assert out.output_ids == (said[: len(out.output_ids)] if place == victim else said)
-    assert in_flight > 5 and llm.probes["abort.running"] > 0 and llm.probes["overlap.dropped"] > 0
+    assert in_flight > 5 and llm.counters["abort.running"] > 0 and llm.counters["overlap.dropped"] > 0
     at_rest(llm)
 
 
@@ -126,5 +126,5 @@ def test_a_turn_that_comes_while_the_last_one_drains_inherits_what_was_computed(
         while llm.step():
             pass
         assert llm.take(beside).output_ids == plain()[3]
-    assert drained > 0 and llm.probes["session.inherited"] > 0 and llm.probes["session.held"] > 0
+    assert drained > 0 and llm.counters["session.inherited"] > 0 and llm.counters["session.held"] > 0
     at_rest(llm)

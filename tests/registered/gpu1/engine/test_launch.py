@@ -22,7 +22,7 @@ def test_no_launch_waits_and_the_tokens_are_those_of_a_cpu(algorithm, topk, vers
     answer(llm)  # Kernels are compiled and tables made at their first use.
     waits_for_nothing(llm)
     assert answer(llm) == expected
-    assert llm.probes["stamp.checked"] and not llm.probes["stamp.wrong"]
+    assert llm.counters["stamp.checked"] and not llm.counters["stamp.wrong"]
 
 
 def test_the_detector_sees_a_read():

@@ -60,7 +60,7 @@ def at_rest(llm: LLM) -> None:
     ledger = llm.loop.scheduler.ledger
     assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
     replay(llm.journal, ledger.num_pages, ledger.page_size)
-    assert llm.probes["stamp.checked"] > 0 and llm.probes["stamp.wrong"] == 0
+    assert llm.counters["stamp.checked"] > 0 and llm.counters["stamp.wrong"] == 0
 
 
 @cache
@@ -86,12 +86,12 @@ def test_greedy_tokens_are_those_of_plain_decoding(shape, version, page_size):
     outputs = llm.generate(PROMPTS, GREEDY)
     assert said(outputs) == plain()
     at_rest(llm)
-    probes = llm.probes
-    assert (probes["overlap.in_flight"] > 0) == (version == "v2")
-    assert probes["decode.batched"] > 0 and probes["sample.greedy"] == sum(len(o.output_ids) for o in outputs)
+    counters = llm.counters
+    assert (counters["overlap.in_flight"] > 0) == (version == "v2")
+    assert counters["decode.batched"] > 0 and counters["sample.greedy"] == sum(len(o.output_ids) for o in outputs)
     if shape != NONE:
-        assert probes["spec.accepted"] > probes["decode.round"] / 2
-        assert (probes["tree.branched"] > 0) == (shape[2] > 1)
+        assert counters["spec.accepted"] > counters["decode.round"] / 2
+        assert (counters["tree.branched"] > 0) == (shape[2] > 1)
 
 
 HOT = (
@@ -107,10 +107,10 @@ def test_sampled_tokens_are_those_of_plain_decoding_with_the_same_seeds(shape, v
     llm = launch(shape, spec_version=version, page_size=3)
     assert said(llm.generate(PROMPTS, HOT)) == plain(HOT)
     at_rest(llm)
-    assert llm.probes["sample.random"] == 24 + 31 + 27
+    assert llm.counters["sample.random"] == 24 + 31 + 27
     if shape != NONE:
-        assert llm.probes["spec.rejected"] > 0
-        assert (llm.probes["tree.compacted"] > 0) == (shape[2] > 1)
+        assert llm.counters["spec.rejected"] > 0
+        assert (llm.counters["tree.compacted"] > 0) == (shape[2] > 1)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_greedy_and_sampled_requests_share_a_batch(shape):
     outputs = llm.generate(PROMPTS, mixed)
     assert said(outputs) == plain(mixed)
     assert outputs[2].output_ids == plain()[2][0], "top_k and top_p do not touch a greedy request"
-    assert llm.probes["sample.greedy"] > 0 and llm.probes["sample.random"] == 31
+    assert llm.counters["sample.greedy"] > 0 and llm.counters["sample.random"] == 31
 
 
 @pytest.mark.parametrize(("shape", "page_size"), list(zip(DRAFTERS, (1, 4, 4, 1), strict=True)), ids=str)
@@ -193,8 +193,8 @@ def test_a_tight_pool_retracts_and_gives_the_same_tokens(shape, version):
     llm = launch(shape, spec_version=version, page_size=3, max_total_tokens=-(-(longest + slack) // 3) * 3 + 24)
     outputs = llm.generate(PROMPTS, HOT)
     assert said(outputs) == plain(HOT)
-    assert llm.probes["retract.done"] > 0
-    assert sum(out.retractions for out in outputs) == llm.probes["retract.done"]
+    assert llm.counters["retract.done"] > 0
+    assert sum(out.retractions for out in outputs) == llm.counters["retract.done"]
     assert outputs[0].retractions == 0, "the oldest always proceeds"
     at_rest(llm)
 
@@ -206,7 +206,7 @@ def test_chunked_prefill_gives_the_same_tokens_and_acceptance(shape):
     chunked = llm.generate(PROMPTS, GREEDY)
     assert said(chunked) == said(whole) == plain()
     assert [o.accept_lengths for o in chunked] == [o.accept_lengths for o in whole]
-    assert llm.probes["prefill.chunked"] > 3
+    assert llm.counters["prefill.chunked"] > 3
 
 
 @pytest.mark.parametrize("shape", [NONE, DRAFTERS[1]], ids=["none", "tree"])
@@ -238,7 +238,7 @@ def test_a_stream_that_is_closed_early_aborts_and_forgets_its_request(version):
     stream = llm.stream(PROMPTS[0], SamplingParams(max_new_tokens=60, ignore_eos=True))
     assert next(stream)
     stream.close()
-    assert llm.probes["abort.running"] == 1
+    assert llm.counters["abort.running"] == 1
     while llm.step():
         pass
     assert set(llm.loop.scheduler.requests) == {other}
@@ -257,7 +257,7 @@ def test_a_stream_that_is_dropped_before_its_first_or_after_its_last_text_leaves
     stream.close()
     while llm.step():
         pass
-    assert not llm.loop.scheduler.requests and not llm.probes["abort.running"]
+    assert not llm.loop.scheduler.requests and not llm.counters["abort.running"]
     at_rest(llm)
 
 
@@ -275,7 +275,7 @@ def test_abort_in_the_middle_leaves_the_others_alone():
     aborted = outputs[1]
     assert aborted.finish == Finish("abort") and aborted.meta_info["finish_reason"]["type"] == "abort"
     assert aborted.output_ids == expected[1][0][: len(aborted.output_ids)] and len(aborted.output_ids) >= 5
-    assert llm.probes["abort.running"] == 1
+    assert llm.counters["abort.running"] == 1
     at_rest(llm)
 
 
@@ -521,7 +521,7 @@ def test_many_requests_through_few_rows():
     llm = launch(DRAFTERS[1], spec_version="v2", max_running_requests=2, page_size=3)
     prompts = PROMPTS * 3
     assert said(llm.generate(prompts, GREEDY)) == plain() * 3
-    assert llm.probes["queue.waited"] > 0 and llm.probes["prefix.hit"] > 0
+    assert llm.counters["queue.waited"] > 0 and llm.counters["prefix.hit"] > 0
     at_rest(llm)
 
 

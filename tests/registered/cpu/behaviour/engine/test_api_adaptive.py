@@ -84,7 +84,7 @@ def at_rest(llm: LLM) -> None:
     ledger = llm.loop.scheduler.ledger
     assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
     replay(llm.journal, ledger.num_pages, ledger.page_size)
-    assert llm.probes["stamp.checked"] > 0 and llm.probes["stamp.wrong"] == 0
+    assert llm.counters["stamp.checked"] > 0 and llm.counters["stamp.wrong"] == 0
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
@@ -92,17 +92,17 @@ def test_batches_rise_and_fall_and_the_depth_follows(version):
     llm = launch(version)
     assert tuple(rising_and_falling(llm)) == plain()
     at_rest(llm)
-    trace, probes = llm.readback()["adaptive"]["trace"], llm.probes
+    trace, counters = llm.readback()["adaptive"]["trace"], llm.counters
     slots = [slot for slot, _ in groupby(record["slot"] for record in trace)]
     assert slots == [1, 8, 32, 8, 1]
     assert {record["batch_size"] for record in trace} >= set(BATCHES)
     widths = {slot: {r["width"] for r in trace if r["slot"] == slot} for slot in (1, 8, 32)}
     assert widths[32] == {2} and widths[1] <= {2, 4, 8} and widths[8] <= {2, 3, 6}
     assert len(widths[1] | widths[8]) >= 3
-    assert probes["adaptive.switched_up"] and probes["adaptive.batch_switch"] >= 2
+    assert counters["adaptive.switched_up"] and counters["adaptive.batch_switch"] >= 2
     state = llm.readback()["adaptive"]
-    assert probes["adaptive.activated"] == probes["decode.round"] == state["activated"] == len(state["rounds"])
-    assert (probes["overlap.in_flight"] > 0) == (version == "v2")
+    assert counters["adaptive.activated"] == counters["decode.round"] == state["activated"] == len(state["rounds"])
+    assert (counters["overlap.in_flight"] > 0) == (version == "v2")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_every_drafter_that_can_adapt_says_the_same_at_every_depth(target, algor
     )
     assert told == sorted((record["width"], drafts) for record in trace for drafts in record["correct"])
     assert {record["slot"] for record in trace} == {1, 5, 8} and len({record["width"] for record in trace}) > 2
-    assert llm.probes["spec.accepted"] > 0 and not llm.resolved.enable_multi_layer_eagle
+    assert llm.counters["spec.accepted"] > 0 and not llm.resolved.enable_multi_layer_eagle
     at_rest(llm)
 
 
@@ -158,7 +158,7 @@ def test_poor_drafts_lower_the_depth():
     (out,) = llm.generate(PROMPTS[:1], hot)
     none = launch("v1", "NONE", disable_radix_cache=True)
     assert out.output_ids == none.generate(PROMPTS[:1], hot)[0].output_ids
-    assert llm.readback()["adaptive"]["steps"] == 1 and llm.probes["adaptive.switched_down"] > 0
+    assert llm.readback()["adaptive"]["steps"] == 1 and llm.counters["adaptive.switched_down"] > 0
     at_rest(llm)
 
 
@@ -185,7 +185,7 @@ def test_retraction_and_abort_under_a_moving_depth():
     assert outputs[1].finish == Finish("abort")
     assert outputs[1].output_ids == plain()[1][: len(outputs[1].output_ids)]
     assert [out.output_ids for i, out in enumerate(outputs) if i != 1] == [plain()[i] for i in (0, 2, 3, 4)]
-    assert llm.probes["retract.done"] > 0 and llm.probes["adaptive.switched_up"] > 0
+    assert llm.counters["retract.done"] > 0 and llm.counters["adaptive.switched_up"] > 0
     at_rest(llm)
 
 
@@ -216,7 +216,7 @@ def test_a_drafter_that_cannot_adapt_runs_statically_and_says_so():
     assert (rewrite.field, rewrite.asked, rewrite.got) == ("speculative_adaptive", True, False)
     assert rewrite.reason == "STANDALONE cannot change its draft depth, so the depth is static"
     assert llm.generate(PROMPTS[:1], params(9))[0].output_ids == plain()[0][:9]
-    assert llm.readback()["adaptive_slots"] == [] and llm.probes["adaptive.activated"] == 0
+    assert llm.readback()["adaptive_slots"] == [] and llm.counters["adaptive.activated"] == 0
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_wrong_file_is_refused_with_its_mistake(tmp_path):
 def test_a_depths_bundle_holds_the_batches_of_the_slots_that_reach_it():
     llm = launch()
     executor = llm.loop.executor
-    executor.run = GraphRunner(executor.run, CudaGraphs(32, torch.device("cpu"), llm.loop.probes))
+    executor.run = GraphRunner(executor.run, CudaGraphs(32, torch.device("cpu"), llm.loop.counters))
     assert rising_and_falling(llm) == rising_and_falling(launch())
     reached = {(padded(batch), width) for batch, width in llm.loop.scheduler.steps.rounds}
     bundles = dict(executor.graphs.bundles)

@@ -82,8 +82,8 @@ def test_every_drafter_says_what_transformers_says(mistral, zoo, continuations, 
     assert [output.output_ids for output in outputs] == continuations
     readback = llm.readback()
     assert (readback["window"], readback["radix_cache"]) == (WINDOW, False)
-    assert llm.probes["window.slid"] > 0 and llm.probes["stamp.wrong"] == 0
-    assert (llm.probes.get("spec.drafted", 0) > 0) == (drafter != "none")
+    assert llm.counters["window.slid"] > 0 and llm.counters["stamp.wrong"] == 0
+    assert (llm.counters.get("spec.drafted", 0) > 0) == (drafter != "none")
     ledger = llm.loop.scheduler.ledger
     assert len(ledger.free) == ledger.num_pages
     replay(llm.journal, ledger.num_pages, ledger.page_size)

@@ -76,7 +76,7 @@ def test_a_block_is_its_formula(zoo, draft, truth, place):
     copies = 2 if place == "retracted" else 1
     prompts, truths = [p for p, _ in truth] * copies, [t for _, t in truth] * copies
     found = run(llm, prompts, truths, NEW)
-    assert (llm.loop.probes.counts["retract.done"] > 0) == (place == "retracted")
+    assert (llm.loop.counters.counts["retract.done"] > 0) == (place == "retracted")
     for proposals, tokens in zip(found, truths, strict=True):
         assert len({p.right for p in proposals}) > 2, "several accepted lengths"
         check(zoo, draft, proposals, tokens, width)
@@ -93,10 +93,10 @@ def test_a_page_is_keyed_by_its_own_tokens(zoo, draft, truth):
     other = [*prompt[:shared], 5, 6, 7]
     plain = LLM(EngineConfig(str(zoo("llama-mini")), context_length=256, max_total_tokens=1024))
     (said,) = plain.generate([other], SamplingParams(max_new_tokens=NEW + 20, ignore_eos=True))
-    before = llm.loop.probes.counts["prefix.hit"]
+    before = llm.loop.counters.counts["prefix.hit"]
     longer = [*other, *said.output_ids]
     (proposals,) = run(llm, [other], [longer], NEW)
-    assert llm.loop.probes.counts["prefix.hit"] - before == shared
+    assert llm.loop.counters.counts["prefix.hit"] - before == shared
     check(zoo, draft, proposals, longer, BLOCK)
 
 

@@ -70,7 +70,7 @@ def split_heads(folder: Path, target: str, draft: str | None, changes: dict[str,
     assert said == [output.output_ids for output in one.generate(PROMPTS, PARAMS)]
     agreement = eight.group.agreement
     assert (agreement.ranks, agreement.divergence, len(set(agreement.digests))) == (SIZE, None, 1)
-    assert agreement.planned == agreement.read == eight.probes["rank.step"] > 3
+    assert agreement.planned == agreement.read == eight.counters["rank.step"] > 3
     eight.close()
 
 

@@ -313,15 +313,15 @@ def test_one_engine_over_two_ranks_says_what_one_rank_says():
     ]
     shown = two.readback()
     assert (shown["tp_size"], one.readback()["tp_size"]) == (2, 1)
-    assert two.probes["rank.step"] > 1 and not one.probes["rank.step"]
-    assert two.probes["spec.accepted"] == one.probes["spec.accepted"] > 0
+    assert two.counters["rank.step"] > 1 and not one.counters["rank.step"]
+    assert two.counters["spec.accepted"] == one.counters["spec.accepted"] > 0
     agreement = two.group.agreement
-    assert agreement.divergence is None and agreement.planned == agreement.read == two.probes["rank.step"]
+    assert agreement.divergence is None and agreement.planned == agreement.read == two.counters["rank.step"]
     assert len(set(agreement.digests)) == 1
     session = two.open_session(1000, streaming=True)
     turns = [two.generate([text], PARAMS, SessionParams(session))[0] for text in (PROMPTS[0], " And then?")]
     two.close_session(session)
-    assert two.probes["session.inherited"] > 0 and len(turns[1].output_ids) == 12
+    assert two.counters["session.inherited"] > 0 and len(turns[1].output_ids) == 12
     grown = one.generate(PROMPTS[:1], PARAMS)[0].text
     assert "".join(two.stream(PROMPTS[0], PARAMS)) == grown
     reader = two.stream(PROMPTS[0], PARAMS)
@@ -400,7 +400,7 @@ def test_a_closed_engine_is_closed_once_and_for_good():
         assert second.group is ranks
         expected = second.generate(PROMPTS, PARAMS)[0].output_ids
         first.close()
-        for use in (lambda: first.generate(PROMPTS), lambda: next(reader), first.readback, lambda: first.probes):
+        for use in (lambda: first.generate(PROMPTS), lambda: next(reader), first.readback, lambda: first.counters):
             with pytest.raises(EngineError, match=r"^this engine is closed; start another one$"):
                 use()
         other = Lease(2, "cpu", 50.0)

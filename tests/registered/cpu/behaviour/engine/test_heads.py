@@ -133,7 +133,7 @@ def test_a_tree_is_its_formulas_after_compaction(zoo, drafts, truth, kind, place
     llm = launch(zoo, drafts[kind], TREE, **PLACES[place])
     prompt, tokens = truth[1]
     (proposals,) = run(llm, [prompt], [tokens], NEW)
-    assert llm.loop.probes.counts["tree.compacted"] > 0
+    assert llm.loop.counters.counts["tree.compacted"] > 0
     drafting = oracle(zoo, drafts[kind], kind, tokens)
     for proposal in proposals[::2]:
         assert paths(proposal) == drafting.best(proposal.start, *TREE)
@@ -146,7 +146,7 @@ def test_a_cached_prompt_drafts_the_same(zoo, drafts, truth, kind):
     prompt, tokens = truth[0]
     (first,) = run(llm, [prompt], [tokens], NEW)
     (again,) = run(llm, [prompt], [tokens], NEW)
-    assert llm.loop.probes.counts["prefix.hit"] > 0
+    assert llm.loop.counters.counts["prefix.hit"] > 0
     assert [(p.start, p.tokens) for p in again] == [(p.start, p.tokens) for p in first]
     other = [*prompt[:-3], 5, 6, 7]  # shares all pages but those that the last tokens reach
     plain = LLM(EngineConfig(str(zoo("llama-mini")), context_length=256, max_total_tokens=1024))
@@ -163,7 +163,7 @@ def test_a_retracted_request_drafts_as_if_nothing_had_happened(zoo, drafts, trut
     prompts, truths = [p for p, _ in truth] * 2, [t for _, t in truth] * 2
     llm = launch(zoo, drafts["eagle"], CHAIN, max_total_tokens=150, page_size=5, disable_radix_cache=True)
     found = run(llm, prompts, truths, NEW)
-    assert llm.loop.probes.counts["retract.done"] > 0
+    assert llm.loop.counters.counts["retract.done"] > 0
     for proposals, tokens in zip(found, truths, strict=True):
         drafting = oracle(zoo, drafts["eagle"], "eagle", tokens)
         for proposal in proposals:

@@ -112,7 +112,7 @@ def test_width_moves_while_rounds_are_in_flight(lag):
     jobs = [([i, 2 * i], 12 + 6 * i, (), None) for i in range(1, 6)]
     requests = run(loop, jobs, late=3)
     assert [r.output for r in requests] == [reference(r.prompt, r.params)[0] for r in requests]
-    counts = loop.probes.counts
+    counts = loop.counters.counts
     assert all(counts[f"adaptive.{name}"] for name in ("switched_up", "switched_down", "batch_switch"))
     assert len(widths(loop)) >= 3 and counts["adaptive.activated"] == counts["decode.round"]
 
@@ -120,7 +120,7 @@ def test_width_moves_while_rounds_are_in_flight(lag):
 def test_a_tight_pool_retracts_under_changing_widths():
     loop = toy_loop(lag=1, page_size=2, pages=26, slots=EAGER, width=4, rows=4)
     requests = run(loop, [([i, 1, 2], 16, (), None) for i in range(4)])
-    assert loop.probes.counts["retract.done"] > 0 and len(widths(loop)) > 2
+    assert loop.counters.counts["retract.done"] > 0 and len(widths(loop)) > 2
     assert [r.output for r in requests] == [reference(r.prompt, r.params)[0] for r in requests]
 
 
@@ -153,7 +153,7 @@ def test_a_round_counts_for_the_slot_of_its_own_batch_and_width():
 def test_requests_that_no_longer_run_are_not_observed():
     loop = toy_loop(lag=1, page_size=4, pages=40, slots=EAGER, width=4, rows=1)
     run(loop, [([1, 2], 9, (), None)])
-    counts = loop.probes.counts
+    counts = loop.counters.counts
     assert counts["overlap.dropped"] == 1
     assert len(loop.scheduler.steps.trace) == counts["decode.round"] - 1
 

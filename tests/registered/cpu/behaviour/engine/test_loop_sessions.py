@@ -71,10 +71,10 @@ def test_the_ends_of_the_grid_fall_inside_runs_and_at_their_ends_by_every_rule()
         for eos in ((), (2,))
     }
     assert finishes == {"lengthNoneType", "stopstr", "stopint"}
-    probes = run(
+    counters = run(
         Scenario(SimulationSetup(1, 4, 80, 4), tuple(ArrivingRequest(9 * i, (1, i), 1 + i, (), i) for i in range(9)))
     )
-    assert probes["finish.overshoot"] > 0 and probes["session.trimmed"] > probes["finish.overshoot"]
+    assert counters["finish.overshoot"] > 0 and counters["session.trimmed"] > counters["finish.overshoot"]
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2, 3])

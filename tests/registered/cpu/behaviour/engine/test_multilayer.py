@@ -117,7 +117,7 @@ def test_a_chain_of_layers_is_its_formulas(zoo, heads, launch, truth, place, ste
     copies = 2 if place == "retracted" else 1
     prompts, truths = [p for p, _ in truth] * copies, [t for _, t in truth] * copies
     found = run(llm, prompts, truths, NEW)
-    assert (llm.loop.probes.counts["retract.done"] > 0) == (place == "retracted")
+    assert (llm.loop.counters.counts["retract.done"] > 0) == (place == "retracted")
     for proposals, tokens in zip(found, truths, strict=True):
         assert {p.right for p in proposals} == set(range(steps + 1)), "every accepted length"
         check(zoo, heads, proposals, tokens, steps)
@@ -129,9 +129,9 @@ def test_a_cached_prompt_drafts_the_same_however_little_of_it_is_left(zoo, heads
     llm = launch(3, page_size=4)
     prompt, tokens = truth[0]
     run(llm, [prompt], [tokens], NEW)
-    before, size = llm.loop.probes.counts["prefix.hit"], len(prompt) // 4 * 4 + left
+    before, size = llm.loop.counters.counts["prefix.hit"], len(prompt) // 4 * 4 + left
     (proposals,) = run(llm, [tokens[:size]], [tokens], NEW - left)
-    assert llm.loop.probes.counts["prefix.hit"] - before == (size - 3) // 4 * 4
+    assert llm.loop.counters.counts["prefix.hit"] - before == (size - 3) // 4 * 4
     check(zoo, heads, proposals, tokens, 3)
 
 

@@ -108,7 +108,7 @@ def test_a_layer_per_step_is_its_formula(folder, truth, place, steps):
     copies = 2 if place == "retracted" else 1
     prompts, truths = [p for p, _ in truth] * copies, [t for _, t in truth] * copies
     found = run(llm, prompts, truths, NEW)
-    assert (llm.loop.probes.counts["retract.done"] > 0) == (place == "retracted")
+    assert (llm.loop.counters.counts["retract.done"] > 0) == (place == "retracted")
     for proposals, tokens in zip(found, truths, strict=True):
         check_layers(folder, proposals, tokens, steps)
 
@@ -130,7 +130,7 @@ def test_the_first_layer_drafts_trees(folder, truth, version):
     llm = launch(folder, 3, 2, 6, spec_version=version, page_size=5)
     prompt, tokens = truth[0]
     (proposals,) = run(llm, [prompt], [tokens], NEW)
-    assert llm.loop.probes.counts["tree.compacted"] > 0
+    assert llm.loop.counters.counts["tree.compacted"] > 0
     drafting = first_layer(folder, tokens)
     for proposal in proposals[::2]:
         assert paths(proposal) == drafting.best(proposal.start, 3, 2, 6)

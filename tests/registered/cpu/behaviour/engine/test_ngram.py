@@ -56,9 +56,9 @@ def test_tokens_are_those_of_plain_decoding(zoo, plain, params, asked):
     llm = launch(zoo, **asked)
     for _ in range(2):
         assert [o.output_ids for o in llm.generate(PROMPTS, params)] == plain[params]
-    assert llm.probes["stamp.wrong"] == 0 and llm.probes["stamp.checked"] > 0
+    assert llm.counters["stamp.wrong"] == 0 and llm.counters["stamp.checked"] > 0
     if "max_total_tokens" in asked:
-        assert llm.probes["retract.done"] > 0
+        assert llm.counters["retract.done"] > 0
 
 
 @pytest.mark.parametrize(("target", "topk"), [("qwen3-mini", 4), ("deepseek-mini", 1)])
@@ -69,7 +69,7 @@ def test_every_target_keeps_its_tokens(zoo, target, topk):
     llm = LLM(EngineConfig(target, "NGRAM", **asked), zoo)
     for _ in range(2):
         assert [o.output_ids for o in llm.generate(PROMPTS, GREEDY)] == said
-    assert llm.probes["spec.accepted"] > 20 and llm.probes["stamp.wrong"] == 0
+    assert llm.counters["spec.accepted"] > 20 and llm.counters["stamp.wrong"] == 0
 
 
 def test_a_text_that_was_said_before_is_accepted_nearly_whole(zoo):
@@ -77,7 +77,7 @@ def test_a_text_that_was_said_before_is_accepted_nearly_whole(zoo):
     first, again = (llm.generate(PROMPTS[:1], GREEDY)[0] for _ in range(2))
     assert len(again.accept_lengths) < len(first.accept_lengths) / 2
     assert max(again.accept_lengths) == 12
-    assert llm.probes["tree.branched"] and llm.probes["tree.compacted"]
+    assert llm.counters["tree.branched"] and llm.counters["tree.compacted"]
 
 
 def test_a_corpus_drafts_from_the_first_round(zoo, tmp_path, plain):

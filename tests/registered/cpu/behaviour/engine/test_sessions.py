@@ -77,7 +77,7 @@ def at_rest(llm: LLM) -> None:
     ledger = llm.loop.scheduler.ledger
     assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
     replay(llm.journal, ledger.num_pages, ledger.page_size)
-    assert llm.probes["stamp.checked"] > 0 and llm.probes["stamp.wrong"] == 0
+    assert llm.counters["stamp.checked"] > 0 and llm.counters["stamp.wrong"] == 0
 
 
 def test_stale_kv_of_an_earlier_turn_carries_another_stamp(monkeypatch):
@@ -94,7 +94,7 @@ def test_stale_kv_of_an_earlier_turn_carries_another_stamp(monkeypatch):
         if planted:
             monkeypatch.setattr(StepBatch, "_slots_at", astray)
         talk(llm, name, TURNS[1], ENDS[2])
-        assert (llm.probes["stamp.wrong"] > 0) == planted
+        assert (llm.counters["stamp.wrong"] > 0) == planted
 
 
 def alive() -> Counter[str]:
@@ -160,8 +160,8 @@ def test_a_turn_says_what_the_whole_history_would_and_inherits_exactly_what_was_
                 assert version == "v2" or shape != NONE or kept == shown - 1
             shown = out.prompt_tokens + len(out.output_ids)
         llm.close_session(name)
-    assert llm.probes["session.inherited"] > 0 and llm.probes["session.held"] == 6
-    assert shape == NONE or version == "v1" or llm.probes["session.trimmed"] > 0
+    assert llm.counters["session.inherited"] > 0 and llm.counters["session.held"] == 6
+    assert shape == NONE or version == "v1" or llm.counters["session.trimmed"] > 0
     at_rest(llm)
 
 
@@ -210,7 +210,7 @@ def test_every_other_drafter_and_target_say_and_accept_the_same(target, algorith
         inherited = out.cached_tokens + llm.loop.scheduler.cache.key_span
         assert turn == 0 or shown - (version == "v1") <= inherited <= shown
         history += out.output_ids
-    assert (llm.probes["window.slid"] > 0) == (target == "qwen3-mini")
+    assert (llm.counters["window.slid"] > 0) == (target == "qwen3-mini")
     llm.close_session(name)
     at_rest(llm)
     book = llm.loop.scheduler.ledger.window
@@ -230,7 +230,7 @@ def test_an_inherited_history_drafts_as_well_as_one_sent_again(shape, version):
         out = talk(llm, name, text, params)
         assert (out.output_ids, out.accept_lengths) == (again.output_ids, again.accept_lengths)
         history += out.output_ids
-    assert llm.probes["spec.accepted"] > 30
+    assert llm.counters["spec.accepted"] > 30
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
@@ -252,7 +252,7 @@ def test_aborted_turns_leave_the_session_as_it_was(version):
         assert (out.output_ids, out.text, out.finish) == resent(ENDS)[turn]
         assert turn == 0 or shown - 1 <= out.cached_tokens + 1 <= shown
         shown = out.prompt_tokens + len(out.output_ids)
-    assert llm.probes["session.rolled_back"] == 2 and llm.probes["session.refused"] == 3
+    assert llm.counters["session.rolled_back"] == 2 and llm.counters["session.refused"] == 3
     llm.close_session(name)
     at_rest(llm)
 
@@ -278,7 +278,7 @@ def test_a_turn_may_end_at_the_last_position_of_the_context(shape, version):
     out = talk(llm, name, TURNS[1], long)
     assert (out.output_ids, out.text, out.finish) == (again.output_ids, again.text, again.finish)
     assert out.cached_tokens > 0 and max(out.accept_lengths) > 2
-    assert llm.probes["finish.context"] == 1 and plain.probes["finish.context"] == 0
+    assert llm.counters["finish.context"] == 1 and plain.counters["finish.context"] == 0
     llm.close_session(name)
     at_rest(llm)
 
@@ -292,7 +292,7 @@ def test_more_sessions_than_memory_beside_plain_requests(page_size):
         *outs, plain = llm.generate([text] * 4 + [TURNS[0]], [params] * 4 + [ENDS[0]], sessions)
         assert {(out.output_ids, out.text, out.finish) for out in outs} == {resent(ENDS)[turn]}
         assert plain.output_ids == resent(ENDS)[0][0]
-    assert llm.probes["session.dropped"] > 0 and llm.probes["session.inherited"] > 0
+    assert llm.counters["session.dropped"] > 0 and llm.counters["session.inherited"] > 0
     for name in names:
         llm.close_session(name)
     at_rest(llm)
@@ -304,7 +304,7 @@ def test_a_retracted_turn_says_the_same():
     long = SamplingParams(max_new_tokens=60, ignore_eos=True)
     first = llm.generate([TURNS[0]] * 3, ENDS[0], [*map(SessionParams, names)])
     second = llm.generate([TURNS[1]] * 3, long, [*map(SessionParams, names)])
-    assert llm.probes["retract.done"] > 0 and sum(out.retractions for out in second) > 0
+    assert llm.counters["retract.done"] > 0 and sum(out.retractions for out in second) > 0
     assert {out.output_ids for out in first} == {resent(ENDS)[0][0]} and len({out.output_ids for out in second}) == 1
     for name in names:
         llm.close_session(name)
@@ -330,7 +330,7 @@ def test_close_with_a_turn_in_flight_and_refusals_disturb_nobody():
         llm.generate([TURNS[1]] * 2, ENDS[0], SessionParams(name))
     with pytest.raises(RequestError, match="2 session parameters for 1 prompts; allowed: one, or one per prompt"):
         llm.generate([TURNS[1]], ENDS[0], [SessionParams(name)] * 2)
-    assert llm.probes["session.refused"] == 5 and not llm.loop.busy
+    assert llm.counters["session.refused"] == 5 and not llm.loop.busy
     rid = llm.add(TURNS[1], ENDS[1], SessionParams(name))
     llm.step()
     llm.close_session(name)
@@ -356,7 +356,7 @@ def test_an_idle_session_times_out_by_the_clock_it_was_given():
     now[0] = 65.5
     with pytest.raises(RequestError, match=r"^session 's' is not open; open it with open_session$"):
         llm.add(TURNS[1], None, SessionParams("s"))
-    assert llm.open_session(1000, "s") == "s" and llm.probes["session.timed_out"] == 1
+    assert llm.open_session(1000, "s") == "s" and llm.counters["session.timed_out"] == 1
     at_rest(llm)
 
 
@@ -374,7 +374,7 @@ def test_text_streams_within_a_session():
     name = llm.open_session(1000, streaming=True)
     for turn, (text, params) in enumerate(zip(TURNS, ENDS, strict=True)):
         assert "".join(llm.stream(text, params, SessionParams(name))) == resent(ENDS)[turn][1]
-    assert llm.probes["session.inherited"] > 0
+    assert llm.counters["session.inherited"] > 0
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])

@@ -147,7 +147,7 @@ def test_an_odd_registered_algorithm_runs_with_its_own_hooks(zoo, plain, registe
     relay = llm.loop.executor.relay
     assert type(relay) is CountingRelay and relay.kept.sum() > 30
     assert len(llm.loop.executor.pools) == 2 and llm.loop.scheduler.cache.key_span == 2
-    assert llm.probes["spec.drafted"] > 0 and llm.drafter_error is None
+    assert llm.counters["spec.drafted"] > 0 and llm.drafter_error is None
 
 
 def test_an_algorithms_own_check_refuses_before_anything_is_resolved(zoo, registered):
@@ -215,14 +215,14 @@ def test_a_lie_about_the_batch_puts_the_drafter_in_quarantine(zoo, plain, regist
     assert [output.output_ids for output in outputs] == plain("llama-mini")
     assert llm.drafter_error == llm.readback()["drafter_error"] == told
     assert all(output.meta_info["drafter_error"] == told for output in outputs)
-    drafted = llm.probes["spec.drafted"]
-    assert run(llm) == plain("llama-mini") and llm.probes["spec.drafted"] == drafted
+    drafted = llm.counters["spec.drafted"]
+    assert run(llm) == plain("llama-mini") and llm.counters["spec.drafted"] == drafted
 
 
 def test_what_a_drafter_writes_into_its_inputs_reaches_nobody(zoo, plain, registered):
     llm = pretending(zoo, registered, WritesEverything, spec_version="v2")
     assert run(llm) == run(llm) == plain("llama-mini")
-    assert llm.drafter_error is None and llm.probes["spec.drafted"] > 0
+    assert llm.drafter_error is None and llm.counters["spec.drafted"] > 0
     forget_algorithm("PRETENDER")
     honest = pretending(zoo, register_algorithm, Pretender, spec_version="v2", strict_memory=2)
     assert run(honest) == plain("llama-mini") and honest.drafter_error is None

@@ -51,9 +51,9 @@ def test_a_cell_equals_plain_decoding_on_the_zoos_questions(tmp_path):
     # The card states about 80 %; 10 of 24 is 4 standard errors below.
     assert right["right by strict-match"][0] == right["right by strict-match"][1] >= 10
     assert shown["runs"]["cell"]["tokens_per_round"] > 1.2 * shown["runs"]["baseline"]["tokens_per_round"]
-    assert shown["launches"]["baseline"]["resolved"]["algorithm"] == "NONE"
-    assert shown["launches"]["cell"]["readback"]["num_draft_tokens"] == 6
-    assert shown["launches"]["cell"]["readback"]["num_pages"] < 192, "the tight pool holds one request, not all"
+    assert shown["starts"]["baseline"]["resolved"]["algorithm"] == "NONE"
+    assert shown["starts"]["cell"]["readback"]["num_draft_tokens"] == 6
+    assert shown["starts"]["cell"]["readback"]["num_pages"] < 192, "the tight pool holds one request, not all"
     assert shown["runs"]["cell"]["retractions"] > 0 == shown["runs"]["baseline"]["retractions"]
     text = (tmp_path / "accuracy.md").read_text()
     assert text.startswith("# gsm8k: `eagle3.s2.k2.n6.p4.tight` against `none.v1.nocache`: PASS\n")
@@ -151,8 +151,8 @@ def test_a_pair_of_checkpoints_is_measured_as_a_cell_is():
     assert (record["baseline"], record["cell"]) == ("llama-mini.none", "zoo.eagle3")
     assert [*record["weights"]] == ["llama-mini", "llama-mini-eagle3"]
     assert record["engines"] == 1, "a GPU has no room for the first engine beside the second"
-    resolved = record["launches"]["cell"]["resolved"]
+    resolved = record["starts"]["cell"]["resolved"]
     assert (resolved["algorithm"], resolved["num_steps"], resolved["dtype"]) == ("EAGLE3", 3, "bfloat16")
     assert resolved["enable_deterministic_inference"] and resolved["context_length"] == 4096
-    assert record["launches"]["baseline"]["resolved"]["algorithm"] == "NONE" and record["doubt"] == ""
+    assert record["starts"]["baseline"]["resolved"]["algorithm"] == "NONE" and record["doubt"] == ""
     assert record["runs"]["cell"]["tokens_per_round"] > 1.2 > record["runs"]["baseline"]["tokens_per_round"]

@@ -20,7 +20,7 @@ from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.tiers import repro
 from specmatrix.reports.repro import as_called
-from specmatrix.reports.schema import CellRecord, GateResult, GateState, Start
+from specmatrix.reports.schema import CellRecord, GateResult, GateState, StartRecord
 from specmatrix.reports.store import ReportWriter, load
 
 pytestmark = pytest.mark.register(est_seconds=20, stage="pr")
@@ -36,7 +36,7 @@ def write(place: Path, state: GateState = "PASS", message: str = "") -> None:
     with ReportWriter(place, run_header("cpu", "pr", 0, GATES)) as writer:
         gate = GateResult("lossless", state, {}, None, message)
         command = repro("dflash", "cpu", 0)
-        writer.write(CellRecord("dflash", state, Start({}), {"algorithm": "dflash"}, command, gates=(gate,)))
+        writer.write(CellRecord("dflash", state, StartRecord({}), {"algorithm": "dflash"}, command, gates=(gate,)))
 
 
 @pytest.fixture(scope="module")

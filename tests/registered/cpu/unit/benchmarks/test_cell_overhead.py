@@ -10,7 +10,7 @@ from specmatrix.matrix.cells.cell import asked
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.subjects.protocol import RequestSpec
 
 pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 
@@ -34,7 +34,7 @@ def test_the_clock_runs_in_the_subject_only():
     burn(0.01)
     engine.readback(), engine.counters(), engine.journal()
     assert subject.clock.seconds == started
-    engine.generate([Ask("a", "1 + 1 =", 4)])
+    engine.generate([RequestSpec("a", "1 + 1 =", 4)])
     assert subject.clock.seconds > started
 
 

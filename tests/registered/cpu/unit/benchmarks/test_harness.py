@@ -61,8 +61,8 @@ def test_the_lossless_cells_are_many_and_long_enough():
     cells = select("product", harness.LOSSLESS)
     assert len(cells) >= harness.LOSSLESS_LEAST
     assert len({cell.algorithm for cell in cells}) == 5
-    asks = [ask for cell in cells for ask in workload(cell, 0)]
-    assert all(ask.ignore_eos and ask.max_new_tokens >= 32 and not ask.abort_after for ask in asks)
+    requests = [request for cell in cells for request in workload(cell, 0)]
+    assert all(request.ignore_eos and request.max_new_tokens >= 32 and not request.abort_after for request in requests)
 
 
 def test_what_pytest_measures_needs_it_and_a_checkout(monkeypatch, tmp_path):

@@ -26,7 +26,7 @@ def test_a_written_checkpoint_speculates(tmp_path, tied):
     asked = EngineConfig(str(target), "EAGLE3", str(draft), 2, 1, 3, context_length=64, max_total_tokens=128)
     llm = LLM(asked)
     (output,) = llm.generate([[3, 4, 5]], SamplingParams(max_new_tokens=6, ignore_eos=True))
-    assert len(output.output_ids) == 6 and llm.probes["spec.drafted"]
+    assert len(output.output_ids) == 6 and llm.counters["spec.drafted"]
 
 
 def test_the_bytes_of_a_step_are_those_of_the_files(tmp_path):

@@ -14,7 +14,7 @@ def test_an_index_of_n_grams_forgets_the_answers_between_turns():
     sizes = []
     for _ in range(2):
         speculation.one_by_one(llm, asked)
-        sizes.append((len(llm.loop.executor.drafter.index), llm.probes["decode.round"]))
+        sizes.append((len(llm.loop.executor.drafter.index), llm.counters["decode.round"]))
     assert sizes[0][0] == sizes[1][0] > 0
     assert sizes[1][1] == 2 * sizes[0][1], "as many rounds as the first time"
 

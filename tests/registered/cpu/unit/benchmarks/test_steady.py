@@ -36,9 +36,9 @@ class Restless(Bench):
 def test_every_round_of_a_turn_decodes(bench):
     with steady.freed(bench.engine(2)) as llm:
         decoding = steady.Decoding(llm, bench.prompts(llm.vocab_size, 2))
-        before = llm.probes["decode.round"]
+        before = llm.counters["decode.round"]
         assert decoding.turn() > 0
-        assert llm.probes["decode.round"] == before + steady.ROUNDS
+        assert llm.counters["decode.round"] == before + steady.ROUNDS
         assert [len(prompt) for prompt in bench.prompts(768, 2)] == [bench.prompt] * 2
     assert not vars(llm)
 

@@ -165,7 +165,7 @@ def test_a_tight_pool_retracts_and_still_gives_the_same_tokens():
     loop = toy_loop(lag=1, page_size=2, pages=14, width=3, rows=4)
     jobs = [([i, 1, 2], 12, (), None) for i in range(4)]
     requests = drain(loop, jobs, (), {})
-    assert loop.probes.counts["retract.done"] > 0
+    assert loop.counters.counts["retract.done"] > 0
     assert [r.output for r in requests] == [reference(r.prompt, r.params)[0] for r in requests]
 
 
@@ -189,7 +189,7 @@ def test_lag_leaves_a_step_unread():
     for lag in (0, 1, 2):
         loop = toy_loop(lag=lag, page_size=4, pages=20)
         drain(loop, [([1, 2], 6, (), None)], (), {})
-        seen[lag] = (loop.probes.counts["overlap.in_flight"], loop.probes.counts["overlap.dropped"])
+        seen[lag] = (loop.counters.counts["overlap.in_flight"], loop.counters.counts["overlap.dropped"])
     assert seen[0] == (0, 0)
     assert seen[1][0] > 0 and seen[1][1] == 1
     assert seen[2][1] == 2
@@ -229,7 +229,7 @@ def test_a_window_holds_a_few_pages_of_a_long_answer_and_bounds_admission():
     requests = drain(loop, [([i, 1, 2, 3, 4], 20, (), None) for i in range(4)], (), {})
     assert [r.output for r in requests] == [reference(r.prompt, r.params)[0] for r in requests]
     # A row needs 4 + 2 * 3 positions at most, on 6 pages, so two rows run at once where four would fit without.
-    assert loop.probes.counts["window.slid"] > 20 and loop.probes.counts["queue.waited"] > 0
+    assert loop.counters.counts["window.slid"] > 20 and loop.counters.counts["queue.waited"] > 0
     with pytest.raises(RequestError, match="the request needs up to 6 window pages at once, and the pool has 5"):
         toy_loop(lag=1, page_size=2, pages=60, width=2, chunk=3, window=Window(4, 5)).add(
             request(1, [1], SamplingParams(max_new_tokens=30))

@@ -94,7 +94,7 @@ def counters(lag: int, windowed: bool) -> dict[str, int]:
         lag=lag, page_size=2, pages=30, width=4, rows=5, chunk=4, cache=not windowed, eos=(EOS,), window=window
     )
     loop.executor = Eventful(2, 30, window)
-    loop.observers = (StepCounter(loop.probes, context_length=12),)
+    loop.observers = (StepCounter(loop.counters, context_length=12),)
     requests = [request(rid, [rid % 11, 3, rid * rid % 11, 1, 2][: 2 + rid % 4], p) for rid, p in enumerate(PARAMS, 1)]
     for each in requests:
         loop.add(each)
@@ -107,7 +107,7 @@ def counters(lag: int, windowed: bool) -> dict[str, int]:
             loop.abort(8)
     assert all(each.phase is Phase.DONE for each in requests)
     assert [each.rid for each in requests if each.finish.reason == "error"] == [LIAR, BROKEN]
-    return {name: n for name, n in loop.probes.counts.items() if n and name.split(".")[0] in FAMILIES}
+    return {name: n for name, n in loop.counters.counts.items() if n and name.split(".")[0] in FAMILIES}
 
 
 @pytest.mark.parametrize("windowed", [False, True], ids=["full", "windowed"])

@@ -19,14 +19,14 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 def asked(monkeypatch):
     """Whether launches begin early on a chip of this compute capability and so much shared memory for a program."""
 
-    def asks(major, room, hip=None):
+    def requests(major, room, hip=None):
         chip = SimpleNamespace(major=major, shared_memory_per_block_optin=room)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
         monkeypatch.setattr(torch.version, "hip", hip)
         supports_pdl.cache_clear()
         return supports_pdl(torch.device("cuda", 0))
 
-    yield asks
+    yield requests
     supports_pdl.cache_clear()
 
 

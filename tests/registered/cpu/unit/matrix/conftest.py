@@ -22,7 +22,7 @@ def _measured(cell_id: str) -> tuple[PreparedCell, Run, Run]:
     runs = []
     for prepared in (cell, cell.baseline):
         engine = subject.start(prepared.configuration)
-        runs.append(drive(engine, prepared.asks, subject.capabilities))
+        runs.append(drive(engine, prepared.requests, subject.capabilities))
         engine.close()
     return cell, runs[0], runs[1]
 
@@ -47,7 +47,7 @@ def altered() -> Callable[..., Run]:
 
 @pytest.fixture(scope="session")
 def with_evidence() -> Callable[..., Run]:
-    """A run with other counters: with_evidence(run, {probe: count})."""
+    """A run with other counters: with_evidence(run, {counter: count})."""
 
     def change(run: Run, counts: Mapping[str, int]) -> Run:
         return replace(run, evidence={**run.evidence, **counts})

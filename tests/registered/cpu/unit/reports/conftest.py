@@ -13,9 +13,9 @@ from specmatrix.reports.schema import (
     CellResult,
     GateResult,
     Header,
-    Reason,
-    Rewrite,
-    Start,
+    ReasonRecord,
+    RewriteRecord,
+    StartRecord,
     WaiverRule,
 )
 from specmatrix.reports.store import ReportWriter
@@ -46,18 +46,18 @@ def header(**changes: object) -> Header:
 
 def changed(cell: CellResult, **changes: object) -> CellResult:
     """A cell with other values, its own or those of its start."""
-    started = {name: changes.pop(name) for name in Start.__struct_fields__ if name in changes}
+    started = {name: changes.pop(name) for name in StartRecord.__struct_fields__ if name in changes}
     return replace(cell, start=replace(cell.start, **started), **changes)
 
 
 def cell(name: str = "eagle3.k4", **changes: object) -> CellResult:
     """A green cell with a little of everything; changes may also be those of its start. Its state follows from its
     gates and its error; a red state that nothing explains makes its lossless gate red, or gives it an error."""
-    start = Start(
+    start = StartRecord(
         requested={"model_path": "llama-mini", "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 4},
         resolved={"algorithm": "EAGLE3", "topk": 4, "spec_version": "v2", "lag": 1, "page_size": 1},
         resolved_hash="0123456789ab",
-        reasons=(Reason("spec_version", "v2", DEFAULT_V2),),
+        reasons=(ReasonRecord("spec_version", "v2", DEFAULT_V2),),
     )
     whole = CellRecord(
         id=name,
@@ -142,19 +142,20 @@ class Specimen:
         gates = self.gates(draw, name, topk, steps, broken)
         state = "FAIL" if any(gate.state == "FAIL" for gate in gates) else "PASS"
         requested = {"model_path": "llama-mini", "speculative_algorithm": axes["algorithm"].upper()}
+        start = StartRecord(requested, resolved, f"{draw.getrandbits(48):012x}", reasons)
         return CellRecord(
-            id=name, state=state, start=Start(requested, resolved, f"{draw.getrandbits(48):012x}", reasons), axes=axes,
+            id=name, state=state, start=start, axes=axes,
             repro=f"specmatrix run --tier cpu --cells id={name} --seed 0", waived=waived,
             evidence={"speculated": 40 * bool(topk), "tree_compacted": 12 * (topk > 1)}, gates=gates,
             seconds=round(draw.uniform(0.05, 0.9), 4),
         )  # fmt: skip
 
-    def version(self, asked: str, topk: int) -> tuple[str, tuple[Reason, ...]]:
+    def version(self, asked: str, topk: int) -> tuple[str, tuple[ReasonRecord, ...]]:
         if asked != "auto":
             return asked, ()
         if topk > 1 and self.policy == "v1":
-            return "v1", (Reason("spec_version", "v1", TOPK_ON_V1),)
-        return "v2", (Reason("spec_version", "v2", DEFAULT_V2),)
+            return "v1", (ReasonRecord("spec_version", "v1", TOPK_ON_V1),)
+        return "v2", (ReasonRecord("spec_version", "v2", DEFAULT_V2),)
 
     def gates(self, draw: random.Random, name: str, topk: int, steps: int, broken: bool) -> tuple[GateResult, ...]:
         lossless = {"tokens": 1280, "divergent": 3 if broken else 0, "ties": draw.randrange(2), "first_divergence": ""}
@@ -167,7 +168,7 @@ class Specimen:
             GateResult("lossless", "FAIL" if broken else "PASS", lossless, None, message),
             GateResult("finish", "PASS", {"finished": 9}),
             GateResult("config", "PASS"),
-            GateResult("effective", "PASS", {"probes": 4}),
+            GateResult("effective", "PASS", {"counters": 4}),
         ]
         if topk:
             rows += [self.acceptance(draw, name, topk, steps, broken), self.accuracy(draw, name, broken)]
@@ -245,7 +246,7 @@ def rewritten() -> Callable[..., CellResult]:
     def make(
         name: str = "eagle3.n6", reason: str = "a chain verifies steps + 1 tokens", **changes: object
     ) -> CellResult:
-        rewrite = Rewrite("speculative_num_draft_tokens", 6, 4, reason)
+        rewrite = RewriteRecord("speculative_num_draft_tokens", 6, 4, reason)
         return cell(name, rewrites=(rewrite,), **changes)
 
     return make

@@ -7,22 +7,22 @@ import pytest
 from rich.console import Console
 
 from specmatrix.reports.compare.compare import compare
-from specmatrix.reports.counters import ProbeChange, compare_probes, judge_probes
+from specmatrix.reports.counters import CounterChange, compare_counters, judge_counters
 from specmatrix.reports.render.comparison import comparison_markdown, comparison_page
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.render.terminal import print_comparison, print_run
-from specmatrix.reports.schema import ProbeDemand
+from specmatrix.reports.schema import CounterDemand
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
-DEMAND = ProbeDemand(("tree.branched", "retract.done", "prefix.hit"), {"stamp.wrong": "slots are their owner's"}, 2)
+DEMAND = CounterDemand(("tree.branched", "retract.done", "prefix.hit"), {"stamp.wrong": "slots are their owner's"}, 2)
 UNHIT = "o cell hit 1 required counter: retract.done"
 
 
 def report(directory, write_report, make_cell, *evidence: dict[str, int], **header: object):
     cells = [make_cell(f"eagle3.k{n}", evidence=counts) for n, counts in enumerate(evidence)]
-    return load(write_report(directory, cells, **({"stage": "nightly", "probes": DEMAND} | header)))
+    return load(write_report(directory, cells, **({"stage": "nightly", "counters": DEMAND} | header)))
 
 
 def shown(show, what) -> str:
@@ -49,17 +49,17 @@ def shown(show, what) -> str:
     ],
 )
 def test_a_whole_stage_is_judged(hits, state, message):
-    verdict = judge_probes(DEMAND, "nightly", 2, hits)
+    verdict = judge_counters(DEMAND, "nightly", 2, hits)
     assert (verdict.state, verdict.message) == (state, message)
 
 
 def test_less_than_the_stage_is_not_judged():
-    verdict = judge_probes(DEMAND, "nightly", 1, {})
+    verdict = judge_counters(DEMAND, "nightly", 1, {})
     assert (verdict.state, verdict.message) == (
         "NOT JUDGED",
         "counter coverage is not checked: only 1 of the stage's 2 cells ran",
     )
-    verdict = judge_probes(None, "pr", 1, {})
+    verdict = judge_counters(None, "pr", 1, {})
     assert (verdict.state, verdict.message) == ("NOT JUDGED", "counter coverage is checked in nightly runs only")
 
 
@@ -70,11 +70,11 @@ def test_cells_prove_it_together(tmp_path, write_report, make_cell):
     assert "all 3 required counters hit, 1 at zero as required" in shown(print_run, run)
 
 
-def test_an_unhit_probe_is_red_everywhere(tmp_path, write_report, make_cell):
+def test_an_unhit_counter_is_red_everywhere(tmp_path, write_report, make_cell):
     run = write_run(report(tmp_path, write_report, make_cell, {"tree.branched": 3}, {"prefix.hit": 1}))
     assert (run.verdict, run.red) == ("red", ())
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["probes"] == {"state": "FAIL", "message": f"n{UNHIT}", "unhit": ["retract.done"], "broken": []}
+    assert summary["counters"] == {"state": "FAIL", "message": f"n{UNHIT}", "unhit": ["retract.done"], "broken": []}
     assert (summary["red"], summary["pass"]) == (0, 2)
     for text in ((tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text(), shown(print_run, run)):
         assert UNHIT in text.replace("\\", "")
@@ -86,7 +86,7 @@ def test_the_end_line_sums_the_evidence_of_all_cells(tmp_path, write_report, mak
 
 
 def test_a_comparison_names_what_is_no_longer_exercised(tmp_path, write_report, make_cell):
-    assert compare_probes({"a": 1, "b": 0, "c": 2}, {"b": 3, "c": 1}) == ProbeChange(("a",), ("b",))
+    assert compare_counters({"a": 1, "b": 0, "c": 2}, {"b": 3, "c": 1}) == CounterChange(("a",), ("b",))
     base = report(tmp_path / "base", write_report, make_cell, {"tree.branched": 3, "prefix.hit": 2})
     head = report(tmp_path / "head", write_report, make_cell, {"retract.done": 3, "prefix.hit": 1})
     comparison = compare(base, head)

@@ -18,7 +18,7 @@ DOCS = specmatrix.HOME / "docs"
 RECORDS = [
     found
     for found in vars(schema).values()
-    if isinstance(found, type) and issubclass(found, schema.Record) and found is not schema.Record
+    if isinstance(found, type) and issubclass(found, schema.ReportRecord) and found is not schema.ReportRecord
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 PAGE = (DOCS / "reading-reports-with-pandas.md").read_text(encoding="utf-8")

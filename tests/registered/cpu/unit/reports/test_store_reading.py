@@ -15,14 +15,14 @@ from specmatrix.reports.schema import (
     LARGEST,
     CellRecord,
     CellResult,
+    CounterDemand,
     Expect,
     GateResult,
     Header,
-    ProbeDemand,
-    Reason,
+    ReasonRecord,
     ReportError,
-    Rewrite,
-    Start,
+    RewriteRecord,
+    StartRecord,
     Waiver,
     WaiverRule,
 )
@@ -38,12 +38,12 @@ JSON = st.recursive(
 )
 OBJECT = st.dictionaries(TEXT, JSON, max_size=3)
 STARTS = st.builds(
-    Start,
+    StartRecord,
     requested=OBJECT,
     resolved=st.none() | OBJECT,
     resolved_hash=st.none() | TEXT,
-    reasons=st.lists(st.builds(Reason, TEXT, JSON, TEXT), max_size=2).map(tuple),
-    rewrites=st.lists(st.builds(Rewrite, TEXT, JSON, JSON, TEXT), max_size=2).map(tuple),
+    reasons=st.lists(st.builds(ReasonRecord, TEXT, JSON, TEXT), max_size=2).map(tuple),
+    rewrites=st.lists(st.builds(RewriteRecord, TEXT, JSON, JSON, TEXT), max_size=2).map(tuple),
 )
 INTERVALS = st.lists(st.floats(-LARGEST, LARGEST), min_size=2, max_size=2).map(sorted).map(tuple)
 GATES = st.builds(GateResult, TEXT, st.sampled_from(GATE_STATES), OBJECT, st.none() | INTERVALS, TEXT)
@@ -58,7 +58,7 @@ def cell_of(state, gates, error, **parts: object) -> CellResult:
     return CellRecord(state=state, gates=gates, error=error, **parts)
 
 
-def cells_of(starts: list[Start]) -> st.SearchStrategy[CellResult]:
+def cells_of(starts: list[StartRecord]) -> st.SearchStrategy[CellResult]:
     return st.builds(
         cell_of,
         id=TEXT,
@@ -84,9 +84,9 @@ HEADERS = st.builds(
     versions=st.dictionaries(TEXT, TEXT, max_size=2), host=OBJECT, lock_hash=TEXT, data_hash=TEXT, zoo_hash=TEXT,
     thresholds=st.dictionaries(TEXT, OBJECT, max_size=2),
     waivers=st.lists(st.builds(WaiverRule, TEXT, TEXT, DAYS), max_size=2).map(tuple),
-    probes=st.none()
+    counters=st.none()
     | st.builds(
-        ProbeDemand, st.lists(TEXT, max_size=2).map(tuple), st.dictionaries(TEXT, TEXT, max_size=2),
+        CounterDemand, st.lists(TEXT, max_size=2).map(tuple), st.dictionaries(TEXT, TEXT, max_size=2),
         st.integers(min_value=0),
     ),
 )  # fmt: skip

@@ -37,7 +37,7 @@ def test_counts_are_stable_and_complete(tmp_path, make_cell, write_report):
         "waived": 2, "red": 4,
         "seconds": 1.0, "tier": "cpu", "stage": "pr",
         "by_gate": {"ledger": {"PASS": 6}, "lossless": {"PASS": 2, "FAIL": 3, "NOT MEASURED": 1}},
-        "probes": {
+        "counters": {
             "state": "NOT JUDGED", "message": "counter coverage is checked in nightly runs only",
             "unhit": [], "broken": [],
         },

@@ -82,7 +82,7 @@ def pretending():
 def at_rest(llm: LLM) -> None:
     ledger = llm.loop.scheduler.ledger
     assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
-    assert llm.probes["stamp.checked"] > 0 and llm.probes["stamp.wrong"] == 0
+    assert llm.counters["stamp.checked"] > 0 and llm.counters["stamp.wrong"] == 0
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
@@ -100,7 +100,7 @@ def test_a_guarded_launch_waits_for_nothing(pretending, version):
 
     llm.loop.executor.launch = strict
     assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == plain()
-    assert llm.drafter_error is None and llm.probes["spec.drafted"] > 0
+    assert llm.drafter_error is None and llm.counters["spec.drafted"] > 0
     at_rest(llm)
 
 
@@ -133,14 +133,14 @@ def test_what_a_drafter_writes_into_its_inputs_reaches_nobody(pretending):
     llm = pretending(WritesEverything, spec_version="v2")
     for _ in range(3):
         assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == plain()
-    assert llm.drafter_error is None and llm.probes["spec.drafted"] > 0
+    assert llm.drafter_error is None and llm.counters["spec.drafted"] > 0
     at_rest(llm)
 
 
 def test_a_host_read_costs_no_tokens(pretending):
     llm = pretending(READERS["Tensor.tolist"], spec_version="v2")
     assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == plain()
-    assert llm.drafter_error is None and llm.probes["spec.drafted"] > 0
+    assert llm.drafter_error is None and llm.counters["spec.drafted"] > 0
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_an_inspected_round_is_replayed_without_a_violation():
     assert inspected is not None
     for _ in range(3):
         assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == plain()
-    assert llm.probes["graph.replayed"] > 0 and llm.probes["graph.waited"] == 0
+    assert llm.counters["graph.replayed"] > 0 and llm.counters["graph.waited"] == 0
     assert llm.drafter_error is None and inspected.violations == ()
 
 
@@ -193,9 +193,9 @@ def test_a_write_in_a_replayed_round_is_told(monkeypatch):
     monkeypatch.setattr(drafter, "propose", writes)
     llm.generate(PROMPTS, PARAMS)
     llm.generate(PROMPTS, PARAMS)
-    assert inspected is not None and inspected.violations == () and llm.probes["graph.replayed"] > 0
-    eager = llm.probes["graph.eager"]
+    assert inspected is not None and inspected.violations == () and llm.counters["graph.replayed"] > 0
+    eager = llm.counters["graph.eager"]
     more.fill_(1)
     llm.generate(PROMPTS, PARAMS)
-    assert llm.probes["graph.eager"] == eager
+    assert llm.counters["graph.eager"] == eager
     assert inspected.violations == ("the drafter of EAGLE3 wrote into batch.start in propose",)

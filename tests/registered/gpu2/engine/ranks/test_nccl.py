@@ -47,7 +47,7 @@ def test_in_half_precision_two_gpus_leave_one_only_where_two_tokens_tie():
         margins = [best - second for (_, best), (_, second) in theirs.top_logprobs]
         apart = [n for n, (one, other) in enumerate(zip(mine, theirs.output_ids, strict=True)) if one != other]
         assert not apart or margins[apart[0]] < TIE
-    assert ranked.probes["spec.accepted"] > 0 and ranked.group.agreement.divergence is None
+    assert ranked.counters["spec.accepted"] > 0 and ranked.group.agreement.divergence is None
     ranked.close()
 
 

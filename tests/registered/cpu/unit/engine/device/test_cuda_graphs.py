@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specmatrix.engine.build import graphs_for
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, padded, reach_of
 from specmatrix.engine.executor import GraphRunner
 from specmatrix.engine.spec.builders import BuildContext
@@ -31,7 +31,7 @@ def test_reach_comes_in_steps_of_which_at_most_a_fifth_is_waste():
 
 
 def test_what_a_round_is_given_is_padded_with_row_0():
-    graphs = CudaGraphs(6, CPU, Probes())
+    graphs = CudaGraphs(6, CPU, Counters())
     rows, generations = graphs.give([3, 1, 2], [7, 8, 9])
     assert (rows.tolist(), generations.tolist()) == ([3, 1, 2, 0], [7, 8, 9, 0])
     again, _ = graphs.give([5], [4])
@@ -40,19 +40,19 @@ def test_what_a_round_is_given_is_padded_with_row_0():
 
 
 def test_shapes_are_kept_up_to_a_number():
-    graphs = CudaGraphs(4, CPU, Probes(), kept=2)
+    graphs = CudaGraphs(4, CPU, Counters(), kept=2)
     for reach in (256, 512, 768):
         graphs.run(GraphShape(True, -1, 4, 1, reach), dict)
     ((width, bundle),) = graphs.bundles
     assert (width, [shape.reach for shape in bundle.graphs]) == (1, [512, 768]) and graphs.memory == (0, 0)
-    assert (graphs.probes.counts["graph.eager"], graphs.probes.counts["graph.replayed"]) == (3, 0)
+    assert (graphs.counters.counts["graph.eager"], graphs.counters.counts["graph.replayed"]) == (3, 0)
 
 
 def test_an_engine_holds_no_more_than_it_was_asked_to():
     llm = engine("NONE", 1, cuda_graph_max_gb=3)
-    assert "cuda_graph_max_gb" not in llm.readback() and graphs_for(llm.resolved, CPU, llm.loop.probes) is None
+    assert "cuda_graph_max_gb" not in llm.readback() and graphs_for(llm.resolved, CPU, llm.loop.counters) is None
     executor = llm.loop.executor
-    graphs = graphs_for(replace(llm.resolved, cuda_graph_max_bs=4), CPU, llm.loop.probes)
+    graphs = graphs_for(replace(llm.resolved, cuda_graph_max_bs=4), CPU, llm.loop.counters)
     executor.run = GraphRunner(executor.run, graphs)
     assert llm.loop.executor.graphs.bundles.most_bytes == 3 << 30
     shown = llm.readback()
@@ -65,11 +65,11 @@ def test_padding_changes_nothing(algorithm, topk):
     expected = answer(engine(algorithm, topk, **options))
     llm = engine(algorithm, topk, **options)
     executor = llm.loop.executor
-    executor.run = GraphRunner(executor.run, CudaGraphs(4, CPU, llm.loop.probes))
+    executor.run = GraphRunner(executor.run, CudaGraphs(4, CPU, llm.loop.counters))
     assert answer(llm) == expected
-    assert llm.probes["graph.eager"] == llm.probes["decode.round"]
+    assert llm.counters["graph.eager"] == llm.counters["decode.round"]
     assert executor.relay.length[0] == 0
-    assert llm.probes["stamp.checked"] and not llm.probes["stamp.wrong"]
+    assert llm.counters["stamp.checked"] and not llm.counters["stamp.wrong"]
 
 
 @pytest.mark.parametrize("algorithm", [name for name, topk in RUNS if topk > 1 and name != "NGRAM"])
@@ -84,7 +84,7 @@ def test_padding_accepts_one_path_where_the_target_says_nothing_but_token_0(algo
         logits = executor.target.logits
         executor.target.logits = lambda hidden, logits=logits, likely=likely: logits(hidden) + likely
         if padding:
-            executor.run = GraphRunner(executor.run, CudaGraphs(4, CPU, llm.loop.probes))
+            executor.run = GraphRunner(executor.run, CudaGraphs(4, CPU, llm.loop.counters))
         said.append(answer(llm))
     assert said[0] == said[1]
 
@@ -101,7 +101,7 @@ def test_drafts_of_the_largest_round_fit_the_spare_slots_that_a_gpu_has(algorith
     monkeypatch.setattr(BuildContext, "drafted", there)
     llm = engine(algorithm, topk, **options)
     executor = llm.loop.executor
-    executor.run = GraphRunner(executor.run, CudaGraphs(3, CPU, llm.loop.probes))
+    executor.run = GraphRunner(executor.run, CudaGraphs(3, CPU, llm.loop.counters))
     (drafts,) = executor.pools[1:]
     assert drafts.spare is not None and executor.kv.full.pool.spare is None
     assert answer(llm) == expected
@@ -111,8 +111,8 @@ def test_drafts_of_the_largest_round_fit_the_spare_slots_that_a_gpu_has(algorith
 def test_a_larger_batch_runs_without_a_graph():
     llm = engine("NONE", 1)
     executor = llm.loop.executor
-    executor.run = GraphRunner(executor.run, CudaGraphs(2, CPU, llm.loop.probes))
+    executor.run = GraphRunner(executor.run, CudaGraphs(2, CPU, llm.loop.counters))
     expected = answer(engine("NONE", 1))
     assert answer(llm) == expected
     assert {shape.batch for _, bundle in llm.loop.executor.graphs.bundles for shape in bundle.graphs} == {1, 2}
-    assert llm.probes["graph.eager"] == llm.probes["decode.round"]
+    assert llm.counters["graph.eager"] == llm.counters["decode.round"]

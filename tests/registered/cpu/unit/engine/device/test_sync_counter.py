@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
 from specmatrix.engine.device.sync_counter import WAITED, SyncCounter
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 @pytest.fixture
 def graphs(monkeypatch):
     """Graphs of a device whose debug mode is set with torch's warning, and the modes that it was set to."""
-    made = CudaGraphs(2, torch.device("cpu"), Probes())
+    made = CudaGraphs(2, torch.device("cpu"), Counters())
     made.modes = []
 
     def set_mode(mode):
@@ -34,15 +34,15 @@ def graphs(monkeypatch):
 
 def launch(graphs, waits: int, replayed: int = 1, made: int = 0) -> int:
     """How much `graph.waited` rises by one launch."""
-    before = graphs.probes.counts["graph.waited"]
+    before = graphs.counters.counts["graph.waited"]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode")
         with SyncCounter(graphs):
             for _ in range(waits):
                 warnings.warn(f"{WAITED} (Triggered internally)", UserWarning, stacklevel=1)
-            graphs.probes.hit("graph.replayed", replayed)
+            graphs.counters.hit("graph.replayed", replayed)
             graphs.made += made
-    return graphs.probes.counts["graph.waited"] - before
+    return graphs.counters.counts["graph.waited"] - before
 
 
 def test_waits_of_a_replayed_round_are_counted(graphs):
@@ -61,8 +61,8 @@ def test_one_watch_serves_every_launch(graphs):
         for _ in range(3):
             with waits:
                 warnings.warn(WAITED, UserWarning, stacklevel=1)
-                graphs.probes.hit("graph.replayed")
-    assert graphs.probes.counts["graph.waited"] == 3
+                graphs.counters.hit("graph.replayed")
+    assert graphs.counters.counts["graph.waited"] == 3
 
 
 def test_other_warnings_are_passed_on_and_so_are_errors(graphs):

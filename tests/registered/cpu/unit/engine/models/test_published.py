@@ -79,7 +79,7 @@ def test_every_pair_says_what_transformers_says(published, name):
                 ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
         assert list(output.output_ids) == ids[start:]
     assert llm.readback()["algorithm"] == pair.algorithm
-    assert pair.algorithm == "NGRAM" or llm.probes["spec.drafted"] > 0
+    assert pair.algorithm == "NGRAM" or llm.counters["spec.drafted"] > 0
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
 import pytest
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.axes import AXES, LAUNCH, NAMES, axis, describe
+from specmatrix.matrix.cells.axes import AXES, NAMES, START_AXES, axis, describe
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -19,8 +19,8 @@ def test_only_defaults_have_no_token():
 
 
 def test_launch_axes_stand_first():
-    assert NAMES[: len(LAUNCH)] == LAUNCH
-    assert {row.scope for row in AXES[len(LAUNCH) :]} == {"request"}
+    assert NAMES[: len(START_AXES)] == START_AXES
+    assert {row.scope for row in AXES[len(START_AXES) :]} == {"request"}
 
 
 def test_prices_are_never_negative():

@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.axes import AXES, LAUNCH, NAMES
+from specmatrix.matrix.cells.axes import AXES, NAMES, START_AXES
 from specmatrix.matrix.cells.cell import AMPLE_TOKENS, CORPUS, TIGHT_TOKENS, Cell, order, parse_assignment
 from specmatrix.matrix.workloads.adaptive_configs import TEXTS
 
@@ -75,7 +75,7 @@ def test_order_follows_the_axes_and_drops_repeats():
 def test_the_launch_key_holds_launch_axes_only():
     cell = Cell(batch="pair", sampling="mixed", finish="length", abort="running")
     assert cell.start_key == Cell().start_key
-    for name in LAUNCH:
+    for name in START_AXES:
         other = AXES[NAMES.index(name)].names[1]
         assert Cell()._replace(**{name: other}).start_key != Cell().start_key
 

@@ -8,7 +8,7 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.table import RULES
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells import constraints
-from specmatrix.matrix.cells.axes import AXES, LAUNCH, axis
+from specmatrix.matrix.cells.axes import AXES, START_AXES, axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import (
     CONSTRAINTS,
@@ -25,7 +25,7 @@ from specmatrix.matrix.gates.registry import GATES
 
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
-SHAPE = [name for name in LAUNCH[: LAUNCH.index("page_size")] if name != "tp"]
+SHAPE = [name for name in START_AXES[: START_AXES.index("page_size")] if name != "tp"]
 ROOMS = ({}, {"page_size": "64", "prefix_cache": "off", "memory": "tight"})
 RANKED = product(axis("algorithm").names, axis("model").names, ("2", "4", "8"), axis("prefix_cache").names)
 # Starts that one set of constraints forbids are alike to the engine: so many of them are resolved, spread evenly.

@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.axes import LAUNCH
+from specmatrix.matrix.cells.axes import START_AXES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import explain
 from specmatrix.matrix.cells.enumerate import Prefix
@@ -42,7 +42,7 @@ def test_product_has_every_cell_that_exists_and_no_other():
     assert len(set(some)) == 5000
     assert not [c for c in some if {k.kind for k in explain(c)} & {"impossible", "redundant"}]
     # Within the first launch, each cell that explain lets pass is there.
-    requests = {cell[len(LAUNCH) :] for cell in some if cell.start_key == Cell().start_key}
+    requests = {cell[len(START_AXES) :] for cell in some if cell.start_key == Cell().start_key}
     assert ("pair", "streaming", "mixed", "length", "running") in requests
     assert ("single", "none", "mixed", "eos", "none") not in requests
 

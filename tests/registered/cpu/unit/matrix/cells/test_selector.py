@@ -1,7 +1,7 @@
 import pytest
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.axes import LAUNCH, NAMES
+from specmatrix.matrix.cells.axes import NAMES, START_AXES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import HELP, parse_selector
 
@@ -89,13 +89,13 @@ def test_a_launch_is_ruled_out_or_let_in_only_if_all_of_its_cells_are(text):
     launches = [Cell.from_id(launch) for launch in ("eagle3", "eagle3.p4", "eagle3.s3.k4.n8", "none", "none.p16")]
     for launch in launches:
         picked = [selector(launch._replace(batch=batch)) for batch in ("single", "pair", "ragged", "burst")]
-        for known in (launch[: len(LAUNCH)], launch[:4], ()):
+        for known in (launch[: len(START_AXES)], launch[:4], ()):
             assert selector.may(known) or not any(picked)
             assert not selector.must(known) or all(picked)
     # The two bounds decide what they can: a condition on the launch alone leaves nothing open.
     if "batch" not in text and "." not in text:
         assert all(
-            selector.may(launch[: len(LAUNCH)]) == selector.must(launch) == selector(launch) for launch in launches
+            selector.may(launch[: len(START_AXES)]) == selector.must(launch) == selector(launch) for launch in launches
         )
 
 

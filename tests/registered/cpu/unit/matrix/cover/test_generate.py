@@ -10,7 +10,7 @@ import pytest
 from specmatrix.matrix.cells.axes import AXES, axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, expect, explain
-from specmatrix.matrix.cells.enumerate import launches
+from specmatrix.matrix.cells.enumerate import starts
 from specmatrix.matrix.cover import generate, verify
 from specmatrix.matrix.cover.generate import (
     SWEEPS,
@@ -43,7 +43,7 @@ def test_every_enumerated_cell_runs():
 
 
 def test_the_enumeration_is_the_product_without_what_constraints_forbid():
-    count = sum(len(tails) for _, tails in launches(CONSTRAINTS))
+    count = sum(len(tails) for _, tails in starts(CONSTRAINTS))
     assert count == sum(
         prod(len(allowed(component, pivot)) for component in components()) for pivot in axis(PIVOT).names
     )

@@ -8,7 +8,7 @@ import pytest
 from specmatrix.matrix.cells.axes import AXES, NAMES, axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, explain
-from specmatrix.matrix.cells.enumerate import launches
+from specmatrix.matrix.cells.enumerate import starts
 from specmatrix.matrix.cover import verify as verifier
 from specmatrix.matrix.cover.verify import PIVOT, Combination, allowed, components, covered, feasible, uncovered
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
 def holding(pair: Combination) -> Cell | None:
     """The first cell of the enumeration that holds a pair of values."""
     wanted = [(NAMES.index(name), value) for name, value in pair]
-    found = launches(CONSTRAINTS, lambda prefix: all(prefix[c] == value for c, value in wanted if c < len(prefix)))
+    found = starts(CONSTRAINTS, lambda prefix: all(prefix[c] == value for c, value in wanted if c < len(prefix)))
     cells = (launch + tail for launch, tails in found for tail in tails)
     return next((Cell(*cell) for cell in cells if all(cell[c] == value for c, value in wanted)), None)
 
@@ -30,7 +30,7 @@ def covering() -> list[Cell]:
     source = random.Random(5)
     seen: set[object] = set()
     chosen = []
-    for launch, tails in launches(CONSTRAINTS):
+    for launch, tails in starts(CONSTRAINTS):
         if not tails or source.random() < 0.9:
             continue
         for tail in tails[source.randrange(min(211, len(tails))) :: 211]:

@@ -65,7 +65,7 @@ def test_the_band_for_one_prompt(measured, gate, rounds, state):
     answers = tuple(replace(a, accept_lengths=each) for a, each in zip(run.answers, lengths, strict=True))
     ((key, known),) = gate.oracle("llama-mini").rounds.items()
     prompts = [()] * len(known)
-    prompts[int(run.asks[0].name[1:])] = (4,) * 100
+    prompts[int(run.requests[0].name[1:])] = (4,) * 100
     outcome = AcceptanceGate(oracle=lambda target: Oracle((), {key: tuple(prompts)}, ())).judge(
         # Half precision rounds a draft's choice now and then, so only the ratio counts there.
         prepared,
@@ -95,7 +95,7 @@ def test_one_round_that_leaves_the_oracle_fails_in_float32(measured, gate, memor
 def test_a_retracted_request_keeps_the_oracles_rounds_from_where_it_resumes(measured, gate):
     """Round 3 begins one token later because a prefill gave the token between; what meets the oracle again is equal."""
     prepared, run, baseline = measured(CELL)
-    name = run.asks[0].name
+    name = run.requests[0].name
     ((key, known),) = gate.oracle("llama-mini").rounds.items()
     rounds = list(known)
     rounds[int(name[1:])] = (3, 2, 1, 4, 2, 3, 1)
@@ -211,7 +211,7 @@ def test_one_round_of_ngrams_that_is_another_fails(measured, altered, change):
     lengths[at] += change
     outcome = AcceptanceGate().judge(prepared, altered(run, 1, accept_lengths=tuple(lengths)), baseline)
     assert outcome.state is State.FAIL
-    assert outcome.message == f"1 of 5 requests differ from the replay, first {run.asks[1].name} at round {at}"
+    assert outcome.message == f"1 of 5 requests differ from the replay, first {run.requests[1].name} at round {at}"
     fewer = AcceptanceGate().judge(prepared, altered(run, 1, accept_lengths=tuple(lengths[:at])), baseline)
     assert fewer.message.endswith(f"at round {at}")
 

@@ -6,7 +6,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.accuracy import AccuracyGate, binomial_below, card_accuracy, extract
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.subjects.protocol import Answer, Ask
+from specmatrix.matrix.subjects.protocol import Answer, RequestSpec
 from specmatrix.matrix.workloads.build import EXAM_QUESTIONS
 
 pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
@@ -21,11 +21,11 @@ def graded(measured):
     _, run, _ = measured("eagle3.s3.k4.n8.v2.p16.pair")
 
     def make(marks, text="2+3=<<2+3=5>>5.\n#### {}"):
-        asks = tuple(Ask(f"q{i}", "Question:", 8, answer="so 2+3=5.\n#### 5") for i in range(len(marks)))
+        requests = tuple(RequestSpec(f"q{i}", "Question:", 8, answer="so 2+3=5.\n#### 5") for i in range(len(marks)))
         answers = tuple(
             Answer(f"q{i}", (1,), (1,), text.format(5 if mark else 7), "stop", 1, 0, ()) for i, mark in enumerate(marks)
         )
-        return replace(run, asks=asks, answers=answers)
+        return replace(run, requests=requests, answers=answers)
 
     return make
 
@@ -65,7 +65,7 @@ def test_a_target_that_lost_its_skill_trips_the_wire(graded):
 
 def test_without_questions_or_card_nothing_is_measured(graded):
     run = graded([1, 1])
-    blank = replace(run, asks=tuple(replace(ask, answer=None) for ask in run.asks))
+    blank = replace(run, requests=tuple(replace(request, answer=None) for request in run.requests))
     outcome = GATE.judge(CELL, blank, run)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no request has a reference answer")
     outcome = AccuracyGate(card=lambda target: None).judge(CELL, run, run)

@@ -7,7 +7,7 @@ import pytest
 
 from specmatrix.matrix.gates.distribution import DistributionGate, place
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.subjects.protocol import RequestSpec
 
 pytestmark = pytest.mark.register(est_seconds=10, stage="pr")
 
@@ -80,7 +80,7 @@ def test_a_log_probability_may_differ_by_rounding_only(measured, altered, nats, 
 
 def test_too_few_draws_or_log_probabilities_are_not_measured(measured, altered):
     prepared, run, baseline = measured(PLAIN)
-    few = replace(run, asks=run.asks[:30], answers=run.answers[:30])
+    few = replace(run, requests=run.requests[:30], answers=run.answers[:30])
     outcome = GATE.judge(prepared, few, baseline)
     assert (outcome.state, outcome.message) == (
         State.NOT_MEASURED,
@@ -105,5 +105,5 @@ def test_too_few_draws_or_log_probabilities_are_not_measured(measured, altered):
     ],
 )
 def test_filters_renormalise_in_turn(top_k, top_p, token, expected):
-    ask = Ask("d0", "", 1, temperature=1.0, top_k=top_k, top_p=top_p)
-    assert place(ask, CONTEXT, token, 1e-5) == pytest.approx(expected)
+    request = RequestSpec("d0", "", 1, temperature=1.0, top_k=top_k, top_p=top_p)
+    assert place(request, CONTEXT, token, 1e-5) == pytest.approx(expected)

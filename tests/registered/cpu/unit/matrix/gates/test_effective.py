@@ -34,16 +34,16 @@ GATE = EffectiveGate()
 def test_the_reference_engine_shows_all_evidence(measured, cell_id):
     outcome = GATE.judge(*measured(cell_id))
     assert (outcome.state, outcome.message) == (State.PASS, "")
-    assert outcome.numbers["witnesses"] > 5
+    assert outcome.numbers["required"] > 5
 
 
-@pytest.mark.parametrize("row", EVIDENCE, ids=lambda row: f"{row.probe}{'+' if row.seen else '-'}")
+@pytest.mark.parametrize("row", EVIDENCE, ids=lambda row: f"{row.counter}{'+' if row.seen else '-'}")
 def test_each_missing_piece_of_evidence_alone_turns_the_cell_red(measured, with_evidence, row):
     found = [measured(cell_id) for cell_id in CELLS]
     # Two ranks show what one does, and one row more; they run in processes of their own.
     found.append((prepare(found[0][0].cell._replace(tp="2")), *found[0][1:]))
     prepared, run, baseline = next(one for one in found if row.when(one[0].cell, one[1]))
-    turned = with_evidence(run, dict.fromkeys(row.probe.split("|"), 0 if row.seen else 1))
+    turned = with_evidence(run, dict.fromkeys(row.counter.split("|"), 0 if row.seen else 1))
     outcome = EffectiveGate(evidence=(row,)).judge(prepared, turned, baseline)
     assert outcome.state is State.FAIL and row.why in outcome.message
 
@@ -81,7 +81,7 @@ def test_rounds_on_a_gpu_must_be_replayed(measured, with_evidence):
 def test_windows_of_two_requests_are_in_tight_memory_where_prompts_come_in_chunks(measured, cell_id, share):
     prepared, run, baseline = measured(cell_id)
     assert GATE.judge(prepared, run, baseline).state is State.PASS
-    demanded = {row.probe for row in EVIDENCE if row.seen and row.when(prepared.cell, run)}
+    demanded = {row.counter for row in EVIDENCE if row.seen and row.when(prepared.cell, run)}
     assert (share, share) == ("decode.batched" in demanded, "retract.done" in demanded)
     assert (run.evidence["retract.done"] > 0) == share and "window.slid" in demanded
 

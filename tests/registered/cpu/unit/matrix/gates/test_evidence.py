@@ -11,7 +11,7 @@ from specmatrix.matrix.subjects.protocol import Memory, Run
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
-# A word of a note, and the probe that must be hit where it stands.
+# A word of a note, and the counter that must be hit where it stands.
 CLAIMS = {
     "retract": "retract.done",
     "sessions: a retracted turn resumes": "session.restored",
@@ -23,10 +23,10 @@ CLAIMS = {
 
 
 def demanded(cell):
-    """Probes that the cell's launch alone demands."""
+    """Counters that the cell's launch alone demands."""
     resolved = resolve(asked(cell), zoo_facts(cell)).as_dict()
     run = Run((), (), resolved, resolved, {}, Memory(0, 0, 0, 0), None, 0.0)
-    return {row.probe for row in EVIDENCE if row.seen and row.when(cell, run)}
+    return {row.counter for row in EVIDENCE if row.seen and row.when(cell, run)}
 
 
 @pytest.mark.parametrize("word", CLAIMS)

@@ -71,7 +71,7 @@ def test_each_departure_is_named(measured, altered, cell_id, change, sentence):
     prepared, run, baseline = measured(cell_id)
     outcome = GATE.judge(prepared, altered(run, 0, **change(run.answers[0])), baseline)
     assert outcome.state is State.FAIL and outcome.numbers["faults"] == 1
-    assert outcome.message.startswith(run.asks[0].name) and sentence in outcome.message
+    assert outcome.message.startswith(run.requests[0].name) and sentence in outcome.message
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_missing_answer_is_not_measured(measured):
     outcome = GATE.judge(prepared, replace(run, answers=run.answers[1:]), baseline)
     assert (outcome.state, outcome.message) == (
         State.NOT_MEASURED,
-        f"the run has no answer for request {run.asks[0].name}",
+        f"the run has no answer for request {run.requests[0].name}",
     )
-    outcome = GATE.judge(prepared, replace(run, asks=(), answers=()), baseline)
+    outcome = GATE.judge(prepared, replace(run, requests=(), answers=()), baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the cell has no requests")

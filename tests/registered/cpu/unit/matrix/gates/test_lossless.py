@@ -41,7 +41,7 @@ def test_one_other_token_fails_and_is_named(measured, gate, altered):
     prepared, run, baseline = measured(CELL)
     ids = run.answers[1].output_ids
     outcome = gate.judge(prepared, altered(run, 1, output_ids=changed(ids, 4)), baseline)
-    expected = f"{run.asks[1].name} at token 4: {ids[4] ^ 1} instead of {ids[4]}"
+    expected = f"{run.requests[1].name} at token 4: {ids[4] ^ 1} instead of {ids[4]}"
     assert outcome.state is State.FAIL and outcome.numbers["first_divergence"] == expected
 
 
@@ -58,7 +58,7 @@ def test_a_greedy_tie_is_listed_and_not_red(measured, gate, altered, nats, state
     close = altered(baseline, 0, top_logprobs=gap(baseline.answers[0], 3, nats))
     outcome = gate.judge(prepared, broken, close)
     assert outcome.state is state
-    assert outcome.numbers["tied_at"] == (f"{run.asks[0].name}@3" if state is State.PASS else "")
+    assert outcome.numbers["tied_at"] == (f"{run.requests[0].name}@3" if state is State.PASS else "")
 
 
 def test_sampled_and_aborted_requests_are_compared_too(measured, gate, altered):
@@ -72,16 +72,16 @@ def test_sampled_and_aborted_requests_are_compared_too(measured, gate, altered):
 
 def test_a_baseline_that_leaves_the_oracle_fails(measured, gate):
     prepared, run, baseline = measured(CELL)
-    index = int(run.asks[0].name[1:])
+    index = int(run.requests[0].name[1:])
     tokens = list(gate.oracle("llama-mini").continuations)
     tokens[index] = changed(tokens[index], 2)
     outcome = LosslessGate(oracle=lambda target: replace(gate.oracle(target), continuations=tuple(tokens))).judge(
         prepared, run, baseline
     )
     assert outcome.state is State.FAIL
-    assert outcome.message == f"the baseline of {run.asks[0].name} differs from the transformers oracle at token 2"
+    assert outcome.message == f"the baseline of {run.requests[0].name} differs from the transformers oracle at token 2"
     place = str(outcome.numbers["first_divergence"])
-    assert place.startswith(f"the baseline's {run.asks[0].name} at token 2: ") and " instead of " in place
+    assert place.startswith(f"the baseline's {run.requests[0].name} at token 2: ") and " instead of " in place
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_baseline_without_log_probabilities_proves_nothing(measured, gate, alt
     prepared, run, baseline = measured(CELL)
     outcome = gate.judge(prepared, run, altered(baseline, 0, logprobs=()))
     assert outcome.state is State.NOT_MEASURED
-    name = run.asks[0].name
+    name = run.requests[0].name
     assert outcome.message == f"the baseline of {name} has no log-probabilities to compare with the oracle's"
 
 
@@ -114,9 +114,9 @@ def test_without_evidence_nothing_is_measured(measured, gate):
     lost = gate.judge(prepared, run, replace(baseline, answers=baseline.answers[1:]))
     assert (lost.state, lost.message) == (
         State.NOT_MEASURED,
-        f"the baseline has no answer for request {run.asks[0].name}",
+        f"the baseline has no answer for request {run.requests[0].name}",
     )
-    empty = gate.judge(prepared, replace(run, asks=(), answers=()), baseline)
+    empty = gate.judge(prepared, replace(run, requests=(), answers=()), baseline)
     assert (empty.state, empty.message) == (State.NOT_MEASURED, "the cell has no requests")
 
 

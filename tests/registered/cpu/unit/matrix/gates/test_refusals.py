@@ -36,18 +36,20 @@ def test_a_turn_that_is_refused_is_named(measured, altered):
 
 def test_an_attempt_that_is_answered_is_named(measured):
     prepared, run, baseline = measured(PAIR)
-    (ask, _), *others = run.attempts
-    outcome = SessionGate().judge(prepared, replace(run, attempts=((ask, ""), *others)), baseline)
+    (request, _), *others = run.attempts
+    outcome = SessionGate().judge(prepared, replace(run, attempts=((request, ""), *others)), baseline)
     assert outcome.state is State.FAIL
-    assert outcome.message == f"{ask.name} was answered, but must be refused ({ask.refused})"
+    assert outcome.message == f"{request.name} was answered, but must be refused ({request.refused})"
 
 
 def test_another_sentence_is_named(measured):
     _, run, _ = measured(PAIR)
-    (ask, sentence), *others = run.attempts
-    for wrong in (sentence.replace(ask.session.id, "s9"), "something went wrong", f"{sentence}!"):
-        told = refusal_fault(replace(run, attempts=((ask, wrong), *others)))
-        assert told == f"{ask.name} must be refused ({ask.refused}), but was refused for another reason: {wrong}"
+    (request, sentence), *others = run.attempts
+    for wrong in (sentence.replace(request.session.id, "s9"), "something went wrong", f"{sentence}!"):
+        told = refusal_fault(replace(run, attempts=((request, wrong), *others)))
+        assert (
+            told == f"{request.name} must be refused ({request.refused}), but was refused for another reason: {wrong}"
+        )
 
 
 def test_refusals_that_nobody_asked_for_are_counted(measured, with_evidence):

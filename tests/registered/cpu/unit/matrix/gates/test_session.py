@@ -128,14 +128,14 @@ def aborted_while_it_reads() -> tuple[PreparedCell, Run]:
     """A turn, four that are aborted behind their first step, of one token, and one more; two positions of what each
     inherits have draft KV to be computed again."""
     prepared, subject = prepare(Cell.from_id("nextn.deepseek.s2.v1.c7.stream")), ReferenceSubject()
-    (first, *_) = prepared.asks
-    asks = [replace(first, max_new_tokens=9, ignore_eos=True)]
+    (first, *_) = prepared.requests
+    requests = [replace(first, max_new_tokens=9, ignore_eos=True)]
     for number in range(2, 7):
         session = replace(first.session, follows=first.name)
-        turn = replace(asks[0], name=f"{first.name}.turn{number}", prompt=" Then?", after=(asks[-1].name,))
-        asks.append(replace(turn, session=session, abort_after=0 if number < 6 else None))
+        turn = replace(requests[0], name=f"{first.name}.turn{number}", prompt=" Then?", after=(requests[-1].name,))
+        requests.append(replace(turn, session=session, abort_after=0 if number < 6 else None))
     engine = subject.start(replace(prepared.configuration, chunked_prefill_size=1))
-    return prepared, drive(engine, asks, subject.capabilities)
+    return prepared, drive(engine, requests, subject.capabilities)
 
 
 def test_turns_aborted_while_they_read_what_they_inherited_take_nothing_of_it(monkeypatch):
@@ -166,7 +166,7 @@ def test_a_prompt_without_its_history_is_named(measured):
 def test_without_a_journal_or_a_continuation_nothing_is_measured(measured):
     prepared, run, baseline = measured(CELL)
     assert SessionGate().judge(prepared, replace(run, journal=None), baseline).state is State.NOT_MEASURED
-    plain = replace(run, asks=tuple(replace(ask, session=None) for ask in run.asks))
+    plain = replace(run, requests=tuple(replace(request, session=None) for request in run.requests))
     assert SessionGate().judge(prepared, plain, baseline).message == "no session request continued another"
 
 

@@ -9,7 +9,7 @@ from specmatrix.matrix.gates.acceptance import AcceptanceGate
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
 from specmatrix.matrix.run.runner import reference_runner
-from specmatrix.matrix.subjects.protocol import Answer, Ask, Memory, Run
+from specmatrix.matrix.subjects.protocol import Answer, Memory, RequestSpec, Run
 
 pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
 
@@ -35,16 +35,16 @@ def test_turns_that_find_kv_to_draft_from_have_a_twin(cell_id, has):
 
 def test_the_twin_has_the_drafters_shape_and_nothing_else():
     cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.c7.snug.pair.stream.length")
-    assert cell.twin.id == "eagle3.s3.k4.n8.v1.nocache"
+    assert cell.session_baseline.id == "eagle3.s3.k4.n8.v1.nocache"
 
 
 def run(lengths, temperature=0.0):
     """A run of one turn with these rounds."""
-    ask = Ask("q0.turn2", "Why?", 9, temperature=temperature)
+    request = RequestSpec("q0.turn2", "Why?", 9, temperature=temperature)
     answer = Answer("q0.turn2", (1,), (1,), "", "length", None, 0, lengths)
     first = replace(answer, name="q0", accept_lengths=(9,))
-    asks = (replace(ask, name="q0"), ask)
-    return Run(asks, (first, answer), {}, {}, {}, Memory(0, 0, 0, 0), None, 0.0)
+    requests = (replace(request, name="q0"), request)
+    return Run(requests, (first, answer), {}, {}, {}, Memory(0, 0, 0, 0), None, 0.0)
 
 
 def test_a_turn_that_accepts_less_is_named_and_first_turns_are_the_oracles():
@@ -66,12 +66,12 @@ def test_the_gate_is_red_without_a_twin_and_where_a_turn_leaves_it(measured):
         State.NOT_MEASURED,
         "there is no run of the turns with their whole history prefilled at once",
     )
-    assert gate.judge(prepared, replace(seen, twin=seen), baseline).state is State.PASS
+    assert gate.judge(prepared, replace(seen, session_baseline=seen), baseline).state is State.PASS
     index = next(i for i, a in enumerate(seen.answers) if a.name.endswith(".turn3") and len(a.accept_lengths) > 2)
     answers = list(seen.answers)
     more = answers[index].accept_lengths
     answers[index] = replace(answers[index], accept_lengths=(more[0] + 1, *more[1:]))
-    outcome = gate.judge(prepared, replace(seen, twin=replace(seen, answers=tuple(answers))), baseline)
+    outcome = gate.judge(prepared, replace(seen, session_baseline=replace(seen, answers=tuple(answers))), baseline)
     assert outcome.state is State.FAIL and ".turn3 at round 0" in outcome.message
 
 

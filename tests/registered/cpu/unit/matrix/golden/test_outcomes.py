@@ -12,10 +12,10 @@ import specmatrix.engine.core.config.resolve
 from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.config.defaults import DEFAULTS
 from specmatrix.engine.core.config.rules.table import RULES
-from specmatrix.matrix.cells.axes import LAUNCH, axis
+from specmatrix.matrix.cells.axes import START_AXES, axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import stage_cells
-from specmatrix.matrix.golden.outcomes import DEPENDS, DERIVED, LEFT_OUT, REFUSED, RENAMED, launch_outcomes, resolution
+from specmatrix.matrix.golden.outcomes import DEPENDS, DERIVED, LEFT_OUT, REFUSED, RENAMED, resolution, start_outcomes
 from specmatrix.matrix.golden.review import GOLDEN_FILE, compiled, expected
 
 pytestmark = pytest.mark.register(est_seconds=20, stage="pr")
@@ -39,10 +39,10 @@ def test_the_resolution_is_golden(groups, file_regression, request):
 def test_every_launch_resolves_as_its_groups_say(groups):
     """Those of the lock file, and random ones of the whole product."""
     golden, chance = compiled(groups), random.Random(0)
-    drawn = [Cell(**{name: chance.choice(axis(name).names) for name in LAUNCH}) for _ in range(3000)]
+    drawn = [Cell(**{name: chance.choice(axis(name).names) for name in START_AXES}) for _ in range(3000)]
     ran = 0
     for cell in [*stage_cells("nightly"), *drawn]:
-        assert expected(golden, cell) == launch_outcomes(cell), cell.id
+        assert expected(golden, cell) == start_outcomes(cell), cell.id
         ran += REFUSED not in expected(golden, cell)
     assert ran > 1000
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, parse
 from specmatrix.engine.core.draft.depth import DraftSteps
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.oracles.adaptive import (
     DEFAULTS,
@@ -68,10 +68,10 @@ def test_the_files_are_read_as_the_engine_reads_them(name):
     ]
 
 
-def engines(name: str, steps: int, rounds, lag: int) -> tuple[Trace, Probes]:
+def engines(name: str, steps: int, rounds, lag: int) -> tuple[Trace, Counters]:
     """What the engine's controller makes of rounds (batch size, accepted share of each live request)."""
-    probes = Probes()
-    made = DraftSteps(DEFAULT_SLOTS if name == "table" else parse(TEXTS[name] or "").slots, steps, probes)
+    counters = Counters()
+    made = DraftSteps(DEFAULT_SLOTS if name == "table" else parse(TEXTS[name] or "").slots, steps, counters)
     flying: list[tuple[int, int, list[float]]] = []
 
     def read():
@@ -86,7 +86,7 @@ def engines(name: str, steps: int, rounds, lag: int) -> tuple[Trace, Probes]:
         read()
     names = [each.name for each in fields(Observation)]
     seen = tuple(Observation(**{n: getattr(record, n) for n in names}) for record in made.trace)
-    return Trace(tuple(map(tuple, made.rounds)), seen), probes
+    return Trace(tuple(map(tuple, made.rounds)), seen), counters
 
 
 ROUNDS = st.lists(st.tuples(st.integers(1, 40), st.lists(st.floats(0, 0.99), max_size=5)), max_size=80)
@@ -95,11 +95,11 @@ ROUNDS = st.lists(st.tuples(st.integers(1, 40), st.lists(st.floats(0, 0.99), max
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.sampled_from(["table", "tiers", "flat"]), st.sampled_from([1, 2, 3]), ROUNDS, st.integers(0, 2))
 def test_both_implementations_agree_on_every_entry(name, steps, rounds, lag):
-    trace, probes = engines(name, steps, rounds, lag)
+    trace, counters = engines(name, steps, rounds, lag)
     replay = AdaptiveReplay(Cell(adaptive=name, steps=str(steps)), lag, 1e-9)
     replay.walk(trace)
-    assert {n: count for n, count in probes.counts.items() if n.startswith("adaptive.")} == {
-        n: replay.counts[n] for n in probes.counts if n.startswith("adaptive.")
+    assert {n: count for n, count in counters.counts.items() if n.startswith("adaptive.")} == {
+        n: replay.counts[n] for n in counters.counts if n.startswith("adaptive.")
     }
 
 

@@ -1,4 +1,4 @@
-"""What a stage demands of the probes, and that a run which does not show it fails."""
+"""What a stage demands of the counters, and that a run which does not show it fails."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specmatrix import HOME
-from specmatrix.engine.core.observe.counters import GPU, PROBES, RANKS, ZERO
+from specmatrix.engine.core.observe.counters import COUNTERS, GPU, RANKS, ZERO
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.run.coverage_demand import demanded
@@ -24,16 +24,16 @@ TWO = ["none.length", "none.v1.length"]
 FILE = "tests/registered/cpu/test_matrix.py"
 
 
-def test_only_the_whole_stage_demands_probes():
+def test_only_the_whole_stage_demands_counters():
     assert demanded("pr", 0) is None
     demand = demanded("nightly", 0)
     assert demand is not None
     assert demand.cells == len([cell for cell in stage_cells("nightly") if cell.ranks < 3])
     on_gpu = demanded("nightly", 1)
     assert on_gpu is not None and set(on_gpu.hit) - set(demand.hit) == set(GPU) - set(ZERO)
-    assert set(on_gpu.hit) | set(demand.zero) == set(PROBES) - set(RANKS)
+    assert set(on_gpu.hit) | set(demand.zero) == set(COUNTERS) - set(RANKS)
     assert set(demand.hit) - set(on_gpu.hit) == set(RANKS)
-    assert demanded("nightly", 2) is None, "a few cells hit few probes"
+    assert demanded("nightly", 2) is None, "a few cells hit few counters"
     assert set(demand.zero) == set(ZERO) == {"graph.waited", "stamp.wrong"}
 
 
@@ -56,30 +56,30 @@ def inside(tree: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def probes(out: Path) -> dict[str, object]:
-    return json.loads((out / "summary.json").read_text(encoding="utf-8"))["probes"]
+def counters(out: Path) -> dict[str, object]:
+    return json.loads((out / "summary.json").read_text(encoding="utf-8"))["counters"]
 
 
-def test_an_unhit_probe_fails_the_run(tree, tmp_path):
+def test_an_unhit_counter_fails_the_run(tree, tmp_path):
     done = inside(tree, *RUN, "--out", str(tmp_path))
     assert done.returncode == 1, done.stdout + done.stderr
-    assert probes(tmp_path)["state"] == "FAIL"
-    assert {"spec.drafted", "retract.done", "session.opened"} <= set(probes(tmp_path)["unhit"])
-    assert "prefill.step" not in probes(tmp_path)["unhit"]
+    assert counters(tmp_path)["state"] == "FAIL"
+    assert {"spec.drafted", "retract.done", "session.opened"} <= set(counters(tmp_path)["unhit"])
+    assert "prefill.step" not in counters(tmp_path)["unhit"]
     assert "counters: prefill.chunked, decode.batched" in done.stdout
     assert "red: 2 of 2 cells passed, but counter coverage failed" in done.stdout
 
 
-def test_a_selection_judges_no_probe(tree, tmp_path):
+def test_a_selection_judges_no_counter(tree, tmp_path):
     done = inside(tree, *RUN, "--limit", "1", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout
     assert "counter coverage is not checked: only 1 of the stage's 2 cells ran" in done.stdout
 
 
-def test_an_unhit_probe_fails_pytest(tree, tmp_path):
+def test_an_unhit_counter_fails_pytest(tree, tmp_path):
     command = ("-m", "pytest", FILE, "-q", "-p", "no:cacheprovider", "--specmatrix-stage", "nightly")
     done = inside(tree, *command, "-n", "2", "--specmatrix-report", str(tmp_path))
     assert "2 passed" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 1
     assert "counters: prefill.chunked, decode.batched" in done.stdout
-    assert probes(tmp_path)["state"] == "FAIL"
+    assert counters(tmp_path)["state"] == "FAIL"

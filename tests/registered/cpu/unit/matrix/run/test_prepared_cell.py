@@ -12,7 +12,7 @@ from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Ask, Continuation, Refusal
+from specmatrix.matrix.subjects.protocol import Continuation, Refusal, RequestSpec
 from specmatrix.matrix.workloads.build import workload
 
 pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
@@ -27,7 +27,7 @@ def test_everything_follows_from_the_cell(text, tier):
     assert prepared.facts == zoo_facts(cell)
     assert (prepared.constraints, prepared.expectation) == (explain(cell), expect(cell))
     assert isinstance(prepared.predicted, ConfigError) == bool(prepared.predicted_refusal) == (text == "eagle3.k4")
-    assert prepared.asks == workload(cell, 2)
+    assert prepared.requests == workload(cell, 2)
 
 
 def test_a_combination_that_is_no_cell_is_not_prepared():
@@ -37,26 +37,26 @@ def test_a_combination_that_is_no_cell_is_not_prepared():
 
 def test_baselines_run_plain_requests_on_plain_starts():
     prepared = prepare(Cell.from_id("eagle3.s3.k4.n8.v2.p16.pair.stream.abort_running"), seed=1)
-    baseline, twin = prepared.baseline, prepared.twin
-    assert (baseline.cell, twin.cell) == (prepared.cell.canonical, prepared.cell.twin)
+    baseline, session_baseline = prepared.baseline, prepared.session_baseline
+    assert (baseline.cell, session_baseline.cell) == (prepared.cell.canonical, prepared.cell.session_baseline)
     assert baseline.configuration == asked(prepared.cell.canonical) and baseline.expectation == "runs"
-    assert baseline.asks == twin.asks and twin.asks is baseline.asks
-    assert any(ask.abort_after is not None for ask in prepared.asks)
-    assert all(ask.abort_after is None and ask.refused is None for ask in baseline.asks)
+    assert baseline.requests == session_baseline.requests and session_baseline.requests is baseline.requests
+    assert any(request.abort_after is not None for request in prepared.requests)
+    assert all(request.abort_after is None and request.refused is None for request in baseline.requests)
 
 
 def test_the_plain_form_of_requests():
-    turn = Ask("b", "?", 4, 0.7, after=("no", "a"), session=Continuation("s", True, "a"), closes_after=2)
-    asks = (
-        Ask("a", "?", 4, abort_after=1, top_logprobs=3),
+    turn = RequestSpec("b", "?", 4, 0.7, after=("no", "a"), session=Continuation("s", True, "a"), closes_after=2)
+    requests = (
+        RequestSpec("a", "?", 4, abort_after=1, top_logprobs=3),
         turn,
-        Ask("no", "?", 4, refused=Refusal.CLOSED),
-        Ask("c", "?", 4),
+        RequestSpec("no", "?", 4, refused=Refusal.CLOSED),
+        RequestSpec("c", "?", 4),
     )
-    first, second, last = prepare(Cell(), workload=lambda cell, seed: asks).baseline.asks
+    first, second, last = prepare(Cell(), workload=lambda cell, seed: requests).baseline.requests
     assert (first.name, first.abort_after, first.top_logprobs) == ("a", None, 3)
     assert second == replace(turn, after=("a",), session=replace(turn.session, resend=True), closes_after=None)
-    assert last == replace(asks[3], top_logprobs=2)
+    assert last == replace(requests[3], top_logprobs=2)
 
 
 @pytest.mark.parametrize("text", ["eagle3.k4", "eagle3.pair", "standalone.s3.k1.n6"])

@@ -15,7 +15,7 @@ from specmatrix.matrix.oracles.transformers import Oracle
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.run.runner import Runner, drive, reference_runner
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, Run
+from specmatrix.matrix.subjects.protocol import Answer, Capability, RequestSpec, Run
 from specmatrix.reports.store import cell_from_json, cell_to_json
 
 pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
@@ -23,8 +23,11 @@ pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
 
 
-def two_asks(cell: Cell, seed: int) -> tuple[Ask, ...]:
-    return (Ask("a", PROMPT, 12), Ask("b", PROMPT + " Now", 9, abort_after=3 if cell.abort == "running" else None))
+def two_requests(cell: Cell, seed: int) -> tuple[RequestSpec, ...]:
+    return (
+        RequestSpec("a", PROMPT, 12),
+        RequestSpec("b", PROMPT + " Now", 9, abort_after=3 if cell.abort == "running" else None),
+    )
 
 
 class Counted(ReferenceSubject):
@@ -42,7 +45,7 @@ class Counted(ReferenceSubject):
 class CrashingEngine(ReferenceEngine):
     error: Exception = RuntimeError("a wire came loose")
 
-    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+    def generate(self, requests: Sequence[RequestSpec]) -> list[Answer]:
         raise self.error
 
 
@@ -63,7 +66,7 @@ class Crashing(ReferenceSubject):
 
 
 def runner(subject: ReferenceSubject, gates: Sequence[Gate] = (LedgerGate(),), seed: int = 3) -> Runner:
-    return Runner(subject, seed, two_asks, gates)
+    return Runner(subject, seed, two_requests, gates)
 
 
 def test_record_says_what_was_asked_and_what_ran():
@@ -100,7 +103,7 @@ def test_cells_of_one_start_share_an_engine_and_baselines():
 
 def test_plain_engines_serve_every_workload_and_plain_drafters_are_closed():
     subject = Counted()
-    made = Runner(subject, 3, lambda cell, seed: (Ask("a", PROMPT, 9 if cell.finish == "eos" else 12),), ())
+    made = Runner(subject, 3, lambda cell, seed: (RequestSpec("a", PROMPT, 9 if cell.finish == "eos" else 12),), ())
     for cell in ("eagle3.pair", "eagle3.pair.length", "eagle3.pair.stream", "eagle3.pair.stream.length"):
         made.run_cell(Cell.from_id(cell))
     # The cells' own, plain decoding, and the drafter of the two cells with turns once for each of their workloads.
@@ -129,11 +132,11 @@ def test_evidence_belongs_to_one_cell():
 def test_a_run_knows_what_the_trace_held_before_it():
     subject = ReferenceSubject()
     engine = subject.start(asked(Cell.from_id("eagle3.tiers.v2.pair")))
-    first, second = (drive(engine, (Ask(name, PROMPT, 9),), subject.capabilities) for name in ("a", "b"))
+    first, second = (drive(engine, (RequestSpec(name, PROMPT, 9),), subject.capabilities) for name in ("a", "b"))
     assert first.earlier is not None and first.earlier.rounds == ()
     assert second.earlier == first.trace and second.trace is not None and first.trace is not None
     assert second.trace.rounds[: len(first.trace.rounds)] == first.trace.rounds
-    blind = drive(engine, (Ask("c", PROMPT, 9),), subject.capabilities - {Capability.TRACE})
+    blind = drive(engine, (RequestSpec("c", PROMPT, 9),), subject.capabilities - {Capability.TRACE})
     assert blind.trace is blind.earlier is None
 
 
@@ -229,9 +232,9 @@ def test_state_follows_the_worst_gate(states: Sequence[State], expected: str):
 
 def test_drive_takes_differences_and_the_whole_journal():
     engine = ReferenceSubject().start(asked(Cell.from_id("none")))
-    asks = two_asks(Cell(), 0)
-    first = drive(engine, asks, frozenset(Capability))
-    second = drive(engine, asks, frozenset(Capability))
+    requests = two_requests(Cell(), 0)
+    first = drive(engine, requests, frozenset(Capability))
+    second = drive(engine, requests, frozenset(Capability))
     assert (
         first.evidence["sample.greedy"]
         == second.evidence["sample.greedy"]
@@ -239,7 +242,7 @@ def test_drive_takes_differences_and_the_whole_journal():
     )
     assert first.journal is not None and second.journal is not None
     assert len(second.journal[0]) > len(first.journal[0])
-    assert drive(engine, asks, frozenset()).journal is None
+    assert drive(engine, requests, frozenset()).journal is None
 
 
 def test_the_reference_runner_has_every_gate():

@@ -8,17 +8,20 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.errors import ConfigError, RequestError
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Ask, Capability, Continuation, Refusal, Trace
+from specmatrix.matrix.subjects.protocol import Capability, Continuation, Refusal, RequestSpec, Trace
 
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
 
 
-def test_answers_come_in_the_order_of_the_asks():
+def test_answers_come_in_the_order_of_the_requests():
     engine = ReferenceSubject().start(asked(Cell.from_id("eagle3.s3.k4.n8")))
-    asks = [Ask("long", PROMPT, 20, ignore_eos=True, top_logprobs=2), Ask("short", PROMPT + " Now", 5)]
-    long, short = engine.generate(asks)
+    requests = [
+        RequestSpec("long", PROMPT, 20, ignore_eos=True, top_logprobs=2),
+        RequestSpec("short", PROMPT + " Now", 5),
+    ]
+    long, short = engine.generate(requests)
     assert (long.name, len(long.output_ids), long.finish) == ("long", 20, "length")
     assert (short.name, len(short.output_ids)) == ("short", 5)
     assert len(long.logprobs) == len(long.top_logprobs) == 20 and short.logprobs == ()
@@ -29,7 +32,9 @@ def test_answers_come_in_the_order_of_the_asks():
 @pytest.mark.parametrize("algorithm", ["none", "eagle3"])
 def test_abort_after_some_tokens(algorithm: str):
     engine = ReferenceSubject().start(asked(Cell.from_id(algorithm)))
-    kept, cut = engine.generate([Ask("kept", PROMPT, 20, ignore_eos=True), Ask("cut", PROMPT, 20, abort_after=5)])
+    kept, cut = engine.generate(
+        [RequestSpec("kept", PROMPT, 20, ignore_eos=True), RequestSpec("cut", PROMPT, 20, abort_after=5)]
+    )
     assert (kept.finish, len(kept.output_ids)) == ("length", 20)
     assert cut.finish == "abort" and 5 <= len(cut.output_ids) < 20
     assert cut.output_ids == kept.output_ids[: len(cut.output_ids)]
@@ -39,7 +44,7 @@ def test_abort_after_some_tokens(algorithm: str):
 def test_a_request_that_the_engine_stopped_answers_with_the_cause(monkeypatch):
     engine = ReferenceSubject().start(asked(Cell.from_id("none")))
     monkeypatch.setattr(engine.llm.loop.executor.plain, "_round", lambda *_: [][0])
-    (answer,) = engine.generate([Ask("q", PROMPT, 8)])
+    (answer,) = engine.generate([RequestSpec("q", PROMPT, 8)])
     assert answer.finish == "error" and "made the engine raise IndexError: list index out of range" in answer.matched
 
 
@@ -49,7 +54,7 @@ def test_a_drafter_that_breaks_its_protocol_is_read_back():
     drafter = engine.llm.loop.executor.drafter
     propose = drafter.propose
     drafter.propose = lambda batch, relay: (batch.root.tolist(), propose(batch, relay))[1]
-    engine.generate([Ask("q", PROMPT, 4)])
+    engine.generate([RequestSpec("q", PROMPT, 4)])
     assert engine.readback()["drafter_error"] == (
         "the drafter of EAGLE3 read a tensor on the host (Tensor.tolist) in propose without the trait reads_host"
     )
@@ -57,36 +62,38 @@ def test_a_drafter_that_breaks_its_protocol_is_read_back():
 
 def test_abort_while_queued():
     engine = ReferenceSubject().start(asked(Cell.from_id("none.m4")))
-    answers = engine.generate([Ask(f"q{i}", PROMPT, 8, abort_after=0 if i == 4 else None) for i in range(5)])
+    answers = engine.generate([RequestSpec(f"q{i}", PROMPT, 8, abort_after=0 if i == 4 else None) for i in range(5)])
     assert (answers[4].finish, answers[4].output_ids) == ("abort", ())
     assert (engine.counters()["abort.waiting"], engine.counters()["queue.waited"]) == (1, 1)
 
 
-def asks_of(streaming: bool, resend: bool = False) -> list[Ask]:
+def requests_of(streaming: bool, resend: bool = False) -> list[RequestSpec]:
     """Three turns, the second of which is aborted, beside a plain request; an ordinary session also goes back."""
     second = " Then he eats 3."
     turns = [
-        Ask("a1", PROMPT, 9, ignore_eos=True, session=Continuation("a", streaming, resend=resend)),
-        Ask("a2", second, 9, abort_after=3, after=("a1",), session=Continuation("a", streaming, "a1", resend=resend)),
-        Ask(
+        RequestSpec("a1", PROMPT, 9, ignore_eos=True, session=Continuation("a", streaming, resend=resend)),
+        RequestSpec(
+            "a2", second, 9, abort_after=3, after=("a1",), session=Continuation("a", streaming, "a1", resend=resend)
+        ),
+        RequestSpec(
             "a3", " Why?", 9, ignore_eos=True, after=("a2",), session=Continuation("a", streaming, "a1", resend=resend)
         ),
     ]
     if not streaming:
         back = Continuation("a", False, "a3", offset=20, drop_previous_output=True, resend=resend)
-        turns.append(Ask("a4", " How?", 7, ignore_eos=True, after=("a3",), session=back))
-    return [*turns, Ask("plain", PROMPT, 12)]
+        turns.append(RequestSpec("a4", " How?", 7, ignore_eos=True, after=("a3",), session=back))
+    return [*turns, RequestSpec("plain", PROMPT, 12)]
 
 
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_a_session_answers_as_if_its_history_were_sent_again(version: str, streaming: bool):
     engine = ReferenceSubject().start(asked(Cell.from_id(f"eagle3.{version}.p4")))
-    turns = {answer.name: answer for answer in engine.generate(asks_of(streaming))}
+    turns = {answer.name: answer for answer in engine.generate(requests_of(streaming))}
     memory = engine.memory()
     assert memory.accounts == 0 and memory.free + memory.cached == memory.pages
     plain = ReferenceSubject().start(asked(Cell.from_id("none.nocache")))
-    resent = {answer.name: answer for answer in plain.generate(asks_of(streaming, resend=True))}
+    resent = {answer.name: answer for answer in plain.generate(requests_of(streaming, resend=True))}
     for name, answer in turns.items():
         assert answer.prompt_ids == resent[name].prompt_ids
         ends = len(answer.output_ids) if name == "a2" else None
@@ -103,16 +110,20 @@ def test_a_session_answers_as_if_its_history_were_sent_again(version: str, strea
 
 def test_requests_are_sent_when_what_they_come_after_has_ended():
     engine = ReferenceSubject().start(asked(Cell.from_id("none.nocache")))
-    asks = [Ask("third", PROMPT, 3, after=("first", "second")), Ask("first", PROMPT, 3), Ask("second", PROMPT, 9)]
-    third, first, second = engine.generate(asks)
+    requests = [
+        RequestSpec("third", PROMPT, 3, after=("first", "second")),
+        RequestSpec("first", PROMPT, 3),
+        RequestSpec("second", PROMPT, 9),
+    ]
+    third, first, second = engine.generate(requests)
     assert first.meta_info["id"] < third.meta_info["id"] > second.meta_info["id"]
     with pytest.raises(RequestError, match=r"request late waits for \('nobody',\), which did not all end"):
-        engine.generate([Ask("late", PROMPT, 3, after=("nobody",))])
+        engine.generate([RequestSpec("late", PROMPT, 3, after=("nobody",))])
 
 
 def test_memory_is_whole_at_rest():
     engine = ReferenceSubject().start(asked(Cell.from_id("eagle3.p16")))
-    engine.generate([Ask("a", PROMPT, 30)])
+    engine.generate([RequestSpec("a", PROMPT, 30)])
     memory = engine.memory()
     entries, pages, page_size = engine.journal()
     assert memory.free + memory.cached == memory.pages == pages and memory.accounts == 0
@@ -131,7 +142,7 @@ def test_shows_everything_and_says_what_runs():
 def test_the_trace_of_adaptive_steps_goes_back_to_the_start():
     engine = ReferenceSubject().start(asked(Cell.from_id("eagle3.tiers.v1.pair")))
     assert engine.trace() == Trace((), ())
-    first, second = (engine.generate([Ask(name, PROMPT, 20)])[0] for name in ("a", "b"))
+    first, second = (engine.generate([RequestSpec(name, PROMPT, 20)])[0] for name in ("a", "b"))
     seen = engine.trace()
     assert seen is not None and seen.lost == 0
     told = [*zip(first.round_widths, first.accept_lengths, strict=True)]
@@ -145,28 +156,28 @@ def test_a_static_depth_has_no_trace():
     assert ReferenceSubject().start(asked(Cell.from_id("eagle3.pair"))).trace() is None
 
 
-def test_wrong_launch_and_wrong_ask_are_refused():
+def test_wrong_configuration_and_a_wrong_request_are_refused():
     with pytest.raises(ConfigError, match="model 'gpt' is neither a folder nor in the zoo"):
         ReferenceSubject().start(EngineConfig("gpt"))
     with pytest.raises(RequestError, match="max_new_tokens is 0"):
-        ReferenceSubject().start(asked(Cell())).generate([Ask("a", PROMPT, 0)])
+        ReferenceSubject().start(asked(Cell())).generate([RequestSpec("a", PROMPT, 0)])
 
 
-def in_session(name: str, *, session: str = "a", timeout: float | None = None, **fields: object) -> Ask:
+def in_session(name: str, *, session: str = "a", timeout: float | None = None, **fields: object) -> RequestSpec:
     return replace(
-        Ask(name, PROMPT, 9, ignore_eos=True, session=Continuation(session, True, timeout=timeout)), **fields
+        RequestSpec(name, PROMPT, 9, ignore_eos=True, session=Continuation(session, True, timeout=timeout)), **fields
     )
 
 
 def test_refused_turns_are_answers_with_a_sentence():
     engine = ReferenceSubject().start(asked(Cell.from_id("eagle3.v2.p4")))
-    asks = [
+    requests = [
         in_session("first"),
         in_session("busy", beside="first", refused=Refusal.IN_FLIGHT),
         in_session("unknown", session="b", refused=Refusal.CLOSED),
         in_session("second", after=("first", "busy")),
     ]
-    first, busy, unknown, second = engine.generate(asks)
+    first, busy, unknown, second = engine.generate(requests)
     assert [len(answer.output_ids) for answer in (first, second)] == [9, 9]
     assert busy.refusal == "session 'a' has request 1 in flight; a streaming session runs one request at a time"
     assert (busy.finish, busy.output_ids, first.refusal) == ("refused", (), "")
@@ -176,13 +187,13 @@ def test_refused_turns_are_answers_with_a_sentence():
 
 def test_the_clock_closes_idle_sessions_only():
     engine = ReferenceSubject().start(asked(Cell.from_id("eagle3.v2.p4")))
-    asks = [
+    requests = [
         in_session("first", timeout=60.0),
         in_session("busy", timeout=60.0, beside="first", clock=61.0, refused=Refusal.IN_FLIGHT),
         in_session("early", timeout=60.0, after=("first",), clock=59.0),
         in_session("late", timeout=60.0, after=("early",), clock=61.0, refused=Refusal.CLOSED),
     ]
-    _, busy, early, late = engine.generate(asks)
+    _, busy, early, late = engine.generate(requests)
     assert "in flight" in busy.refusal and early.cached_tokens > 0
     assert late.refusal == "session 'a' is not open; open it with open_session"
     assert (engine.counters()["session.timed_out"], engine.memory().accounts) == (1, 0)
@@ -190,7 +201,7 @@ def test_the_clock_closes_idle_sessions_only():
 
 def test_a_session_closed_while_it_decodes_ends_its_turn():
     engine = ReferenceSubject().start(asked(Cell.from_id("eagle3.v2.p4")))
-    asks = [in_session("turn", closes_after=1), in_session("late", after=("turn",), refused=Refusal.CLOSED)]
-    turn, late = engine.generate(asks)
+    requests = [in_session("turn", closes_after=1), in_session("late", after=("turn",), refused=Refusal.CLOSED)]
+    turn, late = engine.generate(requests)
     assert (turn.finish, len(turn.output_ids)) == ("length", 9)
     assert late.refusal and engine.memory().accounts == 0

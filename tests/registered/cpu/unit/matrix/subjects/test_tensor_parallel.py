@@ -14,7 +14,7 @@ from specmatrix.errors import ConfigError, EngineError
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.in_process import ReferenceEngine
-from specmatrix.matrix.subjects.protocol import Ask, RunningEngine
+from specmatrix.matrix.subjects.protocol import RequestSpec, RunningEngine
 from specmatrix.matrix.subjects.tensor_parallel import RankedEngine, RankedSubject
 
 pytestmark = pytest.mark.register(est_seconds=25, stage="pr")
@@ -49,8 +49,11 @@ def test_an_engine_of_two_ranks_shows_what_one_process_does():
     one = RankedSubject().start(asked(CELL._replace(tp="1")))
     two = RankedSubject().start(config)
     assert isinstance(one, ReferenceEngine) and isinstance(two, RankedEngine)
-    asks = [Ask("a", PROMPT, 12, ignore_eos=True, top_logprobs=2), Ask("b", PROMPT + " Now", 9, abort_after=4)]
-    first, second = one.generate(asks), two.generate(asks)
+    requests = [
+        RequestSpec("a", PROMPT, 12, ignore_eos=True, top_logprobs=2),
+        RequestSpec("b", PROMPT + " Now", 9, abort_after=4),
+    ]
+    first, second = one.generate(requests), two.generate(requests)
     assert [a.output_ids for a in first] == [a.output_ids for a in second]
     assert first[0].logprobs == pytest.approx(second[0].logprobs, abs=1e-4)
     assert one.memory() == two.memory()
@@ -68,8 +71,8 @@ def test_an_engine_of_two_ranks_shows_what_one_process_does():
     assert isinstance(three, RankedEngine) and three.group is ranks
     two.close()
     with pytest.raises(EngineError, match=r"^this engine is closed; start another one$"):
-        two.generate(asks)
-    assert [a.output_ids for a in three.generate(asks)] == [a.output_ids for a in first]
+        two.generate(requests)
+    assert [a.output_ids for a in three.generate(requests)] == [a.output_ids for a in first]
     three.close()
 
 

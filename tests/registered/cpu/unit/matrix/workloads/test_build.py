@@ -28,27 +28,31 @@ def size(cell):
     return 12 if (cell.session, cell.batch) == ("streaming", "burst") else SIZES[cell.batch]
 
 
-def longest(asks):
+def longest(requests):
     """Tokens of each request at its end, what it follows included."""
-    own = {ask.name: 1 + len(tokenizer().encode(ask.prompt).ids) + ask.max_new_tokens for ask in asks}
-    before = {ask.name: ask.session.follows if ask.session else None for ask in asks}
+    own = {
+        request.name: 1 + len(tokenizer().encode(request.prompt).ids) + request.max_new_tokens for request in requests
+    }
+    before = {request.name: request.session.follows if request.session else None for request in requests}
 
     def whole(name):
         return own[name] + (whole(before[name]) if before[name] else 0)
 
-    return [whole(ask.name) for ask in asks if not ask.name.startswith("d")]
+    return [whole(request.name) for request in requests if not request.name.startswith("d")]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 17])
 def test_every_workload_fits_its_cell(seed):
     for cell in CELLS:
-        asks = workload(cell, seed)
-        own = [ask for ask in asks if not ask.name.startswith("d") and ask.refused is None]
-        turns = {ask.name for ask in own if ".turn" in ask.name}
+        requests = workload(cell, seed)
+        own = [request for request in requests if not request.name.startswith("d") and request.refused is None]
+        turns = {request.name for request in own if ".turn" in request.name}
         assert len(own) - len(turns) == size(cell), cell.id
         assert bool(turns) == (cell.session != "none"), cell.id
-        assert len({ask.name for ask in asks}) == len(asks), cell.id
-        assert len([ask for ask in asks if ask.name.startswith("d")]) == (DRAWS if draws_apply(cell) else 0), cell.id
+        assert len({request.name for request in requests}) == len(requests), cell.id
+        assert len([request for request in requests if request.name.startswith("d")]) == (
+            DRAWS if draws_apply(cell) else 0
+        ), cell.id
         if cell.memory == "tight":
             assert max(longest(own)) + SLACK <= cell.memory_tokens, cell.id
 
@@ -59,7 +63,7 @@ def test_two_requests_never_fit_tight_memory_to_their_ends(launch, seed):
     """Each fills more than half, so two of them ask for the same last page; turns do where a page is that large."""
     for batch in ("pair", "ragged.stream", "burst.branch") if "p256" in launch else ("pair", "burst"):
         cell = Cell.from_id(f"{launch}.{batch}.length")
-        first = [ask for ask in workload(cell, seed) if ".turn" not in ask.name and ask.refused is None]
+        first = [request for request in workload(cell, seed) if ".turn" not in request.name and request.refused is None]
         assert 2 * min(longest(first)) > cell.memory_tokens, cell.id
 
 
@@ -72,9 +76,11 @@ def test_it_is_a_pure_function_and_reads_no_launch_value_but_the_size_of_memory(
 
 @pytest.mark.parametrize("kind", ["stream", "branch"])
 def test_turns_ask_for_log_probabilities_in_three_ways(kind):
-    asks = [ask for ask in workload(Cell.from_id(f"none.pair.{kind}"), 0) if ask.refused is None]
-    by_session = {ask.session.id: [a for a in asks if a.session.id == ask.session.id] for ask in asks}
-    modes = [[(ask.logprobs, ask.top_logprobs) for ask in turns] for turns in by_session.values()]
+    requests = [request for request in workload(Cell.from_id(f"none.pair.{kind}"), 0) if request.refused is None]
+    by_session = {
+        request.session.id: [a for a in requests if a.session.id == request.session.id] for request in requests
+    }
+    modes = [[(request.logprobs, request.top_logprobs) for request in turns] for turns in by_session.values()]
     none, own, best = (False, 0), (True, 0), (True, 3)
     # The second streaming session is closed while its third turn runs.
     assert modes == [[none, own, best, none], [own, best, none, own][: 3 if kind == "stream" else 4]]
@@ -83,32 +89,40 @@ def test_turns_ask_for_log_probabilities_in_three_ways(kind):
 def test_the_seed_chooses_questions_and_randomness():
     cell = Cell.from_id("none.pair.temperature")
     one, other = workload(cell, 0), workload(cell, 1)
-    assert {ask.name for ask in one[:2]} != {ask.name for ask in other[:2]}
-    assert not {ask.seed for ask in one} & {ask.seed for ask in other}
+    assert {request.name for request in one[:2]} != {request.name for request in other[:2]}
+    assert not {request.seed for request in one} & {request.seed for request in other}
 
 
 def test_repeated_prompts_reach_the_prefix_cache():
-    asks = workload(Cell.from_id("none.burst"), 0)
-    again = [ask for ask in asks if ask.name.endswith(".again")]
+    requests = workload(Cell.from_id("none.burst"), 0)
+    again = [request for request in requests if request.name.endswith(".again")]
     assert len(again) == 2
-    assert [ask.prompt for ask in again] == [asks[0].prompt, asks[1].prompt]
+    assert [request.prompt for request in again] == [requests[0].prompt, requests[1].prompt]
 
 
 def test_each_way_of_finishing_and_aborting_asks_for_it():
     assert workload(Cell.from_id("none.length"), 0)[0].ignore_eos
     assert workload(Cell.from_id("none.stop_string"), 0)[0].stop == ("\n####",)
     assert workload(Cell.from_id("none.stop_token"), 0)[0].stop_token_ids == (token_id("####"),)
-    assert [ask.abort_after for ask in workload(Cell.from_id("none.m4.ragged.abort_queued"), 0)] == [None] * 4 + [0]
-    assert [ask.abort_after for ask in workload(Cell.from_id("none.pair.abort_running"), 0)] == [None, 5]
+    assert [request.abort_after for request in workload(Cell.from_id("none.m4.ragged.abort_queued"), 0)] == [
+        None
+    ] * 4 + [0]
+    assert [request.abort_after for request in workload(Cell.from_id("none.pair.abort_running"), 0)] == [None, 5]
 
 
 def test_mixed_alternates():
-    assert [ask.temperature for ask in workload(Cell.from_id("none.ragged.mixed"), 0)] == [0.0, 0.8, 0.0, 0.8, 0.0]
+    assert [request.temperature for request in workload(Cell.from_id("none.ragged.mixed"), 0)] == [
+        0.0,
+        0.8,
+        0.0,
+        0.8,
+        0.0,
+    ]
 
 
 def test_exams_have_answers():
-    asks = workload(Cell.from_id("none.exam"), 5)
-    assert [ask.answer for ask in asks] == [answer for _, answer in questions()[:EXAM_QUESTIONS]]
+    requests = workload(Cell.from_id("none.exam"), 5)
+    assert [request.answer for request in requests] == [answer for _, answer in questions()[:EXAM_QUESTIONS]]
 
 
 def test_a_text_that_is_no_token_is_refused():

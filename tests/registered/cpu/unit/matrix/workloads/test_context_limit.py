@@ -7,7 +7,7 @@ import pytest
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell, asked
 from specmatrix.matrix.run.runner import drive
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Ask, Continuation, Refusal
+from specmatrix.matrix.subjects.protocol import Continuation, Refusal, RequestSpec
 from specmatrix.matrix.workloads.build import tokenizer, workload
 from specmatrix.matrix.workloads.context_limit import to_the_brim
 
@@ -19,20 +19,22 @@ def tokens(text: str) -> int:
     return 1 + len(text.split())
 
 
-def ask(name: str, prompt: str, limit: int, session: Continuation | None = None, after: tuple[str, ...] = ()) -> Ask:
-    return Ask(name, prompt, limit, session=session, after=after)
+def request(
+    name: str, prompt: str, limit: int, session: Continuation | None = None, after: tuple[str, ...] = ()
+) -> RequestSpec:
+    return RequestSpec(name, prompt, limit, session=session, after=after)
 
 
 def test_only_what_nobody_continues_is_longer():
     line = Continuation("s", True)
-    asks = [
-        ask("a", "one two", 5, line),
-        ask("b", "three", 4, Continuation("s", True, "a"), after=("a",)),
-        ask("c", "four five", 1, Continuation("s", True, "b"), after=("b",)),
-        ask("plain", "six", 9),
+    requests = [
+        request("a", "one two", 5, line),
+        request("b", "three", 4, Continuation("s", True, "a"), after=("a",)),
+        request("c", "four five", 1, Continuation("s", True, "b"), after=("b",)),
+        request("plain", "six", 9),
     ]
-    first, second, over, last, plain = to_the_brim(asks, 40, tokens)
-    assert (first, second) == (asks[0], asks[1])
+    first, second, over, last, plain = to_the_brim(requests, 40, tokens)
+    assert (first, second) == (requests[0], requests[1])
     # 1 + 2 + 5, then 1 + 4, then 2: a continuation has no begin token.
     assert (last.name, last.max_new_tokens, last.after) == ("c", 40 - 15, ("b", "c.over"))
     assert (over.name, over.max_new_tokens, over.after, over.refused) == ("c.over", 26, ("b",), Refusal.CONTEXT)
@@ -40,10 +42,10 @@ def test_only_what_nobody_continues_is_longer():
 
 
 def test_a_branch_keeps_what_it_keeps_of_its_history():
-    root = ask("root", "one two three", 6, Continuation("b", False))
-    bare = ask("bare", "x", 1, Continuation("b", False, "root", drop_previous_output=True))
-    back = ask("back", "x", 1, Continuation("b", False, "root", offset=2, replace=True))
-    far = replace(ask("far", "x", 1, Continuation("b", False, "root", offset=1_000_000)), refused=Refusal.RANGE)
+    root = request("root", "one two three", 6, Continuation("b", False))
+    bare = request("bare", "x", 1, Continuation("b", False, "root", drop_previous_output=True))
+    back = request("back", "x", 1, Continuation("b", False, "root", offset=2, replace=True))
+    far = replace(request("far", "x", 1, Continuation("b", False, "root", offset=1_000_000)), refused=Refusal.RANGE)
     longer = {one.name: one.max_new_tokens for one in to_the_brim([root, bare, back, far], 30, tokens)}
     assert longer == {"root": 6, "bare.over": 26, "bare": 25, "back.over": 28, "back": 27, "far": 1}
 
@@ -55,7 +57,7 @@ def test_they_end_there_in_the_engine_and_a_token_more_is_refused(kind):
     engine = subject.start(asked(cell))
     run = drive(engine, workload(cell, 0), subject.capabilities)
     whole = {a.name: len(a.prompt_ids) + len(a.output_ids) for a in run.answers}
-    followed = {one.session.follows for one in run.asks if one.session is not None}
+    followed = {one.session.follows for one in run.requests if one.session is not None}
     ends = [name for name in whole if name not in followed]
     assert ends and {whole[name] for name in ends} == {SHORT_CONTEXT} == {engine.resolved["context_length"]}
     assert run.evidence["finish.context"] == len(ends)

@@ -21,8 +21,8 @@ def pages(tokens, size):
 
 def turns(cell, seed=0):
     """The turns of each session."""
-    asks = [ask for ask in workload(cell, seed) if ask.refused is None]
-    return [[ask for ask in asks if ask.session.id == name] for name in ("s0", "s1")]
+    requests = [request for request in workload(cell, seed) if request.refused is None]
+    return [[request for request in requests if request.session.id == name] for name in ("s0", "s1")]
 
 
 @pytest.mark.parametrize("size", [1, 4, 16, 64, 256])
@@ -51,20 +51,22 @@ def test_first_turns_end_at_one_length_and_the_second_ones_begin_together(launch
         said = len(tokenizer().encode(second.prompt).ids) + second.max_new_tokens
         assert room.first + said == room.second
         assert {one[0].name for one in lines} < set(second.after) and second.after == lines[0][1].after
-        later = sum(len(tokenizer().encode(ask.prompt).ids) + ask.max_new_tokens for ask in rest)
+        later = sum(len(tokenizer().encode(request.prompt).ids) + request.max_new_tokens for request in rest)
         assert room.second + later + SLACK <= room.memory
-        assert all(ask.ignore_eos for ask in line)
+        assert all(request.ignore_eos for request in line)
 
 
 def test_an_aborted_second_turn_has_come_back_by_then_and_the_third_follows_the_first():
     cell = Cell.from_id("none.p4.snug.pair.stream.length.abort_running")
     one, two = turns(cell)
     plain = turns(cell._replace(abort="none"))[1]
-    assert [ask.abort_after for ask in one] == [None] * 4
+    assert [request.abort_after for request in one] == [None] * 4
     assert two[1].abort_after == plain[1].max_new_tokens - EARLIER == two[1].max_new_tokens - MORE - EARLIER
     assert two[2].session.follows == two[0].name and plain[2].session.follows == plain[1].name
 
 
 def test_sessions_refuse_here_too():
-    attempts = {ask.refused for ask in workload(Cell.from_id("none.snug.pair.stream.length"), 0) if ask.refused}
+    attempts = {
+        request.refused for request in workload(Cell.from_id("none.snug.pair.stream.length"), 0) if request.refused
+    }
     assert Refusal.POOL in attempts and Refusal.IN_FLIGHT in attempts

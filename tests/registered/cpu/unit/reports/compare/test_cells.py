@@ -3,9 +3,9 @@
 import pytest
 
 from specmatrix.reports.compare.acknowledge import Acknowledged
-from specmatrix.reports.compare.cell_state import Effect, State
+from specmatrix.reports.compare.cell_state import ChangeState, Effect
 from specmatrix.reports.compare.cells import Context, compare_cell, effect_text, gate_changes, new_cell
-from specmatrix.reports.schema import GateResult, Reason
+from specmatrix.reports.schema import GateResult, ReasonRecord
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -37,9 +37,13 @@ def test_an_effect_in_words():
 
 def test_the_bound_is_the_largest_loss_left(make_cell, context):
     change = compare_cell(make_cell("a"), make_cell("a"), (OPEN,), context())
-    assert (change.state, change.bound) == (State.UNKNOWN, "acceptance loss below 4.1 %")
+    assert (change.state, change.bound) == (ChangeState.UNKNOWN, "acceptance loss below 4.1 %")
     change = compare_cell(make_cell("a"), make_cell("a"), (CALM,), context())
-    assert (change.state, change.bound, change.why) == (State.SAME, "acceptance loss below 1.1 %", effect_text(CALM))
+    assert (change.state, change.bound, change.why) == (
+        ChangeState.SAME,
+        "acceptance loss below 1.1 %",
+        effect_text(CALM),
+    )
 
 
 def test_no_difference_in_words(make_cell, context):
@@ -52,48 +56,48 @@ def test_no_difference_in_words(make_cell, context):
 def test_a_red_gate_that_is_gone_is_no_improvement(gates, context):
     """Dropping the gate that fails must not turn a cell green."""
     change = compare_cell(gates(ledger="PASS", lossless="FAIL"), gates(ledger="PASS"), (), context())
-    assert (change.state, change.red) == (State.REGRESSED, True)
+    assert (change.state, change.red) == (ChangeState.REGRESSED, True)
     assert change.why == "lossless FAIL -> not run: head does not run this gate"
 
 
 def test_a_gate_that_is_gone_is_gone_under_other_prompts_too(gates, context):
     change = compare_cell(gates(ledger="PASS", lossless="PASS"), gates(ledger="PASS"), (), context({"lossless"}))
-    assert (change.state, change.red) == (State.REGRESSED, True)
+    assert (change.state, change.red) == (ChangeState.REGRESSED, True)
 
 
 def test_one_of_two_red_gates_turns_green(gates, context):
     change = compare_cell(gates(ledger="FAIL", finish="FAIL"), gates(ledger="FAIL", finish="PASS"), (), context())
-    assert (change.state, change.why) == (State.IMPROVED, "finish FAIL -> PASS")
+    assert (change.state, change.why) == (ChangeState.IMPROVED, "finish FAIL -> PASS")
 
 
 def test_one_gate_for_another_is_regressed(gates, context):
     change = compare_cell(gates(ledger="FAIL", finish="PASS"), gates(ledger="PASS", finish="FAIL"), (), context())
-    assert (change.state, change.why) == (State.REGRESSED, "finish PASS -> FAIL")
+    assert (change.state, change.why) == (ChangeState.REGRESSED, "finish PASS -> FAIL")
 
 
 def test_a_cell_turns_green_without_a_gate(make_cell, context):
     change = compare_cell(make_cell("a", state="FAIL", error="x"), make_cell("a"), (), context())
-    assert (change.state, change.why) == (State.IMPROVED, "FAIL before, PASS now")
+    assert (change.state, change.why) == (ChangeState.IMPROVED, "FAIL before, PASS now")
 
 
 def test_red_of_another_kind_is_still_red(gates, context):
     change = compare_cell(gates(lossless="FAIL"), gates(lossless="NOT MEASURED"), (), context())
-    assert (change.state, change.red, change.why) == (State.SAME, False, "FAIL in both")
+    assert (change.state, change.red, change.why) == (ChangeState.SAME, False, "FAIL in both")
     assert [each.head for each in change.gates] == ["NOT MEASURED"]
 
 
 def test_a_comparable_red_gate_outweighs_one_that_is_not(gates, context):
     base, head = gates(ledger="PASS", accuracy="PASS"), gates(ledger="FAIL", accuracy="FAIL")
     change = compare_cell(base, head, (), context({"accuracy"}))
-    assert (change.state, change.why) == (State.REGRESSED, "ledger PASS -> FAIL")
+    assert (change.state, change.why) == (ChangeState.REGRESSED, "ledger PASS -> FAIL")
     change = compare_cell(base, gates(ledger="PASS", accuracy="FAIL"), (), context({"accuracy"}))
-    assert (change.state, change.red) == (State.NOT_COMPARABLE, True)
+    assert (change.state, change.red) == (ChangeState.NOT_COMPARABLE, True)
 
 
 def test_a_number_outweighs_a_rewrite_and_takes_a_waiver_only_while_it_holds(make_cell, context):
-    head = make_cell("a", resolved={"topk": 1}, reasons=(Reason("topk", 1, "because"),))
+    head = make_cell("a", resolved={"topk": 1}, reasons=(ReasonRecord("topk", 1, "because"),))
     change = compare_cell(make_cell("a", resolved={"topk": 4}), head, (LOSS,), context())
-    assert (change.state, change.red) == (State.REGRESSED, True)
+    assert (change.state, change.red) == (ChangeState.REGRESSED, True)
 
 
 def test_gates_are_listed_in_heads_order_then_what_is_gone(gates):

@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 import specmatrix.reports.store
-from specmatrix.reports.compare import Acknowledgement, State, compare, comparison_json
+from specmatrix.reports.compare import Acknowledgement, ChangeState, compare, comparison_json
 from specmatrix.reports.compare.compare import comparison_record
-from specmatrix.reports.schema import GateResult, Reason, ReportError, Waiver
+from specmatrix.reports.schema import GateResult, ReasonRecord, ReportError, Waiver
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -71,7 +71,7 @@ def test_unknown_commits_are_no_news(against, make_cell, commit):
 def test_a_gate_that_turns_red_is_regressed(against, gated, state):
     comparison = against([gated("lossless")], [gated("lossless", state, message="3 tokens differ")])
     change = only(comparison)
-    assert (change.state, change.red) == (State.REGRESSED, True)
+    assert (change.state, change.red) == (ChangeState.REGRESSED, True)
     assert change.why == f"lossless PASS -> {state}: 3 tokens differ"
     assert change.repro == "specmatrix run --cells id=a"
     assert comparison.verdict == "red"
@@ -86,27 +86,31 @@ def test_a_new_gate_that_is_red_is_regressed(against, make_cell):
 def test_a_new_gate_that_is_green_changes_nothing(against, make_cell):
     head = make_cell("a", gates=(*make_cell().gates, GateResult("finish", "PASS")))
     comparison = against([make_cell("a")], [head])
-    assert (comparison.counts[State.SAME], comparison.changes) == (1, ())
+    assert (comparison.counts[ChangeState.SAME], comparison.changes) == (1, ())
 
 
 def test_a_gate_that_no_longer_runs_is_regressed(against, make_cell):
     change = only(against([make_cell("a")], [make_cell("a", gates=make_cell().gates[:1])]))
     assert (change.state, change.why) == (
-        State.REGRESSED,
+        ChangeState.REGRESSED,
         "lossless PASS -> not run: head does not run this gate",
     )
 
 
 def test_a_cell_that_fails_without_a_gate_is_regressed(against, make_cell):
     change = only(against([make_cell("a")], [make_cell("a", state="FAIL", error="no answer", gates=make_cell().gates)]))
-    assert (change.state, change.why) == (State.REGRESSED, "PASS before, FAIL now: no answer")
+    assert (change.state, change.why) == (ChangeState.REGRESSED, "PASS before, FAIL now: no answer")
 
 
 def test_a_waiver_takes_the_red_and_leaves_the_state(against, gated):
     waived = gated("lossless", "FAIL", waived=Waiver("known", "2026-12-31"))
     comparison = against([gated("lossless")], [waived])
     change = only(comparison)
-    assert (change.state, change.red, change.excused) == (State.REGRESSED, False, "waived until 2026-12-31: known")
+    assert (change.state, change.red, change.excused) == (
+        ChangeState.REGRESSED,
+        False,
+        "waived until 2026-12-31: known",
+    )
     assert comparison.verdict == "green"
     expired = replace(waived, waived=Waiver("known", "2026-08-31"))
     assert against([gated("lossless")], [expired]).verdict == "red"
@@ -114,10 +118,10 @@ def test_a_waiver_takes_the_red_and_leaves_the_state(against, gated):
 
 def test_red_on_both_sides_is_the_same_and_says_so(against, gated):
     comparison = against([gated("lossless", "FAIL")], [gated("lossless", "FAIL", seconds=9)])
-    assert (comparison.counts[State.SAME], comparison.verdict) == (1, "green")
+    assert (comparison.counts[ChangeState.SAME], comparison.verdict) == (1, "green")
     assert comparison.still_red == ("a",)
     other = against([gated("lossless", "FAIL")], [gated("lossless", "FAIL", message="other words")])
-    assert (other.counts[State.SAME], other.still_red) == (1, ("a",))
+    assert (other.counts[ChangeState.SAME], other.still_red) == (1, ("a",))
 
 
 def test_red_on_one_side_is_not_still_red(against, gated):
@@ -135,33 +139,33 @@ def test_what_is_red_comes_first(against, make_cell):
 @pytest.mark.parametrize("state", ["FAIL", "NOT MEASURED"])
 def test_a_gate_that_turns_green_is_improved(against, gated, state):
     change = only(against([gated("lossless", state)], [gated("lossless")]))
-    assert (change.state, change.red, change.why) == (State.IMPROVED, False, f"lossless {state} -> PASS")
+    assert (change.state, change.red, change.why) == (ChangeState.IMPROVED, False, f"lossless {state} -> PASS")
 
 
 def test_infra_is_red_and_no_verdict_about_the_code(against, make_cell):
     head = make_cell("a", state="INFRA", gates=(), error="no space on the machine")
     comparison = against([make_cell("a")], [head])
-    assert only(comparison).state is State.INFRA
+    assert only(comparison).state is ChangeState.INFRA
     assert only(comparison).why == "the machine failed: no space on the machine"
     assert comparison.reasons == ("1 cell not measured because the machine failed",)
-    assert only(against([make_cell("z")], [make_cell("z"), head])).state is State.INFRA
+    assert only(against([make_cell("z")], [make_cell("z"), head])).state is ChangeState.INFRA
 
 
 def test_infra_in_base_is_unknown(against, make_cell):
     comparison = against([make_cell("a", state="INFRA"), make_cell("z")], [make_cell("a"), make_cell("z")])
     assert only(comparison).why == "the machine failed in base; the cell is PASS in head"
-    assert (only(comparison).state, comparison.verdict) == (State.UNKNOWN, "green")
+    assert (only(comparison).state, comparison.verdict) == (ChangeState.UNKNOWN, "green")
 
 
 def test_infra_in_base_and_red_in_head_is_regressed(against, make_cell, gated):
     comparison = against([make_cell("a", state="INFRA", gates=())], [gated("lossless", "FAIL")])
-    assert (only(comparison).state, comparison.verdict) == (State.REGRESSED, "red")
+    assert (only(comparison).state, comparison.verdict) == (ChangeState.REGRESSED, "red")
 
 
 def test_lost_cells_are_red_until_acknowledged(against, make_cell):
     both, lost = make_cell("kept"), make_cell("eagle3.k16")
     comparison = against([both, lost], [both])
-    assert (only(comparison).state, only(comparison).red) == (State.LOST, True)
+    assert (only(comparison).state, only(comparison).red) == (ChangeState.LOST, True)
     assert comparison.reasons == ("1 cell lost without an acknowledgement",)
     accepted = Acknowledgement("lost", "eagle3.k*", "k16 costs too much", "2026-12-31")
     comparison = against([both, lost], [both], [accepted])
@@ -178,20 +182,20 @@ def test_acknowledgements_of_nothing_are_listed(against, make_cell):
 
 def test_new_cells_are_green_or_red_by_themselves(against, make_cell, gated):
     green = against([make_cell("z")], [make_cell("z"), make_cell("a")])
-    assert (only(green).state, green.verdict) == (State.NEW, "green")
+    assert (only(green).state, green.verdict) == (ChangeState.NEW, "green")
     red = against([make_cell("z")], [make_cell("z"), gated("lossless", "FAIL", message="x")])
-    assert (only(red).state, red.reasons) == (State.NEW, ("1 cell new and red",))
+    assert (only(red).state, red.reasons) == (ChangeState.NEW, ("1 cell new and red",))
 
 
 def moved(make_cell, **changes: object):
     resolved = {**(make_cell().resolved or {}), "spec_version": "v1", "lag": 0}
-    reason = Reason("spec_version", "v1", "trees run on v1")
+    reason = ReasonRecord("spec_version", "v1", "trees run on v1")
     return make_cell("a", resolved=resolved, reasons=(reason,), **changes)
 
 
 def test_another_path_is_rewritten_and_red_until_acknowledged(against, make_cell):
     comparison = against([make_cell("a")], [moved(make_cell)])
-    assert only(comparison).state is State.REWRITTEN
+    assert only(comparison).state is ChangeState.REWRITTEN
     assert only(comparison).why == "resolves to spec_version=v1 instead of v2: trees run on v1"
     assert comparison.reasons == (
         "1 cell rewritten without an acknowledgement",
@@ -201,7 +205,7 @@ def test_another_path_is_rewritten_and_red_until_acknowledged(against, make_cell
     comparison = against([make_cell("a")], [moved(make_cell)], [accepted])
     assert (comparison.verdict, only(comparison).state, only(comparison).excused) == (
         "green",
-        State.REWRITTEN,
+        ChangeState.REWRITTEN,
         ACCEPTED,
     )
 
@@ -220,13 +224,13 @@ def test_a_new_rewrite_is_rewritten(against, make_cell, rewritten):
 def test_where_the_checkpoints_lie_is_no_path(against, make_cell):
     elsewhere = {**(make_cell().resolved or {}), "model_path": "/other", "random_seed": 3}
     comparison = against([make_cell("a")], [make_cell("a", resolved=elsewhere)])
-    assert (comparison.counts[State.SAME], comparison.changes) == (1, ())
+    assert (comparison.counts[ChangeState.SAME], comparison.changes) == (1, ())
 
 
 def test_a_cell_that_asks_for_something_else_is_rewritten(against, make_cell):
     other = make_cell("a", requested={**make_cell().requested, "spec_version": "v2"})
     change = only(against([make_cell("a")], [other]))
-    assert change.state is State.REWRITTEN
+    assert change.state is ChangeState.REWRITTEN
     assert change.path[0].signature() == "asked spec_version: absent -> v2"
 
 
@@ -236,7 +240,7 @@ def test_refused_and_running_are_different_paths(against, make_cell, backwards):
     gates = make_cell().gates
     pair = [make_cell("a", gates=gates)], [make_cell("a", resolved=None, gates=(*gates, refusal))]
     comparison = against(*reversed(pair)) if backwards else against(*pair)
-    signature = "launch: refused -> runs" if backwards else "launch: runs -> refused"
+    signature = "engine start: refused -> runs" if backwards else "engine start: runs -> refused"
     assert only(comparison).path[0].signature() == signature
     assert only(comparison).path[0].because == "topk 4 needs v1"
 
@@ -244,14 +248,14 @@ def test_refused_and_running_are_different_paths(against, make_cell, backwards):
 def test_a_red_gate_counts_more_than_a_rewrite(against, make_cell):
     red = (GateResult("ledger", "PASS"), GateResult("lossless", "FAIL", {}, None, "x"))
     change = only(against([make_cell("a")], [moved(make_cell, state="FAIL", gates=red)]))
-    assert change.state is State.REGRESSED
+    assert change.state is ChangeState.REGRESSED
     assert change.path[0].signature() == "spec_version: v2 -> v1"
 
 
 def test_other_axes_under_one_id_are_not_comparable(against, make_cell):
     change = only(against([make_cell("a")], [make_cell("a", axes={"topk": "1"})]))
     assert (change.state, change.why) == (
-        State.NOT_COMPARABLE,
+        ChangeState.NOT_COMPARABLE,
         "this cell id has different axis values in the two reports",
     )
 
@@ -264,21 +268,21 @@ def test_other_prompts_or_models_are_not_comparable(against, gated, make_cell, h
         [gated("accuracy", "PASS", {"accuracy": 0.8, "n": 400}), facts],
         head_header=head_header,
     )
-    assert only(comparison).state is State.NOT_COMPARABLE
+    assert only(comparison).state is ChangeState.NOT_COMPARABLE
     assert only(comparison).why == "accuracy: an input differs"
-    assert comparison.counts[State.SAME] == 1
+    assert comparison.counts[ChangeState.SAME] == 1
     assert comparison.verdict == "green"
 
 
 def test_red_under_other_prompts_is_not_comparable_and_red(against, gated):
     comparison = against([gated("lossless")], [gated("lossless", "FAIL", message="x")], head_header={"data_hash": "o"})
-    assert (only(comparison).state, only(comparison).red) == (State.NOT_COMPARABLE, True)
+    assert (only(comparison).state, only(comparison).red) == (ChangeState.NOT_COMPARABLE, True)
     assert comparison.reasons == ("1 cell red in head and not comparable with base",)
 
 
 def test_facts_about_the_engine_stay_comparable(against, gated):
     comparison = against([gated("ledger")], [gated("ledger", "FAIL", message="a leak")], head_header={"data_hash": "o"})
-    assert only(comparison).state is State.REGRESSED
+    assert only(comparison).state is ChangeState.REGRESSED
 
 
 def test_the_first_divergence_is_shown(against, gated):
@@ -295,15 +299,15 @@ def test_the_specimen_defect_is_named_in_words(tmp_path, specimen, write_report)
     assert [factor.text for factor in comparison.factors] == [
         "red at topk > 1 x spec_version=v2 x batch != single: 16 of 16 failing cells, 0 of 64 passing"
     ]
-    assert {change.state for change in comparison.changes} == {State.REGRESSED}
+    assert {change.state for change in comparison.changes} == {ChangeState.REGRESSED}
 
 
 def test_a_change_of_policy_is_named_in_words(tmp_path, specimen, write_report):
     base = load(write_report(tmp_path / "base", specimen().cells()))
     head = load(write_report(tmp_path / "head", specimen(policy="v1").cells()))
     comparison = compare(base, head)
-    assert comparison.counts[State.REWRITTEN] == 14
-    assert comparison.counts[State.SAME] == 66
+    assert comparison.counts[ChangeState.REWRITTEN] == 14
+    assert comparison.counts[ChangeState.SAME] == 66
     assert [row.signature for row in comparison.rewrites] == ["spec_version: v2 -> v1"]
     assert [(row.field, row.base, row.head, len(row.cells)) for row in comparison.choices] == [
         ("spec_version", "v2", "v1", 14)
@@ -315,7 +319,7 @@ def test_unchanged_cells_are_not_decoded(tmp_path, specimen, write_report, monke
     cells = specimen().cells()
     base = load(write_report(tmp_path / "base", cells))
     head = load(write_report(tmp_path / "head", [replace(cells[0], repro="x"), *cells[1:]]))
-    assert compare(base, head).counts[State.SAME] == 80
+    assert compare(base, head).counts[ChangeState.SAME] == 80
     for report in (base, head):
         assert report._cells.keys() == {cells[0].id}
 

@@ -6,7 +6,7 @@ import pytest
 
 from specmatrix.reports.compare import compare
 from specmatrix.reports.compare.coverage import SAMPLE
-from specmatrix.reports.schema import Reason
+from specmatrix.reports.schema import ReasonRecord
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -24,7 +24,7 @@ def sized(make_cell):
             state=state,
             axes={"topk": str(topk), "spec_version": "auto", "page_size": page},
             resolved={"topk": topk, "spec_version": version, "page_size": int(page)},
-            reasons=(Reason("spec_version", version, FALLBACK if version == "v1" else "by default"),),
+            reasons=(ReasonRecord("spec_version", version, FALLBACK if version == "v1" else "by default"),),
             **changes,
         )
 

@@ -5,7 +5,7 @@ from dataclasses import replace as replace_fields
 import pytest
 from msgspec.structs import replace
 
-from specmatrix.reports.compare import State
+from specmatrix.reports.compare import ChangeState
 from specmatrix.reports.compare.cell_state import Effect
 from specmatrix.reports.compare.cells import effect_text
 from specmatrix.reports.compare.evidence import effects, is_bounded, mark_significant
@@ -82,7 +82,7 @@ def test_one_prompt_has_no_interval_and_proves_nothing(against, gated, interval)
     one = {"length": 3.0, "reference": 3.0, "ratio": 1.0, "emitted": [120.0], "rounds": [40.0]}
     cells = [gated("acceptance", "PASS", one | {"length": length}, interval) for length in (3.0, 2.0)]
     (change,) = against(cells[:1], cells[1:]).changes
-    assert (change.state, change.red, change.bound) == (State.UNKNOWN, False, "")
+    assert (change.state, change.red, change.bound) == (ChangeState.UNKNOWN, False, "")
     assert change.why.startswith("acceptance 3.000 -> 2.000 (-33.3 %, one prompt: no interval)")
     assert change.effects[0].interval is None
 
@@ -113,10 +113,10 @@ def test_what_is_no_test_does_not_count_among_them():
 def test_prompts_that_changed_alike_have_no_interval_but_count(against, gated):
     slower = [rounds * 1.04 for rounds in ROUNDS]
     (change,) = against([acceptance(gated, ROUNDS)], [acceptance(gated, slower)]).changes
-    assert change.state is State.REGRESSED
+    assert change.state is ChangeState.REGRESSED
     assert change.why.endswith("(-3.8 %, 24 prompts changed alike: no interval, p 0.0005)")
     few = against([acceptance(gated, ROUNDS[:4])], [acceptance(gated, slower[:4])]).changes[0]
-    assert few.state is State.UNKNOWN
+    assert few.state is ChangeState.UNKNOWN
     assert few.why.endswith("(-3.8 %, 4 prompts changed alike: no interval, p 0.062); more samples are needed")
 
 
@@ -184,7 +184,7 @@ def test_a_significant_loss_of_accuracy_is_regressed(against, gated):
     worse = "0" * 8 + RIGHT[8:]
     comparison = against([accuracy(gated, RIGHT)], [accuracy(gated, worse)])
     change = comparison.changes[0]
-    assert (change.state, change.red, comparison.verdict) == (State.REGRESSED, True, "red")
+    assert (change.state, change.red, comparison.verdict) == (ChangeState.REGRESSED, True, "red")
     effect = change.effects[0]
     assert (effect.significant, effect.pairing) == ("loss", "prompts")
     assert effect.change == pytest.approx(-0.04)
@@ -193,19 +193,19 @@ def test_a_significant_loss_of_accuracy_is_regressed(against, gated):
 
 def test_a_significant_gain_of_accuracy_is_improved(against, gated):
     change = against([accuracy(gated, RIGHT)], [accuracy(gated, "1" * 198 + "00")]).changes[0]
-    assert (change.state, change.red) == (State.IMPROVED, False)
+    assert (change.state, change.red) == (ChangeState.IMPROVED, False)
 
 
 def test_churn_in_many_questions_is_the_same_with_a_bound(against, gated):
     base, head = "1" * 900 + "0" * 100, "0" + "1" * 900 + "0" * 99
     change = against([accuracy(gated, base)], [accuracy(gated, head)]).changes[0]
-    assert change.state is State.SAME
+    assert change.state is ChangeState.SAME
     assert change.bound == "accuracy loss below 0.4 pt"
 
 
 def test_churn_in_few_questions_is_unknown(against, gated):
     change = against([accuracy(gated, "1" * 19 + "0")], [accuracy(gated, "0" + "1" * 18 + "0")]).changes[0]
-    assert (change.state, change.red) == (State.UNKNOWN, False)
+    assert (change.state, change.red) == (ChangeState.UNKNOWN, False)
     assert change.why.endswith("; more samples are needed")
     assert change.bound.startswith("accuracy loss below")
 
@@ -216,7 +216,7 @@ ROUNDS = [30.0 + index % 5 for index in range(24)]
 def test_a_significant_loss_of_acceptance_is_regressed(against, gated):
     slower = [rounds * (1.03 + index % 3 / 100) for index, rounds in enumerate(ROUNDS)]
     change = against([acceptance(gated, ROUNDS)], [acceptance(gated, slower)]).changes[0]
-    assert change.state is State.REGRESSED
+    assert change.state is ChangeState.REGRESSED
     assert change.why.startswith("acceptance 3.")
     assert change.effects[0].change == pytest.approx(1 / 1.04 - 1, abs=1e-3)
 
@@ -224,7 +224,7 @@ def test_a_significant_loss_of_acceptance_is_regressed(against, gated):
 def test_a_loss_below_the_least_effect_is_the_same_with_a_bound(against, gated):
     slower = [rounds * (1.004 + index % 2 / 1000) for index, rounds in enumerate(ROUNDS)]
     change = against([acceptance(gated, ROUNDS)], [acceptance(gated, slower)]).changes[0]
-    assert (change.state, change.bound) == (State.SAME, "acceptance loss below 0.5 %")
+    assert (change.state, change.bound) == (ChangeState.SAME, "acceptance loss below 0.5 %")
 
 
 def test_other_lengths_weaken_the_pairing(against, gated):
@@ -238,16 +238,16 @@ def test_summaries_are_compared_by_their_intervals(against, gated):
     far = gated("acceptance", "PASS", {"length": 2.5}, (2.4, 2.6))
     near = gated("acceptance", "PASS", {"length": 2.98}, (2.88, 3.08))
     change = against([base], [far]).changes[0]
-    assert (change.state, change.effects[0].pairing) == (State.REGRESSED, "intervals")
-    assert against([base], [near]).changes[0].state is State.UNKNOWN
-    assert against([far], [base]).changes[0].state is State.IMPROVED
+    assert (change.state, change.effects[0].pairing) == (ChangeState.REGRESSED, "intervals")
+    assert against([base], [near]).changes[0].state is ChangeState.UNKNOWN
+    assert against([far], [base]).changes[0].state is ChangeState.IMPROVED
 
 
 def test_rates_are_compared_without_outcomes(against, gated):
     base = gated("accuracy", "PASS", {"accuracy": 0.9, "n": 400})
     far = gated("accuracy", "PASS", {"accuracy": 0.8, "n": 400})
     change = against([base], [far]).changes[0]
-    assert (change.state, change.effects[0].pairing) == (State.REGRESSED, "intervals")
+    assert (change.state, change.effects[0].pairing) == (ChangeState.REGRESSED, "intervals")
 
 
 def test_many_tests_are_judged_together(against, gated):
@@ -255,11 +255,11 @@ def test_many_tests_are_judged_together(against, gated):
     base, head = "1" * 100 + "0" * 100, "00000" + "1" * 95 + "0" * 100
     noise = "0" + "1" * 100 + "0" * 99
     alone = against([accuracy(gated, base)], [accuracy(gated, head)])
-    assert alone.counts[State.REGRESSED] == 1
+    assert alone.counts[ChangeState.REGRESSED] == 1
     cells = [replace(accuracy(gated, base), id=f"cell{index}") for index in range(60)]
     others = [replace(accuracy(gated, noise), id=f"cell{index}") for index in range(60)]
     crowd = against([accuracy(gated, base), *cells], [accuracy(gated, head), *others])
-    assert crowd.counts[State.REGRESSED] == 0
+    assert crowd.counts[ChangeState.REGRESSED] == 0
 
 
 @pytest.mark.parametrize("numbers", [{"accuracy": 0.5}, {"n": 4}, {"accuracy": 0.5, "n": 0}])

@@ -3,7 +3,7 @@ from msgspec.structs import replace
 
 from specmatrix.reports.compare.cell_state import PathChange
 from specmatrix.reports.compare.paths import PathChanges, explanation, path_changes
-from specmatrix.reports.schema import GateResult, Reason
+from specmatrix.reports.schema import GateResult, ReasonRecord
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -19,7 +19,7 @@ def test_derived_values_follow_silently(make_cell):
 
 def test_a_rewrite_explains_before_a_reason_does(make_cell, rewritten):
     assert explanation(rewritten(), "num_draft_tokens") == "a chain verifies steps + 1 tokens"
-    reason = Reason("speculative_eagle_topk", 1, "the default")
+    reason = ReasonRecord("speculative_eagle_topk", 1, "the default")
     assert explanation(make_cell(reasons=(reason,)), "topk") == "the default"
     assert explanation(make_cell(reasons=(reason,)), "page_size") == "the engine gives no reason"
 
@@ -31,7 +31,7 @@ def test_a_cell_that_the_machine_lost_has_no_path(make_cell):
 
 def test_cells_of_two_starts_are_looked_through_once(make_cell, change_cell):
     base = make_cell("a")
-    reason = (Reason("spec_version", "v1", "trees are held back"),)
+    reason = (ReasonRecord("spec_version", "v1", "trees are held back"),)
     head = change_cell(base, resolved={**base.resolved, "spec_version": "v1"}, reasons=reason)
     paths = PathChanges()
     found = paths.of(base, head)
@@ -47,7 +47,7 @@ def test_whatever_a_start_says_else_is_looked_through_again(make_cell, change_ce
     changed = {
         "resolved": {**head.resolved, "page_size": 64},
         "requested": {**head.requested, "page_size": 64},
-        "reasons": (Reason("spec_version", "v1", "other words"),),
+        "reasons": (ReasonRecord("spec_version", "v1", "other words"),),
         "state": "INFRA",
     }
     stopped = {"error": "no space on the machine"} if what == "state" else {}
@@ -63,4 +63,4 @@ def test_a_refusal_is_told_with_the_words_of_its_own_cell(make_cell, change_cell
     for words in ("too many tokens", "no such page"):
         gate = GateResult("config", "PASS", {"predicted": words})
         refused = change_cell(base, resolved=None, gates=(gate,))
-        assert paths.of(base, refused) == (PathChange("launch", "runs", "refused", words),)
+        assert paths.of(base, refused) == (PathChange("engine start", "runs", "refused", words),)

@@ -3,7 +3,7 @@ import pytest
 from specmatrix.reports.compare.acknowledge import Acknowledged, Acknowledgement
 from specmatrix.reports.compare.paths import PathChanges
 from specmatrix.reports.compare.rewrites import choice_changes, new_rewrites, rewrite_changes, signature
-from specmatrix.reports.schema import Reason, Rewrite
+from specmatrix.reports.schema import ReasonRecord, RewriteRecord
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -19,9 +19,9 @@ def rows(pairs, acknowledged=NOBODY):
 
 
 def test_signatures_use_the_resolved_names():
-    assert signature(Rewrite("speculative_num_draft_tokens", 6, 4, "x")) == "num_draft_tokens: 6 -> 4"
-    assert signature(Rewrite("disable_radix_cache", False, True, "x")) == "disable_radix_cache: off -> on"
-    assert signature(Rewrite("page_size", 3, 4, "x")) == "page_size: 3 -> 4"
+    assert signature(RewriteRecord("speculative_num_draft_tokens", 6, 4, "x")) == "num_draft_tokens: 6 -> 4"
+    assert signature(RewriteRecord("disable_radix_cache", False, True, "x")) == "disable_radix_cache: off -> on"
+    assert signature(RewriteRecord("page_size", 3, 4, "x")) == "page_size: 3 -> 4"
 
 
 def test_a_rewrite_that_appears_in_a_cell_is_silent_and_red(make_cell, rewritten):
@@ -71,8 +71,12 @@ def test_equal_cells_change_nothing(make_cell, rewritten):
 
 
 def test_choices_that_changed_value_or_reason(make_cell, change_cell):
-    base = make_cell("a", reasons=(Reason("spec_version", "v2", "by default"), Reason("page_size", 1, "any works")))
-    head = change_cell(base, reasons=(Reason("spec_version", "v2", "trees are green"), Reason("topk", 1, "new choice")))
+    base = make_cell(
+        "a", reasons=(ReasonRecord("spec_version", "v2", "by default"), ReasonRecord("page_size", 1, "any works"))
+    )
+    head = change_cell(
+        base, reasons=(ReasonRecord("spec_version", "v2", "trees are green"), ReasonRecord("topk", 1, "new choice"))
+    )
     found = [
         (row.field, row.base, row.base_because, row.head, row.head_because) for row in choice_changes([(base, head)])
     ]

@@ -6,10 +6,10 @@ import json
 import pytest
 from rich.console import Console
 
-from specmatrix.reports.compare import Acknowledgement, State
+from specmatrix.reports.compare import Acknowledgement, ChangeState
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.render.terminal import print_run
-from specmatrix.reports.schema import GateResult, ProbeDemand, Rewrite, Waiver
+from specmatrix.reports.schema import CounterDemand, GateResult, RewriteRecord, Waiver
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -60,10 +60,10 @@ def test_a_run_of_nothing_else_proves_nothing(tmp_path, write_report, unsupporte
     assert "red, no cell ran" in (tmp_path / "report.md").read_text()
 
 
-def test_it_does_not_stand_for_a_cell_that_hits_probes(tmp_path, make_cell, write_report, unsupported):
-    demand = ProbeDemand(("speculated",), {}, 2)
-    report = load(write_report(tmp_path, [unsupported("a"), make_cell("b")], stage="nightly", probes=demand))
-    assert write_run(report).summary.probes.message == (
+def test_it_does_not_stand_for_a_cell_that_hits_counters(tmp_path, make_cell, write_report, unsupported):
+    demand = CounterDemand(("speculated",), {}, 2)
+    report = load(write_report(tmp_path, [unsupported("a"), make_cell("b")], stage="nightly", counters=demand))
+    assert write_run(report).summary.counters.message == (
         "counter coverage is not checked: only 1 of the stage's 2 cells ran"
     )
 
@@ -71,7 +71,7 @@ def test_it_does_not_stand_for_a_cell_that_hits_probes(tmp_path, make_cell, writ
 @pytest.mark.parametrize("state", ["PASS", "FAIL", "NOT MEASURED", "INFRA"])
 def test_a_cell_that_was_judged_and_is_no_longer_supported_is_lost(against, make_cell, unsupported, state):
     lost = against([make_cell("a", state=state)], [unsupported("a")])
-    assert (lost.verdict, change(lost).state, change(lost).red) == ("red", State.LOST, True)
+    assert (lost.verdict, change(lost).state, change(lost).red) == ("red", ChangeState.LOST, True)
     assert change(lost).why == f"the cell is not supported in head: {WHY}; it was {state} in base"
     accepted = [Acknowledgement("lost", "a", "trees come later", "2026-12-31")]
     both = make_cell("z")
@@ -86,24 +86,24 @@ def test_its_pairs_are_no_longer_exercised(against, make_cell, unsupported):
 
 def test_a_cell_that_is_supported_now_is_new_and_red_only_if_it_is_red(against, make_cell, unsupported):
     green = against([unsupported("a"), make_cell("z")], [make_cell("a"), make_cell("z")])
-    assert (green.verdict, change(green).state) == ("green", State.NEW)
+    assert (green.verdict, change(green).state) == ("green", ChangeState.NEW)
     assert change(green).why == "the cell is not supported in base; it is PASS in head"
     red = against([unsupported("a")], [make_cell("a", state="FAIL", gates=RED)])
-    assert (red.verdict, change(red).state, change(red).gates[0].gate) == ("red", State.NEW, "lossless")
+    assert (red.verdict, change(red).state, change(red).gates[0].gate) == ("red", ChangeState.NEW, "lossless")
     lost_machine = against([unsupported("a")], [make_cell("a", state="INFRA", gates=())])
-    assert (lost_machine.verdict, change(lost_machine).state) == ("red", State.INFRA)
+    assert (lost_machine.verdict, change(lost_machine).state) == ("red", ChangeState.INFRA)
 
 
 def test_what_neither_report_supports_is_the_same(against, make_cell, unsupported):
-    rewrite = Rewrite("page_size", 3, 4, "pages are powers of two")
+    rewrite = RewriteRecord("page_size", 3, 4, "pages are powers of two")
     other = unsupported("a", error="other words", requested={}, rewrites=(rewrite,))
     same = against([unsupported("a"), make_cell("z")], [other, make_cell("z")])
-    assert (same.verdict, same.counts[State.SAME], same.changes, same.still_red) == ("green", 2, (), ())
+    assert (same.verdict, same.counts[ChangeState.SAME], same.changes, same.still_red) == ("green", 2, (), ())
     assert same.rewrites == same.choices == ()
 
 
 def test_listing_it_or_not_is_told_and_is_not_red(against, make_cell, unsupported):
     gone = against([unsupported("a"), make_cell("b")], [make_cell("b")])
-    assert (gone.verdict, change(gone).state) == ("green", State.LOST)
+    assert (gone.verdict, change(gone).state) == ("green", ChangeState.LOST)
     new = against([make_cell("b")], [unsupported("a"), make_cell("b")])
-    assert (new.verdict, change(new).state) == ("green", State.NEW)
+    assert (new.verdict, change(new).state) == ("green", ChangeState.NEW)

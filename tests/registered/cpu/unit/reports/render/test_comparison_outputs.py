@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from specmatrix.reports.compare import Acknowledgement, State, compare
+from specmatrix.reports.compare import Acknowledgement, ChangeState, compare
 from specmatrix.reports.render.comparison import comparison_markdown, comparison_page, write_comparison
 from specmatrix.reports.render.markup import LIMIT
 from specmatrix.reports.render.terminal import print_comparison
@@ -89,10 +89,10 @@ def test_changed_cells_are_grouped_by_cause(eventful):
     page = comparison_page(eventful)
     causes = re.findall(r'class="cause">(\d+) cells? ([A-Z ]+): ([^<]*)<', page)
     assert len({(state, cause) for _, state, cause in causes}) == len(causes)
-    counted = dict.fromkeys(State, 0)
+    counted = dict.fromkeys(ChangeState, 0)
     for number, state, _ in causes:
-        counted[State(state)] += int(number)
-    assert counted == {state: sum(c.state is state for c in eventful.changes) for state in State}
+        counted[ChangeState(state)] += int(number)
+    assert counted == {state: sum(c.state is state for c in eventful.changes) for state in ChangeState}
     assert ("8", "REWRITTEN", "spec_version: v2 -&gt; v1") in causes
     assert ("1", "IMPROVED", "lossless FAIL -&gt; PASS") in causes
     assert sum(state == "REGRESSED" for _, state, _ in causes) == 1
@@ -150,7 +150,7 @@ def test_markdown_fits_a_comment_whatever_changed(compared, make_cell):
 
 def test_the_page_is_whole_and_opens_without_a_network(eventful):
     text = comparison_page(eventful)
-    for state in State:
+    for state in ChangeState:
         assert f"<span>{state.lower()}</span>" in text
     for title in (
         "Changed cells",
@@ -162,7 +162,7 @@ def test_the_page_is_whole_and_opens_without_a_network(eventful):
     ):
         assert f"<h2>{title}</h2>" in text
     assert "http" not in text and "url(" not in text
-    assert text.count('<span class="badge bad">REGRESSED</span>') == eventful.counts[State.REGRESSED]
+    assert text.count('<span class="badge bad">REGRESSED</span>') == eventful.counts[ChangeState.REGRESSED]
     for tag in ("table", "tr", "td", "section", "svg", "code", "figure"):
         assert text.count(f"<{tag} ") + text.count(f"<{tag}>") == text.count(f"</{tag}>")
 
@@ -185,7 +185,7 @@ def test_the_terminal_says_the_same(eventful):
         "moved rewrite spec_version: v2 -> v1 in 13 cells: trees run on v1 until the tree gates are green on v2"
         in lines
     )
-    for state in State:
+    for state in ChangeState:
         shown = [change for change in eventful.changes if change.state is state][:12]
         assert all(f"  {as_called(change.repro)}" in lines for change in shown)
 
@@ -203,7 +203,7 @@ def test_files_of_a_comparison(tmp_path, eventful):
     ]  # fmt: skip
     record = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert record["verdict"] == "red"
-    assert record["states"]["REGRESSED"] == eventful.counts[State.REGRESSED]
+    assert record["states"]["REGRESSED"] == eventful.counts[ChangeState.REGRESSED]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path, eventful):

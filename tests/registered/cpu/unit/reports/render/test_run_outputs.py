@@ -21,7 +21,7 @@ from specmatrix.reports.render.plots import (
 from specmatrix.reports.render.run import MOST_ROWS, run_markdown, run_page, view, write_run
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.repro import as_called
-from specmatrix.reports.schema import GateResult, Reason, ReportError, Rewrite, Waiver
+from specmatrix.reports.schema import GateResult, ReasonRecord, ReportError, RewriteRecord, Waiver
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
@@ -91,8 +91,8 @@ def test_the_view_puts_red_first(run_of, make_cell):
 
 def test_a_terminal_shows_a_rewrite_once_and_short(run_of, make_cell):
     whys = ("DFLASH cannot adapt", "STANDALONE cannot adapt")
-    cells = [make_cell(why[0], rewrites=(Rewrite("speculative_adaptive", True, False, why),)) for why in whys]
-    cells.append(make_cell("c", rewrites=(Rewrite("slots", "a" * 300, "b", "why"),)))
+    cells = [make_cell(why[0], rewrites=(RewriteRecord("speculative_adaptive", True, False, why),)) for why in whys]
+    cells.append(make_cell("c", rewrites=(RewriteRecord("slots", "a" * 300, "b", "why"),)))
     lines = [line for line in printed(run_of(cells)).splitlines() if line.startswith("rewritten in ")]
     assert lines == [
         f"rewritten in 1 cell: slots: {'a' * 62}… -> b",
@@ -131,7 +131,7 @@ def test_markdown_of_a_green_run_is_short(run_of, specimen):
 
 def test_markdown_fits_a_comment_whatever_the_run_holds(run_of, make_cell):
     gate = (GateResult("lossless", "FAIL", {}, None, "é|" * 20_000),)
-    reasons = tuple(Reason(f"field{index}", index, "because " * 500) for index in range(40))
+    reasons = tuple(ReasonRecord(f"field{index}", index, "because " * 500) for index in range(40))
     cells = [
         make_cell(f"c{index}." + "x" * 200, state="FAIL", gates=gate, repro="run " * 1_000, reasons=reasons)
         for index in range(120)
@@ -184,7 +184,7 @@ def test_hostile_text_stays_text(run_of, make_cell, prose):
     gate = GateResult("lossless", "FAIL", {"first_divergence": EVIL}, None, EVIL)
     cell = make_cell(
         EVIL, state="FAIL", gates=(gate,), error=EVIL, repro=EVIL, axes={EVIL: EVIL, "b": "1"},
-        reasons=(Reason(EVIL, EVIL, EVIL),), rewrites=(Rewrite(EVIL, EVIL, EVIL, EVIL),),
+        reasons=(ReasonRecord(EVIL, EVIL, EVIL),), rewrites=(RewriteRecord(EVIL, EVIL, EVIL, EVIL),),
     )  # fmt: skip
     run = run_of([cell, make_cell("ok", axes={EVIL: "other", "b": "2"})], commit=EVIL, tier=EVIL)
     page = Page(run_page(run))

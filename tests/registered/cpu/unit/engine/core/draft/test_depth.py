@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveSlot
-from specmatrix.engine.core.draft.depth import TRACE_LENGTH, DraftSteps, Record, Slot
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.draft.depth import TRACE_LENGTH, DraftSteps, ObservedRound, Slot
+from specmatrix.engine.core.observe.counters import Counters
 
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
@@ -122,38 +122,40 @@ def eager(batch_from, candidates):
 
 
 def test_batch_sizes_find_their_slot():
-    steps = DraftSteps((eager(2, (1, 3)), eager(8, (2, 5)), eager(32, (4,))), 3, Probes())
+    steps = DraftSteps((eager(2, (1, 3)), eager(8, (2, 5)), eager(32, (4,))), 3, Counters())
     widths = {size: steps.activate(size) for size in (1, 2, 7, 8, 31, 32, 500)}
     assert widths == {1: 4, 2: 4, 7: 4, 8: 6, 31: 6, 32: 5, 500: 5}
     assert steps.max_width == 6
 
 
-def test_the_batch_size_alone_switches_and_the_probes_say_what_moved():
-    probes = Probes()
-    steps = DraftSteps((eager(1, (1, 3, 7)), eager(8, (1, 3)), eager(32, (1,))), 3, probes)
+def test_the_batch_size_alone_switches_and_the_counters_say_what_moved():
+    counters = Counters()
+    steps = DraftSteps((eager(1, (1, 3, 7)), eager(8, (1, 3)), eager(32, (1,))), 3, counters)
     assert [steps.activate(size) for size in (1, 8, 32, 8, 1)] == [4, 4, 2, 4, 4]
     steps.observe(1, 4, [3])
     assert steps.steps == 3 and steps.activate(1) == 8 and steps.steps == 7
     steps.observe(9, 4, [0, 1, 0, 0])
     assert [steps.activate(size) for size in (9, 1)] == [2, 8]
-    adaptive = {name.removeprefix("adaptive."): n for name, n in probes.counts.items() if name.startswith("adaptive.")}
+    adaptive = {
+        name.removeprefix("adaptive."): n for name, n in counters.counts.items() if name.startswith("adaptive.")
+    }
     assert adaptive == {"activated": 8, "switched_up": 1, "switched_down": 1, "batch_switch": 4}
     assert list(steps.trace) == [
-        Record(1, 1, 4, 3.0, 3.0, 7, "up", (3,), 5),
-        Record(8, 9, 4, 0.25, 0.25, 1, "down", (0, 1, 0, 0), 6),
+        ObservedRound(1, 1, 4, 3.0, 3.0, 7, "up", (3,), 5),
+        ObservedRound(8, 9, 4, 0.25, 0.25, 1, "down", (0, 1, 0, 0), 6),
     ]
     assert steps.activated == 8
     assert list(steps.rounds) == [(1, 4), (8, 4), (32, 2), (8, 4), (1, 4), (1, 8), (9, 2), (1, 8)]
 
 
 def test_rounds_without_live_requests_count_for_nothing():
-    steps = DraftSteps(DEFAULT_SLOTS, 3, Probes())
+    steps = DraftSteps(DEFAULT_SLOTS, 3, Counters())
     steps.observe(4, 4, [])
     assert not steps.trace and steps.slots[0].rounds == 0
 
 
 def test_the_trace_keeps_the_latest_records():
-    steps = DraftSteps(DEFAULT_SLOTS, 3, Probes())
+    steps = DraftSteps(DEFAULT_SLOTS, 3, Counters())
     for _ in range(TRACE_LENGTH + 3):
         steps.activate(1)
         steps.observe(1, 4, [2])
@@ -163,12 +165,12 @@ def test_the_trace_keeps_the_latest_records():
 
 @pytest.mark.parametrize(("depth", "width"), [(0, 1), (3, 4), (3, 8)])
 def test_static_steps_are_one_slot_of_one_candidate(depth, width):
-    probes = Probes()
-    steps = DraftSteps.static(depth, width, probes)
+    counters = Counters()
+    steps = DraftSteps.static(depth, width, counters)
     for size in (1, 8, 100):
         assert steps.activate(size) == steps.max_width == width
         steps.observe(size, width, [0] * size)
-    assert steps.steps == depth and not steps.trace and not any(probes.counts.values())
+    assert steps.steps == depth and not steps.trace and not any(counters.counts.values())
 
 
 ROUND = st.tuples(st.integers(1, 40), st.lists(st.integers(0, 7), max_size=4))
@@ -195,7 +197,7 @@ def bounded(slots):
 @given(st.lists(SETTINGS, min_size=2, max_size=4).map(bounded), st.integers(1, 9), st.lists(ROUND, max_size=60))
 def test_a_slot_depends_on_its_own_rounds_only(slots, first, rounds):
     """All slots together decide as each slot alone does on the rounds of its range, whatever is activated between."""
-    together = DraftSteps(slots, first, Probes())
+    together = DraftSteps(slots, first, Counters())
     alone = [Slot(settings_, first) for settings_ in slots]
     for size, correct in rounds:
         width = together.activate(size)

@@ -79,7 +79,7 @@ def test_a_duplicate_stays_private_and_returns_at_the_close():
     for rid in (1, 2):
         ledger.settle(rid, 5)
     assert (cache.insert(1, [1, 2, 3, 4, 5]), cache.insert(2, [1, 2, 3, 4, 5])) == (2, 0)
-    assert cache.twins == 1
+    assert cache.duplicates == 1
     assert ledger.accounts[2].shared == 0
     ledger.close(2)
     assert len(ledger.free) == 5

@@ -9,7 +9,7 @@ from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.memory.session_kv import SessionKV
 from specmatrix.engine.core.memory.window_ledger import Window
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.errors import LedgerError
@@ -22,9 +22,9 @@ def scheduler_of(pages=40, size=2, rows=4, width=3, cache=False, window=None, ch
     return Scheduler(
         ledger,
         PrefixCache(ledger, span, cache),
-        Probes(),
+        Counters(),
         max_running=rows,
-        steps=DraftSteps.static(width - 1, width, Probes()),
+        steps=DraftSteps.static(width - 1, width, Counters()),
         slack=width,
         chunk=chunk,
         context_length=400,
@@ -79,7 +79,7 @@ def test_a_session_keeps_what_was_computed_for_shown_tokens(shown, keep, trimmed
     assert request.phase is Phase.DONE and list(scheduler.held.order) == [1]
     account = scheduler.ledger.accounts[1]
     assert (account.committed, len(account.pages)) == (keep, 4 if keep > 6 else 3)
-    counts = scheduler.probes.counts
+    counts = scheduler.counters.counts
     assert (counts["session.held"], counts["session.trimmed"]) == (1, trimmed)
 
 
@@ -94,7 +94,7 @@ def test_a_round_in_flight_at_the_end_computes_the_last_token():
     resolve(scheduler, extra, 3)
     assert request.phase is Phase.DONE and request.num_tokens == 8
     assert scheduler.ledger.accounts[1].committed == 8
-    assert scheduler.probes.counts["session.trimmed"] == 2
+    assert scheduler.counters.counts["session.trimmed"] == 2
 
 
 def test_the_next_turn_begins_on_the_kept_pages_in_a_row_of_its_own():
@@ -109,7 +109,7 @@ def test_the_next_turn_begins_on_the_kept_pages_in_a_row_of_its_own():
     assert row.pages[: len(pages)] == tuple(pages) and row.first_page == 0
     assert row.writers == ((0, 1), (7, 3)) and row.admit is not None
     assert (request.inherited, request.cached_tokens, request.prefilled) == (7, 7, 10)
-    assert scheduler.probes.counts["session.inherited"] == 7
+    assert scheduler.counters.counts["session.inherited"] == 7
     scheduler.finish(request, Finish("length"))
     # Only the first turn's prompt may enter the prefix cache: draft KV of the seam is not that of the history.
     assert len(scheduler.held) == 1 and scheduler.ledger.accounts[1].shared == 2
@@ -186,7 +186,9 @@ def test_an_aborted_first_turn_closes_its_account():
     request = turn(scheduler, 1, 5)
     step(scheduler)
     assert scheduler.abort(1) and request.phase is Phase.DONE
-    assert not scheduler.held and not scheduler.ledger.accounts and scheduler.probes.counts["session.rolled_back"] == 0
+    assert (
+        not scheduler.held and not scheduler.ledger.accounts and scheduler.counters.counts["session.rolled_back"] == 0
+    )
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3])
@@ -200,7 +202,7 @@ def test_an_aborted_later_turn_gives_back_what_the_session_had(rounds):
     assert scheduler.abort(2) and request.phase is Phase.DONE
     account = scheduler.ledger.accounts[1]
     assert (account.committed, account.pages, account.held) == (7, pages, True)
-    assert scheduler.probes.counts["session.rolled_back"] == 1
+    assert scheduler.counters.counts["session.rolled_back"] == 1
     again = turn(scheduler, 3, [*before.tokens, 60], account=1)
     step(scheduler)
     assert again.inherited == 7
@@ -229,7 +231,7 @@ def test_a_retracted_turn_gives_its_own_part_back_and_comes_back_to_what_it_had_
     (row,) = step(scheduler).rows
     assert (row.start, row.account, request.inherited, request.cached_tokens) == (6, 1, 7, 6)
     assert row.tokens == (*request.prompt, *[7] * (1 + 2 * rounds))[6:]
-    counts = scheduler.probes.counts
+    counts = scheduler.counters.counts
     assert [counts[f"session.{name}"] for name in ("spared", "restored", "rolled_back")] == [1, 1, 0]
     scheduler.finish(request, Finish("length"))
     assert scheduler.ledger.accounts[1].committed == request.num_tokens - 1
@@ -241,9 +243,9 @@ def test_a_retracted_first_turn_gives_everything_back():
     step(scheduler)
     scheduler.retract(request)
     scheduler.check()
-    assert not scheduler.ledger.accounts and not scheduler.held and scheduler.probes.counts["session.spared"] == 0
+    assert not scheduler.ledger.accounts and not scheduler.held and scheduler.counters.counts["session.spared"] == 0
     (row,) = step(scheduler).rows
-    assert (row.start, request.inherited, row.width) == (0, 0, 6) and scheduler.probes.counts["session.restored"] == 0
+    assert (row.start, request.inherited, row.width) == (0, 0, 6) and scheduler.counters.counts["session.restored"] == 0
 
 
 def test_what_a_retracted_turn_spared_goes_before_anybody_else_is_retracted():
@@ -257,7 +259,7 @@ def test_what_a_retracted_turn_spared_goes_before_anybody_else_is_retracted():
     assert scheduler.ledger.accounts[1].held and old.phase is Phase.RUNNING
     while len(scheduler.held):
         step(scheduler)
-    counts = scheduler.probes.counts
+    counts = scheduler.counters.counts
     assert (counts["retract.done"], counts["session.spared"], counts["session.dropped"]) == (1, 1, 1)
     scheduler.finish(old, Finish("length"))
     (row,) = step(scheduler).rows
@@ -273,7 +275,7 @@ def test_a_retracted_turn_keeps_nothing_behind_a_window_that_slid():
         scheduler.ledger.slide(1)
         scheduler.retract(request)
         scheduler.check()
-        assert (len(scheduler.held) == 1) == held and scheduler.probes.counts["session.spared"] == held
+        assert (len(scheduler.held) == 1) == held and scheduler.counters.counts["session.spared"] == held
 
 
 def test_a_turn_that_was_retracted_and_then_aborted_goes_back_to_what_it_had_inherited():
@@ -319,7 +321,7 @@ def test_idle_sessions_are_dropped_longest_unused_first_before_anybody_is_retrac
     assert plain.phase is Phase.RUNNING and list(scheduler.held.order) == [1]
     for _ in range(2):
         step(scheduler, accepted=3)
-    counts = scheduler.probes.counts
+    counts = scheduler.counters.counts
     assert not scheduler.held and (counts["session.dropped"], counts["retract.done"]) == (2, 0)
 
 
@@ -333,7 +335,7 @@ def test_the_session_of_a_queued_turn_is_dropped_last_and_its_turn_computes_the_
     assert plain.phase is Phase.RUNNING and list(scheduler.held.order) == [1] and two.rid == 2
     for _ in range(3):
         step(scheduler, accepted=3)
-    assert not scheduler.held and scheduler.probes.counts["retract.done"] == 0
+    assert not scheduler.held and scheduler.counters.counts["retract.done"] == 0
     scheduler.finish(plain, Finish("length"))
     (row,) = step(scheduler).rows
     assert (row.rid, row.start, later.inherited) == (4, 0, 0)
@@ -345,7 +347,7 @@ def test_a_turn_that_needs_every_page_gets_the_others_sessions_but_not_its_own()
     first_turn(scheduler, 2)
     turn(scheduler, 3, [*one.tokens, *range(11)], account=1, new=5)
     (row,) = step(scheduler).rows
-    assert row.start == 11 and scheduler.probes.counts["session.dropped"] == 1
+    assert row.start == 11 and scheduler.counters.counts["session.dropped"] == 1
 
 
 def test_cached_pages_that_only_sessions_use_count_as_room():
@@ -357,7 +359,7 @@ def test_cached_pages_that_only_sessions_use_count_as_room():
     turn(scheduler, 2, 25, holds=False, new=4)
     (row,) = step(scheduler).rows
     assert row.rid == 2 and len(row.pages) == 13 and not scheduler.held
-    assert scheduler.probes.counts["prefix.evict"] > 0
+    assert scheduler.counters.counts["prefix.evict"] > 0
 
 
 def test_what_a_window_slid_past_cannot_be_rolled_back():
@@ -379,12 +381,12 @@ def test_held_window_pages_are_given_up_for_a_peak():
     assert scheduler.held.window_pages(0) == 8
     turn(scheduler, 3, 9, holds=False)
     assert step(scheduler).rows[0].rid == 3
-    assert list(scheduler.held.order) == [2] and scheduler.probes.counts["session.dropped"] == 1
+    assert list(scheduler.held.order) == [2] and scheduler.counters.counts["session.dropped"] == 1
 
 
 def test_an_account_without_a_user_or_with_two_is_a_bug():
     ledger = Ledger(8, 2)
-    held = SessionKV(ledger, Probes())
+    held = SessionKV(ledger, Counters())
     ledger.open(1)
     held.check([1])
     with pytest.raises(LedgerError, match=r"^accounts \[1\] are open, but \[\] are in use or held$"):

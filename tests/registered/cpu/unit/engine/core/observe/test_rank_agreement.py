@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specmatrix.engine.core.memory.ledger import Ledger
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.observe.rank_agreement import PLAN, RESULT, RankComparison, StepDigest, digest
 from specmatrix.engine.core.schedule.step import StepPlan
 from specmatrix.engine.rank_digest import RankDigest
@@ -63,7 +63,7 @@ def test_a_plan_is_told_with_a_digest_of_the_whole_journal_in_its_order():
     for rids in ((1, 2), (1, 2), (2, 1)):
         ledger, mine = Ledger(4, 2), []
         ledger.open(9)
-        witness = RankDigest(ledger, mine.append, Probes())
+        witness = RankDigest(ledger, mine.append, Counters())
         for rid in rids:
             ledger.open(rid)
             witness.planned(StepPlan(prefill=True, rows=(), greedy=True), in_flight=0)

@@ -9,7 +9,7 @@ import pytest
 from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.errors import RequestError
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 def scheduler_of(
     pages=40, size=2, rows=4, width=3, chunk=None, slack=3, cache=False, context=200, host_tokens=False
 ) -> Scheduler:
-    ledger, probes = Ledger(pages, size, strict=True), Probes()
+    ledger, counters = Ledger(pages, size, strict=True), Counters()
     return Scheduler(
         ledger,
         PrefixCache(ledger, 1, cache),
-        probes,
+        counters,
         max_running=rows,
-        steps=DraftSteps.static(width - 1, width, probes),
+        steps=DraftSteps.static(width - 1, width, counters),
         slack=slack,
         chunk=chunk,
         context_length=context,
@@ -77,7 +77,7 @@ def test_requests_are_admitted_in_the_order_of_their_arrival():
     plan = turn(scheduler)
     assert plan.prefill and rids(plan) == [3] and third.row == 1
     assert rids(turn(scheduler)) == [2, 3]
-    assert scheduler.probes.counts["queue.waited"] > 0
+    assert scheduler.counters.counts["queue.waited"] > 0
     assert second.phase is Phase.RUNNING
 
 
@@ -110,7 +110,7 @@ def test_a_round_reserves_behind_everything_in_flight():
     resolve(scheduler, first, accepted=1)
     third = scheduler.plan()
     assert third.rows[0].bound == 4 + 1 + 3 + 3
-    assert scheduler.probes.counts["page.crossed"] == 3
+    assert scheduler.counters.counts["page.crossed"] == 3
 
 
 def test_a_drafter_that_reads_the_host_is_told_every_token_of_a_round():
@@ -142,7 +142,7 @@ def test_the_chunk_budget_is_shared_and_carries_over():
     plan = turn(scheduler)
     assert [(r.rid, r.start, r.width) for r in plan.rows] == [(2, 2, 1)]
     assert not turn(scheduler).prefill
-    assert scheduler.probes.counts["prefill.chunked"] == 2
+    assert scheduler.counters.counts["prefill.chunked"] == 2
 
 
 def test_a_plan_says_whether_rows_draw_and_which_logprobs_are_wanted():
@@ -171,7 +171,7 @@ def test_the_youngest_is_retracted_alone_and_the_oldest_goes_on():
     assert rids(plan) == [1, 2]
     assert (youngest.phase, youngest.retractions, youngest.row) == (Phase.WAITING, 1, 0)
     assert (oldest.phase, middle.phase) == (Phase.RUNNING, Phase.RUNNING)
-    assert scheduler.probes.counts["retract.done"] == 1
+    assert scheduler.counters.counts["retract.done"] == 1
     assert youngest.output == [7] * 3 and youngest.prefilled == 0
     # Once there is room it computes its prompt and its output again.
     scheduler.finish(oldest, Finish("length"))
@@ -189,7 +189,7 @@ def test_one_victim_at_a_time():
     for _ in range(2):
         assert scheduler.plan() is None  # request 1 has no room, and the steps of 3 are still in flight
         assert youngest.phase is Phase.DRAINING and middle.phase is Phase.RUNNING
-    assert scheduler.probes.counts["retract.done"] == 1
+    assert scheduler.counters.counts["retract.done"] == 1
     resolve(scheduler, flying, accepted=1)
     assert youngest.phase is Phase.WAITING and rids(scheduler.plan()) == [1, 2]
     assert oldest.retractions == middle.retractions == 0
@@ -246,7 +246,7 @@ def test_cached_pages_are_evicted_before_anybody_is_retracted():
     scheduler.add(second)
     turn(scheduler)
     assert second.phase is Phase.RUNNING
-    assert scheduler.probes.counts["prefix.evict"] == 2 and scheduler.probes.counts["retract.done"] == 0
+    assert scheduler.counters.counts["prefix.evict"] == 2 and scheduler.counters.counts["retract.done"] == 0
 
 
 def test_a_cached_prefix_is_not_computed_again():
@@ -259,7 +259,7 @@ def test_a_cached_prefix_is_not_computed_again():
     (row,) = turn(scheduler).rows
     assert (row.start, row.tokens, again.cached_tokens) == (6, again.prompt[6:], 6)
     assert row.writers == ((0, 1), (6, 2)) and row.generation == 2 and row.first_page == 0
-    assert scheduler.probes.counts["prefix.hit"] == 6
+    assert scheduler.counters.counts["prefix.hit"] == 6
 
 
 def test_cached_tokens_are_those_of_the_first_admission_whatever_is_retracted():
@@ -285,7 +285,7 @@ def test_abort_while_waiting_running_draining_retracting_and_done():
     resolve(scheduler, plan)
     assert running.phase is Phase.DONE and running.finish == Finish("abort") and not scheduler.has_work
     assert not scheduler.ledger.accounts and len(scheduler.ledger.free) == 40
-    counts = scheduler.probes.counts
+    counts = scheduler.counters.counts
     assert (counts["abort.waiting"], counts["abort.running"]) == (1, 1)
 
 

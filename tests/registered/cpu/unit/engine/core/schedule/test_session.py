@@ -9,7 +9,7 @@ import pytest
 from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
-from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.session import Session, SessionParams, Sessions
@@ -31,9 +31,9 @@ class World:
         self.scheduler = Scheduler(
             ledger,
             PrefixCache(ledger, 1, True),
-            Probes(),
+            Counters(),
             max_running=4,
-            steps=DraftSteps.static(0, 1, Probes()),
+            steps=DraftSteps.static(0, 1, Counters()),
             slack=1,
             chunk=None,
             context_length=200,
@@ -90,7 +90,7 @@ def test_a_turn_continues_everything_the_user_saw():
     assert second.prompt == (BOS, 1, 2, 3, 4, 5) and second.holds and second.account == 1
     world.run(second, 6)
     assert world.add((7,)).prompt == (BOS, 1, 2, 3, 4, 5, 6, 7)
-    assert world.scheduler.probes.counts["session.opened"] == 1
+    assert world.scheduler.counters.counts["session.opened"] == 1
 
 
 def test_an_aborted_turn_never_happened():
@@ -244,7 +244,7 @@ def test_an_idle_session_is_closed_after_its_timeout():
     assert "s" in world.sessions.sessions and len(world.scheduler.held) == 1
     world.sessions.reap(510.1)
     assert list(world.sessions.sessions) == ["other"] and not world.scheduler.held
-    assert world.scheduler.probes.counts["session.timed_out"] == 1
+    assert world.scheduler.counters.counts["session.timed_out"] == 1
 
 
 def tree() -> World:
