@@ -20,7 +20,7 @@ from typing import Final
 
 from specmatrix.ci.planner import ShardPlan
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cli.stopping import SIGNALS
+from specmatrix.matrix.cli.stopping import SIGNALS, deferred
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import lost
 from specmatrix.matrix.run.tiers import VISIBLE
@@ -136,16 +136,16 @@ def _start(
     """Start a worker and add it to `workers`."""
     ours, theirs = get_context("spawn").Pipe(duplex=False)
     process = get_context("spawn").Process(target=work, args=(tuple(cells), job, gpus, theirs), daemon=True)
-    # Ctrl-C signals every process of the terminal; a worker inherits the blocked SIGINT, so it never handles it. Nor
-    # can a signal leave a worker behind that is in no list. The shared resource tracker unblocks signals when it
-    # starts, so it is started first.
+    # Ctrl-C signals every process of the terminal; a worker inherits the blocked SIGINT, so it never handles it. The
+    # shared resource tracker unblocks signals when it starts, so it is started first.
     resource_tracker.ensure_running()
-    signals = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        process.start()
-        workers.append(Worker(process, ours, list(cells), gpus, second, monotonic()))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+    with deferred():  # a signal leaves no worker behind that is in no list
+        signals = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            process.start()
+            workers.append(Worker(process, ours, list(cells), gpus, second, monotonic()))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     # Otherwise the pipe would stay open in this process, and the worker's death would go unnoticed.
     theirs.close()
 

@@ -49,6 +49,26 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Within the context the handlers of the signals wait; the first that is due runs at its end.
+
+    Blocking the signals is not enough: where another thread receives one, its handler still runs in the main thread.
+    """
+    heard = SIGNALS if current_thread() is main_thread() else ()
+    handlers = {number: handler for number in heard if callable(handler := signal.getsignal(number))}
+    due: list[tuple[int, FrameType | None]] = []
+    for number in handlers:
+        signal.signal(number, lambda *received: due.append(received))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if due:
+            handlers[signal.Signals(due[0][0])](*due[0])
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     # What imports a module may drop any exception, and some modules cannot be imported again after one.
     if _is_importing(frame):

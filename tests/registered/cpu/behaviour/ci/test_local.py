@@ -1,7 +1,6 @@
 """The local executor: every cell once, whatever happens to its worker."""
 
 import json
-import os
 import re
 import signal
 import sys
@@ -10,6 +9,7 @@ from io import StringIO
 from multiprocessing import active_children
 from multiprocessing.connection import wait
 from pathlib import Path
+from threading import Event, Thread, get_ident
 
 import pytest
 
@@ -131,12 +131,26 @@ def test_progress_is_told_while_workers_are_silent(scripted, monkeypatch):
     assert max(waits) == local.TICK_SECONDS
 
 
-def test_a_run_that_is_stopped_while_it_starts_a_worker_leaves_none(scripted, monkeypatch):
+@pytest.mark.parametrize("receiver", ["main thread", "another thread"])
+def test_a_run_that_is_stopped_while_it_starts_a_worker_leaves_none(receiver, scripted, monkeypatch):
+    starting, sent = Event(), Event()
+
+    def receive() -> None:
+        starting.wait()
+        signal.pthread_kill(get_ident(), signal.SIGTERM)
+        sent.set()
+
     def started(*fields: object) -> Worker:
-        os.kill(os.getpid(), signal.SIGTERM)
+        starting.set()
+        if receiver == "main thread":
+            receive()
+        sent.wait()
         return Worker(*fields)  # type: ignore[arg-type]
 
     monkeypatch.setattr(local, "Worker", started)
+    other = Thread(target=receive, daemon=True)
+    if receiver == "another thread":
+        other.start()
     with pytest.raises(Stopped), stoppable():
         scripted(scripted_workers.passes)
     assert not active_children()

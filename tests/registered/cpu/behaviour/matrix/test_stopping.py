@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from specmatrix.matrix.cli.stopping import SENTENCE, Stopped, stoppable
+from specmatrix.matrix.cli.stopping import SENTENCE, SIGNALS, Stopped, deferred, stoppable
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -34,6 +34,19 @@ def test_a_signal_that_the_process_was_told_to_ignore_stays_ignored():
         signal.signal(signal.SIGINT, before)
 
 
+def test_a_deferred_signal_is_handled_at_the_end():
+    done = []
+    with pytest.raises(Stopped) as caught, stoppable():
+        handlers = [signal.getsignal(number) for number in SIGNALS]
+        with deferred():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+            done.append("everything")
+    assert done and caught.value.number == signal.SIGTERM
+    with stoppable():
+        assert [signal.getsignal(number) for number in SIGNALS] == handlers
+
+
 def test_no_error_handler_takes_it():
     assert not issubclass(Stopped, Exception | KeyboardInterrupt)
 
@@ -42,7 +55,7 @@ def test_another_thread_leaves_the_handlers_alone():
     seen = []
 
     def look() -> None:
-        with stoppable():
+        with stoppable(), deferred():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = Thread(target=look)
