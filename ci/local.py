@@ -84,8 +84,9 @@ def run_plan(
             on_progress([worker.current for worker in workers])
             yield from _receive(workers, job)
     finally:
-        for worker in workers:
-            _stop(worker)
+        with deferred():  # a second signal leaves no worker behind either
+            for worker in workers:
+                _stop(worker)
 
 
 def _receive(workers: list[Worker], job: ShardJob) -> Iterator[CellResult]:
@@ -107,8 +108,8 @@ def _receive(workers: list[Worker], job: ShardJob) -> Iterator[CellResult]:
             continue
         worker.remaining = [cell for cell in worker.remaining if cell.id != message.id]
         if not worker.remaining:
-            workers.remove(worker)
             _stop(worker)
+            workers.remove(worker)
         yield message
     for worker in [worker for worker in workers if monotonic() - worker.heard > job.limit]:
         yield from _replace(workers, worker, job, f"was silent for more than {job.limit:g} s")

@@ -58,9 +58,9 @@ def deferred() -> Iterator[None]:
     heard = SIGNALS if current_thread() is main_thread() else ()
     handlers = {number: handler for number in heard if callable(handler := signal.getsignal(number))}
     due: list[tuple[int, FrameType | None]] = []
-    for number in handlers:
-        signal.signal(number, lambda *received: due.append(received))
     try:
+        for number in handlers:
+            signal.signal(number, lambda *received: due.append(received))
         yield
     finally:
         for number, handler in handlers.items():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from io import StringIO
 from multiprocessing import active_children
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Event, Thread, get_ident
 
@@ -151,6 +152,18 @@ def test_a_run_that_is_stopped_while_it_starts_a_worker_leaves_none(receiver, sc
     other = Thread(target=receive, daemon=True)
     if receiver == "another thread":
         other.start()
+    with pytest.raises(Stopped), stoppable():
+        scripted(scripted_workers.passes)
+    assert not active_children()
+
+
+def test_a_run_that_is_stopped_whenever_it_ends_a_worker_leaves_none(scripted, monkeypatch):
+    def started(process: BaseProcess, *fields: object) -> Worker:
+        kill = process.kill
+        monkeypatch.setattr(process, "kill", lambda: (signal.raise_signal(signal.SIGTERM), kill()))
+        return Worker(process, *fields)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(local, "Worker", started)
     with pytest.raises(Stopped), stoppable():
         scripted(scripted_workers.passes)
     assert not active_children()
