@@ -16,7 +16,7 @@ pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
 
 REQUESTS = 1000
 # One in so many is tried with every change.
-SAMPLE = 25
+SAMPLE = 10
 AT_ONCE = 8
 VERSIONS = ("v1", "v2")
 # Algorithm, target, draft and depth.
@@ -89,7 +89,9 @@ def test_a_request_answers_as_without_a_drafter(name: str, share: int, zoo: Call
     number = list(ENGINES).index(name)
     chosen = list(islice(requests(number), REQUESTS // len(ENGINES) // share))
     pick = Random(number)
-    sizes = {"context_length": 512, "max_running_requests": AT_ONCE, "max_total_tokens": pick.choice((700, 4096))}
+    # Otherwise the bits of a logit, and with them a draw between two tokens, depend on the other requests of its step.
+    sizes = {"context_length": 512, "max_running_requests": AT_ONCE, "enable_deterministic_inference": True}
+    sizes["max_total_tokens"] = pick.choice((700, 4096))
     path = None if draft is None else str(zoo(draft))
     plain = LLM(EngineConfig(str(zoo(target)), **sizes, disable_radix_cache=True))
     expected = [told(plain.generate([prompt], params)[0]) for prompt, params in chosen]
