@@ -76,7 +76,9 @@ def answers(llm: LLM, chosen: list[tuple[str, SamplingParams]], pick: Random) ->
 
 
 def told(out: Output) -> tuple[object, ...]:
-    return out.text, out.output_ids, out.finish, out.prompt_tokens, [len(top) for top in out.top_logprobs]
+    # Not the ids of the top log-probabilities: a high temperature makes many equal.
+    best = [[value for _, value in top] for top in out.top_logprobs]
+    return out.text, out.output_ids, out.finish, out.prompt_tokens, out.logprobs, best
 
 
 EVERY = pytest.param(1, marks=pytest.mark.nightly, id="every")
