@@ -17,14 +17,14 @@ from specmatrix.engine.core.config.asked import EngineConfig, Facts
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
-from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams, shown
+from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams, Sessions, Turn
 from specmatrix.engine.core.schedule.stop_rules import stable_text_length
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.graph_cache import GIB
 from specmatrix.engine.models.loader import facts
 from specmatrix.engine.models.tokenizer import Tokenizer
-from specmatrix.errors import ConfigError, EngineError, RequestError
+from specmatrix.errors import ConfigError, EngineError, RequestError, shown
 
 Prompt = str | Sequence[int]
 
@@ -200,7 +200,7 @@ class LLM:
             scheduler.admission.check(request)
             return request, None
         if not isinstance(session, SessionParams):
-            raise RequestError(f"session is {session!r}; allowed: SessionParams")
+            raise RequestError(f"session is {shown(session)}; allowed: SessionParams")
         try:
             turn = self.sessions.judge(session, tokens)
             request = Request(rid, turn.prompt, params, seed)
@@ -222,6 +222,8 @@ class LLM:
 
         A running step is not interrupted; a request that the step finishes is not counted as aborted.
         """
+        if type(rid) is not int:
+            raise RequestError(f"request id is {shown(rid)}; allowed: an integer")
         request = self.loop.scheduler.requests.get(rid)
         running = request is not None and request.finish is None
         self._run_or_defer(self.loop.abort, rid)
@@ -238,10 +240,10 @@ class LLM:
 
     def request(self, rid: int) -> Request:
         """The live request, for reading its progress. Raises RequestError if there is none."""
-        request = self.loop.scheduler.requests.get(rid)
+        request = self.loop.scheduler.requests.get(rid) if type(rid) is int else None
         if request is None:
             raise RequestError(
-                f"request {rid!r} is unknown; allowed: the id of a request whose result was not taken yet"
+                f"request {shown(rid)} is unknown; allowed: the id of a request whose result was not taken yet"
             )
         return request
 
@@ -340,11 +342,17 @@ class LLM:
         if session is None or isinstance(session, SessionParams):
             turns: list[SessionParams | None] = [session] * count
         else:
-            turns = list(session)
+            turns = list(session) if isinstance(session, list | tuple) else [session]
+        for turn in turns:
+            if not isinstance(turn, SessionParams | None):
+                raise RequestError(
+                    f"session is {shown(turn)}; allowed: SessionParams or None, or a list with one per prompt"
+                )
         if len(turns) != count:
             raise RequestError(f"{len(turns)} session parameters for {count} prompts; allowed: one, or one per prompt")
         named = [turn for turn in turns if turn is not None]
         for turn in named:
+            turn.validate()
             known = self.sessions.sessions.get(turn.id)
             alone = turn.replace or (known is not None and known.streaming)
             if alone and sum(other.id == turn.id for other in named) > 1:

@@ -13,7 +13,8 @@ import signal
 from traceback import walk_tb
 from typing import Final
 
-LONGEST_TEXT: Final = 1000  # characters
+LONGEST_TEXT: Final = 400  # characters
+LONGEST_VALUE: Final = 200
 
 
 def text_of(error: BaseException) -> str:
@@ -26,6 +27,17 @@ def text_of(error: BaseException) -> str:
         raise
     except BaseException:  # user code may raise anything
         return "its text is unavailable"
+
+
+def shown(value: object) -> str:
+    """A value for an error message: the start of its repr, also where Python refuses to print it."""
+    try:
+        text = repr(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # a value may be of any class
+        return "an integer of thousands of digits" if type(value) is int else f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
 def described(error: BaseException) -> str:

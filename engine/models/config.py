@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from specmatrix.engine.models.config_reader import MOST_LAYERS, ConfigReader
+from specmatrix.engine.models.config_reader import MOST_LAYERS, ConfigReader, read_json
 from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig, read_mla, read_moe
 from specmatrix.engine.models.draft_config import DRAFT_ARCHITECTURES, DraftConfig, read_draft
 from specmatrix.engine.models.rope import RopeConfig
 from specmatrix.engine.models.sliding_window import read_windows
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 
 TARGET_ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "DeepseekV3ForCausalLM")
 CONFIG: Final = "config.json"
@@ -73,20 +72,15 @@ def read_model_config(raw: Mapping[str, Any], file: Path) -> ModelConfig:
 
 def read_raw(path: str | Path) -> dict[str, Any]:
     """The content of a checkpoint folder's config.json. ConfigError if it is missing or not a JSON object."""
-    file = Path(path) / CONFIG
-    if not Path(path).is_dir():
-        raise ConfigError(
-            f"checkpoint {str(path)!r} does not exist; pass a folder with config.json and safetensors files"
-        )
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{file} is missing; a checkpoint folder needs it") from None
-    except ValueError as error:
-        raise ConfigError(f"{file} is not valid JSON ({error}); the file is truncated or damaged") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{file} must hold a JSON object, got {type(raw).__name__}")
-    return raw
+        found = Path(path).is_dir()
+    except OSError:  # the name is too long
+        found = False
+    if not found:
+        raise ConfigError(
+            f"checkpoint {shown(str(path))} does not exist; pass a folder with config.json and safetensors files"
+        )
+    return read_json(Path(path) / CONFIG)
 
 
 class _ModelConfigReader(ConfigReader):
@@ -96,9 +90,11 @@ class _ModelConfigReader(ConfigReader):
         architecture = self._architecture()
         for switch in UNSUPPORTED_SWITCHES:
             if self.raw.get(switch):
-                raise ConfigError(f"{self.file}: {switch} = {self.raw[switch]!r} is not supported; it must be absent")
+                raise ConfigError(
+                    f"{self.file}: {switch} = {shown(self.raw[switch])} is not supported; it must be absent"
+                )
         if (act := self.raw.get("hidden_act", "silu")) != "silu":
-            raise ConfigError(f"{self.file}: hidden_act {act!r} is not supported; allowed: 'silu'")
+            raise ConfigError(f"{self.file}: hidden_act {shown(act)} is not supported; allowed: 'silu'")
         heads = self.size("num_attention_heads")
         hidden = self.size("hidden_size")
         latent = read_mla(architecture, self)
@@ -122,8 +118,8 @@ class _ModelConfigReader(ConfigReader):
             head_dim=head_dim,
             norm_eps=self.number("rms_norm_eps", 1e-6),
             context_length=self.size("max_position_embeddings", 2048),
-            tie_embeddings=bool(self.raw.get("tie_word_embeddings", False)),
-            rope=RopeConfig.read(self.raw, str(self.file)),
+            tie_embeddings=self.flag("tie_word_embeddings", False),
+            rope=RopeConfig.read(self),
             head_norms=architecture in HEAD_NORM_ARCHITECTURES,
             windows=read_windows(architecture, self),
             latent=latent,
@@ -133,11 +129,13 @@ class _ModelConfigReader(ConfigReader):
         )
 
     def _head_dim(self, architecture: str, default: int) -> int:
-        return self.size("head_dim", 128 if architecture == "Qwen3ForCausalLM" else default)
+        return self.size("head_dim", 128 if architecture in HEAD_NORM_ARCHITECTURES else default)
 
     def _architecture(self) -> str:
         allowed = TARGET_ARCHITECTURES + DRAFT_ARCHITECTURES
         names = self.raw.get("architectures")
         if not isinstance(names, list) or len(names) != 1 or names[0] not in allowed:
-            raise ConfigError(f"{self.file}: architectures {names!r} is not supported; allowed: {', '.join(allowed)}")
+            raise ConfigError(
+                f"{self.file}: architectures {shown(names)} is not supported; allowed: {', '.join(allowed)}"
+            )
         return str(names[0])

@@ -1,61 +1,90 @@
-"""Reads one config.json field by field; every error names the file, the value and what is allowed."""
+"""Reads a checkpoint's JSON files; every error names the file, the field, its value and what is allowed."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from specmatrix.errors import ConfigError
+from specmatrix.engine.core.config.json_text import parse_json
+from specmatrix.errors import ConfigError, shown
 
 # Maximum size and maximum number of layers: far above any model, and small enough that loops over them and products of
 # a few of them stay feasible.
 MOST: Final = 2**31 - 1
 MOST_LAYERS: Final = 4096
-LARGEST: Final = sys.float_info.max
+# Models compute in float32.
+LARGEST: Final = 2.0**127
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file. ConfigError if the file cannot be read or holds anything else."""
+    try:
+        raw = parse_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{file} is missing; a checkpoint folder needs it") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read ({error.strerror}); a checkpoint folder needs it") from None
+    except ValueError as error:
+        why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise ConfigError(f"{file} is not valid JSON ({why}); the file is truncated or damaged") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{file} must hold a JSON object, got {type(raw).__name__}")
+    return raw
+
+
+def is_number(value: object) -> bool:
+    """Whether a JSON value is a number above 0 with which a model can compute."""
+    return type(value) in (int, float) and 0 < value <= LARGEST  # type: ignore[operator]  # type checked above
 
 
 class ConfigReader:
-    """The fields of one config.json. A null field counts as absent."""
+    """The fields of one config.json, or of the object `within` it. A null field counts as absent."""
 
-    def __init__(self, raw: Mapping[str, Any], file: Path) -> None:
+    def __init__(self, raw: Mapping[str, Any], file: Path, within: str = "") -> None:
         self.raw = raw
         self.file = file
+        self.within = within
 
-    def size(self, name: str, default: int | None = None, most: int = MOST) -> int:
-        """A positive integer, at most `most`. ConfigError on anything else, or if absent without a default."""
+    def value(self, name: str, good: Callable[[Any], bool], allowed: str, default: object = None) -> Any:  # noqa: ANN401 - any JSON
+        """A field for which `good` holds. ConfigError on anything else, or if it is absent without a good default."""
         value = self.raw.get(name)
         value = default if value is None else value
-        if type(value) is not int or value < 1:
-            raise ConfigError(f"{self.file}: {name} must be a positive integer, got {value!r}")
-        return self._bounded(name, value, most)
+        if not good(value):
+            raise ConfigError(f"{self.file}: {self.within}{name} must be {allowed}, got {shown(value)}")
+        return value
+
+    def size(self, name: str, default: int | None = None, most: int = MOST, least: int = 1) -> int:
+        """An integer from `least` to `most`. ConfigError as for a value."""
+        allowed = "a positive integer" if least == 1 else f"an integer of at least {least}"
+        value: int = self.value(name, lambda v: type(v) is int and v >= least, allowed, default)
+        if value > most:
+            raise ConfigError(f"{self.file}: {self.within}{name} must be at most {most}, got {shown(value)}")
+        return value
 
     def count(self, name: str, default: int | None = None, most: int = MOST) -> int:
-        """An integer from 0 to `most`. ConfigError as for a size."""
-        value = self.raw.get(name)
-        value = default if value is None else value
-        if type(value) is not int or value < 0:
-            raise ConfigError(f"{self.file}: {name} must be an integer of at least 0, got {value!r}")
-        return self._bounded(name, value, most)
-
-    def _bounded(self, name: str, value: int, most: int) -> int:
-        if value > most:
-            raise ConfigError(f"{self.file}: {name} must be at most {most}, got {value}")
-        return value
+        """An integer from 0 to `most`. ConfigError as for a value."""
+        return self.size(name, default, most, least=0)
 
     def number(self, name: str, default: float) -> float:
-        """A positive number. ConfigError on anything else."""
-        value = self.raw.get(name)
-        value = default if value is None else value
-        if type(value) not in (int, float) or not 0 < value <= LARGEST:
-            raise ConfigError(f"{self.file}: {name} must be a positive number, got {value!r}")
-        return float(value)
+        """A positive number. ConfigError as for a value."""
+        return float(self.value(name, is_number, "a positive number", default))
 
     def flag(self, name: str, default: bool) -> bool:
-        """true or false. ConfigError on anything else."""
-        value = self.raw.get(name)
-        value = default if value is None else value
-        if type(value) is not bool:
-            raise ConfigError(f"{self.file}: {name} must be true or false, got {value!r}")
-        return value
+        """true or false. ConfigError as for a value."""
+        return bool(self.value(name, lambda v: type(v) is bool, "true or false", default))
+
+    def group(self, name: str) -> ConfigReader:
+        """The fields of an object, none if it is absent. ConfigError as for a value."""
+        raw = self.value(name, lambda v: isinstance(v, dict), "an object", {})
+        return ConfigReader(raw, self.file, f"{self.within}{name}.")
+
+    def layer_ids(self, name: str, least: int = 0) -> list[int] | None:
+        """A list of layer ids, none below `least`; None if it is absent. ConfigError as for a value."""
+
+        def good(ids: object) -> bool:
+            listed = isinstance(ids, list) and bool(ids)
+            return listed and all(type(i) is int and least <= i < MOST_LAYERS for i in ids)  # type: ignore[attr-defined]  # a list
+
+        allowed = "a list of layer ids" + (f" of at least {least}" if least else "")
+        return None if self.raw.get(name) is None else list(self.value(name, good, allowed))

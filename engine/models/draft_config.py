@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.models.config_reader import ConfigReader
-from specmatrix.errors import ConfigError
+from specmatrix.engine.models.config_reader import MOST, ConfigReader
+from specmatrix.errors import ConfigError, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +59,10 @@ def read_draft(architecture: str, fields: ConfigReader) -> DraftConfig | None:
 
 
 def _eagle3(fields: ConfigReader) -> DraftConfig:
-    eagle = fields.raw.get("eagle_config") or {}
+    eagle = fields.group("eagle_config")
     states: tuple[int, ...] | None = (FINAL,)
-    if eagle.get("use_aux_hidden_state", True):
-        states = _behind(fields, "eagle_aux_hidden_state_layer_ids", eagle)
+    if eagle.flag("use_aux_hidden_state", True):
+        states = _behind(eagle, "eagle_aux_hidden_state_layer_ids")
     for name in UNSUPPORTED_NORMS:
         if fields.raw.get(name):
             raise ConfigError(f"{fields.file}: {name} true is not supported; it must be absent")
@@ -76,17 +75,14 @@ def _eagle3(fields: ConfigReader) -> DraftConfig:
 
 
 def _dflash(fields: ConfigReader) -> DraftConfig:
-    own = fields.raw.get("dflash_config") or {}
-    if kinds := set(fields.raw.get("layer_types") or ()) - {"full_attention"}:
-        raise ConfigError(f"{fields.file}: layer_types {min(kinds)!r} is not supported; allowed: 'full_attention'")
-    mask = own.get("mask_token_id")
-    if type(mask) is not int or mask < 0:
-        raise ConfigError(f"{fields.file}: dflash_config.mask_token_id must be a token id, got {mask!r}")
-    block = own.get("block_size", fields.raw.get("block_size", DEFAULT_BLOCK))
-    if type(block) is not int or block < 2:
-        raise ConfigError(f"{fields.file}: block_size must be an integer of at least 2, got {block!r}")
+    own = fields.group("dflash_config")
+    kinds = fields.value("layer_types", lambda kinds: isinstance(kinds, list), "a list", [])
+    if other := [kind for kind in kinds if kind != "full_attention"]:
+        raise ConfigError(f"{fields.file}: layer_types {shown(other[0])} is not supported; allowed: 'full_attention'")
+    mask = own.value("mask_token_id", lambda token: type(token) is int and 0 <= token <= MOST, "a token id")
+    block = (own if own.raw.get("block_size") is not None else fields).size("block_size", DEFAULT_BLOCK, least=2)
     return DraftConfig(
-        _behind(fields, "target_layer_ids", own),
+        _behind(own, "target_layer_ids"),
         fields.size("hidden_size"),
         fields.size("vocab_size"),
         fields.size("num_hidden_layers"),
@@ -95,14 +91,10 @@ def _dflash(fields: ConfigReader) -> DraftConfig:
     )
 
 
-def _behind(fields: ConfigReader, name: str, part: Mapping[str, Any]) -> tuple[int, ...] | None:
+def _behind(fields: ConfigReader, name: str) -> tuple[int, ...] | None:
     """The ids name layers whose output is captured, which is the input state of the next layer."""
-    ids = part.get(name)
-    if ids is None:
-        return None
-    if not (isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)):
-        raise ConfigError(f"{fields.file}: {name} must be a list of layer ids, got {ids!r}")
-    return tuple(i + 1 for i in ids)
+    ids = fields.layer_ids(name)
+    return None if ids is None else tuple(i + 1 for i in ids)
 
 
 def _spread(target_layers: int, layers: int) -> tuple[int, ...]:

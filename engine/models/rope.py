@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from specmatrix.engine.models.config_reader import LARGEST
-from specmatrix.errors import ConfigError
+from specmatrix.engine.models.config_reader import ConfigReader, is_number
+from specmatrix.errors import ConfigError, shown
 from specmatrix.kernels.backend import on_triton
 from specmatrix.kernels.rotary import rotary
 
@@ -39,22 +39,25 @@ class RopeConfig:
     score_factor: float = 1.0
 
     @classmethod
-    def read(cls, raw: Mapping[str, Any], where: str) -> RopeConfig:
+    def read(cls, fields: ConfigReader) -> RopeConfig:
         """From config.json, in transformers' new format (rope_parameters) or the old (rope_theta, rope_scaling).
 
-        Raises ConfigError, starting with `where`, on an unknown type or a number that is not positive.
+        Raises ConfigError on an unknown type or a number that is not positive.
         """
-        row = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+        where = str(fields.file)
+        row = fields.group("rope_parameters").raw or fields.group("rope_scaling").raw
         kind = row.get("rope_type", row.get("type", "default"))
         if kind not in KINDS:
-            raise ConfigError(f"{where}: rope_type {kind!r} is not supported; allowed: {', '.join(KINDS)}")
-        theta = row.get("rope_theta", raw.get("rope_theta", 10000.0))
+            raise ConfigError(f"{where}: rope_type {shown(kind)} is not supported; allowed: {', '.join(KINDS)}")
+        theta = row.get("rope_theta", fields.raw.get("rope_theta", 10000.0))
         values = {"rope_theta": theta}
         for name in FIELDS[kind]:
             values[name] = row.get(name, OPTIONAL.get(name))
         for name, value in values.items():
-            if type(value) not in (int, float) or not 0 < value <= LARGEST:
-                raise ConfigError(f"{where}: {name} must be a positive number for rope_type {kind!r}, got {value!r}")
+            if not is_number(value):
+                raise ConfigError(
+                    f"{where}: {name} must be a positive number for rope_type {kind!r}, got {shown(value)}"
+                )
         return cls(
             theta=float(theta),
             kind=kind,
@@ -79,11 +82,13 @@ def _yarn_factors(row: Mapping[str, Any], values: Mapping[str, Any], where: str)
     """YaRN's own fields of a RopeConfig; mscale and mscale_all_dim are DeepSeek's, and may be absent or 0."""
     given = {name: row.get(name) or 0 for name in ("mscale", "mscale_all_dim", "attention_factor")}
     for name, value in given.items():
-        if type(value) not in (int, float) or not 0 <= value <= LARGEST:
-            raise ConfigError(f"{where}: {name} must be a number of at least 0 for rope_type 'yarn', got {value!r}")
+        if value != 0 and not is_number(value):
+            raise ConfigError(
+                f"{where}: {name} must be a number of at least 0 for rope_type 'yarn', got {shown(value)}"
+            )
     truncate = row.get("truncate", True)
     if type(truncate) is not bool:
-        raise ConfigError(f"{where}: truncate must be true or false for rope_type 'yarn', got {truncate!r}")
+        raise ConfigError(f"{where}: truncate must be true or false for rope_type 'yarn', got {shown(truncate)}")
 
     def length(size: float) -> float:
         return 0.1 * size * math.log(values["factor"]) + 1.0 if values["factor"] > 1 else 1.0

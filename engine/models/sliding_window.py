@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from specmatrix.engine.models.config_reader import MOST_LAYERS, ConfigReader
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 # transformers' default for a Mistral without this field; null means no window.
@@ -43,7 +43,7 @@ def _qwen3(fields: ConfigReader) -> tuple[int | None, ...]:
         raise ConfigError(f"{fields.file}: layer_types must be a list of {layers} names, one for each layer")
     if unknown := sorted(set(map(str, kinds)) - {FULL, SLIDING}):
         raise ConfigError(
-            f"{fields.file}: layer_types {unknown[0]!r} is not supported; allowed: {FULL!r} and {SLIDING!r}"
+            f"{fields.file}: layer_types {shown(unknown[0])} is not supported; allowed: {FULL!r} and {SLIDING!r}"
         )
     if SLIDING not in kinds:
         return ()

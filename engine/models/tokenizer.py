@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from specmatrix.errors import ConfigError
+from specmatrix.engine.models.config_reader import MOST, read_json
+from specmatrix.errors import ConfigError, RequestError, shown, text_of
 
 # A decoder's output for bytes that do not form a character yet.
 INCOMPLETE = "\ufffd"
@@ -33,11 +35,18 @@ class Tokenizer:
 
     def _puts(self, bos: int, folder: Path) -> bool:
         """Whether texts begin with bos: by tokenizer_config.json, or else by what tokenizer.json itself does."""
-        asked = _read_json(folder / "tokenizer_config.json").get("add_bos_token")
+        asked = _optional_json(folder / "tokenizer_config.json").get("add_bos_token")
         return asked if type(asked) is bool else bool(self._tokenizer.encode("").ids[:1] == [bos])
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, after one bos_id (none is added if the text starts with it)."""
+        """Ids of `text`, after one bos_id (none is added if the text starts with it). RequestError on a surrogate."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text has half of a surrogate pair, {shown(text[error.start])}, at character {error.start}; "
+                "allowed: Unicode characters"
+            ) from None
         ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         if self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
@@ -99,32 +108,26 @@ def _read(file: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # The library raises Exception itself.
-        raise ConfigError(f"{file} is not a tokenizer ({error}); the file is truncated or damaged") from None
+        raise ConfigError(f"{file} is not a tokenizer ({text_of(error)}); the file is truncated or damaged") from None
 
 
 def _special_ids(folder: Path) -> tuple[list[int], list[int]]:
     """bos and eos ids: generation_config.json overrides config.json, as in transformers. ConfigError if not ids."""
     found: tuple[list[int], list[int]] = ([], [])
     for name in ("generation_config.json", "config.json"):
-        raw = _read_json(folder / name)
+        raw = _optional_json(folder / name)
         for ids, key in zip(found, ("bos_token_id", "eos_token_id"), strict=True):
             value = raw.get(key)
             given = value if isinstance(value, list) else [] if value is None else [value]
-            if any(type(token) is not int or token < 0 for token in given):
-                raise ConfigError(f"{folder / name}: {key} must be a token id or a list of token ids, got {value!r}")
+            if any(type(token) is not int or not 0 <= token <= MOST for token in given):
+                raise ConfigError(
+                    f"{folder / name}: {key} must be a token id or a list of token ids, got {shown(value)}"
+                )
             if not ids:
                 ids.extend(given)
     return found
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _optional_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file, empty if there is no such file. ConfigError if it is not a JSON object."""
-    if not file.is_file():
-        return {}
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file} is not valid JSON ({error}); the file is truncated or damaged") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{file} must hold a JSON object, got {type(raw).__name__}")
-    return raw
+    return read_json(file) if os.path.lexists(file) else {}

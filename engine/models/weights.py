@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +12,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from specmatrix.errors import ConfigError
+from specmatrix.engine.models.config_reader import read_json
+from specmatrix.errors import ConfigError, shown, text_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+LONGEST_NAME: Final = 255  # of a file, in bytes
 # Tensors that decide between close values keep the checkpoint's precision.
 EXACT = ("e_score_correction_bias",)
 # Supported storage types, in safetensors' names; anything else is quantized, with separate scales.
@@ -98,35 +99,37 @@ def _files(folder: Path) -> dict[str, set[str]]:
             )
         raise ConfigError(f"{folder} has no weights; it must contain {SINGLE} or {INDEX}")
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = read_json(index)["weight_map"]
         shards: dict[str, set[str]] = {}
         for name, file in weight_map.items():
             shards.setdefault(file, set()).add(name)
-        outside = sorted(file for file in shards if Path(file).name != file)
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError):
+        outside = sorted(file for file in shards if Path(file).name != file or len(file) > LONGEST_NAME)
+    except (KeyError, AttributeError, TypeError):
         raise ConfigError(
             f"{index} is not a safetensors index; it must hold a weight_map from tensor names to files"
         ) from None
     if outside:
-        raise ConfigError(f"{index} names the shard {outside[0]!r}; a shard must be in the index's own folder")
+        raise ConfigError(f"{index} names the shard {shown(outside[0])}; a shard must be a file of the index's folder")
     return shards
 
 
 @contextmanager
 def _opened(file: Path, device: torch.device | str) -> Iterator[Any]:
     """The open safetensors file, whose type is not exported. ConfigError if it is missing or damaged."""
-    if not file.is_file():
-        raise ConfigError(f"{file} is missing; the checkpoint is incomplete")
     try:
+        if not file.is_file():
+            raise ConfigError(f"{file} is missing; the checkpoint is incomplete")
         with safe_open(file, framework="pt", device=numbered(device)) as tensors:
             yield tensors
     except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{file} cannot be read as safetensors ({error}); it is truncated or damaged") from None
+        raise ConfigError(
+            f"{file} cannot be read as safetensors ({text_of(error)}); it is truncated or damaged"
+        ) from None
 
 
 def _promised(file: Path, wanted: set[str], names: set[str]) -> None:
     if lost := sorted(wanted - names):
-        raise ConfigError(f"{file} lacks tensor {lost[0]!r} that {INDEX} lists")
+        raise ConfigError(f"{file} lacks tensor {shown(lost[0])} that {INDEX} lists")
 
 
 def numbered(device: torch.device | str) -> str:
@@ -138,7 +141,7 @@ def numbered(device: torch.device | str) -> str:
 def _plain(file: Path, name: str, kind: str) -> None:
     if kind not in FLOATS + WHOLE:
         raise ConfigError(
-            f"{file}: tensor {name!r} is stored as {kind}; quantized weights are not supported; allowed: "
+            f"{file}: tensor {shown(name)} is stored as {kind}; quantized weights are not supported; allowed: "
             f"{', '.join(FLOATS)}"
         )
 
@@ -195,7 +198,7 @@ class WeightReader:
         """Raise ConfigError if a tensor was not used: the engine would omit a part of the checkpoint."""
         self.drop(*[name for name in self._left if name.endswith("rotary_emb.inv_freq")])
         if self._left:
-            raise ConfigError(f"{self._where}: tensor {min(self._left)!r} does not belong to this architecture")
+            raise ConfigError(f"{self._where}: tensor {shown(min(self._left))} does not belong to this architecture")
 
 
 def _kind(tensor: Tensor) -> str:

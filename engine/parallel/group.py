@@ -26,7 +26,7 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement, RankCompari
 from specmatrix.engine.parallel.failure import RemoteFailure
 from specmatrix.engine.parallel.worker import Place, Sent
 from specmatrix.engine.temp_dir import TempDir
-from specmatrix.errors import EngineError
+from specmatrix.errors import EngineError, RequestError, text_of
 
 # Seconds without a message from any rank: the first steps on a GPU compile kernels.
 PATIENCE: Final = 100.0
@@ -93,9 +93,15 @@ class RankGroup:
         silent; both end all ranks, as does any exception but an EngineError, and every later call raises RankLost. An
         exception that does not survive pickling becomes an EngineError or a RankFailed with its text.
         An interrupted call (KeyboardInterrupt) gets DRAIN seconds to finish, so that the group stays usable; a second
-        interrupt, or a call that takes longer, ends it. Raises EngineError while another call runs.
+        interrupt, or a call that takes longer, ends it. Raises EngineError while another call runs, and RequestError if
+        an argument cannot be pickled.
         """
-        message = dumps((function, arguments, time.monotonic()))
+        try:
+            message = dumps((function, arguments, time.monotonic()))
+        except Exception as error:  # of any class that an argument has
+            raise RequestError(
+                f"an argument cannot be sent to the ranks ({text_of(error)}); allowed: what can be pickled"
+            ) from None
         with self.exclusive():
             if self._calling:
                 raise EngineError("the ranks are already running a call; make one call at a time")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import MEANINGS, Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, expect
 from specmatrix.matrix.cells.enumerate import Prefix, starts
@@ -24,6 +24,8 @@ def select(stage: str, text: str | None = None, limit: int | None = None) -> lis
     Stage `product` is every cell that the axes and constraints allow. ConfigError on an unknown stage, an invalid
     selector, a combination that is not a cell, or an empty selection.
     """
+    if stage not in (*STAGES, PRODUCT):
+        raise ConfigError(f"stage {shown(stage)} is unknown; it must be one of {', '.join((*STAGES, PRODUCT))}")
     if text is None:
         return _chosen(stage, None, limit)
     if not text.strip():
@@ -45,8 +47,6 @@ def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
 
 
 def _chosen(stage: str, selector: Selector | None, limit: int | None) -> list[Cell]:
-    if stage not in (*STAGES, PRODUCT):
-        raise ConfigError(f"stage {stage!r} is unknown; it must be one of {', '.join((*STAGES, PRODUCT))}")
     source = all_cells(None if selector is None else selector.may) if stage == PRODUCT else iter(stage_cells(stage))
     return list(islice(filter(selector and selector.picks, source), limit))
 

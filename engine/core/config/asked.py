@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 
 AUTO: Final = "auto"
 Auto: TypeAlias = Literal["auto"]
@@ -29,6 +29,9 @@ ALIASES: Final = {
     "tensor_parallel_size": "tp_size",
     "tp": "tp_size",
 }
+# What a value may be; anything else may raise where it is compared.
+PLAIN: Final = (str, int, float, bool, type(None))
+LONGEST_INTEGER: Final = 10_000  # bits; Python refuses to print much longer ones
 TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -147,14 +150,27 @@ def _wants(name: str) -> str:
 
 def _check(name: str, value: object) -> None:
     kind = KINDS[name]
-    if name in CHOICES:
+    if type(value) not in PLAIN or (type(value) is int and value.bit_length() > LONGEST_INTEGER):
+        good = False
+    elif name in CHOICES:
         good = any(value == choice and type(value) is type(choice) for choice in CHOICES[name])
     elif kind is float:
         good = type(value) in (int, float) and value == value
     else:
         good = type(value) is kind or (UNASKED[name] in (AUTO, None) and value == UNASKED[name])
     if not good:
-        raise ConfigError(f"{name} must be {_wants(name)}, got {value!r}")
+        raise ConfigError(f"{name} must be {_wants(name)}, got {shown(value)}")
+    if type(value) is str and (error := _unreadable(value)):
+        raise ConfigError(f"{name} {error}, got {shown(value)}")
+
+
+def _unreadable(text: str) -> str:
+    """Why a text can be neither a name nor a path, "" if it can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "must be text without half of a surrogate pair"
+    return "must not contain a null character" if "\0" in text else ""
 
 
 def _parse(name: str, text: str) -> object:

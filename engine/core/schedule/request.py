@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from specmatrix.engine.core.observe.spec_metrics import SpecMetrics
 from specmatrix.engine.core.schedule.output_text import OutputText
-from specmatrix.errors import LedgerError, RequestError
+from specmatrix.errors import LedgerError, RequestError, shown
 
 
 class Phase(Enum):
@@ -30,15 +30,6 @@ MOVES: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.DRAINING: frozenset({Phase.DONE, Phase.WAITING}),
     Phase.DONE: frozenset(),
 }
-
-
-def shown(value: object) -> str:
-    """A value for an error message. Python refuses to print integers of more than a few thousand digits."""
-    try:
-        text = repr(value)
-    except ValueError:
-        return "an integer of thousands of digits"
-    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _ids(tokens: Sequence[object], vocab: int) -> bool:

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from sys import float_info
 from typing import Final
 
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request
 from specmatrix.engine.core.schedule.scheduler import Scheduler
-from specmatrix.errors import RequestError
+from specmatrix.errors import RequestError, shown
 
+LONGEST: Final = float_info.max  # seconds
 KINDS: Final = (
     ("id", (str,), "a text"),
     ("rid", (int, type(None)), "the id of a request of the session, or None"),
@@ -45,7 +47,7 @@ class SessionParams:
         for name, kinds, allowed in KINDS:
             value = getattr(self, name)
             if type(value) not in kinds:
-                raise RequestError(f"session {name} is {value!r}; allowed: {allowed}")
+                raise RequestError(f"session {name} is {shown(value)}; allowed: {allowed}")
 
 
 @dataclass(eq=False, slots=True)
@@ -171,17 +173,17 @@ class Sessions:
     def open(self, capacity: int, session_id: str | None, streaming: bool, timeout: float | None, now: float) -> str:
         """Open a session and return its id. Raises RequestError if the id is taken or a value is invalid."""
         if type(capacity) is not int or capacity < 1:
-            raise RequestError(f"capacity_of_str_len is {capacity!r}; allowed: an integer of at least 1")
-        if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout < float("inf")):
-            raise RequestError(f"timeout is {timeout!r}; allowed: None, or a finite number of seconds above 0")
+            raise RequestError(f"capacity_of_str_len is {shown(capacity)}; allowed: an integer of at least 1")
+        if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout <= LONGEST):
+            raise RequestError(f"timeout is {shown(timeout)}; allowed: None, or a finite number of seconds above 0")
         if type(streaming) is not bool:
-            raise RequestError(f"streaming is {streaming!r}; allowed: true or false")
+            raise RequestError(f"streaming is {shown(streaming)}; allowed: true or false")
         if streaming and not self.streaming:
             raise RequestError("streaming sessions are disabled; start the engine with --enable-streaming-session")
         if session_id is None:
             session_id = self._new_name()
         if type(session_id) is not str or not session_id:
-            raise RequestError(f"session_id is {session_id!r}; allowed: a non-empty string")
+            raise RequestError(f"session_id is {shown(session_id)}; allowed: a non-empty string")
         if session_id in self.sessions:
             raise RequestError(f"session {session_id!r} is already open; close it first or choose another id")
         self.sessions[session_id] = Session(session_id, streaming, capacity, timeout, now)
@@ -256,7 +258,9 @@ class Sessions:
             ("drop_previous_output", params.drop_previous_output, False),
         ):
             if value != allowed:
-                raise RequestError(f"session {session.id!r} is streaming and {name} is {value!r}; allowed: {allowed!r}")
+                raise RequestError(
+                    f"session {session.id!r} is streaming and {name} is {shown(value)}; allowed: {allowed!r}"
+                )
         if session.turn is not None and session.turn.finish is None:
             raise RequestError(
                 f"session {session.id!r} has request {session.turn.rid} in flight; a streaming session runs one "
@@ -274,19 +278,19 @@ class Sessions:
             return ()
         if params.rid not in session.tree:
             raise RequestError(
-                f"session {session.id!r} has no request {params.rid}; allowed: {sorted(session.tree) or 'None'}"
+                f"session {session.id!r} has no request {shown(params.rid)}; allowed: {sorted(session.tree) or 'None'}"
             )
         before = session.tree[params.rid]
         if before.request is not None and before.request.finish is None:
             raise RequestError(f"request {params.rid} has not finished; a session continues finished requests only")
         history = session.text(params.rid, before.prompt if params.drop_previous_output else None)
         if not 0 <= params.offset <= len(history):
-            raise RequestError(f"offset is {params.offset}; allowed: 0 to the history's {len(history)} tokens")
+            raise RequestError(f"offset is {shown(params.offset)}; allowed: 0 to the history's {len(history)} tokens")
         return history[: params.offset] if params.offset else history
 
     def _open(self, session_id: str) -> Session:
-        if session_id not in self.sessions:
-            raise RequestError(f"session {session_id!r} is not open; open it with open_session")
+        if type(session_id) is not str or session_id not in self.sessions:
+            raise RequestError(f"session {shown(session_id)} is not open; open it with open_session")
         return self.sessions[session_id]
 
     def _new_name(self) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.engine.models.config_reader import ConfigReader
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 
 DEEPSEEK_ARCHITECTURES: Final = ("DeepseekV3ForCausalLM",)
 # Fields with a single supported value, the last element of each row.
@@ -76,7 +76,7 @@ def read_moe(architecture: str, fields: ConfigReader) -> MoEConfig | None:
         return None
     for name, value in ONLY:
         if (got := fields.raw.get(name, value)) != value:
-            raise ConfigError(f"{fields.file}: {name} {got!r} is not supported; allowed: {value!r}")
+            raise ConfigError(f"{fields.file}: {name} {shown(got)} is not supported; allowed: {value!r}")
     experts = MoEConfig(
         routed=fields.size("n_routed_experts"),
         chosen=fields.size("num_experts_per_tok"),

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from specmatrix.engine.models.config import CONFIG, ModelConfig, read_model_config, read_raw
+from specmatrix.engine.models.config_reader import ConfigReader
 from specmatrix.engine.models.draft_config import EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
 from specmatrix.engine.models.weights import has_weights, tensor_names
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 
 DISGUISE: Final = "LlamaForCausalLM"
 FUSE: Final = "fc.weight"
@@ -38,13 +39,11 @@ def load_draft_config(path: str | Path) -> ModelConfig:
 
 def _flat(raw: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
     """A speculator's config.json in SGLang's format, which names the layers *after* which states are read."""
-    kind, layer, states = raw[SPECULATORS], raw.get(LAYER), raw.get(STATES)
+    fields, kind = ConfigReader(raw, file), raw[SPECULATORS]
     if kind != "eagle3":
-        raise ConfigError(f"{file}: {SPECULATORS} {kind!r} is not supported; allowed: 'eagle3'")
-    if not isinstance(layer, dict):
-        raise ConfigError(f"{file}: {LAYER} must be an object, got {layer!r}")
-    if states is not None and not (isinstance(states, list) and all(type(i) is int and i > 0 for i in states)):
-        raise ConfigError(f"{file}: {STATES} must be a list of layer ids of at least 1, got {states!r}")
+        raise ConfigError(f"{file}: {SPECULATORS} {shown(kind)} is not supported; allowed: 'eagle3'")
+    layer = fields.value(LAYER, lambda layer: isinstance(layer, dict), "an object")
+    states = fields.layer_ids(STATES, least=1)
     behind = None if states is None else [i - 1 for i in states]
     own = {key: value for key, value in raw.items() if key not in (SPECULATORS, LAYER, STATES)}
     return {**layer, **own, "architectures": [*EAGLE3_ARCHITECTURES], "eagle_config": {STATES: behind}}

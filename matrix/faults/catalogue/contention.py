@@ -149,9 +149,8 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         klass=IGNORED,
         origin="rule: an unknown session is refused",
         within="Sessions._open",
-        old="        if session_id not in self.sessions:\n            raise RequestError("
-        'f"session {session_id!r} is not open; open it with open_session")\n',
-        new="        if session_id not in self.sessions:\n            self.open(99_999, session_id, True, None, 0.0)\n",
+        old='            raise RequestError(f"session {shown(session_id)} is not open; open it with open_session")\n',
+        new="            self.open(99_999, session_id, True, None, 0.0)\n",
         expected=("session",),
         cells=("none.v1.p4.pair.stream",),
         why="a turn of a closed session starts a new one without history",

@@ -155,9 +155,12 @@ def test_deepseek_fields(read):
             "num_hidden_layers must be at most 4096, got 1000000000000000000",
         ),
         (DEEPSEEK | {"num_nextn_predict_layers": 4097}, "num_nextn_predict_layers must be at most 4096, got 4097"),
-        (LLAMA | {"rms_norm_eps": 10**400}, "rms_norm_eps must be a positive number, got 10+$"),
+        (LLAMA | {"rms_norm_eps": 10**400}, r"rms_norm_eps must be a positive number, got 10+\.\.\.$"),
         (LLAMA | {"rms_norm_eps": float("inf")}, "rms_norm_eps must be a positive number, got inf"),
-        (LLAMA | {"rope_theta": 10**400}, "rope_theta must be a positive number for rope_type 'default', got 10+$"),
+        (
+            LLAMA | {"rope_theta": 10**400},
+            r"rope_theta must be a positive number for rope_type 'default', got 10+\.\.\.$",
+        ),
         (f'{{"hidden_size": {"9" * 5000}}}', r"config.json is not valid JSON \(.*\); the file is truncated or damaged"),
         (LLAMA | {"hidden_size": None}, "hidden_size must be a positive integer, got None"),
         (LLAMA | {"num_key_value_heads": 3}, "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
@@ -208,6 +211,30 @@ def test_deepseek_fields(read):
             DFLASH | {"layer_types": ["full_attention", "sliding_attention"]},
             "layer_types 'sliding_attention' is not supported; allowed: 'full_attention'",
         ),
+        (LLAMA | {"rope_scaling": "linear"}, "rope_scaling must be an object, got 'linear'$"),
+        (LLAMA | {"rope_parameters": [1]}, r"rope_parameters must be an object, got \[1\]$"),
+        (LLAMA | {"rms_norm_eps": float("inf")}, "rms_norm_eps must be a positive number, got inf$"),
+        (LLAMA | {"rms_norm_eps": 2.0**128}, "rms_norm_eps must be a positive number, got 3.4"),
+        (
+            LLAMA | {"rope_theta": float("inf")},
+            "rope_theta must be a positive number for rope_type 'default', got inf$",
+        ),
+        (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 4096, got 1000000000$"),
+        (LLAMA | {"hidden_size": 10**400}, r"hidden_size must be at most 2147483647, got 10+\.\.\.$"),
+        (LLAMA | {"architectures": ["x" * 500]}, r"architectures \['x{198}\.\.\. is not supported"),
+        (LLAMA | {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'$"),
+        (EAGLE | {"eagle_config": [1]}, r"eagle_config must be an object, got \[1\]$"),
+        (
+            EAGLE | {"eagle_config": {"use_aux_hidden_state": 1}},
+            "eagle_config.use_aux_hidden_state must be true or false",
+        ),
+        (DFLASH | {"dflash_config": "no"}, "dflash_config must be an object, got 'no'$"),
+        (DFLASH | {"layer_types": 5}, "layer_types must be a list, got 5$"),
+        (DFLASH | {"layer_types": [["full_attention"]]}, r"layer_types \['full_attention'\] is not supported"),
+        (
+            DFLASH | {"dflash_config": {"mask_token_id": 1, "block_size": 10**9 * 3}},
+            "dflash_config.block_size must be at most 2147483647, got 3000000000$",
+        ),
         (
             DFLASH | {"dflash_config": {"mask_token_id": 1, "target_layer_ids": []}},
             r"target_layer_ids must be a list of layer ids, got \[\]",
@@ -228,3 +255,35 @@ def test_missing_folder_and_file(tmp_path):
         load_model_config(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"config.json is missing; a checkpoint folder needs it"):
         load_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("put", "sentence"),
+    [
+        (lambda file: file.mkdir(), r"config.json cannot be read \(Is a directory\); a checkpoint folder needs it$"),
+        (lambda file: file.symlink_to(file), r"config.json cannot be read \(Too many levels of symbolic links\)"),
+        (lambda file: file.symlink_to("nowhere"), "config.json is missing; a checkpoint folder needs it$"),
+        (lambda file: file.write_text("[" * 10**5), r"config.json is not valid JSON \(it nests too deeply\); the file"),
+        (
+            lambda file: file.write_text("9" * 5000),
+            r"config.json is not valid JSON \(it has a number of more than 4,300",
+        ),
+        (lambda file: file.write_bytes(b"\xff"), r"config.json is not valid JSON \(it is not UTF-8 text\)"),
+        (lambda file: file.write_text("3"), "config.json must hold a JSON object, got int$"),
+    ],
+    ids=["a folder", "a loop", "a dangling link", "deep", "long", "bytes", "a number"],
+)
+def test_a_config_json_that_is_something_else(tmp_path, put, sentence):
+    put(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match=sentence):
+        load_model_config(tmp_path)
+
+
+def test_a_folder_whose_name_is_too_long():
+    with pytest.raises(ConfigError, match=r"^checkpoint 'x{199}\.\.\. does not exist; pass a folder"):
+        load_model_config("x" * 5000)
+
+
+def test_a_dflash_drafts_heads_are_those_of_qwen3(read):
+    raw = {name: value for name, value in DFLASH.items() if name != "head_dim"}
+    assert read(raw).head_dim == 128

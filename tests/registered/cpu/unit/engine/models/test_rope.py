@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_apply_mscale
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from specmatrix.engine.models.config_reader import ConfigReader
 from specmatrix.engine.models.rope import RopeConfig, frequencies, pair_up, rotate, rotated, rotations
 from specmatrix.errors import ConfigError
 
@@ -33,11 +36,15 @@ ROWS = [
 ]
 
 
+def read(raw) -> RopeConfig:
+    return RopeConfig.read(ConfigReader(raw, Path("config.json")))
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["rope_type"])
 @pytest.mark.parametrize("head_dim", [8, 24, 128])
 def test_frequencies_match_transformers(row, head_dim):
     theirs = LlamaRotaryEmbedding(LlamaConfig(hidden_size=head_dim, num_attention_heads=1, rope_parameters=row))
-    ours = frequencies(RopeConfig.read({"rope_parameters": row}, "config.json"), head_dim)
+    ours = frequencies(read({"rope_parameters": row}), head_dim)
     torch.testing.assert_close(ours, theirs.inv_freq, rtol=1e-6, atol=0)
 
 
@@ -54,7 +61,7 @@ def test_frequencies_match_transformers(row, head_dim):
 )
 def test_yarn_lengthens_pairs_as_transformers_does(changes):
     theirs = LlamaRotaryEmbedding(LlamaConfig(hidden_size=16, num_attention_heads=1, rope_parameters=YARN | changes))
-    ours = RopeConfig.read({"rope_parameters": YARN | changes}, "config.json")
+    ours = read({"rope_parameters": YARN | changes})
     assert ours.attention_factor == pytest.approx(theirs.attention_scaling, rel=1e-6)
     assert ours.score_factor == pytest.approx(yarn_apply_mscale(YARN | changes, 1.0), rel=1e-6)
     rotation = rotations(ours, 16, 50, torch.device("cpu"))
@@ -76,8 +83,8 @@ def test_a_turned_copy_is_what_turning_in_place_gives(dtype):
 def test_the_old_spelling_means_the_same():
     old = {"rope_theta": 500000.0, "rope_scaling": {**LLAMA3, "type": "llama3"}}
     del old["rope_scaling"]["rope_theta"], old["rope_scaling"]["rope_type"]
-    assert RopeConfig.read(old, "") == RopeConfig.read({"rope_parameters": LLAMA3}, "")
-    assert RopeConfig.read({"rope_theta": 5.0, "rope_scaling": None}, "") == RopeConfig(5.0)
+    assert read(old) == read({"rope_parameters": LLAMA3})
+    assert read({"rope_theta": 5.0, "rope_scaling": None}) == RopeConfig(5.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -128,4 +135,4 @@ def test_turning_pairs_equals_rotating_halves(dtype):
 )
 def test_refusals(raw, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        RopeConfig.read(raw, "config.json")
+        read(raw)

@@ -37,6 +37,12 @@ def test_is_id(text: str, answer: bool):
     assert is_id(text) is answer
 
 
+@pytest.mark.parametrize("text", [None, "none", "algorithm=none"])
+def test_an_unknown_stage_is_refused_whatever_is_selected(text: str | None):
+    with pytest.raises(ConfigError, match=r"^stage 'nan' is unknown; it must be one of smoke, pr, nightly, product$"):
+        select("nan", text)
+
+
 def test_product_has_every_cell_that_exists_and_no_other():
     some = list(islice(all_cells(), 5000))
     assert len(set(some)) == 5000

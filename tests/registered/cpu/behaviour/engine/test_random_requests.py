@@ -1,0 +1,105 @@
+"""1,000 seeded random requests over every algorithm: each answers token by token as it does without a drafter."""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from specmatrix.engine.api import LLM, Output
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.matrix.workloads.build import questions
+
+pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
+
+REQUESTS = 1000
+# One in so many is tried with every change.
+SAMPLE = 10
+AT_ONCE = 8
+VERSIONS = ("v1", "v2")
+# Algorithm, target, draft and depth.
+EAGLE_TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
+ENGINES = {
+    "eagle": ("EAGLE", "llama-mini", "llama-mini-eagle", EAGLE_TREE),
+    "eagle3": ("EAGLE3", "llama-mini", "llama-mini-eagle3", EAGLE_TREE),
+    "adaptive": ("EAGLE3", "llama-mini", "llama-mini-eagle3", {"speculative_adaptive": True}),
+    "windows": ("EAGLE3", "qwen3-mini", "qwen3-mini-eagle3", EAGLE_TREE),
+    "nextn": ("NEXTN", "deepseek-mini", None, {"speculative_num_steps": 2}),
+    "standalone": ("STANDALONE", "llama-mini", "llama-mini-standalone", {"speculative_num_steps": 4}),
+    "dflash": ("DFLASH", "llama-mini", "llama-mini-dflash", {}),
+    "ngram": ("NGRAM", "llama-mini", None, {"speculative_num_draft_tokens": 8}),
+}
+
+
+def requests(seed: int) -> Iterator[tuple[str, SamplingParams]]:
+    """Prompts and parameters as users send them, the rare ones included."""
+    draw = Random(seed)
+    texts = [question for question, _ in questions()]
+    while True:
+        text = draw.choice(texts)
+        begin, length = draw.randrange(len(text)), draw.choice((1, 2, 5, 30, 90, 200))
+        prompt = draw.choice((text, text[begin : begin + length], text[:length] * 3, "é漢🙂 " * draw.randrange(1, 9)))
+        stops = ("\n", ".", " the", "Answer", "1", "\n\n", "zzz", prompt[:3])
+        yield (
+            prompt,
+            SamplingParams(
+                max_new_tokens=draw.choice((1, 2, 3, 5, 8, 13, 24)),
+                temperature=draw.choice((0.0, 0.0, 0.3, 0.8, 1.0, 1.7, 2.0**-100, 2.0**100)),
+                top_k=draw.choice((-1, -1, 1, 2, 20, 2**62)),
+                top_p=draw.choice((1.0, 1.0, 0.9, 0.5, 1e-6)),
+                seed=draw.choice((None, 0, 1, 2**63 - 1, draw.randrange(2**63))),
+                stop=tuple(draw.sample(stops, draw.choice((0, 0, 1, 3)))),
+                stop_token_ids=tuple(draw.sample(range(768), draw.choice((0, 0, 1, 40)))),
+                ignore_eos=draw.random() < 0.5,
+                return_logprob=draw.random() < 0.2,
+                top_logprobs_num=draw.choice((0, 0, 0, 1, 5)),
+            ),
+        )
+
+
+def answers(llm: LLM, chosen: list[tuple[str, SamplingParams]], pick: Random) -> list[Output]:
+    """The outputs in order, of requests that arrive while others run; some others are aborted."""
+    rids: list[int] = []
+    waiting = list(chosen)
+    while waiting or llm.loop.busy:
+        while waiting and pick.random() < 0.6:
+            prompt, params = waiting.pop(0)
+            rids.append(llm.add(prompt, params))
+            if pick.random() < 0.1:
+                llm.abort(llm.add(prompt, params))
+        llm.step()
+    outs = [llm.take(rid) for rid in rids]
+    assert llm.health == "ok" and llm.drafter_error is None
+    return outs
+
+
+def told(out: Output) -> tuple[object, ...]:
+    # Not the ids of the top log-probabilities: a high temperature makes many equal.
+    best = [[value for _, value in top] for top in out.top_logprobs]
+    return out.text, out.output_ids, out.finish, out.prompt_tokens, out.logprobs, best
+
+
+EVERY = pytest.param(1, marks=pytest.mark.nightly, id="every")
+
+
+@pytest.mark.parametrize("share", [pytest.param(SAMPLE, id="sample"), EVERY])
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_request_answers_as_without_a_drafter(name: str, share: int, zoo: Callable[[str], Path]):
+    algorithm, target, draft, depth = ENGINES[name]
+    number = list(ENGINES).index(name)
+    chosen = list(islice(requests(number), REQUESTS // len(ENGINES) // share))
+    pick = Random(number)
+    # Otherwise the bits of a logit, and with them a draw between two tokens, depend on the other requests of its step.
+    sizes = {"context_length": 512, "max_running_requests": AT_ONCE, "enable_deterministic_inference": True}
+    sizes["max_total_tokens"] = pick.choice((700, 4096))
+    path = None if draft is None else str(zoo(draft))
+    plain = LLM(EngineConfig(str(zoo(target)), **sizes, disable_radix_cache=True))
+    expected = [told(plain.generate([prompt], params)[0]) for prompt, params in chosen]
+    for version in VERSIONS:
+        page = pick.choice((1, 4, 16))
+        config = EngineConfig(str(zoo(target)), algorithm, path, spec_version=version, page_size=page, **depth, **sizes)
+        found = [told(out) for out in answers(LLM(config), chosen, pick)]
+        differing = [index for index, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]]
+        assert not differing, (version, chosen[differing[0]], found[differing[0]], expected[differing[0]])
