@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +16,7 @@ from specmatrix.matrix.accuracy.compared import Compared, ComparedEngine, of_cel
 from specmatrix.matrix.accuracy.data import Split, split
 from specmatrix.matrix.accuracy.record import SCHEMA, markdown, write_record
 from specmatrix.matrix.checkpoints.pairs import pair_of
+from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.gates.gate import State
 
 if TYPE_CHECKING:  # a runtime import would import torch
@@ -63,7 +64,7 @@ def main_accuracy(
     if wanted is None:
         assert checkpoint is not None
         wanted = published(checkpoint, models)
-    record = measure(task, questions, wanted, max_new_tokens, progress=not json_)
+    record = measure(task, questions, wanted, max_new_tokens)
     if out is not None:
         write_record(out, record)
     print(json.dumps({k: v for k, v in record.items() if k != "answers"}) if json_ else markdown(record), flush=True)
@@ -79,7 +80,7 @@ def published(name: str, models: Path | None) -> Compared:
     return of_pair(pair, locate(pair, gpus(), models))
 
 
-def measure(task: str, questions: Split, compared: Compared, max_new_tokens: int, progress: bool) -> dict[str, Any]:
+def measure(task: str, questions: Split, compared: Compared, max_new_tokens: int) -> dict[str, Any]:
     """The JSON-serialisable record of a paired run on one compute thread. EngineError as in `main_accuracy`."""
     # The following imports torch, for which an invalid command line should not have to wait.
     import torch
@@ -92,7 +93,8 @@ def measure(task: str, questions: Split, compared: Compared, max_new_tokens: int
     runs: dict[str, Sequence[Sample]] = {}
     starts: dict[str, dict[str, Any]] = {}
     for name, engine in (("baseline", compared.baseline), ("cell", compared.cell)):
-        with _Bar(f"{name} {engine.name}", len(questions.asked), progress) as tick:
+        with counting(len(questions.asked), "question") as update:
+            tick = partial(update, f"{name} {engine.name}")
             runs[name], starts[name] = _run(task, questions, engine, compared, max_new_tokens, tick)
     tests = pair(runs["baseline"], runs["cell"])
     doubt = unproven(compared.algorithm, starts["cell"]["evidence"])
@@ -171,24 +173,3 @@ def _weights(folder: Path) -> str:
             while part := file.read(2**24):
                 digest.update(part)
     return digest.hexdigest()[:12]
-
-
-class _Bar:
-    """A progress bar on stderr; `with _Bar(...) as tick`, then tick(ended)."""
-
-    def __init__(self, title: str, total: int, shown: bool) -> None:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self._progress = Progress(console=Console(file=sys.stderr), disable=not shown or not sys.stderr.isatty())
-        self._task = self._progress.add_task(title, total=total)
-
-    def __enter__(self) -> Callable[[int], None]:
-        self._progress.start()
-        return self._advance
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def _advance(self, ended: int) -> None:
-        self._progress.advance(self._task, ended)

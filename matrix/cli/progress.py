@@ -1,4 +1,4 @@
-"""Progress display on stderr; if that is a file or a pipe, a spinner shows nothing and a count an occasional line."""
+"""Progress display on stderr; if that is a file or a pipe, a line every LINE_SECONDS."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
 from time import monotonic
 from typing import Final
 
@@ -25,7 +26,19 @@ def waiting(text: str) -> Iterator[None]:
     """A spinner with the elapsed time, for work of unknown length."""
     with _progress(SpinnerColumn(), TextColumn("{task.description}"), Elapsed()) as progress:
         progress.add_task(escape(text), total=None)
-        yield
+        ended = Event()
+        if progress.disable:
+            Thread(target=_tell, args=(text, ended), daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+
+def _tell(text: str, ended: Event) -> None:
+    began = monotonic()
+    while not ended.wait(LINE_SECONDS):
+        _print(f"{text}, after {duration(monotonic() - began)}")
 
 
 class Counter:
@@ -57,7 +70,7 @@ class Counter:
 def _print(line: str) -> None:
     """Print to stderr; if that cannot be written, the work goes on in silence."""
     try:
-        print(line, file=sys.stderr)
+        print(line, file=sys.stderr, flush=True)
     except OSError:
         # Python would write the rest of the buffer when it ends, and fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

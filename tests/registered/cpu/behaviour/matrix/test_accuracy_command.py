@@ -136,7 +136,7 @@ class Folders(dict):
         return super().__getitem__(name)
 
 folders = Folders({name: resolve_path(name) for name in (pair.target, pair.draft)})
-record = measure("gsm8k", split(Path(sys.argv[1]), None, 0, 12), of_pair(pair, folders), 96, progress=False)
+record = measure("gsm8k", split(Path(sys.argv[1]), None, 0, 12), of_pair(pair, folders), 96)
 print(json.dumps(record | {"engines": Folders.engines}))
 """
 

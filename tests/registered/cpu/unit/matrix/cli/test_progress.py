@@ -1,10 +1,14 @@
 import os
 import pty
+import re
 import sys
+from io import StringIO
 from pathlib import Path
+from threading import Event
 
 import pytest
 
+from specmatrix.matrix.cli import progress
 from specmatrix.matrix.cli.progress import counting, waiting
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -40,7 +44,7 @@ def test_a_terminal_shows_what_is_waited_for_and_how_far_it_is(monkeypatch: pyte
     assert "loading a[/b]" in text and "1 red" in text and "one" in text and "2/3" in text
 
 
-def test_a_pipe_shows_nothing(monkeypatch: pytest.MonkeyPatch):
+def test_a_pipe_shows_nothing_soon(monkeypatch: pytest.MonkeyPatch):
     assert shown(monkeypatch, tty=False) == ""
 
 
@@ -62,6 +66,20 @@ def test_elsewhere_a_line_every_30_seconds_says_how_far_it_is(capsys: pytest.Cap
     with counting(1, "trial", lambda: next(times)) as tell:
         tell("trial 1")
     assert capsys.readouterr().err == "1 of 1 trial, after 30 s\n"
+
+
+def test_elsewhere_a_line_every_30_seconds_says_what_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    class Pipe(StringIO):
+        def flush(self) -> None:
+            told.set()
+
+    told = Event()
+    assert progress.LINE_SECONDS == 30
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "stderr", pipe := Pipe())
+    with waiting("loading"):
+        assert told.wait(10)
+    assert re.match(r"loading, after 0\.0\d s\n", pipe.getvalue())
 
 
 def test_lines_that_cannot_be_written_do_not_end_the_work(monkeypatch: pytest.MonkeyPatch):
