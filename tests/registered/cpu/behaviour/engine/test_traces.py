@@ -216,8 +216,7 @@ class EngineTrace(RuleBasedStateMachine):
     def turn(self, wanted, pick, timeout, wait, cut):
         """The next turn of a streaming session as soon as the previous one has finished; `cut`: aborted after steps."""
         talk = self._talk(True, pick, timeout)
-        while talk.asked and talk.asked[-1].request.finish is None:
-            self.step(1)
+        self._until(lambda: not talk.asked or talk.asked[-1].request.finish is not None)
         self.step(wait)
         if talk.asked and talk.asked[-1].request.finish != Finish("abort"):
             talk.history = talk.asked[-1].history
@@ -289,6 +288,8 @@ class EngineTrace(RuleBasedStateMachine):
             self._time_out()
             self.llm.step()
             self._time_out()
+            requests = self.llm.loop.scheduler.requests.values()
+            assert self.llm.loop.busy or all(each.phase is Phase.DONE for each in requests), "a request was lost"
             for one in self.asked:
                 if not one.live and not one.checked:
                     self._check(one)
@@ -297,10 +298,7 @@ class EngineTrace(RuleBasedStateMachine):
         if not hasattr(self, "llm"):
             return
         assert self.llm.health == "ok"
-        for _ in range(MOST_STEPS):
-            if self.llm.loop.busy:
-                self.step(1)
-        assert not self.llm.loop.busy, f"the trace has not ended after {MOST_STEPS} steps"
+        self._until(lambda: not self.llm.loop.busy)
         while self.readers:
             self.read(0, 0)
         for one in list(self.asked):
@@ -310,6 +308,13 @@ class EngineTrace(RuleBasedStateMachine):
         at_rest(self.llm)
         assert not self.llm.sessions.sessions and not self.llm.sessions.closing
         EngineTrace.met.update(self.llm.counters)
+
+    def _until(self, ended):
+        for _ in range(MOST_STEPS):
+            if ended():
+                return
+            self.step(1)
+        raise AssertionError(f"it has not ended after {MOST_STEPS} steps")
 
     def _talk(self, streaming, pick, timeout):
         """A session of this kind; a new one if `pick` is past those that are open."""
