@@ -305,6 +305,7 @@ class EngineTrace(RuleBasedStateMachine):
             self._take(one)
         for talk in self.talks:
             self.llm.close_session(talk.name)
+        self.llm.step()  # frees what an abort of a waiting turn left
         at_rest(self.llm)
         assert not self.llm.sessions.sessions and not self.llm.sessions.closing
         EngineTrace.met.update(self.llm.counters)
