@@ -236,6 +236,7 @@ class EngineTrace(RuleBasedStateMachine):
             if self._ask(wanted, talk, SessionParams(talk.name, replace=True)):
                 for one in running:
                     one.abortable = True
+                    assert one.request.finish is not None, "a replaced request goes on"
                 del talk.asked[:-1]
             return
         one = _picked(finished, back)
@@ -281,6 +282,9 @@ class EngineTrace(RuleBasedStateMachine):
         reader = _picked(self.readers, pick)
         self.readers.remove(reader)
         reader.pieces.close()
+        running = [each for each in self.llm.loop.scheduler.requests.values() if each.finish is None]
+        known = [one for one in self.asked if one.request.finish is None]
+        assert len(running) <= len(known) + len(self.readers), "an abandoned request goes on"
 
     def step(self, count):
         for _ in range(count):
