@@ -20,8 +20,8 @@ from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kill_matrix import Matrix, kill_matrix
 from specmatrix.matrix.faults.table import kill_table
-from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.tiers import check_seed, visible_gpus
+from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.wording import count
 
