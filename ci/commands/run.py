@@ -14,13 +14,13 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selection import of_gpus, select
 from specmatrix.matrix.cli.console import StdoutConsole
-from specmatrix.matrix.cli.errors import check_parallel, check_seed
+from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cli.stopping import Stopped
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header
+from specmatrix.matrix.run.tiers import check_seed, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
-from specmatrix.matrix.run.tiers import visible_gpus
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.render.terminal import print_run
@@ -60,8 +60,6 @@ def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) ->
     """
     gpus = find_tier(tier).gpus
     visible_gpus(tier)
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit must be at least 1, got {limit}")
     chosen = of_gpus(select(stage, cells, limit), gpus)
     if not chosen:
         ranks = count(gpus, "rank") if gpus else "1 or 2 ranks"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any, Final
 
 from specmatrix.engine.core.config.json_text import parse_json
@@ -20,6 +21,9 @@ LARGEST: Final = 2.0**127
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file. ConfigError if the file cannot be read or holds anything else."""
     try:
+        mode = file.stat().st_mode
+        if not (S_ISREG(mode) or S_ISDIR(mode)):  # reading a pipe or a device may never end
+            raise ConfigError(f"{file} cannot be read (not a regular file); a checkpoint folder needs it")
         raw = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{file} is missing; a checkpoint folder needs it") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from sys import maxsize
 from typing import Final
 
 from specmatrix.errors import ConfigError, shown
@@ -21,11 +22,13 @@ def select(stage: str, text: str | None = None, limit: int | None = None) -> lis
     """The cells of a stage that match a selector, all for None; a cell's id selects it whether or not it is in the
     stage.
 
-    Stage `product` is every cell that the axes and constraints allow. ConfigError on an unknown stage, an invalid
-    selector, a combination that is not a cell, or an empty selection.
+    Stage `product` is every cell that the axes and constraints allow. ConfigError on an unknown stage, a limit below 1,
+    an invalid selector, a combination that is not a cell, or an empty selection.
     """
     if stage not in (*STAGES, PRODUCT):
         raise ConfigError(f"stage {shown(stage)} is unknown; it must be one of {', '.join((*STAGES, PRODUCT))}")
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit must be at least 1, got {limit}")
     if text is None:
         return _chosen(stage, None, limit)
     if not text.strip():
@@ -48,7 +51,7 @@ def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
 
 def _chosen(stage: str, selector: Selector | None, limit: int | None) -> list[Cell]:
     source = all_cells(None if selector is None else selector.may) if stage == PRODUCT else iter(stage_cells(stage))
-    return list(islice(filter(selector and selector.picks, source), limit))
+    return list(islice(filter(selector and selector.picks, source), None if limit is None else min(limit, maxsize)))
 
 
 def _elsewhere(stage: str, selector: Selector) -> str:

@@ -26,12 +26,6 @@ def check_parallel(name: str, count: int) -> None:
         raise ConfigError(f"{name} must be between 1 and {most} ({PER_CORE} per CPU core), got {count}")
 
 
-def check_seed(seed: int) -> None:
-    """ConfigError on a seed outside 31 bits; the requests' seeds are derived from it and must fit into 63 bits."""
-    if not 0 <= seed < 2**31:
-        raise ConfigError(f"seed must be between 0 and {2**31 - 1}, got {seed}")
-
-
 def misuse(error: typer.BadParameter, words: Sequence[str]) -> str:
     """The error message for an invalid command line, with the given value."""
     unknown = getattr(error, "option_name", None)

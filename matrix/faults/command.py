@@ -12,7 +12,7 @@ from rich.console import Console
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cli.console import StdoutConsole
-from specmatrix.matrix.cli.errors import check_parallel, check_seed
+from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cli.stopping import Stopped
 from specmatrix.matrix.cover.lockfile import stage_cells
@@ -20,8 +20,8 @@ from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kill_matrix import Matrix, kill_matrix
 from specmatrix.matrix.faults.table import kill_table
+from specmatrix.matrix.run.tiers import check_seed, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
-from specmatrix.matrix.run.tiers import visible_gpus
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.wording import count
 

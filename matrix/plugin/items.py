@@ -17,7 +17,7 @@ from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.selection import PRODUCT, is_id, of_gpus, select
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.plugin import FAILED
-from specmatrix.matrix.run.tiers import TIERS, visible_gpus
+from specmatrix.matrix.run.tiers import TIERS, check_seed, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.collector import paused
@@ -60,6 +60,7 @@ class CellGroup(pytest.Collector):
                 raise ConfigError(
                     f"--specmatrix-report supports tier {CPU!r} only; use `specmatrix run --tier {self.tier}`"
                 )
+            check_seed(config.option.specmatrix_seed)
             chosen = select(
                 config.option.specmatrix_stage,
                 config.option.specmatrix_cells,

@@ -41,6 +41,12 @@ def visible_gpus(name: str) -> int:
     return there
 
 
+def check_seed(seed: int) -> None:
+    """ConfigError on a seed outside 31 bits; the requests' seeds are derived from it and must fit into 63 bits."""
+    if not 0 <= seed < 2**31:
+        raise ConfigError(f"seed must be between 0 and {2**31 - 1}, got {seed}")
+
+
 def repro(cell_id: str, tier: str, seed: int) -> str:
     """The command that reruns a cell, for a shell. It writes to a new folder, never over the report that shows it."""
     where = "" if tier == TIERS[0].name else f"--tier {tier} "

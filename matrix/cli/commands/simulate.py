@@ -38,7 +38,7 @@ def simulate(minutes: float, seed: int, schedules: int | None, replay: int | Non
     ConfigError on an invalid option.
     """
     if not 0 < minutes < float("inf"):
-        raise ConfigError(f"minutes must be above 0, got {minutes}")
+        raise ConfigError(f"minutes must be above 0 and finite, got {minutes}")
     if schedules is not None and schedules < 1:
         raise ConfigError(f"schedules must be at least 1, got {schedules}")
     for name, value in (("seed", seed), ("replay", replay)):

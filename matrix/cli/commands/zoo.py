@@ -49,8 +49,8 @@ def train_models(names: list[str], device: str, out: Path, minutes: float, quick
     for name in names:
         if name not in RECIPES:
             raise ConfigError(f"zoo model {name!r} is unknown; it must be one of {', '.join(RECIPES)}")
-    if minutes <= 0:
-        raise ConfigError(f"minutes must be above 0, got {minutes:g}")
+    if not 0 < minutes < float("inf"):
+        raise ConfigError(f"minutes must be above 0 and finite, got {minutes:g}")
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
         raise ConfigError(f"device {device!r} is not available; it must be one of {there}")

@@ -52,6 +52,8 @@ def test_selector_and_limit():
     [
         (("--cells", "topk=3"), "topk has no value '3'; it must be one of auto, 1, 2, 4"),
         (("--stage", "weekly"), "stage 'weekly' is unknown; it must be one of smoke, pr, nightly, product"),
+        (("--seed", "9223372036854775808"), "seed must be between 0 and 2147483647, got 9223372036854775808"),
+        (("--limit", "-1"), "limit must be at least 1, got -1"),
         (("--report", "/dev/null/there"), "cannot write a report in /dev/null/there"),
     ],
 )

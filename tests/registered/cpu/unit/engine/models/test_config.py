@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -261,6 +262,8 @@ def test_missing_folder_and_file(tmp_path):
     ("put", "sentence"),
     [
         (lambda file: file.mkdir(), r"config.json cannot be read \(Is a directory\); a checkpoint folder needs it$"),
+        (os.mkfifo, r"config.json cannot be read \(not a regular file\); a checkpoint folder needs it$"),
+        (lambda file: file.symlink_to("/dev/zero"), r"config.json cannot be read \(not a regular file\); a checkpoint"),
         (lambda file: file.symlink_to(file), r"config.json cannot be read \(Too many levels of symbolic links\)"),
         (lambda file: file.symlink_to("nowhere"), "config.json is missing; a checkpoint folder needs it$"),
         (lambda file: file.write_text("[" * 10**5), r"config.json is not valid JSON \(it nests too deeply\); the file"),
@@ -271,7 +274,7 @@ def test_missing_folder_and_file(tmp_path):
         (lambda file: file.write_bytes(b"\xff"), r"config.json is not valid JSON \(it is not UTF-8 text\)"),
         (lambda file: file.write_text("3"), "config.json must hold a JSON object, got int$"),
     ],
-    ids=["a folder", "a loop", "a dangling link", "deep", "long", "bytes", "a number"],
+    ids=["a folder", "a pipe", "a device", "a loop", "a dangling link", "deep", "long", "bytes", "a number"],
 )
 def test_a_config_json_that_is_something_else(tmp_path, put, sentence):
     put(tmp_path / "config.json")

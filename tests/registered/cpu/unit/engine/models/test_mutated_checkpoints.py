@@ -130,7 +130,7 @@ def change_header(file: Path, draw: Random) -> None:
         header = with_other_value(header, draw)
         length = len(header)
     else:
-        length = draw.choice((0, 1, length - 1, length + 1, 2**31, 2**63, 2**64 - 1))
+        length = draw.choice((0, 1, max(length - 1, 0), length + 1, 2**31, 2**63, 2**64 - 1))
     file.write_bytes(length.to_bytes(8, "little") + header + rest)
 
 

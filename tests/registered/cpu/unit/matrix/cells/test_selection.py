@@ -38,6 +38,16 @@ def test_is_id(text: str, answer: bool):
 
 
 @pytest.mark.parametrize("text", [None, "none", "algorithm=none"])
+def test_a_limit_below_one_is_refused_whatever_is_selected(text: str | None):
+    with pytest.raises(ConfigError, match=r"^limit must be at least 1, got 0$"):
+        select("smoke", text, 0)
+
+
+def test_a_limit_may_exceed_every_index():
+    assert select("smoke", limit=2**63) == select("smoke")
+
+
+@pytest.mark.parametrize("text", [None, "none", "algorithm=none"])
 def test_an_unknown_stage_is_refused_whatever_is_selected(text: str | None):
     with pytest.raises(ConfigError, match=r"^stage 'nan' is unknown; it must be one of smoke, pr, nightly, product$"):
         select("nan", text)

@@ -166,6 +166,10 @@ def test_one_request_in_flight():
         ((True, "a", False, None), "capacity_of_str_len is True; allowed: an integer of at least 1"),
         ((9, "a", False, 0), "timeout is 0; allowed: None, or a finite number of seconds above 0"),
         ((9, "a", False, float("inf")), "timeout is inf; allowed: None, or a finite number of seconds above 0"),
+        (
+            (9, "a", False, 10**400),
+            f"timeout is 1{199 * '0'}...; allowed: None, or a finite number of seconds above 0",
+        ),
         ((9, "a", False, "1"), "timeout is '1'; allowed: None, or a finite number of seconds above 0"),
         ((9, "a", 1, None), "streaming is 1; allowed: true or false"),
         ((9, "a", True, None), "streaming sessions are disabled; start the engine with --enable-streaming-session"),
