@@ -7,10 +7,8 @@ import time
 from collections import Counter
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
-
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.simulation.scenario import draw
 from specmatrix.matrix.simulation.sweep import Sweep, SweepFailure, attempt, reduce, sweep
 from specmatrix.reports.wording import count
@@ -53,16 +51,11 @@ def simulate(minutes: float, seed: int, schedules: int | None, replay: int | Non
 
 def _swept(minutes: float, seed: int, schedules: int | None) -> Sweep:
     end = time.perf_counter() + 60 * minutes
-    columns = (TextColumn("{task.completed} schedules"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("")
 
-        def more(ran: int) -> bool:
-            if ran % 256 == 0:
-                progress.update(bar, completed=ran)
-            return time.perf_counter() < end if schedules is None else ran < schedules
+    def more(ran: int) -> bool:
+        return time.perf_counter() < end if schedules is None else ran < schedules
 
+    with waiting("simulating schedules"):
         return sweep(seed, more)
 
 

@@ -33,8 +33,8 @@ def test_bugs_escape_a_handler_for_user_errors(error):
     [
         (ValueError("two\n  lines"), "two lines"),
         (ValueError(), ""),
-        (ValueError("x" * 1000), "x" * 1000),
-        (ValueError("x" * 10**7), "x" * 1000 + "..."),
+        (ValueError("x" * 400), "x" * 400),
+        (ValueError("x" * 10**7), "x" * 400 + "..."),
         (ValueError("half \udc80 of a pair"), "half \\udc80 of a pair"),
         (Wordless(), "its text is unavailable"),
         (ExitsInText(), "its text is unavailable"),
