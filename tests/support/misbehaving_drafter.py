@@ -396,7 +396,7 @@ BATCH_LIES = {
     raiser("absorb", Wordless()): "raised Wordless in absorb (its text is unavailable)",
     raiser("prime", ExitsInText()): "raised ExitsInText in prime (its text is unavailable)",
     raiser("prime", NumberForText()): "raised NumberForText in prime (its text is unavailable)",
-    raiser("propose", RuntimeError("x" * 10**7)): f"raised RuntimeError in propose ({'x' * 1000}...)",
+    raiser("propose", RuntimeError("x" * 10**7)): f"raised RuntimeError in propose ({'x' * 400}...)",
     raiser("prime", SystemExit(0)): "raised SystemExit in prime (0)",
     raiser("propose", GeneratorExit("end")): "raised GeneratorExit in propose (end)",
     raiser("absorb", Own("mine")): "raised Own in absorb (mine)",
