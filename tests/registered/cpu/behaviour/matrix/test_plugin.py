@@ -24,9 +24,11 @@ ROOT = HOME
 FILE = "tests/registered/cpu/test_matrix.py"
 
 
-def pytest_on(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", FILE, "-p", "no:cacheprovider", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def pytest_on(*words: str, file: str = FILE, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Without the plugins that happen to be installed, which take longer to import than the command runs."""
+    command = [sys.executable, "-m", "pytest", file, "-p", "no:cacheprovider", *words]
+    own = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
+    return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
 
 
 def collected(*words: str) -> list[str]:
@@ -76,8 +78,7 @@ NIGHTLY = "standalone.p256"
     ],
 )
 def test_a_node_id_of_another_stage_names_the_option_that_selects_it(name, words, sentence):
-    command = [sys.executable, "-m", "pytest", f"{FILE}::cells::{name}", "-q", "-p", "no:cacheprovider", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = pytest_on("-q", *words, file=f"{FILE}::cells::{name}")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR and sentence in done.stdout + done.stderr
 
 
@@ -89,7 +90,7 @@ def test_elsewhere_the_option_has_its_long_name(tmp_path: Path):
 
 
 def test_cells_that_cannot_be_collected_end_two_workers_with_status_2(tmp_path: Path):
-    done = pytest_on("-n", "2", "-q", "--cells", "topk=3", "--report", str(tmp_path))
+    done = pytest_on("-p", "xdist.plugin", "-n", "2", "-q", "--cells", "topk=3", "--report", str(tmp_path))
     assert done.returncode == pytest.ExitCode.INTERRUPTED
     assert "topk has no value '3'; it must be one of auto, 1, 2, 4" in done.stdout
     assert not (tmp_path / "report.jsonl").exists()
@@ -104,8 +105,8 @@ def test_collection_imports_nothing_heavy():
 
 @pytest.mark.nightly
 def test_report_of_two_workers_holds_every_cell(tmp_path: Path):
-    chosen = ("--cells", "batch=pair and finish=length and session=none")
-    done = pytest_on("-n", "2", "-q", *chosen, "--report", str(tmp_path))
+    chosen = ("--stage", "pr", "--cells", "batch=pair and finish=length and session=none")
+    done = pytest_on("-p", "xdist.plugin", "-n", "2", "-q", *chosen, "--report", str(tmp_path))
     assert done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), done.stdout
     report = load(tmp_path)
     assert sorted(report.ids()) == sorted(collected(*chosen))
@@ -115,9 +116,7 @@ def test_report_of_two_workers_holds_every_cell(tmp_path: Path):
 
 
 def test_cells_of_a_gpu_need_one():
-    command = [sys.executable, "-m", "pytest", "tests/registered/gpu1/test_matrix.py", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = pytest_on(file="tests/registered/gpu1/test_matrix.py", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == pytest.ExitCode.INTERRUPTED
     assert "tier 'gpu1' needs 1 GPU but this machine has none; use 'cpu'" in done.stdout
 

@@ -21,7 +21,7 @@ from specmatrix.matrix.simulation.world import World
 pytestmark = pytest.mark.register(est_seconds=10, stage="pr")
 
 
-def swept(seed=7, count=3000) -> Sweep:
+def swept(seed=6, count=3000) -> Sweep:
     return sweep(seed, lambda ran: ran < count)
 
 
@@ -30,7 +30,7 @@ def test_every_schedule_holds_and_every_mode_is_met():
     assert done.failure is None and done.schedules == 900
     missing = [name for name in (*SHOWN, "session.trimmed", "finish.overshoot", "queue.waited") if not done.hits[name]]
     assert not missing
-    assert {draw(STRIDE * 7 + i).setup.lag for i in range(60)} == {0, 1, 2, 3}
+    assert {draw(STRIDE * 6 + i).setup.lag for i in range(60)} == {0, 1, 2, 3}
 
 
 def test_a_seed_always_draws_the_same_schedule():

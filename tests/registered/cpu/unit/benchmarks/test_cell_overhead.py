@@ -39,10 +39,10 @@ def test_the_clock_runs_in_the_subject_only():
 
 
 def test_windows_cover_all_cells_and_give_a_share():
-    metric = share(cells(4), windows=2)
+    metric = share(cells(2), windows=2)
     assert (metric.name, metric.goal, metric.better, metric.pairs) == (NAME, GOAL, "lower", 2)
     assert 0 < metric.low <= metric.ratio <= metric.high < 1
-    assert metric.note.startswith("4 cells")
+    assert metric.note.startswith("2 cells")
 
 
 def test_a_slow_gate_is_the_harness_s_and_a_red_cell_has_no_share(monkeypatch):
@@ -52,7 +52,7 @@ def test_a_slow_gate_is_the_harness_s_and_a_red_cell_has_no_share(monkeypatch):
     judge = type(gate).judge
 
     def slow(self, cell, run, baseline):
-        burn(2.0)
+        burn(0.5)
         return judge(self, cell, run, baseline)
 
     monkeypatch.setattr(type(gate), "judge", slow)

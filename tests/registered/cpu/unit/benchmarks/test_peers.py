@@ -10,6 +10,7 @@ from tests.support.small_bench import small_bench
 pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 
 
+@pytest.mark.nightly
 def test_transformers_reads_the_same_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "PAIRS", 1)
     monkeypatch.setattr(peers, "EAGER", (4, 5.0))

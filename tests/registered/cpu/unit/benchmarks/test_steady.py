@@ -91,6 +91,7 @@ def test_the_speed_matrix_has_a_figure_for_each_cell(bench, monkeypatch):
     assert (whole.name, whole.state, whole.low) == ("small_v2_over_v1", "missed", min(m.ratio for m in cells))
 
 
+@pytest.mark.nightly
 def test_chains_of_the_speed_matrix_yield_what_they_do_in_the_field(bench, monkeypatch):
     """Not plain decoding, nor trees, whose acceptance no coin decides."""
     seen = {}

@@ -90,7 +90,6 @@ HEADERS = st.builds(
         st.integers(min_value=0),
     ),
 )  # fmt: skip
-SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 
 
 def lines(directory):
@@ -113,19 +112,22 @@ def large(monkeypatch):
     monkeypatch.setattr(specmatrix.reports.store, "EAGER_BYTES", 1)
 
 
-@settings(SHARED, max_examples=150)
-@given(header=HEADERS, cells=CELLS)
-def test_any_records_are_read_back_as_they_were_written(tmp_path, header, cells):
-    with ReportWriter(tmp_path, header) as writer:
-        for cell in cells:
-            writer.write(cell)
-    for limit in (1, 10**9):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(specmatrix.reports.store, "EAGER_BYTES", limit)
+@pytest.mark.parametrize("examples", [25, pytest.param(500, marks=pytest.mark.nightly)])
+def test_any_records_are_read_back_as_they_were_written(tmp_path, monkeypatch, examples):
+    @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+    @given(header=HEADERS, cells=CELLS)
+    def read_back(header, cells):
+        with ReportWriter(tmp_path, header) as writer:
+            for cell in cells:
+                writer.write(cell)
+        for limit in (1, 10**9):
+            monkeypatch.setattr(specmatrix.reports.store, "EAGER_BYTES", limit)
             report = load(tmp_path)
             assert (report.header, list(report)) == (header, cells)
             assert [report.state(name) for name in report.ids()] == [cell.state for cell in cells]
             assert report.same(report, report.ids()) == [cell.id for cell in cells]
+
+    read_back()
 
 
 def test_a_report_reads_back_from_its_directory_and_its_file(three, make_cell, make_header):

@@ -50,7 +50,12 @@ def tree():
 
 
 def inside(tree: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        "OMP_NUM_THREADS": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     return subprocess.run(
         [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
     )
@@ -76,9 +81,11 @@ def test_a_selection_judges_no_counter(tree, tmp_path):
     assert "counter coverage is not checked: only 1 of the stage's 2 cells ran" in done.stdout
 
 
-def test_an_unhit_counter_fails_pytest(tree, tmp_path):
-    command = ("-m", "pytest", FILE, "-q", "-p", "no:cacheprovider", "--specmatrix-stage", "nightly")
-    done = inside(tree, *command, "-n", "2", "--specmatrix-report", str(tmp_path))
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.nightly)])
+def test_an_unhit_counter_fails_pytest(tree, tmp_path, workers):
+    plugins = ("-p", "specmatrix.matrix.plugin", "-p", "xdist.plugin", "-p", "no:cacheprovider")
+    words = ("--specmatrix-stage", "nightly", "--specmatrix-report", str(tmp_path))
+    done = inside(tree, "-m", "pytest", FILE, "-q", "-n", workers, *plugins, *words)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 1
     assert "counters: prefill.chunked, decode.batched" in done.stdout
