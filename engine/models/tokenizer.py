@@ -106,9 +106,13 @@ def _read(file: Path) -> tokenizers.Tokenizer:
     if not file.is_file():
         raise ConfigError(f"{file} is missing; the checkpoint has no tokenizer")
     try:
-        return tokenizers.Tokenizer.from_file(str(file))
+        found = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # The library raises Exception itself.
         raise ConfigError(f"{file} is not a tokenizer ({text_of(error)}); the file is truncated or damaged") from None
+    # The file may hold what it was trained or last called with; a prompt is encoded whole, as transformers does.
+    found.no_truncation()
+    found.no_padding()
+    return found
 
 
 def _special_ids(folder: Path) -> tuple[list[int], list[int]]:

@@ -13,6 +13,7 @@ from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.errors import EngineError
 
 FINAL: Final = re.compile(r"#### \S")
+LARGEST: Final = 2**27  # bytes; GSM8K has about 2**22
 
 
 class DataError(EngineError):
@@ -42,9 +43,14 @@ class Split:
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
-    """Every question of a file. DataError on a missing or empty file, and on the first invalid line."""
+    """Every question of a file. DataError if it is missing, empty or too large, and on the first invalid line."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        with path.open("rb") as file:
+            # A device may never end.
+            data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise DataError(f"{path} is longer than {LARGEST:,} bytes; give a file with one question per line")
+        text = data.decode("utf-8")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -54,6 +54,17 @@ def test_encode_and_decode_match_transformers(folder, tokenizer, text):
     assert tokenizer.decode(ids) == text == theirs.decode(ids, skip_special_tokens=True)
 
 
+def test_a_prompt_is_neither_cut_nor_padded_whatever_the_file_says(tokenizer, tmp_path):
+    backend = byte_level()
+    backend.enable_truncation(2)
+    backend.enable_padding(length=400)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"bos_token_id": 0}))
+    ids = Tokenizer(tmp_path).encode("7 cows and 12 sheep")
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    assert ids == tokenizer.encode("7 cows and 12 sheep") == theirs("7 cows and 12 sheep")["input_ids"]
+
+
 def test_one_bos_only(tokenizer):
     assert tokenizer.encode("<s>cows") == tokenizer.encode("cows")
     assert tokenizer.encode("cows")[0] == tokenizer.bos_id == 0

@@ -1,6 +1,7 @@
 """Question files: what is read, and the sentence for each way in which one can be broken."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,8 @@ def test_a_missing_an_empty_and_a_damaged_file(write, tmp_path):
         read_questions(tmp_path / "absent.jsonl")
     with pytest.raises(DataError, match=r"empty\.jsonl is empty; give a file with one question per line$"):
         read_questions(write("empty.jsonl"))
+    with pytest.raises(DataError, match=r"^/dev/zero is longer than 134,217,728 bytes; give a file with one question"):
+        read_questions(Path("/dev/zero"))
     damaged = tmp_path / "damaged.jsonl"
     damaged.write_bytes(line(1).encode() + b"\n\xff\n")
     with pytest.raises(DataError, match=r"damaged\.jsonl line 2 is not UTF-8; the file is damaged$"):
