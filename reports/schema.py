@@ -41,19 +41,22 @@ GATE_STATES: Final[tuple[GateState, ...]] = ("PASS", "FAIL", "NOT MEASURED")
 RED_STATES: Final[frozenset[CellState]] = frozenset(("FAIL", "NOT MEASURED", "INFRA"))
 # A cell in one of these states was not judged, so its record says nothing about the code.
 UNJUDGED_STATES: Final[frozenset[CellState]] = frozenset(("INFRA", "UNSUPPORTED"))
-GATES: Final = (
-    "ledger",
-    "ranks",
-    "session",
-    "adaptive",
-    "lossless",
-    "distribution",
-    "finish",
-    "acceptance",
-    "accuracy",
-    "config",
-    "effective",
-)
+
+# How much a gate looked at, by the name of that number.
+AMOUNTS: Final[Mapping[str, str]] = {
+    "ledger": "pages",
+    "ranks": "ranks",
+    "session": "sessions",
+    "adaptive": "rounds",
+    "lossless": "tokens",
+    "distribution": "draws",
+    "finish": "requests",
+    "acceptance": "length",
+    "accuracy": "n",
+    "config": "fields",
+    "effective": "keys",
+}
+GATES: Final = tuple(AMOUNTS)
 
 Json: TypeAlias = Any
 Number: TypeAlias = float | int | str | Sequence[Any]

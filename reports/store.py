@@ -37,6 +37,7 @@ from specmatrix.reports.schema import (
     ReportError,
     StartLine,
     StartRecord,
+    Waiver,
 )
 from specmatrix.reports.wording import shorten
 
@@ -97,6 +98,7 @@ class ReportWriter:
     def __init__(self, directory: Path, header: Header) -> None:
         self.path: Final = directory / REPORT_FILE
         self.partial: Final = directory / PARTIAL_FILE
+        self._header = header
         self._cells: set[str] = set()
         self._starts: set[str] = set()
         self._evidence: Counter[str] = Counter()
@@ -115,6 +117,8 @@ class ReportWriter:
         """Append one cell, after its start if that is new; both are in the file when this returns."""
         if cell.id in self._cells:
             raise ReportError(f"cell {cell.id!r} is in the report twice; a cell is written once")
+        if fault := _undeclared(cell.waived, self._header):
+            raise ReportError(f"cell {cell.id!r} {fault}")
         what = f"cell {cell.id!r}"
         values = asdict(cell.start)
         key = blake2b(_encode(StartLine(id="", **values), what), digest_size=6).hexdigest()
@@ -279,6 +283,8 @@ class Report:
         record = self._cells.get(cell)
         if record is None:
             decoded = self._decode(cell, _CELL)
+            if fault := _undeclared(decoded.waived, self.header):
+                raise ReportError(f"{self.path}, line {self._rows[cell].number}: cell {_named(cell)} {fault}")
             # The line names its start; in memory a cell holds it.
             force_setattr(decoded, "start", self.starts[self._rows[cell].start])
             record = self._cells[cell] = cast(CellResult, decoded)
@@ -357,6 +363,14 @@ def load(path: Path | str) -> Report:
         for _ in report:
             pass
     return report
+
+
+def _undeclared(waived: Waiver | None, header: Header) -> str:
+    """What is wrong with a waiver that the run did not declare, which would take a cell's red in silence; else ""."""
+    declared = ((rule.reason, rule.expiry) for rule in header.waivers)
+    if waived is None or (waived.reason, waived.expiry) in declared:
+        return ""
+    return f"is waived until {waived.expiry} for a reason that no waiver of the header gives"
 
 
 def _header(file: Path, data: bytes | mmap) -> Header:

@@ -6,14 +6,15 @@ A cell takes the first state of this list that applies:
   as UNSUPPORTED.
 - INFRA: the machine failed while head ran it (start, out of disk, timeout), so head has no result for the code.
 - REGRESSED: a gate that passed, or did not exist, is red in head (FAIL or NOT MEASURED); or a gate that base ran is
-  missing in head; or a number fell: its loss is significant over all changed numbers together (one-sided tests,
-  Benjamini-Hochberg at `FALSE_DISCOVERY_RATE`) and is at least `LEAST_EFFECT`.
+  missing in head, or passes there without what it looked at in base (`schema.AMOUNTS`); or a number fell: its loss is
+  significant over all changed numbers together (one-sided tests, Benjamini-Hochberg at `FALSE_DISCOVERY_RATE`) and is
+  at least `LEAST_EFFECT`.
 - NOT COMPARABLE: the only differences are in gates that depend on an input that differs (see `comparability`), or the
   id has different axis values in the two reports.
 - REWRITTEN: no gate is worse, but another configuration runs: a resolved value or a rewrite differs.
 - IMPROVED: a red gate passes now, or a number rose significantly (the mirror image of REGRESSED).
-- UNKNOWN: numbers differ and the interval includes a loss above `TOLERANCE`, so more samples are needed; or base is
-  INFRA.
+- UNKNOWN: numbers differ and the interval includes a loss above `TOLERANCE`, or head has fewer prompts, questions or
+  draws, so more samples are needed; or base is INFRA.
 - SAME: everything else. The bound is the largest loss inside the 95 % interval; without a bound the two results are
   identical. A cell that is red in both reports is SAME too, and its explanation says so.
 
@@ -22,8 +23,8 @@ because its inputs are equal and its evidence is missing, which needs an acknowl
 
 The comparison is red if a cell is REGRESSED or INFRA, LOST (unless base did not support it either), REWRITTEN or newly
 rewritten without an acknowledgement, or red and NEW or NOT COMPARABLE. A cell with an unexpired waiver keeps its state,
-but does not make the comparison red. A comparison with an unknown commit is red too, and one without a cell that has a
-verdict in both reports is none.
+but does not make the comparison red. A comparison with a commit that names no code is red too, and one
+without a cell that has a verdict in both reports is none.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Final
 
 from specmatrix.reports.compare.acknowledge import Acknowledged
 from specmatrix.reports.compare.cell_state import CellChange, ChangeState, Effect, GateChange, PathChange
-from specmatrix.reports.compare.evidence import allowed_loss, is_bounded
+from specmatrix.reports.compare.evidence import allowed_loss, is_bounded, shrunk, vanished
 from specmatrix.reports.compare.paths import PathChanges
 from specmatrix.reports.compare.rewrites import new_rewrites, signature
 from specmatrix.reports.schema import RED_STATES, CellResult, is_waived
@@ -68,10 +68,11 @@ def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], 
     worse = [change for change in gates if _is_worse(change)]
     # A missing gate does not depend on prompts or hardware.
     blocked = [change for change in worse if change.head is not None and change.gate in context.incomparable]
-    state, why = _state(base, head, effects, worse, blocked, path, context)
+    gone = vanished(base, head)
+    state, why = _state(base, head, effects, worse, blocked, gone, path, context)
     red, excused = False, ""
-    if state is ChangeState.REGRESSED or (state is ChangeState.NOT_COMPARABLE and worse):
-        red, excused = _red(head, context, numbers=state is ChangeState.REGRESSED and head.state == "PASS")
+    if state is ChangeState.REGRESSED or (state is ChangeState.NOT_COMPARABLE and (worse or gone)):
+        red, excused = _red(head, context, passing=head.state == "PASS")
     elif state is ChangeState.REWRITTEN:
         excused = _acknowledged(path, base, head, context)
         red = not excused
@@ -118,6 +119,7 @@ def _state(
     effects: Sequence[Effect],
     worse: Sequence[GateChange],
     blocked: Sequence[GateChange],
+    gone: Sequence[str],
     path: Sequence[PathChange],
     context: Context,
 ) -> tuple[ChangeState, str]:
@@ -127,6 +129,8 @@ def _state(
         return ChangeState.REGRESSED, "; ".join(_gate_text(change) for change in worse if change not in blocked)
     if base.state == "PASS" and head.state != "PASS" and not worse:
         return ChangeState.REGRESSED, f"PASS before, {head.state} now: {head.error}"
+    if gone:
+        return ChangeState.REGRESSED, "; ".join(gone)
     losses = [effect for effect in effects if effect.significant == "loss"]
     if losses:
         return ChangeState.REGRESSED, "; ".join(effect_text(effect) for effect in losses)
@@ -154,9 +158,9 @@ def _quiet_state(
     measured = {gate.name for gate in (*base.gates, *head.gates)} & context.incomparable
     if measured:
         return ChangeState.NOT_COMPARABLE, f"{', '.join(sorted(measured))}: an input differs"
-    loose = [effect for effect in effects if not is_bounded(effect)]
-    if loose:
-        return ChangeState.UNKNOWN, "; ".join(effect_text(effect) for effect in loose) + "; more samples are needed"
+    loose = [effect_text(effect) for effect in effects if not is_bounded(effect)]
+    if loose := [*shrunk(base, head, context.incomparable), *loose]:
+        return ChangeState.UNKNOWN, "; ".join(loose) + "; more samples are needed"
     if head.state != "PASS":
         return ChangeState.SAME, f"{head.state} in both"
     return ChangeState.SAME, "; ".join(
@@ -170,10 +174,10 @@ def _infra(head: CellResult, context: Context) -> CellChange:
     return CellChange(head.id, ChangeState.INFRA, why, red, head.repro, excused=excused)
 
 
-def _red(head: CellResult, context: Context, numbers: bool = False) -> tuple[bool, str]:
-    """(whether the cell makes the comparison red, the waiver that covers it). `numbers`: red because of its numbers,
-    although its gates pass."""
-    if head.state not in RED_STATES and not numbers:
+def _red(head: CellResult, context: Context, passing: bool = False) -> tuple[bool, str]:
+    """(whether the cell makes the comparison red, the waiver that covers it). `passing`: red although it passes, by its
+    numbers or by what head no longer shows."""
+    if head.state not in RED_STATES and not passing:
         return False, ""
     if is_waived(head, context.today) and head.waived is not None:
         return False, f"waived until {head.waived.expiry}: {head.waived.reason}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
@@ -32,14 +33,13 @@ from specmatrix.reports.schema import (
     RED_STATES,
     SCHEMA,
     UNJUDGED_STATES,
-    UNKNOWN,
     CellResult,
     Header,
     Json,
     ReportError,
 )
 from specmatrix.reports.store import Report
-from specmatrix.reports.wording import count
+from specmatrix.reports.wording import count, shorten
 
 _RANK: Final = {
     state: rank
@@ -47,6 +47,8 @@ _RANK: Final = {
         (ChangeState.REGRESSED, ChangeState.INFRA, ChangeState.LOST, ChangeState.REWRITTEN, ChangeState.NOT_COMPARABLE)
     )
 }
+# A hash of git, not all zeros, or the version of a release.
+_COMMIT: Final = re.compile(r"(?!0+$)[0-9a-f]{7,64}|v\d[\w.+-]{,40}", re.ASCII)
 _FAILURES = (ChangeState.REGRESSED, ChangeState.NEW, ChangeState.NOT_COMPARABLE)
 
 
@@ -183,11 +185,12 @@ def _other_cells(found: tuple[Mismatch, ...]) -> list[str]:
 
 def _unknown_commits(base: Header, head: Header) -> list[str]:
     """A difference between unknown versions of the code is no news about either."""
-    sides = (("base", base), ("head", head))
+    sides = (("base", base.commit), ("head", head.commit))
     return [
-        f"the commit of {name} is unknown; run it in a git checkout or from an installed release"
-        for name, header in sides
-        if header.commit in ("", UNKNOWN)
+        f"the commit of {name} is {shorten(commit, 40)!r}, neither a commit's hash nor a release such as v1.2; run it "
+        "in a git checkout or from an installed release"
+        for name, commit in sides
+        if not _COMMIT.fullmatch(commit)
     ]
 
 

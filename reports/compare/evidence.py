@@ -6,10 +6,11 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, LEAST_EFFECT, TOLERANCE, Effect
 from specmatrix.reports.lengths import length_interval, positive
-from specmatrix.reports.schema import CellResult, GateResult
+from specmatrix.reports.schema import AMOUNTS, CellResult, GateResult
 from specmatrix.reports.stats import (
     NORMAL,
     Z95,
@@ -21,6 +22,9 @@ from specmatrix.reports.stats import (
     two_rate_test,
 )
 from specmatrix.reports.wording import count
+
+# The gates that draw a sample, and what it consists of.
+_SAMPLES: Final = {"acceptance": "prompts", "accuracy": "questions", "distribution": "draws"}
 
 
 def effects(base: CellResult, head: CellResult, incomparable: Collection[str]) -> tuple[Effect, ...]:
@@ -35,6 +39,29 @@ def effects(base: CellResult, head: CellResult, incomparable: Collection[str]) -
         effect = measure(old, new)
         if effect is not None:
             found.append(effect)
+    return tuple(found)
+
+
+def vanished(base: CellResult, head: CellResult) -> tuple[str, ...]:
+    """What gates that pass in head looked at in base only, as sentences."""
+    found = []
+    for gate in head.gates:
+        name, old = AMOUNTS.get(gate.name, ""), base.gate(gate.name)
+        if gate.state == "PASS" and old is not None and _above_zero(old, name) and not _above_zero(gate, name):
+            found.append(f"{gate.name} passes in head without its {name}, which base has")
+    return tuple(found)
+
+
+def shrunk(base: CellResult, head: CellResult, incomparable: Collection[str]) -> tuple[str, ...]:
+    """Samples that are smaller in head, as sentences."""
+    found = []
+    for name, what in _SAMPLES.items():
+        old, new = base.gate(name), head.gate(name)
+        if name in incomparable or old is None or new is None or new.state == "NOT MEASURED":
+            continue
+        before, after = _size(old, what), _size(new, what)
+        if after < before:
+            found.append(f"{name} has {after:,} {what} instead of {before:,}")
     return tuple(found)
 
 
@@ -111,6 +138,20 @@ def _accuracy(old: GateResult, new: GateResult) -> Effect | None:
     losing = two_rate_test(old_right, old_n, new_right, new_n)
     gaining = two_rate_test(new_right, new_n, old_right, old_n)
     return effect(head - base, interval, losing, gaining, "intervals")
+
+
+def _above_zero(gate: GateResult, name: str) -> bool:
+    value = gate.numbers.get(name)
+    return isinstance(value, int | float) and value > 0
+
+
+def _size(gate: GateResult, what: str) -> int:
+    """The size of a gate's sample; 0 if it has none."""
+    if what == "prompts":
+        prompts = _prompts(gate)
+        return 0 if prompts is None else len(prompts[0])
+    value = gate.numbers.get(AMOUNTS[gate.name], 0)
+    return value if isinstance(value, int) else 0
 
 
 def _prompts(gate: GateResult) -> tuple[list[float], list[float]] | None:

@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from specmatrix.reports.schema import GateResult, ReportError
+from specmatrix.reports.schema import GateResult, ReportError, Waiver
 from specmatrix.reports.store import ReportWriter, cell_from_json, cell_to_json, load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -111,6 +112,27 @@ def test_a_cell_is_written_once(tmp_path, make_cell, make_header):
         with pytest.raises(ReportError, match="cell 'a' is in the report twice; a cell is written once"):
             writer.write(make_cell("a"))
     assert len(load(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(("reason", "expiry"), [("other", "2026-12-31"), ("drafts leak on abort", "9999-12-31")])
+def test_a_waiver_is_one_that_the_run_declared(tmp_path, make_cell, make_header, reason, expiry):
+    good = make_cell("a", state="FAIL", waived=Waiver("drafts leak on abort", "2026-12-31"))
+    fault = f"cell 'a' is waived until {expiry} for a reason that no waiver of the header gives"
+    with ReportWriter(tmp_path, make_header()) as writer:
+        with pytest.raises(ReportError, match=fault):
+            writer.write(replace(good, waived=Waiver(reason, expiry)))
+        writer.write(good)
+    forged = (
+        (tmp_path / "report.jsonl")
+        .read_text()
+        .replace(
+            '"waived":{"reason":"drafts leak on abort","expiry":"2026-12-31"}',
+            f'"waived":{{"reason":"{reason}","expiry":"{expiry}"}}',
+        )
+    )
+    (tmp_path / "report.jsonl").write_text(forged)
+    with pytest.raises(ReportError, match=f"line 3: {fault}"):
+        load(tmp_path)
 
 
 def test_a_closed_report_takes_nothing(tmp_path, make_cell, make_header):

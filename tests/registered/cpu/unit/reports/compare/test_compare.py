@@ -9,7 +9,7 @@ from msgspec.structs import replace
 import specmatrix.reports.store
 from specmatrix.reports.compare import Acknowledgement, ChangeState, compare, comparison_json
 from specmatrix.reports.compare.compare import comparison_record
-from specmatrix.reports.schema import GateResult, ReasonRecord, ReportError, Waiver
+from specmatrix.reports.schema import AMOUNTS, GateResult, ReasonRecord, ReportError, Waiver, WaiverRule
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -58,13 +58,20 @@ def test_other_cells_only_are_lost_and_not_green(against, make_cell):
         against([make_cell("a")], [make_cell("b")], [accepted])
 
 
-@pytest.mark.parametrize("commit", ["", "unknown"])
+@pytest.mark.parametrize("commit", ["", " ", "unknown", "Unknown", "None", "dirty", "main", "0" * 40, "v", "ABCDEF0"])
 def test_unknown_commits_are_no_news(against, make_cell, commit):
     cells, header = [make_cell("a")], {"commit": commit}
-    text = "the commit of {} is unknown; run it in a git checkout or from an installed release"
+    text = f"the commit of {{}} is {commit.strip()!r}, neither a commit's hash nor a release such as v1.2; run it "
+    text += "in a git checkout or from an installed release"
     both = against(cells, cells, base_header=header, head_header=header)
     assert (both.verdict, both.reasons) == ("red", (text.format("base"), text.format("head")))
     assert against(cells, cells, head_header=header).reasons == (text.format("head"),)
+
+
+@pytest.mark.parametrize("commit", ["0f3c2a9", "a" * 64, "v0.1.0", "v1.2.0.dev3+g0f3c2a9"])
+def test_commits_and_releases_are_known(against, make_cell, commit):
+    header = {"commit": commit}
+    assert against([make_cell("a")], [make_cell("a")], base_header=header, head_header=header).verdict == "green"
 
 
 @pytest.mark.parametrize("state", ["FAIL", "NOT MEASURED"])
@@ -97,23 +104,56 @@ def test_a_gate_that_no_longer_runs_is_regressed(against, make_cell):
     )
 
 
+@pytest.mark.parametrize("gate", AMOUNTS)
+@pytest.mark.parametrize("state", ["PASS", "FAIL"])
+@pytest.mark.parametrize("zeros", [0, 1])
+def test_a_gate_that_passes_without_what_it_looked_at_is_regressed(against, gated, gate, state, zeros):
+    name = AMOUNTS[gate]
+    comparison = against([gated(gate, state, {name: 1})], [gated(gate, numbers=dict.fromkeys([name] * zeros, 0))])
+    change = only(comparison)
+    text = f"{gate} passes in head without its {name}, which base has"
+    assert (comparison.verdict, change.state, change.why) == ("red", ChangeState.REGRESSED, text)
+    other = gated(gate, numbers=dict.fromkeys([name] * zeros, 0), axes={"algorithm": "none"})
+    change = only(comparison := against([gated(gate, state, {name: 1})], [other]))
+    assert (comparison.verdict, change.state) == ("red", ChangeState.NOT_COMPARABLE)
+
+
+@pytest.mark.parametrize(
+    ("gate", "base", "head", "text"),
+    [
+        ("acceptance", {"length": 2.0, "emitted": [4, 6, 8], "rounds": [2, 3, 4]},
+         {"length": 2.0, "emitted": [4, 6], "rounds": [2, 3]}, "acceptance has 2 prompts instead of 3"),
+        ("acceptance", {"length": 2.0, "emitted": [4, 6, 8], "rounds": [2, 3, 4]},
+         {"length": 2.0}, "acceptance has 0 prompts instead of 3"),
+        ("accuracy", {"accuracy": 0.5, "n": 2000}, {"accuracy": 0.5, "n": 100},
+         "accuracy has 100 questions instead of 2,000"),
+        ("distribution", {"draws": 600}, {"draws": 5}, "distribution has 5 draws instead of 600"),
+    ],
+)  # fmt: skip
+def test_a_smaller_sample_is_not_the_same(against, gated, gate, base, head, text):
+    change = only(against([gated(gate, numbers=base)], [gated(gate, numbers=head)]))
+    assert (change.state, change.why) == (ChangeState.UNKNOWN, f"{text}; more samples are needed")
+    assert against([gated(gate, numbers=head)], [gated(gate, numbers=base)]).counts[ChangeState.UNKNOWN] == 0
+
+
 def test_a_cell_that_fails_without_a_gate_is_regressed(against, make_cell):
     change = only(against([make_cell("a")], [make_cell("a", state="FAIL", error="no answer", gates=make_cell().gates)]))
     assert (change.state, change.why) == (ChangeState.REGRESSED, "PASS before, FAIL now: no answer")
 
 
 def test_a_waiver_takes_the_red_and_leaves_the_state(against, gated):
-    waived = gated("lossless", "FAIL", waived=Waiver("known", "2026-12-31"))
+    waived = gated("lossless", "FAIL", waived=Waiver("drafts leak on abort", "2026-12-31"))
     comparison = against([gated("lossless")], [waived])
     change = only(comparison)
     assert (change.state, change.red, change.excused) == (
         ChangeState.REGRESSED,
         False,
-        "waived until 2026-12-31: known",
+        "waived until 2026-12-31: drafts leak on abort",
     )
     assert comparison.verdict == "green"
     expired = replace(waived, waived=Waiver("known", "2026-08-31"))
-    assert against([gated("lossless")], [expired]).verdict == "red"
+    rules = {"waivers": (WaiverRule("algorithm=eagle3", "known", "2026-08-31"),)}
+    assert against([gated("lossless")], [expired], head_header=rules).verdict == "red"
 
 
 def test_red_on_both_sides_is_the_same_and_says_so(against, gated):
@@ -258,6 +298,9 @@ def test_other_axes_under_one_id_are_not_comparable(against, make_cell):
         ChangeState.NOT_COMPARABLE,
         "this cell id has different axis values in the two reports",
     )
+    less = make_cell("a", axes={"topk": "1"}, gates=make_cell().gates[:1])
+    assert only(comparison := against([make_cell("a")], [less])).state is ChangeState.NOT_COMPARABLE
+    assert comparison.verdict == "red"
 
 
 @pytest.mark.parametrize("head_header", [{"data_hash": "other"}, {"zoo_hash": "other"}])

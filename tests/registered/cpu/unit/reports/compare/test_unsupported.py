@@ -49,7 +49,10 @@ def test_every_output_counts_and_lists_it_and_the_run_is_green(tmp_path, make_ce
 
 
 def test_a_waiver_does_not_count_for_it(tmp_path, make_cell, write_report, unsupported):
-    cells = [unsupported("a", waived=Waiver("known", "2026-12-31")), make_cell("b", state="FAIL", gates=RED)]
+    cells = [
+        unsupported("a", waived=Waiver("drafts leak on abort", "2026-12-31")),
+        make_cell("b", state="FAIL", gates=RED),
+    ]
     run = write_run(load(write_report(tmp_path, cells)))
     assert (run.summary.waived, run.summary.red, [cell.id for cell in run.red]) == (0, 1, ["b"])
 

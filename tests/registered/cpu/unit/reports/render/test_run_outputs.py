@@ -82,7 +82,7 @@ def printed(run):
 
 
 def test_the_view_puts_red_first(run_of, make_cell):
-    waived = make_cell("w", state="FAIL", waived=Waiver("known", "2026-12-31"))
+    waived = make_cell("w", state="FAIL", waived=Waiver("drafts leak on abort", "2026-12-31"))
     run = run_of([make_cell("a"), waived, make_cell("r", state="FAIL")])
     assert [cell.id for cell in run.cells] == ["r", "w", "a"]
     assert ([cell.id for cell in run.red], [cell.id for cell in run.waived]) == (["r"], ["w"])
@@ -142,11 +142,11 @@ def test_markdown_fits_a_comment_whatever_the_run_holds(run_of, make_cell):
 
 
 def test_markdown_lists_rewrites_choices_and_waivers(run_of, make_cell, rewritten):
-    waived = make_cell("w", state="FAIL", waived=Waiver("leaks on abort", "2026-12-31"))
+    waived = make_cell("w", state="FAIL", waived=Waiver("drafts leak on abort", "2026-12-31"))
     text = run_markdown(run_of([rewritten("n6", expect="rewritten"), waived]))
     assert "| `num_draft_tokens: 6 -> 4` | 1 | 1 | a chain verifies steps + 1 tokens |" in text
     assert r"| spec\_version | `v2` | 2 | the overlap schedule is on |" in text
-    assert "| FAIL | `w` | leaks on abort | 2026-12-31 |" in text
+    assert "| FAIL | `w` | drafts leak on abort | 2026-12-31 |" in text
 
 
 def test_the_page_holds_every_cell_and_opens_without_a_network(red_run):
