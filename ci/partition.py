@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from specmatrix.ci.registry import Registration
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cover.lockfile import STAGES
 from specmatrix.matrix.run.tiers import tier as find_tier
 
@@ -30,7 +30,7 @@ def of_stage(files: Iterable[Registration], tier: str, stage: str) -> list[Regis
     """The files of a tier that run in a stage: its own and those of earlier stages. ConfigError on unknown names."""
     name = find_tier(tier).name
     if stage not in STAGES:
-        raise ConfigError(f"stage {stage!r} is unknown; it must be one of {', '.join(STAGES)}")
+        raise ConfigError(f"stage {shown(stage)} is unknown; it must be one of {', '.join(STAGES)}")
     stages = STAGES[: STAGES.index(stage) + 1]
     return [file for file in files if file.tier == name and file.stage in stages]
 
@@ -51,7 +51,9 @@ def part_of(files: Sequence[Registration], which: str) -> Part:
     match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", which)
     number, count = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= count:
-        raise ConfigError(f"part must have the form NUMBER/COUNT, such as 2/4 for the second of four, got {which!r}")
+        raise ConfigError(
+            f"part must have the form NUMBER/COUNT, such as 2/4 for the second of four, got {shown(which)}"
+        )
     if count > max(1, len(files)):
         raise ConfigError(f"part count must be at most {max(1, len(files))}, the number of test files, got {count}")
     return partition(files, count)[number - 1]

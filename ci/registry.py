@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from specmatrix.errors import ConfigError, described
+from specmatrix.errors import ConfigError, described, shown
 from specmatrix.matrix.cover.lockfile import STAGES
 from specmatrix.matrix.run.tiers import TIERS
 
@@ -78,10 +78,10 @@ def _registration(name: Path, values: dict[str, object]) -> Registration:
         raise ConfigError(f"{name}: register arguments must be est_seconds and stage, got {given}")
     seconds, stage = values["est_seconds"], values["stage"]
     if type(seconds) not in (int, float) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
-        raise ConfigError(f"{name}: est_seconds must be a positive number, got {seconds!r}")
+        raise ConfigError(f"{name}: est_seconds must be a positive number, got {shown(seconds)}")
     folder = next((row.name for row in TIERS if name.is_relative_to(row.folder)), None)
     if folder is None:
         raise ConfigError(f"{name} is not in a tier's folder; move it to one of {', '.join(t.folder for t in TIERS)}")
     if stage not in STAGES:
-        raise ConfigError(f"{name}: stage must be one of {', '.join(STAGES)}, got {stage!r}")
+        raise ConfigError(f"{name}: stage must be one of {', '.join(STAGES)}, got {shown(stage)}")
     return Registration(name, float(seconds), folder, str(stage))

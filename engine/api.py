@@ -7,13 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specmatrix.engine.build import Locate, build
-from specmatrix.engine.core.config.adaptive_file import inline
-from specmatrix.engine.core.config.asked import EngineConfig, Facts
+from specmatrix.engine.build import Locate, build, known_facts, located
+from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
@@ -22,7 +21,6 @@ from specmatrix.engine.core.schedule.session import SessionParams, Sessions, Tur
 from specmatrix.engine.core.schedule.stop_rules import stable_text_length
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.graph_cache import GIB
-from specmatrix.engine.models.loader import facts
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.errors import ConfigError, EngineError, RequestError, shown
 
@@ -74,6 +72,7 @@ class LLM:
         ranks: Ranks = ALONE,
         publish: Callable[[StepDigest], None] | None = None,
     ) -> None:
+        locate = located(locate)
         known = known_facts(config, locate)
         self.resolved = resolve(config, known)
         if self.resolved.tp_size != ranks.size:
@@ -475,26 +474,6 @@ class LLM:
             more["cuda_graph_max_gb"] = executor.graphs.bundles.most_bytes // GIB
             more["graph_widths"] = {width: bundle.count for width, bundle in executor.graphs.bundles}
         return shown | more | ({"drafter_error": self.drafter_error} if self.drafter_error else {})
-
-
-def known_facts(config: EngineConfig, locate: Locate) -> Facts:
-    """Facts about the requested models and the machine. Raises ConfigError on a bad folder or an unreadable file."""
-    draft = config.speculative_draft_model_path
-    known = facts(locate(config.model_path), None if draft is None else locate(draft), config.device)
-    return replace(known, adaptive_config=_slots_text(config))
-
-
-def _slots_text(config: EngineConfig) -> str | None:
-    """The adaptive configuration file's text; None where no file is named or used. ConfigError if it is unreadable."""
-    name = config.speculative_adaptive_config
-    if name is None or inline(name) or not config.speculative_adaptive:
-        return None
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        undecoded = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
-        why = error.strerror if isinstance(error, OSError) else undecoded
-        raise ConfigError(f"speculative_adaptive_config {name} cannot be read ({why}); pass a JSON file") from None
 
 
 def _reason(finish: Finish) -> dict[str, object]:

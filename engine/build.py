@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-from specmatrix.engine.core.config.asked import Facts, Resolved
+from specmatrix.engine.core.config.adaptive_file import inline
+from specmatrix.engine.core.config.asked import EngineConfig, Facts, Resolved
 from specmatrix.engine.core.draft.algorithms import algorithm, is_registered
 from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.memory.ledger import Ledger
@@ -27,15 +30,38 @@ from specmatrix.engine.device_step import DeviceStep, GuardedStep, Step
 from specmatrix.engine.executor import DeviceExecutor, EagerRunner, GraphRunner, InFlight
 from specmatrix.engine.loop import Loop
 from specmatrix.engine.memory_budget import afford
-from specmatrix.engine.models.loader import load_target
+from specmatrix.engine.models.loader import facts, load_target
 from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tokenizer import Detokenizer, Tokenizer
 from specmatrix.engine.rank_digest import AuditedStep, RankDigest
-from specmatrix.engine.spec.builders import BuildContext, Locate, build_drafter, build_relay
+from specmatrix.engine.spec.builders import BuildContext, Locate, build_drafter, build_relay, located
 from specmatrix.engine.spec.drafter import AgreedDrafts, Drafter, DraftHooks
 from specmatrix.engine.spec.guard import Guard
+from specmatrix.errors import ConfigError, text_of
+from specmatrix.files import read_text
 
-__all__ = ["Locate", "build"]
+__all__ = ["Locate", "build", "known_facts", "located"]
+
+
+def known_facts(config: EngineConfig, locate: Locate) -> Facts:
+    """Facts about the requested models and the machine. Raises ConfigError on a bad folder or an unreadable file."""
+    locate, draft = located(locate), config.speculative_draft_model_path
+    known = facts(locate(config.model_path), None if draft is None else locate(draft), config.device)
+    return replace(known, adaptive_config=_slots_text(config))
+
+
+def _slots_text(config: EngineConfig) -> str | None:
+    """The adaptive configuration file's text; None where no file is named or used. ConfigError if it is unreadable."""
+    name = config.speculative_adaptive_config
+    if name is None or inline(name) or not config.speculative_adaptive:
+        return None
+    file = f"speculative_adaptive_config {text_of(name)}"
+    try:
+        return read_text(Path(name))
+    except (OSError, ValueError) as error:
+        undecoded = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        why = error.strerror if isinstance(error, OSError) else undecoded
+        raise ConfigError(f"{file} cannot be read ({why}); pass a JSON file") from None
 
 
 def build(

@@ -16,7 +16,7 @@ from typing import Final, get_type_hints
 
 from specmatrix.engine.core.draft.algorithms import Check, Topology, Traits, forget_traits, register_traits
 from specmatrix.engine.spec.builders import BUILDERS, RELAYS, Build, BuildContext, RelayOf
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 
 __all__ = ["BuildContext", "Topology", "Traits", "forget_algorithm", "register_algorithm"]
 
@@ -43,7 +43,7 @@ def register_algorithm(
     _check_hooks(traits.name, build)
     for hook, given in (("check", check), ("relay", relay)):
         if given is not None and not callable(given):
-            raise ConfigError(f"algorithm {traits.name}: {hook} must be a function, got {given!r}")
+            raise ConfigError(f"algorithm {traits.name}: {hook} must be a function, got {shown(given)}")
     register_traits(traits, check)
     BUILDERS[traits.name] = build
     if relay is not None:
@@ -62,7 +62,7 @@ def _check_traits(traits: Traits) -> None:
     name = traits.name
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"algorithm name {name!r} must consist of letters, digits and underscores and start with a letter"
+            f"algorithm name {shown(name)} must consist of letters, digits and underscores and start with a letter"
         )
     wrong = (
         (traits.max_lag not in (0, 1), f"max_lag must be 0 or 1, got {traits.max_lag}"),
@@ -88,7 +88,7 @@ def _check_traits(traits: Traits) -> None:
 def _check_hooks(name: str, build: Callable[..., object]) -> None:
     """The drafter's class, found without building it, must have every hook."""
     if not callable(build):
-        raise ConfigError(f"algorithm {name}: build must be a drafter class or a function, got {build!r}")
+        raise ConfigError(f"algorithm {name}: build must be a drafter class or a function, got {shown(build)}")
     made = build if inspect.isclass(build) else get_type_hints(build).get("return")
     if not inspect.isclass(made):
         raise ConfigError(

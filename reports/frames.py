@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 from msgspec import Struct, field
 
+from specmatrix.errors import text_of
+from specmatrix.files import read_bytes
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.schema import GATES, REPORT_FILE, Json, ReportError
 from specmatrix.reports.store import MOST_SAID, Report
@@ -164,7 +166,7 @@ def load(*paths: PathLike | Iterable[PathLike]) -> Runs:
         try:
             alone = (path / FAULTS_FILE).is_file() and not (path / REPORT_FILE).exists()
         except OSError as error:
-            raise ReportError(f"cannot read {path}: {error.strerror}") from error
+            raise ReportError(f"cannot read {text_of(path)}: {error.strerror}") from error
         matrix = path / FAULTS_FILE if alone else path
         if matrix.suffix == ".json":
             faults[str(path)] = _faults(matrix)
@@ -175,9 +177,9 @@ def load(*paths: PathLike | Iterable[PathLike]) -> Runs:
 
 def _faults(path: Path) -> list[_Fault]:
     try:
-        matrix = msgspec.json.decode(path.read_bytes(), type=_Matrix)
+        matrix = msgspec.json.decode(read_bytes(path), type=_Matrix)
     except OSError as error:
-        raise ReportError(f"cannot read {path}: {error.strerror}") from error
+        raise ReportError(f"cannot read {text_of(path)}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         why = shorten(str(error), MOST_SAID)
         raise ReportError(f"{path} is no kill matrix as `specmatrix faults --json` writes it: {why}") from None

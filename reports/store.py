@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -19,6 +20,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, force_setattr, replace
 
+from specmatrix.files import LARGEST
 from specmatrix.reports.atomic import publish, write_all
 from specmatrix.reports.collector import paused
 from specmatrix.reports.effective import Words
@@ -353,9 +355,11 @@ def load(path: Path | str) -> Report:
         with file.open("rb") as opened:
             large = os.fstat(opened.fileno()).st_size > EAGER_BYTES
             # Mapped, a large report is not copied. A writer never changes a finished one: it puts another in its place.
-            data = mmap(opened.fileno(), 0, access=ACCESS_READ) if large else opened.read()
+            data = mmap(opened.fileno(), 0, access=ACCESS_READ) if large else opened.read(LARGEST + 1)
+        if len(data) > LARGEST and not large:  # a device may never end
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     except OSError as error:
-        raise ReportError(f"cannot read {file}: {error.strerror}") from error
+        raise ReportError(f"cannot read {shorten(str(file), MOST_SAID)}: {error.strerror}") from error
     if not data:
         raise ReportError(f"{file} is empty; the run that wrote it did not finish")
     report = Report(file, data)

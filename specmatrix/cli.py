@@ -19,7 +19,7 @@ from typing import Annotated, Final, cast
 import typer
 
 from specmatrix import __version__
-from specmatrix.errors import ConfigError, EngineError
+from specmatrix.errors import ConfigError, EngineError, shown, text_of
 from specmatrix.matrix.cli.commands.flags import EPILOG
 from specmatrix.matrix.cli.errors import misuse
 from specmatrix.matrix.cli.stopping import Stopped, stoppable
@@ -233,12 +233,12 @@ def bench(
     if gpu:
         if groups:
             raise ConfigError(
-                f"benchmark {groups[0]!r} cannot be combined with --gpu; give the name or --gpu, not both"
+                f"benchmark {shown(groups[0])} cannot be combined with --gpu; give the name or --gpu, not both"
             )
         return main_bench(json_, out, (GPU,))
     for group in groups or ():
         if group not in GROUPS:
-            raise ConfigError(f"benchmark {group!r} is unknown; it must be one of {', '.join(GROUPS)}")
+            raise ConfigError(f"benchmark {shown(group)} is unknown; it must be one of {', '.join(GROUPS)}")
     return main_bench(json_, out, groups or GROUPS)
 
 
@@ -388,7 +388,7 @@ def _failed(error: OSError) -> int:
     if error.errno in EXHAUSTED:
         return _wrong(f"the system's limits are reached ({error.strerror}); raise them, see `ulimit -a`")
     if error.filename is not None:
-        return _wrong(f"cannot use {os.fsdecode(error.filename)}: {error.strerror}")
+        return _wrong(f"cannot use {text_of(os.fsdecode(error.filename))}: {error.strerror}")
     if error.errno not in UNWRITABLE:
         raise error
     return _unwritten(error)

@@ -17,10 +17,10 @@ LONGEST_TEXT: Final = 400  # characters
 LONGEST_VALUE: Final = 200
 
 
-def text_of(error: BaseException) -> str:
-    """The start of an exception's text on one line, even if its own `__str__` fails."""
+def text_of(value: object) -> str:
+    """The start of a text, or of an exception's, on one line, even if its own `__str__` fails."""
     try:
-        text = str(error)
+        text = str(value)
         shown = " ".join(str.split(text[:LONGEST_TEXT])) + "..." * (len(text) > LONGEST_TEXT)
         return shown.encode("utf-8", "backslashreplace").decode()
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from typing import Final
 
 from specmatrix.ci.local import ShardJob, run_plan
 from specmatrix.ci.planner import Host, ShardPlan, plan
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selection import of_gpus, select
 from specmatrix.matrix.cli.console import StdoutConsole
@@ -63,7 +63,9 @@ def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) ->
     chosen = of_gpus(select(stage, cells, limit), gpus)
     if not chosen:
         ranks = count(gpus, "rank") if gpus else "1 or 2 ranks"
-        raise ConfigError(f"tier {tier!r} has none of the selected cells of stage {stage!r}; its cells have {ranks}")
+        raise ConfigError(
+            f"tier {shown(tier)} has none of the selected cells of stage {shown(stage)}; its cells have {ranks}"
+        )
     return chosen
 
 

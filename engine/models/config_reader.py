@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.errors import ConfigError, shown
+from specmatrix.files import read_text
 
 # Maximum size and maximum number of layers: far above any model, and small enough that loops over them and products of
 # a few of them stay feasible.
@@ -24,7 +25,7 @@ def read_json(file: Path) -> dict[str, Any]:
         mode = file.stat().st_mode
         if not (S_ISREG(mode) or S_ISDIR(mode)):  # reading a pipe or a device may never end
             raise ConfigError(f"{file} cannot be read (not a regular file); a checkpoint folder needs it")
-        raw = parse_json(file.read_text(encoding="utf-8"))
+        raw = parse_json(read_text(file))
     except FileNotFoundError:
         raise ConfigError(f"{file} is missing; a checkpoint folder needs it") from None
     except OSError as error:

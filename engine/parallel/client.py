@@ -8,8 +8,8 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, Self
 
-from specmatrix.engine.api import LLM, Output, Prompt, known_facts
-from specmatrix.engine.build import Locate
+from specmatrix.engine.api import LLM, Output, Prompt
+from specmatrix.engine.build import Locate, known_facts
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.schedule.request import SamplingParams

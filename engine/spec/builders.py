@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from traceback import extract_tb
 from typing import NamedTuple, Protocol, TypeAlias
@@ -31,9 +32,23 @@ from specmatrix.engine.spec.multilayer import MultiLayerDrafter
 from specmatrix.engine.spec.ngram import NgramDrafter
 from specmatrix.engine.spec.none import PlainDrafter
 from specmatrix.engine.spec.torch_settings import read, restore
-from specmatrix.errors import ConfigError, EngineError, described, is_interrupt
+from specmatrix.errors import ConfigError, EngineError, described, is_interrupt, shown
 
 Locate: TypeAlias = Callable[[str], Path]
+
+
+def located(locate: Locate) -> Locate:
+    """`locate` with checks: ConfigError if it is no function, or where it returns something else than a path."""
+    if not callable(locate):
+        raise ConfigError(f"locate is {shown(locate)}; allowed: a function from a model's name to its folder")
+
+    def checked(name: str) -> Path:
+        found = locate(name)
+        if not isinstance(found, str | PathLike):
+            raise ConfigError(f"locate returns {shown(found)} for model {shown(name)}; it must return a folder's path")
+        return Path(found)
+
+    return checked
 
 
 class KeepsKV(Protocol):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.errors import ConfigError
+from specmatrix.files import LARGEST
 
 
 def read_corpus(path: Path, tokenizer: Tokenizer, vocab_size: int, max_tokens: int) -> list[list[int]]:
@@ -37,10 +41,13 @@ def read_corpus(path: Path, tokenizer: Tokenizer, vocab_size: int, max_tokens: i
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
+        with path.open("rb") as file:
+            # A device may never end its first line.
+            for number, line in enumerate(iter(partial(file.readline, LARGEST), b""), 1):
+                if len(line) == LARGEST:
+                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
                 if line.strip():
-                    yield f"{path}:{number}", line
+                    yield f"{path}:{number}", line.decode()
     except OSError as error:
         raise ConfigError(f"corpus {path} cannot be read ({error.strerror}); pass a JSON Lines file") from None
     except UnicodeDecodeError:

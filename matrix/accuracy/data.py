@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.engine.core.config.json_text import parse_json
-from specmatrix.errors import EngineError
+from specmatrix.errors import EngineError, text_of
+from specmatrix.files import read_text
 
 FINAL: Final = re.compile(r"#### \S")
-LARGEST: Final = 2**27  # bytes; GSM8K has about 2**22
 
 
 class DataError(EngineError):
@@ -45,14 +45,9 @@ class Split:
 def read_questions(path: Path) -> tuple[Question, ...]:
     """Every question of a file. DataError if it is missing, empty or too large, and on the first invalid line."""
     try:
-        with path.open("rb") as file:
-            # A device may never end.
-            data = file.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise DataError(f"{path} is longer than {LARGEST:,} bytes; give a file with one question per line")
-        text = data.decode("utf-8")
+        text = read_text(path)
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
+        raise DataError(f"cannot read {text_of(path)}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path} line {line} is not UTF-8; the file is damaged") from None

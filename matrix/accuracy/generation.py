@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.errors import RequestError
+from specmatrix.errors import RequestError, shown
 
 # The supported generation arguments of lm-eval 0.4.13; any other is an error.
 KNOWN: Final = frozenset({"until", "do_sample", "temperature", "max_gen_toks"})
@@ -17,7 +17,7 @@ def parameters(wanted: Mapping[str, Any]) -> SamplingParams:
     unknown = sorted(wanted.keys() - KNOWN)
     if unknown:
         known = ", ".join(sorted(KNOWN))
-        raise RequestError(f"generation argument {unknown[0]!r} is unknown; it must be one of {known}")
+        raise RequestError(f"generation argument {shown(unknown[0])} is unknown; it must be one of {known}")
     if "max_gen_toks" not in wanted:
         raise RequestError("generation argument max_gen_toks is missing; the number of new tokens must be explicit")
     until = wanted.get("until", ())

@@ -17,7 +17,7 @@ import yaml
 
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.temp_dir import TempDir
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.accuracy.data import Question, Split
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def offline() -> None:
 def definition(task: str) -> Path:
     """The installed definition of a task. ConfigError on an unknown task or without lm-eval."""
     if task not in TASKS:
-        raise ConfigError(f"task {task!r} is unknown; it must be one of {', '.join(TASKS)}")
+        raise ConfigError(f"task {shown(task)} is unknown; it must be one of {', '.join(TASKS)}")
     found = importlib.util.find_spec("lm_eval")
     if found is None or found.origin is None:
         raise ConfigError("lm-eval is not installed; install specmatrix with the extra `accuracy`")

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Axis:
         for value in self.values:
             if value.name == name:
                 return value
-        raise ConfigError(f"{self.name} has no value {name!r}; it must be one of {', '.join(self.names)}")
+        raise ConfigError(f"{self.name} has no value {shown(name)}; it must be one of {', '.join(self.names)}")
 
 
 AXES: Final[tuple[Axis, ...]] = (
@@ -196,7 +196,7 @@ def axis(name: str) -> Axis:
     if name not in INDEX:
         close = nearest(name, NAMES)
         hint = f"the closest is {close}" if close else f"it must be one of {', '.join(NAMES)}"
-        raise ConfigError(f"axis {name!r} is unknown; {hint}")
+        raise ConfigError(f"axis {shown(name)} is unknown; {hint}")
     return AXES[INDEX[name]]
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from specmatrix.engine.core.config.asked import AUTO, Auto, EngineConfig
 from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.axes import AXES, INDEX, NAMES, START_AXES, Axis, axis
 from specmatrix.matrix.workloads.adaptive_configs import TEXTS as SLOTS
 from specmatrix.matrix.workloads.memory_sizes import snug
@@ -82,14 +82,14 @@ class Cell(NamedTuple):
         values: dict[str, str] = {}
         for token in text.split("."):
             if token not in MEANINGS:
-                raise ConfigError(f"cell id {text!r} has {_unknown_part(token)}")
+                raise ConfigError(f"cell id {shown(text)} has {_unknown_part(token)}")
             name, value = MEANINGS[token]
             if name in values:
-                raise ConfigError(f"cell id {text!r} sets {name} twice")
+                raise ConfigError(f"cell id {shown(text)} sets {name} twice")
             values[name] = value
         if "algorithm" not in values:
             names = ", ".join(axis("algorithm").names)
-            raise ConfigError(f"cell id {text!r} has no algorithm; it must start with one of {names}")
+            raise ConfigError(f"cell id {shown(text)} has no algorithm; it must start with one of {names}")
         return cls(**values)
 
     @classmethod
@@ -217,8 +217,10 @@ def _unknown_part(token: str) -> str:
     near = [part for part in MEANINGS if part != letters != token and part.rstrip("0123456789") == letters]
     near = near or [part for part in (nearest(token, MEANINGS),) if part]
     if near:
-        return f"an unknown part {token!r}; the closest {'is' if len(near) == 1 else 'are'} {', '.join(near)}"
-    return f"an unknown part {token!r}; an id is an algorithm and values of other axes, as in eagle3.s3.k4.n8.ragged"
+        return f"an unknown part {shown(token)}; the closest {'is' if len(near) == 1 else 'are'} {', '.join(near)}"
+    return (
+        f"an unknown part {shown(token)}; an id is an algorithm and values of other axes, as in eagle3.s3.k4.n8.ragged"
+    )
 
 
 def _tokens(axis: Axis) -> str:
@@ -237,7 +239,9 @@ def parse_assignment(text: str) -> dict[str, str]:
             continue
         name, equals, value = part.partition("=")
         if not (name and equals and value):
-            raise ConfigError(f"{part!r} is not an assignment; write axis=value, for example algorithm=eagle3 topk=4")
+            raise ConfigError(
+                f"{shown(part)} is not an assignment; write axis=value, for example algorithm=eagle3 topk=4"
+            )
         if name in values:
             raise ConfigError(f"{name} is given twice; give it once")
         values[axis(name).name] = axis(name).value(value.lower()).name

@@ -40,7 +40,9 @@ def select(stage: str, text: str | None = None, limit: int | None = None) -> lis
     selector = parse_selector(text)
     cells = _chosen(stage, selector, limit)
     if not cells:
-        raise ConfigError(f"selector {text!r} matches no cell of stage {stage!r}; {_elsewhere(stage, selector)}")
+        raise ConfigError(
+            f"selector {shown(text)} matches no cell of stage {shown(stage)}; {_elsewhere(stage, selector)}"
+        )
     return cells
 
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.axes import INDEX, NAMES, axis
 from specmatrix.matrix.cells.cell import MEANINGS, Cell
-from specmatrix.reports.wording import shorten
 
 Predicate: TypeAlias = Callable[[tuple[str, ...]], bool]
 LEXEME: Final = re.compile(r"\s*(?:(!=|==?|[(),])|([\w.-]+))")
@@ -63,7 +62,7 @@ class _Parser:
             match = LEXEME.match(text, position)
             if match is None:
                 raise ConfigError(
-                    f"selector {self.text!r} has the invalid character {text[position:].strip()[0]!r}; {HELP}"
+                    f"selector {shown(self.text)} has the invalid character {text[position:].strip()[0]!r}; {HELP}"
                 )
             lexemes.append(match[1] or match[2])
             position = match.end()
@@ -79,8 +78,8 @@ class _Parser:
         return found
 
     def _wrong(self, wanted: str) -> ConfigError:
-        got = repr(self._peek()) if self._peek() else "the end"
-        return ConfigError(f"selector {self.text!r}: expected {wanted}, got {got}; {HELP}")
+        got = shown(self._peek()) if self._peek() else "the end"
+        return ConfigError(f"selector {shown(self.text)}: expected {wanted}, got {got}; {HELP}")
 
     def _either(self) -> Selector:
         selectors = [self._both()]
@@ -97,7 +96,7 @@ class _Parser:
     def _single(self) -> Selector:
         self.depth += 1
         if self.depth > DEEPEST:
-            raise ConfigError(f"selector {shorten(self.text, SHOWN)!r} nests more than {DEEPEST} levels deep")
+            raise ConfigError(f"selector {shown(self.text)} nests more than {DEEPEST} levels deep")
         selector = self._operand()
         self.depth -= 1
         return selector

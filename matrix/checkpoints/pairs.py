@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.checkpoints.published import MODELS, Published
 
 # Paths of GSM8K's questions and few-shot examples in its repository.
@@ -83,6 +83,6 @@ def pair_of(name: str) -> ModelPair:
         return PAIRS[name]
     close = nearest(name, PAIRS)
     raise ConfigError(
-        f"checkpoint {name!r} is unknown; "
+        f"checkpoint {shown(name)} is unknown; "
         + (f"the closest is {close}" if close else f"it must be one of {', '.join(PAIRS)}")
     )

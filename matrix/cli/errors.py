@@ -11,7 +11,7 @@ from typing import Final
 import typer
 
 from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 
 # An option's type as the error names it, by the word in typer's message.
 KINDS: Final = {"integer": "a whole number", "number": "a number", "float": "a number"}
@@ -42,7 +42,11 @@ def misuse(error: typer.BadParameter, words: Sequence[str]) -> str:
     for option in () if parameter is None else parameter.opts:
         if (value := _given(option, words)) is not None:
             kind = next((kind for word, kind in KINDS.items() if word in error.message), None)
-            return f"{option}: {error.message}".rstrip(".") if kind is None else f"{option} takes {kind}, not {value!r}"
+            return (
+                f"{option}: {error.message}".rstrip(".")
+                if kind is None
+                else f"{option} takes {kind}, not {shown(value)}"
+            )
     said, _, hint = error.format_message().partition(". Did you mean ")
     quoted = re.findall("'([^']+)'", error.format_message())
     close = nearest(quoted[0], quoted[1:]) if hint else ""

@@ -18,7 +18,7 @@ import torch
 from specmatrix.engine.algorithm_file import load_algorithms
 from specmatrix.engine.core.draft.algorithms import Traits, algorithm, known_algorithms
 from specmatrix.engine.exit_with_parent import exit_with_parent
-from specmatrix.errors import ConfigError, EngineError
+from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.matrix.cells.cell import DRAFTS, MODELS
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.conformance.suite import run_suite
@@ -71,7 +71,7 @@ def _algorithms(word: str) -> Sequence[Traits]:
     names = [traits.name for traits in known_algorithms()]
     if word.upper() not in names:
         known = ", ".join(names)
-        raise ConfigError(f"{word!r} is neither a file nor an algorithm; give a Python file or one of {known}")
+        raise ConfigError(f"{shown(word)} is neither a file nor an algorithm; give a Python file or one of {known}")
     return (algorithm(word),)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
 
 LOCK_FILE: Final = Path(__file__).with_name("cells.lock")
@@ -40,7 +40,7 @@ class Lock:
     def upto(self, stage: str) -> list[Cell]:
         """The cells that a stage runs: its own and those of earlier stages. ConfigError lists the stages."""
         if stage not in STAGES:
-            raise ConfigError(f"stage {stage!r} is unknown; it must be one of {', '.join(STAGES)}")
+            raise ConfigError(f"stage {shown(stage)} is unknown; it must be one of {', '.join(STAGES)}")
         return [cell for name in STAGES[: STAGES.index(stage) + 1] for cell in self.cells[name]]
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from rich.console import Console
 
 from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.progress import counting
@@ -83,7 +83,7 @@ def select(only: Sequence[str], tier: str = "cpu") -> list[Fault]:
         if name not in known:
             close = nearest(name, known)
             hint = f"the closest is {close}" if close else f"`specmatrix faults --list` names all {len(known)}"
-            raise ConfigError(f"fault {name!r} is unknown in tier {tier}; {hint}")
+            raise ConfigError(f"fault {shown(name)} is unknown in tier {tier}; {hint}")
     return [known[name] for name in only] if only else list(known.values())
 
 

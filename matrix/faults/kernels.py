@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from time import perf_counter
 from typing import Any, Final
 
-from specmatrix.errors import ConfigError, KernelError
+from specmatrix.errors import ConfigError, KernelError, shown
 from specmatrix.matrix.run.tiers import tier as find_tier
 
 DETECTOR: Final = "kernels"
@@ -53,7 +53,7 @@ def _check_laws(name: str, gpu: bool) -> None:
 
     found = [kernel for kernel in KERNELS if kernel.name == name]
     if not found:
-        raise ConfigError(f"operation {name!r} is unknown; it must be one of {', '.join(k.name for k in KERNELS)}")
+        raise ConfigError(f"operation {shown(name)} is unknown; it must be one of {', '.join(k.name for k in KERNELS)}")
     device = "cuda" if gpu else "cpu"
     with nullcontext() if gpu else interpreted():
         for case in found[0].cases:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import pluggy
 import pytest
 
-from specmatrix.errors import ConfigError, EngineError
+from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.selection import PRODUCT, is_id, of_gpus, select
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
@@ -94,7 +94,7 @@ class CellGroup(pytest.Collector):
             if asked not in STAGES or (stage is not None and STAGES.index(stage) <= STAGES.index(asked)):
                 continue  # other options leave it out
             hint = f"cells {name}" if stage is None else f"stage {stage}"
-            raise ConfigError(f"cell {name} is not in stage {asked!r}; add {prefix}{hint}")
+            raise ConfigError(f"cell {name} is not in stage {shown(asked)}; add {prefix}{hint}")
 
 
 class CellItem(pytest.Item):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def visible_gpus(name: str) -> int:
     there = torch.cuda.device_count()
     if there < needed:
         what = "1 GPU" if needed == 1 else f"{needed} GPUs"
-        raise ConfigError(f"tier {name!r} needs {what} but this machine has {there or 'none'}; use 'cpu'")
+        raise ConfigError(f"tier {shown(name)} needs {what} but this machine has {there or 'none'}; use 'cpu'")
     return there
 
 
@@ -58,4 +58,4 @@ def tier(name: str) -> Tier:
     for row in TIERS:
         if row.name == name:
             return row
-    raise ConfigError(f"tier {name!r} is unknown; it must be one of {', '.join(row.name for row in TIERS)}")
+    raise ConfigError(f"tier {shown(name)} is unknown; it must be one of {', '.join(row.name for row in TIERS)}")

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specmatrix.engine.api import LLM, known_facts
+from specmatrix.engine.api import LLM
+from specmatrix.engine.build import known_facts
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.observe.rank_agreement import Agreement

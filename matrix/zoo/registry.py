@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import CORPUS, Cell
 from specmatrix.matrix.zoo.recipes import RECIPES
 
@@ -33,7 +33,7 @@ def resolve_path(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if path.is_dir():
         return path
-    raise ConfigError(f"model {str(name_or_path)!r} is neither a folder nor in the zoo ({', '.join(NAMES)})")
+    raise ConfigError(f"model {shown(str(name_or_path))} is neither a folder nor in the zoo ({', '.join(NAMES)})")
 
 
 def checksums(path: Path = CHECKSUMS) -> dict[str, tuple[str, int]]:
@@ -65,7 +65,7 @@ def verify_models(names: Iterable[str | None]) -> None:
 def verify(name: str, root: Path = CHECKPOINTS) -> None:
     """ConfigError names the first file of a zoo checkpoint that is missing, truncated or changed."""
     if name not in NAMES:
-        raise ConfigError(f"zoo model {name!r} is unknown; the zoo has {', '.join(NAMES)}")
+        raise ConfigError(f"zoo model {shown(name)} is unknown; the zoo has {', '.join(NAMES)}")
     for file, (digest, size) in checksums().items():
         if not file.startswith(f"{name}/"):
             continue

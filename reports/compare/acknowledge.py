@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.engine.core.config.json_text import parse_json
+from specmatrix.errors import shown, text_of
+from specmatrix.files import read_text
 from specmatrix.reports.schema import ReportError, check_day
 
 KINDS: Final = ("rewrite", "lost")
@@ -50,9 +52,9 @@ def read_acknowledgements(path: Path) -> tuple[Acknowledgement, ...]:
     Raises ReportError for a missing or broken file, an unknown kind, an empty reason or a bad date.
     """
     try:
-        rows = parse_json(path.read_text(encoding="utf-8"))
+        rows = parse_json(read_text(path))
     except OSError as error:
-        raise ReportError(f"cannot read {path}: {error.strerror}") from error
+        raise ReportError(f"cannot read {text_of(path)}: {error.strerror}") from error
     except UnicodeDecodeError:
         raise ReportError(f"{path} is not JSON: it is not UTF-8 text") from None
     except ValueError as error:
@@ -68,9 +70,9 @@ def _entry(row: object, where: str) -> Acknowledgement:
         raise ReportError(f"{where} must be an object with the strings {', '.join(names)}")
     entry = Acknowledgement(**row)
     if entry.kind not in KINDS:
-        raise ReportError(f"{where}: kind must be one of {', '.join(KINDS)}, got {entry.kind!r}")
+        raise ReportError(f"{where}: kind must be one of {', '.join(KINDS)}, got {shown(entry.kind)}")
     if not entry.reason.strip():
-        raise ReportError(f"{where}: the reason is empty; say why {entry.what!r} is accepted")
+        raise ReportError(f"{where}: the reason is empty; say why {shown(entry.what)} is accepted")
     try:
         check_day("expiry", entry.expiry)
     except ValueError as error:

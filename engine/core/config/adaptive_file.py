@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 
 # Also the maximum static draft depth.
 MAX_STEPS: Final = 255
@@ -122,7 +122,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for key, value in pairs:
         if key in table:
-            raise ConfigError(f"{SOURCE} has the key {key!r} twice; remove one")
+            raise ConfigError(f"{SOURCE} has the key {shown(key)} twice; remove one")
         table[key] = value
     return table
 
@@ -130,7 +130,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _entry(key: str, value: object, shared: dict[str, Any]) -> AdaptiveSlot:
     if not re.fullmatch(r"[1-9][0-9]{0,8}", key):
         raise ConfigError(
-            f"{SOURCE} has the batch size {key!r:.80}; it must be an integer of 1 to 9 digits without sign or leading "
+            f"{SOURCE} has the batch size {shown(key)}; it must be an integer of 1 to 9 digits without sign or leading "
             "zeros"
         )
     where = f"slot {key}: "
@@ -159,7 +159,8 @@ def _known(values: dict[str, Any], where: str, choices: str) -> None:
         if name not in KEYS:
             close = nearest(name, KEYS)
             hint = f" (did you mean {close!r}?)" if close else ""
-            raise ConfigError(f"{SOURCE}: {where}unknown key {name!r}{hint}; a key must be {choices}{', '.join(KEYS)}")
+            allowed = f"{choices}{', '.join(KEYS)}"
+            raise ConfigError(f"{SOURCE}: {where}unknown key {shown(name)}{hint}; a key must be {allowed}")
 
 
 def _shown(value: object) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Final, Literal, TypeAlias
 
-from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
+from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot, inline
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
 from specmatrix.errors import ConfigError, shown
@@ -31,7 +31,8 @@ ALIASES: Final = {
 }
 # What a value may be; anything else may raise where it is compared.
 PLAIN: Final = (str, int, float, bool, type(None))
-LONGEST_INTEGER: Final = 10_000  # bits; Python refuses to print much longer ones
+LONGEST_INTEGER: Final = 127  # bits
+LONGEST_PATH: Final = 4096  # characters; the limit of most systems
 TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -133,7 +134,7 @@ def field_of(flag: str) -> str:
 def _unknown(flag: str, name: str) -> str:
     close = nearest(name, KINDS)
     hint = f"did you mean {_typed(close)}?" if close else f"it must be one of {', '.join(map(_typed, KINDS))}"
-    return f"unknown flag {_typed(flag)!r}; {hint}"
+    return f"unknown flag {shown(_typed(flag))}; {hint}"
 
 
 def _typed(name: str) -> str:
@@ -150,7 +151,9 @@ def _wants(name: str) -> str:
 
 def _check(name: str, value: object) -> None:
     kind = KINDS[name]
-    if type(value) not in PLAIN or (type(value) is int and value.bit_length() > LONGEST_INTEGER):
+    if type(value) is int and value.bit_length() > LONGEST_INTEGER:
+        raise ConfigError(f"{name} must be between -2**{LONGEST_INTEGER} and 2**{LONGEST_INTEGER}, got {shown(value)}")
+    if type(value) not in PLAIN:
         good = False
     elif name in CHOICES:
         good = any(value == choice and type(value) is type(choice) for choice in CHOICES[name])
@@ -166,6 +169,10 @@ def _check(name: str, value: object) -> None:
 
 def _unreadable(text: str) -> str:
     """Why a text can be neither a name nor a path, "" if it can."""
+    if not text:
+        return "must not be empty"
+    if len(text) > LONGEST_PATH and not inline(text):
+        return f"must be at most {LONGEST_PATH} characters"
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from specmatrix.engine.core.config.asked import EngineConfig, Facts
@@ -186,4 +186,4 @@ def algorithm(name: str) -> Traits:
         if traits.name == name.upper():
             return traits
     known = ", ".join(traits.name for traits in known_algorithms())
-    raise ConfigError(f"speculative_algorithm {name!r} is unknown; it must be one of {known}")
+    raise ConfigError(f"speculative_algorithm {shown(name)} is unknown; it must be one of {known}")

@@ -36,6 +36,14 @@ def _ids(tokens: Sequence[object], vocab: int) -> bool:
     return all(type(token) is int and 0 <= token < vocab for token in tokens)
 
 
+def is_text(value: object) -> bool:
+    """Whether a value is a text of whole characters, without half of a surrogate pair."""
+    try:
+        return type(value) is str and bool(value.encode() or True)
+    except UnicodeEncodeError:
+        return False
+
+
 # Each field's types, a predicate over its value and the vocabulary size V, and a description of both. Accepted values
 # fit an int64 or a float32 (0 or a normal number for temperatures), the types that the device computes with.
 ALLOWED: Final[tuple[tuple[str, tuple[type, ...], Callable[[Any, int], bool], str], ...]] = (
@@ -49,7 +57,7 @@ ALLOWED: Final[tuple[tuple[str, tuple[type, ...], Callable[[Any, int], bool], st
     ("top_k", (int,), lambda k, _: k == -1 or 1 <= k < 2**63, "-1 (off), or an integer in [1, 2**63)"),
     ("top_p", (int, float), lambda p, _: 0.0 < p <= 1.0, "above 0 and at most 1"),
     ("seed", (int, type(None)), lambda s, _: s is None or 0 <= s < 2**63, "an integer in [0, 2**63)"),
-    ("stop", (tuple, list), lambda stop, _: all(type(s) is str and s for s in stop), "a list of strings, none empty"),
+    ("stop", (tuple, list), lambda stop, _: all(is_text(s) and s for s in stop), "a list of texts, none empty"),
     ("stop_token_ids", (tuple, list), _ids, "a list of token ids in [0, {V})"),
     ("ignore_eos", (bool,), lambda *_: True, "true or false"),
     ("return_logprob", (bool,), lambda *_: True, "true or false"),

@@ -13,11 +13,12 @@ from itertools import chain
 from sys import float_info
 from typing import Final
 
-from specmatrix.engine.core.schedule.request import Finish, Phase, Request
+from specmatrix.engine.core.schedule.request import Finish, Phase, Request, is_text
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.errors import RequestError, shown
 
 LONGEST: Final = float_info.max  # seconds
+LONGEST_ID: Final = 1000  # characters
 KINDS: Final = (
     ("id", (str,), "a text"),
     ("rid", (int, type(None)), "the id of a request of the session, or None"),
@@ -182,10 +183,13 @@ class Sessions:
             raise RequestError("streaming sessions are disabled; start the engine with --enable-streaming-session")
         if session_id is None:
             session_id = self._new_name()
-        if type(session_id) is not str or not session_id:
-            raise RequestError(f"session_id is {shown(session_id)}; allowed: a non-empty string")
+        if type(session_id) is not str or not is_text(session_id) or not 1 <= len(session_id) <= LONGEST_ID:
+            raise RequestError(
+                f"session_id is {shown(session_id)}; allowed: a text of 1 to {LONGEST_ID} characters, without half of "
+                "a surrogate pair"
+            )
         if session_id in self.sessions:
-            raise RequestError(f"session {session_id!r} is already open; close it first or choose another id")
+            raise RequestError(f"session {shown(session_id)} is already open; close it first or choose another id")
         self.sessions[session_id] = Session(session_id, streaming, capacity, timeout, now)
         self.scheduler.counters.hit("session.opened")
         return session_id
@@ -223,13 +227,13 @@ class Sessions:
             if self.bos_id is not None and new[:1] == (self.bos_id,):
                 new = new[1:]
             if not new:
-                raise RequestError(f"the turn of session {session.id!r} has no new tokens; allowed: at least one")
+                raise RequestError(f"the turn of session {shown(session.id)} has no new tokens; allowed: at least one")
         prompt = history + new
         length = self.text_length(prompt)
         if length > session.capacity:
             raise RequestError(
-                f"the history and new text of session {session.id!r} are {length} characters; allowed: at most its "
-                f"capacity_of_str_len, {session.capacity}"
+                f"the history and new text of session {shown(session.id)} are {length} characters; allowed: at most "
+                f"its capacity_of_str_len, {session.capacity}"
             )
         return Turn(session, params, prompt, len(history))
 
@@ -259,11 +263,11 @@ class Sessions:
         ):
             if value != allowed:
                 raise RequestError(
-                    f"session {session.id!r} is streaming and {name} is {shown(value)}; allowed: {allowed!r}"
+                    f"session {shown(session.id)} is streaming and {name} is {shown(value)}; allowed: {allowed!r}"
                 )
         if session.turn is not None and session.turn.finish is None:
             raise RequestError(
-                f"session {session.id!r} has request {session.turn.rid} in flight; a streaming session runs one "
+                f"session {shown(session.id)} has request {session.turn.rid} in flight; a streaming session runs one "
                 "request at a time"
             )
         return session.shown()
@@ -273,13 +277,12 @@ class Sessions:
             if params.offset or params.drop_previous_output:
                 raise RequestError(
                     "offset and drop_previous_output change a history, but rid is None; set rid to a request "
-                    f"of session {session.id!r}"
+                    f"of session {shown(session.id)}"
                 )
             return ()
         if params.rid not in session.tree:
-            raise RequestError(
-                f"session {session.id!r} has no request {shown(params.rid)}; allowed: {sorted(session.tree) or 'None'}"
-            )
+            allowed = shown(sorted(session.tree)) if session.tree else "None, as it has none yet"
+            raise RequestError(f"session {shown(session.id)} has no request {shown(params.rid)}; allowed: {allowed}")
         before = session.tree[params.rid]
         if before.request is not None and before.request.finish is None:
             raise RequestError(f"request {params.rid} has not finished; a session continues finished requests only")

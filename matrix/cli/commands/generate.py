@@ -19,7 +19,7 @@ from specmatrix.engine.core.config.asked import EngineConfig, Resolved
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.engine.parallel.group import RankLost, RanksDiverged
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import DRAFTS, MODELS
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.cli.commands.flags import flags_of
@@ -95,12 +95,12 @@ def _only(questions: list[str]) -> str:
     if not questions[0].strip():
         raise ConfigError("the question is empty; give it as an argument")
     if len(questions) > 1:
-        raise ConfigError(f"unexpected argument {questions[1]!r}; give a single question, in quotes")
+        raise ConfigError(f"unexpected argument {shown(questions[1])}; give a single question, in quotes")
     try:
         # Python escapes the bytes of an argument that the locale's encoding lacks.
         return questions[0].encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:
-        raise ConfigError(f"the question {questions[0]!r} is not UTF-8 text") from None
+        raise ConfigError(f"the question {shown(questions[0])} is not UTF-8 text") from None
 
 
 def configuration(flags: Mapping[str, str]) -> EngineConfig:

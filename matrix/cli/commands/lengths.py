@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from specmatrix.engine.temp_dir import TempDir
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.accuracy.data import read_questions
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
@@ -24,7 +24,7 @@ def acceptance(
     """Measure and print. ConfigError on an invalid target, algorithm or count, DataError on an invalid file."""
     for target in targets:
         if target not in DRAFTS:
-            raise ConfigError(f"target {target!r} has no drafts in the zoo; it must be one of {', '.join(DRAFTS)}")
+            raise ConfigError(f"target {shown(target)} has no drafts in the zoo; it must be one of {', '.join(DRAFTS)}")
     for name, value in (("prompts", prompts), ("tokens", tokens)):
         if value < 2:
             raise ConfigError(f"{name} must be at least 2, got {value}")
@@ -33,7 +33,8 @@ def acceptance(
     for name in algorithms:
         if name not in known:
             raise ConfigError(
-                f"algorithm {name!r} is not in the table of {', '.join(chosen)}; it must be one of {', '.join(known)}"
+                f"algorithm {shown(name)} is not in the table of {', '.join(chosen)}; it must be one of "
+                f"{', '.join(known)}"
             )
     wanted = plans(chosen, algorithms)
     verify_models(name for plan in wanted for name in (plan.target, plan.draft))

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.zoo import card
 from specmatrix.matrix.zoo.recipes import RECIPES
@@ -48,12 +48,12 @@ def train_models(names: list[str], device: str, out: Path, minutes: float, quick
 
     for name in names:
         if name not in RECIPES:
-            raise ConfigError(f"zoo model {name!r} is unknown; it must be one of {', '.join(RECIPES)}")
+            raise ConfigError(f"zoo model {shown(name)} is unknown; it must be one of {', '.join(RECIPES)}")
     if not 0 < minutes < float("inf"):
         raise ConfigError(f"minutes must be above 0 and finite, got {minutes:g}")
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
-        raise ConfigError(f"device {device!r} is not available; it must be one of {there}")
+        raise ConfigError(f"device {shown(device)} is not available; it must be one of {there}")
     plan = plan_of(device, out, minutes, quick)
     try:
         with waiting(f"training {', '.join(names or RECIPES)}"):

@@ -5,6 +5,7 @@ from typing import Final
 from specmatrix.engine.core.config.adaptive_file import SOURCE, dump, inline, union
 from specmatrix.engine.core.config.asked import AUTO
 from specmatrix.engine.core.config.context import Rule, RuleContext
+from specmatrix.errors import text_of
 
 
 def _listed(s: RuleContext) -> tuple[int, ...]:
@@ -19,8 +20,12 @@ def _foreign(s: RuleContext) -> bool:
 
 def _wrong(s: RuleContext) -> str:
     """What is wrong with the slots, with the name of their file."""
-    name = s.asked.speculative_adaptive_config or ""
-    return str(s.adaptive_asked) if inline(name) else str(s.adaptive_asked).replace(SOURCE, f"{SOURCE} {name}", 1)
+    text = str(s.adaptive_asked)
+    return text if inline(s.asked.speculative_adaptive_config or "") else text.replace(SOURCE, _named(s), 1)
+
+
+def _named(s: RuleContext) -> str:
+    return f"{SOURCE} {text_of(s.asked.speculative_adaptive_config)}"
 
 
 ADAPTING: Final[tuple[Rule, ...]] = (
@@ -30,10 +35,7 @@ ADAPTING: Final[tuple[Rule, ...]] = (
         field=SOURCE,
         why="the file only configures adaptive steps",
         broken=lambda s: s.asked.speculative_adaptive_config is not None and not s.asked.speculative_adaptive,
-        message=lambda s: (
-            f"{SOURCE} {s.asked.speculative_adaptive_config} has no effect without speculative_adaptive; add that flag "
-            "or remove the file"
-        ),
+        message=lambda s: f"{_named(s)} has no effect without speculative_adaptive; add that flag or remove the file",
     ),
     Rule(
         name="adaptive-config-unread",
@@ -41,9 +43,7 @@ ADAPTING: Final[tuple[Rule, ...]] = (
         field=SOURCE,
         why="an unread file cannot be checked",
         broken=lambda s: s.asked.speculative_adaptive and s.adaptive_text is None,
-        message=lambda s: (
-            f"the file {s.asked.speculative_adaptive_config} was not read; put its text into Facts.adaptive_config"
-        ),
+        message=lambda s: f"the file of {_named(s)} was not read; put its text into Facts.adaptive_config",
     ),
     Rule(
         name="adaptive-config-wrong",

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from specmatrix.engine.api import LLM, known_facts
+from specmatrix.engine.api import LLM
+from specmatrix.engine.build import known_facts
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.schedule.request import SamplingParams
@@ -119,5 +120,9 @@ def test_a_configuration_is_resolved_or_refused_in_one_sentence(zoo: Callable[[s
             config = EngineConfig(**{**good, field.name: value})
             resolve(config, known_facts(config, Path))
         except ConfigError as refusal:
-            assert "\n" not in str(refusal)
+            assert "\n" not in str(refusal) and len(str(refusal)) < 1000
             str(refusal).encode()
+    for locate in (value, lambda name: value):
+        with pytest.raises(ConfigError) as refused:
+            known_facts(EngineConfig("model"), locate)
+        assert "\n" not in str(refused.value) and len(str(refused.value)) < 600

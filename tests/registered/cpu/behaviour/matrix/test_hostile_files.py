@@ -64,6 +64,14 @@ def test_a_file_is_named_with_what_is_wrong(words, kind, tmp_path: Path, capsys:
     )
 
 
+@pytest.mark.parametrize("words", [*READERS, ("compare", "FILE", "FILE")], ids=lambda words: " ".join(words[:4]))
+def test_a_file_that_never_ends_is_refused(words, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "file.json"
+    file.symlink_to("/dev/zero")
+    sentence = refused(tuple(word.replace("FILE", str(file)) for word in words), capsys)
+    assert str(file) in sentence and "File too large" in sentence
+
+
 REPORTS = {
     "deep": "line 1: the first line is not a report header: Expected `object`, got `array`",
     "digits": "line 1: the first line is not a report header: Number out of range",
@@ -81,10 +89,12 @@ def test_a_report_is_named_with_what_is_wrong(kind, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize("text", ["(" * 3_000 + "topk=4", "not " * 3_000 + "topk=4"])
 def test_a_selector_has_a_limit_of_depth(text, capsys: pytest.CaptureFixture[str]):
     sentence = refused(("run", "--cells", text), capsys)
-    assert sentence == f"selector '{text[:79]}…' nests more than 100 levels deep"
+    assert sentence == f"selector '{text[:199]}... nests more than 100 levels deep"
 
 
 def test_a_name_too_long_for_a_file_is_one_sentence(capsys: pytest.CaptureFixture[str]):
     name = "x" * 5_000
-    assert refused(("compare", name, name), capsys) == f"cannot read {name}: File name too long"
-    assert refused(("generate", "Hi", "--model-path", name), capsys) == f"cannot use {name}: File name too long"
+    assert refused(("compare", name, name), capsys) == f"cannot read {name[:239]}…: File name too long"
+    for words in (("generate", "Hi", "--model-path"), ("run", "--cells"), ("explain",), ("accuracy", "--data")):
+        sentence = refused((*words, name), capsys)
+        assert name[:100] in sentence and len(sentence) < 600

@@ -59,7 +59,7 @@ def test_a_missing_an_empty_and_a_damaged_file(write, tmp_path):
         read_questions(tmp_path / "absent.jsonl")
     with pytest.raises(DataError, match=r"empty\.jsonl is empty; give a file with one question per line$"):
         read_questions(write("empty.jsonl"))
-    with pytest.raises(DataError, match=r"^/dev/zero is longer than 134,217,728 bytes; give a file with one question"):
+    with pytest.raises(DataError, match=r"^cannot read /dev/zero: File too large$"):
         read_questions(Path("/dev/zero"))
     damaged = tmp_path / "damaged.jsonl"
     damaged.write_bytes(line(1).encode() + b"\n\xff\n")

@@ -159,6 +159,9 @@ def test_one_request_in_flight():
     assert world.run(second, 4).inherited == 2
 
 
+ID = "; allowed: a text of 1 to 1000 characters, without half of a surrogate pair"
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -173,8 +176,10 @@ def test_one_request_in_flight():
         ((9, "a", False, "1"), "timeout is '1'; allowed: None, or a finite number of seconds above 0"),
         ((9, "a", 1, None), "streaming is 1; allowed: true or false"),
         ((9, "a", True, None), "streaming sessions are disabled; start the engine with --enable-streaming-session"),
-        ((9, "", False, None), "session_id is ''; allowed: a non-empty string"),
-        ((9, 5, False, None), "session_id is 5; allowed: a non-empty string"),
+        ((9, "", False, None), "session_id is ''" + ID),
+        ((9, 5, False, None), "session_id is 5" + ID),
+        ((9, "a\ud800", False, None), r"session_id is 'a\ud800'" + ID),
+        ((9, "x" * 1001, False, None), f"session_id is '{'x' * 199}..." + ID),
         ((9, "taken", False, None), "session 'taken' is already open; close it first or choose another id"),
     ],
 )
@@ -317,7 +322,7 @@ def test_only_finished_requests_are_continued():
     world.refused("request 5 has not finished; a session continues finished requests only", rid=5)
     empty = World()
     empty.open(streaming=False)
-    empty.refused("session 's' has no request 1; allowed: None", rid=1)
+    empty.refused("session 's' has no request 1; allowed: None, as it has none yet", rid=1)
 
 
 def chain(world, length) -> list[Request]:

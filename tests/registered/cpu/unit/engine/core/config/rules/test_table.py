@@ -182,7 +182,7 @@ REFUSED = [
         "adaptive-config-unread",
         eagle3(speculative_adaptive=True, speculative_adaptive_config="slots.json"),
         facts(),
-        "the file slots.json was not read; put its text into Facts.adaptive_config",
+        "the file of speculative_adaptive_config slots.json was not read; put its text into Facts.adaptive_config",
     ),
     (
         "adaptive-config-wrong",

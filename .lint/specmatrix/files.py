@@ -1,0 +1,1 @@
+../../specmatrix/files.py
