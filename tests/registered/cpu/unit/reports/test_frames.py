@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, faults, make_c
         ((report, str(report)), "allowed are one or more, each once"),
         ((tmp_path / "nowhere",), "nowhere does not exist"),
         ((tmp_path / "nowhere.json",), "cannot read .*nowhere.json: No such file"),
-        (("x" * 5_000,), "^cannot read x+\.{3}: File name too long$"),
+        (("x" * 5_000,), r"^cannot read x+\.{3}: File name too long$"),
     ):
         with pytest.raises(ReportError, match=sentence):
             specmatrix.load(*paths)
