@@ -21,8 +21,9 @@ def text_of(value: object) -> str:
     """The start of a text, or of an exception's, on one line, even if its own `__str__` fails."""
     try:
         text = str(value)
-        shown = " ".join(str.split(text[:LONGEST_TEXT])) + "..." * (len(text) > LONGEST_TEXT)
-        return shown.encode("utf-8", "backslashreplace").decode()
+        line = " ".join(str.split(text[:LONGEST_TEXT])) + "..." * (len(text) > LONGEST_TEXT)
+        # A terminal acts on control characters, and half of a surrogate pair cannot be written.
+        return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
     except KeyboardInterrupt:
         raise
     except BaseException:  # user code may raise anything

@@ -10,7 +10,7 @@ from typing import Any, Final
 from specmatrix.engine.models.config_reader import MOST_LAYERS, ConfigReader, read_json
 from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig, read_mla, read_moe
 from specmatrix.engine.models.draft_config import DRAFT_ARCHITECTURES, DraftConfig, read_draft
-from specmatrix.engine.models.rope import RopeConfig
+from specmatrix.engine.models.rope import RopeConfig, check_frequencies
 from specmatrix.engine.models.sliding_window import read_windows
 from specmatrix.errors import ConfigError, shown
 
@@ -20,6 +20,9 @@ CONFIG: Final = "config.json"
 HEAD_NORM_ARCHITECTURES: Final = ("Qwen3ForCausalLM", "DFlashDraftModel")
 # Fields that change a layer's arithmetic; this engine supports none of them.
 UNSUPPORTED_SWITCHES: Final = ("attention_bias", "mlp_bias", "quantization_config")
+# In which a checkpoint may say that it was saved; each tensor says its own.
+DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
+MOST_DIM: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,11 @@ class _ModelConfigReader(ConfigReader):
             )
         if head_dim % 2:
             raise ConfigError(f"{self.file}: head_dim {head_dim} must be even, because rotary embeddings rotate pairs")
+        if head_dim > MOST_DIM:
+            raise ConfigError(f"{self.file}: head_dim must be at most {MOST_DIM}, got {head_dim}")
+        rope = RopeConfig.read(self)
+        check_frequencies(rope, head_dim, str(self.file))
+        self._check_unused()
         return ModelConfig(
             architecture=architecture,
             vocab_size=self.size("vocab_size"),
@@ -119,7 +127,7 @@ class _ModelConfigReader(ConfigReader):
             norm_eps=self.number("rms_norm_eps", 1e-6),
             context_length=self.size("max_position_embeddings", 2048),
             tie_embeddings=self.flag("tie_word_embeddings", False),
-            rope=RopeConfig.read(self),
+            rope=rope,
             head_norms=architecture in HEAD_NORM_ARCHITECTURES,
             windows=read_windows(architecture, self),
             latent=latent,
@@ -130,6 +138,13 @@ class _ModelConfigReader(ConfigReader):
 
     def _head_dim(self, architecture: str, default: int) -> int:
         return self.size("head_dim", 128 if architecture in HEAD_NORM_ARCHITECTURES else default)
+
+    def _check_unused(self) -> None:
+        """ConfigError on values that this engine does not use and that no checkpoint may have."""
+        for name in ("dtype", "torch_dtype"):
+            self.value(name, lambda kind: kind in DTYPES, f"one of {', '.join(DTYPES)}", DTYPES[0])
+        self.size("sliding_window", 1)
+        self.flag("use_sliding_window", False)
 
     def _architecture(self) -> str:
         allowed = TARGET_ARCHITECTURES + DRAFT_ARCHITECTURES

@@ -50,6 +50,9 @@ class RopeConfig:
         if kind not in KINDS:
             raise ConfigError(f"{where}: rope_type {shown(kind)} is not supported; allowed: {', '.join(KINDS)}")
         theta = row.get("rope_theta", fields.raw.get("rope_theta", 10000.0))
+        part = row.get("partial_rotary_factor", fields.raw.get("partial_rotary_factor"))
+        if part not in (None, 1):
+            raise ConfigError(f"{where}: partial_rotary_factor {shown(part)} is not supported; allowed: 1")
         values = {"rope_theta": theta}
         for name in FIELDS[kind]:
             values[name] = row.get(name, OPTIONAL.get(name))
@@ -102,6 +105,20 @@ def _yarn_factors(row: Mapping[str, Any], values: Mapping[str, Any], where: str)
         "attention_factor": float(given["attention_factor"] or own),
         "score_factor": length(given["mscale_all_dim"]) ** 2,
     }
+
+
+def check_frequencies(rope: RopeConfig, head_dim: int, where: str) -> None:
+    """ConfigError, beginning with `where`, if a frequency is not a number that float32 holds."""
+    try:
+        found = frequencies(rope, head_dim)
+        good = bool(found.isfinite().all() and (found >= 0).all())
+    except (ArithmeticError, ValueError):
+        good = False
+    if not good:
+        raise ConfigError(
+            f"{where}: rope_theta {rope.theta:g} and the numbers of rope_type {rope.kind!r} give frequencies that are "
+            "not finite; the file is damaged"
+        )
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

@@ -118,6 +118,7 @@ def _read(file: Path) -> tokenizers.Tokenizer:
 def _special_ids(folder: Path) -> tuple[list[int], list[int]]:
     """bos and eos ids: generation_config.json overrides config.json, as in transformers. ConfigError if not ids."""
     found: tuple[list[int], list[int]] = ([], [])
+    size = _optional_json(folder / "config.json").get("vocab_size")
     for name in ("generation_config.json", "config.json"):
         raw = _optional_json(folder / name)
         for ids, key in zip(found, ("bos_token_id", "eos_token_id"), strict=True):
@@ -126,6 +127,10 @@ def _special_ids(folder: Path) -> tuple[list[int], list[int]]:
             if any(type(token) is not int or not 0 <= token <= MOST for token in given):
                 raise ConfigError(
                     f"{folder / name}: {key} must be a token id or a list of token ids, got {shown(value)}"
+                )
+            if ids is found[1] and type(size) is int and any(token >= size for token in given):
+                raise ConfigError(
+                    f"{folder / name}: {key} {shown(value)} is outside the model's vocabulary; allowed: [0, {size})"
                 )
             if not ids:
                 ids.extend(given)

@@ -160,12 +160,15 @@ class WeightReader:
         return name in self._left
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """The floating tensor `name`. ConfigError if it is missing, has another shape or holds integers."""
+        """The floating tensor `name`. ConfigError if it is missing, has another shape, or holds integers, NaN
+        or infinity."""
         tensor = self._take(name, shape)
         if not tensor.is_floating_point():
             raise ConfigError(
                 f"{self._where}: tensor {name!r} holds {_kind(tensor)}; it must hold floating-point numbers"
             )
+        if not all(end.isfinite() for end in tensor.aminmax()):
+            raise ConfigError(f"{self._where}: tensor {name!r} holds NaN or infinite numbers; the file is damaged")
         return tensor
 
     def ids(self, name: str, *shape: int) -> Tensor:

@@ -35,6 +35,7 @@ def test_bugs_escape_a_handler_for_user_errors(error):
         (ValueError(), ""),
         (ValueError("x" * 400), "x" * 400),
         (ValueError("x" * 10**7), "x" * 400 + "..."),
+        (ValueError("\x1b[31m\0"), "\\x1b[31m\\x00"),
         (ValueError("half \udc80 of a pair"), "half \\udc80 of a pair"),
         (Wordless(), "its text is unavailable"),
         (ExitsInText(), "its text is unavailable"),

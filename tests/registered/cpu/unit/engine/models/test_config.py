@@ -147,6 +147,26 @@ def test_deepseek_fields(read):
         (LLAMA | {"mlp_bias": True}, "mlp_bias = True is not supported; it must be absent"),
         (LLAMA | {"quantization_config": {"bits": 4}}, r"quantization_config = \{'bits': 4\} is not supported"),
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; allowed: 'silu'"),
+        (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported; allowed: 1"),
+        (LLAMA | {"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor 0.25 is not supported"),
+        (LLAMA | {"dtype": "complex64"}, "dtype must be one of float32, bfloat16, float16, float64, got 'complex64'"),
+        (LLAMA | {"torch_dtype": 5}, "torch_dtype must be one of float32, bfloat16, float16, float64, got 5"),
+        (LLAMA | {"sliding_window": -1}, "sliding_window must be a positive integer, got -1"),
+        (LLAMA | {"use_sliding_window": "x"}, "use_sliding_window must be true or false, got 'x'"),
+        (LLAMA | {"head_dim": 2**20}, "head_dim must be at most 65536, got 1048576"),
+        (LLAMA | {"rope_theta": 1e-300}, "rope_theta 1e-300 and the numbers of rope_type 'default' give frequencies"),
+        (
+            LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 1e-300}},
+            "rope_type 'linear' give frequencies tha",
+        ),
+        (
+            LLAMA
+            | {
+                "rope_theta": 1,
+                "rope_scaling": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 64},
+            },
+            "rope_theta 1 and the numbers of rope_type 'yarn' give frequencies that are not finite",
+        ),
         (LLAMA | {"vocab_size": 0}, "vocab_size must be a positive integer, got 0"),
         (LLAMA | {"vocab_size": True}, "vocab_size must be a positive integer, got True"),
         (LLAMA | {"vocab_size": 2**31}, "vocab_size must be at most 2147483647, got 2147483648"),

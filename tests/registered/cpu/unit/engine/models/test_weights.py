@@ -197,3 +197,13 @@ def test_a_gpu_without_a_number_is_the_current_one(monkeypatch):
         "cuda:1",
         "cpu",
     ]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_numbers_that_are_none_are_refused(number, dtype):
+    damaged = torch.ones(3, 2, dtype=dtype)
+    damaged[2, 1] = number
+    take = WeightReader({"a": damaged}, "Model")
+    with pytest.raises(ConfigError, match=r"^Model: tensor 'a' holds NaN or infinite numbers; the file is damaged$"):
+        take("a", 3, 2)
