@@ -119,10 +119,11 @@ def alone(target: str, prompt: tuple[int, ...], params: SamplingParams) -> tuple
 
 @dataclass(eq=False, slots=True)
 class Asked:
-    """A request of the trace. abortable: an event that may have aborted it has happened. checked: its answer was."""
+    """A request of the trace. shown: how many tokens it had when an event may have aborted it. checked: its
+    answer was."""
 
     request: Request
-    abortable: bool = False
+    shown: int | None = None
     checked: bool = False
 
     @property
@@ -235,7 +236,7 @@ class EngineTrace(RuleBasedStateMachine):
             running = [one for one in talk.asked if one.request.finish is None]
             if self._ask(wanted, talk, SessionParams(talk.name, replace=True)):
                 for one in running:
-                    one.abortable = True
+                    one.shown = len(one.request.output)
                     assert one.request.finish is not None, "a replaced request goes on"
                 del talk.asked[:-1]
             return
@@ -331,7 +332,8 @@ class EngineTrace(RuleBasedStateMachine):
         return self.talks[-1]
 
     def _abort(self, one):
-        one.abortable |= one.request.finish is None
+        if one.request.finish is None:
+            one.shown = len(one.request.output)
         self.llm.abort(one.request.rid)
 
     def _ask(self, wanted, talk=None, params=None, history=()):
@@ -373,8 +375,8 @@ class EngineTrace(RuleBasedStateMachine):
         found = (tuple(request.output), request.text, request.finish, len(request.logprobs))
         expected = alone(self.target, request.prompt, request.params)
         if request.finish == Finish("abort"):
-            assert one.abortable, "a request that nobody aborted was aborted"
-            assert found[0] == expected[0][: len(found[0])], (found, expected)
+            assert one.shown is not None, "a request that nobody aborted was aborted"
+            assert found[0] == expected[0][: one.shown], (found, expected)
         else:
             assert found == expected
 
