@@ -94,12 +94,11 @@ def test_a_special_id_that_is_none_is_refused(folder, tmp_path, key, value):
 
 def test_an_end_outside_the_vocabulary_is_refused(folder, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 9, "bos_token_id": 9, "eos_token_id": 8}))
-    assert Tokenizer(tmp_path).eos_ids == {8}
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9]}))
-    sentence = (
-        f"{tmp_path / 'generation_config.json'}: eos_token_id [8, 9] is outside the model's vocabulary; allowed: [0, 9)"
-    )
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 9, "bos_token_id": 9, "eos_token_id": [8, 9]}))
+    assert Tokenizer(tmp_path).eos_ids == {8, 9}
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": [9]}))
+    sentence = f"{file}: eos_token_id [9] is outside the model's vocabulary; allowed: [0, 9)"
     with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
         Tokenizer(tmp_path)
 
