@@ -10,13 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import IO, Final
+from uuid import uuid4
 
+MARK: Final = "SPECMATRIX_STARTED_AS"
 OUTPUT_TAIL: Final = 16384  # bytes
 READER_SECONDS: Final = 1.0
+PASSES: Final = 100
 
 
 class ChildProcess:
-    """A command as the leader of a process group of its own, which `stop` kills as a whole.
+    """A command as the leader of a process group of its own, which `stop` kills as a whole, and on Linux every process
+    that it started in another group and that has kept its environment.
 
     Its standard input is a pipe that only this process holds, for `engine.exit_with_parent`. Its stdout and stderr are
     read all the time, whatever their size, and only their end is kept.
@@ -25,10 +29,11 @@ class ChildProcess:
     def __init__(
         self, command: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
+        self._mark = uuid4().hex
         self._process = subprocess.Popen(
             command,
             cwd=folder,
-            env=environment,
+            env={**(os.environ if environment is None else environment), MARK: self._mark},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -47,14 +52,29 @@ class ChildProcess:
             return None
 
     def stop(self) -> None:
-        """Kill what still runs of its group, and wait for its end."""
+        """Kill what still runs of it, and wait for its end."""
         # Nothing runs any more; PermissionError is how macOS says it.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        for _ in range(PASSES):  # one may start another before it is killed
+            for pid in (others := self._others()):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            if not others:
+                break
         self._stdin.close()
         # A process that left the group may still hold the pipe.
         self._reader.join(READER_SECONDS)
+
+    def _others(self) -> list[int]:
+        """Living processes with this one's mark in their environment, which an ended one has no more."""
+        found, mark = [], f"{MARK}={self._mark}".encode()
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):  # it has ended, or is another user's
+                if mark in path.read_bytes().split(b"\0"):
+                    found.append(int(path.parent.name))
+        return found
 
     def output_end(self, characters: int) -> str:
         """The end of its output, complete after `stop`."""

@@ -82,20 +82,17 @@ def test_a_flood_of_output_is_read_and_its_end_is_kept():
     assert text.endswith("xxé!") and OUTPUT_TAIL - 9 < len(text) <= OUTPUT_TAIL and process.output_end(2) == "é!"
 
 
-def test_a_process_that_left_the_group_does_not_keep_stop_waiting(fifo: Path):
-    code = (
-        HOLDS
-        + "if not os.fork():\n    os.setsid()\n    held.write(f'{os.getpid()}\\n'); held.flush()\n"
-        + "    "
-        + FOREVER
-    )
-    process = start(code, fifo)
+@pytest.mark.parametrize("leave", ["os.setsid()", "os.setpgrp()"])
+def test_a_process_that_left_the_group_ends_too(fifo: Path, leave: str):
+    code = HOLDS + f"if not os.fork():\n    {leave}\n    held.write('left\\n'); held.flush()\n    " + FOREVER
+    process, other = start(code, fifo), start("import time; time.sleep(600)")
     with fifo.open() as reader:
-        assert reader.readline() == "up\n"
-        left = int(reader.readline())
+        assert reader.readline() == "up\n" and reader.readline() == "left\n"
         process.wait(60)
         process.stop()
-        os.kill(left, signal.SIGKILL)
+        assert reader.read() == ""
+    assert other.wait(0) is None
+    other.stop()
 
 
 def test_a_killed_parent_ends_the_process_and_what_it_started(fifo: Path):
