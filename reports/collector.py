@@ -9,6 +9,7 @@ from typing import Final
 
 # Python 3.12 keeps its immortal objects frozen, some hundred of them.
 IMMORTAL: Final = 5000
+MANY: Final = 100_000  # objects that are quickly gone through
 
 
 @contextmanager
@@ -25,7 +26,8 @@ def paused() -> Iterator[None]:
     finally:
         if running:
             # Thawing would also free what the caller froze, so a caller that freezes pays one pass over the records.
-            if gc.get_freeze_count() < IMMORTAL:
+            # Counting what is frozen is a pass over that.
+            if gc.get_count()[0] > MANY and gc.get_freeze_count() < IMMORTAL:
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
