@@ -216,11 +216,10 @@ def test_killed_run_leaves_nothing_that_reads_as_whole(tmp_path: Path):
         load(tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("lines", [pytest.param(1, id="while the workers start", marks=pytest.mark.nightly), 2])
-@pytest.mark.parametrize(
-    ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.nightly), (signal.SIGTERM, 143)]
-)
+@pytest.mark.parametrize("lines", [pytest.param(1, id="while the workers start"), 2])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_run_says_so_and_keeps_the_report_before(number: int, status: int, lines: int, tmp_path: Path):
     report = tmp_path / "report.jsonl"
     report.write_text("of an earlier run")

@@ -31,6 +31,7 @@ def test_coins_decide_what_is_accepted(bench, share, least, most):
     assert least <= sum(first[:-1]) / len(first[:-1]) <= most
 
 
+@pytest.mark.nightly
 def test_the_load_is_served_by_every_choice(bench, monkeypatch):
     low, high = (1, 8, 0.9), (2, 4, 0.5)
     monkeypatch.setattr(adaptive_load, "PAIRS", 1)

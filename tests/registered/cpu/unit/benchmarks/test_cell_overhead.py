@@ -45,6 +45,7 @@ def test_windows_cover_all_cells_and_give_a_share():
     assert metric.note.startswith("2 cells")
 
 
+@pytest.mark.nightly
 def test_a_slow_gate_is_the_harness_s_and_a_red_cell_has_no_share(monkeypatch):
     chosen = cells(1)
     calm = share(chosen, 1)

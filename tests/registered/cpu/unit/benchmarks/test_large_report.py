@@ -33,6 +33,7 @@ def test_more_cells_than_there_are_is_an_error():
         starts(100_000_000)
 
 
+@pytest.mark.nightly
 def test_a_report_is_green_and_only_the_wanted_share_differs(tmp_path):
     cases = {"base": Change(), "cells": Change(0.1), "starts": Change(0.1, "v1")}
     for seconds, (name, change) in enumerate(cases.items()):

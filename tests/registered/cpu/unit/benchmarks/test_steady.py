@@ -78,6 +78,7 @@ def test_a_target_is_loaded_once_and_only_meanwhile(bench):
     assert bench.engine(1).loop.executor.target is not one.loop.executor.target
 
 
+@pytest.mark.nightly
 def test_the_speed_matrix_has_a_figure_for_each_cell(bench, monkeypatch):
     for name in ("PAIRS", "ROUNDS", "WARM"):
         monkeypatch.setattr(steady, name, 1)

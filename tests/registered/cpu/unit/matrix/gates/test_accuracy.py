@@ -90,6 +90,7 @@ def test_extractors(text, strict, flexible):
     assert (extract(text, "strict"), extract(text, "flexible")) == (strict, flexible)
 
 
+@pytest.mark.nightly
 def test_the_reference_engine_passes_its_exam(measured):
     prepared, run, baseline = measured("standalone.s3.v2.p16.exam")
     outcome = AccuracyGate().judge(prepared, run, baseline)

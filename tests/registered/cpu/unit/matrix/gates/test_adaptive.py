@@ -43,10 +43,10 @@ def test_it_judges_what_adapts_and_stands_in_the_table():
     "cell_id",
     [
         CELL,
-        "eagle3.tiers.v1.waves.length",
-        "eagle3.table.v2.waves.length",
-        "eagle3.flat.v2.pair",
-        "eagle3.tiers.v2.c7.tight.ragged",
+        pytest.param("eagle3.tiers.v1.waves.length", marks=pytest.mark.nightly),
+        pytest.param("eagle3.table.v2.waves.length", marks=pytest.mark.nightly),
+        pytest.param("eagle3.flat.v2.pair", marks=pytest.mark.nightly),
+        pytest.param("eagle3.tiers.v2.c7.tight.ragged", marks=pytest.mark.nightly),
         "eagle3.tiers.v2.ragged.stream.abort_running",
     ],
 )

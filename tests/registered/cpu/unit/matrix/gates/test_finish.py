@@ -16,7 +16,10 @@ DRAWN = "none.v1.temperature"
 GATE = FinishGate()
 
 
-@pytest.mark.parametrize("cell_id", [CELL, STRING, TOKEN, LENGTH, ADAPTED, DRAWN])
+@pytest.mark.parametrize(
+    "cell_id",
+    [CELL, *(pytest.param(cell, marks=pytest.mark.nightly) for cell in (STRING, TOKEN, LENGTH, ADAPTED, DRAWN))],
+)
 def test_what_the_reference_engine_ends_is_right(measured, cell_id):
     outcome = GATE.judge(*measured(cell_id))
     assert (outcome.state, outcome.message) == (State.PASS, "")

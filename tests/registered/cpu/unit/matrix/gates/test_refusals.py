@@ -19,7 +19,7 @@ def test_every_class_has_its_sentence():
     assert set(MESSAGES) == set(Refusal)
 
 
-@pytest.mark.parametrize("cell_id", [PAIR, TIGHT, "none.pair.branch"])
+@pytest.mark.parametrize("cell_id", [PAIR, pytest.param(TIGHT, marks=pytest.mark.nightly), "none.pair.branch"])
 def test_real_refusals_pass(measured, cell_id):
     prepared, run, baseline = measured(cell_id)
     assert run.attempts and refusal_fault(run) == ""

@@ -69,7 +69,10 @@ def otherwise(field, value):
     )
 
 
-@pytest.mark.parametrize(("field", "value", "most"), [("speculative_num_steps", 4, 6), ("spec_version", "v1", 6)])
+@pytest.mark.parametrize(
+    ("field", "value", "most"),
+    [("speculative_num_steps", 4, 6), pytest.param("spec_version", "v1", 6, marks=pytest.mark.nightly)],
+)
 def test_a_changed_default_moves_a_few_lines(groups, monkeypatch, field, value, most):
     monkeypatch.setattr(specmatrix.engine.core.config.defaults, "DEFAULTS", otherwise(field, value))
     lines = moved(groups)
@@ -77,7 +80,9 @@ def test_a_changed_default_moves_a_few_lines(groups, monkeypatch, field, value, 
     assert any(str(value) in line for line in lines)
 
 
-@pytest.mark.parametrize(("name", "most"), [("window-uncached", 6), ("no-step-in-flight", 6)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("window-uncached", 6), pytest.param("no-step-in-flight", 6, marks=pytest.mark.nightly)]
+)
 def test_a_dropped_rule_moves_a_few_lines(groups, monkeypatch, name, most):
     monkeypatch.setattr(
         specmatrix.engine.core.config.resolve, "RULES", tuple(rule for rule in RULES if rule.name != name)

@@ -75,6 +75,7 @@ def test_an_unhit_counter_fails_the_run(tree, tmp_path):
     assert "red: 2 of 2 cells passed, but counter coverage failed" in done.stdout
 
 
+@pytest.mark.nightly
 def test_a_selection_judges_no_counter(tree, tmp_path):
     done = inside(tree, *RUN, "--limit", "1", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout
