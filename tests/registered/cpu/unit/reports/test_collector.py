@@ -42,7 +42,7 @@ gc.freeze()
 count = gc.get_freeze_count
 for number in (1, MANY + 1):
     with paused():
-        built = [[each] for each in range(number)]
+        more = [[each] for each in range(number)]
     assert count() > MANY, "what the caller froze is thawed"
 
 gc.get_freeze_count = lambda: 1 / 0
