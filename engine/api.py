@@ -183,15 +183,8 @@ class LLM:
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params is {shown(params)}; allowed: SamplingParams")
-        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
-            raise RequestError(f"the prompt is {shown(prompt)}; allowed: a string or a list of token ids")
         params.validate(self.vocab_size)
-        tokens = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
-        bad = [t for t in tokens if type(t) is not int or not 0 <= t < self.vocab_size]
-        if bad:
-            raise RequestError(
-                f"prompt token {shown(bad[0])} is outside the vocabulary; allowed: [0, {self.vocab_size})"
-            )
+        tokens = self.tokenizer.prompt_ids(prompt, self.vocab_size)
         seed = self.resolved.random_seed if params.seed is None else params.seed
         scheduler = self.loop.scheduler
         if session is None:

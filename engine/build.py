@@ -37,7 +37,7 @@ from specmatrix.engine.rank_digest import AuditedStep, RankDigest
 from specmatrix.engine.spec.builders import BuildContext, Locate, build_drafter, build_relay, located
 from specmatrix.engine.spec.drafter import AgreedDrafts, Drafter, DraftHooks
 from specmatrix.engine.spec.guard import Guard
-from specmatrix.errors import ConfigError, text_of
+from specmatrix.errors import ConfigError, shown, text_of
 from specmatrix.files import read_text
 
 __all__ = ["Locate", "build", "known_facts", "located"]
@@ -45,6 +45,8 @@ __all__ = ["Locate", "build", "known_facts", "located"]
 
 def known_facts(config: EngineConfig, locate: Locate) -> Facts:
     """Facts about the requested models and the machine. Raises ConfigError on a bad folder or an unreadable file."""
+    if not isinstance(config, EngineConfig):
+        raise ConfigError(f"config is {shown(config)}; allowed: an EngineConfig, such as EngineConfig(model_path=...)")
     locate, draft = located(locate), config.speculative_draft_model_path
     known = facts(locate(config.model_path), None if draft is None else locate(draft), config.device)
     return replace(known, adaptive_config=_slots_text(config))

@@ -13,7 +13,7 @@ Numbers of a gate, where plots and comparisons read them (other gates may hold a
 - `lossless`: `tokens`, `divergent`, `ties`, `first_divergence`
 
 A report in which one of the first two gates has another kind of value under these names cannot be read, nor one with a
-cell that contradicts itself, such as a cell that passes although a gate does not.
+cell that contradicts itself: it passes although a gate does not, or a gate passes although it found a fault (`FAULTS`).
 """
 
 from __future__ import annotations
@@ -42,19 +42,30 @@ RED_STATES: Final[frozenset[CellState]] = frozenset(("FAIL", "NOT MEASURED", "IN
 # A cell in one of these states was not judged, so its record says nothing about the code.
 UNJUDGED_STATES: Final[frozenset[CellState]] = frozenset(("INFRA", "UNSUPPORTED"))
 
-# How much a gate looked at, by the name of that number.
-AMOUNTS: Final[Mapping[str, str]] = {
-    "ledger": "pages",
-    "ranks": "ranks",
-    "session": "sessions",
-    "adaptive": "rounds",
-    "lossless": "tokens",
-    "distribution": "draws",
-    "finish": "requests",
-    "acceptance": "length",
-    "accuracy": "n",
-    "config": "fields",
-    "effective": "keys",
+# How much a gate looked at, by the names of those numbers.
+AMOUNTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "ledger": ("pages", "stamps", "verbs"),
+    "ranks": ("ranks", "planned", "read"),
+    "session": ("sessions", "attempts"),
+    "adaptive": ("rounds", "observations", "replayed"),
+    "lossless": ("tokens", "scored", "oracle_tokens"),
+    "distribution": ("draws",),
+    "finish": ("requests",),
+    "acceptance": ("length", "rounds", "emitted"),
+    "accuracy": ("n", "outcomes"),
+    "config": ("fields",),
+    "effective": ("keys", "required"),
+}
+# What a gate that passes found none of.
+FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "ledger": ("leaked", "wrong_stamps"),
+    "ranks": ("divergent",),
+    "session": ("wrong", "apart"),
+    "lossless": ("divergent", "first_divergence"),
+    "distribution": ("outside",),
+    "finish": ("faults",),
+    "acceptance": ("left",),
+    "effective": ("differences", "unseen"),
 }
 GATES: Final = tuple(AMOUNTS)
 
@@ -137,6 +148,9 @@ class GateResult(ReportRecord, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         if self.name in _KINDS:
             _check_numbers(self.name, self.numbers)
+        found = [name for name in FAULTS.get(self.name, ()) if self.numbers.get(name)]
+        if self.state == "PASS" and found:
+            raise ValueError(f"gate {self.name} is PASS and its {found[0]} is {self.numbers[found[0]]!r:.60}")
         if self.interval is not None and not -LARGEST <= self.interval[0] <= self.interval[1] <= LARGEST:
             raise ValueError(f"the interval of gate {self.name} must rise, got {self.interval!r:.60}")
 
@@ -306,6 +320,11 @@ def _check_numbers(gate: str, numbers: Mapping[str, Json]) -> None:
     lost, won, n = numbers.get("lost", 0), numbers.get("won", 0), numbers.get("n", LARGEST)
     if gate == "accuracy" and lost + won > n:
         raise ValueError(f"lost and won of gate accuracy must be at most n together, got {lost} + {won} of {n}")
+    if numbers.get("outcomes"):
+        right, answers = numbers["outcomes"].count("1"), len(numbers["outcomes"])
+        if numbers.get("n") != answers or right != round(numbers.get("accuracy", 0) * answers):
+            stated = f"{numbers.get('accuracy')!r:.20} of {numbers.get('n')!r:.20}"
+            raise ValueError(f"outcomes of gate accuracy are {right} right of {answers}, and its numbers say {stated}")
 
 
 def _contradiction(state: CellState, gates: Sequence[GateResult], error: str | None) -> str:

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView
 from hashlib import blake2b
@@ -39,7 +40,6 @@ from specmatrix.reports.schema import (
     ReportError,
     StartLine,
     StartRecord,
-    Waiver,
 )
 from specmatrix.reports.wording import shorten
 
@@ -108,6 +108,9 @@ class ReportWriter:
         first = _encode(header, "the header")
         try:
             directory.mkdir(parents=True, exist_ok=True)
+            for name in (REPORT_FILE, PARTIAL_FILE, SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE):
+                if (directory / name).is_dir():  # found now, and not after hours
+                    raise OSError(errno.EISDIR, f"{name} is a directory there")
             self._descriptor = os.open(self.partial, os.O_WRONLY | os.O_CREAT, 0o644)
             self._claim()
         except OSError as error:
@@ -119,7 +122,7 @@ class ReportWriter:
         """Append one cell, after its start if that is new; both are in the file when this returns."""
         if cell.id in self._cells:
             raise ReportError(f"cell {cell.id!r} is in the report twice; a cell is written once")
-        if fault := _undeclared(cell.waived, self._header):
+        if fault := _against(self._header, cell):
             raise ReportError(f"cell {cell.id!r} {fault}")
         what = f"cell {cell.id!r}"
         values = asdict(cell.start)
@@ -285,7 +288,7 @@ class Report:
         record = self._cells.get(cell)
         if record is None:
             decoded = self._decode(cell, _CELL)
-            if fault := _undeclared(decoded.waived, self.header):
+            if fault := _against(self.header, decoded):
                 raise ReportError(f"{self.path}, line {self._rows[cell].number}: cell {_named(cell)} {fault}")
             # The line names its start; in memory a cell holds it.
             force_setattr(decoded, "start", self.starts[self._rows[cell].start])
@@ -364,21 +367,32 @@ def load(path: Path | str) -> Report:
         raise ReportError(f"{file} is empty; the run that wrote it did not finish")
     report = Report(file, data)
     if not large:
-        for _ in report:
-            pass
+        counted = Counter[str]()
+        for cell in report:
+            counted.update(cell.evidence)
+        if +counted != +Counter(report.evidence):
+            raise ReportError(f"{file}: the counters of its cells do not add up to those of its end line")
     return report
 
 
-def _undeclared(waived: Waiver | None, header: Header) -> str:
-    """What is wrong with a waiver that the run did not declare, which would take a cell's red in silence; else ""."""
+def _against(header: Header, cell: CellRecord[Any]) -> str:
+    """How a cell contradicts the rules of its run, "" if it does not: a waiver that the run did not declare would take
+    its red in silence."""
     declared = ((rule.reason, rule.expiry) for rule in header.waivers)
-    if waived is None or (waived.reason, waived.expiry) in declared:
+    if cell.waived is not None and (cell.waived.reason, cell.waived.expiry) not in declared:
+        return f"is waived until {cell.waived.expiry} for a reason that no waiver of the header gives"
+    gate, limits = cell.gate("acceptance"), header.thresholds.get("acceptance", {})
+    ratio = gate.numbers.get("ratio") if gate is not None and gate.state == "PASS" else None
+    ends = [limits.get(name) for name in ("moved_low", "moved_high")]
+    if ratio is None or not all(isinstance(end, int | float) for end in ends) or ends[0] <= ratio <= ends[1]:
         return ""
-    return f"is waived until {waived.expiry} for a reason that no waiver of the header gives"
+    return f"passes acceptance with ratio {ratio:.4g}, and the header allows {ends[0]:g} to {ends[1]:g} at most"
 
 
 def _header(file: Path, data: bytes | mmap) -> Header:
     line = data[: data.find(b"\n") + 1 or len(data)]
+    if line.startswith(BOM_UTF8):
+        raise ReportError(f"{file} begins with a byte order mark; save it as UTF-8 without one")
     try:
         version = _VERSION.decode(line)
     except (ValueError, RecursionError) as error:
@@ -421,9 +435,11 @@ def _find(path: Path) -> Path:
     if not path.is_dir():
         if path.name == PARTIAL_FILE:
             raise ReportError(f"{path} is what came of a run that did not finish, and no report")
-        if path.exists():
-            return path
-        raise ReportError(f"{path} does not exist; give a report file or a directory with {REPORT_FILE}")
+        try:
+            path.stat()
+        except FileNotFoundError:
+            raise ReportError(f"{path} does not exist; give a report file or a directory with {REPORT_FILE}") from None
+        return path
     whole = (path / REPORT_FILE).exists()
     if (path / PARTIAL_FILE).exists():
         sentence = f"{path} has {'' if whole else 'only '}{PARTIAL_FILE}; the run that wrote it did not finish"

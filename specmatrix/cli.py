@@ -349,14 +349,16 @@ def checkpoints_check(
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line `words` (by default that of this process) and return its exit status."""
     _open_streams()
+    given = list(sys.argv[1:] if words is None else words)
+    if empty := _empty(given):
+        return _wrong(f"{empty} is empty, perhaps an unset shell variable; give a value or omit it")
     try:
         with stoppable():
-            status = app(args=None if words is None else list(words), prog_name="specmatrix", standalone_mode=False)
+            status = app(args=given, prog_name="specmatrix", standalone_mode=False)
         sys.stdout.flush()
     except (EngineError, ReportError) as error:
         return _wrong(str(error))
     except UsageError as error:
-        given = sys.argv[1:] if words is None else words
         return _wrong(f"{misuse(error, given)}; see `specmatrix --help`")
     except OSError as error:
         return _failed(error)
@@ -370,6 +372,16 @@ def main(words: Sequence[str] | None = None) -> int:
             print(stop, file=sys.stderr, flush=True)
         return stop.status
     return int(status or 0)
+
+
+def _empty(words: Sequence[str]) -> str:
+    """What of a command line is empty, "" if nothing is: an empty path would be the current folder."""
+    for before, word in zip(("", *words), words, strict=False):
+        if word.startswith("--") and word.endswith("="):
+            return text_of(word[:-1])
+        if not word:
+            return text_of(before) if before.startswith("--") else "an argument"
+    return ""
 
 
 def _open_streams() -> None:

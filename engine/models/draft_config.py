@@ -79,13 +79,17 @@ def _dflash(fields: ConfigReader) -> DraftConfig:
     kinds = fields.value("layer_types", lambda kinds: isinstance(kinds, list), "a list", [])
     if other := [kind for kind in kinds if kind != "full_attention"]:
         raise ConfigError(f"{fields.file}: layer_types {shown(other[0])} is not supported; allowed: 'full_attention'")
+    layers = fields.size("num_hidden_layers")
+    # transformers' rule for Qwen3, where layer_types is absent.
+    if not kinds and fields.flag("use_sliding_window", False) and fields.count("max_window_layers", 28) < layers:
+        raise ConfigError(f"{fields.file}: use_sliding_window true is not supported in a DFLASH draft; allowed: false")
     mask = own.value("mask_token_id", lambda token: type(token) is int and 0 <= token <= MOST, "a token id")
     block = (own if own.raw.get("block_size") is not None else fields).size("block_size", DEFAULT_BLOCK, least=2)
     return DraftConfig(
         _behind(own, "target_layer_ids"),
         fields.size("hidden_size"),
         fields.size("vocab_size"),
-        fields.size("num_hidden_layers"),
+        layers,
         block,
         mask,
     )

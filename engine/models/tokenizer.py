@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 
 from specmatrix.engine.models.config_reader import MOST, read_json
-from specmatrix.errors import ConfigError, RequestError, shown, text_of
+from specmatrix.errors import ConfigError, RequestError, described, shown, text_of
 
 # A decoder's output for bytes that do not form a character yet.
 INCOMPLETE = "\ufffd"
@@ -41,7 +41,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, after one bos_id (none is added if the text starts with it). RequestError on a surrogate."""
         try:
-            text.encode()
+            str.encode(text)
         except UnicodeEncodeError as error:
             raise RequestError(
                 f"the text has half of a surrogate pair, {shown(text[error.start])}, at character {error.start}; "
@@ -50,6 +50,27 @@ class Tokenizer:
         ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         if self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
+        return ids
+
+    def prompt_ids(self, prompt: str | Sequence[int], vocab_size: int) -> tuple[int, ...]:
+        """Ids of a prompt for a model with `vocab_size` tokens. RequestError if it is neither text nor such ids."""
+        allowed, kinds = f"allowed: [0, {vocab_size})", "allowed: a string or a list of token ids"
+        if isinstance(prompt, str):
+            ids = tuple(self.encode(prompt))
+            if (most := max(ids, default=0)) >= vocab_size:
+                raise RequestError(f"the tokenizer gives token {most} for the text, and the model lacks it; {allowed}")
+            return ids
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
+            raise RequestError(f"the prompt is {shown(prompt)}; {kinds}")
+        try:
+            ids = tuple(prompt)
+        except Exception as error:  # a sequence of any class
+            raise RequestError(f"the prompt cannot be read ({described(error)}); {kinds}") from None
+        if wrong := [token for token in ids if type(token) is not int]:
+            kind = type(wrong[0]).__name__
+            raise RequestError(f"prompt token {shown(wrong[0])} is of type {kind}; allowed: int in [0, {vocab_size})")
+        if outside := [token for token in ids if not 0 <= token < vocab_size]:
+            raise RequestError(f"prompt token {shown(outside[0])} is outside the vocabulary; {allowed}")
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -109,6 +130,8 @@ def _read(file: Path) -> tokenizers.Tokenizer:
         found = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # The library raises Exception itself.
         raise ConfigError(f"{file} is not a tokenizer ({text_of(error)}); the file is truncated or damaged") from None
+    if dropout := getattr(found.model, "dropout", None):
+        raise ConfigError(f"{file}: dropout {shown(dropout)} makes each encoding another; allowed: null or 0")
     # The file may hold what it was trained or last called with; a prompt is encoded whole, as transformers does.
     found.no_truncation()
     found.no_padding()

@@ -103,7 +103,7 @@ def _files(folder: Path) -> dict[str, set[str]]:
         shards: dict[str, set[str]] = {}
         for name, file in weight_map.items():
             shards.setdefault(file, set()).add(name)
-        outside = sorted(file for file in shards if Path(file).name != file or len(file) > LONGEST_NAME)
+        outside = sorted(f for f in shards if Path(f).name != f or len(f) > LONGEST_NAME or not f.isprintable())
     except (KeyError, AttributeError, TypeError):
         raise ConfigError(
             f"{index} is not a safetensors index; it must hold a weight_map from tensor names to files"

@@ -82,7 +82,8 @@ def evaluate(
     """
     installed = definition(task)
     offline()
-    from lm_eval import simple_evaluate
+    # Unlike simple_evaluate, it asks neither git nor the system about its surroundings.
+    from lm_eval.evaluator import evaluate as run_tasks
     from lm_eval.tasks import TaskManager
 
     from specmatrix.matrix.accuracy.model import EngineModel
@@ -94,15 +95,10 @@ def evaluate(
         _write_task(folder, name, installed, questions)
         # lm-eval's progress bars cannot be switched off and would hide an error message.
         with redirect_stderr(StringIO()):
-            result = simple_evaluate(
-                model=model,
-                tasks=[name],
-                num_fewshot=len(questions.examples),
-                gen_kwargs={"max_gen_toks": max_new_tokens},
-                task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-                log_samples=True,
-                bootstrap_iters=0,
-            )
+            tasks = TaskManager(include_path=str(folder), include_defaults=False).load([name])
+            tasks["tasks"][name].set_config("num_fewshot", len(questions.examples))
+            tasks["tasks"][name].set_config("generation_kwargs", {"max_gen_toks": max_new_tokens}, update=True)
+            result = run_tasks(lm=model, task_dict=tasks, log_samples=True, bootstrap_iters=0)
     return _samples(result["samples"][name], questions.asked, model), model
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a command ends with a message about its unfinished output."""
+"""Ctrl-C and SIGTERM: a command ends with one line and the status that shells expect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Final, Self
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-SENTENCE: Final = "interrupted; unfinished output is not a report"
+SENTENCE: Final = "interrupted"
 
 
 class Stopped(BaseException):

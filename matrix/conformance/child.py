@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from specmatrix.engine.exit_with_parent import exit_with_parent
 from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.matrix.cells.cell import DRAFTS, MODELS
 from specmatrix.matrix.cells.model_facts import model_facts
+from specmatrix.matrix.conformance.process_state import import_state, restored_process_state
 from specmatrix.matrix.conformance.suite import run_suite
 from specmatrix.matrix.zoo.registry import resolve_path, verify_models
 
@@ -41,7 +43,10 @@ def main(file: Path, algorithm: str, asked: Mapping[str, str]) -> None:
 def results(word: str, asked: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """A record for each engine start. ConfigError if there is no such file or algorithm, or it cannot run."""
     torch.set_num_threads(1)
-    for traits in _algorithms(word):
+    with restored_process_state(import_state()) as changes:
+        registered = _algorithms(word)
+    imported = [f"the import of {word} {change}" for change in changes]
+    for traits in registered:
         models = with_models(traits, asked)
         verify_models((models["model_path"], models.get("speculative_draft_model_path")))
         for result in run_suite(traits, models, resolve_path):
@@ -49,7 +54,7 @@ def results(word: str, asked: Mapping[str, str]) -> Iterator[dict[str, Any]]:
                 "algorithm": traits.name,
                 "start": result.start,
                 "tokens_per_round": result.tokens_per_round if traits.drafts else None,
-                "violations": result.violations,
+                "violations": [*imported, *result.violations],
             }
 
 
@@ -83,4 +88,6 @@ def _append(file: Path, record: Mapping[str, Any]) -> None:
 
 if __name__ == "__main__":
     exit_with_parent()
+    # Standard input is the parent's; whoever reads from it would wait for the parent's end.
+    sys.stdin = StringIO()
     main(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))

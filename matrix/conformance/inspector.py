@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -36,8 +37,9 @@ class Copy(NamedTuple):
 class InspectedDrafter:
     """A drafter whose hooks are inspected.
 
-    Violations: a host read without the trait reads_host, a write into an input, and a returned tensor that changes
-    before the next hook runs, as another thread still writes to it.
+    Violations: a host read without the trait reads_host, a write into an input, a returned tensor that changes before
+    the next hook runs, as another thread still writes to it, and another handler of SIGINT, which the engine replaces
+    during a call.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -79,12 +81,15 @@ class InspectedDrafter:
             self._compare(self._returned)
         self._returned = []
         lent = [_copied(f"wrote into {name} in {hook}", each) for name, each in {**_tensors(batch), **inputs}.items()]
-        detector = SyncDetector()
+        detector, interrupted = SyncDetector(), signal.getsignal(signal.SIGINT)
         try:
             with nullcontext() if self._drafter.traits.reads_host else detector:
                 result = getattr(self._drafter, hook)(batch, *given)
         finally:
             self._compare(lent)
+            if signal.getsignal(signal.SIGINT) is not interrupted:
+                self._found[f"changed the signal handler of SIGINT in {hook}"] = True
+                signal.signal(signal.SIGINT, interrupted)
             if detector.seen is not None:
                 self._found[f"read a tensor on the host ({detector.seen}) in {hook} without the trait reads_host"] = (
                     True

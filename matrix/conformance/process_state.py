@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import resource
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -35,6 +36,37 @@ def _set_handlers(handlers: dict[int, Any]) -> None:
             signal.signal(number, handler)
 
 
+def _blocked() -> list[int]:
+    return sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+
+def _timers() -> dict[str, bool]:
+    """Whether each is armed; the time that is left always changes."""
+    return {name: signal.getitimer(which)[0] > 0 for name, which in TIMERS.items()}
+
+
+def _set_timers(armed: dict[str, bool]) -> None:
+    for name, which in TIMERS.items():
+        if not armed[name]:
+            signal.setitimer(which, 0)
+
+
+def _umask() -> int:
+    mask = os.umask(0o77)
+    os.umask(mask)
+    return mask
+
+
+def _limits() -> dict[str, tuple[int, int]]:
+    return {name: resource.getrlimit(getattr(resource, name)) for name in LIMITS}
+
+
+def _set_limits(limits: dict[str, tuple[int, int]]) -> None:
+    for name, limit in limits.items():
+        with suppress(ValueError, OSError):  # only root may raise a hard limit again
+            resource.setrlimit(getattr(resource, name), limit)
+
+
 def _generators() -> dict[str, bytes]:
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
@@ -55,11 +87,17 @@ def _set_filters(filters: list[Any]) -> None:
         pass
 
 
+TIMERS: Final = {name: getattr(signal, name) for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")}
+LIMITS: Final = sorted(name for name in dir(resource) if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE")
 # The settings of torch that change other results are the engine's business (`engine.spec.torch_settings`).
 PROCESS_STATE: Final = (
     Setting("the working directory", os.getcwd, os.chdir),
     Setting("the environment variables", lambda: dict(os.environ), _set_environment),
     Setting("the signal handlers of", _handlers, _set_handlers),
+    Setting("the blocked signals", _blocked, lambda mask: signal.pthread_sigmask(signal.SIG_SETMASK, mask)),
+    Setting("the timers", _timers, _set_timers),
+    Setting("the umask", _umask, os.umask),
+    Setting("the resource limits", _limits, _set_limits),
     Setting("the random number generators of", _generators, _set_generators),
     Setting("the warnings filters", lambda: list(warnings.filters), _set_filters),
     Setting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
@@ -75,23 +113,38 @@ class Spare(NamedTuple):
     inheritable: bool
 
 
+def import_state() -> tuple[Setting, ...]:
+    """What an import must leave as it is. Libraries add warnings filters and environment variables when they are
+    imported; only variables that are there already count."""
+    known = set(os.environ)
+    variables = Setting(
+        "the environment variables",
+        lambda: {name: value for name, value in os.environ.items() if name in known},
+        os.environ.update,
+    )
+    kept = [each for each in PROCESS_STATE if each.name != "the warnings filters"]
+    return tuple(variables if each.name == variables.name else each for each in kept)
+
+
 @contextmanager
-def restored_process_state() -> Iterator[list[str]]:
+def restored_process_state(settings: Sequence[Setting] = PROCESS_STATE) -> Iterator[list[str]]:
     """Restores the state at the end; what had changed is then in the list, such as "changed the working directory from
-    /home to /tmp", "closed the file descriptors 1, 2"."""
+    /home to /tmp", "closed the file descriptors 1, 2". The duplicates that restore descriptors count as open ones, as
+    whoever closes descriptors that it did not open may close anyone's."""
     found: list[str] = []
-    before, spares = read(PROCESS_STATE), _spares()
+    before, spares = read(settings), _spares()
     try:
         yield found
     finally:
-        changed = restore(before, PROCESS_STATE)
+        changed = restore(before, settings)
         closed = [spare.fd for spare in spares if _file_of(spare.fd) != spare.file]
         for spare in spares:
-            # Whoever closed all descriptors closed the duplicates as well.
-            if _file_of(spare.copy) == spare.file:
-                if spare.fd in closed:
-                    os.dup2(spare.copy, spare.fd, spare.inheritable)
-                os.close(spare.copy)
+            if _file_of(spare.copy) != spare.file:
+                closed.append(spare.copy)
+                continue
+            if spare.fd in closed:
+                os.dup2(spare.copy, spare.fd, spare.inheritable)
+            os.close(spare.copy)
         found += [changed] if changed is not None else []
         found += [f"closed the file descriptors {', '.join(map(str, closed))}"] if closed else []
 

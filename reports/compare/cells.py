@@ -9,10 +9,10 @@ from typing import Final
 
 from specmatrix.reports.compare.acknowledge import Acknowledged
 from specmatrix.reports.compare.cell_state import CellChange, ChangeState, Effect, GateChange, PathChange
-from specmatrix.reports.compare.evidence import allowed_loss, is_bounded, shrunk, vanished
+from specmatrix.reports.compare.evidence import allowed_loss, is_bounded, lost_evidence, shrunk
 from specmatrix.reports.compare.paths import PathChanges
 from specmatrix.reports.compare.rewrites import new_rewrites, signature
-from specmatrix.reports.schema import RED_STATES, CellResult, is_waived
+from specmatrix.reports.schema import GATES, RED_STATES, CellResult, is_waived
 from specmatrix.reports.wording import first_divergence
 
 _NAME_AND_STATE: Final = attrgetter("name", "state")
@@ -30,8 +30,13 @@ class Context:
 
 
 def lost_cell(base: CellResult, head: CellResult | None, context: Context) -> CellChange:
-    """A cell that head lacks or lists as UNSUPPORTED; not red if base did not support it either."""
-    why = "the cell is missing in head" if head is None else f"the cell is not supported in head: {head.error}"
+    """A cell that head lacks, lists as UNSUPPORTED, or has other values for; not red if base did not support it."""
+    if head is None:
+        why = "the cell is missing in head"
+    elif head.state == "UNSUPPORTED":
+        why = f"the cell is not supported in head: {head.error}"
+    else:
+        why = f"head runs other values under this id: {_other_axes(base, head)}"
     excused = context.acknowledged.reason("lost", base.id)
     red = not excused and base.state != "UNSUPPORTED"
     repro = (base if head is None else head).repro
@@ -63,12 +68,15 @@ def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], 
         return _support_change(base, head, context)
     if head.state == "INFRA":
         return _infra(head, context)
+    if _other_axes(base, head):
+        return lost_cell(base, head, context)
     gates = gate_changes(base, head)
     path = context.paths.of(base, head)
     worse = [change for change in gates if _is_worse(change)]
     # A missing gate does not depend on prompts or hardware.
     blocked = [change for change in worse if change.head is not None and change.gate in context.incomparable]
-    gone = vanished(base, head)
+    rewritten = bool(path or new_rewrites(base, head))
+    gone = lost_evidence(base, head, GATES if rewritten else context.incomparable)
     state, why = _state(base, head, effects, worse, blocked, gone, path, context)
     red, excused = False, ""
     if state is ChangeState.REGRESSED or (state is ChangeState.NOT_COMPARABLE and (worse or gone)):
@@ -89,6 +97,12 @@ def _support_change(base: CellResult, head: CellResult, context: Context) -> Cel
     if base.state != "UNSUPPORTED":
         return lost_cell(base, head, context)
     return CellChange(head.id, ChangeState.SAME, "UNSUPPORTED in both", False, head.repro)
+
+
+def _other_axes(base: CellResult, head: CellResult) -> str:
+    """The values of axes that both reports have, where they differ: `topk 1 instead of 4`."""
+    both = [(name, value, base.axes[name]) for name, value in head.axes.items() if name in base.axes]
+    return ", ".join(f"{name} {new} instead of {old}" for name, new, old in both if new != old)
 
 
 def _is_worse(change: GateChange) -> bool:
@@ -123,8 +137,6 @@ def _state(
     path: Sequence[PathChange],
     context: Context,
 ) -> tuple[ChangeState, str]:
-    if base.axes != head.axes:
-        return ChangeState.NOT_COMPARABLE, "this cell id has different axis values in the two reports"
     if len(worse) > len(blocked):
         return ChangeState.REGRESSED, "; ".join(_gate_text(change) for change in worse if change not in blocked)
     if base.state == "PASS" and head.state != "PASS" and not worse:
@@ -147,6 +159,8 @@ def _quiet_state(
     """The state of a cell on which nothing got worse and nothing was rewritten."""
     if base.state == "INFRA":
         return ChangeState.UNKNOWN, f"the machine failed in base; the cell is {head.state} in head"
+    if less := shrunk(base, head, context.incomparable):
+        return ChangeState.UNKNOWN, "; ".join(less) + "; more samples are needed"
     better = [c for c in gate_changes(base, head) if c.head == "PASS" and c.base in ("FAIL", "NOT MEASURED")]
     gains = [effect for effect in effects if effect.significant == "gain"]
     if better or (base.state != "PASS" and head.state == "PASS"):
@@ -158,8 +172,7 @@ def _quiet_state(
     measured = {gate.name for gate in (*base.gates, *head.gates)} & context.incomparable
     if measured:
         return ChangeState.NOT_COMPARABLE, f"{', '.join(sorted(measured))}: an input differs"
-    loose = [effect_text(effect) for effect in effects if not is_bounded(effect)]
-    if loose := [*shrunk(base, head, context.incomparable), *loose]:
+    if loose := [effect_text(effect) for effect in effects if not is_bounded(effect)]:
         return ChangeState.UNKNOWN, "; ".join(loose) + "; more samples are needed"
     if head.state != "PASS":
         return ChangeState.SAME, f"{head.state} in both"

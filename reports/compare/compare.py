@@ -47,8 +47,9 @@ _RANK: Final = {
         (ChangeState.REGRESSED, ChangeState.INFRA, ChangeState.LOST, ChangeState.REWRITTEN, ChangeState.NOT_COMPARABLE)
     )
 }
+_COMPARED: Final = tuple(ChangeState(word) for word in ("REGRESSED", "IMPROVED", "SAME", "UNKNOWN", "REWRITTEN"))
 # A hash of git, not all zeros, or the version of a release.
-_COMMIT: Final = re.compile(r"(?!0+$)[0-9a-f]{7,64}|v\d[\w.+-]{,40}", re.ASCII)
+_COMMIT: Final = re.compile(r"(?!0+$)[0-9a-f]{7,64}|v\d+\.[\w.+-]{1,40}", re.ASCII)
 _FAILURES = (ChangeState.REGRESSED, ChangeState.NEW, ChangeState.NOT_COMPARABLE)
 
 
@@ -91,6 +92,8 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     reasons = _reasons(changes, rewrites)
     reasons = (*(_other_cells(found) if reasons else ()), *reasons, *_unknown_commits(base.header, head.header))
     _check_compared(base, head, common, reasons)
+    if not reasons and sum(counts[state] for state in _COMPARED) == 0:
+        reasons = (f"no cell could be compared: {', '.join(m.name for m in found if m.gates)} differ",)
     return Comparison(
         base=Side(str(base.path), base.header, len(base)),
         head=Side(str(head.path), head.header, len(head)),

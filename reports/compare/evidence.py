@@ -24,7 +24,7 @@ from specmatrix.reports.stats import (
 from specmatrix.reports.wording import count
 
 # The gates that draw a sample, and what it consists of.
-_SAMPLES: Final = {"acceptance": "prompts", "accuracy": "questions", "distribution": "draws"}
+_SAMPLES: Final = {"acceptance": "prompt", "accuracy": "question", "distribution": "draw"}
 
 
 def effects(base: CellResult, head: CellResult, incomparable: Collection[str]) -> tuple[Effect, ...]:
@@ -42,13 +42,27 @@ def effects(base: CellResult, head: CellResult, incomparable: Collection[str]) -
     return tuple(found)
 
 
-def vanished(base: CellResult, head: CellResult) -> tuple[str, ...]:
-    """What gates that pass in head looked at in base only, as sentences."""
+def lost_evidence(base: CellResult, head: CellResult, other: Collection[str]) -> tuple[str, ...]:
+    """What a cell that passes in head looked at in base only, or less than half as much of, as sentences.
+
+    Gates in `other` judge other inputs or another configuration: only what they no longer look at counts.
+    """
     found = []
     for gate in head.gates:
-        name, old = AMOUNTS.get(gate.name, ""), base.gate(gate.name)
-        if gate.state == "PASS" and old is not None and _above_zero(old, name) and not _above_zero(gate, name):
-            found.append(f"{gate.name} passes in head without its {name}, which base has")
+        old = base.gate(gate.name)
+        if gate.state != "PASS" or old is None:
+            continue
+        for name in AMOUNTS.get(gate.name, ()):
+            before, after = _amount(old, name), _amount(gate, name)
+            if before and not after:
+                found.append(f"{gate.name} passes in head without its {name}, which base has")
+            elif after < before / 2 and gate.name not in other and name != "length":
+                found.append(f"{gate.name} passes in head, and its {name} fell from {before:,.6g} to {after:,.6g}")
+    counted, left = len(base.evidence), len(head.evidence)
+    if counted and not left:
+        found.append("no counter of the engine is above 0 in head")
+    elif left < counted / 2 and not other:
+        found.append(f"{count(left, 'counter')} of the engine above 0 in head, {counted} in base")
     return tuple(found)
 
 
@@ -61,7 +75,7 @@ def shrunk(base: CellResult, head: CellResult, incomparable: Collection[str]) ->
             continue
         before, after = _size(old, what), _size(new, what)
         if after < before:
-            found.append(f"{name} has {after:,} {what} instead of {before:,}")
+            found.append(f"{name} has {count(after, what)} instead of {before:,}")
     return tuple(found)
 
 
@@ -140,17 +154,18 @@ def _accuracy(old: GateResult, new: GateResult) -> Effect | None:
     return effect(head - base, interval, losing, gaining, "intervals")
 
 
-def _above_zero(gate: GateResult, name: str) -> bool:
-    value = gate.numbers.get(name)
-    return isinstance(value, int | float) and value > 0
+def _amount(gate: GateResult, name: str) -> float:
+    """A number of a gate, or how many values a list or text of it has; 0 without one."""
+    value = gate.numbers.get(name, 0)
+    return len(value) if isinstance(value, list | str) else value if isinstance(value, int | float) else 0
 
 
 def _size(gate: GateResult, what: str) -> int:
     """The size of a gate's sample; 0 if it has none."""
-    if what == "prompts":
+    if what == "prompt":
         prompts = _prompts(gate)
         return 0 if prompts is None else len(prompts[0])
-    value = gate.numbers.get(AMOUNTS[gate.name], 0)
+    value = gate.numbers.get(AMOUNTS[gate.name][0], 0)
     return value if isinstance(value, int) else 0
 
 

@@ -82,7 +82,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for rule in (*comparison.thresholds, *comparison.waivers):
         _say(console, f"rule {escape(rule.name)}: {escape(rule.base or 'none')} → {escape(rule.head or 'none')}")
     colour = "green" if comparison.verdict == "green" else "red"
-    reasons = "; ".join(comparison.reasons) or "nothing got worse"
+    reasons = "; ".join(comparison.outcome)
     _say(console, f"[bold {colour}]{comparison.verdict}[/bold {colour}]: {escape(reasons)}")
 
 

@@ -22,7 +22,8 @@ ROUNDING: Final = 1e-12
 class RatioChange:
     """Relative change of a ratio from base to head: -0.03 is a loss of 3 %.
 
-    `interval` is at 95 %, None if all prompts changed alike: a sample without spread tells nothing of the spread.
+    `interval` is at 95 %, None if all prompts changed alike: a sample without spread tells nothing of the spread. It
+    includes 0 where fewer than six prompts changed, from which no paired test at 2.5 % can tell a loss from a gain.
     `p_loss` and `p_gain` are one-sided: the fraction of resamples without a loss (gain), with one added to both counts
     so that a Monte Carlo p value is never zero, and at least 0.5 ** n for n prompts that changed, below which no paired
     test can go.
@@ -56,6 +57,8 @@ def ratio_change(base: Columns, head: Columns, resamples: int = 2000) -> RatioCh
     moves = head_top / head_bottom / (base_top / base_bottom) - 1
     alike = np.abs(moves).max() > ROUNDING and np.ptp(moves) <= ROUNDING
     least = 0.5 ** int((np.abs(moves) > ROUNDING).sum())
+    if least > 0.025:
+        low, high = min(low, 0.0), max(high, 0.0)
     return RatioChange(
         change=float(head_top.sum() / head_bottom.sum() / (base_top.sum() / base_bottom.sum()) - 1),
         interval=None if alike else (float(low), float(high)),

@@ -12,6 +12,8 @@ def parse_json(text: str, pairs: Callable[[list[tuple[str, Json]]], Json] | None
 
     Raises ValueError, in words that follow "not JSON: ", also where json raises RecursionError.
     """
+    if text.startswith("\ufeff"):
+        raise ValueError("it begins with a byte order mark; save it as UTF-8 without one")
     try:
         value = json.loads(text, object_pairs_hook=pairs)
         if "\\u" in text:

@@ -374,7 +374,7 @@ def widened(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("prompt", "params", "sentence"),
     [
-        ("Hi <|beyond|>", {}, "prompt token 768 is outside the vocabulary; allowed: [0, 768)"),
+        ("Hi <|beyond|>", {}, "the tokenizer gives token 768 for the text, and the model lacks it; allowed: [0, 768)"),
         ([5, 10**5000], {}, "prompt token an integer of thousands of digits is outside the vocabulary"),
         ([5], {"stop_token_ids": (768,)}, "stop_token_ids is (768,); allowed: a list of token ids in [0, 768)"),
         ([5], {"top_logprobs_num": 769}, "top_logprobs_num is 769; allowed: an integer in [0, 768]"),
@@ -532,7 +532,7 @@ def test_a_launch_that_cannot_run_is_refused():
 
 def test_generate_takes_all_prompts_or_none():
     llm = launch()
-    with pytest.raises(RequestError, match=r"prompt token 5\.5 is outside the vocabulary"):
+    with pytest.raises(RequestError, match=r"prompt token 5\.5 is of type float; allowed: int"):
         llm.generate([PROMPTS[0], [1, 5.5]])
     assert not llm.step() and not llm.loop.scheduler.requests
     with pytest.raises(RequestError, match="prompts is one string; allowed: a list of strings or of token id lists"):

@@ -69,7 +69,7 @@ def test_closed_descriptors_are_a_violation_and_the_verdict_comes(tmp_path, caps
     file = written(tmp_path, "print('my own')", "import os; os.closerange(0, 99)")
     assert main(["contract", file]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "    the drafter of COPY closed the file descriptors 0, 1, 2"
+    assert lines[1].startswith("    the drafter of COPY closed the file descriptors 0, 1, 2, ")
     assert lines[-3] == "COPY VIOLATES the contract in 1 of 3 engine starts"
     assert lines[-2:] == ["end of the output:", "  my own"]
 
@@ -184,7 +184,7 @@ def test_nothing_is_left_of_a_command_that_is_interrupted_or_killed(tmp_path, fi
         assert reader.read() == "", "the end of the text is the end of every process"
     _, told = process.communicate()
     assert process.returncode == status
-    assert told == ("interrupted; unfinished output is not a report\n" if status == 130 else "")
+    assert told == ("interrupted\n" if status == 130 else "")
 
 
 @pytest.mark.parametrize(
@@ -236,3 +236,21 @@ def test_results_come_before_the_end_and_after_the_last_one_nothing_counts(tmp_p
     process = child(tmp_path / "file", last)
     assert [*results(process, tmp_path / "file", 60)] == [{"n": 1}, {"n": 2}]
     process.stop()
+
+
+@pytest.mark.parametrize(("top", "propose", "violation"), [
+    ("import os, signal; os.environ.clear(); signal.signal(signal.SIGTERM, signal.SIG_IGN)", "pass",
+     "the import of {file} changed the environment variables .* and the signal handlers of SIGTERM"),
+    ("", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)",
+     "the drafter of COPY changed the signal handler of SIGINT in propose"),
+])  # fmt: skip
+def test_what_a_file_changes_for_the_whole_process_is_a_violation(tmp_path, capsys, top, propose, violation):
+    file = written(tmp_path, top, propose)
+    assert main(["contract", file]) == 1
+    assert re.search(violation.format(file=re.escape(file)), capsys.readouterr().out)
+
+
+def test_standard_input_is_empty(tmp_path, capsys):
+    file = written(tmp_path, "input('name: ')")
+    assert main(["contract", file, "--timeout", "30"]) == 2
+    assert "EOFError" in capsys.readouterr().err

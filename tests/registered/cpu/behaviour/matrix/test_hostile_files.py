@@ -15,6 +15,7 @@ TEXTS = {
     "broken": (b'{"a": 1', "Expecting ',' delimiter at column 8"),
     "empty": (b"\n", "Expecting value at column 1"),
     "latin": (b'"\xe4"', ""),
+    "mark": (b'\xef\xbb\xbf{"a": 1}', "it begins with a byte order mark; save it as UTF-8 without one"),
 }
 NGRAM = ("--speculative-algorithm", "NGRAM", "--speculative-ngram-external-sam-budget", "4")
 # What reads a file, and its sentence about text that is no JSON and about bytes that are no text.
@@ -84,6 +85,28 @@ def test_a_report_is_named_with_what_is_wrong(kind, tmp_path: Path, capsys: pyte
     file = tmp_path / "report.jsonl"
     file.write_bytes(TEXTS[kind][0])
     assert refused(("compare", str(file), str(file)), capsys) == f"{file}, {REPORTS[kind]}"
+
+
+def test_a_report_with_a_byte_order_mark_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "report.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf{}\n")
+    sentence = refused(("compare", str(file), str(file)), capsys)
+    assert sentence == f"{file} begins with a byte order mark; save it as UTF-8 without one"
+
+
+def test_a_loop_of_links_is_no_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "loop.jsonl"
+    file.symlink_to(file)
+    assert (
+        refused(("compare", str(file), str(file)), capsys) == f"cannot read {file}: Too many levels of symbolic links"
+    )
+
+
+@pytest.mark.parametrize("name", ["report.jsonl", "report.jsonl.partial", "summary.json", "report.md", "report.html"])
+def test_a_folder_in_the_reports_place_is_found_before_the_cells_run(name, tmp_path: Path, capsys):
+    (tmp_path / name).mkdir()
+    sentence = refused(("run", "--cells", "none.v2", "--workers", "1", "--out", str(tmp_path)), capsys)
+    assert sentence == f"cannot write a report in {tmp_path}: {name} is a directory there"
 
 
 @pytest.mark.parametrize("text", ["(" * 3_000 + "topk=4", "not " * 3_000 + "topk=4"])

@@ -21,7 +21,7 @@ from specmatrix.reports.frames import Runs
 from specmatrix.reports.render.comparison import comparison_markdown, comparison_page
 from specmatrix.reports.render.run import run_markdown, run_page, view
 from specmatrix.reports.render.terminal import print_comparison, print_run
-from specmatrix.reports.schema import AMOUNTS, GateResult, ReportError
+from specmatrix.reports.schema import GateResult, ReportError
 from specmatrix.reports.store import Report, ReportWriter, load
 from tests.support.mutated_json import TOKENS, with_other_value
 
@@ -32,6 +32,22 @@ MUTATIONS = 2000
 SAMPLE = 5
 REAL = ("dflash", "eagle", "ngram", "standalone.pair", "eagle3.tiers.v2.waves.length", "none.v2.length")
 MOST = 500
+# What shows how much a gate looked at, and what it must not find; written down again, apart from the code under test.
+LOOKED = {
+    "ledger": ("pages", "stamps", "verbs"),
+    "lossless": ("tokens", "scored", "oracle_tokens"),
+    "acceptance": ("emitted", "rounds"),
+    "finish": ("requests",),
+    "config": ("fields",),
+    "effective": ("keys", "required"),
+}
+FOUND = {
+    "ledger": ("leaked", "wrong_stamps"),
+    "lossless": ("divergent", "first_divergence"),
+    "acceptance": ("left",),
+    "finish": ("faults",),
+    "effective": ("differences", "unseen"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +76,12 @@ def mutated(whole: bytes, number: int) -> bytes:
     """The report after mutation `number`: of bytes, of lines, or of values."""
     draw = Random(number)
     lines = whole.splitlines(keepends=True)
-    kind = draw.choice(("bytes", "lines", "values", "values", "values", "values"))
+    kind = draw.choice(("bytes", "lines", "values", "values", "values", "less"))
     times = draw.choice((1, 1, 1, 3))
+    if kind == "less":
+        for at in draw.sample(range(len(lines)), times):
+            lines[at] = with_less(lines[at], draw) + b"\n"
+        return b"".join(lines)
     if kind == "values":
         for at in draw.sample(range(len(lines)), times):
             lines[at] = with_other_value(lines[at], draw) + b"\n"
@@ -88,6 +108,29 @@ def mutated(whole: bytes, number: int) -> bytes:
     return b"".join(lines)
 
 
+def with_less(line: bytes, draw: Random) -> bytes:
+    """A cell that shows less or contradicts itself, a header of another run; other lines stay."""
+    row = json.loads(line)
+    if row["kind"] == "header":
+        row[draw.choice(("zoo_hash", "data_hash"))] = "0123456789ab"
+    if row["kind"] == "cell" and row.get("gates"):
+        gate = draw.choice(row["gates"])
+        numbers = gate.setdefault("numbers", {})
+        names = [*LOOKED.get(gate["name"], ()), *FOUND.get(gate["name"], ())]
+        name = draw.choice([each for each in names if each in numbers] or list(numbers) or ["none"])
+        change = draw.randrange(5)
+        if change == 0:
+            row["evidence"] = {}
+        elif change == 1:
+            row["axes"][draw.choice(list(row["axes"]))] = "other"
+        elif change == 2:
+            numbers.pop(name, None)
+        else:
+            old = numbers.get(name)
+            numbers[name] = old[:1] if isinstance(old, list) else "q6" if isinstance(old, str) else draw.choice((0, 1))
+    return json.dumps(row).encode()
+
+
 def cells_of(path: Path) -> dict[str, dict]:
     """The cell lines of a report by id, as JSON."""
     rows = map(json.loads, path.read_bytes().splitlines())
@@ -100,21 +143,27 @@ def worse(base: dict[str, dict], head: dict[str, dict]) -> list[str]:
 
 
 def as_good(old: dict, new: dict | None) -> bool:
-    if new is None or new["state"] != "PASS":
+    if new is None or new["state"] != "PASS" or any(new["axes"].get(k, v) != v for k, v in old["axes"].items()):
+        return False
+    if len(new.get("evidence", {})) < len(old.get("evidence", {})) / 2:
         return False
     gates = {gate["name"]: gate for gate in new["gates"]}
     for gate in old["gates"]:
-        amount, after = AMOUNTS.get(gate["name"], ""), gates.get(gate["name"])
-        if after is None or after["state"] != "PASS":
+        name, after = gate["name"], gates.get(gate["name"])
+        if (
+            after is None
+            or after["state"] != "PASS"
+            or any(after.get("numbers", {}).get(n) for n in FOUND.get(name, ()))
+        ):
             return False
-        if positive(gate, amount) and not positive(after, amount):
+        if any(size(after, each) < size(gate, each) / 2 for each in LOOKED.get(name, ())):
             return False
     return True
 
 
-def positive(gate: dict, amount: str) -> bool:
-    value = gate.get("numbers", {}).get(amount)
-    return isinstance(value, int | float) and value > 0
+def size(gate: dict, amount: str) -> float:
+    value = gate.get("numbers", {}).get(amount, 0)
+    return len(value) if isinstance(value, list) else value if isinstance(value, int | float) else 0
 
 
 def read(path: Path, base: Report) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from specmatrix.reports.schema import GateResult, ReportError, Waiver, WaiverRule, is_waived
+from specmatrix.reports.schema import FAULTS, GateResult, ReportError, Waiver, WaiverRule, is_waived
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -133,3 +133,27 @@ def test_reports_import_no_heavy_library():
         "sys.exit(f'imported {sorted(bad)}' if bad else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("gate", "name"), [(gate, name) for gate, names in FAULTS.items() for name in names])
+def test_a_gate_that_found_a_fault_does_not_pass(gate, name):
+    value = "q6, token 2" if name == "first_divergence" else 5
+    with pytest.raises(ValueError, match=f"^gate {gate} is PASS and its {name} is {value!r}$"):
+        GateResult(gate, "PASS", {name: value})
+    GateResult(gate, "FAIL", {name: value})
+    GateResult(gate, "PASS", {name: type(value)()})
+
+
+@pytest.mark.parametrize("numbers", [
+    {"n": 4, "accuracy": 0.75, "outcomes": "1100"},
+    {"n": 3, "accuracy": 0.75, "outcomes": "1101"},
+    {"n": 4, "outcomes": "1101"},
+    {"accuracy": 0.75, "outcomes": "1101"},
+])  # fmt: skip
+def test_outcomes_are_those_of_the_accuracy(numbers):
+    said = f"{numbers.get('accuracy')} of {numbers.get('n')}"
+    right = numbers["outcomes"].count("1")
+    fault = f"outcomes of gate accuracy are {right} right of 4, and its numbers say {said}"
+    with pytest.raises(ValueError, match=f"^{fault}$"):
+        GateResult("accuracy", "PASS", numbers)
+    GateResult("accuracy", "PASS", {"n": 4, "accuracy": 0.75, "outcomes": "1101"})

@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -245,3 +246,47 @@ def test_a_value_that_holds_itself_or_is_too_deep_is_refused(tmp_path, make_cell
         for value in (around, deep):
             with pytest.raises(ReportError, match="cell 'x' cannot be written as JSON: maximum recursion depth"):
                 writer.write(make_cell("x", requested={"value": value}))
+
+
+@pytest.mark.parametrize(("ratio", "state", "good"), [
+    (0.95, "PASS", True), (0.2, "PASS", False), (1.2, "PASS", False), (0.2, "FAIL", True),
+])  # fmt: skip
+def test_a_gate_passes_only_within_the_thresholds_of_its_run(tmp_path, make_cell, make_header, ratio, state, good):
+    limits = {"acceptance": {"low": 0.97, "high": 1.03, "moved_low": 0.9, "moved_high": 1.1}}
+    gates = (GateResult("acceptance", state, {"length": 2.0, "ratio": ratio}),)
+    bad = make_cell("a", state=state, gates=gates)
+    fault = f"cell 'a' passes acceptance with ratio {ratio}, and the header allows 0.9 to 1.1 at most"
+    for rules, fine in ((limits, good), ({}, True), ({"acceptance": {"moved_low": "0.9", "moved_high": None}}, True)):
+        with ReportWriter(tmp_path, make_header(thresholds=rules)) as writer:
+            if fine:
+                writer.write(bad)
+            else:
+                with pytest.raises(ReportError, match=f"^{re.escape(fault)}$"):
+                    writer.write(bad)
+    # What was written without the rule is not read with it.
+    file, loose = tmp_path / "report.jsonl", '"moved_low":"0.9","moved_high":null'
+    text = file.read_text()
+    assert loose in text
+    file.write_text(text.replace(loose, '"moved_low":0.9,"moved_high":1.1'))
+    if good:
+        assert len(load(tmp_path)) == 1
+    else:
+        with pytest.raises(ReportError, match=f"line 3: {re.escape(fault)}$"):
+            load(tmp_path)
+
+
+def test_the_counters_of_the_cells_add_up_to_the_end_line(tmp_path, make_cell, make_header):
+    with ReportWriter(tmp_path, make_header()) as writer:
+        for name in ("a", "b"):
+            writer.write(make_cell(name, evidence={"verify.rounds": 2, "tree.branched": 1}))
+    file = tmp_path / "report.jsonl"
+    text = file.read_text()
+    for wrong in (
+        text.replace('"verify.rounds":4', '"verify.rounds":5'),
+        text.replace('"tree.branched":2', '"tree.other":2'),
+        text.replace('"verify.rounds":2', '"verify.rounds":1', 1),
+    ):
+        assert wrong != text
+        file.write_text(wrong)
+        with pytest.raises(ReportError, match=r"the counters of its cells do not add up to those of its end line$"):
+            load(tmp_path)

@@ -98,6 +98,13 @@ def test_dflash_spreads_its_states_over_the_target(read, layers, target, states)
     assert read(DFLASH | {"num_hidden_layers": layers}).draft.states_of(target) == states
 
 
+def test_a_dflash_draft_below_its_first_windowed_layer_has_none(read):
+    layered = DFLASH | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 5}
+    assert read(layered | {"num_hidden_layers": 5}).windows == ()
+    full = layered | {"num_hidden_layers": 2, "max_window_layers": 0, "layer_types": ["full_attention"] * 2}
+    assert read(full).windows == ()
+
+
 def test_qwen3_fields(read):
     config = read(QWEN3)
     assert (config.head_norms, config.windows, config.head_dim) == (True, (), 128)
@@ -231,6 +238,10 @@ def test_deepseek_fields(read):
         (
             DFLASH | {"layer_types": ["full_attention", "sliding_attention"]},
             "layer_types 'sliding_attention' is not supported; allowed: 'full_attention'",
+        ),
+        (
+            DFLASH | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
+            "use_sliding_window true is not supported in a DFLASH draft; allowed: false",
         ),
         (LLAMA | {"rope_scaling": "linear"}, "rope_scaling must be an object, got 'linear'$"),
         (LLAMA | {"rope_parameters": [1]}, r"rope_parameters must be an object, got \[1\]$"),

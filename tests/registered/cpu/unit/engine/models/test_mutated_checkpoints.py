@@ -8,9 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from time import monotonic
+from typing import NamedTuple
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
@@ -24,6 +27,8 @@ MUTATIONS = 1500
 # One in so many is tried with every change.
 SAMPLE = 6
 MOST = 500
+# Nats below which two libraries may choose either token.
+CLOSE = 1e-3
 SECONDS = 10
 # Algorithm, target and draft.
 PAIRS = (
@@ -147,27 +152,50 @@ def change_numbers(file: Path, draw: Random) -> None:
         file.write_bytes(data)
 
 
-def start(pair: tuple[str, str, str | None], folders: dict[str, Path]) -> tuple[int, ...]:
+class Answer(NamedTuple):
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+def start(pair: tuple[str, str, str | None], folders: dict[str, Path]) -> Answer:
     """Start an engine and let it answer."""
     algorithm, target, draft = pair
     path = None if draft is None else str(folders[draft])
     sizes = {"context_length": 64, "max_running_requests": 1, "max_total_tokens": 96}
     sizes["enable_deterministic_inference"] = True
     llm = LLM(EngineConfig(str(folders[target]), algorithm, path, **sizes))
-    (out,) = llm.generate(["Hello"], SamplingParams(max_new_tokens=6, ignore_eos=True))
+    params = SamplingParams(max_new_tokens=6, ignore_eos=True)
+    (out,), (again,) = llm.generate(["Hello"], params), llm.generate(["Hello"], params)
     assert llm.health == "ok" and out.finish.reason == "length", (llm.health, out.finish)
-    assert llm.drafter_error is None
+    assert llm.drafter_error is None and again.output_ids == out.output_ids
     out.text.encode()
-    return out.output_ids
+    return Answer(tuple(llm.tokenizer.encode("Hello")), out.output_ids)
 
 
-def judged(pair: tuple[str, str, str | None], folders: dict[str, Path], due: tuple[int, ...] | None) -> tuple[str, str]:
+def continuation(folder: Path, prompt: tuple[int, ...], tokens: int) -> tuple[int, ...] | None:
+    """What transformers continues a prompt with, None if it does not load the checkpoint or two tokens are close."""
+    ids = list(prompt)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        with torch.inference_mode():
+            for _ in range(tokens):
+                best = model(torch.tensor([ids])).logits[0, -1].topk(2)
+                if not best.values[0] - best.values[1] > CLOSE:
+                    return None
+                ids.append(int(best.indices[0]))
+    except Exception:  # it has its own rules for what it refuses
+        return None
+    return tuple(ids[len(prompt) :])
+
+
+def judged(pair: tuple[str, str, str | None], folders: dict[str, Path], due: Answer | None) -> tuple[str, str]:
     """How a mutated checkpoint ended ("answered", "refused" or "broke"), and what is wrong with that, "" if
-    nothing. due: the answer of a target that is whole."""
+    nothing. due: the answer of a target that is whole; else it is transformers'."""
     begin = monotonic()
     try:
         answer = start(pair, folders)
-        how, wrong = "answered", "" if due in (None, answer) else f"answered {answer} instead of {due}"
+        how, expected = "answered", due.output if due else continuation(folders[pair[1]], answer.prompt, 6)
+        wrong = "" if expected in (None, answer.output) else f"answered {answer.output} instead of {expected}"
     except ConfigError as refusal:
         text, paths = str(refusal), sum(len(str(folder)) for folder in folders.values())
         good = "\n" not in text and len(text) < paths + MOST and text == text.encode(errors="replace").decode()

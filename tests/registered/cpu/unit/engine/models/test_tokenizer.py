@@ -178,3 +178,14 @@ def test_refusals(folder, tmp_path, name, content, sentence):
     (tmp_path / name).unlink() if content is None else (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=sentence):
         Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(("dropout", "good"), [(None, True), (0.0, True), (0.5, False)])
+def test_an_encoding_is_the_same_every_time(tmp_path, dropout, good):
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]], "dropout": dropout}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model, "added_tokens": []}))
+    if good:
+        assert Tokenizer(tmp_path).encode("abab") == [2, 2]
+    else:
+        with pytest.raises(ConfigError, match=r"json: dropout 0\.5 makes each encoding another; allowed: null or 0$"):
+            Tokenizer(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import weakref
 
 import pytest
@@ -129,11 +130,14 @@ def test_pickled_weights_alone(tmp_path):
         load_weights(tmp_path, "cpu", torch.float32)
 
 
-@pytest.mark.parametrize("outside", ["../one.safetensors", "/tmp/one.safetensors", "deeper/one.safetensors", "x" * 256])
+@pytest.mark.parametrize(
+    "outside", ["../one.safetensors", "/tmp/one.safetensors", "deeper/one.safetensors", "x" * 256, "a\x1b[31m", "a\0"]
+)
 def test_a_shard_outside_the_folder(tmp_path, outside):
     shards(tmp_path, a=outside)
     with pytest.raises(
-        ConfigError, match=f"names the shard '{outside[:199]}.*; a shard must be a file of the index's folder"
+        ConfigError,
+        match=f"names the shard {re.escape(repr(outside)[:200])}.*; a shard must be a file of the index's folder",
     ):
         load_weights(tmp_path, "cpu", torch.float32)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import sys
 import warnings
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from specmatrix.matrix.conformance.process_state import PROCESS_STATE, restored_process_state
+from specmatrix.matrix.conformance.process_state import PROCESS_STATE, import_state, restored_process_state
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -35,6 +36,15 @@ CHANGES = {
     "the signal handlers of SIGALRM, SIGUSR1": lambda: [
         signal.signal(number, signal.SIG_IGN) for number in (signal.SIGUSR1, signal.SIGALRM)
     ],
+    "the blocked signals": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]),
+    "the timers ITIMER_REAL, ITIMER_VIRTUAL": lambda: [
+        signal.alarm(1000),
+        signal.setitimer(signal.ITIMER_VIRTUAL, 1000),
+    ],
+    "the umask from {umask} to 7": lambda: os.umask(0o7),
+    "the resource limits RLIMIT_NOFILE": lambda: resource.setrlimit(
+        resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    ),
     "the random number generators of numpy, random, torch": _generators,
     "the warnings filters": lambda: warnings.simplefilter("error"),
     "the recursion limit from {limit} to 5000": lambda: sys.setrecursionlimit(5000),
@@ -58,10 +68,11 @@ def test_every_state_is_changed():
 def test_a_change_is_told_and_restored(monkeypatch, tmp_path, change, act):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECMATRIX_OLD", "1")
+    os.umask(umask := os.umask(0))
     before = state()
     with restored_process_state() as changes:
         act()
-    assert changes == [f"changed {change.format(here=tmp_path, limit=sys.getrecursionlimit())}"]
+    assert changes == [f"changed {change.format(here=tmp_path, limit=sys.getrecursionlimit(), umask=umask)}"]
     assert state() == before
 
 
@@ -92,13 +103,36 @@ def test_closed_duplicates_are_no_error(tmp_path):
     path = tmp_path / "file"
     path.write_text("text")
     with path.open() as file:
-        fd = os.dup(file.fileno())
+        mine, fd = file.fileno(), os.dup(file.fileno())
         with restored_process_state() as changes:
-            same = [other for other in open_descriptors() if os.path.sameopenfile(other, file.fileno())]
+            same = [other for other in open_descriptors() if os.path.sameopenfile(other, mine)]
             for other in same:
-                if other != file.fileno():
+                if other != mine:
                     os.close(other)
-    assert changes == [f"closed the file descriptors {fd}"]
+    duplicates = sorted({*same} - {fd, mine})
+    assert changes == [f"closed the file descriptors {', '.join(map(str, [fd, *duplicates]))}"]
+
+
+def test_descriptors_that_only_the_restoring_has_count():
+    with restored_process_state() as changes:
+        opened = open_descriptors()
+        os.closerange(opened[-1], opened[-1] + 1)
+    assert changes == [f"closed the file descriptors {opened[-1]}"]
+
+
+def test_an_import_may_add_variables_and_filters_only(monkeypatch):
+    monkeypatch.setenv("SPECMATRIX_OLD", "1")
+    monkeypatch.delenv("SPECMATRIX_NEW", raising=False)
+    with warnings.catch_warnings(), restored_process_state(import_state()) as changes:
+        warnings.simplefilter("error")
+        os.environ["SPECMATRIX_NEW"] = "1"
+    assert (changes, os.environ["SPECMATRIX_NEW"]) == ([], "1")
+    with restored_process_state(import_state()) as changes:
+        os.environ.clear()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    assert len(changes) == 1 and changes[0].endswith("and the signal handlers of SIGTERM")
+    assert "SPECMATRIX_OLD" in changes[0] and os.environ["SPECMATRIX_OLD"] == "1"
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
 
 
 def test_nothing_changed_is_nothing_told_and_an_error_goes_on(tmp_path, monkeypatch):

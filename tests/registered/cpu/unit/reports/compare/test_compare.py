@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 import specmatrix.reports.store
 from specmatrix.reports.compare import Acknowledgement, ChangeState, compare, comparison_json
+from specmatrix.reports.compare.comparability import CONTENT_DEPENDENT
 from specmatrix.reports.compare.compare import comparison_record
 from specmatrix.reports.schema import AMOUNTS, GateResult, ReasonRecord, ReportError, Waiver, WaiverRule
 from specmatrix.reports.store import load
@@ -58,7 +59,7 @@ def test_other_cells_only_are_lost_and_not_green(against, make_cell):
         against([make_cell("a")], [make_cell("b")], [accepted])
 
 
-@pytest.mark.parametrize("commit", ["", " ", "unknown", "Unknown", "None", "dirty", "main", "0" * 40, "v", "ABCDEF0"])
+@pytest.mark.parametrize("commit", ["", " ", "unknown", "Unknown", "None", "dirty", "main", "0" * 40, "v0", "ABCDEF0"])
 def test_unknown_commits_are_no_news(against, make_cell, commit):
     cells, header = [make_cell("a")], {"commit": commit}
     text = f"the commit of {{}} is {commit.strip()!r}, neither a commit's hash nor a release such as v1.2; run it "
@@ -104,18 +105,79 @@ def test_a_gate_that_no_longer_runs_is_regressed(against, make_cell):
     )
 
 
-@pytest.mark.parametrize("gate", AMOUNTS)
+# What each gate looks at, as the gates write it.
+LOOKED = {
+    "ledger": {"pages": 768, "stamps": 10139, "verbs": 488},
+    "ranks": {"ranks": 2, "planned": 68, "read": 68},
+    "session": {"sessions": 2, "attempts": 17},
+    "adaptive": {"rounds": 22, "observations": 17, "replayed": 17},
+    "lossless": {"tokens": 467, "scored": 467, "oracle_tokens": 253},
+    "distribution": {"draws": 600},
+    "finish": {"requests": 9},
+    "acceptance": {"emitted": [39, 60, 58], "rounds": [11.0, 17.0, 17.0], "length": 3.49},
+    "accuracy": {"n": 4, "outcomes": "1101", "accuracy": 0.75},
+    "config": {"fields": 22},
+    "effective": {"keys": 24, "required": 30},
+}
+EACH = [(gate, name) for gate, names in AMOUNTS.items() for name in names if name != "n"]
+
+
+def test_what_every_gate_looks_at_is_known():
+    assert {gate: set(numbers) - {"accuracy"} for gate, numbers in LOOKED.items()} == {
+        gate: set(names) for gate, names in AMOUNTS.items()
+    }
+
+
 @pytest.mark.parametrize("state", ["PASS", "FAIL"])
-@pytest.mark.parametrize("zeros", [0, 1])
-def test_a_gate_that_passes_without_what_it_looked_at_is_regressed(against, gated, gate, state, zeros):
-    name = AMOUNTS[gate]
-    comparison = against([gated(gate, state, {name: 1})], [gated(gate, numbers=dict.fromkeys([name] * zeros, 0))])
-    change = only(comparison)
-    text = f"{gate} passes in head without its {name}, which base has"
-    assert (comparison.verdict, change.state, change.why) == ("red", ChangeState.REGRESSED, text)
-    other = gated(gate, numbers=dict.fromkeys([name] * zeros, 0), axes={"algorithm": "none"})
-    change = only(comparison := against([gated(gate, state, {name: 1})], [other]))
-    assert (comparison.verdict, change.state) == ("red", ChangeState.NOT_COMPARABLE)
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize(("gate", "name"), EACH)
+def test_a_gate_that_passes_without_what_it_looked_at_is_regressed(against, gated, gate, name, state, zero):
+    base = LOOKED[gate]
+    head = {key: value for key, value in base.items() if key != name}
+    if zero:
+        head[name] = type(base[name])()
+    for header in ({}, {"zoo_hash": "other"}):
+        comparison = against([gated(gate, state, base)], [gated(gate, numbers=head)], head_header=header)
+        text = f"{gate} passes in head without its {name}, which base has"
+        assert (comparison.verdict, only(comparison).state) == ("red", ChangeState.REGRESSED)
+        assert text in only(comparison).why
+
+
+@pytest.mark.parametrize("state", ["PASS", "FAIL"])
+@pytest.mark.parametrize(
+    ("gate", "name", "left", "text"),
+    [
+        ("lossless", "tokens", 1, "its tokens fell from 467 to 1"),
+        ("lossless", "oracle_tokens", 126, "its oracle_tokens fell from 253 to 126"),
+        ("ledger", "stamps", 9, "its stamps fell from 10,139 to 9"),
+        ("effective", "required", 14, "its required fell from 30 to 14"),
+        ("distribution", "draws", 299, "its draws fell from 600 to 299"),
+        ("acceptance", "emitted", [39], "its emitted fell from 3 to 1"),
+    ],
+)
+def test_a_gate_that_passes_on_less_than_half_is_regressed(against, gated, change_cell, gate, name, left, text, state):
+    base = LOOKED[gate]
+    head = gated(gate, numbers=base | {name: left})
+    comparison = against([gated(gate, state, base)], [head])
+    assert (comparison.verdict, only(comparison).state) == ("red", ChangeState.REGRESSED)
+    assert f"{gate} passes in head, and {text}" in only(comparison).why
+    # Other prompts or another configuration may have less to look at.
+    if gate in CONTENT_DEPENDENT:
+        other = against([gated(gate, state, base)], [head], head_header={"data_hash": "other"})
+        assert other.counts[ChangeState.REGRESSED] == 0
+    moved = against([gated(gate, state, base, resolved={"topk": 4})], [change_cell(head, resolved={"topk": 1})])
+    assert only(moved).state is ChangeState.REWRITTEN
+
+
+@pytest.mark.parametrize(("left", "text"), [
+    ({}, "no counter of the engine is above 0 in head"),
+    ({"verify.rounds": 9}, "1 counter of the engine above 0 in head, 3 in base"),
+])  # fmt: skip
+def test_a_cell_without_the_counters_of_base_is_regressed(against, make_cell, left, text):
+    base = make_cell("a", evidence={"verify.rounds": 9, "draft.calls": 8, "tree.branched": 7})
+    comparison = against([base], [replace(base, evidence=left)])
+    assert (comparison.verdict, only(comparison).why) == ("red", text)
+    assert against([base], [replace(base, evidence={"verify.rounds": 9, "draft.calls": 8})]).verdict == "green"
 
 
 @pytest.mark.parametrize(
@@ -123,16 +185,20 @@ def test_a_gate_that_passes_without_what_it_looked_at_is_regressed(against, gate
     [
         ("acceptance", {"length": 2.0, "emitted": [4, 6, 8], "rounds": [2, 3, 4]},
          {"length": 2.0, "emitted": [4, 6], "rounds": [2, 3]}, "acceptance has 2 prompts instead of 3"),
-        ("acceptance", {"length": 2.0, "emitted": [4, 6, 8], "rounds": [2, 3, 4]},
-         {"length": 2.0}, "acceptance has 0 prompts instead of 3"),
-        ("accuracy", {"accuracy": 0.5, "n": 2000}, {"accuracy": 0.5, "n": 100},
-         "accuracy has 100 questions instead of 2,000"),
-        ("distribution", {"draws": 600}, {"draws": 5}, "distribution has 5 draws instead of 600"),
+        ("acceptance", {"length": 2.0, "emitted": [4, 6], "rounds": [2, 3]},
+         {"length": 2.0, "emitted": [4], "rounds": [2]}, "acceptance has 1 prompt instead of 2"),
+        ("accuracy", {"accuracy": 0.5, "n": 2000}, {"accuracy": 0.5, "n": 1000},
+         "accuracy has 1,000 questions instead of 2,000"),
+        ("distribution", {"draws": 600}, {"draws": 599}, "distribution has 599 draws instead of 600"),
     ],
 )  # fmt: skip
-def test_a_smaller_sample_is_not_the_same(against, gated, gate, base, head, text):
-    change = only(against([gated(gate, numbers=base)], [gated(gate, numbers=head)]))
+@pytest.mark.parametrize("state", ["PASS", "FAIL", "NOT MEASURED"])
+def test_a_smaller_sample_is_not_the_same(against, gated, gate, base, head, text, state):
+    comparison = against([gated(gate, state, base)], [gated(gate, numbers=head)])
+    change = only(comparison)
     assert (change.state, change.why) == (ChangeState.UNKNOWN, f"{text}; more samples are needed")
+    unknown = "no cell is known to be worse, but 1 cell UNKNOWN: more samples are needed"
+    assert (comparison.verdict, comparison.outcome) == ("green", (unknown,))
     assert against([gated(gate, numbers=head)], [gated(gate, numbers=base)]).counts[ChangeState.UNKNOWN] == 0
 
 
@@ -292,15 +358,22 @@ def test_a_red_gate_counts_more_than_a_rewrite(against, make_cell):
     assert change.path[0].signature() == "spec_version: v2 -> v1"
 
 
-def test_other_axes_under_one_id_are_not_comparable(against, make_cell):
-    change = only(against([make_cell("a")], [make_cell("a", axes={"topk": "1"})]))
-    assert (change.state, change.why) == (
-        ChangeState.NOT_COMPARABLE,
-        "this cell id has different axis values in the two reports",
-    )
-    less = make_cell("a", axes={"topk": "1"}, gates=make_cell().gates[:1])
-    assert only(comparison := against([make_cell("a")], [less])).state is ChangeState.NOT_COMPARABLE
-    assert comparison.verdict == "red"
+def test_other_values_under_one_id_lose_the_cell(against, make_cell):
+    base, head = make_cell("a", axes={"topk": "4"}), make_cell("a", axes={"topk": "1", "page_size": "16"})
+    comparison = against([base], [head])
+    why = "head runs other values under this id: topk 1 instead of 4; it was PASS in base"
+    assert (comparison.verdict, only(comparison).state, only(comparison).why) == ("red", ChangeState.LOST, why)
+    accepted = [Acknowledgement("lost", "a", "the id names another cell now", "2026-12-31")]
+    both = [[each, make_cell("b")] for each in (base, head)]
+    assert against(*both, accepted).verdict == "green"
+    # An axis that only one of the versions knows says nothing.
+    assert against([base], [make_cell("a", axes={"topk": "4", "page_size": "16"})]).verdict == "green"
+
+
+def test_nothing_compared_is_not_green(against, gated):
+    comparison = against([gated("lossless")], [gated("lossless")], head_header={"zoo_hash": "other", "seed": 9})
+    assert comparison.counts[ChangeState.NOT_COMPARABLE] == 1
+    assert (comparison.verdict, comparison.reasons) == ("red", ("no cell could be compared: zoo, seed differ",))
 
 
 @pytest.mark.parametrize("head_header", [{"data_hash": "other"}, {"zoo_hash": "other"}])

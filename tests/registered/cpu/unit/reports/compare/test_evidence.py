@@ -127,11 +127,12 @@ def test_what_was_not_measured_is_not_compared(effect_of, states):
 
 @pytest.mark.parametrize(
     ("base", "head", "pairing"),
-    [("1100", "1000", "prompts"), ("1100", "10001", "intervals"), ("", "", "intervals")],
+    [("1100", "1000", "prompts"), ("1100", "10000", "intervals"), ("", "1000", "intervals"), ("", "", "intervals")],
 )
 def test_outcomes_pair_only_if_they_are_of_the_same_questions(effect_of, base, head, pairing):
+    n = len(head) or 4
     effect = effect_of(
-        "accuracy", {"accuracy": 0.5, "n": 4, "outcomes": base}, {"accuracy": 0.25, "n": 4, "outcomes": head, "x": 1}
+        "accuracy", {"accuracy": 0.5, "n": 4, "outcomes": base}, {"accuracy": 1 / n, "n": n, "outcomes": head}
     )
     assert effect.pairing == pairing
 

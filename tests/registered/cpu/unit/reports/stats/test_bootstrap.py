@@ -25,6 +25,14 @@ def test_only_the_prompts_that_changed_count():
     assert change.interval is not None and change.p_loss == 0.5
 
 
+@pytest.mark.parametrize("factor", [0.6, 1.5])
+def test_too_few_prompts_cannot_tell_a_loss_from_a_gain(factor):
+    for prompts in range(2, 8):
+        moved = [rounds * (factor + 0.01 * index) for index, rounds in enumerate(ROUNDS[:prompts])]
+        low, high = ratio_change((EMITTED[:prompts], ROUNDS[:prompts]), (EMITTED[:prompts], moved)).interval
+        assert (low <= 0 <= high) is (prompts < 6)
+
+
 def test_no_change_is_no_evidence():
     change = ratio_change((EMITTED, ROUNDS), (EMITTED, ROUNDS))
     assert (change.change, change.interval, change.p_loss, change.p_gain) == (0.0, (0.0, 0.0), 1.0, 1.0)
