@@ -54,7 +54,7 @@ def results(word: str, asked: Mapping[str, str]) -> Iterator[dict[str, Any]]:
                 "algorithm": traits.name,
                 "start": result.start,
                 "tokens_per_round": result.tokens_per_round if traits.drafts else None,
-                "violations": [*imported, *result.violations],
+                "violations": (*imported, *result.violations),
             }
 
 

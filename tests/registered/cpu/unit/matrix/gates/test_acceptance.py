@@ -36,14 +36,14 @@ def test_rounds_that_accept_less_fail_and_so_do_rounds_that_accept_more(measured
     if fewer:
         answers = tuple(replace(a, accept_lengths=lengths) for a, lengths in zip(run.answers, cut, strict=True))
         outcome = gate.judge(prepared, replace(run, answers=answers), baseline)
-        assert outcome.interval[1] < 0.97
+        assert outcome.numbers["ratio"] < 0.97
     else:
         ((key, rounds),) = gate.oracle("llama-mini").rounds.items()
         slow = {key: tuple((1,) * sum(lengths) for lengths in rounds)}
         outcome = AcceptanceGate(oracle=lambda target: Oracle(gate.oracle("llama-mini").continuations, slow, ())).judge(
             prepared, run, baseline
         )
-        assert outcome.interval[0] > 1.03
+        assert outcome.numbers["ratio"] > 1.03
     assert outcome.state is State.FAIL and "the oracle has" in outcome.message
 
 
