@@ -13,10 +13,11 @@ from typing import Any, Final
 from specmatrix.benchmarks.metric import Metric
 from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.zoo.registry import NAMES, verify_models
-from specmatrix.reports.atomic import write_text
+from specmatrix.reports.atomic import check_place, write_text
 
 GROUPS: Final = ("decoding", "overhead", "speculation", "simulation", "harness")
 # Measured only if named.
+FILES: Final = ("bench.json", "bench.md")
 GPU: Final = "gpu"
 SIGNS: Final = {"higher": ">=", "lower": "<="}
 
@@ -28,14 +29,16 @@ def main_bench(json_: bool = False, out: Path | None = None, groups: Iterable[st
     ConfigError if a zoo file is damaged, ReportError if `out` cannot be written.
     """
     verify_models(NAMES)
+    if out is not None:
+        check_place(out, *FILES)
     found: list[Metric] = []
     for group in groups:
         with waiting(f"measuring {group}"):
             found += _measure(group)()
     record = {"metrics": [metric.as_dict() for metric in found], "machine": machine()}
     if out is not None:
-        write_text(out / "bench.json", json.dumps(record, indent=1) + "\n")
-        write_text(out / "bench.md", markdown(record))
+        for name, text in zip(FILES, (json.dumps(record, indent=1) + "\n", markdown(record)), strict=True):
+            write_text(out / name, text)
     print(json.dumps(record) if json_ else markdown(record), flush=True)
     return 0 if all(metric.state in ("met", "reported") or metric.goal is None for metric in found) else 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -28,6 +29,19 @@ def write_text(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise ReportError(f"cannot write {path}: {error.strerror}") from error
+
+
+def check_place(folder: Path, *names: str) -> None:
+    """Make `folder`; ReportError if files of these names cannot be written there: found now, and not after hours."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            if (folder / name).is_dir():
+                raise OSError(errno.EISDIR, f"{name} is a directory there")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ReportError(f"cannot write in {folder}: {error.strerror}") from error
 
 
 def write_all(descriptor: int, data: bytes) -> None:

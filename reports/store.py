@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, force_setattr, replace
 
 from specmatrix.files import LARGEST
-from specmatrix.reports.atomic import publish, write_all
+from specmatrix.reports.atomic import check_place, publish, write_all
 from specmatrix.reports.collector import paused
 from specmatrix.reports.effective import Words
 from specmatrix.reports.schema import (
@@ -106,16 +106,13 @@ class ReportWriter:
         self._evidence: Counter[str] = Counter()
         self._descriptor: int | None = None
         first = _encode(header, "the header")
+        check_place(directory, REPORT_FILE, PARTIAL_FILE, SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            for name in (REPORT_FILE, PARTIAL_FILE, SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE):
-                if (directory / name).is_dir():  # found now, and not after hours
-                    raise OSError(errno.EISDIR, f"{name} is a directory there")
             self._descriptor = os.open(self.partial, os.O_WRONLY | os.O_CREAT, 0o644)
             self._claim()
         except OSError as error:
             self.abort()
-            raise ReportError(f"cannot write a report in {directory}: {error.strerror}") from error
+            raise ReportError(f"cannot write in {directory}: {error.strerror}") from error
         self._append(first)
 
     def write(self, cell: CellResult) -> None:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.accuracy.compared import Compared, ComparedEngine, of_cell, of_pair
 from specmatrix.matrix.accuracy.data import Split, split
-from specmatrix.matrix.accuracy.record import SCHEMA, markdown, write_record
+from specmatrix.matrix.accuracy.record import FILES, SCHEMA, markdown, write_record
 from specmatrix.matrix.checkpoints.pairs import pair_of
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.gates.gate import State
+from specmatrix.reports.atomic import check_place
 
 if TYPE_CHECKING:  # a runtime import would import torch
     from specmatrix.matrix.accuracy.task import Sample
@@ -64,6 +65,8 @@ def main_accuracy(
     if wanted is None:
         assert checkpoint is not None
         wanted = published(checkpoint, models)
+    if out is not None:
+        check_place(out, *FILES)
     record = measure(task, questions, wanted, max_new_tokens)
     if out is not None:
         write_record(out, record)

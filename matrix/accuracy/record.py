@@ -11,12 +11,13 @@ from specmatrix.reports.atomic import write_text
 from specmatrix.reports.render.markup import code
 
 SCHEMA: Final = 1
+FILES: Final = ("accuracy.json", "accuracy.md")
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write accuracy.json and accuracy.md atomically. ReportError if the folder cannot be written."""
-    write_text(folder / "accuracy.json", json.dumps(record, indent=1) + "\n")
-    write_text(folder / "accuracy.md", markdown(record))
+    for name, text in zip(FILES, (json.dumps(record, indent=1) + "\n", markdown(record)), strict=True):
+        write_text(folder / name, text)
 
 
 def markdown(record: Mapping[str, Any]) -> str:

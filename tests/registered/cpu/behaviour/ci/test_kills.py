@@ -129,9 +129,11 @@ def judge(kill: Kill, ended: Ended, out: Path, cells: set[str]) -> None:
     except ReportError as refusal:
         assert "did not finish" in str(refusal) and "\n" not in str(refusal)
         assert (kill.victim, ended.hit, ended.out) == ("run", True, "")
-        assert status == (-kill.number if kill.number == signal.SIGKILL else 128 + kill.number)
+        # Before the command line is there, SIGTERM ends Python as SIGKILL does.
+        bare = {signal.SIGKILL} | ({signal.SIGTERM} if not kill.begun and not said else set())
+        assert status == (-kill.number if kill.number in bare else 128 + kill.number)
         # A worker that has read nothing yet when the run dies says so.
-        assert kill.number == signal.SIGKILL or (said.startswith("interrupted") and said.count("\n") == 1), said
+        assert kill.number in bare or (said.startswith("interrupted") and said.count("\n") == 1), said
         return
     lost = [cell for cell in report if cell.state == "INFRA"]
     assert len(lost) <= 1 and all(cell.state == "PASS" for cell in report if cell not in lost)
@@ -140,6 +142,8 @@ def judge(kill: Kill, ended: Ended, out: Path, cells: set[str]) -> None:
         assert status == json.loads(ended.out)["red"] == len(lost)
         assert not lost or lost[0].error == f"the cell has no result: its worker died with exit code -{kill.number:d}"
         assert not lost or kill.number != signal.SIGINT
+        # A worker that still starts is replaced, and costs nothing.
+        assert not lost or kill.begun or kill.seconds > 0.02
     else:  # The report was there already.
         assert status in (0, -kill.number, 128 + kill.number)
 

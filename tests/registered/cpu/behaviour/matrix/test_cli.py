@@ -59,7 +59,7 @@ WRONG = {
     ("run", "--cells", "none.tight"): (
         "cell none.tight is redundant (alone-under-pressure): a single request is never retracted"
     ),
-    ("run", "--out", "/dev/null/there", "--cells", "none"): "cannot write a report in /dev/null/there: Not a directory",
+    ("run", "--out", "/dev/null/there", "--cells", "none"): "cannot write in /dev/null/there: Not a directory",
     ("compare", "/no/base", "/no/head"): (
         "/no/base does not exist; give a report file or a directory with report.jsonl"
     ),

@@ -4,9 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from specmatrix import HOME
 from specmatrix.cli import main
 
 pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
+
+QUESTIONS = HOME / "matrix" / "zoo" / "data" / "test.jsonl"
+REPORT_FILES = ("report.jsonl", "report.jsonl.partial", "summary.json", "report.md", "report.html")
 
 TEXTS = {
     "deep": (b"[" * 100_000 + b"]" * 100_000, "it nests too deeply"),
@@ -102,11 +106,22 @@ def test_a_loop_of_links_is_no_missing_file(tmp_path: Path, capsys: pytest.Captu
     )
 
 
-@pytest.mark.parametrize("name", ["report.jsonl", "report.jsonl.partial", "summary.json", "report.md", "report.html"])
-def test_a_folder_in_the_reports_place_is_found_before_the_cells_run(name, tmp_path: Path, capsys):
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        *((("run", "--cells", "none.v2", "--workers", "1"), name) for name in REPORT_FILES),
+        *((("accuracy", "--data", "FILE", "--limit", "1"), name) for name in ("accuracy.json", "accuracy.md")),
+        *((("bench", "overhead"), name) for name in ("bench.json", "bench.md")),
+    ],
+)
+def test_a_folder_in_an_outputs_place_is_found_before_the_work(words, name, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setattr("specmatrix.matrix.accuracy.command.measure", pytest.fail)
+    monkeypatch.setattr("specmatrix.benchmarks.command.waiting", pytest.fail)
     (tmp_path / name).mkdir()
-    sentence = refused(("run", "--cells", "none.v2", "--workers", "1", "--out", str(tmp_path)), capsys)
-    assert sentence == f"cannot write a report in {tmp_path}: {name} is a directory there"
+    given = tuple(str(QUESTIONS) if word == "FILE" else word for word in words)
+    assert (
+        refused((*given, "--out", str(tmp_path)), capsys) == f"cannot write in {tmp_path}: {name} is a directory there"
+    )
 
 
 @pytest.mark.parametrize("text", ["(" * 3_000 + "topk=4", "not " * 3_000 + "topk=4"])

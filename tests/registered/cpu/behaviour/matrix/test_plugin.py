@@ -56,7 +56,7 @@ def test_selector_and_limit():
         (("--stage", "weekly"), "stage 'weekly' is unknown; it must be one of smoke, pr, nightly, product"),
         (("--seed", "9223372036854775808"), "seed must be between 0 and 2147483647, got 9223372036854775808"),
         (("--limit", "-1"), "limit must be at least 1, got -1"),
-        (("--report", "/dev/null/there"), "cannot write a report in /dev/null/there"),
+        (("--report", "/dev/null/there"), "cannot write in /dev/null/there"),
     ],
 )
 def test_wrong_option_is_a_usage_error(words: tuple[str, ...], sentence: str):

@@ -154,7 +154,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, make_cell, make_header):
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path, make_header):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ReportError, match=f"cannot write a report in {tmp_path}/file: File exists"):
+    with pytest.raises(ReportError, match=f"cannot write in {tmp_path}/file: File exists"):
         ReportWriter(tmp_path / "file", make_header())
 
 
