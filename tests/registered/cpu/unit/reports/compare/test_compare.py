@@ -143,6 +143,12 @@ def test_a_gate_that_passes_without_what_it_looked_at_is_regressed(against, gate
         assert text in only(comparison).why
 
 
+@pytest.mark.parametrize(("gate", "name"), [("ledger", "verbs"), ("ranks", "planned"), ("ranks", "read")])
+def test_a_start_that_fewer_cells_share_is_no_loss(against, gated, gate, name):
+    comparison = against([gated(gate, "PASS", LOOKED[gate])], [gated(gate, numbers=LOOKED[gate] | {name: 1})])
+    assert (comparison.verdict, comparison.counts[ChangeState.SAME]) == ("green", 1)
+
+
 @pytest.mark.parametrize("state", ["PASS", "FAIL"])
 @pytest.mark.parametrize(
     ("gate", "name", "left", "text"),
