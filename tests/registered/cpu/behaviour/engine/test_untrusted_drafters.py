@@ -138,10 +138,10 @@ ODD = Traits(
 )
 
 
-@pytest.mark.parametrize("launch", STARTS.values(), ids=STARTS)
-def test_an_odd_registered_algorithm_runs_with_its_own_hooks(zoo, plain, registered, launch):
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_an_odd_registered_algorithm_runs_with_its_own_hooks(zoo, plain, registered, start):
     traits = registered(ODD, Odd, check=few_steps, relay=CountingRelay)
-    llm = LLM(EngineConfig("llama-mini", "odd", speculative_num_steps=3, strict_memory=2, **launch), zoo)
+    llm = LLM(EngineConfig("llama-mini", "odd", speculative_num_steps=3, strict_memory=2, **start), zoo)
     assert run(llm) == run(llm) == plain("llama-mini")
     assert llm.readback()["algorithm"] == traits.name == "ODD"
     relay = llm.loop.executor.relay

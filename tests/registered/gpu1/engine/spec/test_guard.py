@@ -56,7 +56,7 @@ WRONG = {
 }
 
 
-def launch(algorithm: str = "NONE", **more: object) -> LLM:
+def start_engine(algorithm: str = "NONE", **more: object) -> LLM:
     asked = {"device": "cuda", "dtype": "float32", "enable_deterministic_inference": True, "kv_stamps": True}
     shape = SHAPE if algorithm != "NONE" else {}
     return LLM(EngineConfig("llama-mini", algorithm, **{**asked, **shape, **more}), lambda name: ZOO / name)
@@ -64,7 +64,7 @@ def launch(algorithm: str = "NONE", **more: object) -> LLM:
 
 @cache
 def plain() -> list[tuple[int, ...]]:
-    return [output.output_ids for output in launch().generate(PROMPTS, PARAMS)]
+    return [output.output_ids for output in start_engine().generate(PROMPTS, PARAMS)]
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def pretending():
 
     def start(drafter, **more: object) -> LLM:
         register_algorithm(TRAITS, drafter)
-        return launch("PRETENDER", **more)
+        return start_engine("PRETENDER", **more)
 
     yield start
     forget_algorithm("PRETENDER")
@@ -169,7 +169,7 @@ def test_an_inspected_host_read_is_told(pretending, liar, name):
 
 
 def test_an_inspected_round_is_replayed_without_a_violation():
-    llm = launch("EAGLE3", speculative_draft_model_path="llama-mini-eagle3", strict_memory=2)
+    llm = start_engine("EAGLE3", speculative_draft_model_path="llama-mini-eagle3", strict_memory=2)
     inspected = inspect_drafter(llm)
     assert inspected is not None
     for _ in range(3):
@@ -179,7 +179,7 @@ def test_an_inspected_round_is_replayed_without_a_violation():
 
 
 def test_a_write_in_a_replayed_round_is_told(monkeypatch):
-    llm = launch("EAGLE3", speculative_draft_model_path="llama-mini-eagle3", strict_memory=2)
+    llm = start_engine("EAGLE3", speculative_draft_model_path="llama-mini-eagle3", strict_memory=2)
     inspected, drafter = inspect_drafter(llm), llm.loop.executor.drafter
     propose = drafter.propose
     # Adds nothing until a replay finds a 1 there.
