@@ -119,12 +119,12 @@ def test_every_drafter_that_can_adapt_says_the_same_at_every_depth(target, algor
     outputs = llm.generate(PROMPTS[:9], each)
     assert [out.output_ids for out in outputs] == alone
     trace = llm.readback()["adaptive"]["trace"]
-    told = sorted(
+    rounds = sorted(
         (width, length - 1)
         for out in outputs
         for width, length in zip(out.round_widths, out.accept_lengths, strict=True)
     )
-    assert told == sorted((record["width"], drafts) for record in trace for drafts in record["correct"])
+    assert rounds == sorted((record["width"], drafts) for record in trace for drafts in record["correct"])
     assert {record["slot"] for record in trace} == {1, 5, 8} and len({record["width"] for record in trace}) > 2
     assert llm.counters["spec.accepted"] > 0 and not llm.resolved.enable_multi_layer_eagle
     at_rest(llm)

@@ -181,7 +181,7 @@ def test_a_bug_without_a_text_breaks_the_engine(monkeypatch):
         (KernelError("bad"), KernelError, "the engine broke: KernelError: bad"),
     ],
 )
-def test_a_stream_tells_the_error_behind_its_text(monkeypatch, whole, error, raised, said):
+def test_a_stream_raises_the_error_after_its_text(monkeypatch, whole, error, raised, said):
     llm = start_engine()
     stream = llm.stream(PROMPTS[0], PARAMS)
     text = [next(stream)]

@@ -63,7 +63,7 @@ class RankThread(threading.Thread):
     def run(self) -> None:
         place = self.connection.recv()
         with suppress(OSError, EOFError):  # killed
-            serve(Rank(place, lambda record: self.connection.send(("told", record))), self.connection)
+            serve(Rank(place, lambda record: self.connection.send(("digest", record))), self.connection)
         self.kill(0)
 
     def kill(self, code: int = -9) -> None:
@@ -84,12 +84,12 @@ class RankThread(threading.Thread):
 class InterruptsOnce:
     """KeyboardInterrupt within the first record that is heard, when the answers behind it have come."""
 
-    def __init__(self, tell: Callable[[int, StepDigest], None]) -> None:
-        self.tell, self.done = tell, False
+    def __init__(self, publish: Callable[[int, StepDigest], None]) -> None:
+        self.publish, self.done = publish, False
 
     def __call__(self, rank: int, record: StepDigest) -> None:
         if self.done:
-            self.tell(rank, record)
+            self.publish(rank, record)
             return
         self.done = True
         time.sleep(0.3)

@@ -178,10 +178,10 @@ def test_draft_forwards_stand_at_the_positions_of_their_tokens(zoo, shape):
         assert [call.positions.tolist() for call in drafts] == [[[length + i] * topk] for i in range(steps - 1)]
         assert extend.positions.tolist() == [list(range(length, length + extend.tokens.shape[1]))]
         # What is absorbed begins with the tokens that follow the root, up to the last that was shown.
-        told = tokens[length + 1 :]
+        shown = tokens[length + 1 :]
         following = next((int(r.batch.start) for r in watch.rounds if int(r.batch.start) > length), None)
-        kept = len(told) if following is None else following - length
-        assert extend.tokens[0, :kept].tolist()[: len(told)] == told[:kept]
+        kept = len(shown) if following is None else following - length
+        assert extend.tokens[0, :kept].tolist()[: len(shown)] == shown[:kept]
 
 
 @pytest.mark.parametrize("algorithm", list(MODELS))

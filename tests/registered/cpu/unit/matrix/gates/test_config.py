@@ -45,7 +45,7 @@ def test_a_start_outside_the_lock_file_is_reviewed_too(measured):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"max_running_requests": 7}, "max_running_requests is '7, told as 48: speculation defaults"),
+        ({"max_running_requests": 7}, "max_running_requests is '7, reported as 48: speculation defaults"),
         ({"topk": 1}, "speculative_eagle_topk was set to 4, but the engine runs 1 and reports no rewrite"),
         (
             {"radix_cache": False},

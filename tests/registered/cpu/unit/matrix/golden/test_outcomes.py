@@ -50,8 +50,8 @@ def test_every_start_resolves_as_its_groups_say(groups):
 def test_every_resolved_field_is_compared():
     shown = {RENAMED.get(name, name) for name in DEPENDS}
     restated = {"radix_cache": "disable_radix_cache"}
-    told = {"reasons", "rewrites"}
-    for name in {field.name for field in fields(Resolved)} - DERIVED - LEFT_OUT - told:
+    explanations = {"reasons", "rewrites"}
+    for name in {field.name for field in fields(Resolved)} - DERIVED - LEFT_OUT - explanations:
         assert restated.get(name, name) in shown
 
 
