@@ -471,5 +471,5 @@ class LLM:
 
 def _reason(finish: Finish) -> dict[str, object]:
     """SGLang's finish_reason; `message` only on an error."""
-    told = {} if finish.message is None else {"message": finish.message}
-    return {"type": finish.reason, "matched": finish.matched, **told}
+    message = {} if finish.message is None else {"message": finish.message}
+    return {"type": finish.reason, "matched": finish.matched, **message}

@@ -100,15 +100,15 @@ def kill_matrix(
     locked: Sequence[Cell],
     seed: int = 0,
     workers: int = 2,
-    tell: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] = lambda text: None,
     keep: Callable[[Matrix], None] = lambda matrix: None,
     tier: str = "cpu",
 ) -> Matrix:
     """Run every fault's cells, once without any fault and once with it, `workers` processes at a time.
 
-    tell: called with the name of each trial as it ends. keep: called with the matrix so far, after each fault, once all
-    trials without a fault have ended. ConfigError if a fault does not apply or matches no cell, or if a zoo checkpoint
-    is damaged.
+    progress: called with the name of each trial as it ends. keep: called with the matrix so far, after each fault, once
+    all trials without a fault have ended. ConfigError if a fault does not apply or matches no cell, or if a zoo
+    checkpoint is damaged.
     """
     gpu = find_tier(tier).gpus > 0
     chosen = {fault.id: [] if fault.operations and not gpu else fault.chosen(locked) for fault in faults}
@@ -125,7 +125,7 @@ def kill_matrix(
             plain.append(result)
         else:
             found[fault.id] = result
-        tell("no fault" if fault is None else fault.id)
+        progress("no fault" if fault is None else fault.id)
         if len(plain) == len(parts):
             keep(_matrix(faults, found, plain))
     return _matrix(faults, found, plain)

@@ -79,7 +79,7 @@ def answers(llm: LLM, chosen: list[tuple[str, SamplingParams]], pick: Random) ->
     return outs
 
 
-def told(out: Output) -> tuple[object, ...]:
+def compared(out: Output) -> tuple[object, ...]:
     # Not the ids of the top log-probabilities: a high temperature makes many equal.
     best = [[value for _, value in top] for top in out.top_logprobs]
     return out.text, out.output_ids, out.finish, out.prompt_tokens, out.logprobs, best
@@ -100,12 +100,12 @@ def test_a_request_answers_as_without_a_drafter(name: str, share: int, zoo: Call
     sizes["max_total_tokens"] = pick.choice((700, 4096))
     path = None if draft is None else str(zoo(draft))
     plain = LLM(EngineConfig(str(zoo(target)), **sizes, disable_radix_cache=True))
-    expected = [told(plain.generate([prompt], params)[0]) for prompt, params in chosen]
+    expected = [compared(plain.generate([prompt], params)[0]) for prompt, params in chosen]
     for version in VERSIONS:
         page = pick.choice((1, 4, 16))
         config = EngineConfig(str(zoo(target)), algorithm, path, spec_version=version, page_size=page, **depth, **sizes)
         outs = answers(LLM(config), chosen, pick)
-        found = [told(out) for out in outs]
+        found = [compared(out) for out in outs]
         differing = [index for index, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]]
         assert not differing, (version, chosen[differing[0]], found[differing[0]], expected[differing[0]])
         # Otherwise the answers prove nothing about drafts.

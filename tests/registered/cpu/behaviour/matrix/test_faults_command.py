@@ -39,8 +39,8 @@ def test_the_list_says_what_each_fault_does(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(": ")[0] for line in lines] == [fault.id for fault in select([])]
     assert list_faults(["v2-downgraded"], "cpu", json_=True) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert told["class"] == "silent fallback / ignored parameter" and told["why"] in "\n".join(lines)
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert listed["class"] == "silent fallback / ignored parameter" and listed["why"] in "\n".join(lines)
     with pytest.raises(ConfigError, match="tier 'cpu9' is unknown"):
         list_faults([], "cpu9", json_=False)
 

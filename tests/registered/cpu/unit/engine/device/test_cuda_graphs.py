@@ -74,7 +74,7 @@ def test_padding_changes_nothing(algorithm, topk):
 
 @pytest.mark.parametrize("algorithm", [name for name, topk in RUNS if topk > 1 and name != "NGRAM"])
 def test_padding_accepts_one_path_where_the_target_says_nothing_but_token_0(algorithm):
-    """Padding begins with a root of token 0 and drafts of no round; twins would all be accepted, which are
+    """Padding begins with a root of token 0 and drafts of no round; equal siblings would all be accepted, which are
     more here than a path has nodes."""
     said = []
     for padding in (False, True):

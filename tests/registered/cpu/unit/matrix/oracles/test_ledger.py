@@ -200,7 +200,7 @@ def test_a_turn_that_stops_before_it_has_computed_everything_again_leaves_what_i
         audit([*back, ("hold", 1, (5,))], pages=3, size=2)
 
 
-def test_moves_tell_what_each_request_found_and_left():
+def test_moves_hold_what_each_request_found_and_left():
     book = audit(OUTLIVING, pages=3, size=2)
     assert [(m.verb, m.computed, m.keep) for m in book.moves[1]] == [
         ("open", 0, 0),
