@@ -162,7 +162,7 @@ def lossless_rate() -> Metric:
 
 
 def cells_per_minute(sessions: Sequence[PytestRun]) -> Metric:
-    """The rate of sessions of at least LOSSLESS_LEAST green cells each; red if any cell is red."""
+    """The rate of sessions of at least LOSSLESS_LEAST passing cells each; red if any cell is red."""
     name = LOSSLESS_RATE
     for session in sessions:
         if session.failed or session.passed < LOSSLESS_LEAST:

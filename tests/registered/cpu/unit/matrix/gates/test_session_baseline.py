@@ -52,7 +52,7 @@ def test_a_turn_that_accepts_less_is_named_and_first_turns_are_the_oracles():
     numbers, text = mismatching_turns(run((3, 1, 2)), run((3, 2, 1)))
     assert numbers == {"turns": 1, "turns_left": 1}
     assert text == (
-        "1 of 1 turns have other accept lengths than with their whole history prefilled at once; first: "
+        "1 of 1 turns differ in acceptance length from their whole history prefilled at once; first: "
         "q0.turn2 at round 1"
     )
     assert mismatching_turns(run((3, 1, 2), 0.8), run((3, 2, 1), 0.8))[0]["turns"] == 0

@@ -84,7 +84,9 @@ def test_real_runs_read_what_is_theirs_and_one_other_token_shows(measured, cell_
     outcome = LedgerGate().judge(prepared, run, baseline)
     assert outcome.state is State.PASS and outcome.numbers["shared"] > 0
     entries, _, size = run.journal
-    reader, shared = next((account, numbers) for verb, account, numbers in entries if verb == "open" and numbers)
+    reader, shared = next(
+        (account, numbers) for operation, account, numbers in entries if operation == "open" and numbers
+    )
     last = len(shared) * size + span_of(prepared.cell, run.resolved) - 1
     served = tuple(
         replace(one, tokens=(*one.tokens[:last], -1, *one.tokens[last + 1 :])) if one.account == reader else one
