@@ -183,7 +183,7 @@ class LLM:
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params is {shown(params)}; allowed: SamplingParams")
-        params.validate(self.vocab_size)
+        params.validate(self.vocab_size, self.tokenizer.eos_ids)
         tokens = self.tokenizer.prompt_ids(prompt, self.vocab_size)
         seed = self.resolved.random_seed if params.seed is None else params.seed
         scheduler = self.loop.scheduler
