@@ -24,7 +24,7 @@ pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 VOCAB, EOS, POSITIONS = 12, frozenset({11}), 20
 CPU = torch.device("cpu")
-WORDS = ((3,), (1, 2), (2, 2), (0, 1, 4), (5, 5, 5, 5))
+WORDS = ((3,), (1, 2), (2, 2), (0, 1, 4), (1, 0, 7), (2, 1, 5), (0, 0, 1, 8), (1, 2, 0, 9))
 ASKS = {
     "nothing": SamplingParams(),
     "repetition": SamplingParams(repetition_penalty=1.7),
@@ -90,14 +90,14 @@ def run(seed: int, nodes: int, chain: bool, asked: list[SamplingParams], kind: t
     torch.manual_seed(seed)
     size = len(asked)
     rules = LogitRules(VOCAB, EOS, size + 2, POSITIONS, CPU)
-    texts = [[rng.randrange(6) for _ in range(rng.randrange(5, 12))] for _ in asked]
+    texts = [[rng.randrange(3) for _ in range(rng.randrange(5, 12))] for _ in asked]
     prompts = [rng.randrange(1, len(text) + 1) for text in texts]
     rows = [arrive(row, *ask) for row, ask in enumerate(zip(asked, prompts, texts, strict=True), 1)]
     rules.admit(rows)
     trees = [random_tree(rng, nodes) for _ in asked]
     if chain:
         trees = [([*range(-1, nodes - 1)], [[*range(1, n + 1)] for n in range(nodes)])] * size
-    tokens = [[text[-1], *(rng.randrange(6) for _ in range(nodes - 1))] for text in texts]
+    tokens = [[text[-1], *(rng.randrange(3) for _ in range(nodes - 1))] for text in texts]
     seen = torch.zeros(size, nodes, nodes, dtype=torch.bool)
     for b, (_, paths) in enumerate(trees):
         for n, path in enumerate(paths):
