@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import EngineConfig
@@ -90,3 +91,23 @@ def test_rules_change_what_is_said():
         plain = SamplingParams(params.max_new_tokens, params.temperature, seed=params.seed, ignore_eos=True)
         ruled, free = llm.generate([prompt, prompt], [params, plain])
         assert ruled.output_ids != free.output_ids, params
+
+
+def test_the_device_knows_each_requests_tokens_after_every_step():
+    """At lag 0. The tokens of rows without a request are spoilt, so that nothing left there can help."""
+    algorithm, version, shape = RUNS[2]
+    llm = launch(
+        algorithm, version, shape, max_total_tokens=132, page_size=4, chunked_prefill_size=8, max_running_requests=3
+    )
+    rids = [llm.add(prompt, params) for prompt, params in zip(PROMPTS, RULES["history"], strict=True)]
+    rules, compared = llm.loop.executor.plain.rules, 0
+    while llm.step():
+        active = [llm.request(rid) for rid in rids if llm.request(rid).row]
+        for request in active:
+            known = rules.history[request.row, : request.num_tokens].tolist()
+            assert known == request.tokens
+            compared += 1
+        for row in {0, 1, 2, 3} - {request.row for request in active}:
+            with torch.inference_mode():
+                rules.history[row] = 700
+    assert compared > 60 and llm.counters["retract.done"]
