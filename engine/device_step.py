@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -18,9 +18,12 @@ from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.device.sampling import SamplingRows, chosen_logprobs, pick, top_logprobs
 from specmatrix.engine.device.staging import StepOutput
 from specmatrix.engine.models.target import Target
-from specmatrix.engine.spec.drafter import DraftHooks, DraftTree, Verdict, shared_chain
+from specmatrix.engine.spec.drafter import DraftHooks, DraftTree, Verdict, shared_chain, shift_left
 from specmatrix.engine.spec.guard import Guard
 from specmatrix.engine.spec.verify import verify
+
+# Positions of a prompt whose logits are computed at once for its log-probabilities.
+SCORED: Final = 256
 
 
 class Step(Protocol):
@@ -77,7 +80,9 @@ class DeviceStep:
             moved=no if output.moved is None else output.moved.tolist(),
             branched=no if output.branched is None else output.branched.tolist(),
             logprobs=None if output.logprobs is None else output.logprobs.tolist(),
-            top_logprobs=_pairs(output),
+            top_logprobs=_pairs(output.top_ids, output.top_values),
+            prompt_logprobs=None if output.prompt_logprobs is None else output.prompt_logprobs.tolist(),
+            prompt_top_logprobs=_pairs(output.prompt_ids, output.prompt_values),
             stamps_checked=checked,
             stamps_wrong=wrong,
         )
@@ -105,6 +110,9 @@ class DeviceStep:
         state = self.drafter.prime(batch, tokens, aux, sampled[:, 0], following)
         self._relay(batch, end, sampled, state)
         output = StepOutput(tokens=sampled, count=(following < 0).long(), stamps=kv.stamps)
+        if plan.prompt_logprobs >= 0:
+            after = shift_left(tokens, batch.lengths, sampled[:, 0], following)
+            output = self._with_prompt(output, plan.prompt_logprobs, hidden, after)
         return _with_logprobs(output, plan, shown, rows)
 
     def _round(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
@@ -153,6 +161,20 @@ class DeviceStep:
         if rows is None or rules.min_p is None:
             return logits, logits
         return logits, without_unlikely(logits, rows.temperature, rules.min_p)
+
+    def _with_prompt(self, output: StepOutput, best: int, hidden: Tensor, after: Tensor) -> StepOutput:
+        """Add the log-probabilities of the tokens after each position of a chunk. after [B, W].
+
+        best: number of alternatives. A few positions at a time, as the logits of a whole chunk may not fit.
+        """
+        parts = []
+        for states, tokens in zip(hidden.split(SCORED, 1), after.split(SCORED, 1), strict=True):
+            logits = self.target.logits(states.contiguous())
+            tops = top_logprobs(logits, best) if best else ()
+            parts.append((chosen_logprobs(logits, tokens), *tops))
+        scores, *tops = (torch.cat(pieces, 1) for pieces in zip(*parts, strict=True))
+        values, ids = tops or (None, None)
+        return output._replace(prompt_logprobs=scores, prompt_values=values, prompt_ids=ids)
 
     def _compact(self, tree: DraftTree, verdict: Verdict, kv: StepKV) -> tuple[Tensor, Tensor]:
         """Move the accepted path's KV to the front of the block. Returns two [B] bools: whether KV was moved, and
@@ -206,9 +228,9 @@ def _with_logprobs(output: StepOutput, plan: StepPlan, logits: Tensor, rows: Sam
     return output
 
 
-def _pairs(output: StepOutput) -> list[list[list[tuple[int, float]]]] | None:
-    """(token, log-probability) of the most likely tokens, by row and position."""
-    if output.top_ids is None or output.top_values is None:
+def _pairs(ids: Tensor | None, values: Tensor | None) -> list[list[list[tuple[int, float]]]] | None:
+    """(token, log-probability) of the most likely tokens, by row and position; None if there are none."""
+    if ids is None or values is None:
         return None
-    rows = zip(output.top_ids.tolist(), output.top_values.tolist(), strict=True)
+    rows = zip(ids.tolist(), values.tolist(), strict=True)
     return [[list(zip(*column, strict=True)) for column in zip(*row, strict=True)] for row in rows]

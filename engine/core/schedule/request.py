@@ -6,7 +6,7 @@ The phase table is data: an illegal transition raises, and tests are parametrise
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -84,6 +84,9 @@ ALLOWED: Final[tuple[tuple[str, tuple[type, ...], Callable[[Any, int], bool], st
         lambda ids, vocab: ids is None or (len(ids) > 0 and _ids(ids, vocab)),
         "a list of token ids in [0, {V}), not empty",
     ),
+    ("n", (int,), lambda n, _: 1 <= n <= 1024, "an integer in [1, 1024]"),
+    ("no_stop_trim", (bool,), lambda *_: True, "true or false"),
+    ("logprob_start_len", (int,), lambda n, _: -1 <= n < 2**63, "-1 (off), or an integer in [0, 2**63)"),
 )
 
 
@@ -93,6 +96,11 @@ class SamplingParams:
 
     temperature 0 is greedy, as the limit of small temperatures. top_k -1 is off, top_p 1.0 is off.
     `seed` None uses the engine's seed. `top_logprobs_num` > 0 implies `return_logprob`.
+
+    n: completions of the prompt; the i-th, from 0, has the seed plus i, modulo 2**63. no_stop_trim: the text keeps the
+    stop token or stop string that ended it, and nothing after it. logprob_start_len: 0 or more also returns the
+    log-probabilities of the prompt's tokens from this index on, untouched by temperature and logit rules; -1 is off. It
+    implies `return_logprob`, and `top_logprobs_num` holds for the prompt too.
 
     min_new_tokens: EOS, also with `ignore_eos`, and `stop_token_ids` are banned until the output has so many tokens;
     stop strings still end it. min_p: tokens less likely than min_p times the likeliest are not drawn; 0 is off.
@@ -121,6 +129,9 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     bad_words_ids: Sequence[Sequence[int]] = ()
     allowed_token_ids: Sequence[int] | None = None
+    n: int = 1
+    no_stop_trim: bool = False
+    logprob_start_len: int = -1
 
     def validate(self, vocab_size: int, eos_ids: frozenset[int] = frozenset()) -> None:
         """Raise RequestError on the first value with a wrong type or outside its range, or if every token could be
@@ -139,6 +150,13 @@ class SamplingParams:
                 "bad_words_ids and the stop tokens before min_new_tokens could ban every allowed token at once; "
                 "allowed: at least one token that they never ban"
             )
+
+    def completions(self, engine_seed: int) -> list[SamplingParams]:
+        """The parameters of each of the `n` completions."""
+        if self.n == 1:
+            return [self]
+        first = engine_seed if self.seed is None else self.seed
+        return [replace(self, n=1, seed=(first + place) % 2**63) for place in range(self.n)]
 
     def stops(self, eos_ids: frozenset[int]) -> frozenset[int]:
         """The tokens banned before `min_new_tokens`. eos_ids: the model's."""
@@ -160,7 +178,7 @@ class SamplingParams:
 
     @property
     def wants_logprobs(self) -> bool:
-        return self.return_logprob or self.top_logprobs_num > 0
+        return self.return_logprob or self.top_logprobs_num > 0 or self.logprob_start_len >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +220,9 @@ class Request:
     finish: Finish | None = None
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    # Those of the prompt's tokens from `logprob_start_len` on; None for the first token of all, which follows none.
+    prompt_logprobs: list[float | None] = field(default_factory=list)
+    prompt_top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     metrics: SpecMetrics = field(default_factory=SpecMetrics)
     adjusts: bool = field(init=False)  # SamplingParams.adjusts
 
@@ -229,6 +250,19 @@ class Request:
     def num_tokens(self) -> int:
         """The number of `tokens`."""
         return len(self.prompt) + len(self.output)
+
+    @property
+    def unscored(self) -> int:
+        """Index of the first prompt token that still needs a log-probability; the prompt's length if none does."""
+        if self.params.logprob_start_len < 0:
+            return len(self.prompt)
+        return min(len(self.prompt), self.params.logprob_start_len + len(self.prompt_logprobs))
+
+    @property
+    def reusable(self) -> list[int]:
+        """The tokens of which all but the last may have cached KV: an unscored token needs the step before it."""
+        first = self.unscored
+        return self.tokens if first == len(self.prompt) else [*self.prompt[: max(first, 1)]]
 
     @property
     def decoding(self) -> bool:

@@ -52,6 +52,7 @@ class StepPlan:
     greedy: bool  # all rows are greedy
     logprobs: int = -1  # -1: none, 0: chosen tokens only, k: top k too
     adjusts: bool = False  # a row's logits are adjusted
+    prompt_logprobs: int = -1  # as `logprobs`, for the tokens after each position of a prefill step
 
 
 class StepResult(NamedTuple):
@@ -66,6 +67,8 @@ class StepResult(NamedTuple):
     branched: list[bool]  # the proposed tree had siblings
     logprobs: list[list[float]] | None = None
     top_logprobs: list[list[list[tuple[int, float]]]] | None = None
+    prompt_logprobs: list[list[float]] | None = None  # of the prompt token after each position of a chunk
+    prompt_top_logprobs: list[list[list[tuple[int, float]]]] | None = None
     stamps_checked: int = 0
     stamps_wrong: int = 0
     draft_errors: list[str | None] | None = None  # the error that ends a request with invalid drafts; None: not checked

@@ -102,6 +102,9 @@ def test_decoding_needs_a_whole_prefill(phase, prefilled, decoding):
         ("bad_words_ids", ((),), WORDS),
         ("allowed_token_ids", (), ALLOWED_IDS),
         ("allowed_token_ids", (-1,), ALLOWED_IDS),
+        ("n", 0, "an integer in [1, 1024]"),
+        ("n", 1025, "an integer in [1, 1024]"),
+        ("logprob_start_len", -2, "-1 (off), or an integer in [0, 2**63)"),
     ],
 )
 def test_a_parameter_outside_its_range_is_named_with_what_is_allowed(name, value, allowed):
@@ -195,6 +198,9 @@ def test_what_parameters_imply():
         ("bad_words_ids", ((1.0,),), WORDS),
         ("bad_words_ids", (3,), WORDS),
         ("allowed_token_ids", 3, ALLOWED_IDS),
+        ("n", 2.0, "an integer in [1, 1024]"),
+        ("no_stop_trim", 1, "true or false"),
+        ("logprob_start_len", False, "-1 (off), or an integer in [0, 2**63)"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused(name, value, allowed):
