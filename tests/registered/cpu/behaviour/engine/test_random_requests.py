@@ -33,9 +33,27 @@ ENGINES = {
 }
 
 
+def rules(draw: Random, longest: int) -> dict[str, object]:
+    """What two requests in five ask of the logits. Small ids, and those of a text's commonest tokens, do occur."""
+    if draw.random() < 0.6:
+        return {}
+    common = [draw.randrange(300) for _ in range(12)]
+    choices: dict[str, object] = {
+        "min_new_tokens": draw.randrange(longest + 1),
+        "min_p": draw.choice((0.02, 0.3, 1.0)),
+        "presence_penalty": draw.choice((-1.0, 0.5, 2.0)),
+        "frequency_penalty": draw.choice((-0.5, 0.3, 1.5)),
+        "repetition_penalty": draw.choice((0.8, 1.2, 1.9)),
+        "logit_bias": {token: draw.choice((-100, -3.5, 4.0)) for token in common},
+        "bad_words_ids": [common[:1], common[1:3], common[3:6], [common[7], common[7]]],
+        "allowed_token_ids": draw.sample(range(768), 500),
+    }
+    return {name: choices[name] for name in draw.sample(list(choices), draw.choice((1, 1, 2, 4)))}
+
+
 def requests(seed: int) -> Iterator[tuple[str, SamplingParams]]:
     """Prompts and parameters as users send them, the rare ones included."""
-    draw = Random(seed)
+    draw, rule = Random(seed), Random(-1 - seed)
     texts = [question for question, _ in questions()]
     while True:
         text = draw.choice(texts)
@@ -46,10 +64,11 @@ def requests(seed: int) -> Iterator[tuple[str, SamplingParams]]:
             (whole, whole, whole, text[begin : begin + length], text[:length] * 3, "é漢🙂 " * draw.randrange(1, 9))
         )
         stops = ("\n", ".", " the", "Answer", "1", "\n\n", "zzz", prompt[:3])
+        longest = draw.choice((1, 2, 5, 13, 24, 40))
         yield (
             prompt,
             SamplingParams(
-                max_new_tokens=draw.choice((1, 2, 5, 13, 24, 40)),
+                max_new_tokens=longest,
                 temperature=draw.choice((0.0, 0.0, 0.0, 0.3, 0.8, 1.0, 1.7, 2.0**-100, 2.0**100)),
                 top_k=draw.choice((-1, -1, 1, 2, 20, 2**62)),
                 top_p=draw.choice((1.0, 1.0, 0.9, 0.5, 1e-6)),
@@ -59,6 +78,7 @@ def requests(seed: int) -> Iterator[tuple[str, SamplingParams]]:
                 ignore_eos=draw.random() < 0.5,
                 return_logprob=draw.random() < 0.2,
                 top_logprobs_num=draw.choice((0, 0, 0, 1, 5)),
+                **rules(rule, longest),
             ),
         )
 
