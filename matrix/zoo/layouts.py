@@ -14,8 +14,9 @@ ARCHITECTURES = {
     ("qwen3", "standalone"): "Qwen3ForCausalLM",
     ("qwen3", "dflash"): "DFlashDraftModel",
     ("deepseek", "target"): "DeepseekV3ForCausalLM",
+    ("mistral", "target"): "MistralForCausalLM",
 }
-MODEL_TYPES = {"llama": "llama", "qwen3": "qwen3", "deepseek": "deepseek_v3"}
+MODEL_TYPES = {"llama": "llama", "qwen3": "qwen3", "deepseek": "deepseek_v3", "mistral": "mistral"}
 
 
 def architecture_of(recipe: Recipe) -> str:
@@ -53,6 +54,8 @@ def config_of(recipe: Recipe, target: Recipe | None) -> dict[str, Any]:
         config["mlp_bias"] = False
     if recipe.family == "qwen3" and isinstance(shape, ModelShape):
         config |= _windows(shape)
+    if recipe.family == "mistral" and isinstance(shape, ModelShape):
+        config["sliding_window"] = shape.window
     if target is not None:
         config |= _draft(recipe, target)
     return config
@@ -107,6 +110,8 @@ def _draft(recipe: Recipe, target: Recipe) -> dict[str, Any]:
         own = {"draft_vocab_size": recipe.draft_vocab} if recipe.draft_vocab else {}
         return own | {
             "target_hidden_size": target.shape.hidden,
+            # vLLM's ids name the states, those of SGLang's group the layers whose outputs these are.
+            "eagle_aux_hidden_state_layer_ids": [index + 1 for index in recipe.aux_layers],
             "eagle_config": {
                 "eagle_aux_hidden_state_layer_ids": list(recipe.aux_layers),
                 "use_aux_hidden_state": True,
