@@ -21,16 +21,18 @@ from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.gates.session_baseline import has_session_baseline
 from specmatrix.matrix.run.prepared_cell import PreparedCell, Workload, prepare
-from specmatrix.matrix.run.record import BaselineError, crashed, judged
+from specmatrix.matrix.run.record import BaselineError, crashed, judged, record
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Capability,
     Diverged,
+    EngineCommand,
     RequestSpec,
     Run,
     RunningEngine,
     Served,
     Subject,
+    Unsupported,
 )
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.reports.schema import CellResult
@@ -59,8 +61,13 @@ class Baselines:
 
     def _run(self, plain: PreparedCell) -> Run:
         # Removed while it runs, so that an engine that crashes is not reused.
-        engine = self.engines.pop(plain.cell, None) or self.subject.start(plain.configuration)
-        run = drive(engine, plain.requests, self.subject.capabilities)
+        engine = self.engines.pop(plain.cell, None)
+        if engine is None:
+            command = self.subject.translate(plain)
+            if isinstance(command, Unsupported):
+                raise ConfigError(f"{self.subject.name} does not support the baseline: {command.reason}")
+            engine = self.subject.start(command)
+        run = drive(engine, plain.requests, self.subject.profile.capabilities)
         if plain.cell.algorithm == "none":
             self.engines[plain.cell] = engine
         else:  # Few cells share such an engine, and each holds memory.
@@ -104,21 +111,24 @@ class Runner:
         began = perf_counter()
         prepared = prepare(cell, self.tier, self.seed, self.workload)
         try:
-            record = self._judged(prepared)
+            result = self._judged(prepared)
         except Exception as error:  # A crash of the subject is this cell's result; the other cells go on.
             self._drop()
-            record = crashed(prepared, error)
-        return structs.replace(record, seconds=perf_counter() - began)
+            result = crashed(prepared, error)
+        return structs.replace(result, seconds=perf_counter() - began)
 
     def _judged(self, prepared: PreparedCell) -> CellResult:
+        command = self.subject.translate(prepared)
+        if isinstance(command, Unsupported):
+            return record(prepared, "UNSUPPORTED", error=command.reason)
         try:
-            engine = self._started(prepared)
+            engine = self._started(prepared, command)
         except ConfigError as error:
             return judged(prepared, [self.refusal(prepared, error)])
         if prepared.expectation == "refused":
             return judged(prepared, [self.refusal(prepared, None)], engine)
         try:
-            run = drive(engine, prepared.requests, self.subject.capabilities, self._served)
+            run = drive(engine, prepared.requests, self.subject.profile.capabilities, self._served)
         except Diverged as found:  # Diverged ranks return no answers to judge.
             self._drop()
             return judged(prepared, [self.divergence(prepared, found.agreement)], engine)
@@ -129,15 +139,15 @@ class Runner:
         outcomes = [self._verdict(gate, prepared, run, baseline) for gate in self.gates if gate.applies(prepared.cell)]
         return judged(prepared, outcomes, engine, run.evidence)
 
-    def _started(self, prepared: PreparedCell) -> RunningEngine:
+    def _started(self, prepared: PreparedCell, command: EngineCommand) -> RunningEngine:
         if self.engine is None or self._start_key != prepared.cell.start_key:
             self.close()
-            self.engine = self.subject.start(prepared.configuration)
+            self.engine = self.subject.start(command)
             self._start_key = prepared.cell.start_key
         return self.engine
 
     def _verdict(self, gate: Gate, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        lacking = sorted(gate.needs - self.subject.capabilities)
+        lacking = sorted(gate.needs - self.subject.profile.capabilities)
         if lacking:
             message = f"subject {self.subject.name} does not provide {', '.join(lacking)}"
             return Outcome(gate.name, State.NOT_MEASURED, message=message)
