@@ -36,6 +36,7 @@ class Capability(StrEnum):
     PREEMPTIONS = "preemptions"  # how often each request lost its KV (`Answer.retractions`)
     SAMPLED_IDENTITY = "sampled_identity"  # sampled tokens depend on seed and position only, not on speculation
     TRACE = "trace"  # the decisions of adaptive steps
+    RESOLUTION = "resolution"  # resolves the matrix's own configuration as `engine.core.config.resolve` does
     RANKS = "ranks"  # a digest of every step of each rank
 
 
@@ -349,6 +350,8 @@ class Run:
     since the start, in submission order; empty without a journal. attempts: requests that must be refused, each with
     the engine's error message ("" if it answered); `requests` are all others. ranks: the comparison of several ranks
     since the start. session_baseline: the same requests and drafter with each turn's whole history prefilled at once.
+    capabilities: what the subject claims. flags: of its command. resumed: by request, (number of the oracle's tokens
+    that were given with the prompt, the output after them) where the output departed from the oracle by a tie.
     """
 
     requests: tuple[RequestSpec, ...]
@@ -365,3 +368,6 @@ class Run:
     attempts: tuple[tuple[RequestSpec, str], ...] = ()
     ranks: Agreement | None = None
     session_baseline: Run | None = None
+    capabilities: frozenset[Capability] = frozenset(Capability)
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    resumed: Mapping[str, Sequence[tuple[int, tuple[int, ...]]]] = field(default_factory=dict)
