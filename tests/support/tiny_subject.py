@@ -4,12 +4,14 @@ what the oracle says and misbehaves on demand."""
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.oracles.finish import ending, eos_ids
 from specmatrix.matrix.oracles.transformers import oracle_of
 from specmatrix.matrix.subjects.protocol import (
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from specmatrix.matrix.run.prepared_cell import PreparedCell
 
 # Axes that mean something here; a cell with another value than the default on any other axis is unsupported.
-AXES = ("algorithm", "model", "steps", "batch", "sampling", "finish", "abort")
+TAKEN = ("algorithm", "model", "steps", "batch", "sampling", "finish", "abort")
 VALUES = {"algorithm": ("none", "eagle3"), "batch": ("single", "pair"), "abort": ("none", "running")}
 LONGEST = 512
 
@@ -39,11 +41,12 @@ LONGEST = 512
 def translate(prepared: PreparedCell) -> EngineCommand | Unsupported:
     """The cell's drafter, depth and requests in this engine's words."""
     cell = prepared.cell
-    for name, value in cell.values.items():
-        if name in VALUES and value not in VALUES[name]:
-            return Unsupported(f"it has no {name} {value}")
-        if name not in AXES and value != type(cell)._field_defaults[name]:
-            return Unsupported(f"it has no {name}")
+    for one in AXES:
+        value = cell.values[one.name]
+        if one.name in VALUES and value not in VALUES[one.name]:
+            return Unsupported(f"it has no {one.name} {value}")
+        if one.name not in TAKEN and value != one.default:
+            return Unsupported(f"it has no {one.name}")
     flags = {"drafter": cell.algorithm, "depth": 3 if cell.steps == "auto" else int(cell.steps)}
     if cell.algorithm == "none":
         flags["depth"] = 0
@@ -204,7 +207,7 @@ class ReplayEngine(RunningEngine):
     def generate(self, asks: Sequence[Ask]) -> list[Answer]:
         if self.fault.endswith("crash"):
             print("about to fall over", flush=True)
-            os._exit(3)
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "hang":
             Event().wait()
         if self.fault == "raise":

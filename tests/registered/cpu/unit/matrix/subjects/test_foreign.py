@@ -74,7 +74,7 @@ def test_a_claim_that_does_not_hold_is_red(fault, message):
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        ("crash", "the engine ended with status 3 during generate; end of its log:\nabout to fall over"),
+        ("crash", "the engine ended with status -9 during generate; end of its log:\nabout to fall over"),
         ("raise", "generate failed with RuntimeError: a wire came loose; end of its log:\nTraceback"),
         ("refuse", "the engine refuses the cell: drafter eagle3 is not available; use none"),
     ],
@@ -90,7 +90,7 @@ def test_a_baseline_that_fails_is_not_started_again_for_the_next_cell():
     with running(ReplaySubject("baseline crash")) as runner:
         first, second = runner.run_cell(DRAFTED), runner.run_cell(DRAFTED._replace(steps="2"))
         assert first.state == second.state == "FAIL" and first.error == second.error is not None
-        assert first.error.startswith("baseline: the engine ended with status 3 during generate; end of its log:\n")
+        assert first.error.startswith("baseline: the engine ended with status -9 during generate; end of its log:\n")
         assert len(runner.baselines.runs) == 1
 
 
