@@ -58,8 +58,9 @@ def applied_gates(profile: Profile) -> Applied:
         if gate.name in profile.excluded:
             excluded[gate.name] = profile.excluded[gate.name]
         elif lacking:
-            why = profile.cannot.get(lacking[0], "")
-            excluded[gate.name] = f"the subject does not show {lacking[0]}" + (f": {why}" if why else "")
+            first = next((capability for capability in lacking if capability in profile.cannot), lacking[0])
+            why = f": {profile.cannot[first]}" if first in profile.cannot else ""
+            excluded[gate.name] = f"the subject does not show {first}{why}"
         else:
             gates.append(gate)
     return Applied(tuple(gates), excluded)

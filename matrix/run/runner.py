@@ -40,10 +40,10 @@ from specmatrix.matrix.subjects.protocol import (
     Unsupported,
 )
 from specmatrix.matrix.subjects.registry import load_subject
+from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.reports.schema import CellResult, WaiverRule
 
-NOT_REFUSED: Final = "a combination that the reference engine must refuse, by rules of its own"
 SHAPE: Final = ("num_steps", "topk", "num_draft_tokens")
 
 
@@ -141,11 +141,9 @@ class Runner:
         return structs.replace(result, seconds=perf_counter() - began)
 
     def _judged(self, prepared: PreparedCell) -> CellResult:
-        command = self.subject.translate(prepared)
+        command = translated(self.subject, prepared)
         if isinstance(command, Unsupported):
             return record(prepared, "UNSUPPORTED", error=command.reason)
-        if self.foreign and prepared.expectation == "refused":
-            return record(prepared, "UNSUPPORTED", error=NOT_REFUSED)
         try:
             engine = self._started(command)
         except ConfigError as error:

@@ -18,6 +18,7 @@ from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, EngineCommand, Subject, Unsupported
+from specmatrix.matrix.subjects.translations import translated
 
 # The first of these that the subject supports; two asks also show whether they depend on each other.
 CELLS: Final = (Cell(batch="pair"), Cell())
@@ -64,8 +65,8 @@ def _translated(subject: Subject) -> str:
     """What is wrong with the first translation that is not pure JSON data with an ask for each request."""
     for cell in stage_cells(STAGE):
         prepared = prepare(cell, subject=subject.name)
-        found = subject.translate(prepared)
-        if found != subject.translate(prepared):
+        found = translated(subject, prepared)
+        if found != translated(subject, prepared):
             return f"{cell.id} has two translations"
         if isinstance(found, Unsupported):
             if not found.reason.strip():

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from specmatrix.matrix.run.prepared_cell import PreparedCell
 
 # Axes that mean something here; a cell with another value than the default on any other axis is unsupported.
-TAKEN = ("algorithm", "model", "steps", "batch", "sampling", "finish", "abort")
+TAKEN = ("algorithm", "model", "steps", "topk", "batch", "sampling", "finish", "abort")
 VALUES = {"algorithm": ("none", "eagle3"), "batch": ("single", "pair"), "abort": ("none", "running")}
 LONGEST = 512
 
@@ -47,9 +47,10 @@ def translate(prepared: PreparedCell) -> EngineCommand | Unsupported:
             return Unsupported(f"it has no {one.name} {value}")
         if one.name not in TAKEN and value != one.default:
             return Unsupported(f"it has no {one.name}")
-    flags = {"drafter": cell.algorithm, "depth": 3 if cell.steps == "auto" else int(cell.steps)}
-    if cell.algorithm == "none":
-        flags["depth"] = 0
+    shape = prepared.predicted
+    if isinstance(shape, ConfigError) or shape.topk > 1:
+        return Unsupported("its drafts are chains")
+    flags = {"drafter": cell.algorithm, "depth": shape.num_steps}
     models = {"target": cell.target} | ({"draft": cell.draft} if cell.draft else {})
     asks = tuple(Ask(r.name, prompt_ids(r), fields(r), r.after, r.abort_after) for r in prepared.requests)
     return EngineCommand(flags, models, asks)

@@ -10,13 +10,14 @@ import pytest
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.oracles.transformers import oracle_of
-from specmatrix.matrix.run.runner import NOT_REFUSED, Runner
+from specmatrix.matrix.run.runner import Runner
+from specmatrix.matrix.subjects.translations import NOT_REFUSED
 from specmatrix.reports.schema import CellResult
 from tests.support.tiny_subject import ReplaySubject
 
 pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
 
-DRAFTED = Cell.from_id("eagle3")
+DRAFTED = Cell.from_id("eagle3.s3.k1")
 
 
 @contextmanager
@@ -43,14 +44,14 @@ def test_a_faultless_subject_is_green_and_its_command_is_recorded():
     assert [gate.name for gate in found.gates] == ["claims", "oracle", "lossless", "finish"]
     assert found.requested["drafter"] == "eagle3" and found.requested["checkpoints"]["draft"] == "llama-mini-eagle3"
     assert found.resolved == {"drafter": "eagle3", "depth": 3} and not found.rewrites
-    assert found.repro.startswith("specmatrix run --subject replay --cells 'eagle3' ")
+    assert found.repro.startswith("specmatrix run --subject replay --cells 'eagle3.s3.k1' ")
     oracle = found.gate("oracle")
     assert oracle is not None and oracle.numbers["oracle_tokens"] > 20 and oracle.numbers["ties"] == 0
 
 
 def test_an_unsupported_cell_has_a_reason_and_no_gates():
     with running(ReplaySubject()) as runner:
-        for cell, reason in (("eagle3.p4", "it has no page_size"), ("none.s3", NOT_REFUSED)):
+        for cell, reason in (("eagle3.s3.k1.p4", "it has no page_size"), ("none.s3", NOT_REFUSED)):
             found = runner.run_cell(Cell.from_id(cell))
             assert (found.state, found.gates, found.error) == ("UNSUPPORTED", (), reason)
         assert runner.engine is None
@@ -100,7 +101,7 @@ def test_an_engine_behind_its_limit_is_killed():
 
 
 def test_answers_in_another_order_are_red():
-    found = judged("order", Cell.from_id("eagle3.pair"))
+    found = judged("order", Cell.from_id("eagle3.s3.k1.pair"))
     assert found.state == "FAIL" and found.error is not None
     assert found.error.startswith("the answers must have the asks' ids in order, ['q")
 
