@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from specmatrix import HOME
+from specmatrix.cli import main
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.reports.store import load
@@ -24,7 +25,7 @@ replay = tests.support.tiny_subject:ReplaySubject
 missing = tests.support.no_such_module:Subject
 other = tests.support.tiny_subject:TinySubject
 """
-Specmatrix = Callable[..., subprocess.CompletedProcess[str]]
+Specmatrix = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -38,12 +39,14 @@ def installed(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def specmatrix(installed: Path, tmp_path: Path) -> Specmatrix:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(HOME), str(installed)))}
+def specmatrix(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Specmatrix:
+    """Runs the command line in this process: its status, standard output and standard error."""
+    monkeypatch.syspath_prepend(str(installed))
+    monkeypatch.chdir(tmp_path)
 
-    def call(*words: str, module: str = "specmatrix") -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", module, *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    def call(*words: str) -> tuple[int, str, str]:
+        status = main(words)
+        return status, *capsys.readouterr()
 
     return call
 
@@ -51,9 +54,9 @@ def specmatrix(installed: Path, tmp_path: Path) -> Specmatrix:
 def test_a_subject_runs_cells_and_its_report_says_what_it_cannot_show(specmatrix: Specmatrix, tmp_path: Path):
     cells = "eagle3.s3.k1.pair or eagle3.s3.k1.p4.pair or eagle3.s3.k1.pair.abort_running"
     run = ("run", "--subject", "tiny", "--stage", "product", "--cells", cells, "--workers", "1", "--out", "out")
-    done = specmatrix(*run)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed, 0 failed, 0 not measured, 0 with infrastructure errors, 1 unsupported" in done.stdout
+    status, out, err = specmatrix(*run)
+    assert status == 0, out + err
+    assert "2 passed, 0 failed, 0 not measured, 0 with infrastructure errors, 1 unsupported" in out
     report = load(tmp_path / "out")
     subject = report.header.subject
     assert (subject.name, subject.version) == ("tiny", "1.2.3") and "rounds" in subject.capabilities
@@ -73,18 +76,18 @@ def test_a_subject_runs_cells_and_its_report_says_what_it_cannot_show(specmatrix
 
 
 def test_the_contract_holds_for_a_subject_and_not_for_one_that_refuses_nothing(specmatrix: Specmatrix):
-    done = specmatrix("subjects", "check", "tiny")
-    assert done.returncode == 0 and "tiny: 8 of 8 parts of the contract hold" in done.stdout, done.stdout
-    done = specmatrix("subjects", "check", "replay", "--json")
-    checks = {check["name"]: check["fault"] for check in json.loads(done.stdout)["checks"]}
-    assert done.returncode == 1 and [name for name, fault in checks.items() if fault] == ["refusals are answers"]
+    status, out, _ = specmatrix("subjects", "check", "tiny")
+    assert status == 0 and "tiny: 8 of 8 parts of the contract hold" in out, out
+    status, out, _ = specmatrix("subjects", "check", "replay", "--json")
+    checks = {check["name"]: check["fault"] for check in json.loads(out)["checks"]}
+    assert status == 1 and [name for name, fault in checks.items() if fault] == ["refusals are answers"]
     assert checks["refusals are answers"].startswith("a prompt of 20000 tokens must be refused with a message, got ")
 
 
 def test_subjects_are_listed_with_what_they_show(specmatrix: Specmatrix):
-    done = specmatrix("subjects", "--json")
-    rows = {row["name"]: row for row in json.loads(done.stdout)["subjects"]}
-    assert done.returncode == 1 and next(iter(rows)) == "reference" and rows["tiny"]["version"] == "1.2.3"
+    status, out, _ = specmatrix("subjects", "--json")
+    rows = {row["name"]: row for row in json.loads(out)["subjects"]}
+    assert status == 1 and next(iter(rows)) == "reference" and rows["tiny"]["version"] == "1.2.3"
     assert rows["tiny"]["cannot"] == {"journal": "its pages have no journal"} and "abort" in rows["tiny"]["shows"]
     assert rows["missing"]["error"] == (
         "subject 'missing' cannot be loaded from tests.support.no_such_module:Subject: ModuleNotFoundError: "
@@ -93,14 +96,16 @@ def test_subjects_are_listed_with_what_they_show(specmatrix: Specmatrix):
     assert rows["other"]["error"] == "subject 'other' of tests.support.tiny_subject:TinySubject has the name 'tiny'"
 
 
-def test_pytest_runs_cells_on_a_subject_under_waivers(specmatrix: Specmatrix, tmp_path: Path):
+def test_pytest_runs_cells_on_a_subject_under_waivers(installed: Path, tmp_path: Path):
     (tmp_path / "test_cells.py").write_text(
         "from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n", encoding="utf-8"
     )
     waiver = "{cells: none, gate: lossless, reason: old, expiry: 2999-12-31, subject: replay}"
     (tmp_path / "specmatrix-waivers.yaml").write_text(f"- {waiver}\n", encoding="utf-8")
     options = ("--specmatrix-subject", "replay", "--specmatrix-stage", "product", "-p", "no:cacheprovider")
-    done = specmatrix("-q", *options, "--specmatrix-cells", "none or none.temperature", module="pytest")
+    command = [sys.executable, "-m", "pytest", "-q", *options, "--specmatrix-cells", "none or none.temperature"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(HOME), str(installed)))}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
     assert "1 failed, 1 skipped" in done.stdout, done.stdout + done.stderr
     assert "lossless passes again, but a waiver until 2999-12-31 says that it fails: old" in done.stdout
 
@@ -115,9 +120,8 @@ def test_pytest_runs_cells_on_a_subject_under_waivers(specmatrix: Specmatrix, tm
     ],
 )
 def test_a_wrong_name_is_one_sentence(specmatrix: Specmatrix, words: tuple[str, ...], message: str):
-    done = specmatrix(*words)
-    assert done.returncode == 2 and done.stderr.startswith(f"specmatrix: {message}")
-    assert done.stderr.count("\n") == 1
+    status, _, err = specmatrix(*words)
+    assert status == 2 and err.startswith(f"specmatrix: {message}") and err.count("\n") == 1
 
 
 def test_two_packages_with_one_name_are_refused(installed: Path, monkeypatch: pytest.MonkeyPatch):
