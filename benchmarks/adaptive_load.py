@@ -56,12 +56,12 @@ def judged(times: dict[str, list[tuple[float, ...]]], name: str) -> Iterator[Met
     ours = times["adaptive"]
     statics = {kind: taken for kind, taken in times.items() if kind != "adaptive"}
     for place, phase in enumerate(PHASES):
-        best = min(statics, key=lambda kind: sorted(turn[place] for turn in statics[kind])[len(ours) // 2])
-        theirs = [turn[place] for turn in statics[best]]
+        best = min(statics, key=lambda kind: sorted(each[place] for each in statics[kind])[len(ours) // 2])
+        theirs = [each[place] for each in statics[best]]
         ratios = [their / our[place] for their, our in zip(theirs, ours, strict=True)]
         label = f"{name}_adaptive_{phase.replace(' ', '_')}_over_best_static"
         yield of(label, ratios, PHASE_GOAL, spread_of(theirs), note=f"best: {best}")
-    best = min(statics, key=lambda kind: sorted(sum(turn) for turn in statics[kind])[len(ours) // 2])
-    theirs = [sum(turn) for turn in statics[best]]
+    best = min(statics, key=lambda kind: sorted(sum(each) for each in statics[kind])[len(ours) // 2])
+    theirs = [sum(each) for each in statics[best]]
     ratios = [their / sum(our) for their, our in zip(theirs, ours, strict=True)]
     yield of(f"{name}_adaptive_over_best_static", ratios, WHOLE_GOAL, spread_of(theirs), note=f"best: {best}")

@@ -41,7 +41,9 @@ def gpt_fast(bench: Bench, model_name: str) -> Metric:
     if missing:
         return unmeasured(name, GOAL, f"folder {folder} ({CHECKOUT}) is no gpt-fast checkout: {missing[0]} is missing")
     with bench.decoding(1) as ours:
-        pairs = interleave(ours.turn, gpt_fast_rounds(generate_module(Path(folder)), model_name, bench), PAIRS, warm=3)
+        pairs = interleave(
+            ours.timed_rounds, gpt_fast_rounds(generate_module(Path(folder)), model_name, bench), PAIRS, warm=3
+        )
     free()
     return pairs.metric(name, GOAL, note=f"theirs {min(pairs.theirs) / ROUNDS * 1e3:.2f} ms a token at best")
 

@@ -99,7 +99,7 @@ def decoding(one: Bench, rate: float) -> Iterator[Metric]:
     shape, (alone, many, _) = SHAPES[one.name], GOALS[one.name]
     for batch, goal in ((1, alone), (32, many)):
         with one.decoding(batch) as engine:
-            times = [engine.turn() for _ in range(PAIRS)]
+            times = [engine.timed_rounds() for _ in range(PAIRS)]
         floor = (shape.step_bytes + batch * one.prompt * shape.token_bytes) / rate
         shares = [floor / time for time in times]
         note = f"floor {floor * 1e3:.2f} ms, step {sorted(times)[PAIRS // 2] * 1e3:.2f} ms"

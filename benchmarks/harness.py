@@ -39,9 +39,9 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.matrix.golden.knobs import KNOBS, configured
 chance = random.Random(0)
 sizes = [len(knob.settings) for knob in KNOBS]
-launches = [configured(KNOBS, [chance.choice((0, chance.randrange(n))) for n in sizes]) for _ in range({CELLS})]
+starts = [configured(KNOBS, [chance.choice((0, chance.randrange(n))) for n in sizes]) for _ in range({CELLS})]
 ran, start = 0, time.perf_counter()
-for config, facts in launches:
+for config, facts in starts:
     try:
         resolve(config, facts)
     except ConfigError:
@@ -52,7 +52,7 @@ print(json.dumps([ran, time.perf_counter() - start, "torch" in sys.modules]))
 CHECK: Final = (
     "import sys; from specmatrix.matrix.cover.lock import check; r = check(); print(r.text()); sys.exit(not r.ok)"
 )
-# 1,260 cells of 180 launches: five drafters, four page sizes, three chunk sizes, each timing. Every request runs to its
+# 1,260 cells of 180 starts: five drafters, four page sizes, three chunk sizes, each timing. Every request runs to its
 # limit of at least 37 tokens, greedy and sampled.
 LOSSLESS: Final = (
     "model=llama and tp=1 and algorithm in (standalone, eagle3, eagle, ngram, dflash) and "
@@ -92,7 +92,7 @@ def enumeration() -> Metric:
 
 
 def resolution() -> Metric:
-    """Seconds to resolve CELLS launch configurations, without torch; their construction is not timed."""
+    """Seconds to resolve CELLS start configurations, without torch; their construction is not timed."""
     name, goal = "resolve_100k_configurations_seconds", 10.0
     times: list[float] = []
     ran = 0
@@ -162,7 +162,7 @@ def lossless_rate() -> Metric:
 
 
 def cells_per_minute(sessions: Sequence[PytestRun]) -> Metric:
-    """The rate of sessions of at least LOSSLESS_LEAST green cells each; red if any cell is red."""
+    """The rate of sessions of at least LOSSLESS_LEAST passing cells each; red if any cell is red."""
     name = LOSSLESS_RATE
     for session in sessions:
         if session.failed or session.passed < LOSSLESS_LEAST:

@@ -63,10 +63,10 @@ def main() -> int:
 def read_rate() -> float:
     """Memory read bandwidth of a large sum, in bytes per second."""
     large = torch.empty(2**30, dtype=torch.float32, device="cuda").normal_()
-    return 4 * large.numel() / in_turns([large.sum] * 4)[0].least * 1e6
+    return 4 * large.numel() / interleaved([large.sum] * 4)[0].least * 1e6
 
 
-def in_turns(*forms: Sequence[Call]) -> list[Spread]:
+def interleaved(*forms: Sequence[Call]) -> list[Spread]:
     """Time per call of each implementation, interleaved; each is given as the same call over several inputs."""
     graphs = [captured(calls) for calls in forms]
     times: list[list[float]] = [[] for _ in forms]
@@ -108,7 +108,7 @@ def projections(rate: float) -> Iterator[tuple[object, ...]]:
         weights = [random(depth, columns) for _ in range(rotated(size))]
         for rows in ROWS:
             x = random(rows, depth)
-            theirs, ours = in_turns(
+            theirs, ours = interleaved(
                 [lambda w=w, x=x: torch.mm(x, w) for w in weights], [lambda w=w, x=x: matmul(x, w) for w in weights]
             )
             floor = size / rate * 1e6
@@ -134,7 +134,7 @@ def step(
     times = []
     for width in (1, VERIFIED):
         inputs = [reads(batch, length, width, heads, kv_heads, head_dim, value_dim) for _ in range(rotated(size))]
-        times += in_turns([lambda one=one: paged_attention(*one) for one in inputs])
+        times += interleaved([lambda one=one: paged_attention(*one) for one in inputs])
     decode, verify = times
     kind = f"{batch}, latent" if value_dim else batch
     return kind, length, f"{size / rate * 1e6:.1f}", decode, verify, f"{verify.median / decode.median:.2f}"

@@ -1,4 +1,4 @@
-"""Large reports of green cells with realistic records: the starts of stage nightly, each with additional
+"""Large reports of passing cells with realistic records: the starts of stage nightly, each with additional
 workloads."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Change:
 
 
 def write(directory: Path, cells: int, seconds: float, change: Change | None = None) -> None:
-    """Write a report of `cells` green cells to `directory`, grouped by start; `seconds` varies their durations."""
+    """Write a report of `cells` passing cells to `directory`, grouped by start; `seconds` varies their durations."""
     header = Header(
         tier="cpu", stage="nightly", seed=0, created="2026-09-01T10:00:00+00:00", commit="0" * 12, dirty=False,
         versions={"python": "3.11"}, host={"cpu": "x", "gpus": []}, lock_hash="lock", data_hash="data", zoo_hash="zoo",
@@ -124,7 +124,7 @@ def _start(cell: Cell) -> StartRecord:
 
 
 def _record(start: StartRecord, cell: Cell, number: int, length: float) -> CellResult:
-    """A green cell, with numbers that no other cell has in half of its gates and a third of its evidence."""
+    """A passing cell, with numbers that no other cell has in half of its gates and a third of its evidence."""
     own: dict[str, dict[str, Json]] = {
         "ledger": {"stamps": 7257 + number},
         "lossless": {"tokens": 62 + number},

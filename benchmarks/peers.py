@@ -40,7 +40,7 @@ def eager_steps(bench: Bench, theirs: PreTrainedModel) -> Metric:
     """Decode steps against calls of their model; without a goal, as on a fast host a call takes less than 5 times as
     long as reading the weights."""
     with bench.decoding(1) as decoding:
-        pairs = interleave(decoding.turn, eager_rounds(theirs, bench), PAIRS, warm=2)
+        pairs = interleave(decoding.timed_rounds, eager_rounds(theirs, bench), PAIRS, warm=2)
     note = f"theirs {min(pairs.theirs) / ROUNDS * 1e3:.1f} ms a token at best"
     return pairs.metric(f"{bench.name}_decode_over_transformers_eager_calls", None, note=note)
 

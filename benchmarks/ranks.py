@@ -41,20 +41,21 @@ SIZES: Final = (1, 2, 4, 8)
 DEPTH: Final = 5
 KINDS: Final = ("decode", "eagle3")
 
-# Seconds per round in each turn, by the number of ranks.
+# Seconds per round in each repetition, by the number of ranks.
 Times: TypeAlias = Mapping[int, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """The measurement. turns: of ROUNDS rounds each, per number of ranks; all end below the next CUDA-graph size."""
+    """The measurement. repetitions: of ROUNDS rounds each, per number of ranks; all stay below the next CUDA-graph
+    size."""
 
     model: str
     shape: LlamaShape
     device: str
     prompt: int
     batches: Sequence[int]
-    turns: int
+    repetitions: int
 
 
 ON_GPUS: Final = RankSetup("Llama-3.1-8B", SHAPES["Llama-3.1-8B"], "cuda", 1024, (1, 32), 6)
@@ -97,10 +98,10 @@ def begin(rank: Rank, bench: Bench, batch: int, asked: Asked) -> None:
     rank.held = Decoding(llm, bench.prompts(llm.vocab_size, batch))
 
 
-def turn(rank: Rank) -> float:
+def timed_rounds(rank: Rank) -> float:
     """On a rank: seconds per round."""
     decoding: Decoding = rank.held
-    return decoding.turn()
+    return decoding.timed_rounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class RankTimes:
             "min_ratio": min(ratios),
             "max_ratio": max(ratios),
             "efficiency": median(ratios) * self.fewest / self.ranks,
-            "turns": len(self.times),
+            "repetitions": len(self.times),
         }
 
 
@@ -146,7 +147,7 @@ def measure(setup: RankSetup, sizes: Sequence[int]) -> list[RankTimes]:
             for batch in setup.batches:
                 # Started concurrently: the wait is the slowest start, not the sum.
                 list(pool.map(start, groups, *(repeat(each) for each in (bench, batch, asked))))
-                rows += by_size(kind, batch, by_turns(groups, setup.turns))
+                rows += by_size(kind, batch, interleaved(groups, setup.repetitions))
     return rows
 
 
@@ -163,15 +164,15 @@ def start(group: RankGroup, bench: Bench, batch: int, asked: Asked) -> None:
     """Start a group's next engine and advance its requests to decoding."""
     group.begin()
     group.call(begin, bench, batch, asked)
-    group.call(turn)
+    group.call(timed_rounds)
 
 
-def by_turns(groups: Sequence[RankGroup], turns: int) -> Times:
-    """Turns of each group, in alternating order."""
+def interleaved(groups: Sequence[RankGroup], repetitions: int) -> Times:
+    """Repetitions of each group, interleaved in alternating order."""
     times: dict[int, list[float]] = {group.size: [] for group in groups}
-    for number in range(turns):
+    for number in range(repetitions):
         for group in groups[:: (1, -1)[number % 2]]:
-            times[group.size].append(group.call(turn))
+            times[group.size].append(group.call(timed_rounds))
     return times
 
 
@@ -184,11 +185,11 @@ def by_size(kind: str, batch: int, times: Times) -> list[RankTimes]:
 def markdown(record: Mapping[str, Any]) -> str:
     """The record as a table: a row per batch size and number of ranks, with both kinds of rounds."""
     host, found = record["machine"], {(row["batch"], row["ranks"], row["kind"]): row for row in record["rows"]}
-    turns = f"{record['rows'][0]['turns']} turns of {record['rounds']} rounds"
+    repetitions = f"{record['rows'][0]['repetitions']} repetitions of {record['rounds']} rounds"
     lines = [
         f"{record['device']}; {host['cores']}-core {host['processor']}, Python {host['python']}, torch "
         f"{host['torch']}. {record['model']}, random weights, bf16, prompts of {record['prompt']} tokens; EAGLE3 "
-        f"chains of {record['depth']}. Medians of {turns}, with minimum and maximum.",
+        f"chains of {record['depth']}. Medians of {repetitions}, with minimum and maximum.",
         "",
         "| batch | ranks | decode step, ms | ratio | efficiency | EAGLE3 round, ms | ratio | efficiency |",
         "|---|---|---|---|---|---|---|---|",

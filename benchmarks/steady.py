@@ -19,7 +19,7 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.models.target import Target
 
-# Rounds per turn; all turns of an engine together stay below its next CUDA-graph size.
+# Rounds per repetition; all repetitions of an engine together stay below its next CUDA-graph size.
 ROUNDS: Final = 16
 PAIRS: Final = 10
 WARM: Final = 8
@@ -92,7 +92,7 @@ class Bench:
 
 
 class Decoding:
-    """An engine's requests after prefill; a turn is ROUNDS rounds, followed by a synchronisation."""
+    """An engine's requests after prefill; a repetition is ROUNDS rounds, followed by a synchronisation."""
 
     def __init__(self, llm: LLM, prompts: list[list[int]]) -> None:
         self._step: Callable[[], bool] = llm.step
@@ -104,8 +104,8 @@ class Decoding:
             llm.step()
         self.rounds(WARM)
 
-    def turn(self) -> float:
-        """Seconds per round."""
+    def timed_rounds(self) -> float:
+        """Seconds per round of one repetition."""
         return seconds(lambda: self.rounds(ROUNDS)) / ROUNDS
 
     def steady(self, rounds: int | None = None) -> float:

@@ -20,8 +20,8 @@ from specmatrix.benchmarks.steady import Bench
 GOAL: Final = 0.98
 BATCHES: Final = (1, 8, 32)
 DEPTH: Final = 5
-# With this acceptance probability a round of 5 drafts yields 3.55 tokens; rounds per turn, so that all turns of an
-# engine stay below its next CUDA-graph size.
+# With this acceptance probability a round of 5 drafts yields 3.55 tokens; rounds per repetition, so that all of an
+# engine's stay below its next CUDA-graph size.
 TAKEN, ROUNDS = 0.784, 3
 
 

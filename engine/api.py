@@ -34,7 +34,8 @@ class Output:
     `cached_tokens`: prompt positions that needed no computation when the request was first admitted; less than
     `prompt_tokens`, and unchanged by later retractions.
     Per verify round, `accept_lengths` holds the accepted tokens, bonus included, and `round_widths` the tree's nodes,
-    root included.
+    root included. `prompt_logprobs` and `prompt_top_logprobs`: of the prompt's tokens from `logprob_start_len` on; None
+    and no alternatives for the first token of all.
     """
 
     text: str
@@ -48,6 +49,8 @@ class Output:
     logprobs: tuple[float, ...]
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...]
     meta_info: Mapping[str, Any]
+    prompt_logprobs: tuple[float | None, ...] = ()
+    prompt_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 class LLM:
@@ -183,8 +186,13 @@ class LLM:
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params is {shown(params)}; allowed: SamplingParams")
-        params.validate(self.vocab_size)
+        params.validate(self.vocab_size, self.tokenizer.eos_ids)
+        if params.n > 1:
+            raise RequestError(f"n is {params.n}; allowed: 1 for a single request or a session's turn; use generate")
         tokens = self.tokenizer.prompt_ids(prompt, self.vocab_size)
+        if params.logprob_start_len > len(tokens) or (params.logprob_start_len >= 0 and session is not None):
+            most = "-1 in a session" if session is not None else f"at most the prompt's length, {len(tokens)}"
+            raise RequestError(f"logprob_start_len is {params.logprob_start_len}; allowed: {most}")
         seed = self.resolved.random_seed if params.seed is None else params.seed
         scheduler = self.loop.scheduler
         if session is None:
@@ -275,6 +283,8 @@ class LLM:
             tuple(request.logprobs),
             tuple(map(tuple, request.top_logprobs)),
             info,
+            tuple(request.prompt_logprobs),
+            tuple(map(tuple, request.prompt_top_logprobs)),
         )
 
     def generate(
@@ -283,7 +293,10 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         session: SessionParams | Sequence[SessionParams | None] | None = None,
     ) -> list[Output]:
-        """Run prompts to completion and return outputs in order. RequestError if any is invalid; then none is run."""
+        """Run prompts to completion and return outputs in order, the n of a prompt one after another.
+
+        RequestError if any is invalid; then none is run.
+        """
         with self._inside(edits=False):
             *_, outputs = self.generation(prompts, params, session)
         return outputs
@@ -306,6 +319,9 @@ class LLM:
             raise RequestError(
                 f"{len(each)} sampling parameters for {len(prompts)} prompts; allowed: one, or one per prompt"
             )
+        if session is None:
+            pairs = [(prompt, one) for prompt, p in zip(prompts, each, strict=True) for one in self._completions(p)]
+            prompts, each = [prompt for prompt, _ in pairs], [one for _, one in pairs]
         turns = self._turns(session, len(prompts))
         requests: list[Request] = []
         try:
@@ -326,6 +342,13 @@ class LLM:
         finally:
             for request in requests:
                 self._run_or_defer(self._release_owned, request.rid)
+
+    def _completions(self, asked: SamplingParams | None) -> list[SamplingParams | None]:
+        """The parameters of each completion that a prompt's parameters ask for."""
+        if not isinstance(asked, SamplingParams):
+            return [asked]
+        asked.validate(self.vocab_size, self.tokenizer.eos_ids)
+        return [*asked.completions(self.resolved.random_seed)]
 
     def _turns(
         self, session: SessionParams | Sequence[SessionParams | None] | None, count: int
@@ -471,5 +494,5 @@ class LLM:
 
 def _reason(finish: Finish) -> dict[str, object]:
     """SGLang's finish_reason; `message` only on an error."""
-    told = {} if finish.message is None else {"message": finish.message}
-    return {"type": finish.reason, "matched": finish.matched, **told}
+    message = {} if finish.message is None else {"message": finish.message}
+    return {"type": finish.reason, "matched": finish.matched, **message}

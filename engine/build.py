@@ -22,6 +22,7 @@ from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
 from specmatrix.engine.device.graph_cache import GIB
 from specmatrix.engine.device.kv_groups import KVGroup, KVGroups, StampedGroups, routes_of, split
+from specmatrix.engine.device.logit_rules import LogitRules
 from specmatrix.engine.device.slot_table import SlotTable
 from specmatrix.engine.device.staging import StagingRing
 from specmatrix.engine.device.sync_counter import SyncCounter
@@ -110,7 +111,7 @@ def build(
     observers = [] if publish is None else [RankDigest(ledger, publish, counters)]
     return Loop(
         scheduler,
-        _executor(context, drafter, kv, scheduler, ranks, audited=publish is not None),
+        _executor(context, drafter, kv, scheduler, ranks, tokenizer.eos_ids, audited=publish is not None),
         counters,
         lag=resolved.lag,
         eos_ids=tokenizer.eos_ids,
@@ -122,7 +123,13 @@ def build(
 
 
 def _executor(
-    context: BuildContext, drafter: Drafter, kv: KVGroups, scheduler: Scheduler, ranks: Ranks, audited: bool
+    context: BuildContext,
+    drafter: Drafter,
+    kv: KVGroups,
+    scheduler: Scheduler,
+    ranks: Ranks,
+    eos_ids: frozenset[int],
+    audited: bool,
 ) -> DeviceExecutor:
     """The executor's stack of steps, with DeviceStep innermost. audited: results include the draft tokens."""
     resolved, device = context.resolved, context.device
@@ -130,8 +137,9 @@ def _executor(
     guard = _guard(resolved, drafter, context.target, scheduler.steps)
     hooks: DraftHooks = guard or drafter
     agreed = AgreedDrafts(hooks, ranks)
+    rules = LogitRules(context.target.vocab_size, eos_ids, _rows(resolved), resolved.positions, device)
     plain = DeviceStep(
-        context.target, agreed if audited or ranks.size > 1 else hooks, drafter.capture, kv, relay, ranks
+        context.target, agreed if audited or ranks.size > 1 else hooks, drafter.capture, kv, relay, rules, ranks
     )
     step: Step = plain
     if guard is not None:

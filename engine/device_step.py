@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -12,14 +12,18 @@ from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 from specmatrix.engine.device.batch import StepBatch, count, tree_bias
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.kv_groups import KVGroups, StepKV
+from specmatrix.engine.device.logit_rules import LogitRules, NodeContext, without_unlikely
 from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.device.sampling import SamplingRows, chosen_logprobs, pick, top_logprobs
 from specmatrix.engine.device.staging import StepOutput
 from specmatrix.engine.models.target import Target
-from specmatrix.engine.spec.drafter import DraftHooks, DraftTree, Verdict
+from specmatrix.engine.spec.drafter import DraftHooks, DraftTree, Verdict, shared_chain, shift_left
 from specmatrix.engine.spec.guard import Guard
 from specmatrix.engine.spec.verify import verify
+
+# Positions of a prompt whose logits are computed at once for its log-probabilities.
+SCORED: Final = 256
 
 
 class Step(Protocol):
@@ -45,13 +49,21 @@ class DeviceStep:
     repeatable = True
 
     def __init__(
-        self, target: Target, drafter: DraftHooks, capture: tuple[int, ...], kv: KVGroups, relay: Relay, ranks: Ranks
+        self,
+        target: Target,
+        drafter: DraftHooks,
+        capture: tuple[int, ...],
+        kv: KVGroups,
+        relay: Relay,
+        rules: LogitRules,
+        ranks: Ranks,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.capture = capture
         self.kv = kv
         self.relay = relay
+        self.rules = rules
         self.ranks = ranks
         self._dtype = kv.full.pool.data.dtype
 
@@ -68,7 +80,9 @@ class DeviceStep:
             moved=no if output.moved is None else output.moved.tolist(),
             branched=no if output.branched is None else output.branched.tolist(),
             logprobs=None if output.logprobs is None else output.logprobs.tolist(),
-            top_logprobs=_pairs(output),
+            top_logprobs=_pairs(output.top_ids, output.top_values),
+            prompt_logprobs=None if output.prompt_logprobs is None else output.prompt_logprobs.tolist(),
+            prompt_top_logprobs=_pairs(output.prompt_ids, output.prompt_values),
             stamps_checked=checked,
             stamps_wrong=wrong,
         )
@@ -85,12 +99,21 @@ class DeviceStep:
         logits = self.target.logits(last)
         end = batch.start + batch.lengths
         rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
+        shown = logits
+        if plan.adjusts:
+            node = shared_chain(tokens.gather(1, (batch.lengths - 1)[:, None]))
+            shown, logits = self._adjusted(plan, batch, logits, end - 1, node, rows)
         sampled = self.ranks.agreed(pick(logits, end[:, None], rows))
         following = integers([-1 if r.following is None else r.following for r in plan.rows], device)
+        if plan.adjusts:
+            self.rules.record(batch.rows, end, torch.where(following[:, None] < 0, sampled, following[:, None]))
         state = self.drafter.prime(batch, tokens, aux, sampled[:, 0], following)
         self._relay(batch, end, sampled, state)
         output = StepOutput(tokens=sampled, count=(following < 0).long(), stamps=kv.stamps)
-        return _with_logprobs(output, plan, logits, rows)
+        if plan.prompt_logprobs >= 0:
+            after = shift_left(tokens, batch.lengths, sampled[:, 0], following)
+            output = self._with_prompt(output, plan.prompt_logprobs, hidden, after)
+        return _with_logprobs(output, plan, shown, rows)
 
     def _round(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
         rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
@@ -102,21 +125,56 @@ class DeviceStep:
             bias = tree_bias(batch.start, tree.ancestors, batch.reach, self._dtype)
         kv = self.kv.begin(batch, bias, positions)
         hidden, aux = self.target.forward(tree.tokens, positions, kv.attention, self.capture)
-        logits = self.target.logits(hidden)
+        shown = logits = self.target.logits(hidden)
+        if plan.adjusts:
+            shown, logits = self._adjusted(plan, batch, logits, batch.start, tree, rows)
         verdict = verify(logits, tree, batch.start, rows, self.ranks)
+        if plan.adjusts:
+            self.rules.record(batch.rows, batch.start + 1, verdict.tokens)
         output = StepOutput(tokens=verdict.tokens, count=verdict.count, stamps=kv.stamps)
         if tree.ancestors is not None:
             moved, branched = self._compact(tree, verdict, kv)
             output = output._replace(moved=moved, branched=branched)
             aux = None if aux is None else aux.gather(1, verdict.path[:, :, None].expand(-1, -1, aux.shape[2]))
             if plan.logprobs >= 0:
-                logits = logits.gather(1, verdict.path[:, :, None].expand(-1, -1, logits.shape[2]))
+                shown = shown.gather(1, verdict.path[:, :, None].expand(-1, -1, shown.shape[2]))
         state = self.drafter.absorb(batch, verdict, aux)
         bonus = verdict.tokens
         if batch.width > 1:
             bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])
         self._relay(batch, batch.start + verdict.count, bonus, state)
-        return _with_logprobs(output, plan, logits, rows)
+        return _with_logprobs(output, plan, shown, rows)
+
+    def _adjusted(
+        self,
+        plan: StepPlan,
+        batch: StepBatch,
+        logits: Tensor,
+        start: Tensor,
+        tree: DraftTree,
+        rows: SamplingRows | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [B, N, V] under the logit rules, without and with min_p. start [B]: index of the root."""
+        rules = self.rules.of(plan.rows)
+        at = NodeContext(start, batch.reach, tree.tokens, tree.parents, tree.depths, tree.ancestors)
+        logits = self.rules.adjusted(logits, batch.rows, rules, at)
+        if rows is None or rules.min_p is None:
+            return logits, logits
+        return logits, without_unlikely(logits, rows.temperature, rules.min_p)
+
+    def _with_prompt(self, output: StepOutput, best: int, hidden: Tensor, after: Tensor) -> StepOutput:
+        """Add the log-probabilities of the tokens after each position of a chunk. after [B, W].
+
+        best: number of alternatives. A few positions at a time, as the logits of a whole chunk may not fit.
+        """
+        parts = []
+        for states, tokens in zip(hidden.split(SCORED, 1), after.split(SCORED, 1), strict=True):
+            logits = self.target.logits(states.contiguous())
+            tops = top_logprobs(logits, best) if best else ()
+            parts.append((chosen_logprobs(logits, tokens), *tops))
+        scores, *tops = (torch.cat(pieces, 1) for pieces in zip(*parts, strict=True))
+        values, ids = tops or (None, None)
+        return output._replace(prompt_logprobs=scores, prompt_values=values, prompt_ids=ids)
 
     def _compact(self, tree: DraftTree, verdict: Verdict, kv: StepKV) -> tuple[Tensor, Tensor]:
         """Move the accepted path's KV to the front of the block. Returns two [B] bools: whether KV was moved, and
@@ -170,9 +228,9 @@ def _with_logprobs(output: StepOutput, plan: StepPlan, logits: Tensor, rows: Sam
     return output
 
 
-def _pairs(output: StepOutput) -> list[list[list[tuple[int, float]]]] | None:
-    """(token, log-probability) of the most likely tokens, by row and position."""
-    if output.top_ids is None or output.top_values is None:
+def _pairs(ids: Tensor | None, values: Tensor | None) -> list[list[list[tuple[int, float]]]] | None:
+    """(token, log-probability) of the most likely tokens, by row and position; None if there are none."""
+    if ids is None or values is None:
         return None
-    rows = zip(output.top_ids.tolist(), output.top_values.tolist(), strict=True)
+    rows = zip(ids.tolist(), values.tolist(), strict=True)
     return [[list(zip(*column, strict=True)) for column in zip(*row, strict=True)] for row in rows]

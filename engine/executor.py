@@ -75,6 +75,8 @@ class DeviceExecutor:
         with _device_errors(), self._inference, self._around:
             self.kv.extend(plan.rows)
             self.relay.admit(plan.rows)
+            if plan.prefill:
+                self.plain.rules.admit(plan.rows)
             return InFlight(plan, self.staging.put(self.run(plan)))
 
     def collect(self, handle: InFlight) -> StepResult:
@@ -101,7 +103,7 @@ class EagerRunner:
 
 
 class GraphRunner:
-    """Runs rounds as CUDA graphs, and everything else through `eager`."""
+    """Runs rounds as CUDA graphs, and everything else, such as rounds with adjusted logits, through `eager`."""
 
     def __init__(self, eager: EagerRunner, graphs: CudaGraphs) -> None:
         self._eager, self.graphs = eager, graphs
@@ -110,7 +112,8 @@ class GraphRunner:
     def __call__(self, plan: StepPlan) -> StepOutput:
         if plan.prefill:
             return self._eager(plan)
-        if len(plan.rows) > self.graphs.max_batch or not self._step.repeatable:
+        # The tensors of adjusted logits are made anew for each batch.
+        if len(plan.rows) > self.graphs.max_batch or plan.adjusts or not self._step.repeatable:
             self.graphs.counters.hit("graph.eager")
             return self._eager(plan)
         return self._graphed(plan)

@@ -19,7 +19,7 @@ from specmatrix.engine.core.observe.step_counter import Delivery, RowOutcome, St
 from specmatrix.engine.core.schedule.output_text import OutputText, TextStream
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request
 from specmatrix.engine.core.schedule.scheduler import Scheduler
-from specmatrix.engine.core.schedule.step import Executor, Handle, StepPlan, StepResult
+from specmatrix.engine.core.schedule.step import Executor, Handle, PlanRow, StepPlan, StepResult
 from specmatrix.engine.core.schedule.stop_rules import StopRules
 from specmatrix.engine.interrupts import Interrupts
 from specmatrix.errors import EngineBug, EngineError, LedgerError, described
@@ -223,6 +223,8 @@ class Loop(Generic[Handle]):
         if not plan.prefill:
             request.metrics.count(count, row.width)
         try:
+            if result.prompt_logprobs is not None:
+                self._note_prompt(request, row, result, index)
             delivery = self._deliver(request, result, index)
         except EngineBug:
             raise
@@ -258,6 +260,18 @@ class Loop(Generic[Handle]):
         if result.logprobs is not None:
             self._note_logprobs(request, result, index, taken)
         return request, RowOutcome.DELIVERED, taken, finish
+
+    def _note_prompt(self, request: Request, row: PlanRow, result: StepResult, index: int) -> None:
+        """Add the log-probabilities of the prompt tokens after a chunk's positions, each once."""
+        if request.params.logprob_start_len == 0 and not request.prompt_logprobs:
+            request.prompt_logprobs.append(None)
+            request.prompt_top_logprobs.append([])
+        scores, tops = result.prompt_logprobs, result.prompt_top_logprobs
+        assert scores is not None
+        best = request.params.top_logprobs_num
+        for place in range(request.unscored - row.start - 1, min(row.width, len(request.prompt) - row.start - 1)):
+            request.prompt_logprobs.append(scores[index][place])
+            request.prompt_top_logprobs.append(tops[index][place][:best] if tops is not None else [])
 
     def _note_logprobs(self, request: Request, result: StepResult, index: int, taken: int) -> None:
         if request.params.wants_logprobs and result.logprobs is not None:

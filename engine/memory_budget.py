@@ -80,7 +80,8 @@ def _gib(size: int) -> str:
 def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]:
     """What each setting makes one rank allocate. models: the target, which ranks share, and the draft if any.
 
-    CUDA graphs count with their maximum; the temporary memory of a step does not count.
+    CUDA graphs and the tokens that logit rules read count with their maximum; the temporary memory of a step does not
+    count.
     """
     r, size = resolved, torch.empty(0, dtype=getattr(torch, resolved.dtype)).element_size()
     (target, *drafts), rows, page = models, r.max_running_requests + 1, r.page_size
@@ -108,7 +109,8 @@ def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]
     for model in models:
         shared = ranks if model is target else 1
         found.append(Need(f"dtype {r.dtype} of {model.folder}", "weights", size * model.numbers // shared))
-    return found
+    known = 8 * rows * (r.positions + 1)
+    return [*found, Need(f"max_running_requests {r.max_running_requests}", "tokens for logit rules", known)]
 
 
 def models_of(resolved: Resolved, locate: Locate) -> list[Model]:

@@ -1,16 +1,16 @@
-"""A drafter of your own in one file: what followed the last two tokens the last time is copied.
+"""A custom drafter in one file: it copies what followed the latest earlier occurrence of the last two tokens.
 
     python examples/copy_the_prompt.py
 
-registers the algorithm COPY, answers a few questions with it and without a drafter, and prints what it accepts and
-that the tokens are the same. The same file serves the command line:
+registers the algorithm COPY, answers a few questions with it and without a drafter, and prints the acceptance length
+and whether the tokens are the same. The command line loads the same file:
 
     specmatrix contract examples/copy_the_prompt.py
     specmatrix generate --speculative-algorithm-file examples/copy_the_prompt.py "Ann has 3 pens. How many has she?"
 
 Four things make an algorithm:
 
-1. Traits, one frozen row: what the engine may know of it. COPY proposes chains, has no weights and no KV of its own.
+1. Traits, one frozen row: what the engine knows about it. COPY proposes chains, has no weights and no KV of its own.
 2. A drafter with the hooks prime (after a prefill step), propose (before a verify round) and absorb (after it). It
    sees tensors of a batch, never a request. It must not read them on the host: the engine launches a step before the
    last one was read (spec v2), and a read would wait for the device. Nor may it write to what it sees.
@@ -20,11 +20,11 @@ Four things make an algorithm:
    replace the buffers. Called at the top level, so that importing the file is enough; from then on
    `--speculative-algorithm COPY` works like any other.
 
-Verification is exact whatever is proposed, and the tensors that a hook sees are copies: a drafter that keeps to what it
-is handed can only be slow, never wrong. One that breaks the protocol is caught: its request ends (a token outside the
-vocabulary, ...), or drafting does (a wrong shape, an exception, ...), with a sentence. `specmatrix contract` also finds
-host reads, writes into inputs, and changes of the process. Host reads of shared memory (DLPack, a pointer) are not seen
-and cost speed alone.
+Verification is exact whatever is proposed, and the tensors that a hook sees are copies: a drafter that uses only its
+inputs can be slow but never wrong. One that breaks the protocol is detected: its request fails (a token outside the
+vocabulary, ...) or the drafter is disabled (a wrong shape, an exception, ...), with an explanatory error.
+`specmatrix contract` also detects host reads, writes into inputs, and changes of the process. Host reads of shared
+memory (DLPack, a pointer) are not detected and only cost speed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from specmatrix.engine.spec.drafter import DraftTree, Verdict, chain
 
 COPY = Traits(
     name="COPY",
-    summary="what followed the last two tokens the last time is copied",
+    summary="copies what followed the latest earlier occurrence of the last two tokens",
     topology=Topology.CHAIN,
     max_lag=1,
 )
@@ -62,35 +62,35 @@ class CopyDrafter:
         resolved = context.resolved
         self.traits = context.traits
         self.steps, self.topk, self.nodes = resolved.num_steps, resolved.topk, resolved.num_draft_tokens
-        # Room for a whole text and for the tokens of rounds that run past its end.
+        # Room for the whole text and for rounds that run past its end.
         self.room = resolved.context_length + 4 * self.nodes
         self.carries = (Carry("text", (self.room,), torch.int64),)
 
     def prime(
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
     ) -> DraftState:
-        """tokens [B, W]: the next chunk of the prompt, padded; sampled [B]: the target's token behind it."""
+        """tokens [B, W]: the next chunk of the prompt, padded; sampled [B]: the target's token after it."""
         assert batch.lengths is not None
         last = (batch.lengths - 1)[:, None]
         behind = torch.where(following < 0, sampled, following)[:, None]
-        # Position p of the text is written at p; the token behind the chunk at its end.
+        # Position p of the text is written at p; the token after the chunk at its end.
         text = self._write(batch.carried["text"], batch.start, tokens)
         return {"text": text.scatter(1, batch.start[:, None] + last + 1, behind)}
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
-        """batch.start [B]: tokens in KV; batch.root [B, 1]: the token behind them, known and not in KV."""
+        """batch.start [B]: tokens in KV; batch.root [B, 1]: the token after them, known and not in KV."""
         text = batch.carried["text"]
         order = torch.arange(self.room, device=text.device)
         before = text.gather(1, (batch.start - 1).clamp(min=0)[:, None])
         again = (text[:, :-1] == before) & (text[:, 1:] == batch.root) & (order[1:] < batch.start[:, None])
-        # The latest place where the same two tokens stood; position 0 where there is none, which drafts nonsense.
+        # The latest place where the same two tokens stood; position 0 if there is none, whose drafts are arbitrary.
         place = torch.where(again, order[1:], 0).max(1, keepdim=True).values
         ahead = place + 1 + torch.arange(batch.width - 1, device=text.device)
         drafts = text.gather(1, torch.minimum(ahead, batch.start[:, None]))
         return chain(torch.cat((batch.root, drafts), 1))
 
     def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState:
-        """verdict.tokens [B, W]: what the target said behind each node; the rest past verdict.count is overwritten."""
+        """verdict.tokens [B, W]: the target's token after each node; the rest past verdict.count is overwritten."""
         return {"text": self._write(batch.carried["text"], batch.start + 1, verdict.tokens)}
 
     def _write(self, text: Tensor, start: Tensor, tokens: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from specmatrix.errors import KernelError
 from specmatrix.kernels.case import Arguments, Case, Kernel
 
 GUARD = 64  # elements before and after an argument
-# Cycles for which a GPU is kept busy before an operation: half a millisecond, in which the host enqueues all of its
-# launches unless it still has to compile them.
-PAUSE = 1_000_000
+# Cycles for which a GPU is kept busy before an operation: two milliseconds, in which even a busy host enqueues all of
+# its launches unless it still has to compile them.
+PAUSE = 4_000_000
 # Largest ratio of an error bound to the result that it bounds, both as root mean squares.
 MAX_RELATIVE_BOUND = 0.5
 

@@ -1,4 +1,4 @@
-"""How many combinations of axis values the cells of a report carry: as asked, and as green cells really ran them."""
+"""Counts combinations of axis values: those that the cells requested, and the effective ones of passing cells."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from specmatrix.reports.store import Report
 class Coverage:
     """Distinct pairs and triples of (axis, value) that at least one cell carries.
 
-    `asked_*`: by the axes of every cell. `green_*`: by the effective values of cells that ran and passed, so that what
-    was rewritten counts as what it became, and what was refused or is red does not count.
+    `requested_*`: by the axes of every cell. `passing_*`: by the effective values of cells that ran and passed: a
+    rewritten value counts as what it became, and a refused or red cell does not count.
     """
 
-    asked_pairs: int
-    asked_triples: int
-    green_pairs: int
-    green_triples: int
+    requested_pairs: int
+    requested_triples: int
+    passing_pairs: int
+    passing_triples: int
 
     def to_json(self) -> dict[str, Json]:
         """The form in `summary.json`."""
@@ -31,17 +31,17 @@ class Coverage:
     def message(self) -> str:
         """Both counts in one line."""
         return (
-            f"requested coverage: {self.asked_pairs:,} pairs, {self.asked_triples:,} triples; "
-            f"covered by passing cells: {self.green_pairs:,} and {self.green_triples:,}"
+            f"requested coverage: {self.requested_pairs:,} pairs, {self.requested_triples:,} triples; "
+            f"covered by passing cells: {self.passing_pairs:,} and {self.passing_triples:,}"
         )
 
 
 def covered(report: Report) -> Coverage:
     """Count the pairs and triples of a report."""
-    asked = [{axis: word(value) for axis, value in cell.axes.items()} for cell in report]
+    requested = [{axis: word(value) for axis, value in cell.axes.items()} for cell in report]
     ran = (cell for cell in report if cell.state == "PASS" and cell.resolved is not None)
-    green = [effective(cell.axes, cell.resolved) for cell in ran]
-    return Coverage(*_counts(asked), *_counts(green))
+    passing = [effective(cell.axes, cell.resolved) for cell in ran]
+    return Coverage(*_counts(requested), *_counts(passing))
 
 
 def _counts(cells: Sequence[Mapping[str, str]]) -> tuple[int, int]:

@@ -127,7 +127,7 @@ class Runs:
 
     def kills(self) -> DataFrame:
         """One row per fault and gate: `run`, `fault`, `class`, `origin`, `gate`, `killed` (the gate is red with the
-        fault and green without), `crashed` (a cell crashed with the fault). ReportError without a kill matrix."""
+        fault and passing without), `crashed` (a cell crashed with the fault). ReportError without a kill matrix."""
         if not self.faults:
             raise ReportError("no kill matrix was loaded; load a file that `specmatrix faults --json` wrote")
         rows = [(run, fault) for run, faults in self.faults.items() for fault in faults]

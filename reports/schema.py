@@ -167,7 +167,7 @@ class GateResult(ReportRecord, frozen=True, omit_defaults=True):
     """One gate on one cell.
 
     `numbers` are the measured values, `interval` the 95 % interval of the gate's main number (see the module
-    docstring), `message` one sentence if the gate is not green.
+    docstring), `message` one sentence if the gate does not pass.
     """
 
     name: str

@@ -431,7 +431,7 @@ def _problem(error: Exception) -> str:
 def _find(path: Path) -> Path:
     if not path.is_dir():
         if path.name == PARTIAL_FILE:
-            raise ReportError(f"{path} is what came of a run that did not finish, and no report")
+            raise ReportError(f"{path} was left by an unfinished run; it is not a report")
         try:
             path.stat()
         except FileNotFoundError:

@@ -31,7 +31,7 @@ def duration(seconds: float) -> str:
 
 
 def failure(cell: CellResult) -> str:
-    """Why a cell is not green, in one sentence: its red gates with their messages, or the error that stopped it."""
+    """Why a cell does not pass, in one sentence: its red gates with their messages, or the error that stopped it."""
     texts = [f"{g.name}: {g.message or g.state}" for g in cell.gates if g.state != "PASS"]
     if cell.error:
         texts.insert(0, cell.error)

@@ -441,7 +441,7 @@ def _unwritten(error: OSError) -> int:
 
 
 def _wrong(sentence: str) -> int:
-    # Where nobody can be told, the exit status still says it.
+    # If stderr is closed, the exit status still reports it.
     with suppress(OSError):
         print(f"specmatrix: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
     return 2

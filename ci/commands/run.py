@@ -89,7 +89,7 @@ def _write(out: Path, header: Header, records: Generator[CellResult], total: int
     """Write the report; its path. Stopped is raised again with a message on the partial output."""
     done = red = 0
     try:
-        # Workers end before an error is told.
+        # Workers end before an error is reported.
         with ReportWriter(out, header) as writer, closing(records):
             for record in records:
                 writer.write(record)

@@ -18,7 +18,9 @@ class StepOutput(NamedTuple):
     column, and count 0 for a chunk that is not the last. drafts [B, N]: the proposed trees, in audited steps.
     moved [B] bool: the accepted path was not a dense prefix. branched [B] bool: the proposed tree had siblings.
     stamps [2]: KV slots whose stamps were compared, and how many were wrong. logprobs [B, D+1]: of `tokens`.
-    top_values, top_ids [B, D+1, K]: the most likely tokens. codes [B]: the guard's codes, in guarded steps.
+    top_values, top_ids [B, D+1, K]: the most likely tokens. prompt_logprobs [B, W], prompt_values and prompt_ids
+    [B, W, K]: the same of the token after each position of a prefill chunk, meaningless past its end. codes [B]: the
+    guard's codes, in guarded steps.
     """
 
     tokens: Tensor
@@ -30,6 +32,9 @@ class StepOutput(NamedTuple):
     logprobs: Tensor | None = None
     top_values: Tensor | None = None
     top_ids: Tensor | None = None
+    prompt_logprobs: Tensor | None = None
+    prompt_values: Tensor | None = None
+    prompt_ids: Tensor | None = None
     codes: Tensor | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> StepOutput:

@@ -26,14 +26,14 @@ class SyncCounter:
         self._before = self._rounds()
         self._mode = 0
         self._listening = warnings.catch_warnings(record=True)
-        self._told: list[warnings.WarningMessage] = []
+        self._caught: list[warnings.WarningMessage] = []
 
     def __enter__(self) -> None:
         self._before = self._rounds()
         self._listening = warnings.catch_warnings(record=True)
-        told = self._listening.__enter__()
-        assert told is not None
-        self._told = told
+        caught = self._listening.__enter__()
+        assert caught is not None
+        self._caught = caught
         warnings.simplefilter("always")
         self._mode = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("warn")
@@ -43,11 +43,11 @@ class SyncCounter:
     ) -> None:
         torch.cuda.set_sync_debug_mode(self._mode)
         self._listening.__exit__(kind, error, trace)
-        waits = sum(WAITED in str(one.message) for one in self._told)
+        waits = sum(WAITED in str(one.message) for one in self._caught)
         replayed, made = self._rounds()
         if (replayed, made) == (self._before[0] + 1, self._before[1]):
             self._graphs.counters.hit("graph.waited", waits)
-        for one in self._told:
+        for one in self._caught:
             if not any(words in str(one.message) for words in (WAITED, LISTENS)):
                 warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 

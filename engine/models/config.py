@@ -20,7 +20,7 @@ CONFIG: Final = "config.json"
 HEAD_NORM_ARCHITECTURES: Final = ("Qwen3ForCausalLM", "DFlashDraftModel")
 # Fields that change a layer's arithmetic; this engine supports none of them.
 UNSUPPORTED_SWITCHES: Final = ("attention_bias", "mlp_bias", "quantization_config")
-# In which a checkpoint may say that it was saved; each tensor says its own.
+# Accepted values of `dtype`; the dtype of each tensor is read from its file.
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 MOST_DIM: Final = 2**16
 

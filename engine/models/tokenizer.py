@@ -58,7 +58,7 @@ class Tokenizer:
         if isinstance(prompt, str):
             ids = tuple(self.encode(prompt))
             if (most := max(ids, default=0)) >= vocab_size:
-                raise RequestError(f"the tokenizer gives token {most} for the text, and the model lacks it; {allowed}")
+                raise RequestError(f"the text contains token {most}, which is outside the vocabulary; {allowed}")
             return ids
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
             raise RequestError(f"the prompt is {shown(prompt)}; {kinds}")
@@ -131,8 +131,8 @@ def _read(file: Path) -> tokenizers.Tokenizer:
     except Exception as error:  # The library raises Exception itself.
         raise ConfigError(f"{file} is not a tokenizer ({text_of(error)}); the file is truncated or damaged") from None
     if dropout := getattr(found.model, "dropout", None):
-        raise ConfigError(f"{file}: dropout {shown(dropout)} makes each encoding another; allowed: null or 0")
-    # The file may hold what it was trained or last called with; a prompt is encoded whole, as transformers does.
+        raise ConfigError(f"{file}: dropout {shown(dropout)} makes encodings random; allowed: null or 0")
+    # The file may hold truncation and padding settings; a prompt is encoded whole, as in transformers.
     found.no_truncation()
     found.no_padding()
     return found

@@ -37,7 +37,7 @@ class RankedLLM:
         # Ids of generators on the ranks that are no longer needed: the next call drops them first.
         self._unwanted: set[int] = set()
         try:
-            self.group.call(_launch, config, locate)
+            self.group.call(_start_engine, config, locate)
         except BaseException:
             self.close()
             raise
@@ -138,7 +138,7 @@ class _Share:
     running: dict[int, Iterator[Any]] = field(default_factory=dict)
 
 
-def _launch(rank: Rank, config: EngineConfig, locate: Locate) -> None:
+def _start_engine(rank: Rank, config: EngineConfig, locate: Locate) -> None:
     # The caller's clock is sent with each call, so the seconds are equal on all ranks.
     ranks = rank.ranks(config.enable_deterministic_inference)
     rank.held = _Share(LLM(config, locate, lambda: rank.now, ranks, rank.publish))

@@ -225,7 +225,7 @@ class RankGroup:
                 kind, value = connection.recv()
             except (EOFError, OSError):  # during a message, or between two
                 raise self._lost((rank,), f"exit code {self.processes[rank].wait()}", "died with") from None
-            if kind == "told":
+            if kind == "digest":
                 self.comparison.add(rank, value)
             else:
                 self._answers[rank] = kind, value

@@ -28,7 +28,7 @@ from specmatrix.engine.parallel.failure import RemoteFailure
 
 # Messages of a rank: a record of its steps, the pickled value of a call (from rank 0 only; a RemoteFailure if it does
 # not pickle), or the RemoteFailure of a call that raised.
-Sent: TypeAlias = tuple[Literal["told", "done", "raised"], Any]
+Sent: TypeAlias = tuple[Literal["digest", "done", "raised"], Any]
 BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -100,7 +100,7 @@ def _join(place: Place, connection: Connection[Sent, Any]) -> Rank:
     distributed.init_process_group(
         BACKENDS[place.device], init_method=place.meeting.as_uri(), rank=place.rank, world_size=place.size
     )
-    return Rank(place, lambda record: connection.send(("told", record)))
+    return Rank(place, lambda record: connection.send(("digest", record)))
 
 
 if __name__ == "__main__":

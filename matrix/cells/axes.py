@@ -53,7 +53,7 @@ AXES: Final[tuple[Axis, ...]] = (
     Axis(
         "algorithm",
         "start",
-        "who drafts",
+        "draft algorithm",
         (
             Value("none", "none", 0.3),
             Value("standalone", "standalone", 0.5),

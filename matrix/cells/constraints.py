@@ -280,7 +280,7 @@ def explain_text(which: str | Cell) -> str:
     """The text of `specmatrix explain` for a cell, an id or an assignment (`algorithm=eagle3 topk=4`).
 
     The constraints that apply, then the resolved configuration with its rewrites, and with its reasons and the gates
-    that must be green for them.
+    that must pass for them.
     """
     cell = which if isinstance(which, Cell) else read_cell(which)
     lines = [cell.id, describe(cell.values.items()), *_verdict(cell)]

@@ -91,7 +91,8 @@ def _whole(folder: Path, config: ModelConfig, target_layers: int) -> None:
     if there not in possible(config, target_layers):
         implied = stored(config, target_layers)
         raise ConfigError(
-            f"{folder} has {there:,} parameters, config.json implies {implied:,}; a file is missing or of another model"
+            f"{folder} has {there:,} parameters, config.json implies {implied:,}; a file is missing or belongs to a "
+            "different model"
         )
     if config.draft is None and not (folder / "tokenizer.json").is_file():
         raise ConfigError(f"{folder / 'tokenizer.json'} is missing; the checkpoint has no tokenizer")

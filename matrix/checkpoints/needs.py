@@ -60,10 +60,10 @@ def resolved(pair: ModelPair, configs: Configs | None = None) -> Resolved:
 
 
 def needs(pair: ModelPair, configs: Configs | None = None) -> Needs:
-    """The memory requirements of a pair with its launch configuration; configs as in `resolved`."""
+    """The memory requirements of a pair with its start configuration; configs as in `resolved`."""
     target, draft = _both(pair, configs)
-    launch = resolved(pair, configs)
-    tokens = launch.max_total_tokens
+    start = resolved(pair, configs)
+    tokens = start.max_total_tokens
     near = sum(window is not None for window in target.windows)
     layer = BYTES * target.kept_numbers()
     kept, drafted = 0, 0
@@ -79,7 +79,7 @@ def needs(pair: ModelPair, configs: Configs | None = None) -> Needs:
         draft=BYTES * kept,
         token=everywhere + near * layer,
         tokens=tokens,
-        kv=tokens * everywhere + launch.window_pages * launch.page_size * near * layer,
+        kv=tokens * everywhere + start.window_pages * start.page_size * near * layer,
         loading=BYTES * stored(target),
     )
 

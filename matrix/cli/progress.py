@@ -28,14 +28,14 @@ def waiting(text: str) -> Iterator[None]:
         progress.add_task(escape(text), total=None)
         ended = Event()
         if progress.disable:
-            Thread(target=_tell, args=(text, ended), daemon=True).start()
+            Thread(target=_update, args=(text, ended), daemon=True).start()
         try:
             yield
         finally:
             ended.set()
 
 
-def _tell(text: str, ended: Event) -> None:
+def _update(text: str, ended: Event) -> None:
     began = monotonic()
     while not ended.wait(LINE_SECONDS):
         _print(f"{text}, after {duration(monotonic() - began)}")

@@ -109,8 +109,8 @@ def _console() -> Console:
 def _run(
     faults: Sequence[Fault], stage: str, seed: int, workers: int, keep: Callable[[Matrix], None], tier: str
 ) -> Matrix:
-    with counting(len(faults) + workers, "trial") as tell:
-        return kill_matrix(faults, stage_cells(stage), seed, workers, lambda name: tell(name, 1), keep, tier)
+    with counting(len(faults) + workers, "trial") as advance:
+        return kill_matrix(faults, stage_cells(stage), seed, workers, lambda name: advance(name, 1), keep, tier)
 
 
 def _show(matrix: Matrix, console: Console, whole: bool, verbose: bool) -> None:

@@ -100,15 +100,15 @@ def kill_matrix(
     locked: Sequence[Cell],
     seed: int = 0,
     workers: int = 2,
-    tell: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] = lambda text: None,
     keep: Callable[[Matrix], None] = lambda matrix: None,
     tier: str = "cpu",
 ) -> Matrix:
     """Run every fault's cells, once without any fault and once with it, `workers` processes at a time.
 
-    tell: called with the name of each trial as it ends. keep: called with the matrix so far, after each fault, once all
-    trials without a fault have ended. ConfigError if a fault does not apply or matches no cell, or if a zoo checkpoint
-    is damaged.
+    progress: called with the name of each trial as it ends. keep: called with the matrix so far, after each fault, once
+    all trials without a fault have ended. ConfigError if a fault does not apply or matches no cell, or if a zoo
+    checkpoint is damaged.
     """
     gpu = find_tier(tier).gpus > 0
     chosen = {fault.id: [] if fault.operations and not gpu else fault.chosen(locked) for fault in faults}
@@ -125,7 +125,7 @@ def kill_matrix(
             plain.append(result)
         else:
             found[fault.id] = result
-        tell("no fault" if fault is None else fault.id)
+        progress("no fault" if fault is None else fault.id)
         if len(plain) == len(parts):
             keep(_matrix(faults, found, plain))
     return _matrix(faults, found, plain)
@@ -133,8 +133,8 @@ def kill_matrix(
 
 def _matrix(faults: Sequence[Fault], found: Mapping[str, Trial], plain: Sequence[Trial]) -> Matrix:
     """The matrix of the trials in `found`, compared with the trials without a fault."""
-    green = _greens(plain)
-    kills = tuple(kill_of(fault, found[fault.id], green) for fault in faults if fault.id in found)
+    passed = _passed(plain)
+    kills = tuple(kill_of(fault, found[fault.id], passed) for fault in faults if fault.id in found)
     return Matrix(kills, _reds(plain), tuple(fault.id for fault in faults if fault.id not in found))
 
 
@@ -149,14 +149,14 @@ def shares(cells: Sequence[Cell], count: int) -> list[list[Cell]]:
     return [part for part in parts if part]
 
 
-def kill_of(fault: Fault, result: Trial, green: dict[tuple[str, str], bool]) -> Kill:
+def kill_of(fault: Fault, result: Trial, passed: dict[tuple[str, str], bool]) -> Kill:
     """A detector kills a fault if it fails with the fault and passes without. A crash kills nothing."""
     messages: dict[str, str] = {}
     crashed = result.died
     for verdict in result.verdicts:
         crashed = crashed or verdict.error
         for gate, (state, message) in verdict.gates.items():
-            if state in RED and green.get((verdict.cell, gate)):
+            if state in RED and passed.get((verdict.cell, gate)):
                 messages.setdefault(gate, f"{verdict.cell}: {message}")
     killed_by = tuple(detector for detector in DETECTORS if detector in messages)
     return Kill(fault, killed_by, crashed, messages, sum(verdict.seconds for verdict in result.verdicts))
@@ -185,7 +185,7 @@ def _trial(job: TrialJob, seed: int, processes: Processes, tier: str) -> Trial:
     return trial(job.fault, job.cells, seed, seconds, processes, tier, job.operations)
 
 
-def _greens(plain: Sequence[Trial]) -> dict[tuple[str, str], bool]:
+def _passed(plain: Sequence[Trial]) -> dict[tuple[str, str], bool]:
     return {
         (verdict.cell, gate): state == "PASS"
         for result in plain

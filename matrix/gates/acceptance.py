@@ -1,4 +1,4 @@
-"""Compares accept lengths with those of an independent implementation of the same verify rounds."""
+"""Compares acceptance lengths with those of an independent implementation of the same verify rounds."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class AcceptanceGate:
         return self._against_session_baseline(outcome, run)
 
     def _against_session_baseline(self, outcome: Outcome, run: Run) -> Outcome:
-        """The first turns' outcome, unless a later turn's accept lengths differ from the session baseline's."""
+        """The first turns' outcome, unless a later turn's acceptance lengths differ from the session baseline's."""
         if run.session_baseline is None:
             return Outcome(
                 self.name,
@@ -129,7 +129,7 @@ class AcceptanceGate:
             text = self._mismatches(greedy, numbers) if exact else ""
             return Outcome(self.name, State.FAIL if text else State.PASS, numbers, interval, text)
         text = (
-            f"accept length {numbers['length']:.3f}, the oracle has {numbers['reference']:.3f}: "
+            f"acceptance length {numbers['length']:.3f}, the oracle has {numbers['reference']:.3f}: "
             f"ratio {ends[0]:.3f} to {ends[1]:.3f} (95 % interval), allowed {low:g} to {high:g}"
         )
         return Outcome(self.name, State.FAIL, numbers, interval, text)
@@ -175,7 +175,7 @@ class AcceptanceGate:
 
 
 def _in_oracle(cell: Cell) -> bool:
-    """Whether the oracle has accept lengths for the cell's greedy requests."""
+    """Whether the oracle has acceptance lengths for the cell's greedy requests."""
     return cell.algorithm != "none" and cell.abort == "none" and cell.sampling in ("greedy", "mixed")
 
 

@@ -18,14 +18,14 @@ def journal_rounds(journal: Iterable[tuple[str, int, tuple[int, ...]]]) -> Itera
     """Groups consecutive launch entries: a whole verify round, or one request of a prefill step."""
     reserved: dict[int, int] = {}
     group: list[JournalRound] = []
-    for verb, account, numbers in journal:
-        if verb == "launch":
+    for operation, account, numbers in journal:
+        if operation == "launch":
             group.append(JournalRound(account, reserved[account], numbers[0]))
             continue
         if group:
             yield group
             group = []
-        if verb == "reserve":
+        if operation == "reserve":
             reserved[account] = numbers[0]
     if group:
         yield group

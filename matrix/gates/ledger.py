@@ -84,7 +84,7 @@ def _miscounted(moves: Mapping[int, Sequence[Move]], run: Run) -> str:
 
     An account serves its requests in submission order, each once more per retraction.
     """
-    stays = {account: [move for move in each if move.verb != "drop"] for account, each in moves.items()}
+    stays = {account: [move for move in each if move.operation != "drop"] for account, each in moves.items()}
     answers = {int(answer.meta_info["id"]): answer for answer in run.answers if not answer.refusal}
     for one in run.served:
         own = stays.get(one.account, [])

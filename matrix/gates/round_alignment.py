@@ -1,4 +1,4 @@
-"""Compares accept lengths round by round with the expected ones: at a fixed width with the reference's rounds, at
+"""Compares acceptance lengths round by round with the expected ones: at a fixed width with the reference's rounds, at
 changing widths with the oracle's reach (correct consecutive drafts from each position)."""
 
 from __future__ import annotations

@@ -118,14 +118,14 @@ class Walk:
                 yield f"{turn.name} produced tokens without a ledger account"
             for index, (begin, end) in enumerate(stays):
                 last = index == len(stays) - 1
-                if begin.verb == "resume":
+                if begin.operation == "resume":
                     self.restored += index > 0
                     yield from self._found(turn, begin, kept)
                 else:
                     self.lost += bool(kept)
                 back = not last or turn.finish == "abort"
                 expected = self._expected(turn, begin, end, last)
-                left = end.keep if end.verb == "hold" else 0
+                left = end.keep if end.operation == "hold" else 0
                 if left != expected and not (self.windowed and back and not left):
                     when = "" if last else " when it was retracted"
                     yield f"{turn.name} left {left} KV positions{when}; expected {expected}"
@@ -144,7 +144,7 @@ class Walk:
     def _stays(self, turn: Answer) -> Iterator[tuple[Move, Move]]:
         """(first, last) move of the turn and of each restart after a retraction; evictions in between are skipped."""
         for _ in range(turn.retractions + 1):
-            while self.moves and self.moves[0].verb == "drop":
+            while self.moves and self.moves[0].operation == "drop":
                 self.moves.pop(0)
             if len(self.moves) > 1:
                 yield self.moves.pop(0), self.moves.pop(0)
@@ -153,5 +153,5 @@ class Walk:
         """Positions to be left: those shown that have KV, or what an aborted or retracted turn had inherited."""
         if last and turn.finish != "abort":
             return min(len(turn.prompt_ids) + len(turn.output_ids), end.computed)
-        self.rolled_back += last and begin.verb == "resume"
-        return begin.keep if begin.verb == "resume" else 0
+        self.rolled_back += last and begin.operation == "resume"
+        return begin.keep if begin.operation == "resume" else 0

@@ -1,4 +1,4 @@
-"""Compares a session turn's accept lengths with those of the same turn when its whole history is prefilled at once.
+"""Compares a session turn's acceptance lengths with those of the same turn when its whole history is prefilled at once.
 
 A turn starts from inherited draft KV that was computed before the turn's own tokens were known. Errors in that KV do
 not change the output, only acceptance, so the reference is the same drafter without sessions or prefix cache.
@@ -39,7 +39,5 @@ def mismatching_turns(run: Run, plain: Run) -> tuple[dict[str, Number], str]:
     numbers: dict[str, Number] = {"turns": compared, "turns_left": len(places)}
     if not places:
         return numbers, ""
-    text = (
-        f"{len(places)} of {compared} turns have other accept lengths than with their whole history prefilled at once"
-    )
+    text = f"{len(places)} of {compared} turns differ in acceptance length from their whole history prefilled at once"
     return numbers, f"{text}; first: {places[0]}"

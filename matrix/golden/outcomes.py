@@ -107,7 +107,7 @@ def _outcome(
     value = ran(resolved, name)
     if name in reasons:
         said, why = reasons[name]
-        return f"{value}: {why}" if said == value else f"{value}, told as {said}: {why}"
+        return f"{value}: {why}" if said == value else f"{value}, reported as {said}: {why}"
     if hasattr(asked, name) and value == getattr(asked, name):
         return AS_ASKED
     return str(value)

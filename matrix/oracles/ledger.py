@@ -49,7 +49,7 @@ class Move:
     resume, again: positions recomputed; room: positions that could be (private and inside the window).
     """
 
-    verb: str
+    operation: str
     computed: int
     keep: int = 0
     again: int = 0
@@ -67,7 +67,7 @@ class Audit:
         self.holdings: dict[int, Holding] = {}
         self.moves: dict[int, list[Move]] = {}
         self.window: WindowAudit | None = None
-        self.verbs: dict[str, Callable[[int, tuple[int, ...]], None]] = {
+        self.operations: dict[str, Callable[[int, tuple[int, ...]], None]] = {
             "window": self._window,
             "open": self._open,
             "reserve": self._reserve,
@@ -212,8 +212,8 @@ class Audit:
         holding.committed = start
         holding.held = False
 
-    def _move(self, rid: int, verb: str, keep: int = 0, again: int = 0, room: int = 0) -> None:
-        self.moves.setdefault(rid, []).append(Move(verb, self.holdings[rid].computed, keep, again, room))
+    def _move(self, rid: int, operation: str, keep: int = 0, again: int = 0, room: int = 0) -> None:
+        self.moves.setdefault(rid, []).append(Move(operation, self.holdings[rid].computed, keep, again, room))
 
     def _close(self, rid: int, numbers: tuple[int, ...]) -> None:
         self._move(rid, "drop" if self.holdings[rid].held else "close")
@@ -237,17 +237,17 @@ class Audit:
 def audit(journal: Iterable[tuple[str, int, tuple[int, ...]]], pages: int, size: int) -> Audit:
     """Replay a journal from an empty ledger. AuditError at the first entry that breaks a law."""
     replayed = Audit(pages, size)
-    for index, (verb, rid, numbers) in enumerate(journal):
-        if verb not in replayed.verbs:
-            raise AuditError(f"journal entry {index} has the unknown verb {verb!r}")
-        if verb not in ("window", "open", "evict") and rid not in replayed.holdings:
-            raise AuditError(f"journal entry {index} ({verb}): account {rid} is not open")
-        if verb not in ("open", "resume", "close") and rid in replayed.holdings and replayed.holdings[rid].held:
-            raise AuditError(f"journal entry {index} ({verb}): account {rid} is held and was not resumed")
+    for index, (operation, rid, numbers) in enumerate(journal):
+        if operation not in replayed.operations:
+            raise AuditError(f"journal entry {index} has the unknown operation {operation!r}")
+        if operation not in ("window", "open", "evict") and rid not in replayed.holdings:
+            raise AuditError(f"journal entry {index} ({operation}): account {rid} is not open")
+        if operation not in ("open", "resume", "close") and rid in replayed.holdings and replayed.holdings[rid].held:
+            raise AuditError(f"journal entry {index} ({operation}): account {rid} is held and was not resumed")
         try:
-            replayed.verbs[verb](rid, tuple(numbers))
+            replayed.operations[operation](rid, tuple(numbers))
         except _BrokenLaw as broken:
-            raise AuditError(f"journal entry {index} ({verb}, account {rid}): {broken}") from None
+            raise AuditError(f"journal entry {index} ({operation}, account {rid}): {broken}") from None
     return replayed
 
 

@@ -85,19 +85,19 @@ class NgramReplay:
 
     def walk(self, journal: Iterable[tuple[str, int, tuple[int, ...]]]) -> None:
         """ReplayError if an account has no request, or a round starts before the previous one was read."""
-        for verb, account, numbers in journal:
-            if verb == "open":
+        for operation, account, numbers in journal:
+            if operation == "open":
                 self._begin(account, len(numbers) * self._resolved["page_size"])
-            elif verb == "resume":
+            elif operation == "resume":
                 self._begin(account, self._held.pop(account) - numbers[0])
-            elif verb == "launch" and not self._stays[account].reads:
+            elif operation == "launch" and not self._stays[account].reads:
                 self._launch(self._stays[account])
-            elif verb == "settle":
+            elif operation == "settle":
                 self._settle(self._stays[account], numbers[0])
-            elif verb == "hold":
+            elif operation == "hold":
                 self._end(account)
                 self._held[account] = numbers[0]
-            elif verb == "close":
+            elif operation == "close":
                 self._end(account)
 
     def _begin(self, account: int, committed: int) -> None:

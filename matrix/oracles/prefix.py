@@ -32,8 +32,8 @@ def misread_pages(
     held: dict[int, int] = {}  # account to its number of cached pages
     writers: dict[int, tuple[int, int]] = {}  # page to (writing account, index among its pages)
     read = 0
-    for verb, account, numbers in journal:
-        if verb == "open":
+    for operation, account, numbers in journal:
+        if operation == "open":
             held[account] = len(numbers)
             read += len(numbers)
             for index, page in enumerate(numbers):
@@ -47,7 +47,7 @@ def misread_pages(
                         f"account {account} reads cached page {page} at position {index * size}, but account {writer} "
                         f"wrote it {wrong}"
                     )
-        elif verb == "donate":
+        elif operation == "donate":
             for page in numbers[1:]:
                 writers[page] = account, held[account]
                 held[account] += 1

@@ -1,4 +1,4 @@
-"""Reads an oracle file: greedy continuations by transformers, and each drafter's accept lengths on them."""
+"""Reads an oracle file: greedy continuations by transformers, and each drafter's acceptance lengths on them."""
 
 from __future__ import annotations
 

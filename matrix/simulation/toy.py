@@ -150,7 +150,7 @@ def toy_loop(
     window: Window | None = None,
     slots: tuple[AdaptiveSlot, ...] | None = None,
 ) -> Loop[StepResult]:
-    """A loop over the toy device that checks every law after every verb; with a window there is no prefix cache.
+    """A loop over the toy device that checks every law after every operation; with a window there is no prefix cache.
 
     width: of every round, or with `slots` of the first ones (adaptive steps).
     """

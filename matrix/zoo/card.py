@@ -75,6 +75,6 @@ def lines(card: Card) -> list[str]:
         out.append(f"  accuracy {split}: {score['share']:.1%} of {score['total']} [{low:.1%}, {high:.1%}]")
     if card.acceptance:
         lengths = ", ".join(f"{steps}: {value:.2f}" for steps, value in card.acceptance["length"].items())
-        out.append(f"  accept length by draft steps: {lengths}")
+        out.append(f"  acceptance length by draft steps: {lengths}")
         out.append("  acceptance per position: " + ", ".join(f"{rate:.1%}" for rate in card.acceptance["rate"]))
     return out

@@ -1,4 +1,4 @@
-"""Measures stored checkpoints: greedy accuracy of targets, accept lengths of drafts.
+"""Measures stored checkpoints: greedy accuracy of targets, acceptance lengths of drafts.
 
 `python -m specmatrix.matrix.zoo.evaluate` measures the committed checkpoints again and rewrites their cards, the
 checksums and the data files.

@@ -1,6 +1,6 @@
 """Accept lengths measured with the engine: every algorithm of the zoo in common shapes, with intervals.
 
-Each draft is also measured with random weights as a control: accept lengths up to the control's are chance.
+Each draft is also measured with random weights as a control: acceptance lengths up to the control's are chance.
 """
 
 import math

@@ -20,7 +20,7 @@ TARGETS: Final = tuple(name for name, recipe in RECIPES.items() if recipe.target
 
 
 def oracle_file(target: str) -> Path:
-    """The oracle file of a target: greedy continuations, and accept lengths of its drafts."""
+    """The oracle file of a target: greedy continuations, and acceptance lengths of its drafts."""
     return HERE / "data" / ("oracle.json" if target == TARGETS[0] else f"oracle-{target}.json")
 
 

@@ -25,7 +25,7 @@ from specmatrix.reports.wording import count
 
 # The gates that draw a sample, and what it consists of.
 # Amounts that need not be alike in two runs of one cell: those of an engine start grow with the cells that share it,
-# which the selection and the number of workers decide; accept lengths are compared as effects.
+# which the selection and the number of workers decide; acceptance lengths are compared as effects.
 _NOT_OF_THE_CELL: Final = frozenset(("verbs", "planned", "read", "length"))
 _SAMPLES: Final = {"acceptance": "prompt", "accuracy": "question", "distribution": "draw"}
 

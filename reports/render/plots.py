@@ -223,7 +223,7 @@ def accuracy_point(cell: CellResult) -> Point | None:
 def acceptance_plot(cells: Sequence[CellResult], allowed: tuple[float, float] | None = None) -> str:
     """Acceptance length of every cell against its own reference, by what drafts; behind each row the lengths.
 
-    allowed: the ratios between which the gate is green.
+    allowed: the ratios between which the gate passes.
     """
     rows: dict[str, list[Point]] = defaultdict(list)
     lengths: dict[str, list[float]] = defaultdict(list)
@@ -256,7 +256,7 @@ def accuracy_plot(cells: Sequence[CellResult]) -> str:
 
 
 def position_plot(cells: Sequence[CellResult]) -> str:
-    """Mean acceptance at each draft position, a line per algorithm, over the green cells with the deepest drafts.
+    """Mean acceptance at each draft position, a line per algorithm, over the passing cells with the deepest drafts.
 
     Where the depth adapts, few rounds try the later positions at all, so their rate says nothing of the drafts.
     """

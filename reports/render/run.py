@@ -40,7 +40,7 @@ from specmatrix.reports.store import Report
 from specmatrix.reports.summary import STATE_KEYS, Summary, is_red, summarise, write_summary
 from specmatrix.reports.wording import count, failure, shorten
 
-# A page with more rows opens too slowly; red cells are never left out before green ones.
+# A page with more rows opens too slowly; red cells are never left out before passing ones.
 MOST_ROWS: Final = 4000
 MOST_RED: Final = 200
 _MOST_NOTE: Final = 300
@@ -119,16 +119,16 @@ def view(report: Report) -> RunView:
     names = {cell.id for cell in red}
     waived = [cell for cell in cells if cell.state in RED_STATES and cell.id not in names]
     unsupported = [cell for cell in cells if cell.state == "UNSUPPORTED"]
-    green = [cell for cell in cells if cell.state == "PASS"]
+    passing = [cell for cell in cells if cell.state == "PASS"]
     judged = [cell for cell in red if cell.state != "INFRA"]
     return RunView(
         header=report.header,
         summary=summarise(report),
-        cells=(*red, *waived, *unsupported, *green),
+        cells=(*red, *waived, *unsupported, *passing),
         red=tuple(red),
         waived=tuple(waived),
         unsupported=tuple(unsupported),
-        factors=common_factors([_values(cell) for cell in judged], [_values(cell) for cell in green]),
+        factors=common_factors([_values(cell) for cell in judged], [_values(cell) for cell in passing]),
         rewrites=_rewrites(cells),
         choices=_choices(cells),
     )

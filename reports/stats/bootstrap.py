@@ -22,8 +22,8 @@ ROUNDING: Final = 1e-12
 class RatioChange:
     """Relative change of a ratio from base to head: -0.03 is a loss of 3 %.
 
-    `interval` is at 95 %, None if all prompts changed alike: a sample without spread tells nothing of the spread. It
-    includes 0 where fewer than six prompts changed, from which no paired test at 2.5 % can tell a loss from a gain.
+    `interval` is at 95 %, None if all prompts changed alike: the spread of a constant sample is unknown. It
+    includes 0 where fewer than six prompts changed, too few for a paired test at 2.5 % to distinguish loss from gain.
     `p_loss` and `p_gain` are one-sided: the fraction of resamples without a loss (gain), with one added to both counts
     so that a Monte Carlo p value is never zero, and at least 0.5 ** n for n prompts that changed, below which no paired
     test can go.

@@ -36,7 +36,7 @@ PLACES = {
 MOMENTS = [*((place, "v2") for place in PLACES), *((place, "v1") for place in ("upload", "target", "collect"))]
 
 
-def launch(version="v2", graphs=False, **more: object) -> LLM:
+def start_engine(version="v2", graphs=False, **more: object) -> LLM:
     asked = {
         "context_length": 256,
         "max_total_tokens": 700,

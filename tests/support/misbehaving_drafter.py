@@ -88,7 +88,7 @@ class OtherDepth(RowLiar):
     field, wrong = "depths", [0, 1, 1, 1]
 
 
-class Twins(RowLiar):
+class EqualSiblings(RowLiar):
     field, wrong = "tokens", [0, 1, 2, 1]
 
 
@@ -365,7 +365,7 @@ def raiser(hook, error):
     return type(f"Raises{type(error).__name__}In{hook.title()}", (Pretender,), {hook: raises})
 
 
-# What each row liar is told to have done.
+# What each row liar is reported to have done.
 ROW_LIES = {
     OtherRoot: "proposed a root other than the last known token",
     NoToken: "proposed a token outside the vocabulary",
@@ -373,7 +373,7 @@ ROW_LIES = {
     ParentAfterChild: "put a parent after its child",
     NoRoot: "put a parent after its child",
     OtherDepth: "gave a node a depth that contradicts its parent",
-    Twins: "proposed the same token twice under one node",
+    EqualSiblings: "proposed the same token twice under one node",
     OtherAncestors: "gave a node ancestors that contradict its parent",
     NotFinite: "carried a value that is not finite",
     InfinitePrime: "carried a value that is not finite",

@@ -246,7 +246,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why an automatic choice has its value. evidence: gates that must be green where this choice applies."""
+    """Why an automatic choice has its value. evidence: gates that must pass where this choice applies."""
 
     field: str
     value: str | int | float | bool | None

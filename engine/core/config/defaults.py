@@ -1,4 +1,4 @@
-"""The defaults: one row per automatic choice, with its reason and the gates that must be green for it.
+"""The defaults: one row per automatic choice, with its reason and the gates that must pass for it.
 
 The first row of a field whose condition holds decides. Rows are in resolution order: a row may read the requested
 configuration, the facts, and values that earlier rows have chosen. Changing a default means changing one row; the
@@ -27,7 +27,7 @@ class Default:
     """One automatic choice.
 
     field: a field of EngineConfig. condition: when the row applies, in words. when: the same as a predicate.
-    value: the choice. reason: why. evidence: gates that must be green where the row decides.
+    value: the choice. reason: why. evidence: gates that must pass where the row decides.
     """
 
     field: str

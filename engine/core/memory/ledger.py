@@ -30,7 +30,7 @@ KEPT: Final = 4096  # most recent journal entries kept
 FREE: Final = 0
 CACHE: Final = -1
 
-Entry = tuple[str, int, tuple[int, ...]]  # verb, request id (0 for none), arguments and results
+Entry = tuple[str, int, tuple[int, ...]]  # operation, request id (0 for none), arguments and results
 
 
 class OutOfPages(Exception):
@@ -350,11 +350,11 @@ class Ledger:
             owned[page] = account.rid
         account.check(self.page_size)
 
-    def _demand_cached(self, verb: str, page: int) -> None:
+    def _demand_cached(self, operation: str, page: int) -> None:
         if not 1 <= page <= self.num_pages:
-            raise LedgerError(f"{verb}: page {page} does not exist; pages are 1..{self.num_pages}")
+            raise LedgerError(f"{operation}: page {page} does not exist; pages are 1..{self.num_pages}")
         if self.owner[page] != CACHE:
-            raise LedgerError(f"{verb}: page {page} is not in the cache")
+            raise LedgerError(f"{operation}: page {page} is not in the cache")
 
     def _account(self, rid: int) -> Account:
         account = self.accounts.get(rid)
@@ -368,8 +368,8 @@ class Ledger:
             raise LedgerError(f"account {rid} is held; resume it first")
         return account
 
-    def _record(self, verb: str, rid: int, numbers: tuple[int, ...]) -> None:
-        entry = (verb, rid, numbers)
+    def _record(self, operation: str, rid: int, numbers: tuple[int, ...]) -> None:
+        entry = (operation, rid, numbers)
         self._journal.append(entry)
         self._entries += 1
         for subscriber in self._subscribers:

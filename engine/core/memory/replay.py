@@ -19,35 +19,35 @@ def replay(journal: Iterable[Entry], num_pages: int, page_size: int) -> Ledger:
     Raises LedgerError if a law is broken, or if the pages allocated or freed differ from the recorded ones.
     """
     ledger = Ledger(num_pages, page_size)
-    for index, (verb, rid, numbers) in enumerate(journal):
-        if verb == "window" and not index:
+    for index, (operation, rid, numbers) in enumerate(journal):
+        if operation == "window" and not index:
             ledger = Ledger(num_pages, page_size, window=Window(*numbers))
-        elif verb == "open":
+        elif operation == "open":
             ledger.open(rid, numbers)
-        elif verb == "reserve":
-            _same(index, verb, ledger.reserve(rid, numbers[0]), numbers[1:])
-        elif verb == "cover":
-            _same(index, verb, ledger.cover(rid), numbers)
-        elif verb == "slide":
-            _same(index, verb, (ledger.slide(rid),), numbers)
-        elif verb == "launch":
+        elif operation == "reserve":
+            _same(index, operation, ledger.reserve(rid, numbers[0]), numbers[1:])
+        elif operation == "cover":
+            _same(index, operation, ledger.cover(rid), numbers)
+        elif operation == "slide":
+            _same(index, operation, (ledger.slide(rid),), numbers)
+        elif operation == "launch":
             ledger.launch(rid, numbers[0])
-        elif verb == "settle":
+        elif operation == "settle":
             ledger.settle(rid, numbers[0])
-        elif verb == "cancel":
+        elif operation == "cancel":
             ledger.cancel(rid)
-        elif verb == "donate":
-            _same(index, verb, ledger.donate(rid, numbers[0]), numbers[1:])
-        elif verb == "hold":
-            _same(index, verb, ledger.hold(rid, numbers[0]), numbers[1:])
-        elif verb == "resume":
+        elif operation == "donate":
+            _same(index, operation, ledger.donate(rid, numbers[0]), numbers[1:])
+        elif operation == "hold":
+            _same(index, operation, ledger.hold(rid, numbers[0]), numbers[1:])
+        elif operation == "resume":
             ledger.resume(rid, numbers[0])
-        elif verb == "close":
+        elif operation == "close":
             ledger.close(rid)
-        elif verb == "evict":
+        elif operation == "evict":
             ledger.evict(numbers[0])
         else:
-            raise LedgerError(f"journal entry {index}: unknown operation {verb!r}")
+            raise LedgerError(f"journal entry {index}: unknown operation {operation!r}")
         ledger.check_row(rid)
         if index % CHECK_EVERY == 0:
             ledger.check()
@@ -55,6 +55,6 @@ def replay(journal: Iterable[Entry], num_pages: int, page_size: int) -> Ledger:
     return ledger
 
 
-def _same(index: int, verb: str, got: tuple[int, ...], recorded: tuple[int, ...]) -> None:
+def _same(index: int, operation: str, got: tuple[int, ...], recorded: tuple[int, ...]) -> None:
     if got != recorded:
-        raise LedgerError(f"journal entry {index}: {verb} returned pages {got}, but the run recorded {recorded}")
+        raise LedgerError(f"journal entry {index}: {operation} returned pages {got}, but the run recorded {recorded}")

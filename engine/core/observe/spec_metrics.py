@@ -38,7 +38,7 @@ class SpecMetrics:
         """SGLang's keys. Empty without verify rounds that proposed drafts.
 
         spec_accept_length = completion_tokens / spec_verify_ct (the token from prefill counts, so it is slightly above
-        the mean accept length); spec_accept_rate = correct drafts / proposed drafts.
+        the mean acceptance length); spec_accept_rate = correct drafts / proposed drafts.
         """
         if not self.proposed:
             return {}

@@ -78,7 +78,7 @@ class Admission:
         account = self.ledger.accounts.get(request.account)
         if account is not None and not account.held:
             return False
-        shared = self.cache.match(request.tokens) if account is None else []
+        shared = self.cache.match(request.reusable) if account is None else []
         have = len(shared if account is None else account.pages)
         need = -(-(request.num_tokens + self.slack) // self.ledger.page_size) - have
         # Pages that the match would pin are no longer evictable.
@@ -94,7 +94,7 @@ class Admission:
             self.counters.hit("session.inherited", request.inherited)
             self.counters.hit("session.restored", request.retractions > 0)
         else:
-            shared = self.cache.match(request.tokens)
+            shared = self.cache.match(request.reusable)
             self.ledger.open(request.account, shared)
             request.inherited = 0
             self.counters.hit("prefix.hit", len(shared) * self.ledger.page_size)

@@ -5,8 +5,8 @@ The phase table is data: an illegal transition raises, and tests are parametrise
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -36,6 +36,15 @@ def _ids(tokens: Sequence[object], vocab: int) -> bool:
     return all(type(token) is int and 0 <= token < vocab for token in tokens)
 
 
+def _sequences(words: Sequence[Any], vocab: int) -> bool:
+    return all(type(ids) in (tuple, list) and ids and _ids(ids, vocab) for ids in words)
+
+
+def _biases(bias: Mapping[Any, Any] | None, vocab: int) -> bool:
+    values = [] if bias is None else [*bias.values()]
+    return _ids([*(bias or ())], vocab) and all(type(x) in (int, float) and -100 <= x <= 100 for x in values)
+
+
 def is_text(value: object) -> bool:
     """Whether a value is a text of whole characters, without half of a surrogate pair."""
     try:
@@ -62,6 +71,22 @@ ALLOWED: Final[tuple[tuple[str, tuple[type, ...], Callable[[Any, int], bool], st
     ("ignore_eos", (bool,), lambda *_: True, "true or false"),
     ("return_logprob", (bool,), lambda *_: True, "true or false"),
     ("top_logprobs_num", (int,), lambda n, vocab: 0 <= n <= vocab, "an integer in [0, {V}]"),
+    ("min_new_tokens", (int,), lambda n, _: 0 <= n < 2**63, "an integer in [0, 2**63)"),
+    ("min_p", (int, float), lambda p, _: 0.0 <= p <= 1.0, "a number from 0 to 1"),
+    ("presence_penalty", (int, float), lambda p, _: -2.0 <= p <= 2.0, "a number from -2 to 2"),
+    ("frequency_penalty", (int, float), lambda p, _: -2.0 <= p <= 2.0, "a number from -2 to 2"),
+    ("repetition_penalty", (int, float), lambda p, _: 0.01 <= p <= 2.0, "a number from 0.01 to 2"),
+    ("logit_bias", (dict, type(None)), _biases, "a dict from token ids in [0, {V}) to numbers from -100 to 100"),
+    ("bad_words_ids", (tuple, list), _sequences, "a list of lists of token ids in [0, {V}), none empty"),
+    (
+        "allowed_token_ids",
+        (tuple, list, type(None)),
+        lambda ids, vocab: ids is None or (len(ids) > 0 and _ids(ids, vocab)),
+        "a list of token ids in [0, {V}), not empty",
+    ),
+    ("n", (int,), lambda n, _: 1 <= n <= 1024, "an integer in [1, 1024]"),
+    ("no_stop_trim", (bool,), lambda *_: True, "true or false"),
+    ("logprob_start_len", (int,), lambda n, _: -1 <= n < 2**63, "-1 (off), or an integer in [0, 2**63)"),
 )
 
 
@@ -71,6 +96,19 @@ class SamplingParams:
 
     temperature 0 is greedy, as the limit of small temperatures. top_k -1 is off, top_p 1.0 is off.
     `seed` None uses the engine's seed. `top_logprobs_num` > 0 implies `return_logprob`.
+
+    n: completions of the prompt; the i-th, from 0, has the seed plus i, modulo 2**63. no_stop_trim: the text keeps the
+    stop token or stop string that ended it, and nothing after it. logprob_start_len: 0 or more also returns the
+    log-probabilities of the prompt's tokens from this index on, untouched by temperature and logit rules; -1 is off. It
+    implies `return_logprob`, and `top_logprobs_num` holds for the prompt too.
+
+    min_new_tokens: EOS, also with `ignore_eos`, and `stop_token_ids` are banned until the output has so many tokens;
+    stop strings still end it. min_p: tokens less likely than min_p times the likeliest are not drawn; 0 is off.
+    presence_penalty is subtracted from the logits of tokens in the output, frequency_penalty as often as each occurs
+    there; repetition_penalty divides positive and multiplies negative logits of tokens in prompt and output. logit_bias
+    is added to a token's logit. bad_words_ids: sequences, as in transformers: the last token of each is banned after
+    the others, in prompt and output. allowed_token_ids: every other token is banned, EOS too unless it is listed. Their
+    order, and what log-probabilities show: `engine.device.logit_rules`.
     """
 
     max_new_tokens: int = 128
@@ -83,13 +121,56 @@ class SamplingParams:
     ignore_eos: bool = False
     return_logprob: bool = False
     top_logprobs_num: int = 0
+    min_new_tokens: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    bad_words_ids: Sequence[Sequence[int]] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    n: int = 1
+    no_stop_trim: bool = False
+    logprob_start_len: int = -1
 
-    def validate(self, vocab_size: int) -> None:
-        """Raise RequestError on the first value with a wrong type or outside its range. vocab_size: the model's."""
+    def validate(self, vocab_size: int, eos_ids: frozenset[int] = frozenset()) -> None:
+        """Raise RequestError on the first value with a wrong type or outside its range, or if every token could be
+        banned at once. vocab_size, eos_ids: the model's."""
         for name, kinds, good, allowed in ALLOWED:
             value = getattr(self, name)
             if type(value) not in kinds or not good(value, vocab_size):
                 raise RequestError(f"{name} is {shown(value)}; allowed: {allowed.format(V=vocab_size)}")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise RequestError(
+                f"min_new_tokens is {self.min_new_tokens}; allowed: at most max_new_tokens, {self.max_new_tokens}"
+            )
+        banned = {ids[-1] for ids in self.bad_words_ids} | (self.stops(eos_ids) if self.min_new_tokens else set())
+        if banned.issuperset(range(vocab_size) if self.allowed_token_ids is None else self.allowed_token_ids):
+            raise RequestError(
+                "bad_words_ids and the stop tokens before min_new_tokens could ban every allowed token at once; "
+                "allowed: at least one token that they never ban"
+            )
+
+    def completions(self, engine_seed: int) -> list[SamplingParams]:
+        """The parameters of each of the `n` completions."""
+        if self.n == 1:
+            return [self]
+        first = engine_seed if self.seed is None else self.seed
+        return [replace(self, n=1, seed=(first + place) % 2**63) for place in range(self.n)]
+
+    def stops(self, eos_ids: frozenset[int]) -> frozenset[int]:
+        """The tokens banned before `min_new_tokens`. eos_ids: the model's."""
+        return eos_ids | frozenset(self.stop_token_ids)
+
+    @property
+    def penalises(self) -> bool:
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether the logits need more than temperature, top_k and top_p."""
+        bans = self.bad_words_ids or self.allowed_token_ids is not None or self.min_new_tokens
+        return bool(self.penalises or self.logit_bias or bans or self.min_p)
 
     @property
     def greedy(self) -> bool:
@@ -97,7 +178,7 @@ class SamplingParams:
 
     @property
     def wants_logprobs(self) -> bool:
-        return self.return_logprob or self.top_logprobs_num > 0
+        return self.return_logprob or self.top_logprobs_num > 0 or self.logprob_start_len >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +220,15 @@ class Request:
     finish: Finish | None = None
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    # Those of the prompt's tokens from `logprob_start_len` on; None for the first token of all, which follows none.
+    prompt_logprobs: list[float | None] = field(default_factory=list)
+    prompt_top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     metrics: SpecMetrics = field(default_factory=SpecMetrics)
+    adjusts: bool = field(init=False)  # SamplingParams.adjusts
 
     def __post_init__(self) -> None:
         self.account = self.account or self.rid
+        self.adjusts = self.params.adjusts
 
     def move(self, to: Phase) -> None:
         """Change phase; a transition that MOVES does not list raises LedgerError."""
@@ -164,6 +250,19 @@ class Request:
     def num_tokens(self) -> int:
         """The number of `tokens`."""
         return len(self.prompt) + len(self.output)
+
+    @property
+    def unscored(self) -> int:
+        """Index of the first prompt token that still needs a log-probability; the prompt's length if none does."""
+        if self.params.logprob_start_len < 0:
+            return len(self.prompt)
+        return min(len(self.prompt), self.params.logprob_start_len + len(self.prompt_logprobs))
+
+    @property
+    def reusable(self) -> list[int]:
+        """The tokens of which all but the last may have cached KV: an unscored token needs the step before it."""
+        first = self.unscored
+        return self.tokens if first == len(self.prompt) else [*self.prompt[: max(first, 1)]]
 
     @property
     def decoding(self) -> bool:

@@ -93,13 +93,16 @@ class Scheduler:
         self.counters.hit("prefill.step" if prefill else "decode.round")
         if not prefill and len(rows) > 1:
             self.counters.hit("decode.batched")
-        greedy, wanted = True, -1
+        greedy, wanted, adjusts, scored = True, -1, False, -1
         for row in rows:
-            params = self.requests[row.rid].params
+            request = self.requests[row.rid]
+            params, adjusts = request.params, adjusts or request.adjusts
             greedy = greedy and params.greedy
             if params.wants_logprobs:
                 wanted = max(wanted, params.top_logprobs_num)
-        return StepPlan(prefill=prefill, rows=tuple(rows), greedy=greedy, logprobs=wanted)
+            if prefill and request.unscored < len(request.prompt):
+                scored = max(scored, params.top_logprobs_num)
+        return StepPlan(prefill, tuple(rows), greedy, wanted, adjusts, scored)
 
     def settle(self, row: PlanRow, written: int) -> None:
         """Commit the positions that a resolved step wrote for a row, and free window pages that are no longer read."""
@@ -350,6 +353,7 @@ class Scheduler:
             writers=tuple(account.writers.items()) if admitted else (),
             window_pages=window_pages,
             window_first=window_first,
+            arrived=(len(request.prompt), tuple(tokens)) if admitted and request.adjusts else None,
         )
 
     def _reserve(self, request: Request, width: int) -> tuple[int, ...] | None:

@@ -34,6 +34,8 @@ class PlanRow(NamedTuple):
     writers: tuple[tuple[int, int], ...] = ()  # on that step: (position, generation that writes the KV from there on)
     window_pages: tuple[int, ...] = ()  # pages added to the row's window table since its last step
     window_first: int = 0  # index in the row's window table of window_pages[0]
+    # On the first step of a residence, if the logits are adjusted: the prompt's length, and prompt and output.
+    arrived: tuple[int, tuple[int, ...]] | None = None
 
     @property
     def last_chunk(self) -> bool:
@@ -49,6 +51,8 @@ class StepPlan:
     rows: tuple[PlanRow, ...]
     greedy: bool  # all rows are greedy
     logprobs: int = -1  # -1: none, 0: chosen tokens only, k: top k too
+    adjusts: bool = False  # a row's logits are adjusted
+    prompt_logprobs: int = -1  # as `logprobs`, for the tokens after each position of a prefill step
 
 
 class StepResult(NamedTuple):
@@ -63,6 +67,8 @@ class StepResult(NamedTuple):
     branched: list[bool]  # the proposed tree had siblings
     logprobs: list[list[float]] | None = None
     top_logprobs: list[list[list[tuple[int, float]]]] | None = None
+    prompt_logprobs: list[list[float]] | None = None  # of the prompt token after each position of a chunk
+    prompt_top_logprobs: list[list[list[tuple[int, float]]]] | None = None
     stamps_checked: int = 0
     stamps_wrong: int = 0
     draft_errors: list[str | None] | None = None  # the error that ends a request with invalid drafts; None: not checked

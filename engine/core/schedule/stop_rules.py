@@ -14,30 +14,42 @@ from specmatrix.engine.core.schedule.request import Finish, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """When one request ends. Precedence at one token: stop token, stop string, length."""
+    """When one request ends. Precedence at one token: stop token, stop string, length.
+
+    Of several stop strings that the same token completes, the one that starts first counts, and of those the longest:
+    the text never keeps a part of any. keeps: the text keeps the stop token or string.
+    """
 
     stop_ids: frozenset[int]
     stop_strings: tuple[str, ...]
     max_new_tokens: int
+    keeps: bool = False
 
     @classmethod
     def of(cls, params: SamplingParams, eos_ids: frozenset[int]) -> StopRules:
         """The rules of one request; `eos_ids` are the model's and apply unless the request ignores them."""
         eos = frozenset() if params.ignore_eos else eos_ids
-        return cls(eos | frozenset(params.stop_token_ids), params.stop, params.max_new_tokens)
+        return cls(
+            eos | frozenset(params.stop_token_ids), tuple(params.stop), params.max_new_tokens, params.no_stop_trim
+        )
 
     def judge(self, token: int, count: int, transcript: OutputText) -> Finish | None:
         """Check one token, the `count`th of the output, and add it to the transcript.
 
-        Returns the finish or None. A stop token adds no text; a stop string is cut off, with what follows it.
+        Returns the finish or None. A stop token adds no text; a stop string is cut off, with what follows it. If the
+        rules keep them, only what follows is cut off.
         """
         if token in self.stop_ids:
+            if self.keeps:
+                transcript.take(token)
             return Finish("stop", token)
         before = transcript.read() if self.stop_strings else ""
         transcript.take(token)
         cut = self._first_stop_string(before, transcript.read()) if self.stop_strings else None
         if cut is not None:
             start, matched = cut
+            if self.keeps:
+                start += len(matched)
             transcript.cut(start)
             return Finish("stop", matched)
         if count >= self.max_new_tokens:

@@ -17,7 +17,7 @@ from specmatrix.engine.models.draft_config import EAGLE3_ARCHITECTURES, EAGLE_AR
 from specmatrix.engine.models.weights import has_weights, tensor_names
 from specmatrix.errors import ConfigError, shown
 
-DISGUISE: Final = "LlamaForCausalLM"
+TARGET_NAME: Final = "LlamaForCausalLM"
 FUSE: Final = "fc.weight"
 NORMED_STATES: Final = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
 SPECULATORS: Final = "speculators_model_type"
@@ -50,7 +50,7 @@ def _flat(raw: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
 
 
 def _unmasked(raw: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    if raw.get("architectures") != [DISGUISE] or not has_weights(folder):
+    if raw.get("architectures") != [TARGET_NAME] or not has_weights(folder):
         return raw
     names = {name.removeprefix("model.") for name in tensor_names(folder)}
     if FUSE not in names:

@@ -129,7 +129,7 @@ def _without_drafter(config: EngineConfig) -> EngineConfig:
 
 
 @contextmanager
-def _launched(asked: EngineConfig) -> Iterator[LLM | RankedLLM]:
+def _started(asked: EngineConfig) -> Iterator[LLM | RankedLLM]:
     """An engine in this process, or in one process per rank. The caller must keep no reference: the next engine needs
     its memory."""
     if asked.tp_size == 1:
@@ -143,7 +143,7 @@ def _shown(asked: EngineConfig, prompt: str, params: SamplingParams) -> tuple[Re
     """Stream the answer; returns the resolved configuration and the error that disabled the drafter."""
     with ExitStack() as stack:
         with waiting("loading the models"):
-            llm = stack.enter_context(_launched(asked))
+            llm = stack.enter_context(_started(asked))
         for text in llm.stream(prompt, params):
             print(text, end="", flush=True)
         print()
@@ -157,7 +157,7 @@ def _timed(asked: EngineConfig, prompt: str, params: SamplingParams) -> tuple[Ou
 
 
 def _first(asked: EngineConfig, prompt: str, params: SamplingParams) -> tuple[Output, float]:
-    with _launched(asked) as llm:
+    with _started(asked) as llm:
         llm.generate([prompt_of(WARM_UP)], params)
         start = perf_counter()
         return llm.generate([prompt], params)[0], perf_counter() - start

@@ -1,4 +1,4 @@
-"""NEXTN: a chain of prediction layers, or the first one applied repeatedly. Only acceptance tells them apart."""
+"""NEXTN: a chain of prediction layers, or the first one applied repeatedly. They differ only in acceptance."""
 
 from typing import Final
 

@@ -99,7 +99,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
         why="the index reads each text without its last token, as at lag 1",
     ),
     Fault(
-        id="grams-never-told",
+        id="grams-never-updated",
         klass=SILENT,
         origin="sglang#35198",
         within="build",

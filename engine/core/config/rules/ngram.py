@@ -24,8 +24,8 @@ def ngram_options(s: RuleContext) -> tuple[NgramOptions | None, tuple[Reason, ..
     reasons: tuple[Reason, ...] = ()
     if asked["max_bfs_breadth"] == AUTO:
         asked["max_bfs_breadth"] = breadth = s.asked_topk
-        told = s.asked.speculative_eagle_topk != AUTO
-        because = "the n-gram breadth is topk" if told else f"the default n-gram breadth is {BREADTH}"
+        requested = s.asked.speculative_eagle_topk != AUTO
+        because = "the n-gram breadth is topk" if requested else f"the default n-gram breadth is {BREADTH}"
         reasons = (Reason(f"{PREFIX}max_bfs_breadth", breadth, because),)
     return NgramOptions(**asked), reasons
 

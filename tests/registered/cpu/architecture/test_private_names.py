@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     f"{CPU}/unit/benchmarks/test_steady.py": {"_step"},
     f"{CPU}/unit/benchmarks/test_trace.py": {"_profiled"},
     f"{CPU}/unit/reports/compare/test_compare.py": {"_cells"},
-    # Tables that a first launch fills: as if the process were new.
+    # Tables that the first launch in a process fills: as if the process were new.
     f"{CPU}/behaviour/engine/test_launch_waits_for_nothing.py": {"_index", "_hidden_or_seen"},
     # The published sequence of SplitMix64 is that of its mixing step.
     f"{CPU}/unit/engine/device/test_sampling.py": {"_mix"},

@@ -21,7 +21,7 @@ PARAMS = [
 ]
 
 
-def told(llm, together: bool = True) -> list[tuple[object, ...]]:
+def answers(llm, together: bool = True) -> list[tuple[object, ...]]:
     """Tokens and log-probabilities, to the last bit, of three requests of unequal length."""
     prompt = llm.tokenizer.encode(PROMPT)
     prompts = [prompt[: len(prompt) - cut] for cut in range(3)]
@@ -45,7 +45,7 @@ def plain(target: str) -> list[tuple[object, ...]]:
         chunked_prefill_size=64,
         enable_deterministic_inference=True,
     )
-    return told(LLM(config), together=False)
+    return answers(LLM(config), together=False)
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
@@ -53,4 +53,4 @@ def plain(target: str) -> list[tuple[object, ...]]:
 def test_no_bit_changes(algorithm, topk, version):
     timing = {} if algorithm == "NGRAM" else {"spec_version": version}
     llm = engine(algorithm, topk, device="cuda", dtype="bfloat16", enable_deterministic_inference=True, **timing)
-    assert told(llm) == plain(TARGETS.get(algorithm, "llama-mini"))
+    assert answers(llm) == plain(TARGETS.get(algorithm, "llama-mini"))

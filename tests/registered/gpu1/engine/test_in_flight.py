@@ -32,7 +32,7 @@ PARAMS = (
 SHAPES = {"chain": (3, 1, 4), "tree": (3, 3, 8)}
 
 
-def launch(shape: str | None, **more: object) -> LLM:
+def start_engine(shape: str | None, **more: object) -> LLM:
     asked: dict[str, object] = {
         "device": "cuda",
         "dtype": "float32",
@@ -61,7 +61,7 @@ def launch(shape: str | None, **more: object) -> LLM:
 @cache
 def plain() -> tuple[tuple[int, ...], ...]:
     """Each request alone, without a drafter, a graph or a step in flight."""
-    llm = launch(None, spec_version="v1", disable_cuda_graph=True, disable_radix_cache=True)
+    llm = start_engine(None, spec_version="v1", disable_cuda_graph=True, disable_radix_cache=True)
     return tuple(llm.generate([prompt], params)[0].output_ids for prompt, params in zip(PROMPTS, PARAMS, strict=True))
 
 
@@ -76,7 +76,7 @@ def at_rest(llm: LLM) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_retracted_request_says_the_same_in_the_end(shape):
-    llm = launch(shape, max_total_tokens=176, disable_radix_cache=True)
+    llm = start_engine(shape, max_total_tokens=176, disable_radix_cache=True)
     for _ in range(3):
         assert tuple(out.output_ids for out in llm.generate(PROMPTS, PARAMS)) == plain()
     assert llm.counters["retract.done"] > 0 and llm.counters["graph.replayed"] > 0
@@ -85,7 +85,7 @@ def test_a_retracted_request_says_the_same_in_the_end(shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_abort_at_any_step_leaves_the_others_alone(shape):
-    llm = launch(shape)
+    llm = start_engine(shape)
     in_flight = 0
     for after in range(1, 12):
         rids = [llm.add(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
@@ -106,13 +106,13 @@ def test_an_abort_at_any_step_leaves_the_others_alone(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_turn_that_comes_while_the_last_one_drains_inherits_what_was_computed(shape):
     """Another request keeps rounds in flight; the second turn is sent in the very step that ended the first."""
-    alone, history, wanted = launch(None, spec_version="v1", disable_cuda_graph=True), [], []
+    alone, history, wanted = start_engine(None, spec_version="v1", disable_cuda_graph=True), [], []
     for text, params in zip(TURNS, PARAMS, strict=False):
         history += alone.tokenizer.encode(text)[1 if history else 0 :]
         (out,) = alone.generate([history], params)
         history += out.output_ids
         wanted.append(out.output_ids)
-    llm, drained = launch(shape), 0
+    llm, drained = start_engine(shape), 0
     for _ in range(3):
         beside = llm.add(PROMPTS[3], PARAMS[3])
         name = llm.open_session(1000, streaming=True)

@@ -72,7 +72,7 @@ def run(code: str, out: Path, kill: Kill | None = None) -> Ended:
                 hit = True
         try:
             # Workers hold the pipes too, so this also waits for them.
-            told = process.communicate(timeout=60)
+            output = process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             left = members(process.pid)
             os.killpg(process.pid, signal.SIGKILL)
@@ -83,7 +83,7 @@ def run(code: str, out: Path, kill: Kill | None = None) -> Ended:
             ends, _, _ = select([descriptor], [], [], 10)
             os.close(descriptor)
             assert ends, Path(f"/proc/{pid}/cmdline").read_bytes()
-    return Ended(hit, process.returncode, *told)
+    return Ended(hit, process.returncode, *output)
 
 
 def written(out: Path) -> int:

@@ -125,7 +125,7 @@ def test_a_worker_that_falls_silent_costs_its_current_cell(scripted, monkeypatch
     assert scripted(scripted_workers.falls_silent, wait_long) == [lost, *[PASSED] * (len(CELLS) - 1)]
 
 
-def test_progress_is_told_while_workers_are_silent(scripted, monkeypatch):
+def test_progress_is_shown_while_workers_are_silent(scripted, monkeypatch):
     waits: list[float] = []
     monkeypatch.setattr(local, "wait", lambda on, seconds: (waits.append(seconds), wait(on, seconds))[1])
     assert scripted(scripted_workers.passes) == [PASSED] * len(CELLS)
@@ -220,7 +220,7 @@ class Terminal(StringIO):
         return super().write(text)
 
 
-def test_workers_have_ended_when_a_full_disk_is_told(monkeypatch, tmp_path):
+def test_workers_have_ended_when_a_full_disk_is_reported(monkeypatch, tmp_path):
     def full(self: ReportWriter, cell: CellResult) -> None:
         raise ReportError("the disk is full")
 

@@ -22,4 +22,4 @@ def truth(zoo):
 @pytest.fixture(scope="session")
 def whole() -> list[str]:
     """What undisturbed requests say."""
-    return [out.text for out in failing_steps.launch().generate(failing_steps.PROMPTS, failing_steps.PARAMS)]
+    return [out.text for out in failing_steps.start_engine().generate(failing_steps.PROMPTS, failing_steps.PARAMS)]

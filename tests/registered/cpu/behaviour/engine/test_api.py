@@ -41,7 +41,7 @@ CHAIN_OF_140 = (140, 1, 141)
 DRAFTERS = [(name, *shape) for name in ("STANDALONE", "EAGLE3") for shape in (CHAIN, TREE)]
 
 
-def launch(shape=NONE, **more: object) -> LLM:
+def start_engine(shape=NONE, **more: object) -> LLM:
     algorithm, steps, topk, nodes = shape
     sizes: dict[str, Any] = {}
     if algorithm != "NONE":
@@ -66,7 +66,7 @@ def at_rest(llm: LLM) -> None:
 @cache
 def plain(params: SamplingParams | tuple[SamplingParams, ...] = GREEDY, prompts=PROMPTS) -> tuple[Any, ...]:
     """What the engine says without a drafter, a prefix cache, or a second request beside it."""
-    llm = launch(disable_radix_cache=True, spec_version="v1", page_size=1)
+    llm = start_engine(disable_radix_cache=True, spec_version="v1", page_size=1)
     each = params if isinstance(params, tuple) else (params,) * len(prompts)
     return tuple(
         (out.output_ids, out.text, out.finish)
@@ -82,7 +82,7 @@ def said(outputs) -> tuple[Any, ...]:
 @pytest.mark.parametrize(("version", "page_size"), [("v1", 5), ("v2", 1)])
 @pytest.mark.parametrize("shape", [NONE, *DRAFTERS], ids=lambda s: "-".join(map(str, s)))
 def test_greedy_tokens_are_those_of_plain_decoding(shape, version, page_size):
-    llm = launch(shape, spec_version=version, page_size=page_size)
+    llm = start_engine(shape, spec_version=version, page_size=page_size)
     outputs = llm.generate(PROMPTS, GREEDY)
     assert said(outputs) == plain()
     at_rest(llm)
@@ -104,7 +104,7 @@ HOT = (
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("shape", [NONE, *DRAFTERS], ids=lambda s: "-".join(map(str, s)))
 def test_sampled_tokens_are_those_of_plain_decoding_with_the_same_seeds(shape, version):
-    llm = launch(shape, spec_version=version, page_size=3)
+    llm = start_engine(shape, spec_version=version, page_size=3)
     assert said(llm.generate(PROMPTS, HOT)) == plain(HOT)
     at_rest(llm)
     assert llm.counters["sample.random"] == 24 + 31 + 27
@@ -142,14 +142,14 @@ def test_rounds_reach_past_the_contexts_end_as_far_as_they_are_wide_or_deep(
 
 def test_a_seed_decides_and_the_engines_own_is_used_without_one():
     params = [SamplingParams(max_new_tokens=16, temperature=1.5, seed=s, ignore_eos=True) for s in (1, 2, 1, None)]
-    first, second, again, default = launch(random_seed=1).generate([PROMPTS[0]] * 4, params)
+    first, second, again, default = start_engine(random_seed=1).generate([PROMPTS[0]] * 4, params)
     assert first.output_ids == again.output_ids == default.output_ids != second.output_ids
 
 
 @pytest.mark.parametrize("shape", [NONE, DRAFTERS[3]], ids=["none", "tree"])
 def test_greedy_and_sampled_requests_share_a_batch(shape):
     mixed = (GREEDY, HOT[1], SamplingParams(max_new_tokens=40, temperature=0.0, top_k=3, top_p=0.5))
-    llm = launch(shape)
+    llm = start_engine(shape)
     outputs = llm.generate(PROMPTS, mixed)
     assert said(outputs) == plain(mixed)
     assert outputs[2].output_ids == plain()[2][0], "top_k and top_p do not touch a greedy request"
@@ -159,8 +159,8 @@ def test_greedy_and_sampled_requests_share_a_batch(shape):
 @pytest.mark.parametrize(("shape", "page_size"), list(zip(DRAFTERS, (1, 4, 4, 1), strict=True)), ids=str)
 def test_a_prefix_hit_changes_neither_tokens_nor_acceptance(shape, page_size):
     """A page whose draft KV was computed for another following token lowers acceptance only (sglang#10846)."""
-    cold = launch(shape, disable_radix_cache=True, page_size=page_size, strict_memory=0)
-    warm = launch(shape, page_size=page_size, max_total_tokens=400)
+    cold = start_engine(shape, disable_radix_cache=True, page_size=page_size, strict_memory=0)
+    warm = start_engine(shape, page_size=page_size, max_total_tokens=400)
     tokens = warm.tokenizer.encode(PROMPTS[1])
     prompts = [tokens, tokens, *([*tokens[:n], *tokens[n + 1 :]] for n in (8, 9, 11, 16))]
     reply = cold.generate([tokens], GREEDY)[0].output_ids
@@ -177,7 +177,7 @@ def test_a_prefix_hit_changes_neither_tokens_nor_acceptance(shape, page_size):
 
 @pytest.mark.parametrize(("shape", "cached"), [(NONE, 12), (DRAFTERS[0], 11), (DRAFTERS[2], 11)])
 def test_a_drafter_that_looks_one_token_ahead_reuses_one_position_less(shape, cached):
-    llm = launch(shape, page_size=1)
+    llm = start_engine(shape, page_size=1)
     tokens = llm.tokenizer.encode(PROMPTS[1])
     other = next(t for t in tokens if t not in (tokens[12], tokens[0]))
     llm.generate([tokens], GREEDY)
@@ -188,9 +188,9 @@ def test_a_drafter_that_looks_one_token_ahead_reuses_one_position_less(shape, ca
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("shape", [NONE, DRAFTERS[0], DRAFTERS[3]], ids=lambda s: "-".join(map(str, s)))
 def test_a_tight_pool_retracts_and_gives_the_same_tokens(shape, version):
-    longest = max(len(launch().tokenizer.encode(p)) for p in PROMPTS) + 31
+    longest = max(len(start_engine().tokenizer.encode(p)) for p in PROMPTS) + 31
     slack = 2 * max(1, shape[3])
-    llm = launch(shape, spec_version=version, page_size=3, max_total_tokens=-(-(longest + slack) // 3) * 3 + 24)
+    llm = start_engine(shape, spec_version=version, page_size=3, max_total_tokens=-(-(longest + slack) // 3) * 3 + 24)
     outputs = llm.generate(PROMPTS, HOT)
     assert said(outputs) == plain(HOT)
     assert llm.counters["retract.done"] > 0
@@ -201,8 +201,8 @@ def test_a_tight_pool_retracts_and_gives_the_same_tokens(shape, version):
 
 @pytest.mark.parametrize("shape", [NONE, DRAFTERS[1]], ids=["none", "tree"])
 def test_chunked_prefill_gives_the_same_tokens_and_acceptance(shape):
-    whole = launch(shape, chunked_prefill_size=-1).generate(PROMPTS, GREEDY)
-    llm = launch(shape, chunked_prefill_size=7, page_size=5)
+    whole = start_engine(shape, chunked_prefill_size=-1).generate(PROMPTS, GREEDY)
+    llm = start_engine(shape, chunked_prefill_size=7, page_size=5)
     chunked = llm.generate(PROMPTS, GREEDY)
     assert said(chunked) == said(whole) == plain()
     assert [o.accept_lengths for o in chunked] == [o.accept_lengths for o in whole]
@@ -213,8 +213,8 @@ def test_chunked_prefill_gives_the_same_tokens_and_acceptance(shape):
 @pytest.mark.parametrize("stop", [(), ("\n####",), ("><", ">>")])
 def test_a_stream_adds_up_to_the_text(shape, stop):
     params = SamplingParams(max_new_tokens=40, stop=stop)
-    (whole,) = launch(shape).generate([PROMPTS[0]], params)
-    llm = launch(shape)
+    (whole,) = start_engine(shape).generate([PROMPTS[0]], params)
+    llm = start_engine(shape)
     parts = list(llm.stream(PROMPTS[0], params))
     assert "".join(parts) == whole.text and len(parts) > 2 and all(parts)
     assert not llm.loop.scheduler.requests, "a streamed request is forgotten once it has ended"
@@ -222,7 +222,7 @@ def test_a_stream_adds_up_to_the_text(shape, stop):
 
 
 def test_a_stream_ends_with_its_own_request():
-    llm = launch()
+    llm = start_engine()
     other = llm.add(PROMPTS[1], SamplingParams(max_new_tokens=60, ignore_eos=True))
     assert "".join(llm.stream(PROMPTS[0], GREEDY)) == plain()[0][1]
     assert len(llm.request(other).output) < 60
@@ -233,7 +233,7 @@ def test_a_stream_ends_with_its_own_request():
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_a_stream_that_is_closed_early_aborts_and_forgets_its_request(version):
-    llm = launch(DRAFTERS[1], spec_version=version)
+    llm = start_engine(DRAFTERS[1], spec_version=version)
     other = llm.add(PROMPTS[1], GREEDY)
     stream = llm.stream(PROMPTS[0], SamplingParams(max_new_tokens=60, ignore_eos=True))
     assert next(stream)
@@ -247,7 +247,7 @@ def test_a_stream_that_is_closed_early_aborts_and_forgets_its_request(version):
 
 
 def test_a_stream_that_is_dropped_before_its_first_or_after_its_last_text_leaves_nothing():
-    llm = launch()
+    llm = start_engine()
     params = SamplingParams(max_new_tokens=9, ignore_eos=True)
     stream = llm.stream(PROMPTS[0], params)
     llm.stream(PROMPTS[1], params).close()
@@ -262,7 +262,7 @@ def test_a_stream_that_is_dropped_before_its_first_or_after_its_last_text_leaves
 
 
 def test_abort_in_the_middle_leaves_the_others_alone():
-    llm = launch(DRAFTERS[1], spec_version="v2", max_running_requests=2)
+    llm = start_engine(DRAFTERS[1], spec_version="v2", max_running_requests=2)
     first, victim, queued = (llm.add(prompt, GREEDY) for prompt in PROMPTS)
     while len(llm.request(victim).output) < 5:
         llm.step()
@@ -280,7 +280,7 @@ def test_abort_in_the_middle_leaves_the_others_alone():
 
 
 def test_abort_before_the_first_token():
-    llm = launch(max_running_requests=1)
+    llm = start_engine(max_running_requests=1)
     running, waiting = llm.add(PROMPTS[0], GREEDY), llm.add(PROMPTS[1], GREEDY)
     llm.step()
     assert llm.abort(waiting)
@@ -313,7 +313,7 @@ def test_abort_before_the_first_token():
     ],
 )
 def test_a_bad_request_is_refused_alone(prompt, params, sentence):
-    llm = launch(max_total_tokens=199)
+    llm = start_engine(max_total_tokens=199)
     good = llm.add(PROMPTS[0], GREEDY)
     llm.step()
     with pytest.raises(RequestError, match=f"^{re.escape(sentence)}$"):
@@ -336,7 +336,7 @@ NUMBERS = ("temperature", "top_k", "top_p", "seed", "max_new_tokens", "top_logpr
 
 @cache
 def shared_engine() -> LLM:
-    return launch(DRAFTERS[3], spec_version="v2")
+    return start_engine(DRAFTERS[3], spec_version="v2")
 
 
 @given(st.dictionaries(st.sampled_from(NUMBERS), st.sampled_from(EXTREMES), min_size=1, max_size=3), st.booleans())
@@ -374,7 +374,7 @@ def widened(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("prompt", "params", "sentence"),
     [
-        ("Hi <|beyond|>", {}, "the tokenizer gives token 768 for the text, and the model lacks it; allowed: [0, 768)"),
+        ("Hi <|beyond|>", {}, "the text contains token 768, which is outside the vocabulary; allowed: [0, 768)"),
         ([5, 10**5000], {}, "prompt token an integer of thousands of digits is outside the vocabulary"),
         ([5], {"stop_token_ids": (768,)}, "stop_token_ids is (768,); allowed: a list of token ids in [0, 768)"),
         ([5], {"top_logprobs_num": 769}, "top_logprobs_num is 769; allowed: an integer in [0, 768]"),
@@ -388,7 +388,7 @@ def test_the_vocabulary_is_the_models_whatever_the_tokenizer_knows(prompt, param
 
 
 def test_the_sentences_of_take_and_generate():
-    llm = launch()
+    llm = start_engine()
     rid = llm.add(PROMPTS[0], GREEDY)
     with pytest.raises(RequestError, match=f"^request {rid} is waiting; its result is available once it is done$"):
         llm.take(rid)
@@ -403,7 +403,7 @@ def test_the_sentences_of_take_and_generate():
 @pytest.mark.parametrize("shape", [NONE, DRAFTERS[2], DRAFTERS[3]], ids=lambda s: "-".join(map(str, s)))
 def test_logprobs_are_those_of_a_teacher_forced_rerun(shape, temperature):
     """Every position again, as the first token behind a prompt that ends there."""
-    llm, alone = launch(shape, page_size=3), launch(disable_radix_cache=True)
+    llm, alone = start_engine(shape, page_size=3), start_engine(disable_radix_cache=True)
     params = SamplingParams(
         max_new_tokens=12, temperature=temperature, seed=4, ignore_eos=True, return_logprob=True, top_logprobs_num=3
     )
@@ -425,7 +425,7 @@ def test_logprobs_are_those_of_a_teacher_forced_rerun(shape, temperature):
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("shape", [NONE, *DRAFTERS], ids=lambda s: "-".join(map(str, s)))
 def test_what_runs_is_what_was_resolved(shape, version):
-    llm = launch(
+    llm = start_engine(
         shape,
         spec_version=version,
         page_size=7,
@@ -446,7 +446,7 @@ def test_what_runs_is_what_was_resolved(shape, version):
 
 @pytest.mark.parametrize("shape", DRAFTERS, ids=lambda s: "-".join(map(str, s)))
 def test_metrics_agree_with_tokens_and_rounds(shape):
-    llm = launch(shape)
+    llm = start_engine(shape)
     for out in llm.generate(PROMPTS, HOT):
         info = out.meta_info
         rounds, drafted = len(out.accept_lengths), shape[3] - 1
@@ -463,7 +463,7 @@ def test_metrics_agree_with_tokens_and_rounds(shape):
 
 
 def test_plain_decoding_claims_no_speculation():
-    (out,) = launch().generate([PROMPTS[0]], GREEDY)
+    (out,) = start_engine().generate([PROMPTS[0]], GREEDY)
     assert set(out.meta_info) == {"id", "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens"}
     assert set(out.accept_lengths) == {1} and out.meta_info["prompt_tokens"] == out.prompt_tokens
     assert out.meta_info["finish_reason"] == {"type": "stop", "matched": 1}
@@ -471,7 +471,7 @@ def test_plain_decoding_claims_no_speculation():
 
 @pytest.mark.parametrize("shape", [NONE, DRAFTERS[0], DRAFTERS[3]], ids=lambda s: "-".join(map(str, s)))
 def test_every_way_to_end(shape):
-    llm = launch(shape)
+    llm = start_engine(shape)
     text = plain()[0][1]
     token = plain()[0][0][7]
     params = [
@@ -505,7 +505,7 @@ def test_every_way_to_end(shape):
     ids=["plain", "tree in a session", "adaptive", "n-grams"],
 )
 def test_a_dropped_engine_is_gone_at_once(shape, more):
-    llm = launch(shape, **more)
+    llm = start_engine(shape, **more)
     session = SessionParams(llm.open_session(1000, streaming=True)) if llm.sessions.streaming else None
     llm.generate(PROMPTS[:1], GREEDY, session)
     held = [weakref.ref(part) for part in (llm, llm.loop, llm.loop.executor.target, llm.loop.executor.kv.full.pool)]
@@ -518,20 +518,20 @@ def test_a_dropped_engine_is_gone_at_once(shape, more):
 
 
 def test_many_requests_through_few_rows():
-    llm = launch(DRAFTERS[1], spec_version="v2", max_running_requests=2, page_size=3)
+    llm = start_engine(DRAFTERS[1], spec_version="v2", max_running_requests=2, page_size=3)
     prompts = PROMPTS * 3
     assert said(llm.generate(prompts, GREEDY)) == plain() * 3
     assert llm.counters["queue.waited"] > 0 and llm.counters["prefix.hit"] > 0
     at_rest(llm)
 
 
-def test_a_launch_that_cannot_run_is_refused():
+def test_a_start_that_cannot_run_is_refused():
     with pytest.raises(ConfigError, match="speculative_algorithm 'MEDUSA' is unknown; it must be one of"):
         LLM(EngineConfig(str(ZOO / "llama-mini"), speculative_algorithm="MEDUSA"))
 
 
 def test_generate_takes_all_prompts_or_none():
-    llm = launch()
+    llm = start_engine()
     with pytest.raises(RequestError, match=r"prompt token 5\.5 is of type float; allowed: int"):
         llm.generate([PROMPTS[0], [1, 5.5]])
     assert not llm.step() and not llm.loop.scheduler.requests

@@ -44,7 +44,7 @@ LENGTHS = (90, *(44,) * 7, *(8,) * 24)
 BATCHES = (1, 8, 32, 8, 1)
 
 
-def launch(version="v2", algorithm="EAGLE3", config: object = QUICK, target="llama-mini", **more: object) -> LLM:
+def start_engine(version="v2", algorithm="EAGLE3", config: object = QUICK, target="llama-mini", **more: object) -> LLM:
     asked: dict[str, Any] = {"context_length": 256, "max_total_tokens": 3201, "strict_memory": 1, "kv_stamps": True}
     if algorithm != "NONE":
         if algorithm != "NEXTN":
@@ -74,7 +74,7 @@ def rising_and_falling(llm: LLM) -> list[tuple[int, ...]]:
 @cache
 def plain() -> tuple[tuple[int, ...], ...]:
     """Each request alone, without a drafter."""
-    llm = launch("v1", "NONE", disable_radix_cache=True)
+    llm = start_engine("v1", "NONE", disable_radix_cache=True)
     outputs = (llm.generate([prompt], params(n))[0] for prompt, n in zip(PROMPTS, LENGTHS, strict=True))
     return tuple(out.output_ids for out in outputs)
 
@@ -89,7 +89,7 @@ def at_rest(llm: LLM) -> None:
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_batches_rise_and_fall_and_the_depth_follows(version):
-    llm = launch(version)
+    llm = start_engine(version)
     assert tuple(rising_and_falling(llm)) == plain()
     at_rest(llm)
     trace, counters = llm.readback()["adaptive"]["trace"], llm.counters
@@ -112,19 +112,19 @@ def test_batches_rise_and_fall_and_the_depth_follows(version):
 def test_every_drafter_that_can_adapt_says_the_same_at_every_depth(target, algorithm, version):
     """Nine requests of different lengths: the batch shrinks from the second slot into the first."""
     slots = QUICK | {"5": {"candidate_steps": [1, 2, 5]}, "8": {"candidate_steps": [1]}}
-    llm = launch(version, algorithm, slots, target)
+    llm = start_engine(version, algorithm, slots, target)
     each = [params(10 + 6 * i) for i in range(9)]
-    plain_llm = launch("v1", "NONE", target=target, disable_radix_cache=True)
+    plain_llm = start_engine("v1", "NONE", target=target, disable_radix_cache=True)
     alone = [plain_llm.generate([p], each[i])[0].output_ids for i, p in enumerate(PROMPTS[:9])]
     outputs = llm.generate(PROMPTS[:9], each)
     assert [out.output_ids for out in outputs] == alone
     trace = llm.readback()["adaptive"]["trace"]
-    told = sorted(
+    rounds = sorted(
         (width, length - 1)
         for out in outputs
         for width, length in zip(out.round_widths, out.accept_lengths, strict=True)
     )
-    assert told == sorted((record["width"], drafts) for record in trace for drafts in record["correct"])
+    assert rounds == sorted((record["width"], drafts) for record in trace for drafts in record["correct"])
     assert {record["slot"] for record in trace} == {1, 5, 8} and len({record["width"] for record in trace}) > 2
     assert llm.counters["spec.accepted"] > 0 and not llm.resolved.enable_multi_layer_eagle
     at_rest(llm)
@@ -132,8 +132,8 @@ def test_every_drafter_that_can_adapt_says_the_same_at_every_depth(target, algor
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_a_streaming_session_inherits_exactly_under_a_moving_depth(version):
-    llm = launch(version, enable_streaming_session=True, chunked_prefill_size=16)
-    fresh = launch("v1", "NONE", disable_radix_cache=True)
+    llm = start_engine(version, enable_streaming_session=True, chunked_prefill_size=16)
+    fresh = start_engine("v1", "NONE", disable_radix_cache=True)
     name, history = llm.open_session(1000, streaming=True), []
     for turn, text in enumerate((PROMPTS[0], "\nQuestion: And half of it?\nAnswer:", "\nQuestion: Twice?\nAnswer:")):
         (out,) = llm.generate([text], params(23), SessionParams(name))
@@ -152,11 +152,13 @@ def test_a_streaming_session_inherits_exactly_under_a_moving_depth(version):
 
 
 def test_poor_drafts_lower_the_depth():
-    llm = launch(config={"1": {"candidate_steps": [1, 5], "ema_alpha": 0.5, "update_interval": 1, "warmup_batches": 1}})
+    llm = start_engine(
+        config={"1": {"candidate_steps": [1, 5], "ema_alpha": 0.5, "update_interval": 1, "warmup_batches": 1}}
+    )
     hot = SamplingParams(max_new_tokens=60, temperature=2.0, seed=3, ignore_eos=True)
     assert llm.readback()["adaptive"]["steps"] == 5
     (out,) = llm.generate(PROMPTS[:1], hot)
-    none = launch("v1", "NONE", disable_radix_cache=True)
+    none = start_engine("v1", "NONE", disable_radix_cache=True)
     assert out.output_ids == none.generate(PROMPTS[:1], hot)[0].output_ids
     assert llm.readback()["adaptive"]["steps"] == 1 and llm.counters["adaptive.switched_down"] > 0
     at_rest(llm)
@@ -166,7 +168,7 @@ def test_poor_drafts_lower_the_depth():
 def test_the_same_prompt_says_the_same_in_every_slot(version):
     """Each slot has a depth of its own; one prompt passes through all of them, alone, among eight and among 32."""
     slots = {"1": {"candidate_steps": [7]}, "8": {"candidate_steps": [3]}, "32": {"candidate_steps": [1]}}
-    llm = launch(version, config=slots)
+    llm = start_engine(version, config=slots)
     for size, width in ((1, 8), (8, 4), (32, 2)):
         outputs = llm.generate(PROMPTS[:size], params(9))
         assert [out.output_ids for out in outputs[:7]] == [ids[:9] for ids in plain()[: min(size, 7)]]
@@ -176,7 +178,7 @@ def test_the_same_prompt_says_the_same_in_every_slot(version):
 
 
 def test_retraction_and_abort_under_a_moving_depth():
-    llm = launch(max_total_tokens=228, max_running_requests=6, disable_radix_cache=True)
+    llm = start_engine(max_total_tokens=228, max_running_requests=6, disable_radix_cache=True)
     rids = [llm.add(PROMPTS[i], params(LENGTHS[i])) for i in range(5)]
     while llm.step():
         if len(llm.request(rids[1]).output) >= 3:
@@ -192,7 +194,7 @@ def test_retraction_and_abort_under_a_moving_depth():
 def test_what_runs_is_what_was_resolved(tmp_path):
     file = tmp_path / "slots.json"
     file.write_text(json.dumps(QUICK), encoding="utf-8")
-    llm = launch(config=str(file), speculative_num_steps=5)
+    llm = start_engine(config=str(file), speculative_num_steps=5)
     resolved, back = llm.resolved.as_dict(), llm.readback()
     state = back.pop("adaptive")
     del back["row_invariant_matmul"]  # what this machine's products need is not resolved
@@ -206,12 +208,12 @@ def test_what_runs_is_what_was_resolved(tmp_path):
 
 
 def test_a_static_depth_reads_back_no_slots():
-    back = launch(algorithm="NONE").readback()
+    back = start_engine(algorithm="NONE").readback()
     assert back["adaptive_slots"] == [] and "adaptive" not in back
 
 
 def test_a_drafter_that_cannot_adapt_runs_statically_and_says_so():
-    llm = launch(algorithm="STANDALONE", max_total_tokens=399)
+    llm = start_engine(algorithm="STANDALONE", max_total_tokens=399)
     (rewrite,) = llm.resolved.rewrites
     assert (rewrite.field, rewrite.asked, rewrite.got) == ("speculative_adaptive", True, False)
     assert rewrite.reason == "STANDALONE cannot change its draft depth, so the depth is static"
@@ -231,7 +233,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, make, sentence):
     path = tmp_path / "slots.json"
     make(path)
     with pytest.raises(ConfigError, match=re.escape(f"speculative_adaptive_config {path} {sentence}")):
-        launch(config=str(path))
+        start_engine(config=str(path))
 
 
 def test_a_wrong_file_is_refused_with_its_mistake(tmp_path):
@@ -242,14 +244,14 @@ def test_a_wrong_file_is_refused_with_its_mistake(tmp_path):
         "candidate_steps must be a list of one or more integers from 1 to 255"
     )
     with pytest.raises(ConfigError, match=re.escape(wanted)):
-        launch(config=str(path))
+        start_engine(config=str(path))
 
 
 def test_a_depths_bundle_holds_the_batches_of_the_slots_that_reach_it():
-    llm = launch()
+    llm = start_engine()
     executor = llm.loop.executor
     executor.run = GraphRunner(executor.run, CudaGraphs(32, torch.device("cpu"), llm.loop.counters))
-    assert rising_and_falling(llm) == rising_and_falling(launch())
+    assert rising_and_falling(llm) == rising_and_falling(start_engine())
     reached = {(padded(batch), width) for batch, width in llm.loop.scheduler.steps.rounds}
     bundles = dict(executor.graphs.bundles)
     assert {(one.batch, width) for width, bundle in bundles.items() for one in bundle.graphs} == reached

@@ -52,7 +52,7 @@ def draft(tmp_path_factory):
     return save(tmp_path_factory.mktemp("drafts") / "dflash", CONFIG, weights)
 
 
-def launch(zoo, draft: Path, **more: object) -> LLM:
+def start_engine(zoo, draft: Path, **more: object) -> LLM:
     asked = {"context_length": 256, "max_total_tokens": 1024, "strict_memory": 2} | more
     return LLM(EngineConfig(str(zoo("llama-mini")), "DFLASH", str(draft), **asked))
 
@@ -70,7 +70,7 @@ def check(zoo, draft: Path, proposals: list, tokens: list[int], width: int) -> N
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_block_is_its_formula(zoo, draft, truth, place):
-    llm = launch(zoo, draft, **PLACES[place])
+    llm = start_engine(zoo, draft, **PLACES[place])
     width = PLACES[place].get("speculative_num_draft_tokens", BLOCK)
     assert llm.loop.executor.drafter.nodes == width, "the width comes from the checkpoint, at most"
     copies = 2 if place == "retracted" else 1
@@ -84,7 +84,7 @@ def test_a_block_is_its_formula(zoo, draft, truth, place):
 
 def test_a_page_is_keyed_by_its_own_tokens(zoo, draft, truth):
     """Nothing in a slot depends on a later token: two texts share every page that lies below their first difference."""
-    llm = launch(zoo, draft, page_size=4)
+    llm = start_engine(zoo, draft, page_size=4)
     prompt, tokens = truth[0]
     (first,) = run(llm, [prompt], [tokens], NEW)
     (again,) = run(llm, [prompt], [tokens], NEW)
@@ -103,5 +103,5 @@ def test_a_page_is_keyed_by_its_own_tokens(zoo, draft, truth):
 def test_rounds_depend_on_no_timing_page_or_chunk(zoo, draft, truth):
     prompts, truths = [p for p, _ in truth], [t for _, t in truth]
     places = [place for name, place in PLACES.items() if name not in ("narrow", "retracted")]
-    first, *others = [run(launch(zoo, draft, **place), prompts, truths, NEW) for place in places]
+    first, *others = [run(start_engine(zoo, draft, **place), prompts, truths, NEW) for place in places]
     assert all(other == first for other in others)

@@ -47,7 +47,7 @@ def test_eight_ranks_say_what_one_says_and_the_gate_names_the_one_that_does_othe
 
 
 def split_heads(folder: Path, target: str, draft: str | None, changes: dict[str, int]) -> None:
-    """Both say the same tokens, and all eight tell the same of every step."""
+    """Both generate the same tokens, and all eight ranks publish the same digests for every step."""
     write(folder / target, target, **changes)
     if draft is not None:
         write(folder / draft, draft)

@@ -17,14 +17,14 @@ from specmatrix.engine.core.schedule.request import Finish, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.errors import ConfigError, EngineError, KernelError, LedgerError, RequestError
-from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, launch, plant
+from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, plant, start_engine
 
 pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
 
 
 @pytest.mark.parametrize(("place", "version"), MOMENTS)
 def test_a_request_that_makes_its_steps_fail_ends_alone(monkeypatch, caplog, whole, place, version):
-    llm = launch(version, graphs=place == "graph capture")
+    llm = start_engine(version, graphs=place == "graph capture")
     rids = [llm.add(prompt, PARAMS) for prompt in PROMPTS]
     tokens = 0 if place == "admission of rows" else 7
     failed = plant(monkeypatch, llm, place, RuntimeError("bad number"), victim=rids[1], tokens=tokens)
@@ -48,7 +48,7 @@ def test_a_request_that_makes_its_steps_fail_ends_alone(monkeypatch, caplog, who
 
 @pytest.mark.parametrize(("place", "version"), MOMENTS)
 def test_a_failure_that_does_not_come_again_changes_no_token(monkeypatch, whole, place, version):
-    llm = launch(version, graphs=place == "graph capture")
+    llm = start_engine(version, graphs=place == "graph capture")
     failed = plant(monkeypatch, llm, place, RuntimeError("once"), times=1)
     assert [out.text for out in llm.generate(PROMPTS, PARAMS)] == whole
     assert failed == [3]
@@ -58,7 +58,7 @@ def test_a_failure_that_does_not_come_again_changes_no_token(monkeypatch, whole,
 @pytest.mark.parametrize("error", [LedgerError("no such page"), KernelError("bad shape"), torch.AcceleratorError("x")])
 @pytest.mark.parametrize("place", ["target", "collect"])
 def test_a_bug_ends_what_lives_and_every_later_call_names_it(monkeypatch, place, error):
-    llm = launch()
+    llm = start_engine()
     first, second = (llm.add(prompt, PARAMS) for prompt in PROMPTS[:2])
     plant(monkeypatch, llm, place, error, victim=first, tokens=5)
     with pytest.raises((LedgerError, KernelError)) as raised:
@@ -87,7 +87,7 @@ def test_a_bug_ends_what_lives_and_every_later_call_names_it(monkeypatch, place,
 
 
 def test_a_request_whose_text_cannot_be_made_ends_alone(monkeypatch, whole):
-    llm = launch()
+    llm = start_engine()
     rids = [llm.add(prompt, PARAMS) for prompt in PROMPTS]
     llm.step()
     rules = llm.loop._rules[rids[1]]
@@ -108,7 +108,7 @@ def test_a_request_whose_text_cannot_be_made_ends_alone(monkeypatch, whole):
 
 
 def test_ranks_take_no_step_back(monkeypatch):
-    llm = launch()
+    llm = start_engine()
     llm.loop.isolates = False
     llm.add(PROMPTS[0], PARAMS)
     plant(monkeypatch, llm, "target", RuntimeError("this rank only"), times=1)
@@ -119,7 +119,7 @@ def test_ranks_take_no_step_back(monkeypatch):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_isolated_requests_share_no_step_and_newcomers_do(monkeypatch, whole, version):
-    llm = launch(version)
+    llm = start_engine(version)
     rids = [llm.add(prompt, PARAMS) for prompt in PROMPTS[:2]]
     plant(monkeypatch, llm, "verification", RuntimeError("once"), times=1)
     while not llm.loop.scheduler.isolated:
@@ -151,7 +151,7 @@ class Wordless(RuntimeError):
 
 
 def test_an_exception_without_a_text_ends_its_request_alone(monkeypatch, whole):
-    llm = launch()
+    llm = start_engine()
     rids = [llm.add(prompt, PARAMS) for prompt in PROMPTS]
     plant(monkeypatch, llm, "target", Wordless(), victim=rids[1], tokens=5)
     while llm.step():
@@ -166,7 +166,7 @@ def test_a_bug_without_a_text_breaks_the_engine(monkeypatch):
     class Silent(Wordless, KernelError):
         pass
 
-    llm = launch()
+    llm = start_engine()
     llm.add(PROMPTS[0], PARAMS)
     plant(monkeypatch, llm, "target", Silent())
     with pytest.raises(Silent):
@@ -181,8 +181,8 @@ def test_a_bug_without_a_text_breaks_the_engine(monkeypatch):
         (KernelError("bad"), KernelError, "the engine broke: KernelError: bad"),
     ],
 )
-def test_a_stream_tells_the_error_behind_its_text(monkeypatch, whole, error, raised, said):
-    llm = launch()
+def test_a_stream_raises_the_error_after_its_text(monkeypatch, whole, error, raised, said):
+    llm = start_engine()
     stream = llm.stream(PROMPTS[0], PARAMS)
     text = [next(stream)]
     plant(monkeypatch, llm, "target", error)
@@ -197,7 +197,7 @@ def test_a_stream_tells_the_error_behind_its_text(monkeypatch, whole, error, rai
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("place", ["target", "collect"])
 def test_a_turn_that_failed_leaves_its_session_what_it_computed(monkeypatch, version, place):
-    llm = launch(version, enable_streaming_session=True)
+    llm = start_engine(version, enable_streaming_session=True)
     session = SessionParams(llm.open_session(10_000, streaming=True))
     first = llm.generate([PROMPTS[0]], PARAMS, session)[0]
     rid = llm.add(PROMPTS[1], PARAMS, session)
@@ -211,7 +211,7 @@ def test_a_turn_that_failed_leaves_its_session_what_it_computed(monkeypatch, ver
     tail = 1 + llm.loop.executor.drafter.key_span
     assert again.cached_tokens >= failed.prompt_tokens + len(failed.output_ids) - tail > first.prompt_tokens
     history = llm.tokenizer.encode(PROMPTS[2])[1:]
-    rest = launch(version).generate([again_prompt(failed, llm, history)], PARAMS)[0]
+    rest = start_engine(version).generate([again_prompt(failed, llm, history)], PARAMS)[0]
     assert rest.output_ids == again.output_ids
 
 
@@ -224,7 +224,7 @@ def again_prompt(failed, llm: LLM, new: list[int]) -> list[int]:
 
 
 def test_what_is_no_request_is_refused(whole):
-    llm = launch()
+    llm = start_engine()
     huge = "an integer of thousands of digits"
     for call, sentence in (
         (lambda: llm.add("a", SamplingParams(max_new_tokens=10**5000)), f"max_new_tokens is {huge}; allowed: an "),
@@ -265,7 +265,7 @@ def test_what_is_no_config_is_refused(make, config):
 
 
 def test_failures_are_logged_with_their_tracebacks(monkeypatch, caplog):
-    llm = launch()
+    llm = start_engine()
     plant(monkeypatch, llm, "target", RuntimeError("why"))
     with caplog.at_level(logging.WARNING, "specmatrix.engine"):
         assert {out.finish.reason for out in llm.generate(PROMPTS, PARAMS)} == {"error"}

@@ -63,7 +63,7 @@ class RankThread(threading.Thread):
     def run(self) -> None:
         place = self.connection.recv()
         with suppress(OSError, EOFError):  # killed
-            serve(Rank(place, lambda record: self.connection.send(("told", record))), self.connection)
+            serve(Rank(place, lambda record: self.connection.send(("digest", record))), self.connection)
         self.kill(0)
 
     def kill(self, code: int = -9) -> None:
@@ -84,12 +84,12 @@ class RankThread(threading.Thread):
 class InterruptsOnce:
     """KeyboardInterrupt within the first record that is heard, when the answers behind it have come."""
 
-    def __init__(self, tell: Callable[[int, StepDigest], None]) -> None:
-        self.tell, self.done = tell, False
+    def __init__(self, publish: Callable[[int, StepDigest], None]) -> None:
+        self.publish, self.done = publish, False
 
     def __call__(self, rank: int, record: StepDigest) -> None:
         if self.done:
-            self.tell(rank, record)
+            self.publish(rank, record)
             return
         self.done = True
         time.sleep(0.3)
@@ -412,7 +412,7 @@ def test_a_closed_engine_is_closed_once_and_for_good():
         ranks.call(os_of)  # one spare group is enough
 
 
-def test_a_launch_that_fails_on_the_ranks_leaves_them_spare():
+def test_a_start_that_fails_on_the_ranks_leaves_them_spare():
     before = Lease(2, "cpu")
     ranks = before.group
     before.close()
@@ -431,7 +431,7 @@ def test_patience_counts_from_the_start_of_the_ranks():
 
 
 @pytest.mark.nightly
-def test_a_spare_group_that_lost_a_rank_serves_nobody():
+def test_a_spare_group_that_lost_a_rank_serves_no_engine():
     spare = Lease(2, "cpu")
     processes = spare.group.processes
     spare.close()
@@ -443,7 +443,7 @@ def test_a_spare_group_that_lost_a_rank_serves_nobody():
     fresh.close()
 
 
-def test_a_launch_that_cannot_run_starts_nobody(monkeypatch):
+def test_a_start_that_cannot_run_starts_no_rank(monkeypatch):
     monkeypatch.setattr("specmatrix.engine.parallel.group.subprocess", None)
     with pytest.raises(ConfigError, match=r"^tp_size 2 cannot split a target with 3 key-value heads"):
         RankedLLM(EngineConfig("qwen3-mini", tp_size=2), resolve_path)

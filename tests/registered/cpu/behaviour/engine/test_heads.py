@@ -90,7 +90,7 @@ def drafts(tmp_path_factory):
     return made
 
 
-def launch(zoo, folder: Path, shape: tuple[int, int, int], **more: object) -> LLM:
+def start_engine(zoo, folder: Path, shape: tuple[int, int, int], **more: object) -> LLM:
     steps, topk, nodes = shape
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     return LLM(
@@ -118,7 +118,7 @@ def oracle(zoo, folder: Path, kind: str, tokens: list[int]) -> Drafting:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chain_is_its_formulas(zoo, drafts, truth, kind, place):
-    llm = launch(zoo, drafts[kind], CHAIN, **PLACES[place])
+    llm = start_engine(zoo, drafts[kind], CHAIN, **PLACES[place])
     prompts, truths = [p for p, _ in truth], [t for _, t in truth]
     for proposals, tokens in zip(run(llm, prompts, truths, NEW), truths, strict=True):
         drafting = oracle(zoo, drafts[kind], kind, tokens)
@@ -130,7 +130,7 @@ def test_a_chain_is_its_formulas(zoo, drafts, truth, kind, place):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", ["eagle", "eagle3-shared"])
 def test_a_tree_is_its_formulas_after_compaction(zoo, drafts, truth, kind, place):
-    llm = launch(zoo, drafts[kind], TREE, **PLACES[place])
+    llm = start_engine(zoo, drafts[kind], TREE, **PLACES[place])
     prompt, tokens = truth[1]
     (proposals,) = run(llm, [prompt], [tokens], NEW)
     assert llm.loop.counters.counts["tree.compacted"] > 0
@@ -142,7 +142,7 @@ def test_a_tree_is_its_formulas_after_compaction(zoo, drafts, truth, kind, place
 @pytest.mark.parametrize("kind", ["eagle", "eagle3-deep"])
 def test_a_cached_prompt_drafts_the_same(zoo, drafts, truth, kind):
     """A hit must find draft KV that belongs to the same next token (sglang#10846, sglang#19897)."""
-    llm = launch(zoo, drafts[kind], CHAIN, page_size=4)
+    llm = start_engine(zoo, drafts[kind], CHAIN, page_size=4)
     prompt, tokens = truth[0]
     (first,) = run(llm, [prompt], [tokens], NEW)
     (again,) = run(llm, [prompt], [tokens], NEW)
@@ -161,7 +161,7 @@ def test_a_cached_prompt_drafts_the_same(zoo, drafts, truth, kind):
 def test_a_retracted_request_drafts_as_if_nothing_had_happened(zoo, drafts, truth):
     """Its draft KV is written anew with its prompt and all that was said."""
     prompts, truths = [p for p, _ in truth] * 2, [t for _, t in truth] * 2
-    llm = launch(zoo, drafts["eagle"], CHAIN, max_total_tokens=150, page_size=5, disable_radix_cache=True)
+    llm = start_engine(zoo, drafts["eagle"], CHAIN, max_total_tokens=150, page_size=5, disable_radix_cache=True)
     found = run(llm, prompts, truths, NEW)
     assert llm.loop.counters.counts["retract.done"] > 0
     for proposals, tokens in zip(found, truths, strict=True):
@@ -174,5 +174,7 @@ def test_a_retracted_request_drafts_as_if_nothing_had_happened(zoo, drafts, trut
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
 def test_rounds_depend_on_no_timing_page_or_chunk(zoo, drafts, truth, kind, shape):
     prompts, truths = [p for p, _ in truth], [t for _, t in truth]
-    first, *others = [run(launch(zoo, drafts[kind], shape, **place), prompts, truths, NEW) for place in PLACES.values()]
+    first, *others = [
+        run(start_engine(zoo, drafts[kind], shape, **place), prompts, truths, NEW) for place in PLACES.values()
+    ]
     assert all(other == first for other in others)

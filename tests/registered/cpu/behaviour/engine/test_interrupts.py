@@ -10,7 +10,7 @@ from specmatrix.engine import interrupts as interrupts_module
 from specmatrix.engine.core.schedule.request import Finish
 from specmatrix.engine.interrupts import Interrupts
 from specmatrix.errors import EngineError
-from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, launch, plant
+from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, plant, start_engine
 
 pytestmark = [
     pytest.mark.register(est_seconds=10, stage="pr"),
@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.mark.parametrize(("place", "version"), MOMENTS)
 def test_an_interrupt_leaves_nothing_in_flight_and_the_requests_go_on(monkeypatch, whole, place, version):
-    llm = launch(version, graphs=place == "graph capture")
+    llm = start_engine(version, graphs=place == "graph capture")
     rids = [llm.add(prompt, PARAMS) for prompt in PROMPTS]
     tokens = 0 if place == "admission of rows" else 7
     plant(monkeypatch, llm, place, KeyboardInterrupt(), victim=rids[1], times=1, tokens=tokens)
@@ -39,7 +39,7 @@ def test_an_interrupt_leaves_nothing_in_flight_and_the_requests_go_on(monkeypatc
 
 
 def test_an_exit_in_the_middle_of_the_books_breaks_the_engine(monkeypatch):
-    llm = launch()
+    llm = start_engine()
     rid = llm.add(PROMPTS[0], PARAMS)
     monkeypatch.setattr(llm.loop.scheduler.ledger, "launch", lambda *_: (_ for _ in ()).throw(SystemExit(3)))
     with pytest.raises(SystemExit):
@@ -48,7 +48,7 @@ def test_an_exit_in_the_middle_of_the_books_breaks_the_engine(monkeypatch):
 
 
 def test_an_interrupt_that_was_undone_excuses_no_later_exit(monkeypatch):
-    llm = launch()
+    llm = start_engine()
     llm.add(PROMPTS[0], PARAMS)
     plant(monkeypatch, llm, "target", KeyboardInterrupt(), times=1)
     with pytest.raises(KeyboardInterrupt):
@@ -64,7 +64,7 @@ def test_an_interrupt_that_was_undone_excuses_no_later_exit(monkeypatch):
     [*(("v2", moment) for moment in range(1, 40, 3)), *(("v1", moment) for moment in (1, 13, 28))],
 )
 def test_ctrl_c_in_generate_leaves_an_idle_engine(monkeypatch, whole, version, moment):
-    llm = launch(version)
+    llm = start_engine(version)
     countdown = [moment]
 
     def ticking(function):
@@ -101,7 +101,7 @@ def test_ctrl_c_in_generate_leaves_an_idle_engine(monkeypatch, whole, version, m
 
 
 def test_a_signal_that_came_before_the_call_changes_nothing(monkeypatch, whole):
-    llm = launch()
+    llm = start_engine()
     rid = llm.add(PROMPTS[0], PARAMS)
     real = interrupts_module._set
 
@@ -134,7 +134,7 @@ def signalling(function):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_calls_from_within_a_step_wait_or_are_refused(monkeypatch, whole, version):
     """As a signal's handler or the end of a generator that is collected makes them."""
-    llm = launch(version)
+    llm = start_engine(version)
     kept = llm.add(PROMPTS[0], PARAMS)
     aborted = llm.add(PROMPTS[1], PARAMS)
     streams = [llm.stream(PROMPTS[2], PARAMS)]
@@ -160,7 +160,7 @@ def test_calls_from_within_a_step_wait_or_are_refused(monkeypatch, whole, versio
 
 
 def test_a_stream_that_is_interrupted_aborts_its_request(monkeypatch, whole):
-    llm = launch()
+    llm = start_engine()
     other = llm.add(PROMPTS[1], PARAMS)
     stream = llm.stream(PROMPTS[0], PARAMS)
     text = next(stream)

@@ -51,7 +51,8 @@ def run(loop, jobs, late=0):
 
 
 def check_reservations(loop, pages):
-    """A residence never loses pages, and owns no more than the widest rounds of its lag need (sglang#23336, #26354)."""
+    """From admission to retraction a request never loses pages, and owns no more than its lag's widest rounds need
+    (sglang#23336, #26354)."""
     scheduler = loop.scheduler
     for r in scheduler.active:
         account = scheduler.ledger.accounts[r.account]

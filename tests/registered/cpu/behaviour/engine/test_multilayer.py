@@ -76,7 +76,7 @@ def heads(tmp_path_factory):
 
 
 @pytest.fixture
-def launch(zoo, heads, monkeypatch):
+def start_engine(zoo, heads, monkeypatch):
     """A factory: an engine whose EAGLE is a chain of `steps` heads."""
 
     def chain(context):
@@ -112,8 +112,8 @@ def check(zoo, heads, proposals: list[Proposal], tokens: list[int], steps: int) 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_chain_of_layers_is_its_formulas(zoo, heads, launch, truth, place, steps):
-    llm = launch(steps, **PLACES[place])
+def test_a_chain_of_layers_is_its_formulas(zoo, heads, start_engine, truth, place, steps):
+    llm = start_engine(steps, **PLACES[place])
     copies = 2 if place == "retracted" else 1
     prompts, truths = [p for p, _ in truth] * copies, [t for _, t in truth] * copies
     found = run(llm, prompts, truths, NEW)
@@ -124,9 +124,9 @@ def test_a_chain_of_layers_is_its_formulas(zoo, heads, launch, truth, place, ste
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 3, 4])
-def test_a_cached_prompt_drafts_the_same_however_little_of_it_is_left(zoo, heads, launch, truth, left):
+def test_a_cached_prompt_drafts_the_same_however_little_of_it_is_left(zoo, heads, start_engine, truth, left):
     """A page is reused only if all tokens match that its slots rest on, so nothing before it need be rebuilt."""
-    llm = launch(3, page_size=4)
+    llm = start_engine(3, page_size=4)
     prompt, tokens = truth[0]
     run(llm, [prompt], [tokens], NEW)
     before, size = llm.loop.counters.counts["prefix.hit"], len(prompt) // 4 * 4 + left
@@ -135,9 +135,9 @@ def test_a_cached_prompt_drafts_the_same_however_little_of_it_is_left(zoo, heads
     check(zoo, heads, proposals, tokens, 3)
 
 
-def test_a_row_starts_without_what_another_request_left(zoo, heads, launch, truth):
+def test_a_row_starts_without_what_another_request_left(zoo, heads, start_engine, truth):
     """Rows are reused; the second request must not rebuild its first slots from the first one's tokens."""
-    llm = launch(3, max_running_requests=1, disable_radix_cache=True)
+    llm = start_engine(3, max_running_requests=1, disable_radix_cache=True)
     for prompt, tokens in truth:
         (proposals,) = run(llm, [prompt], [tokens], NEW)
         check(zoo, heads, proposals, tokens, 3)

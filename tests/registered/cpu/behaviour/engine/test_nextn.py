@@ -76,7 +76,7 @@ def truth(folder):
     return [(prompt, [*prompt, *out.output_ids]) for prompt, out in zip(prompts, outs, strict=True)]
 
 
-def launch(folder: Path, steps: int, topk: int, nodes: int, **more: object) -> LLM:
+def start_engine(folder: Path, steps: int, topk: int, nodes: int, **more: object) -> LLM:
     asked = {"context_length": 256, "max_total_tokens": 1024, "strict_memory": 2} | more
     return LLM(EngineConfig(str(folder), "NEXTN", None, steps, topk, nodes, **asked))
 
@@ -102,7 +102,7 @@ def check_layers(folder: Path, proposals: list[Proposal], tokens: list[int], ste
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("steps", [2, 3])
 def test_a_layer_per_step_is_its_formula(folder, truth, place, steps):
-    llm = launch(folder, steps, 1, steps + 1, **PLACES[place])
+    llm = start_engine(folder, steps, 1, steps + 1, **PLACES[place])
     assert llm.resolved.enable_multi_layer_eagle is llm.readback()["enable_multi_layer_eagle"] is True
     assert llm.loop.executor.drafter.key_span == steps
     copies = 2 if place == "retracted" else 1
@@ -115,7 +115,7 @@ def test_a_layer_per_step_is_its_formula(folder, truth, place, steps):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_the_first_layer_goes_on_by_itself_beyond_the_layers(folder, truth, place):
-    llm = launch(folder, 4, 1, 5, **PLACES[place])
+    llm = start_engine(folder, 4, 1, 5, **PLACES[place])
     assert llm.resolved.enable_multi_layer_eagle is llm.readback()["enable_multi_layer_eagle"] is False
     copies = 2 if place == "retracted" else 1
     prompts, truths = [p for p, _ in truth] * copies, [t for _, t in truth] * copies
@@ -127,7 +127,7 @@ def test_the_first_layer_goes_on_by_itself_beyond_the_layers(folder, truth, plac
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_the_first_layer_drafts_trees(folder, truth, version):
-    llm = launch(folder, 3, 2, 6, spec_version=version, page_size=5)
+    llm = start_engine(folder, 3, 2, 6, spec_version=version, page_size=5)
     prompt, tokens = truth[0]
     (proposals,) = run(llm, [prompt], [tokens], NEW)
     assert llm.loop.counters.counts["tree.compacted"] > 0
@@ -137,7 +137,7 @@ def test_the_first_layer_drafts_trees(folder, truth, version):
 
 
 def test_the_draft_path_resolves_by_itself(folder):
-    llm = launch(folder, 2, 1, 3)
+    llm = start_engine(folder, 2, 1, 3)
     assert llm.resolved.draft_path == str(folder)
     (reason,) = (r for r in llm.resolved.reasons if r.field == "speculative_draft_model_path")
     assert reason.because == "the target's checkpoint contains the draft's layers"
@@ -145,7 +145,7 @@ def test_the_draft_path_resolves_by_itself(folder):
 
 def test_a_target_without_prediction_layers_says_so(zoo):
     with pytest.raises(ConfigError) as caught:
-        launch(zoo("llama-mini"), 2, 1, 3)
+        start_engine(zoo("llama-mini"), 2, 1, 3)
     assert str(caught.value) == (
         "speculative_algorithm NEXTN drafts with prediction layers from the target's checkpoint, and "
         f"{zoo('llama-mini')} (LlamaForCausalLM) has none; set speculative_draft_model_path"
@@ -169,14 +169,14 @@ def test_layers_of_another_checkpoint_may_be_named(folder, truth, tmp_path):
 def test_rounds_depend_on_no_timing_page_or_chunk(folder, truth, shape):
     prompts, truths = [p for p, _ in truth], [t for _, t in truth]
     places = [place for name, place in PLACES.items() if name != "retracted"]
-    first, *others = [run(launch(folder, *shape, **place), prompts, truths, NEW) for place in places]
+    first, *others = [run(start_engine(folder, *shape, **place), prompts, truths, NEW) for place in places]
     assert all(other == first for other in others)
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_long_cached_prompt_beside_a_long_new_one(folder, steps):
     """The new one's tokens pad the cached one's last token, far past the positions that the models know."""
-    llm = launch(folder, steps, 1, steps + 1, context_length=512)
+    llm = start_engine(folder, steps, 1, steps + 1, context_length=512)
     once, fresh = [[(7 * place + salt) % 700 for place in range(440)] for salt in (0, 3)]
     params = SamplingParams(max_new_tokens=3, ignore_eos=True)
     (before,) = llm.generate([once], params)

@@ -21,7 +21,7 @@ GREEDY = SamplingParams(max_new_tokens=40)
 HOT = SamplingParams(max_new_tokens=40, temperature=0.9, seed=3, ignore_eos=True)
 
 
-def launch(zoo, **more: object) -> LLM:
+def start_engine(zoo, **more: object) -> LLM:
     return LLM(EngineConfig("llama-mini", "NGRAM", strict_memory=2, kv_stamps=True, **more), zoo)
 
 
@@ -53,7 +53,7 @@ def plain():
     ids=["default", "chain", "prob", "shallow", "tiny-index", "tight"],
 )
 def test_tokens_are_those_of_plain_decoding(zoo, plain, params, asked):
-    llm = launch(zoo, **asked)
+    llm = start_engine(zoo, **asked)
     for _ in range(2):
         assert [o.output_ids for o in llm.generate(PROMPTS, params)] == plain[params]
     assert llm.counters["stamp.wrong"] == 0 and llm.counters["stamp.checked"] > 0
@@ -73,7 +73,7 @@ def test_every_target_keeps_its_tokens(zoo, target, topk):
 
 
 def test_a_text_that_was_said_before_is_accepted_nearly_whole(zoo):
-    llm = launch(zoo)
+    llm = start_engine(zoo)
     first, again = (llm.generate(PROMPTS[:1], GREEDY)[0] for _ in range(2))
     assert len(again.accept_lengths) < len(first.accept_lengths) / 2
     assert max(again.accept_lengths) == 12
@@ -86,7 +86,7 @@ def test_a_corpus_drafts_from_the_first_round(zoo, tmp_path, plain):
     path.write_text("\n".join(json.dumps(list(o.output_ids)) for o in text), encoding="utf-8")
 
     def rounds(**more: object) -> tuple[int, list[tuple[int, ...]]]:
-        out = launch(zoo, **more).generate(PROMPTS[:2], GREEDY)
+        out = start_engine(zoo, **more).generate(PROMPTS[:2], GREEDY)
         return sum(len(o.accept_lengths) for o in out), [o.output_ids for o in out]
 
     alone, tokens = rounds()
@@ -98,7 +98,7 @@ def test_a_corpus_drafts_from_the_first_round(zoo, tmp_path, plain):
 def test_the_corpus_never_fills_more_than_its_budget(zoo, tmp_path):
     path = tmp_path / "numbers.jsonl"
     path.write_text(json.dumps([5, 6, 7, 8, 9, 10, 11, 12] * 2), encoding="utf-8")
-    llm = launch(zoo, speculative_ngram_external_corpus_path=str(path), speculative_ngram_external_sam_budget=3)
+    llm = start_engine(zoo, speculative_ngram_external_corpus_path=str(path), speculative_ngram_external_sam_budget=3)
     drafter = llm.loop.executor.drafter
     llm.add([5, 6, 7], SamplingParams(max_new_tokens=3, ignore_eos=True))
     trees = []
@@ -119,13 +119,13 @@ def drafter_known(tokens):
 
 
 def test_readers_are_kept_for_as_many_texts_as_there_are_rows(zoo):
-    llm = launch(zoo, max_running_requests=2)
+    llm = start_engine(zoo, max_running_requests=2)
     for prompt in PROMPTS:
         llm.generate([prompt], SamplingParams(max_new_tokens=4))
     assert len(llm.loop.executor.drafter.readers) == 2
 
 
 def test_readback_shows_what_the_index_runs_with(zoo):
-    llm = launch(zoo, speculative_ngram_capacity=1234, speculative_ngram_max_bfs_breadth=4)
+    llm = start_engine(zoo, speculative_ngram_capacity=1234, speculative_ngram_max_bfs_breadth=4)
     assert llm.readback()["ngram"] == llm.resolved.as_dict()["ngram"]
     assert llm.readback()["ngram"]["capacity"] == 1234 and llm.readback()["topk"] == 4

@@ -33,9 +33,27 @@ ENGINES = {
 }
 
 
+def rules(draw: Random, longest: int) -> dict[str, object]:
+    """What two requests in five ask of the logits. Small ids, and those of a text's commonest tokens, do occur."""
+    if draw.random() < 0.6:
+        return {}
+    common = [draw.randrange(300) for _ in range(12)]
+    choices: dict[str, object] = {
+        "min_new_tokens": draw.randrange(longest + 1),
+        "min_p": draw.choice((0.02, 0.3, 1.0)),
+        "presence_penalty": draw.choice((-1.0, 0.5, 2.0)),
+        "frequency_penalty": draw.choice((-0.5, 0.3, 1.5)),
+        "repetition_penalty": draw.choice((0.8, 1.2, 1.9)),
+        "logit_bias": {token: draw.choice((-100, -3.5, 4.0)) for token in common},
+        "bad_words_ids": [common[:1], common[1:3], common[3:6], [common[7], common[7]]],
+        "allowed_token_ids": draw.sample(range(768), 500),
+    }
+    return {name: choices[name] for name in draw.sample(list(choices), draw.choice((1, 1, 2, 4)))}
+
+
 def requests(seed: int) -> Iterator[tuple[str, SamplingParams]]:
     """Prompts and parameters as users send them, the rare ones included."""
-    draw = Random(seed)
+    draw, rule = Random(seed), Random(-1 - seed)
     texts = [question for question, _ in questions()]
     while True:
         text = draw.choice(texts)
@@ -46,10 +64,11 @@ def requests(seed: int) -> Iterator[tuple[str, SamplingParams]]:
             (whole, whole, whole, text[begin : begin + length], text[:length] * 3, "é漢🙂 " * draw.randrange(1, 9))
         )
         stops = ("\n", ".", " the", "Answer", "1", "\n\n", "zzz", prompt[:3])
+        longest = draw.choice((1, 2, 5, 13, 24, 40))
         yield (
             prompt,
             SamplingParams(
-                max_new_tokens=draw.choice((1, 2, 5, 13, 24, 40)),
+                max_new_tokens=longest,
                 temperature=draw.choice((0.0, 0.0, 0.0, 0.3, 0.8, 1.0, 1.7, 2.0**-100, 2.0**100)),
                 top_k=draw.choice((-1, -1, 1, 2, 20, 2**62)),
                 top_p=draw.choice((1.0, 1.0, 0.9, 0.5, 1e-6)),
@@ -59,6 +78,7 @@ def requests(seed: int) -> Iterator[tuple[str, SamplingParams]]:
                 ignore_eos=draw.random() < 0.5,
                 return_logprob=draw.random() < 0.2,
                 top_logprobs_num=draw.choice((0, 0, 0, 1, 5)),
+                **rules(rule, longest),
             ),
         )
 
@@ -79,7 +99,7 @@ def answers(llm: LLM, chosen: list[tuple[str, SamplingParams]], pick: Random) ->
     return outs
 
 
-def told(out: Output) -> tuple[object, ...]:
+def compared(out: Output) -> tuple[object, ...]:
     # Not the ids of the top log-probabilities: a high temperature makes many equal.
     best = [[value for _, value in top] for top in out.top_logprobs]
     return out.text, out.output_ids, out.finish, out.prompt_tokens, out.logprobs, best
@@ -100,12 +120,12 @@ def test_a_request_answers_as_without_a_drafter(name: str, share: int, zoo: Call
     sizes["max_total_tokens"] = pick.choice((700, 4096))
     path = None if draft is None else str(zoo(draft))
     plain = LLM(EngineConfig(str(zoo(target)), **sizes, disable_radix_cache=True))
-    expected = [told(plain.generate([prompt], params)[0]) for prompt, params in chosen]
+    expected = [compared(plain.generate([prompt], params)[0]) for prompt, params in chosen]
     for version in VERSIONS:
         page = pick.choice((1, 4, 16))
         config = EngineConfig(str(zoo(target)), algorithm, path, spec_version=version, page_size=page, **depth, **sizes)
         outs = answers(LLM(config), chosen, pick)
-        found = [told(out) for out in outs]
+        found = [compared(out) for out in outs]
         differing = [index for index, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]]
         assert not differing, (version, chosen[differing[0]], found[differing[0]], expected[differing[0]])
         # Otherwise the answers prove nothing about drafts.

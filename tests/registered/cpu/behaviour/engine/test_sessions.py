@@ -38,7 +38,7 @@ NONE, CHAIN, TREE = ("NONE", 0, 0, 0), ("EAGLE3", 3, 1, 4), ("EAGLE3", 3, 3, 8)
 STANDALONE = ("STANDALONE", 5, 1, 6)
 
 
-def launch(shape=NONE, *, target="llama-mini", clock=None, **more: object) -> LLM:
+def start_engine(shape=NONE, *, target="llama-mini", clock=None, **more: object) -> LLM:
     algorithm, steps, topk, nodes = shape
     drafts: dict[str, object] = {"speculative_algorithm": algorithm}
     if algorithm != "NONE":
@@ -62,7 +62,7 @@ def launch(shape=NONE, *, target="llama-mini", clock=None, **more: object) -> LL
 @cache
 def resent(ends) -> tuple[tuple[tuple[int, ...], str, Finish], ...]:
     """What each turn says when the whole history is sent again, without a drafter, session or cache."""
-    llm = launch(disable_radix_cache=True, spec_version="v1", page_size=1)
+    llm = start_engine(disable_radix_cache=True, spec_version="v1", page_size=1)
     history: list[int] = []
     said = []
     for text, params in zip(TURNS, ends, strict=True):
@@ -88,7 +88,7 @@ def test_stale_kv_of_an_earlier_turn_carries_another_stamp(monkeypatch):
         return slots_at(self, at).masked_fill((at == self.start[:, None]) & (at > 0) & (self.lengths is not None), 0)
 
     for planted in (False, True):
-        llm = launch(CHAIN, spec_version="v1", disable_radix_cache=True)
+        llm = start_engine(CHAIN, spec_version="v1", disable_radix_cache=True)
         name = llm.open_session(1000, streaming=True)
         talk(llm, name, TURNS[0], ENDS[0])
         if planted:
@@ -106,7 +106,7 @@ def alive() -> Counter[str]:
 
 def test_at_rest_nothing_of_what_was_served_is_alive_but_the_tokens_of_open_sessions():
     before = alive()  # of other tests
-    llm = launch(CHAIN, spec_version="v2", max_total_tokens=256, strict_memory=0, kv_stamps=False)
+    llm = start_engine(CHAIN, spec_version="v2", max_total_tokens=256, strict_memory=0, kv_stamps=False)
     short = SamplingParams(max_new_tokens=2, ignore_eos=True)
     line, tree = llm.open_session(10_000, streaming=True), llm.open_session(10_000)
     counts = []
@@ -140,7 +140,7 @@ def talk(llm: LLM, name: str, text: str, params: SamplingParams):
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("shape", [NONE, CHAIN, TREE], ids=lambda s: "-".join(map(str, s)))
 def test_a_turn_says_what_the_whole_history_would_and_inherits_exactly_what_was_computed(shape, version, page_size):
-    llm = launch(shape, spec_version=version, page_size=page_size, chunked_prefill_size=16)
+    llm = start_engine(shape, spec_version=version, page_size=page_size, chunked_prefill_size=16)
     for ends in (ENDS, SHORT):
         name = llm.open_session(1000, streaming=True)
         shown = 0
@@ -187,7 +187,7 @@ def sizes(steps: int, topk: int, nodes: int) -> dict[str, object]:
 def test_every_other_drafter_and_target_say_and_accept_the_same(target, algorithm, draft, version, page_size, shape):
     """Full and sliding layers, latent attention, blocks and chained layers: rounds as with the history sent again."""
     path = {} if draft is None else {"speculative_draft_model_path": draft}
-    llm = launch(
+    llm = start_engine(
         target=target,
         speculative_algorithm=algorithm,
         spec_version=version,
@@ -221,7 +221,7 @@ def test_every_other_drafter_and_target_say_and_accept_the_same(target, algorith
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_an_inherited_history_drafts_as_well_as_one_sent_again(shape, version):
     """Draft KV is inherited too, and the slot at the seam paired with the new turn's first token."""
-    llm = launch(shape, spec_version=version, page_size=4, disable_radix_cache=True)
+    llm = start_engine(shape, spec_version=version, page_size=4, disable_radix_cache=True)
     name = llm.open_session(1000, streaming=True)
     history: list[int] = []
     for text, params in zip(TURNS, ENDS, strict=True):
@@ -235,7 +235,7 @@ def test_an_inherited_history_drafts_as_well_as_one_sent_again(shape, version):
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_aborted_turns_leave_the_session_as_it_was(version):
-    llm = launch(CHAIN, spec_version=version, page_size=4)
+    llm = start_engine(CHAIN, spec_version=version, page_size=4)
     name = llm.open_session(1000, "s", streaming=True)
     shown = 0
     for turn, (text, params) in enumerate(zip(TURNS, ENDS, strict=True)):
@@ -262,13 +262,13 @@ def test_aborted_turns_leave_the_session_as_it_was(version):
 def test_a_turn_may_end_at_the_last_position_of_the_context(shape, version):
     """Drafts reach past it; a token more is refused, and the session goes on."""
     long = SamplingParams(max_new_tokens=40, ignore_eos=True)
-    plain = launch(disable_radix_cache=True, spec_version="v1")
+    plain = start_engine(disable_radix_cache=True, spec_version="v1")
     history = plain.tokenizer.encode(TURNS[0])
     history += plain.generate([history], ENDS[0])[0].output_ids
     history += plain.tokenizer.encode(TURNS[1])[1:]
     (again,) = plain.generate([history], long)
     context = len(history) + 40
-    llm = launch(shape, spec_version=version, page_size=16, context_length=context)
+    llm = start_engine(shape, spec_version=version, page_size=16, context_length=context)
     name = llm.open_session(1000, "s", streaming=True)
     talk(llm, name, TURNS[0], ENDS[0])
     with pytest.raises(
@@ -285,7 +285,7 @@ def test_a_turn_may_end_at_the_last_position_of_the_context(shape, version):
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_more_sessions_than_memory_beside_plain_requests(page_size):
-    llm = launch(CHAIN, page_size=page_size, max_total_tokens=512, context_length=256, disable_radix_cache=True)
+    llm = start_engine(CHAIN, page_size=page_size, max_total_tokens=512, context_length=256, disable_radix_cache=True)
     names = [llm.open_session(1000, streaming=True) for _ in range(4)]
     for turn, (text, params) in enumerate(zip(TURNS, ENDS, strict=True)):
         sessions = [*map(SessionParams, names), None]
@@ -299,7 +299,7 @@ def test_more_sessions_than_memory_beside_plain_requests(page_size):
 
 
 def test_a_retracted_turn_says_the_same():
-    llm = launch(CHAIN, page_size=4, max_total_tokens=256, context_length=240, disable_radix_cache=True)
+    llm = start_engine(CHAIN, page_size=4, max_total_tokens=256, context_length=240, disable_radix_cache=True)
     names = [llm.open_session(1000, streaming=True) for _ in range(3)]
     long = SamplingParams(max_new_tokens=60, ignore_eos=True)
     first = llm.generate([TURNS[0]] * 3, ENDS[0], [*map(SessionParams, names)])
@@ -312,7 +312,7 @@ def test_a_retracted_turn_says_the_same():
 
 
 def test_close_with_a_turn_in_flight_and_refusals_disturb_nobody():
-    llm = launch(CHAIN)
+    llm = start_engine(CHAIN)
     name = llm.open_session(400, "s", streaming=True)
     talk(llm, name, TURNS[0], ENDS[0])
     for bad, sentence in (
@@ -342,7 +342,7 @@ def test_close_with_a_turn_in_flight_and_refusals_disturb_nobody():
 
 def test_an_idle_session_times_out_by_the_clock_it_was_given():
     now = [0.0]
-    llm = launch(clock=lambda: now[0])
+    llm = start_engine(clock=lambda: now[0])
     llm.open_session(1000, "s", streaming=True, timeout=5)
     now[0] = 4.0
     rid = llm.add(TURNS[0], ENDS[0], SessionParams("s"))
@@ -361,7 +361,7 @@ def test_an_idle_session_times_out_by_the_clock_it_was_given():
 
 
 def test_streaming_sessions_are_off_unless_asked_for():
-    llm = launch(enable_streaming_session=False)
+    llm = start_engine(enable_streaming_session=False)
     with pytest.raises(
         RequestError, match=r"^streaming sessions are disabled; start the engine with --enable-streaming"
     ):
@@ -370,7 +370,7 @@ def test_streaming_sessions_are_off_unless_asked_for():
 
 
 def test_text_streams_within_a_session():
-    llm = launch(CHAIN)
+    llm = start_engine(CHAIN)
     name = llm.open_session(1000, streaming=True)
     for turn, (text, params) in enumerate(zip(TURNS, ENDS, strict=True)):
         assert "".join(llm.stream(text, params, SessionParams(name))) == resent(ENDS)[turn][1]
@@ -379,7 +379,7 @@ def test_text_streams_within_a_session():
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_an_ordinary_session_branches_and_its_prefix_comes_from_the_cache(version):
-    llm = launch(CHAIN, spec_version=version, page_size=4, enable_streaming_session=False)
+    llm = start_engine(CHAIN, spec_version=version, page_size=4, enable_streaming_session=False)
     name = llm.open_session(1000)
     root = llm.add(TURNS[0], ENDS[0], SessionParams(name))
     while llm.step():

@@ -10,7 +10,7 @@ import pytest
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
 from specmatrix.errors import EngineError, RequestError
-from tests.support.failing_steps import PARAMS, PROMPTS, VERSIONS, at_rest, launch
+from tests.support.failing_steps import PARAMS, PROMPTS, VERSIONS, at_rest, start_engine
 
 pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 
@@ -34,7 +34,7 @@ def inside_another_thread(monkeypatch, llm: LLM):
 
 
 def test_a_second_thread_is_refused_and_may_abort(monkeypatch, whole):
-    llm = launch()
+    llm = start_engine()
     waiting = llm.add(PROMPTS[1], PARAMS)
     stream = llm.stream(PROMPTS[2], PARAMS)
     said = next(stream)
@@ -64,7 +64,7 @@ def test_a_second_thread_is_refused_and_may_abort(monkeypatch, whole):
 
 
 def test_many_threads_leave_a_whole_engine(whole):
-    llm = launch()
+    llm = start_engine()
     done: list[str] = []
     refused = []
 
@@ -88,7 +88,7 @@ def test_many_threads_leave_a_whole_engine(whole):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_streams_steps_and_generate_interleave(whole, version):
-    llm = launch(version)
+    llm = start_engine(version)
     streams = [llm.stream(prompt, PARAMS) for prompt in PROMPTS[:2]]
     texts = [next(stream) for stream in streams]
     other = llm.add(PROMPTS[2], PARAMS)
@@ -102,7 +102,7 @@ def test_streams_steps_and_generate_interleave(whole, version):
 
 
 def test_generate_ends_with_its_own_requests(whole):
-    llm = launch()
+    llm = start_engine()
     long = llm.add(PROMPTS[1], SamplingParams(max_new_tokens=120, ignore_eos=True))
     assert llm.generate([PROMPTS[0]], PARAMS)[0].text == whole[0]
     assert len(llm.request(long).output) < 120
@@ -113,7 +113,7 @@ def test_generate_ends_with_its_own_requests(whole):
 
 
 def test_what_a_stream_owns_cannot_be_taken(whole):
-    llm = launch()
+    llm = start_engine()
     stream = llm.stream(PROMPTS[0], PARAMS)
     text = next(stream)
     (rid,) = llm.loop.scheduler.requests
@@ -131,7 +131,7 @@ def test_what_a_stream_owns_cannot_be_taken(whole):
 
 
 def test_a_stream_that_another_thread_drops_leaves_its_request_to_the_thread_inside(monkeypatch):
-    llm = launch()
+    llm = start_engine()
     stream = llm.stream(PROMPTS[2], PARAMS)
     next(stream)
     thread, leave, _ = inside_another_thread(monkeypatch, llm)

@@ -85,7 +85,7 @@ WANTED = st.builds(
 )
 
 
-def launch(algorithm: str, **fields: object) -> LLM:
+def start_engine(algorithm: str, **fields: object) -> LLM:
     draft = DRAFTS.get(algorithm)
     return LLM(
         EngineConfig(
@@ -177,7 +177,7 @@ class EngineTrace(RuleBasedStateMachine):
     def start(self, version, page_size, memory, rows, chunk, uncached):
         algorithm, shape = self.subject
         self.target = TARGETS.get(algorithm, "llama-mini")
-        self.llm = launch(
+        self.llm = start_engine(
             algorithm,
             spec_version=version,
             page_size=page_size,

@@ -138,10 +138,10 @@ ODD = Traits(
 )
 
 
-@pytest.mark.parametrize("launch", STARTS.values(), ids=STARTS)
-def test_an_odd_registered_algorithm_runs_with_its_own_hooks(zoo, plain, registered, launch):
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_an_odd_registered_algorithm_runs_with_its_own_hooks(zoo, plain, registered, start):
     traits = registered(ODD, Odd, check=few_steps, relay=CountingRelay)
-    llm = LLM(EngineConfig("llama-mini", "odd", speculative_num_steps=3, strict_memory=2, **launch), zoo)
+    llm = LLM(EngineConfig("llama-mini", "odd", speculative_num_steps=3, strict_memory=2, **start), zoo)
     assert run(llm) == run(llm) == plain("llama-mini")
     assert llm.readback()["algorithm"] == traits.name == "ODD"
     relay = llm.loop.executor.relay
@@ -208,13 +208,13 @@ BATCH = [
 def test_a_lie_about_the_batch_puts_the_drafter_in_quarantine(zoo, plain, registered, liar, lie):
     """At lag 1: a round of the old width may still be in flight."""
     llm = pretending(zoo, registered, liar, spec_version="v2")
-    told = f"the drafter of PRETENDER {lie}; it is not called again, and rounds continue without drafts"
+    message = f"the drafter of PRETENDER {lie}; it is not called again, and rounds continue without drafts"
     with pytest.warns(RuntimeWarning) as caught:
         outputs = llm.generate(PROMPTS, PARAMS)
-    assert [str(warning.message) for warning in caught] == [told]
+    assert [str(warning.message) for warning in caught] == [message]
     assert [output.output_ids for output in outputs] == plain("llama-mini")
-    assert llm.drafter_error == llm.readback()["drafter_error"] == told
-    assert all(output.meta_info["drafter_error"] == told for output in outputs)
+    assert llm.drafter_error == llm.readback()["drafter_error"] == message
+    assert all(output.meta_info["drafter_error"] == message for output in outputs)
     drafted = llm.counters["spec.drafted"]
     assert run(llm) == plain("llama-mini") and llm.counters["spec.drafted"] == drafted
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
 
 EXAMPLE = HOME / "examples" / "copy_the_prompt.py"
 DRAFTS = "return chain(torch.cat((batch.root, drafts), 1))"
-# What is changed in the example, and what is then told of each engine start.
+# What is changed in the example, and what is then reported for each engine start.
 BROKEN = {
     "token": (
         DRAFTS,
@@ -63,18 +63,18 @@ def test_the_example_keeps_the_contract():
     assert all(each["tokens_per_round"] > 1.1 and each["violations"] == () for each in found)
 
 
-@pytest.mark.parametrize(("old", "new", "told"), BROKEN.values(), ids=BROKEN)
-def test_a_violation_is_told(tmp_path, old, new, told):
+@pytest.mark.parametrize(("old", "new", "violation"), BROKEN.values(), ids=BROKEN)
+def test_a_violation_is_reported(tmp_path, old, new, violation):
     found = next(results(changed(tmp_path, old, new), {"speculative_num_steps": "3"}))
     assert (found["algorithm"], found["start"]) == ("COPY", "as requested, v2")
-    assert any(told in violation for violation in found["violations"]), found
+    assert any(violation in each for each in found["violations"]), found
 
 
-def test_a_violation_is_told_of_every_start(tmp_path):
-    old, new, told = BROKEN["traits"]
+def test_a_violation_is_reported_for_every_start(tmp_path):
+    old, new, violation = BROKEN["traits"]
     found = [*results(changed(tmp_path, old, new), {})]
     assert [each["start"] for each in found] == [f"chain, {start}" for start in STARTS]
-    assert all(told in each["violations"] for each in found)
+    assert all(violation in each["violations"] for each in found)
 
 
 def test_a_word_that_is_neither_a_file_nor_an_algorithm_is_refused():

@@ -182,9 +182,9 @@ def test_nothing_is_left_of_a_command_that_is_interrupted_or_killed(tmp_path, fi
         assert reader.readline() == "up\n"
         process.send_signal(number)
         assert reader.read() == "", "the end of the text is the end of every process"
-    _, told = process.communicate()
+    _, stderr = process.communicate()
     assert process.returncode == status
-    assert told == ("interrupted\n" if status == 130 else "")
+    assert stderr == ("interrupted\n" if status == 130 else "")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def child(file: Path, code: str) -> ChildProcess:
         ("file.write('{\"start\": ')", "the process ended with exit status 0 before the last result"),
     ],
 )
-def test_how_a_process_without_a_verdict_ended_is_told(tmp_path, code, reason):
+def test_how_a_process_without_a_verdict_ended_is_reported(tmp_path, code, reason):
     process = child(tmp_path / "file", code)
     with pytest.raises(NoVerdictError) as caught:
         [*results(process, tmp_path / "file", 0.5 if "while" in code else 60)]

@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.command import list_faults, main_faults, select
@@ -39,8 +42,8 @@ def test_the_list_says_what_each_fault_does(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(": ")[0] for line in lines] == [fault.id for fault in select([])]
     assert list_faults(["v2-downgraded"], "cpu", json_=True) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert told["class"] == "silent fallback / ignored parameter" and told["why"] in "\n".join(lines)
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert listed["class"] == "silent fallback / ignored parameter" and listed["why"] in "\n".join(lines)
     with pytest.raises(ConfigError, match="tier 'cpu9' is unknown"):
         list_faults([], "cpu9", json_=False)
 
@@ -88,12 +91,29 @@ def test_json_on_a_real_fault(capsys):
     }
 
 
-def test_the_table_names_the_only_killer(capsys):
-    assert main_faults("smoke", only=["v2-downgraded"], verbose=True) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "1 of 1 faults killed" in text
+@pytest.fixture(scope="module")
+def planted() -> str:
+    """What the command prints for two faults."""
+    with redirect_stdout(StringIO()) as out:
+        assert main_faults("smoke", only=["v2-downgraded", "bonus-stride"], verbose=True) == 0
+    return out.getvalue()
+
+
+def test_the_table_names_the_only_killer(planted):
+    text = " ".join(planted.split())
+    assert "2 of 2 faults killed" in text
     assert "effective: only killer of v2-downgraded" in text
     assert "lag was resolved to 1, but the engine runs 0" in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/reading-a-report.md"])
+def test_the_pages_quote_the_messages_of_a_planted_fault(planted, page):
+    def masked(text: str) -> str:
+        return re.sub(r"\d[\d.]*", "#", text)
+
+    messages = re.findall(r"^bonus-stride: \w+: \S+: (.*)$", planted, re.MULTILINE)
+    text = masked((HOME / page).read_text(encoding="utf-8"))
+    assert len(messages) == 2 and all(masked(message) in text for message in messages)
 
 
 @pytest.mark.nightly

@@ -89,7 +89,7 @@ def test_a_draft_accepts_more_than_its_control(tmp_path):
     assert measure("llama-mini", "dflash", "llama-mini-dflash", OWN, PROMPTS, 24).draft_tokens == 6
 
 
-def test_the_way_that_ngrams_are_looked_up_is_told():
+def test_the_ngram_match_type_is_recorded():
     row = measure("llama-mini", "ngram", None, RequestedShape(nodes=8, ngram=(("match_type", "PROB"),)), PROMPTS, 24)
     assert row.as_dict()["ngram"] == {"match_type": "PROB"}
     assert "| llama-mini | ngram | - | 7 / 10 / 8, match_type PROB |" in lines([row], "two.jsonl", 24)[-1]

@@ -88,7 +88,7 @@ def test_a_silent_downgrade_is_seen_by_the_effective_gate_alone():
     assert verdict.gates["effective"] == ("FAIL", "lag was resolved to 1, but the engine runs 0")
 
 
-def test_a_crash_is_told_apart_from_a_verdict():
+def test_a_crash_is_not_a_verdict():
     crash = Fault(
         "crash", "c", "o", "Scheduler.plan", "    def plan(self) -> StepPlan | None:\n",
         "    def scheme(self) -> StepPlan | None:\n", ("ledger",), (PAIR.id,), "w",

@@ -37,11 +37,11 @@ def collected(*words: str) -> list[str]:
     return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::cells::" in line]
 
 
-def test_collects_the_stage_launch_by_launch():
+def test_collects_the_stage_start_by_start():
     ids = collected("--stage", "smoke")
     assert len(ids) == len(set(ids)) >= 7
-    launches = [Cell.from_id(text).start_key for text in ids]
-    assert len([a for a, b in pairwise(launches) if a != b]) == len(set(launches)) - 1
+    starts = [Cell.from_id(text).start_key for text in ids]
+    assert len([a for a, b in pairwise(starts) if a != b]) == len(set(starts)) - 1
 
 
 def test_selector_and_limit():

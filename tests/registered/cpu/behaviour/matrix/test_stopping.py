@@ -18,12 +18,12 @@ def test_a_signal_stops_and_its_handler_comes_back(number: int, status: int):
     with pytest.raises(Stopped) as caught, stoppable():
         os.kill(os.getpid(), number)
     assert (str(caught.value), caught.value.status) == (SENTENCE, status)
-    told = caught.value.saying("two of three are done")
-    assert (str(told), told.status) == ("two of three are done", status)
+    stop = caught.value.saying("two of three are done")
+    assert (str(stop), stop.status) == ("two of three are done", status)
     assert signal.getsignal(number) is before
 
 
-def test_a_signal_that_the_process_was_told_to_ignore_stays_ignored():
+def test_a_signal_that_the_process_ignores_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with stoppable():

@@ -173,9 +173,9 @@ def test_the_command_prints_what_it_met_or_the_smallest_failure(monkeypatch, cap
     assert main(["simulate", "--schedules", "40", "--seed", "3"]) == 0
     assert re.match(r"40 schedules in .* s, .* a minute; no ledger or token error\n", capsys.readouterr().out)
     assert main(["simulate", "--replay", "5"]) == 0
-    told = capsys.readouterr()
-    assert told.out.startswith("1 schedule in ") and not re.search(r"in (?!0|1 )\d+ schedule", told.out)
-    assert told.err == ""
+    shown = capsys.readouterr()
+    assert shown.out.startswith("1 schedule in ") and not re.search(r"in (?!0|1 )\d+ schedule", shown.out)
+    assert shown.err == ""
     assert main(["simulate", "--replay", "5", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert (record["schedules"], record["failure"]) == (1, None)

@@ -32,7 +32,7 @@ def test_an_incomplete_lock_file_is_red(monkeypatch):
     assert (metric.state, metric.note) == ("red", "pairs 3/4")
 
 
-def test_resolution_is_timed_only_if_some_launches_ran_and_some_were_refused(monkeypatch):
+def test_resolution_is_timed_only_if_some_starts_ran_and_some_were_refused(monkeypatch):
     monkeypatch.setattr(harness, "RESOLVE", harness.RESOLVE.replace(str(harness.CELLS), "300"))
     metric = harness.resolution()
     assert metric.ratio is not None and 0 < metric.ratio < 1 and metric.pairs == harness.SLOW_RUNS

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 CELLS = 3000
 
 
-def test_cells_are_spread_over_the_launches_of_the_nightly_stage():
+def test_cells_are_spread_over_the_starts_of_the_nightly_stage():
     rows = starts(CELLS)
     cells = [cell for row in rows for cell in row]
     assert len(cells) == len(set(cells)) == CELLS

@@ -1,4 +1,4 @@
-"""Taking turns: order, count, and ratios pair by pair."""
+"""Interleaved timing: order, count, and the ratio of each pair."""
 
 import pytest
 
@@ -7,10 +7,10 @@ from specmatrix.benchmarks.pairs import Pairs, interleave, own_time
 pytestmark = pytest.mark.register(est_seconds=0.2, stage="pr")
 
 
-def test_both_sides_take_turns_and_alternate_who_is_first():
-    turns = []
-    pairs = interleave(lambda: turns.append("a"), lambda: turns.append("b"), pairs=4)
-    assert "".join(turns) == "ab" + "ab" + "ba" + "ab" + "ba"
+def test_two_sides_are_interleaved_and_alternate_in_front():
+    calls = []
+    pairs = interleave(lambda: calls.append("a"), lambda: calls.append("b"), pairs=4)
+    assert "".join(calls) == "ab" + "ab" + "ba" + "ab" + "ba"
     assert len(pairs.ours) == len(pairs.theirs) == 4
 
 

@@ -31,7 +31,7 @@ def test_the_benchmark_runs_over_gloo_from_its_command_line(tmp_path):
     found = [(row["kind"], row["batch"], row["ranks"]) for row in record["rows"]]
     assert found == [(kind, batch, ranks) for kind in ("decode", "eagle3") for batch in (1, 3) for ranks in (1, 2)]
     for row in record["rows"]:
-        assert 0 < row["min_ms"] <= row["ms"] <= row["max_ms"] and row["turns"] == 2
+        assert 0 < row["min_ms"] <= row["ms"] <= row["max_ms"] and row["repetitions"] == 2
         assert row["ranks"] > 1 or row["ratio"] == row["efficiency"] == 1
 
 

@@ -13,9 +13,9 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 def test_the_rate_is_of_every_sweep():
     metric = schedules_per_minute(20)
     assert (metric.name, metric.goal, metric.better, metric.pairs) == (NAME, GOAL, "higher", len(SEEDS))
-    told = re.fullmatch(r"5 seeds of 20 schedules, (.*) s of one core", metric.note)
+    note = re.fullmatch(r"5 seeds of 20 schedules, (.*) s of one core", metric.note)
     # The rate of all sweeps together lies between the slowest and the fastest; the note rounds its seconds.
-    seconds = float(told[1])
+    seconds = float(note[1])
     assert metric.low <= metric.ratio <= metric.high
     assert metric.low <= 60 * 100 / (seconds - 0.005) and 60 * 100 / (seconds + 0.005) <= metric.high
 

@@ -1,4 +1,4 @@
-"""What speculation gains: every turn of a drafter starts without the answers of the turn before."""
+"""What speculation gains: every repetition starts without the answers of the previous one."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from specmatrix.benchmarks.speculation import pays
 pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
 
 
-def test_an_index_of_n_grams_forgets_the_answers_between_turns():
+def test_an_index_of_n_grams_forgets_the_answers_between_repetitions():
     llm = speculation.speculative("ngram")
     asked = list(speculation.islice(speculation.questions(), 1))
     sizes = []

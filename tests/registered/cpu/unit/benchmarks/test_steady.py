@@ -37,7 +37,7 @@ def test_every_round_of_a_turn_decodes(bench):
     with steady.freed(bench.engine(2)) as llm:
         decoding = steady.Decoding(llm, bench.prompts(llm.vocab_size, 2))
         before = llm.counters["decode.round"]
-        assert decoding.turn() > 0
+        assert decoding.timed_rounds() > 0
         assert llm.counters["decode.round"] == before + steady.ROUNDS
         assert [len(prompt) for prompt in bench.prompts(768, 2)] == [bench.prompt] * 2
     assert not vars(llm)
@@ -55,7 +55,7 @@ def test_a_steady_turn_times_what_fills_the_pipeline_as_little_as_the_last_wait(
     assert events == ["step", "step", "from", "step", "step", "step", "to", "wait 0"]
 
 
-def test_a_pair_has_the_seconds_of_steady_turns(bench, monkeypatch):
+def test_a_pair_has_the_seconds_of_steady_rounds(bench, monkeypatch):
     monkeypatch.setattr(steady, "PAIRS", 2)
     monkeypatch.setattr(steady.Decoding, "steady", lambda self, rounds: float(rounds))
     assert bench.pair({}, {}, rounds=5) == Pairs((5.0, 5.0), (5.0, 5.0))

@@ -14,8 +14,8 @@ CHILD = """
 import sys
 from specmatrix.engine.exit_with_parent import exit_with_parent
 exit_with_parent()
-with open(sys.argv[1], "w") as told:
-    print("up", file=told, flush=True)
+with open(sys.argv[1], "w") as fifo:
+    print("up", file=fifo, flush=True)
     while True:
         pass
 """
@@ -26,10 +26,10 @@ subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], stdin=subprocess.PIPE).w
 
 
 def test_a_killed_starter_ends_a_process_that_loops_for_ever(tmp_path):
-    told = tmp_path / "told"
-    os.mkfifo(told)
-    starter = subprocess.Popen([sys.executable, "-c", STARTER, CHILD, str(told)])
-    with told.open() as reader:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, CHILD, str(fifo)])
+    with fifo.open() as reader:
         assert reader.readline() == "up\n"
         starter.kill()
         assert reader.read() == "", "the end of the text is the end of the process"

@@ -46,7 +46,7 @@ MIDDLE = {row[0].name: row for row in PARTED[::-1] if row[1].arguments()[0].shap
 
 
 def named(rows, every_time):
-    """The rows as parameters, by operation and case; those that are not for every time are for the night."""
+    """The rows as pytest parameters named by operation and case; those outside `every_time` are marked nightly."""
     chosen = {(kernel.name, case.name) for kernel, case in every_time}
     marks = [() if (k.name, c.name) in chosen else pytest.mark.nightly for k, c in rows]
     return [pytest.param(k, c, id=f"{k}: {c}", marks=mark) for (k, c), mark in zip(rows, marks, strict=True)]

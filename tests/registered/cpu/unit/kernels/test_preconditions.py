@@ -122,7 +122,7 @@ REFUSED = {
         partial(accept_path, IDS, TREE, IDS, 3),
         "accept_path: depth must be between 0 and 2, got 3",
     ),
-    "accept_path twins": (
+    "accept_path equal siblings": (
         partial(accept_path, torch.tensor([[5, 6, 6]]), TREE, IDS, 1, checked=True),
         "accept_path: two children of one node have the same token; siblings must be distinct",
     ),

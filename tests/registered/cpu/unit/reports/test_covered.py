@@ -28,8 +28,8 @@ def test_pairs_and_triples_are_those_of_a_count_by_cell(tmp_path, make_cell, wri
     cells = [make_cell(f"c{i}", axes=row, resolved=got) for i, (row, got) in enumerate(zip(asked, ran, strict=True))]
     effective = [row | {"topk": str(got["topk"])} for row, got in zip(asked, ran, strict=True)]
     found = covered(load(write_report(tmp_path, cells)))
-    assert (found.asked_pairs, found.asked_triples) == (by_hand(asked, 2), by_hand(asked, 3))
-    assert (found.green_pairs, found.green_triples) == (by_hand(effective, 2), by_hand(effective, 3))
+    assert (found.requested_pairs, found.requested_triples) == (by_hand(asked, 2), by_hand(asked, 3))
+    assert (found.passing_pairs, found.passing_triples) == (by_hand(effective, 2), by_hand(effective, 3))
 
 
 def test_only_green_cells_that_ran_prove_a_combination(tmp_path, make_cell, write_report):
@@ -42,7 +42,7 @@ def test_only_green_cells_that_ran_prove_a_combination(tmp_path, make_cell, writ
     ]
     found = covered(load(write_report(tmp_path, cells)))
     # (batch, abort) once; (topk, batch) and (topk, abort) for each asked topk, and for the one that ran green.
-    assert found == Coverage(asked_pairs=9, asked_triples=4, green_pairs=3, green_triples=1)
+    assert found == Coverage(requested_pairs=9, requested_triples=4, passing_pairs=3, passing_triples=1)
     assert found.message == "requested coverage: 9 pairs, 4 triples; covered by passing cells: 3 and 1"
 
 

@@ -5,7 +5,7 @@ from specmatrix.reports.effective import effective, explaining_fields, pair_text
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
-def test_launch_axes_take_the_resolved_value_and_request_axes_their_own():
+def test_start_axes_take_the_resolved_value_and_request_axes_their_own():
     axes = {"algorithm": "eagle3", "steps": "auto", "prefill_chunk": "off", "prefix_cache": "on", "batch": "pair"}
     resolved = {"algorithm": "EAGLE3", "num_steps": 5, "chunked_prefill_size": None, "radix_cache": False}
     ran = {"algorithm": "eagle3", "steps": "5", "prefill_chunk": "off", "prefix_cache": "off", "batch": "pair"}

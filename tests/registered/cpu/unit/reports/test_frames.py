@@ -35,7 +35,7 @@ def test_kills_have_a_row_per_fault_and_gate(faults):
         assert set(kills["class"]) == {fault.klass for fault in CATALOGUE[:2]}
 
 
-def test_runs_are_told_apart_by_their_path(tmp_path, make_cell, write_report):
+def test_runs_differ_by_their_path(tmp_path, make_cell, write_report):
     paths = [write_report(tmp_path / name, [make_cell("a", seconds=float(order))]) for order, name in enumerate("xy")]
     for runs in (specmatrix.load(*paths), specmatrix.load(paths), specmatrix.load(str(paths[0]), paths[1])):
         assert dict(zip(runs.cells()["run"], runs.cells()["seconds"], strict=True)) == {

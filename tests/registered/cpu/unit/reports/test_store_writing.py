@@ -59,7 +59,7 @@ def test_an_exception_leaves_no_report(tmp_path, make_cell, make_header):
         raise KeyboardInterrupt
     with pytest.raises(ReportError, match=r"has only report.jsonl.partial; the run that wrote it did not finish"):
         load(tmp_path)
-    sentence = f"{tmp_path}/report.jsonl.partial is what came of a run that did not finish, and no report"
+    sentence = f"{tmp_path}/report.jsonl.partial was left by an unfinished run; it is not a report"
     with pytest.raises(ReportError, match=f"^{sentence}$"):
         load(tmp_path / "report.jsonl.partial")
 

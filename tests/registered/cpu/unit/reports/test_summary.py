@@ -42,7 +42,7 @@ def test_counts_are_stable_and_complete(tmp_path, make_cell, write_report):
             "state": "NOT JUDGED", "message": "counter coverage is checked in nightly runs only",
             "unhit": [], "broken": [],
         },
-        "coverage": {"asked_pairs": 6, "asked_triples": 4, "green_pairs": 6, "green_triples": 4},
+        "coverage": {"requested_pairs": 6, "requested_triples": 4, "passing_pairs": 6, "passing_triples": 4},
     }  # fmt: skip
 
 

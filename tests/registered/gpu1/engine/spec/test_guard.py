@@ -56,7 +56,7 @@ WRONG = {
 }
 
 
-def launch(algorithm: str = "NONE", **more: object) -> LLM:
+def start_engine(algorithm: str = "NONE", **more: object) -> LLM:
     asked = {"device": "cuda", "dtype": "float32", "enable_deterministic_inference": True, "kv_stamps": True}
     shape = SHAPE if algorithm != "NONE" else {}
     return LLM(EngineConfig("llama-mini", algorithm, **{**asked, **shape, **more}), lambda name: ZOO / name)
@@ -64,7 +64,7 @@ def launch(algorithm: str = "NONE", **more: object) -> LLM:
 
 @cache
 def plain() -> list[tuple[int, ...]]:
-    return [output.output_ids for output in launch().generate(PROMPTS, PARAMS)]
+    return [output.output_ids for output in start_engine().generate(PROMPTS, PARAMS)]
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def pretending():
 
     def start(drafter, **more: object) -> LLM:
         register_algorithm(TRAITS, drafter)
-        return launch("PRETENDER", **more)
+        return start_engine("PRETENDER", **more)
 
     yield start
     forget_algorithm("PRETENDER")
@@ -121,11 +121,11 @@ def test_whoever_lies_of_the_batch_reads_or_raises_is_put_aside(pretending, liar
     llm = pretending(liar, spec_version="v2")
     with pytest.warns(RuntimeWarning) as caught:
         outputs = llm.generate(PROMPTS, PARAMS)
-    (told,) = {str(warning.message) for warning in caught}
-    assert told.startswith(f"the drafter of PRETENDER {lie}")
-    assert told.endswith("; it is not called again, and rounds continue without drafts")
+    (message,) = {str(warning.message) for warning in caught}
+    assert message.startswith(f"the drafter of PRETENDER {lie}")
+    assert message.endswith("; it is not called again, and rounds continue without drafts")
     assert [output.output_ids for output in outputs] == plain()
-    assert llm.drafter_error == llm.readback()["drafter_error"] == told
+    assert llm.drafter_error == llm.readback()["drafter_error"] == message
     at_rest(llm)
 
 
@@ -144,21 +144,21 @@ def test_a_host_read_costs_no_tokens(pretending):
 
 
 @pytest.mark.parametrize(
-    ("writer", "told"),
+    ("writer", "written"),
     [each for each in WRITERS.items() if each[0] is not KeepsNumpy],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_an_inspected_write_is_told(pretending, writer, told):
+def test_an_inspected_write_is_reported(pretending, writer, written):
     llm = pretending(writer, spec_version="v2")
     inspected = inspect_drafter(llm)
     assert inspected is not None
     llm.generate(PROMPTS, PARAMS)
-    hook, *names = told
+    hook, *names = written
     assert inspected.violations == tuple(f"the drafter of PRETENDER wrote into {name} in {hook}" for name in names)
 
 
 @pytest.mark.parametrize(("liar", "name"), SEEN.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_an_inspected_host_read_is_told(pretending, liar, name):
+def test_an_inspected_host_read_is_reported(pretending, liar, name):
     llm = pretending(liar, spec_version="v2")
     inspected = inspect_drafter(llm)
     assert inspected is not None
@@ -169,7 +169,7 @@ def test_an_inspected_host_read_is_told(pretending, liar, name):
 
 
 def test_an_inspected_round_is_replayed_without_a_violation():
-    llm = launch("EAGLE3", speculative_draft_model_path="llama-mini-eagle3", strict_memory=2)
+    llm = start_engine("EAGLE3", speculative_draft_model_path="llama-mini-eagle3", strict_memory=2)
     inspected = inspect_drafter(llm)
     assert inspected is not None
     for _ in range(3):
@@ -178,8 +178,8 @@ def test_an_inspected_round_is_replayed_without_a_violation():
     assert llm.drafter_error is None and inspected.violations == ()
 
 
-def test_a_write_in_a_replayed_round_is_told(monkeypatch):
-    llm = launch("EAGLE3", speculative_draft_model_path="llama-mini-eagle3", strict_memory=2)
+def test_a_write_in_a_replayed_round_is_reported(monkeypatch):
+    llm = start_engine("EAGLE3", speculative_draft_model_path="llama-mini-eagle3", strict_memory=2)
     inspected, drafter = inspect_drafter(llm), llm.loop.executor.drafter
     propose = drafter.propose
     # Adds nothing until a replay finds a 1 there.

@@ -144,11 +144,11 @@ def test_a_round_reads_lengths_and_roots_from_the_relay():
 
 def test_what_the_host_knows_comes_row_by_row_in_rounds_only():
     relay, table = world()
-    told = (
+    rows = (
         PlanRow(rid=9, account=9, row=2, width=3, bound=8, first_page=3, generation=9, tokens=(1, 2)),
         PlanRow(rid=8, account=8, row=1, width=3, bound=5, first_page=2, generation=8, tokens=(3,)),
     )
-    assert StepBatch.of(StepPlan(prefill=False, rows=told, greedy=True), relay, table).known == (
+    assert StepBatch.of(StepPlan(prefill=False, rows=rows, greedy=True), relay, table).known == (
         HostTokens(9, (1, 2)),
         HostTokens(8, (3,)),
     )

@@ -9,6 +9,7 @@ import torch
 
 from specmatrix.engine.build import graphs_for
 from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, padded, reach_of
 from specmatrix.engine.executor import GraphRunner
 from specmatrix.engine.spec.builders import BuildContext
@@ -74,7 +75,7 @@ def test_padding_changes_nothing(algorithm, topk):
 
 @pytest.mark.parametrize("algorithm", [name for name, topk in RUNS if topk > 1 and name != "NGRAM"])
 def test_padding_accepts_one_path_where_the_target_says_nothing_but_token_0(algorithm):
-    """Padding begins with a root of token 0 and drafts of no round; twins would all be accepted, which are
+    """Padding begins with a root of token 0 and drafts of no round; equal siblings would all be accepted, which are
     more here than a path has nodes."""
     said = []
     for padding in (False, True):
@@ -106,6 +107,14 @@ def test_drafts_of_the_largest_round_fit_the_spare_slots_that_a_gpu_has(algorith
     assert drafts.spare is not None and executor.kv.full.pool.spare is None
     assert answer(llm) == expected
     assert {shape.batch for _, bundle in executor.graphs.bundles for shape in bundle.graphs} >= {4}
+
+
+def test_adjusted_logits_run_without_a_graph():
+    llm = engine("NONE", 1)
+    executor = llm.loop.executor
+    executor.run = GraphRunner(executor.run, CudaGraphs(4, CPU, llm.loop.counters))
+    llm.generate(["a"], SamplingParams(max_new_tokens=3, ignore_eos=True, presence_penalty=1.0))
+    assert not list(executor.graphs.bundles) and llm.counters["graph.eager"] == llm.counters["decode.round"] > 1
 
 
 def test_a_larger_batch_runs_without_a_graph():

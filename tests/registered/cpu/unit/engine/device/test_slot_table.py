@@ -81,7 +81,7 @@ def test_writers_are_kept_only_when_asked_for():
     assert SlotTable(2, 4, 2, CPU, stamps=False).writers is None
 
 
-def test_a_stamp_tells_generations_and_positions_apart():
+def test_stamps_of_different_generations_and_positions_differ():
     writers, positions = torch.tensor([[1], [2], [3]]), torch.arange(4000)
     assert stamp(writers, positions).unique().numel() == 12000
     assert int(stamp(torch.tensor(1), torch.tensor(0))) != 0

@@ -1,4 +1,4 @@
-"""What torch tells of waits in a launch: counted for a graph that was there; all other warnings are passed on.
+"""torch's warnings of waits in a launch are counted for a replayed graph; all other warnings are re-issued.
 
 torch's own words stand in for a GPU, which tests/registered/gpu1 has.
 """

@@ -16,7 +16,7 @@ check_interpreter()
 pytestmark = pytest.mark.register(est_seconds=18, stage="pr")
 
 
-def told(model, paged):
+def outputs(model, paged):
     """Logits of a chunk and of a step behind it, and all keys and values that they leave."""
     requests = paged(model, 2, 32)
     tokens = torch.arange(20).view(2, 10) * 7 + 3
@@ -34,9 +34,9 @@ def test_joined_projections_are_the_projections(name, paged):
     assert model.norm.joins(torch.zeros(MAX_ROWS, 1)) is False
     with interpreted():
         assert model.norm.joins(torch.zeros(MAX_ROWS, 1)) and not model.norm.joins(torch.zeros(MAX_ROWS + 1, 1))
-    logits, cache = told(model, paged)
+    logits, cache = outputs(model, paged)
     model.norm._joins = False
-    expected, wanted = told(model, paged)
+    expected, wanted = outputs(model, paged)
     assert not torch.equal(logits, expected)
     assert (logits - expected).abs().max() < 0.02 * expected.abs().max()
     assert (cache - wanted).abs().max() < 0.02 * wanted.abs().max()

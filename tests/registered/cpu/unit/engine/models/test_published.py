@@ -34,7 +34,7 @@ LENGTH = 12
 
 @pytest.fixture(scope="module", autouse=True)
 def silent():
-    """transformers tells of prediction layers that it does not run."""
+    """transformers warns of prediction layers that it does not run."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     yield
@@ -123,9 +123,9 @@ def test_a_dflash_block_is_its_formula(published, paged):
 
 def test_an_eagle_draft_under_its_targets_name_drafts(zoo, tmp_path):
     """As EAGLE's authors publish them, given as --speculative-draft-model-path."""
-    drafts = {"eagle": zoo("llama-mini-eagle"), "disguised": shutil.copytree(zoo("llama-mini-eagle"), tmp_path / "d")}
-    raw = json.loads((drafts["disguised"] / "config.json").read_text())
-    (drafts["disguised"] / "config.json").write_text(json.dumps(raw | {"architectures": ["LlamaForCausalLM"]}))
+    drafts = {"eagle": zoo("llama-mini-eagle"), "misnamed": shutil.copytree(zoo("llama-mini-eagle"), tmp_path / "d")}
+    raw = json.loads((drafts["misnamed"] / "config.json").read_text())
+    (drafts["misnamed"] / "config.json").write_text(json.dumps(raw | {"architectures": ["LlamaForCausalLM"]}))
     lengths = []
     for name in drafts:
         config = EngineConfig("llama-mini", "EAGLE", name, speculative_num_steps=3, device="cpu", dtype="float32")

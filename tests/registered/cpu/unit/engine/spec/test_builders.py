@@ -46,7 +46,7 @@ def test_every_built_in_algorithm_has_a_builder():
     assert set(BUILDERS) == {traits.name for traits in ALGORITHMS}
 
 
-def test_a_pool_is_the_targets_twin_page_by_page(zoo):
+def test_a_draft_pool_has_the_targets_pages_and_slots(zoo):
     built = context(zoo)
     pool, draft = built.pool(built.target, stamps=True), built.pool(built.target)
     assert built.pools == [pool, draft]

@@ -99,7 +99,7 @@ class WatchedModel:
         return self.inner.forward(tokens, positions, hidden, attend)
 
 
-def launch(zoo, algorithm="NONE", steps=0, topk=0, nodes=1, model="llama-mini", **more: object) -> LLM:
+def start_engine(zoo, algorithm="NONE", steps=0, topk=0, nodes=1, model="llama-mini", **more: object) -> LLM:
     """An engine on zoo models. Without a drafter the sizes stay automatic."""
     sizes: dict[str, Any] = {}
     if algorithm != "NONE":
@@ -117,7 +117,7 @@ def launch(zoo, algorithm="NONE", steps=0, topk=0, nodes=1, model="llama-mini", 
 
 
 def watched(zoo, *shape: object, **more: object) -> tuple[LLM, Watch]:
-    llm = launch(zoo, *shape, **more)
+    llm = start_engine(zoo, *shape, **more)
     watch = Watch(llm.loop.executor.drafter)
     if hasattr(watch.inner, "model"):
         watch.inner.model = WatchedModel(watch.inner.model, watch.events)
@@ -178,10 +178,10 @@ def test_draft_forwards_stand_at_the_positions_of_their_tokens(zoo, shape):
         assert [call.positions.tolist() for call in drafts] == [[[length + i] * topk] for i in range(steps - 1)]
         assert extend.positions.tolist() == [list(range(length, length + extend.tokens.shape[1]))]
         # What is absorbed begins with the tokens that follow the root, up to the last that was shown.
-        told = tokens[length + 1 :]
+        shown = tokens[length + 1 :]
         following = next((int(r.batch.start) for r in watch.rounds if int(r.batch.start) > length), None)
-        kept = len(told) if following is None else following - length
-        assert extend.tokens[0, :kept].tolist()[: len(told)] == told[:kept]
+        kept = len(shown) if following is None else following - length
+        assert extend.tokens[0, :kept].tolist()[: len(shown)] == shown[:kept]
 
 
 @pytest.mark.parametrize("algorithm", list(MODELS))
@@ -217,7 +217,7 @@ def rounds_with_calls(events, drafts):
 def test_a_standalone_chain_is_the_drafts_own_greedy_text(zoo, page_size, chunk):
     """The draft model as an engine of its own, on the tokens behind the first, must say the same."""
     llm, watch = watched(zoo, "STANDALONE", 5, 1, 6, spec_version="v1", page_size=page_size, chunked_prefill_size=chunk)
-    alone = launch(zoo, model="llama-mini-standalone", disable_radix_cache=True)
+    alone = start_engine(zoo, model="llama-mini-standalone", disable_radix_cache=True)
     rid = llm.add(PROMPTS[1], SAMPLED)
     while llm.step():
         pass
@@ -233,7 +233,7 @@ def test_a_standalone_chain_is_the_drafts_own_greedy_text(zoo, page_size, chunk)
 def test_a_standalone_tree_is_the_best_of_all_paths(zoo, steps, topk, nodes):
     """EAGLE-2's expansion by brute force, every path through a fresh run of the draft model."""
     llm, watch = watched(zoo, "STANDALONE", steps, topk, nodes, spec_version="v2", page_size=3)
-    alone = launch(zoo, model="llama-mini-standalone", disable_radix_cache=True)
+    alone = start_engine(zoo, model="llama-mini-standalone", disable_radix_cache=True)
     rid = llm.add(PROMPTS[0], SAMPLED)
     while llm.step():
         pass
@@ -294,7 +294,7 @@ class PathByPath(Watch):
 )
 def test_a_tree_is_the_best_of_all_paths_drafted_one_by_one(zoo, shape):
     """Each beam goes on from its own parent's state, token and scratch."""
-    llm = launch(zoo, *shape, spec_version="v1", page_size=3)
+    llm = start_engine(zoo, *shape, spec_version="v1", page_size=3)
     watch = PathByPath(llm.loop.executor.drafter)
     executor = llm.loop.executor
     (executor.guard or executor.plain).drafter = watch

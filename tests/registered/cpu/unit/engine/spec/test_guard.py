@@ -1,4 +1,4 @@
-"""The guard alone: what it tells, puts in a bad row's place, lends and keeps; in quarantine it asks nobody."""
+"""The guard alone: its messages, replacement drafts and copies; in quarantine it calls no hook."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_honest_tree_passes_as_it_is():
     assert guard.codes().tolist() == [0, 0, 0] and guard.message(0) is None and guard.error is None
 
 
-def test_several_lies_are_all_told():
+def test_several_lies_are_all_reported():
     assert guard_of(None).message(0b110) == (
         f"the drafter of ODD {VIOLATIONS[1]} and {VIOLATIONS[2]}; the request was stopped, and its "
         "tokens so far are exact"
@@ -120,17 +120,17 @@ def test_a_chain_must_be_one():
 
 def test_in_quarantine_nobody_is_asked_and_rounds_of_any_width_go_on():
     calls: list[str] = []
-    told: list[int] = []
+    quarantined: list[int] = []
     batch = batch_of(2, 3)
     guard = guard_of(None, calls=calls)
-    guard.on_quarantine = lambda: told.append(1)
+    guard.on_quarantine = lambda: quarantined.append(1)
     with pytest.warns(RuntimeWarning, match="the drafter of ODD proposed a NoneType, not a DraftTree"):
         first = asked(guard, batch)
     assert first.tokens.tolist() == [[7, 0, 0], [8, 0, 0]]
     assert asked(guard, batch_of(2, 1)).tokens.tolist() == [[7], [8]]
     verdict = Verdict(torch.zeros(2, 3).long(), torch.ones(2).long(), torch.zeros(2, 3).long())
     assert guard.absorb(batch, verdict, None) is None
-    assert calls == ["propose"] and told == [1]
+    assert calls == ["propose"] and quarantined == [1]
 
 
 def test_a_tree_that_changes_after_it_was_returned_is_not_the_engines():
@@ -157,7 +157,7 @@ def test_every_setting_is_changed():
 
 
 @pytest.mark.parametrize(("change", "act"), CHANGES.items(), ids=CHANGES)
-def test_a_setting_that_a_hook_changes_is_restored_and_told(change, act):
+def test_a_setting_that_a_hook_changes_is_restored_and_reported(change, act):
     torch.set_num_threads(1)
     before, batch = read(), batch_of(3, 5)
     guard = guard_of(tree_of(batch), act=act)

@@ -18,7 +18,7 @@ def test_only_defaults_have_no_token():
         assert bool(row.values[0].token) == (index == 0)
 
 
-def test_launch_axes_stand_first():
+def test_start_axes_stand_first():
     assert NAMES[: len(START_AXES)] == START_AXES
     assert {row.scope for row in AXES[len(START_AXES) :]} == {"request"}
 

@@ -72,7 +72,7 @@ def test_order_follows_the_axes_and_drops_repeats():
     assert [cell.page_size for cell in cells] == ["4", "16", "64"]
 
 
-def test_the_launch_key_holds_launch_axes_only():
+def test_the_start_key_holds_start_axes_only():
     cell = Cell(batch="pair", sampling="mixed", finish="length", abort="running")
     assert cell.start_key == Cell().start_key
     for name in START_AXES:
@@ -94,7 +94,7 @@ def test_the_baseline_drops_the_drafter_and_nothing_else():
         ("ngram.deepseek", "deepseek-mini", None, "none.deepseek.v1.nocache"),
     ],
 )
-def test_each_model_has_drafts_and_a_plainest_launch_of_its_own(text, target, draft, canonical):
+def test_each_model_has_drafts_and_a_plainest_start_of_its_own(text, target, draft, canonical):
     cell = Cell.from_id(text)
     asked = cell.config()
     assert (asked.model_path, asked.speculative_draft_model_path) == (cell.target, cell.draft) == (target, draft)

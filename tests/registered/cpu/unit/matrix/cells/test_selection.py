@@ -57,7 +57,7 @@ def test_product_has_every_cell_that_exists_and_no_other():
     some = list(islice(all_cells(), 5000))
     assert len(set(some)) == 5000
     assert not [c for c in some if {k.kind for k in explain(c)} & {"impossible", "redundant"}]
-    # Within the first launch, each cell that explain lets pass is there.
+    # Within the first start, each cell that explain lets pass is there.
     requests = {cell[len(START_AXES) :] for cell in some if cell.start_key == Cell().start_key}
     assert ("pair", "streaming", "mixed", "length", "running") in requests
     assert ("single", "none", "mixed", "eos", "none") not in requests

@@ -84,18 +84,18 @@ def test_a_bad_selector_is_refused_in_one_sentence(text, sentence):
         "not eagle3.s3.k4.n8.pair",
     ],
 )
-def test_a_launch_is_ruled_out_or_let_in_only_if_all_of_its_cells_are(text):
+def test_a_start_is_ruled_out_or_let_in_only_if_all_of_its_cells_are(text):
     selector = parse_selector(text)
-    launches = [Cell.from_id(launch) for launch in ("eagle3", "eagle3.p4", "eagle3.s3.k4.n8", "none", "none.p16")]
-    for launch in launches:
-        picked = [selector(launch._replace(batch=batch)) for batch in ("single", "pair", "ragged", "burst")]
-        for known in (launch[: len(START_AXES)], launch[:4], ()):
+    starts = [Cell.from_id(start) for start in ("eagle3", "eagle3.p4", "eagle3.s3.k4.n8", "none", "none.p16")]
+    for start in starts:
+        picked = [selector(start._replace(batch=batch)) for batch in ("single", "pair", "ragged", "burst")]
+        for known in (start[: len(START_AXES)], start[:4], ()):
             assert selector.may(known) or not any(picked)
             assert not selector.must(known) or all(picked)
-    # The two bounds decide what they can: a condition on the launch alone leaves nothing open.
+    # The two bounds decide what they can: a condition on the start alone leaves nothing open.
     if "batch" not in text and "." not in text:
         assert all(
-            selector.may(launch[: len(START_AXES)]) == selector.must(launch) == selector(launch) for launch in launches
+            selector.may(start[: len(START_AXES)]) == selector.must(start) == selector(start) for start in starts
         )
 
 

@@ -40,13 +40,13 @@ def test_a_revision_is_a_commit_or_said_to_be_none(name):
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_engine_runs_it_on_one_gpu_as_asked(name):
     pair = PAIRS[name]
-    launch = resolved(pair)
-    assert (launch.device, launch.dtype, launch.algorithm) == ("cuda", "bfloat16", pair.algorithm)
-    asked = {field: getattr(launch, field.removeprefix("speculative_").replace("eagle_", "")) for field in pair.flags}
+    start = resolved(pair)
+    assert (start.device, start.dtype, start.algorithm) == ("cuda", "bfloat16", pair.algorithm)
+    asked = {field: getattr(start, field.removeprefix("speculative_").replace("eagle_", "")) for field in pair.flags}
     assert asked == dict(pair.flags)
     # Pages of windowed layers are freed before a prefix could be reused.
     rewrites = ["disable_radix_cache"] if name == "mistral-7b.ngram" else []
-    assert [rewrite.field for rewrite in launch.rewrites] == rewrites
+    assert [rewrite.field for rewrite in start.rewrites] == rewrites
     assert pair.baseline.speculative_algorithm == "NONE" and pair.baseline.model_path == pair.config.model_path
 
 

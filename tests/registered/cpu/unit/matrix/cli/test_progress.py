@@ -21,8 +21,8 @@ def shown(monkeypatch: pytest.MonkeyPatch, tty: bool) -> str:
     monkeypatch.setattr(sys, "stderr", os.fdopen(writer, "w"))
     with waiting("loading a[/b]"):
         pass
-    with counting(3, "cell") as tell:
-        tell("one", 2, red=1)
+    with counting(3, "cell") as advance:
+        advance("one", 2, red=1)
     sys.stderr.close()
     monkeypatch.undo()
     text = b""
@@ -50,35 +50,35 @@ def test_a_pipe_shows_nothing_soon(monkeypatch: pytest.MonkeyPatch):
 
 def test_elsewhere_a_line_every_30_seconds_says_how_far_it_is(capsys: pytest.CaptureFixture[str]):
     times = iter([100, 129, 130, 159, 160, 1300, 1329])
-    with counting(1200, "cell", lambda: next(times)) as tell:
-        tell("starting", 0, red=0)  # at 129
-        tell("eagle3", 0, red=0)
-        tell(None, 7, red=1)
-        tell(None, 1, red=2)
-        tell(None, 1100, red=1005)
-        tell(None, 92, red=1005)
+    with counting(1200, "cell", lambda: next(times)) as advance:
+        advance("starting", 0, red=0)  # at 129
+        advance("eagle3", 0, red=0)
+        advance(None, 7, red=1)
+        advance(None, 1, red=2)
+        advance(None, 1100, red=1005)
+        advance(None, 92, red=1005)
     assert capsys.readouterr().err.splitlines() == [
         "0 of 1,200 cells, 0 red, after 30 s",
         "8 of 1,200 cells, 2 red, after 1 min 0 s",
         "1,108 of 1,200 cells, 1,005 red, after 20 min 0 s",
     ]
     times = iter([0, 30])
-    with counting(1, "trial", lambda: next(times)) as tell:
-        tell("trial 1")
+    with counting(1, "trial", lambda: next(times)) as advance:
+        advance("trial 1")
     assert capsys.readouterr().err == "1 of 1 trial, after 30 s\n"
 
 
 def test_elsewhere_a_line_every_30_seconds_says_what_is_waited_for(monkeypatch: pytest.MonkeyPatch):
     class Pipe(StringIO):
         def flush(self) -> None:
-            told.set()
+            flushed.set()
 
-    told = Event()
+    flushed = Event()
     assert progress.LINE_SECONDS == 30
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", pipe := Pipe())
     with waiting("loading"):
-        assert told.wait(10)
+        assert flushed.wait(10)
     assert re.match(r"loading, after 0\.0\d s\n", pipe.getvalue())
 
 
@@ -86,7 +86,7 @@ def test_lines_that_cannot_be_written_do_not_end_the_work(monkeypatch: pytest.Mo
     times = iter([0, 30, 60])
     with Path("/dev/full").open("w", buffering=1) as full:
         monkeypatch.setattr(sys, "stderr", full)
-        with counting(2, "cell", lambda: next(times)) as tell:
-            tell("one")
-            tell("two")
+        with counting(2, "cell", lambda: next(times)) as advance:
+            advance("one")
+            advance("two")
         monkeypatch.undo()

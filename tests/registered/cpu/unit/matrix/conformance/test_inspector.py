@@ -59,7 +59,7 @@ def test_an_honest_drafter_has_no_violation_and_keeps_its_attributes():
 
 
 @pytest.mark.parametrize(("name", "reader"), READERS.items(), ids=READERS)
-def test_a_host_read_is_told(name, reader):
+def test_a_host_read_is_reported(name, reader):
     assert run(inspected(reader)) == (
         f"{SUBJECT} read a tensor on the host ({name}) in propose without the trait reads_host",
     )
@@ -69,13 +69,13 @@ def test_whoever_says_that_it_reads_the_host_may():
     assert run(inspected(READERS["Tensor.tolist"], reads_host=True, max_lag=0)) == ()
 
 
-@pytest.mark.parametrize(("writer", "told"), WRITERS.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_a_write_into_an_input_is_told(writer, told):
-    hook, *names = told
+@pytest.mark.parametrize(("writer", "written"), WRITERS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_write_into_an_input_is_reported(writer, written):
+    hook, *names = written
     assert run(inspected(writer)) == tuple(f"{SUBJECT} wrote into {name} in {hook}" for name in names)
 
 
-def test_a_write_before_an_exception_is_told():
+def test_a_write_before_an_exception_is_reported():
     class Raises(Pretender):
         def propose(self, batch, relay):
             batch.root.zero_()
@@ -109,7 +109,7 @@ class ChangesLater(Pretender):
 
 
 @pytest.mark.parametrize("reused", [False, True])
-def test_a_returned_tensor_that_a_thread_changes_before_the_next_hook_is_told(reused):
+def test_a_returned_tensor_that_a_thread_changes_before_the_next_hook_is_reported(reused):
     drafter, batch = inspected(ChangesLater), batch_of(4)
     assert batch.relay is not None
     drafter.propose(batch, batch.relay)
@@ -118,8 +118,8 @@ def test_a_returned_tensor_that_a_thread_changes_before_the_next_hook_is_told(re
     drafter.thread.join()
     if reused:
         drafter.prime(batch_of(3), torch.arange(6).view(2, 3), None, torch.tensor([1, 2]), torch.tensor([-1, 4]))
-    told = "after propose had returned it"
-    assert drafter.violations == (f"{SUBJECT} changed 'tokens' {told}", f"{SUBJECT} changed 'parents' {told}")
+    late = "after propose had returned it"
+    assert drafter.violations == (f"{SUBJECT} changed 'tokens' {late}", f"{SUBJECT} changed 'parents' {late}")
 
 
 def test_a_tensor_that_a_hook_fills_anew_is_no_violation():

@@ -1,4 +1,4 @@
-"""Process-wide state that changed is restored, and each change is told."""
+"""Process-wide state that changed is restored, and each change is reported."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_state_is_changed():
 
 
 @pytest.mark.parametrize(("change", "act"), CHANGES.items(), ids=CHANGES)
-def test_a_change_is_told_and_restored(monkeypatch, tmp_path, change, act):
+def test_a_change_is_reported_and_restored(monkeypatch, tmp_path, change, act):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECMATRIX_OLD", "1")
     os.umask(umask := os.umask(0))
@@ -135,7 +135,7 @@ def test_an_import_may_add_variables_and_filters_only(monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
 
 
-def test_nothing_changed_is_nothing_told_and_an_error_goes_on(tmp_path, monkeypatch):
+def test_no_change_reports_nothing_and_an_error_propagates(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with restored_process_state() as changes:
         os.close(os.open(os.devnull, os.O_RDONLY))

@@ -118,7 +118,7 @@ def test_what_stays_on_the_device_is_no_read():
     assert watch.seen is None and total == 18
 
 
-def test_the_first_read_is_the_one_told():
+def test_the_first_read_is_reported():
     with SyncDetector() as watch:
         ROW.tolist()
         ONE.item()

@@ -112,9 +112,9 @@ def test_all_refused_and_rewritten_constraints_are_tested():
 
 
 @pytest.mark.parametrize("text", [*SWEEPS["pr"], SWEEPS["nightly"][0]])
-def test_a_sweep_holds_every_request_pair_on_one_launch(text):
-    launch = Cell.from_id(text)
-    cells = sweep(launch)
-    assert {cell.start_key for cell in cells} == {launch.start_key}
-    assert uncovered_sweep(launch, cells) == []
-    assert uncovered_sweep(launch, cells[: len(cells) // 2]) != []
+def test_a_sweep_holds_every_request_pair_on_one_start(text):
+    start = Cell.from_id(text)
+    cells = sweep(start)
+    assert {cell.start_key for cell in cells} == {start.start_key}
+    assert uncovered_sweep(start, cells) == []
+    assert uncovered_sweep(start, cells[: len(cells) // 2]) != []

@@ -52,7 +52,7 @@ def test_each_stage_runs_negative_cells():
     assert {expect(cell) for cell in stage_cells("pr")} == {"runs", "rewritten", "refused"}
 
 
-def test_one_launch_serves_several_cells():
+def test_one_start_serves_several_cells():
     cells = stage_cells("pr")
     assert len({cell.start_key for cell in cells}) <= len(cells) - 15
 

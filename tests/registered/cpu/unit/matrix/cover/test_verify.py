@@ -19,7 +19,7 @@ def holding(pair: Combination) -> Cell | None:
     """The first cell of the enumeration that holds a pair of values."""
     wanted = [(NAMES.index(name), value) for name, value in pair]
     found = starts(CONSTRAINTS, lambda prefix: all(prefix[c] == value for c, value in wanted if c < len(prefix)))
-    cells = (launch + tail for launch, tails in found for tail in tails)
+    cells = (start + tail for start, tails in found for tail in tails)
     return next((Cell(*cell) for cell in cells if all(cell[c] == value for c, value in wanted)), None)
 
 
@@ -30,14 +30,14 @@ def covering() -> list[Cell]:
     source = random.Random(5)
     seen: set[object] = set()
     chosen = []
-    for launch, tails in starts(CONSTRAINTS):
+    for start, tails in starts(CONSTRAINTS):
         if not tails or source.random() < 0.9:
             continue
         for tail in tails[source.randrange(min(211, len(tails))) :: 211]:
-            pairs = set(combinations(zip(NAMES, launch + tail, strict=True), 2))
+            pairs = set(combinations(zip(NAMES, start + tail, strict=True), 2))
             if not pairs <= seen:
                 seen |= pairs
-                chosen.append(Cell(*launch, *tail))
+                chosen.append(Cell(*start, *tail))
     return [*chosen, *filter(None, map(holding, feasible(2) - seen))]
 
 

@@ -80,7 +80,7 @@ def test_the_machine_readable_form():
     }
 
 
-def test_shares_keep_a_launch_together():
+def test_shares_keep_a_start_together():
     cells = [Cell.from_id(text) for text in ("none", "none.pair", "none.p4", "none.p4.burst", "standalone.pair")]
     parts = shares(cells, 2)
     assert sorted(cell.id for part in parts for cell in part) == sorted(cell.id for cell in cells)

@@ -115,13 +115,14 @@ def test_the_journal_must_hold_the_same_rounds_with_room_for_the_widest(measured
     _, run, baseline = measured(CELL)
     entries, pages, size = run.journal
     narrow = [
-        (verb, at, (3, *n[1:])) if (verb, n[:1]) == ("reserve", (5,)) else (verb, at, n) for verb, at, n in entries
+        (operation, at, (3, *n[1:])) if (operation, n[:1]) == ("reserve", (5,)) else (operation, at, n)
+        for operation, at, n in entries
     ]
     message = judged(replace(run, journal=(narrow, pages, size)), baseline)
     assert "with 3 positions reserved" in message and "with 5 positions reserved" in message
 
 
-def test_the_answers_must_tell_the_same_rounds(measured, altered):
+def test_the_answers_must_show_the_same_rounds(measured, altered):
     _, run, baseline = measured(CELL)
     widths = run.answers[3].round_widths
     wrong = altered(run, 3, round_widths=(widths[0] + 1, *widths[1:]))

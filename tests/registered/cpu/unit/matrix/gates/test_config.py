@@ -25,7 +25,7 @@ def without(name):
 
 
 def saying(name, outcome):
-    """The golden file with one outcome of a field for every launch."""
+    """The golden file with one outcome of a field for every start."""
     return {**golden_table(), name: ((outcome, (lambda cell: True,)),)}
 
 
@@ -38,14 +38,14 @@ def test_the_reviewed_resolution_passes(measured, cell_id):
     assert (outcome.state, outcome.message) == (State.PASS, "")
 
 
-def test_a_launch_outside_the_lock_file_is_reviewed_too(measured):
+def test_a_start_outside_the_lock_file_is_reviewed_too(measured):
     assert GATE.judge(*measured("eagle3.s2.k2.n6.v2.p64.c7.pair")).state is State.PASS
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"max_running_requests": 7}, "max_running_requests is '7, told as 48: speculation defaults"),
+        ({"max_running_requests": 7}, "max_running_requests is '7, reported as 48: speculation defaults"),
         ({"topk": 1}, "speculative_eagle_topk was set to 4, but the engine runs 1 and reports no rewrite"),
         (
             {"radix_cache": False},

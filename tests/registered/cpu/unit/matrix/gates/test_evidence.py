@@ -23,7 +23,7 @@ CLAIMS = {
 
 
 def demanded(cell):
-    """Counters that the cell's launch alone demands."""
+    """Counters that the cell's start alone demands."""
     resolved = resolve(asked(cell), zoo_facts(cell)).as_dict()
     run = Run((), (), resolved, resolved, {}, Memory(0, 0, 0, 0), None, 0.0)
     return {row.counter for row in EVIDENCE if row.seen and row.when(cell, run)}

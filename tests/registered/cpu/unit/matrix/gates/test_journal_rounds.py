@@ -74,8 +74,8 @@ def test_other_rounds_are_named(rounds, sentence):
 
 def test_a_reservation_for_the_current_width_is_named():
     narrow = [
-        ("reserve", at, (3, *n[1:])) if (verb, n[:1]) == ("reserve", (6,)) and i > 7 else (verb, at, n)
-        for i, (verb, at, n) in enumerate(JOURNAL)
+        ("reserve", at, (3, *n[1:])) if (operation, n[:1]) == ("reserve", (6,)) and i > 7 else (operation, at, n)
+        for i, (operation, at, n) in enumerate(JOURNAL)
     ]
     assert first_journal_mismatch(narrow, ROUNDS, 6) == (
         "verify round 0 in the journal has 2 requests of width 3 with 3 positions reserved; "

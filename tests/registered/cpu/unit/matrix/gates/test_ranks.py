@@ -1,4 +1,4 @@
-"""The verdict over what ranks told."""
+"""The verdict over the records of ranks."""
 
 from __future__ import annotations
 

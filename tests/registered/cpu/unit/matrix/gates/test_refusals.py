@@ -46,9 +46,9 @@ def test_another_sentence_is_named(measured):
     _, run, _ = measured(PAIR)
     (request, sentence), *others = run.attempts
     for wrong in (sentence.replace(request.session.id, "s9"), "something went wrong", f"{sentence}!"):
-        told = refusal_fault(replace(run, attempts=((request, wrong), *others)))
+        fault = refusal_fault(replace(run, attempts=((request, wrong), *others)))
         assert (
-            told == f"{request.name} must be refused ({request.refused}), but was refused for another reason: {wrong}"
+            fault == f"{request.name} must be refused ({request.refused}), but was refused for another reason: {wrong}"
         )
 
 

@@ -46,10 +46,10 @@ def test_one_position_too_few_is_named(measured):
     shorted = []
 
     def short(entry):
-        verb, account, numbers = entry
-        if verb == "hold" and not shorted:
+        operation, account, numbers = entry
+        if operation == "hold" and not shorted:
             shorted.append(account)
-            return verb, account, (numbers[0] - 1, *numbers[1:])
+            return operation, account, (numbers[0] - 1, *numbers[1:])
         return entry
 
     outcome = SessionGate().judge(prepared, moved(run, short), baseline)
@@ -78,15 +78,15 @@ def retracting(run):
 def test_a_retracted_turn_that_leaves_less_is_named(measured):
     prepared, run, baseline = measured(SNUG)
     due = retracting(run)
-    verb, account, (keep, *gone) = due
+    operation, account, (keep, *gone) = due
     size = run.journal[2]
     done = []
 
     def less(entry):
         """One position less is held, and the first step behind it is that much longer."""
         if entry is due:
-            done.append(verb)
-            return verb, account, (keep - 1, *gone)
+            done.append(operation)
+            return operation, account, (keep - 1, *gone)
         again, whose, numbers = entry
         if not done or whose != account or again in done or again not in ("reserve", "launch", "settle"):
             return entry
@@ -109,15 +109,15 @@ def test_positions_whose_draft_kv_rests_on_other_tokens_are_computed_again(measu
 
     def fewer(entry):
         """One position less is computed again, and the first step is that much shorter."""
-        verb, whose, numbers = entry
+        operation, whose, numbers = entry
         if (
             whose != account
-            or verb in done
-            or verb not in ("resume", "reserve", "launch", "settle")[: 4 if done else 1]
+            or operation in done
+            or operation not in ("resume", "reserve", "launch", "settle")[: 4 if done else 1]
         ):
             return entry
-        done.append(verb)
-        return verb, whose, (numbers[0] - 1, *numbers[1:])
+        done.append(operation)
+        return operation, whose, (numbers[0] - 1, *numbers[1:])
 
     outcome = SessionGate().judge(prepared, moved(run, fewer), baseline)
     assert outcome.state is State.FAIL

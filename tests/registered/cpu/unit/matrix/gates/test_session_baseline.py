@@ -29,11 +29,11 @@ pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
         ("eagle3.pair", False),
     ],
 )
-def test_turns_that_find_kv_to_draft_from_have_a_twin(cell_id, has):
+def test_turns_that_find_kv_to_draft_from_have_a_session_baseline(cell_id, has):
     assert has_session_baseline(Cell.from_id(cell_id)) == has
 
 
-def test_the_twin_has_the_drafters_shape_and_nothing_else():
+def test_the_session_baseline_has_the_drafters_shape_and_nothing_else():
     cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.c7.snug.pair.stream.length")
     assert cell.session_baseline.id == "eagle3.s3.k4.n8.v1.nocache"
 
@@ -52,13 +52,13 @@ def test_a_turn_that_accepts_less_is_named_and_first_turns_are_the_oracles():
     numbers, text = mismatching_turns(run((3, 1, 2)), run((3, 2, 1)))
     assert numbers == {"turns": 1, "turns_left": 1}
     assert text == (
-        "1 of 1 turns have other accept lengths than with their whole history prefilled at once; first: "
+        "1 of 1 turns differ in acceptance length from their whole history prefilled at once; first: "
         "q0.turn2 at round 1"
     )
     assert mismatching_turns(run((3, 1, 2), 0.8), run((3, 2, 1), 0.8))[0]["turns"] == 0
 
 
-def test_the_gate_is_red_without_a_twin_and_where_a_turn_leaves_it(measured):
+def test_the_gate_is_red_without_a_session_baseline_and_where_a_turn_leaves_it(measured):
     prepared, seen, baseline = measured("eagle3.s5.v2.p16.pair.stream.abort_running")
     gate = AcceptanceGate()
     alone = gate.judge(prepared, seen, baseline)
@@ -75,7 +75,7 @@ def test_the_gate_is_red_without_a_twin_and_where_a_turn_leaves_it(measured):
     assert outcome.state is State.FAIL and ".turn3 at round 0" in outcome.message
 
 
-def test_the_runner_brings_the_twin():
+def test_the_runner_brings_the_session_baseline():
     runner = reference_runner(0)
     record = runner.run_cell(Cell.from_id("nextn.deepseek.s2.v2.p4.pair.stream"))
     acceptance = next(gate for gate in record.gates if gate.name == "acceptance")

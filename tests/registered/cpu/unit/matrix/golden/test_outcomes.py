@@ -1,4 +1,4 @@
-"""The golden of resolution over the whole product of the launch axes: exact, compact, and moved by few lines."""
+"""The golden of resolution over the whole product of the start axes: exact, compact, and moved by few lines."""
 
 import difflib
 import random
@@ -27,7 +27,7 @@ def text_of(groups) -> str:
 
 @pytest.fixture(scope="module")
 def groups():
-    """Every launch; tabulated once, as it takes seconds."""
+    """Every start; tabulated once, as it takes seconds."""
     return resolution()
 
 
@@ -36,7 +36,7 @@ def test_the_resolution_is_golden(groups, file_regression, request):
     file_regression.check(text_of(groups), extension=".yaml", fullpath=GOLDEN_FILE)
 
 
-def test_every_launch_resolves_as_its_groups_say(groups):
+def test_every_start_resolves_as_its_groups_say(groups):
     """Those of the lock file, and random ones of the whole product."""
     golden, chance = compiled(groups), random.Random(0)
     drawn = [Cell(**{name: chance.choice(axis(name).names) for name in START_AXES}) for _ in range(3000)]
@@ -50,8 +50,8 @@ def test_every_launch_resolves_as_its_groups_say(groups):
 def test_every_resolved_field_is_compared():
     shown = {RENAMED.get(name, name) for name in DEPENDS}
     restated = {"radix_cache": "disable_radix_cache"}
-    told = {"reasons", "rewrites"}
-    for name in {field.name for field in fields(Resolved)} - DERIVED - LEFT_OUT - told:
+    explanations = {"reasons", "rewrites"}
+    for name in {field.name for field in fields(Resolved)} - DERIVED - LEFT_OUT - explanations:
         assert restated.get(name, name) in shown
 
 

@@ -85,7 +85,7 @@ def test_it_agrees_with_the_engine_on_a_run_that_retracts(measured):
         (1, ("reserve", 1, (3, 1)), "1 pages are added; expected 2"),
         (1, ("reserve", 1, (3, 1, 1)), "page 1 is allocated, but belongs to account 1"),
         (1, ("reserve", 1, (3, 1, 4)), "page 4 does not exist"),
-        (1, ("seize", 1, (3,)), "the unknown verb 'seize'"),
+        (1, ("seize", 1, (3,)), "the unknown operation 'seize'"),
         (2, ("launch", 1, (5,)), "a step writes up to position 5, but 4 positions are reserved"),
         (2, ("settle", 1, (1,)), "no step is in flight"),
         (3, ("settle", 1, (4,)), "4 positions are accepted of a step of width 3"),
@@ -200,13 +200,13 @@ def test_a_turn_that_stops_before_it_has_computed_everything_again_leaves_what_i
         audit([*back, ("hold", 1, (5,))], pages=3, size=2)
 
 
-def test_moves_tell_what_each_request_found_and_left():
+def test_moves_hold_what_each_request_found_and_left():
     book = audit(OUTLIVING, pages=3, size=2)
-    assert [(m.verb, m.computed, m.keep) for m in book.moves[1]] == [
+    assert [(m.operation, m.computed, m.keep) for m in book.moves[1]] == [
         ("open", 0, 0),
         ("hold", 5, 4),
         ("resume", 4, 4),  # one of the four is computed again, yet four were found
         ("hold", 5, 5),
         ("drop", 5, 0),
     ]
-    assert audit([("open", 1, ()), ("close", 1, ())], pages=3, size=2).moves[1][1].verb == "close"
+    assert audit([("open", 1, ()), ("close", 1, ())], pages=3, size=2).moves[1][1].operation == "close"

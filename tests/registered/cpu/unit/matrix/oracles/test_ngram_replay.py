@@ -102,7 +102,7 @@ def test_an_account_that_serves_nobody():
         rounds([served(1, "ab", 1)], [*read(1, 1), ("close", 1, ()), *read(1, 1)])
 
 
-def test_the_zoos_corpus_is_asked_where_the_launch_asks_it():
+def test_the_zoos_corpus_is_asked_where_the_start_requests_it():
     document = corpus()[0]
     text = "?" + document[5:9] + document[9:12]
     options = asdict(NgramOptions(max_bfs_breadth=2, external_corpus_path=CORPUS, external_sam_budget=3))

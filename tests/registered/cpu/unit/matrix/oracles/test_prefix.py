@@ -17,7 +17,7 @@ JOURNAL = [("open", 1, ()), ("reserve", 1, (6, 7, 8, 9)), ("donate", 1, (2, 7, 8
 MESSAGE = "account 2 reads cached page 8 at position 2, but account 1 wrote it for other tokens (compared up to "
 
 
-def told(account: int, *tokens: int) -> Served:
+def read(account: int, *tokens: int) -> Served:
     return Served(f"q{account}", account, account, tokens, len(tokens), 0)
 
 
@@ -34,13 +34,13 @@ def told(account: int, *tokens: int) -> Served:
     ],
 )
 def test_a_page_is_of_the_text_of_its_reader(reader, span, fault):
-    served = (told(1, 1, 2, 3, 4, 5, 6), told(2, *reader))
+    served = (read(1, 1, 2, 3, 4, 5, 6), read(2, *reader))
     assert misread_pages(JOURNAL, 2, served, span) == (2, fault)
 
 
 def test_pages_are_read_in_the_order_in_which_they_were_written():
     swapped = [*JOURNAL[:3], ("open", 2, (8, 7))]
-    served = (told(1, 1, 1, 1, 1, 1), told(2, 1, 1, 1, 1, 1))
+    served = (read(1, 1, 1, 1, 1, 1), read(2, 1, 1, 1, 1, 1))
     assert misread_pages(swapped, 2, served, 0)[1].startswith(
         "account 2 reads cached page 8 at position 0, but account 1 wrote it at position 2"
     )
@@ -49,13 +49,13 @@ def test_pages_are_read_in_the_order_in_which_they_were_written():
 def test_a_reader_goes_on_behind_what_it_read():
     """Request 2 gives the page behind the two that it read, so it is a third one for request 3."""
     journal = [*JOURNAL, ("reserve", 2, (4, 5)), ("donate", 2, (1, 5)), ("open", 3, (7, 8, 5))]
-    texts = [told(n, 1, 2, 3, 4, 5, 6, 7) for n in (1, 2, 3)]
+    texts = [read(n, 1, 2, 3, 4, 5, 6, 7) for n in (1, 2, 3)]
     assert misread_pages(journal, 2, texts, 1) == (5, "")
 
 
 def test_a_turn_of_a_session_is_one_of_its_texts():
-    later = replace(told(1, 1, 2, 3, 4, 5, 6), name="q1.turn2")
-    assert misread_pages(JOURNAL, 2, (told(1, 1, 2, 3), later, told(2, 1, 2, 3, 4, 5)), 1)[1] == ""
+    later = replace(read(1, 1, 2, 3, 4, 5, 6), name="q1.turn2")
+    assert misread_pages(JOURNAL, 2, (read(1, 1, 2, 3), later, read(2, 1, 2, 3, 4, 5)), 1)[1] == ""
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,9 @@ def test_real_runs_read_what_is_theirs_and_one_other_token_shows(measured, cell_
     outcome = LedgerGate().judge(prepared, run, baseline)
     assert outcome.state is State.PASS and outcome.numbers["shared"] > 0
     entries, _, size = run.journal
-    reader, shared = next((account, numbers) for verb, account, numbers in entries if verb == "open" and numbers)
+    reader, shared = next(
+        (account, numbers) for operation, account, numbers in entries if operation == "open" and numbers
+    )
     last = len(shared) * size + span_of(prepared.cell, run.resolved) - 1
     served = tuple(
         replace(one, tokens=(*one.tokens[:last], -1, *one.tokens[last + 1 :])) if one.account == reader else one

@@ -47,7 +47,7 @@ def start(code: str, *arguments: object) -> ChildProcess:
         ("import os; os.abort()", -signal.SIGABRT),
     ],
 )
-def test_how_it_ended_is_told(code: str, status: int):
+def test_how_it_ended_is_reported(code: str, status: int):
     process = start(code)
     assert process.wait(60) == status
     process.stop()

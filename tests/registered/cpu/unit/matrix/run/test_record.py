@@ -36,7 +36,7 @@ def raised(error: Exception) -> Exception:
     raise AssertionError
 
 
-def test_a_crash_is_told_by_its_exception_and_not_by_the_names_of_its_frames():
+def test_a_crash_is_identified_by_its_exception_and_not_by_the_names_of_its_frames():
     def _baseline() -> Exception:
         return raised(RuntimeError("a wire came loose"))
 

@@ -145,11 +145,11 @@ def test_the_trace_of_adaptive_steps_goes_back_to_the_start():
     first, second = (engine.generate([RequestSpec(name, PROMPT, 20)])[0] for name in ("a", "b"))
     seen = engine.trace()
     assert seen is not None and seen.lost == 0
-    told = [*zip(first.round_widths, first.accept_lengths, strict=True)]
-    told += zip(second.round_widths, second.accept_lengths, strict=True)
-    assert [(each.width, 1 + each.correct[0]) for each in seen.observations] == told
-    assert list(seen.rounds) == [(1, width) for width, _ in told]
-    assert [each.activated for each in seen.observations] == list(range(1, len(told) + 1))
+    answered = [*zip(first.round_widths, first.accept_lengths, strict=True)]
+    answered += zip(second.round_widths, second.accept_lengths, strict=True)
+    assert [(each.width, 1 + each.correct[0]) for each in seen.observations] == answered
+    assert list(seen.rounds) == [(1, width) for width, _ in answered]
+    assert [each.activated for each in seen.observations] == list(range(1, len(answered) + 1))
 
 
 def test_a_static_depth_has_no_trace():

@@ -57,17 +57,17 @@ def test_every_workload_fits_its_cell(seed):
             assert max(longest(own)) + SLACK <= cell.memory_tokens, cell.id
 
 
-@pytest.mark.parametrize("launch", ["none.v2.p256.tight", "none.qwen3.nocache.p256.c32.tight", "none.p64.tight"])
+@pytest.mark.parametrize("start", ["none.v2.p256.tight", "none.qwen3.nocache.p256.c32.tight", "none.p64.tight"])
 @pytest.mark.parametrize("seed", [0, 1, 17])
-def test_two_requests_never_fit_tight_memory_to_their_ends(launch, seed):
+def test_two_requests_never_fit_tight_memory_to_their_ends(start, seed):
     """Each fills more than half, so two of them ask for the same last page; turns do where a page is that large."""
-    for batch in ("pair", "ragged.stream", "burst.branch") if "p256" in launch else ("pair", "burst"):
-        cell = Cell.from_id(f"{launch}.{batch}.length")
+    for batch in ("pair", "ragged.stream", "burst.branch") if "p256" in start else ("pair", "burst"):
+        cell = Cell.from_id(f"{start}.{batch}.length")
         first = [request for request in workload(cell, seed) if ".turn" not in request.name and request.refused is None]
         assert 2 * min(longest(first)) > cell.memory_tokens, cell.id
 
 
-def test_it_is_a_pure_function_and_reads_no_launch_value_but_the_size_of_memory():
+def test_it_is_a_pure_function_and_reads_no_start_value_but_the_size_of_memory():
     request = {axis.name for axis in AXES if axis.scope == "request"}
     cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.ragged.mixed.stop_string.abort_running")
     plain = Cell(**{name: value for name, value in cell.values.items() if name in request})

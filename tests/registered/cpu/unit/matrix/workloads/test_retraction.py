@@ -41,9 +41,9 @@ def test_the_end_of_one_fits_beside_the_first_turn_of_the_other_and_no_two_ends_
 
 
 @pytest.mark.parametrize("seed", [0, 1, 17])
-@pytest.mark.parametrize("launch", ["none", "none.p64", "none.p256", "none.qwen3.p64.nocache.c7"])
-def test_first_turns_end_at_one_length_and_the_second_ones_begin_together(launch, seed):
-    cell = Cell.from_id(f"{launch}.snug.pair.stream.length")
+@pytest.mark.parametrize("start", ["none", "none.p64", "none.p256", "none.qwen3.p64.nocache.c7"])
+def test_first_turns_end_at_one_length_and_the_second_ones_begin_together(start, seed):
+    cell = Cell.from_id(f"{start}.snug.pair.stream.length")
     room, lines = snug(cell.model == "qwen3", int(cell.page_size)), turns(cell, seed)
     for line in lines:
         first, second, *rest = line

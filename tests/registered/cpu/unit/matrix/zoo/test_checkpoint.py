@@ -149,7 +149,7 @@ def _engine_logits(name, tokens):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_cards_tell_parameters_data_and_recipe(name):
+def test_cards_name_parameters_data_and_recipe(name):
     known, recipe = card.read(CHECKPOINTS / name), RECIPES[name]
     tensors = load_file(CHECKPOINTS / name / "model.safetensors")
     others = ("d2t", "t2d", "e_score_correction_bias", *(f"{at}{copy}" for at in BUNDLED for copy in COPIES))

@@ -90,7 +90,7 @@ def test_axes_that_some_cells_lack():
     assert common_factors(failing, passing)[0].conditions == ("session=on",)
 
 
-def test_many_cells_are_told_apart():
+def test_many_cells_are_distinguished():
     """The p values of all candidates are far below the smallest float here."""
     failing, passing = split(lambda c: c["page_size"] == "64" and c["batch"] == "5" and c["spec_version"] == "v2")
     factor = common_factors(failing * 200, passing * 200)[0]

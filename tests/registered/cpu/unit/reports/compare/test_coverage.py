@@ -77,7 +77,7 @@ def test_a_pair_is_found_wherever_the_cell_stands_that_still_carries_it(coverage
 
 
 def test_a_pair_of_what_was_asked_is_looked_for_in_the_cell_s_own_axes(coverage, make_cell):
-    """Which workload a cell ran stands in its axes only; the launch is one for all."""
+    """Which workload a cell ran stands in its axes only; the start is one for all."""
 
     def cell(name, batch, sampling, state="PASS"):
         return make_cell(name, state=state, axes={"batch": batch, "sampling": sampling}, resolved={"topk": 4})

@@ -51,7 +51,7 @@ def test_an_interval_of_a_ratio_counts_in_units_of_its_reference(effect_of):
 
 
 @pytest.mark.parametrize("intervals", [(None, (1.9, 2.0)), ((1.9, 2.0), None), (None, None), ((2, 2), (1.5, 1.5))])
-def test_numbers_without_spread_are_told_and_prove_nothing(effect_of, intervals):
+def test_numbers_without_spread_are_reported_and_prove_nothing(effect_of, intervals):
     effect = effect_of("acceptance", {"length": 2.0}, {"length": 1.5}, *intervals)
     assert effect_text(effect) == "acceptance 2.000 -> 1.500 (-25.0 %, no spread: no interval)"
     assert (effect.interval, effect.p_loss, effect.p_gain) == (None, None, None)

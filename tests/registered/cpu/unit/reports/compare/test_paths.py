@@ -57,7 +57,7 @@ def test_whatever_a_start_says_else_is_looked_through_again(make_cell, change_ce
     assert paths.of(base, other) == path_changes(base, other) != path_changes(base, head)
 
 
-def test_a_refusal_is_told_with_the_words_of_its_own_cell(make_cell, change_cell):
+def test_a_refusal_is_reported_with_the_words_of_its_own_cell(make_cell, change_cell):
     base = make_cell("a")
     paths = PathChanges()
     for words in ("too many tokens", "no such page"):

@@ -105,7 +105,7 @@ def test_what_neither_report_supports_is_the_same(against, make_cell, unsupporte
     assert same.rewrites == same.choices == ()
 
 
-def test_listing_it_or_not_is_told_and_is_not_red(against, make_cell, unsupported):
+def test_listing_it_or_not_is_reported_and_is_not_red(against, make_cell, unsupported):
     gone = against([unsupported("a"), make_cell("b")], [make_cell("b")])
     assert (gone.verdict, change(gone).state) == ("green", ChangeState.LOST)
     new = against([make_cell("b")], [unsupported("a"), make_cell("b")])

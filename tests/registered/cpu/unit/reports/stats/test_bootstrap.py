@@ -26,7 +26,7 @@ def test_only_the_prompts_that_changed_count():
 
 
 @pytest.mark.parametrize("factor", [0.6, 1.5])
-def test_too_few_prompts_cannot_tell_a_loss_from_a_gain(factor):
+def test_too_few_prompts_cannot_distinguish_a_loss_from_a_gain(factor):
     for prompts in range(2, 8):
         moved = [rounds * (factor + 0.01 * index) for index, rounds in enumerate(ROUNDS[:prompts])]
         low, high = ratio_change((EMITTED[:prompts], ROUNDS[:prompts]), (EMITTED[:prompts], moved)).interval

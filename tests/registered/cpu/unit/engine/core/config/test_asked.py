@@ -100,7 +100,7 @@ def test_as_dict_is_json_in_field_order():
     assert {"field": "spec_version", "value": "v2", "because": "overlap scheduling is the default"} in values["reasons"]
 
 
-def test_launch_hash_sees_values_only():
+def test_start_hash_sees_values_only():
     resolved = resolve(EngineConfig("m"), FACTS)
     assert len(resolved.start_hash()) == 12
     assert replace(resolved, reasons=(), rewrites=()).start_hash() == resolved.start_hash()

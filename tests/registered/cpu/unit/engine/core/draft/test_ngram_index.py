@@ -165,7 +165,7 @@ def test_an_index_of_one_window_still_learns_and_drafts_nothing_false():
 
 
 @pytest.mark.parametrize(("nodes", "topk", "steps"), [(4, 1, 3), (12, 10, 11), (15, 2, 3), (7, 2, 2), (5, 4, 1)])
-def test_padding_fills_the_tree_within_its_bounds_and_makes_no_twins(nodes, topk, steps):
+def test_padding_fills_the_tree_within_its_bounds_and_makes_no_equal_siblings(nodes, topk, steps):
     draft = NgramDraft()
     draft.add(0, 1)
     draft.pad(nodes, topk, steps)

@@ -1,4 +1,4 @@
-"""The ledger: a state machine against a model of plain sets, every illegal verb, every law."""
+"""The ledger: a state machine against a model of plain sets, every illegal operation, every law."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.kept: dict[int, int] = {}
         self.flights: dict[int, list[int]] = {}
         self.held: set[int] = set()
-        self.verbs = 0
+        self.operations = 0
         self.next = 1
         self.wrote: dict[int, list[int]] = {}  # by row: the generation that computed the KV of each position
         self.generation: dict[int, int] = {}
@@ -65,7 +65,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.began(self.next)
         assert (account.rid, account.committed, account.flying) == (self.next, self.committed[self.next], 0)
         self.next += 1
-        self.verbs += 1
+        self.operations += 1
 
     @precondition(lambda self: set(self.rows) - self.held)
     @rule(data=st.data(), width=st.integers(1, 9))
@@ -85,7 +85,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert len(added) == missing and set(added) <= self.free
         self.free -= set(added)
         self.rows[rid] += added
-        self.verbs += 1
+        self.operations += 1
 
     @precondition(lambda self: set(self.rows) - self.held)
     @rule(data=st.data(), width=st.integers(1, 9))
@@ -97,7 +97,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         self.ledger.launch(rid, width)
         self.flights[rid].append(width)
-        self.verbs += 1
+        self.operations += 1
 
     @precondition(lambda self: any(self.flights.values()))
     @rule(data=st.data())
@@ -108,7 +108,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.flights[rid].pop(0)
         self.wrote[rid][self.committed[rid] : self.committed[rid] + accepted] = [self.generation[rid]] * accepted
         self.committed[rid] += accepted
-        self.verbs += 1
+        self.operations += 1
 
     @precondition(lambda self: set(self.rows) - self.held)
     @rule(data=st.data())
@@ -126,7 +126,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for index, page in enumerate(given, self.shared[rid]):
             self.pages_wrote[page] = self.wrote[rid][index * self.size : (index + 1) * self.size]
         self.shared[rid] += count
-        self.verbs += 1
+        self.operations += 1
         with pytest.raises(LedgerError, match=r"committed, less than .* whole pages"):
             self.ledger.donate(rid, whole - count + 1)
 
@@ -147,25 +147,25 @@ class LedgerMachine(RuleBasedStateMachine):
         self.rows[rid], self.committed[rid], self.kept[rid] = stay, keep, keep
         del self.wrote[rid][keep:]
         self.held.add(rid)
-        self.verbs += 1
+        self.operations += 1
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def resume(self, data):
         rid = data.draw(st.sampled_from(sorted(self.held)))
-        for verb in (self.ledger.reserve, self.ledger.launch, self.ledger.donate, self.ledger.hold):
+        for operation in (self.ledger.reserve, self.ledger.launch, self.ledger.donate, self.ledger.hold):
             with pytest.raises(LedgerError, match=f"account {rid} is held; resume it first"):
-                verb(rid, 1)
+                operation(rid, 1)
         most = self.committed[rid] - self.shared[rid] * self.size
         for wrong in (-1, most + 1):
-            with pytest.raises(LedgerError, match=f"resume: account {rid} cannot compute {wrong} of its"):
+            with pytest.raises(LedgerError, match=f"resume: account {rid} cannot recompute {wrong} of its"):
                 self.ledger.resume(rid, wrong)
         again = data.draw(st.integers(0, most))
         self.committed[rid] -= again
         assert self.ledger.resume(rid, again).committed == self.committed[rid]
         self.began(rid)
         self.held.remove(rid)
-        self.verbs += 1
+        self.operations += 1
 
     @precondition(lambda self: any(not f for f in self.flights.values()))
     @rule(data=st.data())
@@ -176,7 +176,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for table in (self.rows, self.shared, self.committed, self.kept, self.flights):
             del table[rid]
         self.held.discard(rid)
-        self.verbs += 1
+        self.operations += 1
 
     @precondition(lambda self: self.cached)
     @rule(data=st.data())
@@ -189,7 +189,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.evict(page)
         self.cached.remove(page)
         self.free.add(page)
-        self.verbs += 1
+        self.operations += 1
 
     @invariant()
     def law_1_each_page_has_one_owner(self):
@@ -229,8 +229,8 @@ class LedgerMachine(RuleBasedStateMachine):
             assert not self.flights[rid] and (len(self.rows[rid]) - 1) * self.size < self.committed[rid]
 
     @invariant()
-    def only_verbs_are_journalled(self):
-        assert len(self.ledger.journal) == self.verbs
+    def only_operations_are_journalled(self):
+        assert len(self.ledger.journal) == self.operations
 
     def teardown(self):
         if not hasattr(self, "ledger"):
@@ -259,7 +259,7 @@ def two_requests() -> Ledger:
 
 
 @pytest.mark.parametrize(
-    ("verb", "arguments", "sentence"),
+    ("operation", "arguments", "sentence"),
     [
         ("open", (1,), "open: request id 1 is not a new positive id"),
         ("open", (0,), "open: request id 0 is not a new positive id"),
@@ -291,11 +291,11 @@ def two_requests() -> Ledger:
         ("evict", (7,), "evict: page 7 does not exist; pages are 1..6"),
     ],
 )
-def test_an_illegal_verb_raises_and_changes_nothing(verb, arguments, sentence):
+def test_an_illegal_operation_raises_and_changes_nothing(operation, arguments, sentence):
     ledger = two_requests()
     journal = list(ledger.journal)
     with pytest.raises(LedgerError, match=f"^{re.escape(sentence)}$"):
-        getattr(ledger, verb)(*arguments)
+        getattr(ledger, operation)(*arguments)
     ledger.check()
     assert ledger.journal == journal
 
@@ -407,7 +407,7 @@ def test_a_row_shows_what_its_own_account_breaks(change, rid, sentence):
         ledger.check_row(rid)
 
 
-def test_strict_checks_the_laws_after_every_verb():
+def test_strict_checks_the_laws_after_every_operation():
     ledger = two_requests()
     free_twice(ledger)
     with pytest.raises(LedgerError, match="law 1"):

@@ -1,4 +1,4 @@
-"""The replay of a journal: an honest one passes, and a verb that is missing, swapped or altered is refused."""
+"""The replay of a journal: an honest one passes, and a operation that is missing, swapped or altered is refused."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ JOURNAL = journal_of_one()
 
 
 def test_replay_accepts_an_honest_journal():
-    assert [verb for verb, _, _ in JOURNAL].count("open") == 3
+    assert [operation for operation, _, _ in JOURNAL].count("open") == 3
     assert replay(JOURNAL, 4, 2).journal == JOURNAL
 
 
 @pytest.mark.parametrize("index", range(len(JOURNAL) - 1))
-def test_replay_refuses_a_missing_verb(index):
+def test_replay_refuses_a_missing_operation(index):
     with pytest.raises((LedgerError, OutOfPages)):
         replay(JOURNAL[:index] + JOURNAL[index + 1 :], 4, 2)
 
@@ -67,17 +67,17 @@ def test_replay_refuses_a_swapped_order(index):
         replay(swapped, 4, 2)
 
 
-@pytest.mark.parametrize("verb", ["reserve", "donate", "hold"])
-def test_replay_refuses_another_page(verb):
-    index = next(i for i, entry in enumerate(JOURNAL) if entry[0] == verb)
+@pytest.mark.parametrize("operation", ["reserve", "donate", "hold"])
+def test_replay_refuses_another_page(operation):
+    index = next(i for i, entry in enumerate(JOURNAL) if entry[0] == operation)
     rid, numbers = JOURNAL[index][1:]
     altered = (*numbers[:-1], numbers[-1] + 1)
-    sentence = f"journal entry {index}: {verb} returned pages {numbers[1:]}, but the run recorded {altered[1:]}"
+    sentence = f"journal entry {index}: {operation} returned pages {numbers[1:]}, but the run recorded {altered[1:]}"
     with pytest.raises(LedgerError, match=re.escape(sentence)):
-        replay([*JOURNAL[:index], (verb, rid, altered), *JOURNAL[index + 1 :]], 4, 2)
+        replay([*JOURNAL[:index], (operation, rid, altered), *JOURNAL[index + 1 :]], 4, 2)
 
 
-def test_replay_refuses_an_unknown_verb():
+def test_replay_refuses_an_unknown_operation():
     with pytest.raises(LedgerError, match="journal entry 19: unknown operation 'lend'"):
         replay([*JOURNAL, ("lend", 3, ())], 4, 2)
 

@@ -1,4 +1,4 @@
-"""Records of ranks compared in order, whoever tells first."""
+"""Records of ranks are compared in step order, not in the order of arrival."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 A, B, C = StepDigest(PLAN, ("j1", "p1")), StepDigest(RESULT, ("t1", "d1", "v1")), StepDigest(PLAN, ("j2", "p2"))
 
 
-def told(*ranks: list[StepDigest]) -> RankComparison:
+def compared(*ranks: list[StepDigest]) -> RankComparison:
     found = RankComparison(len(ranks))
     for rank, records in enumerate(ranks):
         for record in records:
@@ -23,8 +23,8 @@ def told(*ranks: list[StepDigest]) -> RankComparison:
     return found
 
 
-def test_ranks_that_tell_the_same_agree():
-    found = told([A, B, C], [A, B, C], [A, B, C])
+def test_ranks_with_equal_records_agree():
+    found = compared([A, B, C], [A, B, C], [A, B, C])
     found.check_complete()
     agreement = found.agreement
     assert (agreement.ranks, agreement.planned, agreement.read, agreement.divergence) == (3, 2, 1, None)
@@ -40,34 +40,34 @@ def test_ranks_that_tell_the_same_agree():
     ],
 )
 def test_the_first_difference_is_named(other: StepDigest, sentence: str):
-    found = told([A, B, C], [other, B, C])
+    found = compared([A, B, C], [other, B, C])
     assert found.divergence == sentence
     assert (found.agreement.planned, found.agreement.read) == (1, 0)
     assert len(set(found.agreement.digests)) == 2
 
 
 def test_a_difference_in_what_was_read():
-    found = told([A, B], [A, StepDigest(RESULT, ("t1", "other", "v1"))])
+    found = compared([A, B], [A, StepDigest(RESULT, ("t1", "other", "v1"))])
     assert found.divergence == "step 1: the draft tokens of rank 1 and of rank 0 differ"
 
 
-def test_nothing_is_compared_before_all_have_told_it():
-    found = told([A, B, C], [A])
+def test_nothing_is_compared_before_all_have_published_it():
+    found = compared([A, B, C], [A])
     assert found.divergence is None and (found.agreement.planned, found.agreement.read) == (1, 0)
     found.check_complete()
     assert found.divergence == "the ranks stopped after different numbers of steps: 3, 1"
 
 
-def test_a_plan_is_told_with_a_digest_of_the_whole_journal_in_its_order():
-    told: list[list[StepDigest]] = []
+def test_a_plan_is_published_with_a_digest_of_the_whole_journal_in_its_order():
+    published: list[list[StepDigest]] = []
     for rids in ((1, 2), (1, 2), (2, 1)):
         ledger, mine = Ledger(4, 2), []
         ledger.open(9)
-        witness = RankDigest(ledger, mine.append, Counters())
+        observer = RankDigest(ledger, mine.append, Counters())
         for rid in rids:
             ledger.open(rid)
-            witness.planned(StepPlan(prefill=True, rows=(), greedy=True), in_flight=0)
-        told.append(mine)
-    assert told[0] == told[1] and [record.parts for record in told[0]] == [PLAN, PLAN]
-    assert len({record.digests[0] for mine in told for record in mine}) == 4
+            observer.planned(StepPlan(prefill=True, rows=(), greedy=True), in_flight=0)
+        published.append(mine)
+    assert published[0] == published[1] and [record.parts for record in published[0]] == [PLAN, PLAN]
+    assert len({record.digests[0] for mine in published for record in mine}) == 4
     assert digest((1, "a")) == digest((1, "a")) != digest((1, "b"))

@@ -76,6 +76,6 @@ def test_identities(lengths):
     assert metrics.emitted == metrics.correct + metrics.verify_ct == sum(lengths)
     assert metrics.correct == sum(drafts * rounds for drafts, rounds in enumerate(metrics.histogram))
     info = metrics.meta_info(1 + sum(lengths))
-    # On a chain the mean accept length is rate * (N - 1) + 1; the prefill's token adds 1 / rounds.
+    # On a chain the mean acceptance length is rate * (N - 1) + 1; the prefill's token adds 1 / rounds.
     length = info["spec_accept_rate"] * 5 + 1 + 1 / len(lengths)
     assert info["spec_accept_length"] == pytest.approx(length)

@@ -21,6 +21,9 @@ LEGAL = {
 }
 
 HEAT = "0, or a number from 2**-126 to 2**126"
+BIAS = "a dict from token ids in [0, 50) to numbers from -100 to 100"
+WORDS = "a list of lists of token ids in [0, 50), none empty"
+ALLOWED_IDS = "a list of token ids in [0, 50), not empty"
 TOP_K = "-1 (off), or an integer in [1, 2**63)"
 
 
@@ -83,6 +86,25 @@ def test_decoding_needs_a_whole_prefill(phase, prefilled, decoding):
         ("stop_token_ids", (-1,), "a list of token ids in [0, 50)"),
         ("top_logprobs_num", -1, "an integer in [0, 50]"),
         ("top_logprobs_num", 51, "an integer in [0, 50]"),
+        ("min_new_tokens", -1, "an integer in [0, 2**63)"),
+        ("min_p", 1.01, "a number from 0 to 1"),
+        ("min_p", float("nan"), "a number from 0 to 1"),
+        ("presence_penalty", -2.1, "a number from -2 to 2"),
+        ("presence_penalty", float("nan"), "a number from -2 to 2"),
+        ("frequency_penalty", 2.1, "a number from -2 to 2"),
+        ("frequency_penalty", float("inf"), "a number from -2 to 2"),
+        ("repetition_penalty", 0, "a number from 0.01 to 2"),
+        ("repetition_penalty", float("nan"), "a number from 0.01 to 2"),
+        ("logit_bias", {50: 1.0}, BIAS),
+        ("logit_bias", {3: 100.1}, BIAS),
+        ("logit_bias", {3: float("nan")}, BIAS),
+        ("bad_words_ids", ((1, 50),), WORDS),
+        ("bad_words_ids", ((),), WORDS),
+        ("allowed_token_ids", (), ALLOWED_IDS),
+        ("allowed_token_ids", (-1,), ALLOWED_IDS),
+        ("n", 0, "an integer in [1, 1024]"),
+        ("n", 1025, "an integer in [1, 1024]"),
+        ("logprob_start_len", -2, "-1 (off), or an integer in [0, 2**63)"),
     ],
 )
 def test_a_parameter_outside_its_range_is_named_with_what_is_allowed(name, value, allowed):
@@ -102,10 +124,38 @@ def test_a_parameter_outside_its_range_is_named_with_what_is_allowed(name, value
         {"temperature": 2**126, "top_p": 5e-324},
         {"stop": ("a",), "stop_token_ids": (0, 49)},
         {"top_logprobs_num": 50},
+        {"min_new_tokens": 128, "min_p": 1, "repetition_penalty": 0.01},
+        {"presence_penalty": -2, "frequency_penalty": 2.0, "repetition_penalty": 2},
+        {"logit_bias": {0: -100, 49: 100.0}, "bad_words_ids": [[0], (49, 1)], "allowed_token_ids": [49]},
     ],
 )
 def test_the_edges_of_every_range_are_allowed(values):
     SamplingParams(**values).validate(50)
+
+
+def test_an_output_cannot_be_asked_to_be_longer_than_its_limit():
+    with pytest.raises(RequestError, match=r"^min_new_tokens is 4; allowed: at most max_new_tokens, 3$"):
+        SamplingParams(max_new_tokens=3, min_new_tokens=4).validate(50)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"allowed_token_ids": (4,), "bad_words_ids": ((4,),)},
+        {"allowed_token_ids": (4, 5), "bad_words_ids": ((1, 4), (5,))},
+        {"allowed_token_ids": (4, 49), "min_new_tokens": 1, "stop_token_ids": (4,)},
+        {"bad_words_ids": [[token] for token in range(50)]},
+    ],
+)
+def test_bans_must_leave_a_token(values):
+    why = "bad_words_ids and the stop tokens before min_new_tokens could ban every allowed token at once; allowed: "
+    with pytest.raises(RequestError, match=f"^{why}at least one token that they never ban$"):
+        SamplingParams(**values).validate(50, frozenset({49}))
+
+
+def test_a_token_that_is_never_banned_is_enough():
+    left = SamplingParams(allowed_token_ids=(4, 5, 49), bad_words_ids=((4,),), min_new_tokens=1)
+    left.validate(50, frozenset({49}))
 
 
 def test_a_number_too_long_to_write_is_refused_too():
@@ -115,7 +165,7 @@ def test_a_number_too_long_to_write_is_refused_too():
 
 def test_what_parameters_imply():
     assert SamplingParams().greedy and not SamplingParams(temperature=0.1).greedy
-    assert not SamplingParams().wants_logprobs
+    assert not SamplingParams().wants_logprobs and not SamplingParams().adjusts
     assert SamplingParams(return_logprob=True).wants_logprobs and SamplingParams(top_logprobs_num=1).wants_logprobs
 
 
@@ -137,6 +187,20 @@ def test_what_parameters_imply():
         ("ignore_eos", 1, "true or false"),
         ("return_logprob", "yes", "true or false"),
         ("top_logprobs_num", None, "an integer in [0, 50]"),
+        ("min_new_tokens", 1.0, "an integer in [0, 2**63)"),
+        ("min_p", True, "a number from 0 to 1"),
+        ("presence_penalty", None, "a number from -2 to 2"),
+        ("frequency_penalty", "1", "a number from -2 to 2"),
+        ("repetition_penalty", True, "a number from 0.01 to 2"),
+        ("logit_bias", [(3, 1.0)], BIAS),
+        ("logit_bias", {"3": 1.0}, BIAS),
+        ("logit_bias", {3: True}, BIAS),
+        ("bad_words_ids", ((1.0,),), WORDS),
+        ("bad_words_ids", (3,), WORDS),
+        ("allowed_token_ids", 3, ALLOWED_IDS),
+        ("n", 2.0, "an integer in [1, 1024]"),
+        ("no_stop_trim", 1, "true or false"),
+        ("logprob_start_len", False, "-1 (off), or an integer in [0, 2**63)"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused(name, value, allowed):

@@ -113,7 +113,7 @@ def test_a_round_reserves_behind_everything_in_flight():
     assert scheduler.counters.counts["page.crossed"] == 3
 
 
-def test_a_drafter_that_reads_the_host_is_told_every_token_of_a_round():
+def test_a_drafter_that_reads_the_host_receives_every_token_of_a_round():
     scheduler = scheduler_of(host_tokens=True)
     first, second = queue(scheduler, 4, 2)
     chunks = turn(scheduler)

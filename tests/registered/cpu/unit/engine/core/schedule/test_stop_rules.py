@@ -42,10 +42,12 @@ def naive(words, params, eos=frozenset()):
     for count in range(1, len(words) + 1):
         text = "".join(WORDS[t] for t in words[:count])
         if words[count - 1] in ids:
-            return count, "".join(WORDS[t] for t in words[: count - 1]), Finish("stop", words[count - 1])
+            kept = words[: count - (not params.no_stop_trim)]
+            return count, "".join(WORDS[t] for t in kept), Finish("stop", words[count - 1])
         places = sorted((text.find(s), -len(s), s) for s in params.stop if s in text)
         if places:
-            return count, text[: places[0][0]], Finish("stop", places[0][2])
+            start, size, stop = places[0]
+            return count, text[: start - size * params.no_stop_trim], Finish("stop", stop)
         if count == params.max_new_tokens:
             return count, text, Finish("length")
     return len(words), "".join(WORDS[t] for t in words), None
@@ -59,9 +61,10 @@ def naive(words, params, eos=frozenset()):
     ids=st.lists(st.integers(0, len(WORDS) - 1), max_size=1),
     ignore=st.booleans(),
     eos=st.sets(st.integers(0, len(WORDS) - 1), max_size=1),
+    keep=st.booleans(),
 )
-def test_equals_judging_whole_prefixes(words, limit, stop, ids, ignore, eos):
-    params = SamplingParams(max_new_tokens=limit, stop=tuple(stop), stop_token_ids=tuple(ids), ignore_eos=ignore)
+def test_equals_judging_whole_prefixes(words, limit, stop, ids, ignore, eos, keep):
+    params = SamplingParams(limit, stop=tuple(stop), stop_token_ids=tuple(ids), ignore_eos=ignore, no_stop_trim=keep)
     assert deliver(words, params, frozenset(eos)) == naive(words, params, frozenset(eos))
 
 
@@ -103,6 +106,13 @@ def test_a_stop_token_leaves_no_text():
     assert deliver([0, 4], SamplingParams(stop_token_ids=(4,))) == (2, "a", Finish("stop", 4))
 
 
+def test_a_kept_stop_stays_without_what_follows_it():
+    keep = {"no_stop_trim": True}
+    assert deliver([0, 4], SamplingParams(stop_token_ids=(4,), **keep)) == (2, "aabc", Finish("stop", 4))
+    assert deliver([0, 7], SamplingParams(stop=("bc",), **keep)) == (2, "abc", Finish("stop", "bc"))
+    assert deliver([0, 7], SamplingParams(stop=("ca", "b", "bca"), **keep)) == (2, "abca", Finish("stop", "bca"))
+
+
 def test_the_end_of_sequence_stops_unless_it_is_ignored():
     eos = frozenset({1})
     assert deliver([0, 1, 0], SamplingParams(), eos) == (2, "a", Finish("stop", 1))
@@ -128,9 +138,9 @@ def test_a_tail_that_begins_a_stop_string_is_not_settled(text, stop, length):
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.text("ab", max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
-def test_settled_text_is_never_taken_back(text, stop):
-    rules, transcript = StopRules(frozenset(), tuple(stop), 100), OutputText(Words())
+@given(st.text("ab", max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.booleans())
+def test_settled_text_is_never_taken_back(text, stop, keep):
+    rules, transcript = StopRules(frozenset(), tuple(stop), 100, keep), OutputText(Words())
     shown = ""
     for count, letter in enumerate(text, 1):
         finish = rules.judge(WORDS.index(letter), count, transcript)

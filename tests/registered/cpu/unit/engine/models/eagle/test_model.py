@@ -123,19 +123,19 @@ def test_refusals(target, folder, changes, sentence):
 
 @pytest.mark.parametrize("prefix", ["", "model."])
 def test_an_eagle_draft_under_its_targets_name(target, llama_folder, folder, prefix, tmp_path):
-    """EAGLE's authors publish drafts whose config.json says LlamaForCausalLM; the tensors tell what they are."""
+    """EAGLE's authors publish drafts whose config.json says LlamaForCausalLM; the tensors show what they are."""
     made = folder()
     honest = load_eagle(made, target, "cpu", torch.float32)
     renamed = {f"{prefix}{name}": tensor for name, tensor in load_file(made / "model.safetensors").items()}
-    disguised = save(tmp_path / "disguised", CONFIG | {"architectures": ["LlamaForCausalLM"]}, renamed)
-    known = facts(llama_folder("again"), disguised, "cpu").draft
+    misnamed = save(tmp_path / "as_target", CONFIG | {"architectures": ["LlamaForCausalLM"]}, renamed)
+    known = facts(llama_folder("again"), misnamed, "cpu").draft
     assert known == facts(llama_folder("once more"), made, "cpu").draft
     assert (known.architecture, known.aux_layers) == ("LlamaForCausalLMEagle", (FINAL,))
-    assert torch.equal(load_eagle(disguised, target, "cpu", torch.float32).fuse, honest.fuse)
+    assert torch.equal(load_eagle(misnamed, target, "cpu", torch.float32).fuse, honest.fuse)
     with pytest.raises(
         ConfigError, match="is a LlamaForCausalLMEagle, but an EAGLE3 draft must be LlamaForCausalLMEagle3"
     ):
-        load_eagle3(disguised, target, "cpu", torch.float32)
+        load_eagle3(misnamed, target, "cpu", torch.float32)
 
 
 @pytest.mark.parametrize("first", ["midlayer", "layers.0"])
@@ -203,7 +203,7 @@ def test_speculators_that_are_refused(target, eagle_folder, changes, sentence):
 
 
 def test_a_llama_stays_a_llama(target, llama_folder, tmp_path):
-    """Also one whose weights are not there yet: what is missing is told by whoever loads it."""
+    """Also one whose weights are not there yet; loading it names what is missing."""
     draft = llama_folder("draft", hidden_size=32)
     assert facts(llama_folder("again"), draft, "cpu").draft.architecture == "LlamaForCausalLM"
     (draft / "model.safetensors").unlink()

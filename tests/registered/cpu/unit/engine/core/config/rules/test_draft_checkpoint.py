@@ -7,7 +7,7 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.draft_checkpoint import PAIRING
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.errors import ConfigError
-from tests.support.launch_configs import HEAD, MODEL, eagle3, facts, refusal, standalone
+from tests.support.start_configs import HEAD, MODEL, eagle3, facts, refusal, standalone
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 

@@ -3,7 +3,7 @@ import pytest
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
-from tests.support.launch_configs import broken, eagle3, facts, refusal
+from tests.support.start_configs import broken, eagle3, facts, refusal
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 

@@ -9,7 +9,7 @@ from specmatrix.engine.core.config.resolve import explicit, resolve
 from specmatrix.engine.core.config.rules.parallel import SPLITTING
 from specmatrix.engine.core.draft.algorithms import Topology, Traits, forget_traits, register_traits
 from specmatrix.errors import ConfigError
-from tests.support.launch_configs import refusal
+from tests.support.start_configs import refusal
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 

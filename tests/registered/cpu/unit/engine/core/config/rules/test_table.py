@@ -11,7 +11,7 @@ from specmatrix.engine.core.config.rules.parallel import SPLITTING
 from specmatrix.engine.core.config.rules.table import CAPACITY, RULES
 from specmatrix.engine.core.draft.algorithms import Topology, Traits
 from specmatrix.errors import ConfigError
-from tests.support.launch_configs import HEAD, MODEL, eagle3, facts, refusal, standalone
+from tests.support.start_configs import HEAD, MODEL, eagle3, facts, refusal, standalone
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 

@@ -1,4 +1,4 @@
-"""Asks and facts for the tests of launch rules: a target of 512 tokens, four layers, 128 wide, and drafts for it."""
+"""Configurations for tests of rules, and facts: a target of 512 tokens, four layers, 128 wide, and its drafts."""
 
 import pytest
 
