@@ -24,7 +24,8 @@ from specmatrix.matrix.cli.stopping import SIGNALS, deferred
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import lost
 from specmatrix.matrix.run.tiers import VISIBLE
-from specmatrix.reports.schema import CellResult
+from specmatrix.matrix.run.waivers import waive
+from specmatrix.reports.schema import REFERENCE, CellResult, WaiverRule
 
 # A cell takes seconds; a worker that sends nothing for this long hangs.
 LIMIT_SECONDS: Final = 180.0
@@ -37,12 +38,14 @@ THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """The settings of every worker. limit: seconds per cell, including the worker's start."""
+    """The settings of every worker. limit: seconds per cell, including the worker's start. subject: by its name."""
 
     seed: int
     tier: str
     stage: str
     limit: float = LIMIT_SECONDS
+    subject: str = REFERENCE
+    waivers: tuple[WaiverRule, ...] = ()
 
 
 @dataclass(slots=True)
@@ -128,7 +131,9 @@ def _replace(workers: list[Worker], worker: Worker, job: ShardJob, what: str) ->
     if rest:
         _start(workers, rest, job, worker.gpus, second=not worker.ready)
     reason = f"its worker {what}" if worker.ready else f"two workers in a row did not start; the second {what}"
-    yield from [lost(prepare(cell, job.tier, job.seed), reason) for cell in missing]
+    for cell in missing:
+        record = lost(prepare(cell, job.tier, job.seed, subject=job.subject), reason)
+        yield waive(record, job.waivers, job.subject, None)
 
 
 def _start(
@@ -162,13 +167,14 @@ def work(cells: tuple[Cell, ...], job: ShardJob, gpus: tuple[int, ...], connecti
     become_worker(gpus)
     import torch
 
-    from specmatrix.matrix.run.runner import reference_runner
+    from specmatrix.matrix.run.runner import subject_runner
 
     torch.set_num_threads(1)
-    runner = reference_runner(job.seed, job.tier)
+    runner = subject_runner(job.subject, job.seed, job.tier, job.waivers)
     connection.send(None)
     for cell in cells:
         connection.send(runner.run_cell(cell))
+    runner.shut_down()
     connection.close()
 
 

@@ -10,6 +10,8 @@ LARGEST: Final = 10**9
 
 # How much a gate looked at, by the names of those numbers.
 AMOUNTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "claims": ("answers", "claims"),
+    "oracle": ("oracle_tokens",),
     "ledger": ("pages", "stamps", "verbs"),
     "ranks": ("ranks", "planned", "read"),
     "session": ("sessions", "attempts"),
@@ -24,6 +26,8 @@ AMOUNTS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 # What a gate that passes found none of.
 FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "claims": ("broken",),
+    "oracle": ("wrong",),
     "ledger": ("leaked", "wrong_stamps"),
     "ranks": ("divergent",),
     "session": ("wrong", "apart"),
@@ -34,6 +38,8 @@ FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "effective": ("differences", "unseen"),
 }
 GATES: Final = tuple(AMOUNTS)
+# Gates of other subjects than the reference engine, in whose source no fault can be planted.
+FOREIGN_GATES: Final = ("claims", "oracle")
 
 
 class Limit(NamedTuple):

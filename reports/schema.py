@@ -39,6 +39,11 @@ UNKNOWN: Final = "unknown"
 CellState = Literal["PASS", "FAIL", "NOT MEASURED", "INFRA", "UNSUPPORTED"]
 GateState = Literal["PASS", "FAIL", "NOT MEASURED"]
 Expect = Literal["runs", "refused", "rewritten"]
+WaiverKind = Literal["known", "flaky"]
+WAIVER_KINDS: Final[tuple[WaiverKind, ...]] = ("known", "flaky")
+# The name of the subject that the matrix brings, and of what a waiver covers if no gate judged the cell.
+REFERENCE: Final = "reference"
+CRASH: Final = "crash"
 CELL_STATES: Final[tuple[CellState, ...]] = ("PASS", "FAIL", "NOT MEASURED", "INFRA", "UNSUPPORTED")
 GATE_STATES: Final[tuple[GateState, ...]] = ("PASS", "FAIL", "NOT MEASURED")
 # A cell in one of these states fails its run, unless it is waived.
@@ -89,15 +94,35 @@ class Waiver(ReportRecord, frozen=True):
             raise ValueError("the reason of a waiver is empty; say why the failure is accepted")
 
 
-class WaiverRule(ReportRecord, frozen=True):
-    """A waiver as declared: the cells it selects, the reason, the expiry (ISO date, inclusive)."""
+class WaiverRule(ReportRecord, frozen=True, omit_defaults=True):
+    """A waiver as declared: the cells it selects, the reason, the expiry (ISO date, inclusive), and the gate that fails
+    there (`CRASH`: no gate, but the run).
+
+    kind: "known" (a cell that passes the gate again is red) or "flaky" (it may pass or fail). subject: the one that it
+    is of; versions: a range of its versions, "" for all; issue: where the defect is reported.
+    """
 
     cells: str
     reason: str
     expiry: str
+    gate: str = CRASH
+    kind: WaiverKind = "known"
+    subject: str = REFERENCE
+    versions: str = ""
+    issue: str = ""
 
     def __post_init__(self) -> None:
         check_day("expiry", self.expiry)
+
+
+class SubjectRecord(ReportRecord, frozen=True, omit_defaults=True):
+    """The engine under test: its name and version, what it claims to show, and for each gate that does not apply to it
+    one sentence on why."""
+
+    name: str
+    version: str = ""
+    capabilities: tuple[str, ...] = ()
+    excluded: Mapping[str, str] = field(default_factory=dict)
 
 
 class CounterDemand(ReportRecord, frozen=True):
@@ -203,8 +228,8 @@ CellResult: TypeAlias = CellRecord[StartRecord]
 class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=True):
     """What the run was: code, data, machine and rules.
 
-    `created` is an ISO 8601 time with zone. `thresholds` and `waivers` are the rules that held. `counters` is None
-    where the stage demands none.
+    `subject` is the engine under test. `created` is an ISO 8601 time with zone. `thresholds` and `waivers` are the
+    rules that held. `counters` is None where the stage demands none.
     """
 
     schema: int = SCHEMA
@@ -222,6 +247,7 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     thresholds: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     waivers: tuple[WaiverRule, ...] = ()
     counters: CounterDemand | None = None
+    subject: SubjectRecord = SubjectRecord(REFERENCE)
 
     def __post_init__(self) -> None:
         _check_time("created", self.created)

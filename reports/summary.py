@@ -70,6 +70,7 @@ class Summary:
             "seconds": round(self.seconds, 3),
             "tier": self.header.tier,
             "stage": self.header.stage,
+            "subject": self.header.subject.name,
             "by_gate": self.by_gate,
             "counters": self.counters.to_json(),
             "coverage": self.coverage.to_json(),

@@ -65,6 +65,7 @@ def versions(header: Header) -> str:
 def provenance(header: Header) -> dict[str, str]:
     """What was run, where and on which inputs, by name."""
     return {
+        "subject": f"{header.subject.name} {header.subject.version}".strip(),
         "commit": build(header),
         "created": header.created,
         "tier / stage / seed": f"{header.tier} / {header.stage} / {header.seed}",

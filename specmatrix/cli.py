@@ -23,7 +23,7 @@ from specmatrix.errors import ConfigError, EngineError, shown, text_of
 from specmatrix.matrix.cli.commands.flags import EPILOG
 from specmatrix.matrix.cli.errors import misuse
 from specmatrix.matrix.cli.stopping import Stopped, stoppable
-from specmatrix.reports.schema import ReportError
+from specmatrix.reports.schema import REFERENCE, ReportError
 
 # The base class of typer's usage errors, which typer itself does not export.
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
@@ -43,6 +43,8 @@ zoo = typer.Typer(help="The fixture models.", rich_markup_mode=None)
 app.add_typer(zoo, name="zoo")
 checkpoints = typer.Typer(help="Published checkpoints, for the GPU tiers.", rich_markup_mode=None)
 app.add_typer(checkpoints, name="checkpoints")
+subjects = typer.Typer(help="The engines that cells can run on.", rich_markup_mode=None)
+app.add_typer(subjects, name="subjects")
 
 Stage = Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly")]
 Workers = Annotated[int, typer.Option(help="worker processes, one compute thread each; on GPUs, per set of GPUs")]
@@ -83,12 +85,16 @@ def run(
     workers: Workers = WORKERS,
     seed: Seed = 0,
     limit: Annotated[int | None, typer.Option(help="run at most this many cells")] = None,
+    subject: Annotated[str, typer.Option(help="the engine under test, by a name of `specmatrix subjects`")] = REFERENCE,
+    waivers: Annotated[
+        Path | None, typer.Option(help="YAML file of known failures; default: specmatrix-waivers.yaml, if it is there")
+    ] = None,
     json_: Json = False,
 ) -> int:
     """Run cells and write their report."""
     from specmatrix.ci.commands.run import run as run_matrix
 
-    return run_matrix(tier, stage, out, cells, workers, seed, limit, json_)
+    return run_matrix(tier, stage, out, cells, workers, seed, limit, json_, subject, waivers)
 
 
 @app.command()
@@ -313,6 +319,25 @@ def zoo_train(
     from specmatrix.matrix.cli.commands.zoo import train_models
 
     return train_models(names or [], device, out, minutes, quick)
+
+
+@subjects.callback(invoke_without_command=True)
+def subjects_list(context: typer.Context, json_: Json = False) -> int:
+    """List the engines that cells can run on, with their versions and what they can show."""
+    from specmatrix.matrix.cli.commands.subjects import list_subjects
+
+    return 0 if context.invoked_subcommand else list_subjects(json_)
+
+
+@subjects.command("check")
+def subjects_check(
+    name: Annotated[str, typer.Argument(help="a name of the list")],
+    json_: Json = False,
+) -> int:
+    """Run the contract suite for subjects."""
+    from specmatrix.matrix.cli.commands.subjects import check_subject
+
+    return check_subject(name, json_)
 
 
 @checkpoints.command("list")

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from specmatrix.ci.local import ShardJob, run_plan
+from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plan
 from specmatrix.ci.planner import Host, ShardPlan, plan
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
@@ -17,14 +17,16 @@ from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cli.stopping import Stopped
-from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.tiers import check_seed, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.run.waivers import load_waivers
+from specmatrix.matrix.subjects.registry import installed_subject
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.render.terminal import print_run
-from specmatrix.reports.schema import PAGE_FILE, RED_STATES, REPORT_FILE, CellResult, Header
+from specmatrix.reports.schema import PAGE_FILE, RED_STATES, REFERENCE, REPORT_FILE, CellResult, Header
 from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
 from specmatrix.reports.wording import count, shorten
 
@@ -33,17 +35,31 @@ SHOWN: Final = 32
 
 
 def run(
-    tier: str, stage: str, out: Path, cells: str | None, workers: int, seed: int, limit: int | None, json_: bool
+    tier: str,
+    stage: str,
+    out: Path,
+    cells: str | None,
+    workers: int,
+    seed: int,
+    limit: int | None,
+    json_: bool,
+    subject: str = REFERENCE,
+    waivers: Path | None = None,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
+    engine, rules = installed_subject(subject), load_waivers(waivers)
     chosen = chosen_cells(tier, stage, cells, limit)
     check_parallel("workers", workers)
     check_seed(seed)
     verify_cells(chosen)
     gpus = find_tier(tier).gpus
     work = plan(chosen, {}, [Host("local", gpus=visible_gpus(tier), workers=workers)], gpus)
-    records = _shown(work, ShardJob(seed, tier, stage), len(chosen))
-    view = write_run(load(_write(out, run_header(tier, stage, seed, GATES), records, len(chosen))))
+    profile = engine.profile
+    # A cell may start its engine and the baseline's.
+    own = 0.0 if profile.in_process else 2 * (profile.start_seconds + profile.answer_seconds)
+    records = _shown(work, ShardJob(seed, tier, stage, LIMIT_SECONDS + own, subject, rules), len(chosen))
+    header = run_header(tier, stage, seed, applied_gates(profile).gates, engine, rules)
+    view = write_run(load(_write(out, header, records, len(chosen))))
     if json_:
         print(json.dumps(view.summary.to_json(), indent=2))
     else:

@@ -28,7 +28,7 @@ class ConfigGate:
     """Compares every field with the golden table; explicitly set values must run unless a rewrite is reported."""
 
     name: str = "config"
-    needs: frozenset[Capability] = frozenset({Capability.READBACK})
+    needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.RESOLUTION})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
     golden: Golden = field(default_factory=golden_table)
 

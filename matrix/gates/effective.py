@@ -29,7 +29,7 @@ class EffectiveGate:
     """The running values equal the resolved ones, the drafter kept its protocol, all evidence that applies holds."""
 
     name: str = "effective"
-    needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.COUNTERS})
+    needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.COUNTERS, Capability.RESOLUTION})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
     evidence: tuple[Evidence, ...] = (*EVIDENCE, *GPU_EVIDENCE)
 

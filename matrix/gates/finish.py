@@ -42,9 +42,11 @@ class FinishGate:
         cell, faults = prepared.cell, []
         for request in run.requests:
             answer = answers[request.name]
-            fault = (
-                _end(request, answer, cell.target) or _logprobs(request, answer) or _metrics(cell, run.resolved, answer)
-            )
+            fault = _end(request, answer, cell.target)
+            if not fault and Capability.LOGPROBS in run.capabilities:
+                fault = _logprobs(request, answer)
+            if not fault and Capability.HISTOGRAM in run.capabilities:
+                fault = _metrics(cell, run.resolved, answer)
             if fault:
                 faults.append(f"{request.name} {fault}")
         reasons = Counter(answer.finish for answer in run.answers)

@@ -29,7 +29,7 @@ class LedgerGate:
     """
 
     name: str = "ledger"
-    needs: frozenset[Capability] = frozenset({Capability.JOURNAL, Capability.COUNTERS})
+    needs: frozenset[Capability] = frozenset({Capability.JOURNAL, Capability.MEMORY, Capability.COUNTERS})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
 
     def applies(self, cell: Cell) -> bool:
@@ -39,11 +39,11 @@ class LedgerGate:
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without a journal or without checked stamps."""
         memory = run.memory
+        if memory is None or run.journal is None or not run.journal[0]:
+            return Outcome(self.name, State.NOT_MEASURED, message="the subject provides no ledger journal")
         leaked = memory.pages - memory.free - memory.cached
         checked, wrong = run.evidence.get("stamp.checked", 0), run.evidence.get("stamp.wrong", 0)
         numbers: dict[str, Number] = {"pages": memory.pages, "leaked": leaked, "stamps": checked, "wrong_stamps": wrong}
-        if run.journal is None or not run.journal[0]:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message="the subject provides no ledger journal")
         numbers["verbs"] = len(run.journal[0])
         fault = _leaks(memory, leaked) or _audited(run, memory)
         if not fault:

@@ -16,7 +16,7 @@ from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_differen
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of
 from specmatrix.matrix.run.prepared_cell import PreparedCell
-from specmatrix.matrix.subjects.protocol import Capability, Run
+from specmatrix.matrix.subjects.protocol import Capability, RequestSpec, Run
 
 THRESHOLDS: Final = {
     "tie_nats": Threshold(TIE_NATS, "above float32 rounding of a logit, below the top-2 gaps of the zoo's models"),
@@ -32,16 +32,22 @@ THRESHOLDS: Final = {
 
 @dataclass
 class LosslessGate:
-    """Equal tokens and log-probabilities: run and baseline, and greedy baseline and Hugging Face transformers."""
+    """Equal tokens and log-probabilities: run and baseline, and greedy baseline and Hugging Face transformers.
+
+    oracle: None leaves the second comparison to the gate `oracle`. is_oracle_tie: decides where the subject reports no
+    log-probabilities (`OracleGate.is_tie`). sampled: also compare sampled requests, which needs sampled identity.
+    """
 
     name: str = "lossless"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
-    oracle: Callable[[str], Oracle | None] = oracle_of
+    oracle: Callable[[str], Oracle | None] | None = oracle_of
+    is_oracle_tie: Callable[[str, RequestSpec, int], bool] | None = None
+    sampled: bool = True
 
     def applies(self, cell: Cell) -> bool:
-        """Every cell; those without a drafter still differ from the baseline in other axes."""
-        return True
+        """Every cell whose requests are compared; those without a drafter still differ in other axes."""
+        return self.sampled or cell.sampling in ("greedy", "mixed")
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """A greedy divergence where the baseline's two best tokens are within `tie_nats` is a tie, not a failure."""
@@ -49,8 +55,11 @@ class LosslessGate:
         if missing:
             return missing
         every = pairs(run, baseline)
+        if not self.sampled:
+            every = [pair for pair in every if pair.request.temperature == 0]
         found = [(pair, index) for pair in every if (index := _divergence(pair)) is not None]
-        ties = [f"{pair.request.name}@{index}" for pair, index in found if is_tie(pair.request, pair.baseline, index)]
+        target = prepared.cell.target
+        ties = [f"{pair.request.name}@{index}" for pair, index in found if self._is_tie(target, pair, index)]
         broken = [(pair, i) for pair, i in found if f"{pair.request.name}@{i}" not in ties]
         numbers: dict[str, Number] = {
             "tokens": sum(len(pair.answer.output_ids) for pair in every),
@@ -71,7 +80,16 @@ class LosslessGate:
         if exact and nats > self.thresholds["score_nats"]:
             text = f"a log-probability of {worst} differs from the baseline's by {nats:.2g} nats"
             return Outcome(self.name, State.FAIL, numbers, message=text)
-        return self._against_oracle(every, numbers, self.oracle(prepared.cell.target), exact)
+        if self.oracle is None:
+            return Outcome(self.name, State.PASS, numbers)
+        return self._against_oracle(every, numbers, self.oracle(target), exact)
+
+    def _is_tie(self, target: str, pair: AnswerPair, index: int) -> bool:
+        if is_tie(pair.request, pair.baseline, index):
+            return True
+        if self.is_oracle_tie is None or pair.request.temperature > 0 or pair.baseline.top_logprobs:
+            return False
+        return oracle_index(pair.request) is not None and self.is_oracle_tie(target, pair.request, index)
 
     def _against_oracle(
         self, every: list[AnswerPair], numbers: dict[str, Number], oracle: Oracle | None, exact: bool

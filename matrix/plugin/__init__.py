@@ -21,6 +21,8 @@ OPTIONS: Final[dict[str, dict[str, object]]] = {
     "stage": {"default": "smoke", "help": "cells to run: smoke, pr or nightly; product: all possible cells"},
     "cells": {"default": None, "metavar": "SELECTOR", "help": "select cells: `algorithm=eagle3 and topk=4`, or an id"},
     "limit": {"default": None, "type": int, "metavar": "N", "help": "collect at most N cells"},
+    "subject": {"default": "reference", "metavar": "NAME", "help": "the engine under test"},
+    "waivers": {"default": None, "metavar": "FILE", "help": "YAML file of known failures"},
     "seed": {"default": 0, "type": int, "metavar": "N", "help": "seed for prompts and sampling"},
     "report": {"default": "", "metavar": "DIR", "help": "write the report of the cells that ran"},
 }

@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,10 +20,12 @@ from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.plugin import FAILED
 from specmatrix.matrix.run.tiers import TIERS, check_seed, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.run.waivers import load_waivers
+from specmatrix.matrix.subjects.registry import installed_subject
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.collector import paused
 from specmatrix.reports.repro import as_called
-from specmatrix.reports.schema import RED_STATES, CellResult
+from specmatrix.reports.schema import RED_STATES, CellResult, WaiverRule, is_waived
 from specmatrix.reports.store import cell_to_json
 from specmatrix.reports.wording import failure
 
@@ -61,6 +64,8 @@ class CellGroup(pytest.Collector):
                     f"--specmatrix-report supports tier {CPU!r} only; use `specmatrix run --tier {self.tier}`"
                 )
             check_seed(config.option.specmatrix_seed)
+            installed_subject(config.option.specmatrix_subject)
+            waivers_of(config)
             chosen = select(
                 config.option.specmatrix_stage,
                 config.option.specmatrix_cells,
@@ -116,7 +121,8 @@ class CellItem(pytest.Item):
         record = runner_for(self.config, self.tier).run_cell(self.cell)
         if self.config.option.specmatrix_report:
             self.user_properties.append((RECORD, cell_to_json(record)))
-        if record.state in RED_STATES:
+        today = datetime.now(UTC).date().isoformat()
+        if record.state in RED_STATES and not is_waived(record, today):
             raise CellFailed(record)
         if record.state == "UNSUPPORTED":
             pytest.skip(failure(record))
@@ -146,11 +152,19 @@ def runner_for(config: pytest.Config, tier: str) -> Runner:
             os.environ[VISIBLE] = ""
         import torch
 
-        from specmatrix.matrix.run.runner import reference_runner
+        from specmatrix.matrix.run.runner import subject_runner
 
         torch.set_num_threads(1)
-        runners[tier] = reference_runner(config.option.specmatrix_seed, tier)
+        option = config.option
+        runners[tier] = subject_runner(option.specmatrix_subject, option.specmatrix_seed, tier, waivers_of(config))
+        config.add_cleanup(runners[tier].shut_down)
     return runners[tier]
+
+
+def waivers_of(config: pytest.Config) -> tuple[WaiverRule, ...]:
+    """The waivers that the command line names, or those of the current folder. ConfigError on a bad file."""
+    named = config.option.specmatrix_waivers
+    return load_waivers(None if named is None else Path(named))
 
 
 _RUNNERS: Final = pytest.StashKey["dict[str, Runner]"]()

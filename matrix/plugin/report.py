@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selection import is_id
-from specmatrix.matrix.gates.registry import GATES
-from specmatrix.matrix.plugin.items import CPU, RECORD
+from specmatrix.matrix.gates.registry import applied_gates
+from specmatrix.matrix.plugin.items import CPU, RECORD, waivers_of
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.record import lost
+from specmatrix.matrix.subjects.registry import installed_subject
 from specmatrix.reports.counters import CounterVerdict
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.schema import ReportError
@@ -27,10 +29,13 @@ class CellReports:
         self.directory = Path(config.option.specmatrix_report)
         self.stage, self.seed = config.option.specmatrix_stage, config.option.specmatrix_seed
         self.counters: CounterVerdict | None = None
-        header = run_header(CPU, self.stage, self.seed, GATES)
+        self.subject = config.option.specmatrix_subject
         try:
+            subject, rules = installed_subject(self.subject), waivers_of(config)
+            gates = applied_gates(subject.profile).gates
+            header = run_header(CPU, self.stage, self.seed, gates, subject, rules)
             self.writer = ReportWriter(self.directory, header)
-        except ReportError as error:
+        except (ConfigError, ReportError) as error:
             raise pytest.UsageError(str(error)) from None
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -45,7 +50,7 @@ class CellReports:
                 if name == RECORD:
                     self.writer.write(cell_from_json(str(value)))
         elif phase == "???" and is_id(text := report.nodeid.rpartition("::")[2]):
-            cell = prepare(Cell.from_id(text), CPU, self.seed)
+            cell = prepare(Cell.from_id(text), CPU, self.seed, subject=self.subject)
             self.writer.write(lost(cell, "its worker died"))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:

@@ -27,7 +27,11 @@ class ChildProcess:
     """
 
     def __init__(
-        self, command: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self._mark = uuid4().hex
         self._process = subprocess.Popen(
@@ -37,6 +41,7 @@ class ChildProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            pass_fds=pass_fds,
             start_new_session=True,  # Ctrl-C in the terminal reaches this process alone
         )
         assert self._process.stdin is not None and self._process.stdout is not None

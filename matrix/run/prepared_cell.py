@@ -15,6 +15,7 @@ from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.subjects.protocol import RequestSpec
 from specmatrix.matrix.workloads.build import workload
+from specmatrix.reports.schema import REFERENCE
 
 # The requests of a cell for a seed.
 Workload = Callable[[Cell, int], Sequence[RequestSpec]]
@@ -24,7 +25,7 @@ Workload = Callable[[Cell, int], Sequence[RequestSpec]]
 class PreparedCell:
     """A cell with its configuration, facts and requests, each computed at most once, on first access.
 
-    tier, seed: of the run. constraints: those that apply to the cell. expectation: the expected outcome.
+    tier, seed, subject: of the run. constraints: those that apply to the cell. expectation: the expected outcome.
     """
 
     cell: Cell
@@ -33,6 +34,7 @@ class PreparedCell:
     constraints: tuple[Constraint, ...]
     expectation: Expect
     workload: Workload
+    subject: str = REFERENCE
 
     @property
     def gpus(self) -> int:
@@ -78,6 +80,11 @@ class PreparedCell:
         return self._plain(self.cell.canonical)
 
     @cached_property
+    def default_baseline(self) -> PreparedCell:
+        """The same requests with plain decoding on an engine that is left to its defaults, for other subjects."""
+        return self._plain(Cell(model=self.cell.model, context=self.cell.context))
+
+    @cached_property
     def session_baseline(self) -> PreparedCell:
         """The same requests with the cell's drafter, every turn prefilling its whole history instead of inheriting."""
         return self._plain(self.cell.session_baseline)
@@ -91,10 +98,12 @@ class PreparedCell:
         return replace(self, cell=start, constraints=(), expectation="runs", workload=lambda *_: self._plain_requests)
 
 
-def prepare(cell: Cell, tier: str = "cpu", seed: int = 0, workload: Workload = workload) -> PreparedCell:
+def prepare(
+    cell: Cell, tier: str = "cpu", seed: int = 0, workload: Workload = workload, subject: str = REFERENCE
+) -> PreparedCell:
     """Prepare a cell. ConfigError if it is impossible or redundant."""
     constraints = explain(cell)
-    return PreparedCell(cell, tier, seed, constraints, expectation(cell, constraints), workload)
+    return PreparedCell(cell, tier, seed, constraints, expectation(cell, constraints), workload, subject)
 
 
 def as_baseline(requests: Sequence[RequestSpec]) -> tuple[RequestSpec, ...]:

@@ -15,18 +15,27 @@ from typing import Final
 from specmatrix import HOME, __version__
 from specmatrix.matrix.cover.lockfile import LOCK_FILE
 from specmatrix.matrix.gates.gate import Gate
+from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.run.coverage_demand import demanded
 from specmatrix.matrix.run.tiers import tier as find_tier
-from specmatrix.matrix.run.waivers import WAIVERS
+from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.zoo.registry import TARGETS, TEST, oracle_file, zoo_hash
-from specmatrix.reports.schema import UNKNOWN, Header
+from specmatrix.reports.schema import REFERENCE, UNKNOWN, Header, SubjectRecord, WaiverRule
 
 ROOT: Final = HOME
 PACKAGES: Final = ("torch", "transformers")
 
 
-def run_header(tier: str, stage: str, seed: int, gates: Iterable[Gate]) -> Header:
-    """The header of a run that starts now on this machine."""
+def run_header(
+    tier: str,
+    stage: str,
+    seed: int,
+    gates: Iterable[Gate],
+    subject: Subject | None = None,
+    waivers: tuple[WaiverRule, ...] = (),
+) -> Header:
+    """The header of a run that starts now on this machine. subject: None for the reference engine."""
+    described = SubjectRecord(REFERENCE, __version__) if subject is None else subject_record(subject)
     return Header(
         tier=tier,
         stage=stage,
@@ -44,9 +53,16 @@ def run_header(tier: str, stage: str, seed: int, gates: Iterable[Gate]) -> Heade
         data_hash=files_hash([TEST, *map(oracle_file, TARGETS)]),
         zoo_hash=zoo_hash(),
         thresholds={gate.name: dict(gate.thresholds) for gate in gates},
-        waivers=WAIVERS,
-        counters=demanded(stage, find_tier(tier).gpus),
+        waivers=waivers,
+        counters=demanded(stage, find_tier(tier).gpus) if described.name == REFERENCE else None,
+        subject=described,
     )
+
+
+def subject_record(subject: Subject) -> SubjectRecord:
+    """What the header of a report says of a subject. ConfigError if its profile excludes an unknown gate."""
+    claims = tuple(name for name in Capability if name in subject.profile.capabilities)
+    return SubjectRecord(subject.name, subject.version() or "", claims, applied_gates(subject.profile).excluded)
 
 
 def files_hash(paths: Iterable[Path]) -> str:

@@ -8,13 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from specmatrix.errors import EngineBug
+from specmatrix.errors import ConfigError, EngineBug
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.run.tiers import repro
-from specmatrix.matrix.run.waivers import waiver_for
-from specmatrix.matrix.subjects.protocol import RunningEngine
+from specmatrix.matrix.subjects.engine_process import EngineFailed
+from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine
 from specmatrix.reports.schema import (
+    REFERENCE,
     CellRecord,
     CellResult,
     CellState,
@@ -40,6 +41,7 @@ def judged(
     outcomes: Sequence[Outcome],
     engine: RunningEngine | None = None,
     evidence: Mapping[str, int] | None = None,
+    command: EngineCommand | None = None,
 ) -> CellResult:
     """The record of a cell with gate outcomes; NOT MEASURED without any."""
     states = {outcome.state for outcome in outcomes}
@@ -49,12 +51,15 @@ def judged(
     elif State.NOT_MEASURED in states or not outcomes:
         state = "NOT MEASURED"
     error = None if outcomes else "no gate applied to this cell"
-    return record(prepared, state, engine, evidence, outcomes, error)
+    return record(prepared, state, engine, evidence, outcomes, error, command)
 
 
 def crashed(prepared: PreparedCell, error: Exception) -> CellResult:
-    """The record of a cell whose run raised: FAIL for an EngineBug, which the engine detected itself, else INFRA."""
+    """The record of a cell whose run raised: FAIL for an EngineBug, which the engine detected itself, and for an engine
+    that failed in its own process or refused a command that its subject translated, else INFRA."""
     cause, part = (error.cause, "baseline: ") if isinstance(error, BaselineError) else (error, "")
+    if isinstance(cause, EngineFailed) or (isinstance(cause, ConfigError) and prepared.subject != REFERENCE):
+        return record(prepared, "FAIL", error=f"{part}{cause}")
     frames = traceback.extract_tb(cause.__traceback__)
     places = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames[: -LAST_FRAMES - 1 : -1]]
     text = f"{part}{type(cause).__name__}: {cause}, in {' < '.join(places)}"
@@ -73,14 +78,16 @@ def record(
     evidence: Mapping[str, int] | None = None,
     outcomes: Sequence[Outcome] = (),
     error: str | None = None,
+    command: EngineCommand | None = None,
 ) -> CellResult:
-    """The record of a cell. engine: None if it did not start. evidence: counter increments during its requests."""
+    """The record of a cell. engine: None if it did not start. evidence: counter increments during its requests.
+    command: what was asked for, None for the reference engine's configuration."""
     cell = prepared.cell
     resolved: dict[str, Any] = {} if engine is None else dict(engine.resolved)
     reasons: Iterable[Mapping[str, Any]] = resolved.pop("reasons", ())
     rewrites: Iterable[Mapping[str, Any]] = resolved.pop("rewrites", ())
     start = StartRecord(
-        asdict(prepared.configuration),
+        asdict(prepared.configuration) if command is None else requested(command),
         None if engine is None else resolved,
         None if engine is None else engine.start_hash,
         tuple(ReasonRecord(**reason) for reason in reasons),
@@ -91,13 +98,18 @@ def record(
         state=state,
         start=start,
         axes=cell.values,
-        repro=repro(cell.id, prepared.tier, prepared.seed),
+        repro=repro(cell.id, prepared.tier, prepared.seed, prepared.subject),
         expect=prepared.expectation,
-        waived=waiver_for(cell),
         evidence=dict(evidence or {}),
         gates=tuple(_gate(outcome) for outcome in outcomes),
         error=error,
     )
+
+
+def requested(command: EngineCommand) -> dict[str, Any]:
+    """A command's flags, and the checkpoints with their variant if it names any."""
+    models = {"checkpoints": dict(command.checkpoints), "variant": command.variant} if command.checkpoints else {}
+    return {**command.flags, **models}
 
 
 def _gate(outcome: Outcome) -> GateResult:

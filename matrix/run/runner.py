@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -16,51 +17,71 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.config import ConfigGate
-from specmatrix.matrix.gates.gate import Gate, Outcome, State
+from specmatrix.matrix.gates.gate import Gate, Outcome
+from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.ranks import RanksGate
-from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.gates.registry import GATES, applied_gates
 from specmatrix.matrix.gates.session_baseline import has_session_baseline
 from specmatrix.matrix.run.prepared_cell import PreparedCell, Workload, prepare
-from specmatrix.matrix.run.record import BaselineError, crashed, judged
+from specmatrix.matrix.run.record import BaselineError, crashed, judged, record
+from specmatrix.matrix.run.waivers import waive
+from specmatrix.matrix.subjects.engine_process import EngineProcess, start_engine
 from specmatrix.matrix.subjects.protocol import (
     Answer,
+    Ask,
     Capability,
     Diverged,
+    EngineCommand,
     RequestSpec,
     Run,
     RunningEngine,
     Served,
     Subject,
+    Unsupported,
 )
+from specmatrix.matrix.subjects.registry import load_subject
+from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.build import workload
-from specmatrix.reports.schema import CellResult
+from specmatrix.reports.schema import CellResult, WaiverRule
+
+SHAPE: Final = ("num_steps", "topk", "num_draft_tokens")
 
 
 @dataclass(slots=True)
 class Baselines:
     """Baseline runs, each performed once per process.
 
-    engines: engines without a drafter, kept for other workloads of the same start.
+    oracle: compares them with the oracle, None for the reference engine's. engines: engines without a drafter, kept for
+    other workloads of the same start. runs: what came of each.
     """
 
     subject: Subject
+    oracle: OracleGate | None = None
     engines: dict[Cell, RunningEngine] = field(default_factory=dict)
-    runs: dict[tuple[Cell, tuple[RequestSpec, ...]], Run] = field(default_factory=dict)
+    runs: dict[tuple[Cell, tuple[RequestSpec, ...]], Run | BaselineError] = field(default_factory=dict)
 
     def run(self, plain: PreparedCell) -> Run:
-        """The run of `PreparedCell.baseline` or `PreparedCell.session_baseline`. BaselineError if it crashes."""
+        """The run of one of the baselines of a PreparedCell. BaselineError if it crashes or crashed before."""
         key = plain.cell, plain.requests
         if key not in self.runs:
             try:
                 self.runs[key] = self._run(plain)
             except Exception as error:
-                raise BaselineError(error) from error
-        return self.runs[key]
+                self.runs[key] = BaselineError(error)
+        found = self.runs[key]
+        if isinstance(found, BaselineError):
+            raise found from found.cause
+        return found
 
     def _run(self, plain: PreparedCell) -> Run:
         # Removed while it runs, so that an engine that crashes is not reused.
-        engine = self.engines.pop(plain.cell, None) or self.subject.start(plain.configuration)
-        run = drive(engine, plain.requests, self.subject.capabilities)
+        command = self.subject.translate(plain)
+        if isinstance(command, Unsupported):
+            raise ConfigError(f"{self.subject.name} does not support the cell without speculation: {command.reason}")
+        engine = self.engines.pop(plain.cell, None) or start_engine(self.subject, command)
+        run = drive(engine, plain.requests, self.subject.profile.capabilities, command=command)
+        if self.oracle is not None:
+            run = replace(run, resumed=resumed(engine, command, plain, run, self.oracle))
         if plain.cell.algorithm == "none":
             self.engines[plain.cell] = engine
         else:  # Few cells share such an engine, and each holds memory.
@@ -74,7 +95,8 @@ class Runner:
 
     workload: the requests of a cell for a seed. gates: in the order in which they judge. refusal: judges a start that
     was refused (with the error) or should have been (with None). divergence: judges ranks that stopped because they
-    diverged. tier: of the records. engine: the running engine, of the last cell. baselines: runs so far.
+    diverged. tier: of the records. waivers: of the user's tree. engine: the running engine, of the last cell.
+    baselines: runs so far.
     """
 
     subject: Subject
@@ -84,13 +106,20 @@ class Runner:
     refusal: Callable[[PreparedCell, ConfigError | None], Outcome] = ConfigGate().judge_refusal
     divergence: Callable[[PreparedCell, Agreement | None], Outcome] = RanksGate().judge_agreement
     tier: str = "cpu"
+    waivers: Sequence[WaiverRule] = ()
     engine: RunningEngine | None = field(default=None, init=False)
     baselines: Baselines = field(init=False)
-    _start_key: tuple[str, ...] | None = field(default=None, init=False)
+    _command: EngineCommand | None = field(default=None, init=False)
     _served: tuple[Served, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        self.baselines = Baselines(self.subject)
+        oracle = next((gate for gate in self.gates if isinstance(gate, OracleGate)), None)
+        self.baselines = Baselines(self.subject, oracle)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the subject is another engine than the reference engine, whose axes and rules the cells are."""
+        return Capability.RESOLUTION not in self.subject.profile.capabilities
 
     def run_start(self, cells: Iterable[Cell]) -> Iterator[CellResult]:
         """The records of cells that share an engine start, as they finish."""
@@ -102,46 +131,57 @@ class Runner:
         """The record of one cell, on the previous cell's engine if both share a start. ConfigError if it is impossible
         or redundant."""
         began = perf_counter()
-        prepared = prepare(cell, self.tier, self.seed, self.workload)
+        prepared = prepare(cell, self.tier, self.seed, self.workload, self.subject.name)
         try:
-            record = self._judged(prepared)
+            result = self._judged(prepared)
         except Exception as error:  # A crash of the subject is this cell's result; the other cells go on.
             self._drop()
-            record = crashed(prepared, error)
-        return structs.replace(record, seconds=perf_counter() - began)
+            result = crashed(prepared, error)
+        result = waive(result, self.waivers, self.subject.name, self.subject.version())
+        return structs.replace(result, seconds=perf_counter() - began)
 
     def _judged(self, prepared: PreparedCell) -> CellResult:
+        command = translated(self.subject, prepared)
+        if isinstance(command, Unsupported):
+            return record(prepared, "UNSUPPORTED", error=command.reason)
         try:
-            engine = self._started(prepared)
+            engine = self._started(command)
         except ConfigError as error:
+            if self.foreign:
+                text = f"the engine refuses the cell: {error}"
+                return record(prepared, "FAIL", error=text, command=command)
             return judged(prepared, [self.refusal(prepared, error)])
         if prepared.expectation == "refused":
             return judged(prepared, [self.refusal(prepared, None)], engine)
         try:
-            run = drive(engine, prepared.requests, self.subject.capabilities, self._served)
+            run = drive(engine, prepared.requests, self.subject.profile.capabilities, self._served, command)
         except Diverged as found:  # Diverged ranks return no answers to judge.
             self._drop()
             return judged(prepared, [self.divergence(prepared, found.agreement)], engine)
         self._served = run.served
-        baseline = self.baselines.run(prepared.baseline)
-        if has_session_baseline(prepared.cell):
-            run = replace(run, session_baseline=self.baselines.run(prepared.session_baseline))
-        outcomes = [self._verdict(gate, prepared, run, baseline) for gate in self.gates if gate.applies(prepared.cell)]
-        return judged(prepared, outcomes, engine, run.evidence)
+        if self.foreign:
+            run = replace(run, resolved={**known_shape(prepared), **run.resolved})
+            plain = self.baselines.run(prepared.default_baseline)
+            baseline = replace(plain, resolved={**known_shape(prepared.default_baseline), **plain.resolved})
+        else:
+            baseline = self.baselines.run(prepared.baseline)
+            if has_session_baseline(prepared.cell):
+                run = replace(run, session_baseline=self.baselines.run(prepared.session_baseline))
+        outcomes = [gate.judge(prepared, run, baseline) for gate in self._applied(prepared.cell)]
+        return judged(prepared, outcomes, engine, run.evidence, command)
 
-    def _started(self, prepared: PreparedCell) -> RunningEngine:
-        if self.engine is None or self._start_key != prepared.cell.start_key:
+    def _started(self, command: EngineCommand) -> RunningEngine:
+        start = replace(command, asks=())
+        if self.engine is None or self._command != start:
             self.close()
-            self.engine = self.subject.start(prepared.configuration)
-            self._start_key = prepared.cell.start_key
+            self.engine = start_engine(self.subject, command)
+            self._command = start
         return self.engine
 
-    def _verdict(self, gate: Gate, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        lacking = sorted(gate.needs - self.subject.capabilities)
-        if lacking:
-            message = f"subject {self.subject.name} does not provide {', '.join(lacking)}"
-            return Outcome(gate.name, State.NOT_MEASURED, message=message)
-        return gate.judge(prepared, run, baseline)
+    def _applied(self, cell: Cell) -> list[Gate]:
+        """The gates of a cell, of which the report's head names those that need what the subject does not claim."""
+        claims = self.subject.profile.capabilities
+        return [gate for gate in self.gates if gate.needs <= claims and gate.applies(cell)]
 
     def close(self) -> None:
         """Close the running engine; baseline engines stay open."""
@@ -149,8 +189,18 @@ class Runner:
             self.engine.close()
         self._drop()
 
+    def shut_down(self) -> None:
+        """End the running engine and the baselines', whatever state they are in."""
+        self._drop()
+        for engine in self.baselines.engines.values():
+            if isinstance(engine, EngineProcess):
+                engine.stop()
+        self.baselines.engines.clear()
+
     def _drop(self) -> None:
-        self._start_key = self.engine = None
+        if isinstance(self.engine, EngineProcess):
+            self.engine.stop()
+        self._command = self.engine = None
         self._served = ()
 
 
@@ -162,18 +212,50 @@ def reference_runner(seed: int, tier: str = "cpu") -> Runner:
     return Runner(RankedSubject(), seed, tier=tier)
 
 
+def subject_runner(name: str, seed: int, tier: str, waivers: Sequence[WaiverRule] = ()) -> Runner:
+    """A runner for a subject by name, with the gates that apply to it. ConfigError if there is none."""
+    subject = load_subject(name)
+    return Runner(subject, seed, gates=applied_gates(subject.profile).gates, tier=tier, waivers=waivers)
+
+
+def known_shape(prepared: PreparedCell) -> dict[str, Any]:
+    """What gates read of a resolved configuration and a foreign engine may not say: the draft's shape as the reference
+    engine resolves the cell, in float32."""
+    found = prepared.predicted
+    shape = {} if isinstance(found, ConfigError) else {name: getattr(found, name) for name in SHAPE}
+    return {**shape, "dtype": "float32"}
+
+
+def resumed(
+    engine: RunningEngine, command: EngineCommand, plain: PreparedCell, run: Run, oracle: OracleGate
+) -> dict[str, list[tuple[int, tuple[int, ...]]]]:
+    """`Run.resumed` of a baseline, which is asked again from the oracle's token wherever a tie parts them."""
+    target, found = plain.cell.target, dict[str, list[tuple[int, tuple[int, ...]]]]()
+    for request, ask, answer in zip(plain.requests, command.asks, run.answers, strict=True):
+        start, got = 0, answer.output_ids
+        while (tie := oracle.next_tie(target, request, start, got)) is not None and isinstance(ask, Ask):
+            start = tie + 1
+            given = oracle.text(target, request)[:start]
+            (again,) = engine.generate([replace(ask, input_ids=(*ask.input_ids, *given), after=())])
+            got = again.output_ids
+            found.setdefault(request.name, []).append((start, got))
+    return found
+
+
 def drive(
     engine: RunningEngine,
     requests: Sequence[RequestSpec],
     capabilities: frozenset[Capability],
     history: Sequence[Served] = (),
+    command: EngineCommand | None = None,
 ) -> Run:
-    """Run requests on an engine. history: the requests that it has already served."""
+    """Run requests on an engine. history: the requests that it has already served. command: what a subject made of
+    them, None for the reference engine, which takes them as they are."""
     before = engine.counters()
     traces = Capability.TRACE in capabilities
     earlier = engine.trace() if traces else None
     start = perf_counter()
-    answers = engine.generate(requests)
+    answers = engine.generate(requests if command is None else command.asks)
     seconds = perf_counter() - start
     both = list(zip(requests, answers, strict=True))
     kept = [(request, answer) for request, answer in both if request.refused is None]
@@ -193,6 +275,8 @@ def drive(
         served=() if journal is None else (*history, *served(kept)),
         attempts=tuple((request, answer.refusal) for request, answer in both if request.refused is not None),
         ranks=engine.ranks() if Capability.RANKS in capabilities else None,
+        capabilities=capabilities,
+        flags={} if command is None else command.flags,
     )
 
 

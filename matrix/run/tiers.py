@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from specmatrix.errors import ConfigError, shown
+from specmatrix.reports.schema import REFERENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,10 @@ def check_seed(seed: int) -> None:
         raise ConfigError(f"seed must be between 0 and {2**31 - 1}, got {seed}")
 
 
-def repro(cell_id: str, tier: str, seed: int) -> str:
+def repro(cell_id: str, tier: str, seed: int, subject: str = REFERENCE) -> str:
     """The command that reruns a cell, for a shell. It writes to a new folder, never over the report that shows it."""
     where = "" if tier == TIERS[0].name else f"--tier {tier} "
+    where += "" if subject == REFERENCE else f"--subject {subject} "
     return f"specmatrix run {where}--cells '{cell_id}' --seed {seed} --out \"$(mktemp -d)\""
 
 

@@ -1,17 +1,130 @@
-"""Waivers: known failures that do not fail a run until they expire. Waived cells still run."""
+"""Waivers: known failures that do not fail a run until they expire. Waived cells still run.
 
-from typing import Final
+They are a YAML file in the user's tree, a list of mappings; `docs/accepting-changes.md` shows one.
+"""
 
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from msgspec import structs
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from specmatrix.errors import ConfigError, shown
+from specmatrix.files import read_text
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import parse_selector
-from specmatrix.reports.schema import Waiver, WaiverRule
+from specmatrix.reports.gate_numbers import GATES
+from specmatrix.reports.schema import CRASH, RED_STATES, WAIVER_KINDS, CellResult, Waiver, WaiverRule
 
-WAIVERS: Final[tuple[WaiverRule, ...]] = ()
+DEFAULT_FILE: Final = Path("specmatrix-waivers.yaml")
+REQUIRED: Final = ("cells", "gate", "reason", "expiry")
+OPTIONAL: Final = ("kind", "subject", "versions", "issue")
 
 
-def waiver_for(cell: Cell, rules: tuple[WaiverRule, ...] = WAIVERS) -> Waiver | None:
-    """The first waiver whose selector matches the cell; reports check its expiry. ConfigError on a bad selector."""
-    for rule in rules:
-        if parse_selector(rule.cells)(cell):
-            return Waiver(rule.reason, rule.expiry)
-    return None
+def load_waivers(path: Path | None) -> tuple[WaiverRule, ...]:
+    """The waivers of a file; for None those of `DEFAULT_FILE` in the current folder, none without it.
+
+    ConfigError, one sentence, on whatever is wrong with the file.
+    """
+    if path is None:
+        if not DEFAULT_FILE.exists():
+            return ()
+        path = DEFAULT_FILE
+    try:
+        read = yaml.safe_load(read_text(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read the waivers {shown(str(path))}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the waivers {shown(str(path))} are not UTF-8 text") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"the waivers {shown(str(path))} are not YAML: {shown(_problem(error))}") from error
+    if read is not None and not isinstance(read, list):
+        raise ConfigError(f"the waivers {shown(str(path))} must be a list, got {shown(read)}")
+    rules = tuple(_rule(entry, f"waiver {number} of {path}") for number, entry in enumerate(read or (), 1))
+    return rules
+
+
+def waive(
+    result: CellResult, rules: Sequence[WaiverRule], subject: str, version: str | None, today: date | None = None
+) -> CellResult:
+    """A record with the waiver that covers it, the one that expires first, if waivers cover all of its red gates.
+
+    A cell that passes a gate that a `known` waiver says it fails becomes FAIL: the waiver must go.
+    """
+    day = (today or date.today()).isoformat()
+    own = [rule for rule in rules if _selects(rule, result, subject, version)]
+    if result.state in RED_STATES:
+        red = [gate.name for gate in result.gates if gate.state != "PASS"] or [CRASH]
+        covering = [[rule for rule in own if rule.gate == name] for name in red]
+        if all(covering):
+            # Of several waivers for one gate the last to expire counts; the cell is waived while all gates are.
+            rule = min((max(each, key=lambda rule: rule.expiry) for each in covering), key=lambda rule: rule.expiry)
+            return structs.replace(result, waived=Waiver(rule.reason, rule.expiry))
+        return result
+    if result.state != "PASS":
+        return result
+    judged = {gate.name for gate in result.gates} | {CRASH}
+    stale = [rule for rule in own if rule.kind == "known" and rule.gate in judged and day <= rule.expiry]
+    if not stale:
+        return result
+    text = f"{stale[0].gate} passes again, but a waiver until {stale[0].expiry} says that it fails: {stale[0].reason}"
+    return structs.replace(result, state="FAIL", error=text)
+
+
+def _selects(rule: WaiverRule, result: CellResult, subject: str, version: str | None) -> bool:
+    if rule.subject != subject:
+        return False
+    if rule.versions and (version is None or not SpecifierSet(rule.versions).contains(version, prereleases=True)):
+        return False
+    return parse_selector(rule.cells)(Cell(**result.axes))
+
+
+def _rule(entry: object, where: str) -> WaiverRule:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where} must have keys and values, got {shown(entry)}")
+    for key in entry:
+        if key not in (*REQUIRED, *OPTIONAL):
+            raise ConfigError(f"{where} has the unknown key {shown(key)}; allowed: {', '.join((*REQUIRED, *OPTIONAL))}")
+    for key in REQUIRED:
+        if key not in entry:
+            raise ConfigError(f"{where} has no {key}; it needs {', '.join(REQUIRED)}")
+    texts: dict[str, Any] = {
+        str(key): value.isoformat() if type(value) is date else value for key, value in entry.items()
+    }
+    for key, value in texts.items():
+        if not isinstance(value, str) or not value.strip():
+            raise ConfigError(f"{key} of {where} must be a text, got {shown(value)}")
+    for fault in _faults(texts, where):
+        raise ConfigError(fault)
+    return WaiverRule(**texts)
+
+
+def _faults(texts: Mapping[str, Any], where: str) -> Iterator[str]:
+    gates = (*GATES, CRASH)
+    if texts["gate"] not in gates:
+        yield f"gate of {where} must be one of {', '.join(gates)}, got {shown(texts['gate'])}"
+    if texts.get("kind", WAIVER_KINDS[0]) not in WAIVER_KINDS:
+        yield f"kind of {where} must be {' or '.join(WAIVER_KINDS)}, got {shown(texts['kind'])}"
+    try:
+        good = date.fromisoformat(texts["expiry"]).isoformat() == texts["expiry"]
+    except ValueError:
+        good = False
+    if not good:
+        yield f"expiry of {where} must be a date such as 2026-12-31, got {shown(texts['expiry'])}"
+    try:
+        SpecifierSet(texts.get("versions", ""))
+    except InvalidSpecifier:
+        yield f"versions of {where} must be a range such as '>=5.17,<5.20', got {shown(texts['versions'])}"
+    try:
+        parse_selector(texts["cells"])
+    except ConfigError as error:
+        yield f"cells of {where}: {error}"
+
+
+def _problem(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from specmatrix import __version__
 from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.memory.ledger import Entry
@@ -19,13 +20,19 @@ from specmatrix.matrix.subjects.protocol import (
     Answer,
     Capability,
     Continuation,
+    EngineCommand,
     Memory,
     Observation,
+    Profile,
     Refusal,
     RequestSpec,
+    RunningEngine,
     Trace,
 )
 from specmatrix.matrix.zoo.registry import resolve_path
+
+if TYPE_CHECKING:
+    from specmatrix.matrix.run.prepared_cell import PreparedCell
 
 # Model name of a cell to checkpoint folder.
 checkpoint = resolve_path
@@ -45,12 +52,23 @@ class ReferenceSubject:
     """Starts the engine in this process, with every capability. locate: model name to checkpoint folder."""
 
     name = "reference"
-    capabilities = frozenset(Capability)
+    profile = Profile(frozenset(Capability), in_process=True)
 
     def __init__(self, locate: Callable[[str], Path] = resolve_path) -> None:
         self.locate = locate
 
-    def start(self, config: EngineConfig) -> ReferenceEngine:
+    def version(self) -> str:
+        return __version__
+
+    def translate(self, prepared: PreparedCell) -> EngineCommand:
+        """Every cell: the axes are this engine's own, and it takes the requests as they are."""
+        return EngineCommand(asdict(prepared.configuration), {}, prepared.requests)
+
+    def start(self, command: EngineCommand) -> RunningEngine:
+        """`launch` with the configuration fields in `flags`."""
+        return self.launch(EngineConfig(**command.flags))
+
+    def launch(self, config: EngineConfig) -> ReferenceEngine:
         """Load the models and build the engine. ConfigError if the configuration cannot run."""
         clock = ManualClock()
         return ReferenceEngine(LLM(config, self.locate, clock), clock)

@@ -1,28 +1,43 @@
-"""The protocol between gates and an engine under test: start, generate, report the running values, count, close."""
+"""The protocol between the matrix and an engine under test: translate, start, generate, read back, count, close.
+
+Imports the standard library only, as an engine may run in an interpreter of its own. `docs/subjects.md` shows a whole
+subject.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.observe.rank_agreement import Agreement
+
+if TYPE_CHECKING:
+    from specmatrix.matrix.run.prepared_cell import PreparedCell
 
 
 class Capability(StrEnum):
-    """What a subject can report. A gate lists what it needs; if that is missing, it is NOT MEASURED, never skipped."""
+    """What a subject shows. A gate that needs what a subject does not claim does not apply to it, which the report's
+    head says once; what it claims and does not deliver is red."""
 
-    TOKEN_IDS = "token_ids"
-    LOGPROBS = "logprobs"
-    COUNTERS = "counters"
-    JOURNAL = "journal"
-    READBACK = "readback"
-    ABORT = "abort"
-    SESSIONS = "sessions"
-    TRACE = "trace"
-    RANKS = "ranks"
+    TOKEN_IDS = "token_ids"  # the output's token ids, not only its text
+    LOGPROBS = "logprobs"  # log-probabilities of the output tokens, and as many alternatives as asked for
+    ROUNDS = "rounds"  # tokens of every verify round of each request (`Answer.accept_lengths`)
+    TOTALS = "totals"  # the counters spec.drafted and spec.accepted, over all requests
+    HISTOGRAM = "histogram"  # the metrics of each request (`Answer.meta_info`), with SGLang's keys
+    COUNTERS = "counters"  # the counters of engine.core.observe.counters, which prove which paths ran
+    JOURNAL = "journal"  # the ledger's journal
+    MEMORY = "memory"  # KV pages in all, free and cached
+    READBACK = "readback"  # the running value of every flag of its command
+    ABORT = "abort"  # ends a request after a given number of tokens
+    SESSIONS = "sessions"  # a request may continue another one's KV
+    ARRIVAL = "arrival"  # sends each request only after those that it waits for have ended
+    PREEMPTIONS = "preemptions"  # how often each request lost its KV (`Answer.retractions`)
+    SAMPLED_IDENTITY = "sampled_identity"  # sampled tokens depend on seed and position only, not on speculation
+    TRACE = "trace"  # the decisions of adaptive steps
+    RESOLUTION = "resolution"  # resolves the matrix's own configuration as `engine.core.config.resolve` does
+    RANKS = "ranks"  # a digest of every step of each rank
 
 
 class Refusal(StrEnum):
@@ -173,50 +188,101 @@ class Memory:
     accounts: int
 
 
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request in a subject's own words.
+
+    id: the name of its RequestSpec, which the answer has as its name. input_ids: the prompt's tokens, BOS included, so
+    that tokenizers cannot differ. fields: lengths, sampling and stopping rules under the subject's own names, as JSON
+    values. after: ids of the asks that must have ended before it is sent. abort_after, session: as in RequestSpec.
+    """
+
+    id: str
+    input_ids: tuple[int, ...]
+    fields: Mapping[str, Any]
+    after: tuple[str, ...] = ()
+    abort_after: int | None = None
+    session: Continuation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """A prepared cell in a subject's own words: data, of which a golden file holds every cell's.
+
+    flags: the engine's arguments under its own names, as JSON values; cells with equal flags, checkpoints, variant,
+    environment and python share an engine start. checkpoints: role ("target", "draft") to the zoo's name of a model or
+    a path (`zoo.registry.resolve_path` finds its folder). variant: of these checkpoints, "" for the files as they are.
+    asks: of the cell; the reference engine takes its RequestSpecs as they are. environment: variables that its process
+    gets besides this process's own. python: path of its interpreter, "" for this one.
+    """
+
+    flags: Mapping[str, Any]
+    checkpoints: Mapping[str, str]
+    asks: tuple[Ask, ...] | tuple[RequestSpec, ...] = ()
+    variant: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    python: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A cell that a subject cannot run. reason: one sentence, the same for all cells with that reason."""
+
+    reason: str
+
+
 class RunningEngine(Protocol):
-    """An engine that has been started. Counters and journal cover the time since its start."""
+    """An engine that has been started. Counters and journal cover the time since its start.
+
+    Only `generate` is required; a subclass leaves out what its subject does not claim. Values must be picklable if the
+    engine runs in a process of its own.
+    """
 
     @property
     def resolved(self) -> Mapping[str, Any]:
-        """The resolved configuration with its reasons and rewrites (`Resolved.as_dict`)."""
-        ...
+        """The resolved configuration, perhaps with `reasons` and `rewrites` (as `Resolved.as_dict`)."""
+        return {}
 
     @property
     def start_hash(self) -> str:
-        """Hash of the resolved values, equal for equal configurations (`Resolved.start_hash`)."""
-        ...
+        """Hash of the resolved values, equal for equal configurations; "" if it has none."""
+        return ""
 
-    def generate(self, requests: Sequence[RequestSpec]) -> list[Answer]:
-        """Run the requests to their end, each once those in its `after` have ended; the answers in the order given."""
+    def generate(self, asks: Sequence[Any]) -> list[Answer]:
+        """Run the asks of a command to their end, together if the engine can; their answers in the same order.
+
+        An answer's `name` is its ask's id. What the engine refuses is an answer with `finish` "refused" and its message
+        as `refusal`; an exception is the cell's failure, and ends the engine.
+        """
         ...
 
     def readback(self) -> Mapping[str, Any]:
-        """The running values, read from the running components rather than from the configuration."""
-        ...
+        """The running values, read from the running components rather than from the configuration; a subject with an
+        EngineCommand reports them under the names of its flags."""
+        return {}
 
     def counters(self) -> Mapping[str, int]:
         """Counts by counter name (`engine.core.observe.counters`)."""
-        ...
+        return {}
 
-    def journal(self) -> tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int]:
+    def journal(self) -> tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int] | None:
         """(entries, number of pages, page size)."""
-        ...
+        return None
 
     def trace(self) -> Trace | None:
         """The trace of adaptive steps; None if the depth is static."""
-        ...
+        return None
 
-    def memory(self) -> Memory:
+    def memory(self) -> Memory | None:
         """The current use of KV pages."""
-        ...
+        return None
 
     def ranks(self) -> Agreement | None:
         """The comparison of the ranks since the start; None for a single rank."""
-        ...
+        return None
 
     def close(self) -> None:
-        """Release the engine; no other method may be called afterwards."""
-        ...
+        """Release the engine; no other method but `close` may be called afterwards."""
 
 
 class Diverged(Exception):
@@ -227,17 +293,52 @@ class Diverged(Exception):
         self.agreement = agreement
 
 
-class Subject(Protocol):
-    """An engine under test.
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a subject shows, and which gates therefore apply to it: those that need nothing else, less `excluded`.
 
-    `start` raises ConfigError for a configuration that it refuses. `start` and the running engine
-    raise Diverged if ranks differ.
+    cannot: for each capability that it does not claim, one sentence on why, where that is not plain. excluded: a gate
+    that does not apply although the subject claims what it needs, and one sentence on why. tie_nats: the margin in
+    nats of the oracle's two best tokens below which another library's rounding may choose the other one. start_seconds,
+    answer_seconds: limits of a start and of the answers to one cell's asks, after which the engine hangs. in_process:
+    runs in the runner's own process, without limits.
+    """
+
+    capabilities: frozenset[Capability]
+    cannot: Mapping[Capability, str] = field(default_factory=dict)
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    tie_nats: float = 1e-3
+    start_seconds: float = 120.0
+    answer_seconds: float = 120.0
+    in_process: bool = False
+
+
+class Subject(Protocol):
+    """An engine under test. Built without arguments, and cheap to build and import: the engine's package is imported by
+    `start` at the earliest.
+
+    `start` raises ConfigError for a command that the engine refuses. `start` and the running engine raise Diverged if
+    ranks differ.
     """
 
     name: str
-    capabilities: frozenset[Capability]
+    profile: Profile
 
-    def start(self, config: EngineConfig) -> RunningEngine: ...
+    def version(self) -> str | None:
+        """The version of the engine's package; None if it is not installed."""
+        ...
+
+    def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
+        """A cell's start and requests in the engine's own words; pure, and needs no installed package.
+
+        The baseline of a cell arrives here too, as a cell with algorithm "none", defaults on the other start axes but
+        model and context, and the same requests without aborts.
+        """
+        ...
+
+    def start(self, command: EngineCommand) -> RunningEngine:
+        """Start the engine; called in its own process unless `profile.in_process`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +346,12 @@ class Run:
     """One workload on one running engine.
 
     evidence: by how much each counter grew during the workload. trace: since the engine's start, None without adaptive
-    steps; earlier: the trace before this workload. served: every request since the start, in submission order; empty
-    without a journal. attempts: requests that must be refused, each with the engine's error message ("" if it
-    answered); `requests` are all others. ranks: the comparison of several ranks since the start. session_baseline: the
-    same requests and drafter with each turn's whole history prefilled at once.
+    steps; earlier: the trace before this workload. memory: None if the subject does not show it. served: every request
+    since the start, in submission order; empty without a journal. attempts: requests that must be refused, each with
+    the engine's error message ("" if it answered); `requests` are all others. ranks: the comparison of several ranks
+    since the start. session_baseline: the same requests and drafter with each turn's whole history prefilled at once.
+    capabilities: what the subject claims. flags: of its command. resumed: by request, (number of the oracle's tokens
+    that were given with the prompt, the output after them) where the output departed from the oracle by a tie.
     """
 
     requests: tuple[RequestSpec, ...]
@@ -256,7 +359,7 @@ class Run:
     resolved: Mapping[str, Any]
     readback: Mapping[str, Any]
     evidence: Mapping[str, int]
-    memory: Memory
+    memory: Memory | None
     journal: tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int] | None
     seconds: float
     trace: Trace | None = None
@@ -265,3 +368,6 @@ class Run:
     attempts: tuple[tuple[RequestSpec, str], ...] = ()
     ranks: Agreement | None = None
     session_baseline: Run | None = None
+    capabilities: frozenset[Capability] = frozenset(Capability)
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    resumed: Mapping[str, Sequence[tuple[int, tuple[int, ...]]]] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from specmatrix.matrix.workloads.memory_sizes import snug
 from specmatrix.matrix.workloads.retraction import collisions
 from specmatrix.matrix.workloads.sessions import TIGHT_LATER, WAVES, conversations, in_waves
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
+from specmatrix.matrix.zoo.tokenizer import BOS_ID
 
 DATA: Final = HOME / "matrix" / "zoo" / "data"
 # The first questions of the test split, for which the oracle holds continuations.
@@ -74,6 +75,11 @@ def questions() -> tuple[tuple[str, str], ...]:
 def tokenizer() -> tokenizers.Tokenizer:
     """The zoo's tokenizer, without a checkpoint."""
     return tokenizers.Tokenizer.from_file(str(DATA / "tokenizer.json"))
+
+
+def prompt_ids(request: RequestSpec) -> tuple[int, ...]:
+    """The tokens of a request's prompt, BOS included, as every zoo model reads it."""
+    return (BOS_ID, *map(int, tokenizer().encode(request.prompt, add_special_tokens=False).ids))
 
 
 def token_id(text: str) -> int:

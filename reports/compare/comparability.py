@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from specmatrix.reports.compare.cell_state import Mismatch, RuleChange
-from specmatrix.reports.schema import Header, Json
+from specmatrix.reports.gate_numbers import GATES
+from specmatrix.reports.schema import REFERENCE, Header, Json
 
 NUMERIC: Final = ("acceptance", "accuracy")
 # Gates whose result depends on prompts and weights; the others depend on the engine only.
@@ -24,6 +25,7 @@ class Input(NamedTuple):
 
 
 INPUTS: Final = (
+    Input("subject", lambda h: h.subject.name, GATES, "another engine answered, so no result can be compared"),
     Input("data", lambda h: h.data_hash, CONTENT_DEPENDENT, "the prompts differ, so their results cannot be compared"),
     Input("zoo", lambda h: h.zoo_hash, CONTENT_DEPENDENT, "the models differ, so their results cannot be compared"),
     Input("gpus", lambda h: h.host.get("gpus"), NUMERIC, "other hardware rounds differently"),
@@ -38,8 +40,10 @@ INPUTS: Final = (
 def mismatches(base: Header, head: Header) -> tuple[Mismatch, ...]:
     """Every input and version that differs, the most important first."""
     rows = [(row.name, row.read(base), row.read(head), row.gates, row.why) for row in INPUTS]
+    why = "a version difference is part of the comparison"
+    if base.subject.name == head.subject.name != REFERENCE:
+        rows.append((base.subject.name, base.subject.version, head.subject.version, (), why))
     for name in sorted({*base.versions, *head.versions}):
-        why = "a version difference is part of the comparison"
         rows.append((name, base.versions.get(name), head.versions.get(name), (), why))
     for side, header in (("base", base), ("head", head)):
         if header.dirty:
@@ -60,9 +64,16 @@ def threshold_changes(base: Header, head: Header) -> tuple[RuleChange, ...]:
 
 def waiver_changes(base: Header, head: Header) -> tuple[RuleChange, ...]:
     """Waivers that were added, removed, or changed in reason or expiry."""
-    old = {rule.cells: f"until {rule.expiry}: {rule.reason}" for rule in base.waivers}
-    new = {rule.cells: f"until {rule.expiry}: {rule.reason}" for rule in head.waivers}
-    return _changes(old, new)
+    return _changes(_waivers(base), _waivers(head))
+
+
+def _waivers(header: Header) -> dict[str, str]:
+    """What each waiver covers, and its terms."""
+    return {
+        f"{rule.gate} of {rule.cells}" + (f" ({rule.subject} {rule.versions})" if rule.subject != REFERENCE else ""):
+        f"{rule.kind} until {rule.expiry}: {rule.reason}"
+        for rule in header.waivers
+    }  # fmt: skip
 
 
 def _thresholds(header: Header) -> dict[str, str]:

@@ -96,7 +96,7 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         id="ranks-dropped",
         klass=FALLBACK,
         origin="sglang#32459 (K13: usage counters)",
-        within="RankedSubject.start",
+        within="RankedSubject.launch",
         old="        if config.tp_size == 1:\n            return super().start(config)\n",
         new=("        from dataclasses import replace\n\n        return super().start(replace(config, tp_size=1))\n"),
         expected=("config", "ranks"),

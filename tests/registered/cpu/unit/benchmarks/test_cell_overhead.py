@@ -28,7 +28,7 @@ def burn(seconds):
 def test_the_clock_runs_in_the_subject_only():
     subject = TimedSubject(ReferenceSubject())
     (cell,) = cells(1)
-    engine = subject.start(asked(cell))
+    engine = subject.launch(asked(cell))
     started = subject.clock.seconds
     assert started > 0
     burn(0.01)

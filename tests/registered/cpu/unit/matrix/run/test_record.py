@@ -1,17 +1,14 @@
-"""Records of cells that were not judged: what is asked of them in a tier, their waiver, and what crashed."""
+"""Records of cells that were not judged: what is asked of them in a tier, and what crashed."""
 
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
 
-import specmatrix.matrix.run.record
 from specmatrix.errors import LedgerError
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import BaselineError, crashed, judged, lost
-from specmatrix.matrix.run.waivers import waiver_for
-from specmatrix.reports.schema import Waiver, WaiverRule
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -26,15 +23,6 @@ def test_a_gpu_tier_asks_for_the_same_on_a_gpu_in_the_precision_of_a_cpu():
     assert found.repro == f"specmatrix run --tier gpu1 --cells '{cell.id}' --seed 2 --out \"$(mktemp -d)\""
     assert (found.resolved, found.start.resolved_hash, found.gates) == (None, None, ())
     assert found.error == "no gate applied to this cell"
-
-
-@pytest.mark.parametrize(("text", "waived"), [("none.length", True), ("eagle3.k4", False)])
-def test_a_cell_carries_its_waiver_whether_it_ran_or_was_lost(monkeypatch, text, waived):
-    rule = WaiverRule("algorithm=none", "the machines of June are slow", "2026-06-30")
-    monkeypatch.setattr(specmatrix.matrix.run.record, "waiver_for", lambda cell: waiver_for(cell, (rule,)))
-    cell = Cell.from_id(text)
-    for found in (judged(prepare(cell), ()), lost(prepare(cell), "the power went")):
-        assert found.waived == (Waiver(rule.reason, rule.expiry) if waived else None)
 
 
 def raised(error: Exception) -> Exception:

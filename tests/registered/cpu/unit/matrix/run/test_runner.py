@@ -15,7 +15,7 @@ from specmatrix.matrix.oracles.transformers import Oracle
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.run.runner import Runner, drive, reference_runner
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Answer, Capability, RequestSpec, Run
+from specmatrix.matrix.subjects.protocol import Answer, Capability, Profile, RequestSpec, Run
 from specmatrix.reports.store import cell_from_json, cell_to_json
 
 pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
@@ -37,9 +37,9 @@ class Counted(ReferenceSubject):
         super().__init__()
         self.starts: list[EngineConfig] = []
 
-    def start(self, config: EngineConfig) -> ReferenceEngine:
+    def launch(self, config: EngineConfig) -> ReferenceEngine:
         self.starts.append(config)
-        return super().start(config)
+        return super().launch(config)
 
 
 class CrashingEngine(ReferenceEngine):
@@ -56,8 +56,8 @@ class Crashing(ReferenceSubject):
         super().__init__()
         self.error: Exception | None = error
 
-    def start(self, config: EngineConfig) -> ReferenceEngine:
-        engine = super().start(config)
+    def launch(self, config: EngineConfig) -> ReferenceEngine:
+        engine = super().launch(config)
         if self.error is not None:
             broken = CrashingEngine(engine.llm, engine.clock)
             broken.error, self.error = self.error, None
@@ -131,12 +131,14 @@ def test_evidence_belongs_to_one_cell():
 
 def test_a_run_knows_what_the_trace_held_before_it():
     subject = ReferenceSubject()
-    engine = subject.start(asked(Cell.from_id("eagle3.tiers.v2.pair")))
-    first, second = (drive(engine, (RequestSpec(name, PROMPT, 9),), subject.capabilities) for name in ("a", "b"))
+    engine = subject.launch(asked(Cell.from_id("eagle3.tiers.v2.pair")))
+    first, second = (
+        drive(engine, (RequestSpec(name, PROMPT, 9),), subject.profile.capabilities) for name in ("a", "b")
+    )
     assert first.earlier is not None and first.earlier.rounds == ()
     assert second.earlier == first.trace and second.trace is not None and first.trace is not None
     assert second.trace.rounds[: len(first.trace.rounds)] == first.trace.rounds
-    blind = drive(engine, (RequestSpec("c", PROMPT, 9),), subject.capabilities - {Capability.TRACE})
+    blind = drive(engine, (RequestSpec("c", PROMPT, 9),), subject.profile.capabilities - {Capability.TRACE})
     assert blind.trace is blind.earlier is None
 
 
@@ -158,8 +160,8 @@ def test_broken_law_is_a_verdict():
 
 def test_crash_of_the_baseline_says_so():
     class PlainCrashes(ReferenceSubject):
-        def start(self, config: EngineConfig) -> ReferenceEngine:
-            engine = super().start(config)
+        def launch(self, config: EngineConfig) -> ReferenceEngine:
+            engine = super().launch(config)
             return CrashingEngine(engine.llm, engine.clock) if config.speculative_algorithm == "NONE" else engine
 
     record = runner(PlainCrashes()).run_cell(Cell.from_id("eagle3.pair"))
@@ -170,8 +172,8 @@ def test_refused_cell_passes_where_refused_and_fails_where_started():
     cell = Cell.from_id("eagle3.k4")
 
     class Permissive(ReferenceSubject):
-        def start(self, config: EngineConfig) -> ReferenceEngine:
-            return super().start(asked(Cell()))
+        def launch(self, config: EngineConfig) -> ReferenceEngine:
+            return super().launch(asked(Cell()))
 
     refused = runner(ReferenceSubject()).run_cell(cell)
     assert [gate.name for gate in refused.gates] == ["config"] and refused.state != "FAIL"
@@ -181,20 +183,19 @@ def test_refused_cell_passes_where_refused_and_fails_where_started():
 
 def test_unexpected_refusal_fails():
     class Strict(ReferenceSubject):
-        def start(self, config: EngineConfig) -> ReferenceEngine:
-            return super().start(replace(config, page_size=0))
+        def launch(self, config: EngineConfig) -> ReferenceEngine:
+            return super().launch(replace(config, page_size=0))
 
     record = runner(Strict()).run_cell(Cell.from_id("none.pair"))
     assert record.state == "FAIL" and "page_size" in record.gates[0].message
 
 
-def test_missing_capability_is_not_measured():
+def test_a_gate_does_not_judge_a_subject_that_lacks_what_it_needs():
     class Silent(ReferenceSubject):
-        capabilities = frozenset(Capability) - {Capability.JOURNAL}
+        profile = Profile(frozenset(Capability) - {Capability.JOURNAL}, in_process=True)
 
     record = runner(Silent()).run_cell(Cell.from_id("none.pair"))
-    assert record.state == "NOT MEASURED"
-    assert record.gates[0].message == "subject reference does not provide journal"
+    assert (record.state, record.gates) == ("NOT MEASURED", ())
 
 
 def test_cell_without_a_gate_is_not_measured():
@@ -231,7 +232,7 @@ def test_state_follows_the_worst_gate(states: Sequence[State], expected: str):
 
 
 def test_drive_takes_differences_and_the_whole_journal():
-    engine = ReferenceSubject().start(asked(Cell.from_id("none")))
+    engine = ReferenceSubject().launch(asked(Cell.from_id("none")))
     requests = two_requests(Cell(), 0)
     first = drive(engine, requests, frozenset(Capability))
     second = drive(engine, requests, frozenset(Capability))

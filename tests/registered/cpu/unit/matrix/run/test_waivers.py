@@ -1,35 +1,131 @@
-"""Waivers: which cells they cover, and that each one declared is well formed."""
+"""Waivers: which red cells they cover, when they must go, and what is wrong with a file of them."""
 
 from datetime import date
+from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.selector import parse_selector
-from specmatrix.matrix.run.waivers import WAIVERS, waiver_for
-from specmatrix.reports.schema import Waiver, WaiverRule
+from specmatrix.matrix.gates.gate import Outcome, State
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.run.record import judged, lost
+from specmatrix.matrix.run.waivers import load_waivers, waive
+from specmatrix.reports.schema import CRASH, CellResult, Waiver, WaiverRule
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
-RULES = (
-    WaiverRule("algorithm=eagle3 and topk=4", "trees leak", "2030-01-31"),
-    WaiverRule("algorithm=eagle3", "all of it", "2030-02-28"),
+TODAY = date(2030, 1, 15)
+TREES = WaiverRule("algorithm=eagle3 and topk=4", "trees leak", "2030-01-31", "ledger")
+FILE = """
+- cells: algorithm=eagle3 and topk=4
+  gate: ledger
+  reason: trees leak
+  expiry: 2030-01-31
+- {cells: none, gate: crash, reason: slow, expiry: "2030-02-28", kind: flaky, subject: tiny, versions: ">=1,<2",
+   issue: "https://example.org/1"}
+"""
+
+
+def cell(text: str, **gates: State) -> CellResult:
+    return judged(prepare(Cell.from_id(text)), [Outcome(name, state, {}, None, "why") for name, state in gates.items()])
+
+
+def applied(result: CellResult, *rules: WaiverRule, subject: str = "reference", version: str = "1.2") -> CellResult:
+    return waive(result, rules, subject, version, TODAY)
+
+
+def test_a_waiver_covers_the_red_of_its_gate_only():
+    red = cell("eagle3.s3.k4.n8", ledger=State.FAIL, lossless=State.PASS)
+    assert applied(red, TREES).waived == Waiver("trees leak", "2030-01-31")
+    assert applied(cell("eagle3.s3.k2.n8", ledger=State.FAIL), TREES).waived is None
+    both = cell("eagle3.s3.k4.n8", ledger=State.FAIL, lossless=State.FAIL)
+    assert applied(both, TREES).waived is None
+    lossless = structs.replace(TREES, gate="lossless", expiry="2030-01-20", reason="wrong")
+    assert applied(both, TREES, lossless).waived == Waiver("wrong", "2030-01-20"), "covered while both hold"
+    assert applied(red, structs.replace(TREES, expiry="2030-01-02"), TREES).waived == Waiver("trees leak", "2030-01-31")
+
+
+def test_a_known_failure_that_passes_again_is_red_and_a_flaky_one_is_not():
+    green = cell("eagle3.s3.k4.n8", ledger=State.PASS)
+    found = applied(green, TREES)
+    text = "ledger passes again, but a waiver until 2030-01-31 says that it fails: trees leak"
+    assert (found.state, found.error, found.waived) == ("FAIL", text, None)
+    assert applied(green, structs.replace(TREES, kind="flaky")) == green
+    assert applied(green, structs.replace(TREES, expiry="2030-01-14")) == green, "an expired one says nothing"
+    assert applied(cell("eagle3.s3.k4.n8", lossless=State.PASS), TREES).state == "PASS", "the gate did not judge it"
+
+
+def test_a_cell_that_no_gate_judged_is_waived_as_a_crash():
+    gone = lost(prepare(Cell()), "the power went")
+    rule = WaiverRule("none", "the machines of June are slow", "2030-06-30", CRASH)
+    assert applied(gone, rule).waived == Waiver(rule.reason, rule.expiry)
+    assert applied(gone, structs.replace(rule, gate="ledger")).waived is None
+
+
+@pytest.mark.parametrize(
+    ("subject", "version", "waived"),
+    [("tiny", "1.5", True), ("tiny", "2.0", False), ("reference", "1.5", False), ("tiny", "1.5.dev3", True)],
 )
+def test_a_waiver_holds_for_its_subject_and_its_versions(subject, version, waived):
+    rule = structs.replace(TREES, subject="tiny", versions=">=1,<2")
+    red = cell("eagle3.s3.k4.n8", ledger=State.FAIL)
+    assert (applied(red, rule, subject=subject, version=version).waived is not None) is waived
 
 
-def test_first_rule_that_holds_counts():
-    assert waiver_for(Cell.from_id("eagle3.s3.k4.n8"), RULES) == Waiver("trees leak", "2030-01-31")
-    assert waiver_for(Cell.from_id("eagle3"), RULES) == Waiver("all of it", "2030-02-28")
-    assert waiver_for(Cell.from_id("none"), RULES) is None
+def test_a_file_of_waivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_waivers(None) == ()
+    (tmp_path / "specmatrix-waivers.yaml").write_text(FILE, encoding="utf-8")
+    flaky = WaiverRule("none", "slow", "2030-02-28", "crash", "flaky", "tiny", ">=1,<2", "https://example.org/1")
+    assert load_waivers(None) == load_waivers(tmp_path / "specmatrix-waivers.yaml") == (TREES, flaky)
+    (tmp_path / "empty.yaml").touch()
+    assert load_waivers(tmp_path / "empty.yaml") == ()
 
 
-def test_bad_selector_is_refused():
-    with pytest.raises(ConfigError, match="axis 'topq' is unknown"):
-        waiver_for(Cell(), (WaiverRule("topq=4", "typo", "2030-01-31"),))
+ENTRY = {"cells": "none", "gate": "ledger", "reason": "it leaks", "expiry": "2030-01-31"}
 
 
-def test_declared_waivers_are_well_formed():
-    for rule in WAIVERS:
-        parse_selector(rule.cells)
-        assert rule.reason.strip() and date.fromisoformat(rule.expiry)
+def written(**changed: str) -> str:
+    return "- " + "\n  ".join(f"{key}: {value}" for key, value in {**ENTRY, **changed}.items() if value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1", "the waivers 'w.yaml' must be a list, got {'a': 1}"),
+        ("- 3", "waiver 1 of w.yaml must have keys and values, got 3"),
+        ("- [", "the waivers 'w.yaml' are not YAML: "),
+        (written(gate=""), "waiver 1 of w.yaml has no gate; it needs cells, gate, reason, expiry"),
+        (
+            written(gates="x"),
+            "waiver 1 of w.yaml has the unknown key 'gates'; allowed: cells, gate, reason, expiry, kind",
+        ),
+        (written(reason="3"), "reason of waiver 1 of w.yaml must be a text, got 3"),
+        (written(reason='" "'), "reason of waiver 1 of w.yaml must be a text, got ' '"),
+        (written(gate="leaks"), "gate of waiver 1 of w.yaml must be one of claims, oracle, ledger, "),
+        (written(kind="often"), "kind of waiver 1 of w.yaml must be known or flaky, got 'often'"),
+        (written(expiry="soon"), "expiry of waiver 1 of w.yaml must be a date such as 2026-12-31, got 'soon'"),
+        (written(versions="new"), "versions of waiver 1 of w.yaml must be a range such as '>=5.17,<5.20', got 'new'"),
+        (written(cells="topq=4"), "cells of waiver 1 of w.yaml: axis 'topq' is unknown"),
+    ],
+)
+def test_a_bad_file_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str):
+    monkeypatch.chdir(tmp_path)
+    Path("w.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as found:
+        load_waivers(Path("w.yaml"))
+    assert str(found.value).startswith(message) and "\n" not in str(found.value)
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("latin.yaml").write_bytes(b"- \xe9")
+    for name, message in (
+        ("none.yaml", "cannot read the waivers 'none.yaml': No such file or directory"),
+        ("latin.yaml", "the waivers 'latin.yaml' are not UTF-8 text"),
+    ):
+        with pytest.raises(ConfigError) as found:
+            load_waivers(Path(name))
+        assert str(found.value) == message

@@ -54,8 +54,8 @@ def test_a_branch_keeps_what_it_keeps_of_its_history():
 def test_they_end_there_in_the_engine_and_a_token_more_is_refused(kind):
     cell = Cell.from_id(f"none.v1.p16.ctx.{kind}")
     subject = ReferenceSubject()
-    engine = subject.start(asked(cell))
-    run = drive(engine, workload(cell, 0), subject.capabilities)
+    engine = subject.launch(asked(cell))
+    run = drive(engine, workload(cell, 0), subject.profile.capabilities)
     whole = {a.name: len(a.prompt_ids) + len(a.output_ids) for a in run.answers}
     followed = {one.session.follows for one in run.requests if one.session is not None}
     ends = [name for name in whole if name not in followed]

@@ -1,7 +1,8 @@
 import pytest
+from msgspec import structs
 
 from specmatrix.reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
-from specmatrix.reports.schema import WaiverRule
+from specmatrix.reports.schema import GATES, SubjectRecord, WaiverRule
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -13,6 +14,7 @@ def test_equal_headers_match(make_header):
 @pytest.mark.parametrize(
     ("change", "name", "gates"),
     [
+        ({"subject": SubjectRecord("tiny", "1")}, "subject", set(GATES)),
         ({"data_hash": "x"}, "data", {"lossless", "distribution", "finish", "acceptance", "accuracy"}),
         ({"zoo_hash": "x"}, "zoo", {"lossless", "distribution", "finish", "acceptance", "accuracy"}),
         ({"host": {"cpu": "Xeon 2 cores", "gpus": ["H100"]}}, "gpus", {"acceptance", "accuracy"}),
@@ -44,9 +46,20 @@ def test_thresholds_that_moved(make_header):
 
 def test_waivers_that_changed(make_header):
     rule = make_header().waivers[0]
-    longer = WaiverRule(rule.cells, rule.reason, "2027-06-30")
-    changes = waiver_changes(make_header(), make_header(waivers=(longer, WaiverRule("topk=4", "new", "2026-10-01"))))
+    longer = structs.replace(rule, expiry="2027-06-30")
+    other = WaiverRule("topk=4", "new", "2026-10-01", "lossless", "flaky", "tiny", ">=1")
+    changes = waiver_changes(make_header(), make_header(waivers=(longer, other)))
     assert [(change.name, change.base, change.head) for change in changes] == [
-        (rule.cells, "until 2026-12-31: drafts leak on abort", "until 2027-06-30: drafts leak on abort"),
-        ("topk=4", "", "until 2026-10-01: new"),
+        (
+            f"crash of {rule.cells}",
+            "known until 2026-12-31: drafts leak on abort",
+            "known until 2027-06-30: drafts leak on abort",
+        ),
+        ("lossless of topk=4 (tiny >=1)", "", "flaky until 2026-10-01: new"),
     ]
+
+
+def test_another_version_of_a_subject_is_part_of_the_comparison(make_header):
+    old, new = (make_header(subject=SubjectRecord("tiny", version)) for version in ("1", "2"))
+    (found,) = mismatches(old, new)
+    assert (found.name, found.base, found.head, found.gates) == ("tiny", "1", "2", ())

@@ -1,0 +1,85 @@
+"""Checks that a foreign subject delivers what its profile claims, and that its drafter ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import Outcome, State
+from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.run.prepared_cell import PreparedCell
+from specmatrix.matrix.subjects.protocol import Answer, Capability, RequestSpec, Run
+
+THRESHOLDS: Final = {
+    "broken": Threshold(0, "a claim decides which gates apply, so one that does not hold leaves a defect unseen"),
+}
+
+
+@dataclass
+class ClaimsGate:
+    """What the subject claims to show is there, and shows that rounds with drafts ran in a cell with a drafter."""
+
+    name: str = "claims"
+    needs: frozenset[Capability] = frozenset()
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+
+    def applies(self, cell: Cell) -> bool:
+        """Every cell."""
+        return True
+
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED without requests."""
+        if not run.requests:
+            return Outcome(self.name, State.NOT_MEASURED, message="the cell has no requests")
+        answers = {answer.name: answer for answer in run.answers}
+        faults = [*_run_faults(prepared.cell, run)]
+        for request in run.requests:
+            faults += _faults(prepared.cell, run.capabilities, request, answers[request.name])
+        numbers = {"answers": len(answers), "claims": len(run.capabilities), "broken": len(faults)}
+        state = State.FAIL if faults else State.PASS
+        return Outcome(self.name, state, numbers, message=faults[0] if faults else "")
+
+
+def _run_faults(cell: Cell, run: Run) -> Iterator[str]:
+    """A sentence for each claim about the whole run that does not hold."""
+    claims = run.capabilities
+    unread = [flag for flag in run.flags if flag not in run.readback]
+    if Capability.READBACK in claims and unread:
+        yield f"the subject claims readback, but does not report {unread[0]}"
+    if Capability.MEMORY in claims and run.memory is None:
+        yield "the subject claims memory, but reports none"
+    if Capability.JOURNAL in claims and (run.journal is None or not run.journal[0]):
+        yield "the subject claims a journal, but has none"
+    if Capability.TRACE in claims and cell.adapts and run.trace is None:
+        yield "the subject claims a trace, but has none"
+    if Capability.COUNTERS in claims and not any(run.evidence.values()):
+        yield "the subject claims counters, but all are zero"
+    drafted, accepted = run.evidence.get("spec.drafted", 0), run.evidence.get("spec.accepted", 0)
+    if Capability.TOTALS in claims and _drafts(cell) and any(len(a.output_ids) > 1 for a in run.answers):
+        # The text may hold no n-gram twice.
+        if not drafted and cell.algorithm != "ngram":
+            yield "the subject claims totals, but counts no draft (spec.drafted), so nothing shows that it speculates"
+        elif accepted > drafted:
+            yield f"the subject counts {accepted} accepted drafts (spec.accepted) of {drafted} (spec.drafted)"
+
+
+def _faults(cell: Cell, claims: frozenset[Capability], request: RequestSpec, answer: Answer) -> Iterator[str]:
+    """A sentence for each claim that one answer breaks."""
+    if answer.refusal:
+        yield f"{request.name} was refused: {answer.refusal}"
+        return
+    tokens = len(answer.output_ids)
+    if Capability.TOKEN_IDS in claims and not tokens and answer.finish in ("stop", "length"):
+        yield f"the subject claims token_ids, but {request.name} has none"
+    if Capability.ROUNDS in claims and _drafts(cell) and answer.finish in ("stop", "length") and tokens > 1:
+        if not answer.accept_lengths:
+            yield f"the subject claims rounds, but {request.name} has none for {tokens} tokens"
+        elif 1 + answer.retractions + sum(answer.accept_lengths) < tokens:
+            rounds = sum(answer.accept_lengths)
+            yield f"the rounds of {request.name} emitted {rounds} tokens and its prefill 1, but it has {tokens}"
+
+
+def _drafts(cell: Cell) -> bool:
+    return cell.algorithm != "none"

@@ -1,0 +1,96 @@
+"""Checks that a foreign subject's plain decoding is that of transformers and of the reference engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.pairing import TIE_NATS, first_difference
+from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.oracles.margins import margins
+from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of
+from specmatrix.matrix.run.prepared_cell import PreparedCell
+from specmatrix.matrix.subjects.protocol import Capability, RequestSpec, Run
+
+THRESHOLDS: Final = {
+    "tie_nats": Threshold(TIE_NATS, "another library's rounding; the profile of a subject may state another one"),
+    "wrong": Threshold(
+        0, "a greedy token is the oracle's, or the margin of the oracle's two best tokens is below tie_nats"
+    ),
+}
+
+
+@dataclass
+class OracleGate:
+    """Compares the baseline's greedy requests on the oracle's prompts with the oracle, along the oracle's text.
+
+    Two libraries round differently. Where the baseline departs from the oracle and the margin of the oracle's two best
+    tokens is below `tie_nats`, that is a tie: it is counted, the baseline is asked to go on from the
+    oracle's token, and the comparison continues there (`Run.resumed`).
+    """
+
+    name: str = "oracle"
+    needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    oracle: Callable[[str], Oracle | None] = oracle_of
+    margins: Callable[[str, RequestSpec], Sequence[float]] = margins
+
+    def applies(self, cell: Cell) -> bool:
+        """Cells with greedy requests, whose prompts outside the oracle's are left out."""
+        return cell.sampling in ("greedy", "mixed")
+
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED if the target has no oracle, or no token was compared."""
+        oracle = self.oracle(prepared.cell.target)
+        if oracle is None:
+            text = "the target has no transformers oracle continuations, so the baseline itself is unverified"
+            return Outcome(self.name, State.NOT_MEASURED, message=text)
+        answers = {answer.name: answer for answer in baseline.answers}
+        compared, ties, wrong = 0, [], []
+        for request in baseline.requests:
+            if not comparable(request):
+                continue
+            expected, start, index = oracle.continuation(request), 0, None
+            for start, got in ((0, answers[request.name].output_ids), *baseline.resumed.get(request.name, ())):
+                index = first_difference(expected[start:], got, prefix=True)
+                compared += min(len(expected) - start, len(got)) if index is None else index
+                if index is not None and self.is_tie(prepared.cell.target, request, start + index):
+                    ties.append(f"{request.name}@{start + index}")
+                    index = None
+            if index is not None:
+                wrong.append(
+                    f"{request.name} at token {start + index}: {got[index]} instead of {expected[start + index]}"
+                )
+        numbers: dict[str, Number] = {
+            "oracle_tokens": compared, "ties": len(ties), "tied_at": ", ".join(ties), "wrong": len(wrong),
+        }  # fmt: skip
+        if wrong:
+            text = f"plain decoding of {len(wrong)} requests differs from the transformers oracle, first {wrong[0]}"
+            return Outcome(self.name, State.FAIL, numbers, message=text)
+        if not compared:
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was compared with the oracle")
+        return Outcome(self.name, State.PASS, numbers)
+
+    def is_tie(self, target: str, request: RequestSpec, index: int) -> bool:
+        """Whether the oracle's two best tokens at an index of its continuation are within `tie_nats`."""
+        known = self.margins(target, request)
+        return index < len(known) and known[index] < self.thresholds["tie_nats"]
+
+    def text(self, target: str, request: RequestSpec) -> tuple[int, ...]:
+        """The oracle's tokens after a request's prompt; empty if it has none."""
+        oracle = self.oracle(target)
+        return oracle.continuation(request) if oracle is not None and comparable(request) else ()
+
+    def next_tie(self, target: str, request: RequestSpec, start: int, got: Sequence[int]) -> int | None:
+        """Index in the oracle's continuation at which tokens from index `start` on depart from it by a tie; None if
+        they do not."""
+        index = first_difference(self.text(target, request)[start:], got, prefix=True)
+        return start + index if index is not None and self.is_tie(target, request, start + index) else None
+
+
+def comparable(request: RequestSpec) -> bool:
+    """Whether the oracle has the continuation of a request's prompt."""
+    return request.temperature == 0 and oracle_index(request) is not None

@@ -1,0 +1,168 @@
+"""The contract that every subject must satisfy, whatever the gates say of its engine.
+
+Translations are data, pure and complete; ids come back; answers depend on no other ask of the batch; refusals are
+answers; an abort ends a request; a flag is read back; an engine can be closed twice and is killed behind its limit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
+from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, EngineCommand, Subject, Unsupported
+from specmatrix.matrix.subjects.translations import translated
+
+# The first of these that the subject supports; two asks also show whether they depend on each other.
+CELLS: Final = (Cell(batch="pair"), Cell())
+# More tokens than any zoo model's context.
+TOO_MANY: Final = 20_000
+ABORT_AFTER: Final = 5
+STAGE: Final = "pr"
+
+
+class ContractCheck(NamedTuple):
+    """One part of the contract. fault: a sentence on what is wrong, "" if nothing is."""
+
+    name: str
+    fault: str
+
+
+def check_contract(subject: Subject) -> Iterator[ContractCheck]:
+    """Check a subject part by part. ConfigError if it runs in this process or supports no plain cell."""
+    if subject.profile.in_process:
+        raise ConfigError(
+            f"subject {subject.name!r} runs in this process, without asks; only others have this contract"
+        )
+    yield ContractCheck("translations are pure data", _translated(subject))
+    commands = (subject.translate(prepare(cell, subject=subject.name)) for cell in CELLS)
+    command = next((found for found in commands if isinstance(found, EngineCommand)), None)
+    if command is None:
+        raise ConfigError(f"subject {subject.name!r} supports neither {' nor '.join(cell.id for cell in CELLS)}")
+    session = _Session(subject, command)
+    try:
+        for name, check in session.checks().items():
+            yield ContractCheck(name, _fault(check))
+    finally:
+        session.stop()
+
+
+def _fault(check: Callable[[], str]) -> str:
+    try:
+        return check()
+    except (EngineFailed, ConfigError) as error:
+        return str(error)
+
+
+def _translated(subject: Subject) -> str:
+    """What is wrong with the first translation that is not pure JSON data with an ask for each request."""
+    for cell in stage_cells(STAGE):
+        prepared = prepare(cell, subject=subject.name)
+        found = translated(subject, prepared)
+        if found != translated(subject, prepared):
+            return f"{cell.id} has two translations"
+        if isinstance(found, Unsupported):
+            if not found.reason.strip():
+                return f"{cell.id} is unsupported without a reason"
+            continue
+        try:
+            json.dumps([dict(found.flags), dict(found.checkpoints), dict(found.environment)])
+            json.dumps([dict(ask.fields) for ask in found.asks if isinstance(ask, Ask)])
+        except TypeError as error:
+            return f"the command of {cell.id} is not JSON: {error}"
+        ids = [ask.id for ask in found.asks if isinstance(ask, Ask) and ask.input_ids]
+        if ids != [request.name for request in prepared.requests]:
+            return f"the asks of {cell.id} must be its requests, in order and with token ids, got {ids!r:.60}"
+    return ""
+
+
+@dataclass
+class _Session:
+    """Engines of one command, started as checks need them."""
+
+    subject: Subject
+    command: EngineCommand
+    engine: EngineProcess | None = None
+    answers: tuple[Answer, ...] = ()
+
+    def checks(self) -> dict[str, Callable[[], str]]:
+        """The checks by name, in order; each returns a fault or ""."""
+        claims = self.subject.profile.capabilities
+        return {
+            "ids come back": self.ids,
+            "answers depend on no other ask": self.alone,
+            "refusals are answers": self.refusal,
+            **({"an abort ends a request": self.abort} if Capability.ABORT in claims else {}),
+            **({"flags are read back": self.read_back} if Capability.READBACK in claims else {}),
+            "an engine can be closed twice": self.closed_twice,
+            "an engine behind its limit is killed": self.limit,
+        }
+
+    def running(self) -> EngineProcess:
+        """The engine, a new one if the last has ended."""
+        if self.engine is None or self.engine.ended:
+            self.engine = EngineProcess(self.subject, self.command)
+        return self.engine
+
+    def asks(self) -> list[Ask]:
+        """The command's asks."""
+        return [ask for ask in self.command.asks if isinstance(ask, Ask)]
+
+    def ids(self) -> str:
+        self.answers = tuple(self.running().generate(self.asks()))
+        for ask, answer in zip(self.asks(), self.answers, strict=True):
+            if tuple(answer.prompt_ids) != tuple(ask.input_ids):
+                return f"the prompt_ids of {ask.id} are not its input_ids"
+            if answer.finish not in ("stop", "length"):
+                return f"{ask.id} must finish by stop or length, got {answer.finish!r} ({answer.refusal})"
+        return ""
+
+    def alone(self) -> str:
+        for ask, before in zip(self.asks(), self.answers, strict=False):
+            (answer,) = self.running().generate([ask])
+            if (answer.output_ids, answer.text) != (before.output_ids, before.text):
+                return f"{ask.id} has another answer alone than with the other asks"
+        return ""
+
+    def refusal(self) -> str:
+        ask = self.asks()[0]
+        (answer,) = self.running().generate([replace(ask, input_ids=(ask.input_ids * TOO_MANY)[:TOO_MANY])])
+        if answer.finish != "refused" or not answer.refusal:
+            return f"a prompt of {TOO_MANY} tokens must be refused with a message, got finish {answer.finish!r}"
+        return self.alone()
+
+    def abort(self) -> str:
+        (answer,) = self.running().generate([replace(self.asks()[0], abort_after=ABORT_AFTER)])
+        if answer.finish != "abort" or len(answer.output_ids) < ABORT_AFTER:
+            tokens = len(answer.output_ids)
+            return f"an abort after {ABORT_AFTER} tokens must end it, got finish {answer.finish!r} and {tokens} tokens"
+        return ""
+
+    def read_back(self) -> str:
+        unread = [flag for flag in self.command.flags if flag not in self.running().readback()]
+        return f"{unread[0]} is a flag, and is not read back" if unread else ""
+
+    def closed_twice(self) -> str:
+        engine = self.running()
+        engine.close()
+        engine.close()
+        return "" if engine.ended else "the process still runs"
+
+    def limit(self) -> str:
+        engine = self.running()
+        engine.answer_seconds = 0.0
+        with suppress(EngineFailed):
+            engine.generate(self.asks())
+            return "it answered within 0 s"
+        return "" if engine.ended else "the process still runs"
+
+    def stop(self) -> None:
+        if self.engine is not None:
+            self.engine.stop()

@@ -1,0 +1,165 @@
+"""A running engine in a process of its own, behind time limits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from specmatrix.engine.core.observe.rank_agreement import Agreement
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.run.child_process import ChildProcess
+from specmatrix.matrix.subjects.child import DIVERGED, DONE, FAILED, REFUSED
+from specmatrix.matrix.subjects.protocol import Answer, Diverged, EngineCommand, Memory, RunningEngine, Subject, Trace
+
+CHILD: Final = "specmatrix.matrix.subjects.child"
+OUTPUT_TAIL: Final = 2000  # characters
+EXIT_SECONDS: Final = 5.0
+REWRITTEN: Final = "the subject reports that it runs another value"
+
+
+class EngineFailed(Exception):
+    """An engine crashed, hung or broke the protocol; the message ends with the end of its log."""
+
+
+class EngineProcess(RunningEngine):
+    """Starts a command's engine in a new process. ConfigError if it refuses the command, EngineFailed if it fails.
+
+    A failure or `close` ends the process and everything that it started.
+    """
+
+    def __init__(self, subject: Subject, command: EngineCommand) -> None:
+        self._subject, self._command = subject, command
+        self.answer_seconds = subject.profile.answer_seconds
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, **command.environment}
+        if not command.python:  # what this process can import, that one can
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        words = [command.python or sys.executable, "-u", "-m", CHILD, str(theirs.fileno())]
+        with theirs:
+            self._process = ChildProcess(words, environment=environment, pass_fds=(theirs.fileno(),))
+        self._connection: Connection | None = Connection(ours.detach())
+        try:
+            self._connection.send(subject)
+            self._call("start", command, seconds=subject.profile.start_seconds)
+            self._readback: Mapping[str, Any] = self._call("readback")
+            self._own: Mapping[str, Any] = self._call("resolved")
+            self._hash: str = self._call("start_hash")
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was closed, stopped or failed."""
+        return self._connection is None
+
+    @cached_property
+    def resolved(self) -> Mapping[str, Any]:
+        """The flags with the values that run, and what the engine itself calls resolved; `rewrites` are the flags that
+        run with another value than the command's."""
+        flags = dict(self._command.flags)
+        rewrites = [
+            {"field": flag, "asked": asked, "got": self._readback[flag], "reason": REWRITTEN}
+            for flag, asked in flags.items()
+            if flag in self._readback and self._readback[flag] != asked
+        ]
+        running = {flag: self._readback.get(flag, asked) for flag, asked in flags.items()}
+        return {**running, **self._own, "rewrites": [*self._own.get("rewrites", ()), *rewrites]}
+
+    @property
+    def start_hash(self) -> str:
+        """The engine's own, else a hash of `resolved` and of the checkpoints."""
+        what = [self.resolved, dict(self._command.checkpoints), self._command.variant]
+        return self._hash or hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+    def generate(self, asks: Sequence[Any]) -> list[Answer]:
+        """The answers. EngineFailed unless there is one for each ask, in order and under its id."""
+        answers = self._call("generate", tuple(asks))
+        wrong = ""
+        if not isinstance(answers, list) or not all(isinstance(answer, Answer) for answer in answers):
+            wrong = f"generate must return a list of Answer, got {answers!r:.60}"
+        elif [answer.name for answer in answers] != [ask.id for ask in asks]:
+            got, due = [answer.name for answer in answers], [ask.id for ask in asks]
+            wrong = f"the answers must have the asks' ids in order, {due!r:.60}, got {got!r:.60}"
+        if wrong:
+            raise self._failure(wrong)
+        return list(answers)
+
+    def readback(self) -> Mapping[str, Any]:
+        self._readback = self._call("readback")
+        return self._readback
+
+    def counters(self) -> Mapping[str, int]:
+        found: Mapping[str, int] = self._call("counters")
+        return found
+
+    def journal(self) -> tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int] | None:
+        found: tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int] | None = self._call("journal")
+        return found
+
+    def trace(self) -> Trace | None:
+        found: Trace | None = self._call("trace")
+        return found
+
+    def memory(self) -> Memory | None:
+        found: Memory | None = self._call("memory")
+        return found
+
+    def ranks(self) -> Agreement | None:
+        found: Agreement | None = self._call("ranks")
+        return found
+
+    def close(self) -> None:
+        """End the engine and its process; a second call does nothing."""
+        if self.ended:
+            return
+        try:
+            self._call("close")
+        finally:
+            self.stop()
+
+    def _call(self, method: str, *arguments: object, seconds: float | None = None) -> Any:  # noqa: ANN401 - as the method
+        assert self._connection is not None, "the engine is closed"
+        limit = self.answer_seconds if seconds is None else seconds
+        try:
+            self._connection.send((method, arguments))
+            if not self._connection.poll(limit):
+                raise self._failure(f"{method} took more than {limit:g} s")
+            status, result = self._connection.recv()
+        except (EOFError, OSError):
+            code = self._process.wait(EXIT_SECONDS)
+            how = "closed its connection" if code is None else f"ended with status {code}"
+            raise self._failure(f"the engine {how} during {method}") from None
+        if status == DONE:
+            return result
+        if status == DIVERGED:
+            raise Diverged(result)
+        if status == REFUSED and method == "start":
+            raise ConfigError(result)
+        assert status in (FAILED, REFUSED)
+        raise self._failure(f"{method} failed with {result}")
+
+    def _failure(self, text: str) -> EngineFailed:
+        """The error, after the process has ended and its log is whole."""
+        self.stop()
+        log = self._process.output_end(OUTPUT_TAIL)
+        return EngineFailed(f"{text}; " + (f"end of its log:\n{log}" if log else "its log is empty"))
+
+    def stop(self) -> None:
+        """End the process without closing the engine first."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            self._process.stop()
+
+
+def start_engine(subject: Subject, command: EngineCommand) -> RunningEngine:
+    """The command's engine, in a process of its own unless the profile has it in this one."""
+    return subject.start(command) if subject.profile.in_process else EngineProcess(subject, command)

@@ -1,0 +1,58 @@
+"""The subjects that a name finds: those of this package, and those of installed packages by entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
+from specmatrix.errors import ConfigError, shown
+from specmatrix.matrix.subjects.protocol import Profile, Subject
+from specmatrix.reports.schema import REFERENCE
+
+GROUP: Final = "specmatrix.subjects"
+# Name to module and class.
+BUILT_IN: Final[Mapping[str, str]] = {
+    REFERENCE: "specmatrix.matrix.subjects.tensor_parallel:RankedSubject",
+}
+PARTS: Final = ("version", "translate", "start")
+
+
+def known_subjects() -> dict[str, EntryPoint]:
+    """Every subject by name: this package's first, then other packages' in the order of their names. ConfigError if two
+    have one name."""
+    found = {name: EntryPoint(name, place, GROUP) for name, place in BUILT_IN.items()}
+    for point in sorted(entry_points(group=GROUP)):
+        if found.setdefault(point.name, point).value != point.value:
+            places = f"{found[point.name].value} and {point.value}"
+            raise ConfigError(f"subject {shown(point.name)} is registered twice, by {places}; each needs its own name")
+    return found
+
+
+def installed_subject(name: str) -> Subject:
+    """As `load_subject`, and ConfigError if its engine's package is not installed."""
+    subject = load_subject(name)
+    if subject.version() is None:
+        raise ConfigError(f"subject {shown(name)} is not installed; `specmatrix subjects` says what is")
+    return subject
+
+
+def load_subject(name: str) -> Subject:
+    """The subject of a name. ConfigError if there is none, or if it is no Subject."""
+    known = known_subjects()
+    if name not in known:
+        raise ConfigError(f"subject {shown(name)} is unknown; it must be one of {', '.join(known)}")
+    place = known[name].value
+    try:
+        subject: Subject = known[name].load()()
+    except Exception as error:  # a user's own code
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"subject {shown(name)} cannot be loaded from {place}: {text}") from error
+    if getattr(subject, "name", None) != name:
+        raise ConfigError(f"subject {shown(name)} of {place} has the name {shown(getattr(subject, 'name', None))}")
+    if not isinstance(getattr(subject, "profile", None), Profile):
+        raise ConfigError(f"subject {shown(name)} of {place} must have a profile, which is a Profile")
+    for part in PARTS:
+        if not callable(getattr(subject, part, None)):
+            raise ConfigError(f"subject {shown(name)} of {place} has no {part}; it needs {', '.join(PARTS)}")
+    return subject

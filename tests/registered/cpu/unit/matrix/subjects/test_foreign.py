@@ -1,0 +1,136 @@
+"""Cells on a foreign subject: what its process, its claims and its own values do to their records."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.registry import applied_gates
+from specmatrix.matrix.oracles.transformers import oracle_of
+from specmatrix.matrix.run.runner import Runner
+from specmatrix.matrix.subjects.translations import NOT_REFUSED
+from specmatrix.reports.schema import CellResult
+from tests.support.tiny_subject import ReplaySubject
+
+pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
+
+DRAFTED = Cell.from_id("eagle3.s3.k1")
+
+
+@contextmanager
+def running(subject: ReplaySubject) -> Iterator[Runner]:
+    runner = Runner(subject, 0, gates=applied_gates(subject.profile).gates)
+    # What the oracle accepts in a round is not what a replay says.
+    runner.gates = tuple(gate for gate in runner.gates if gate.name != "acceptance")
+    try:
+        yield runner
+    finally:
+        runner.shut_down()
+
+
+def judged(fault: str, cell: Cell = DRAFTED, **limits: float) -> CellResult:
+    subject = ReplaySubject(fault)
+    subject.profile = replace(subject.profile, **limits)
+    with running(subject) as runner:
+        return runner.run_cell(cell)
+
+
+def test_a_faultless_subject_is_green_and_its_command_is_recorded():
+    found = judged("")
+    assert (found.state, found.error) == ("PASS", None)
+    assert [gate.name for gate in found.gates] == ["claims", "oracle", "lossless", "finish"]
+    assert found.requested["drafter"] == "eagle3" and found.requested["checkpoints"]["draft"] == "llama-mini-eagle3"
+    assert found.resolved == {"drafter": "eagle3", "depth": 3} and not found.rewrites
+    assert found.repro.startswith("specmatrix run --subject replay --cells 'eagle3.s3.k1' ")
+    oracle = found.gate("oracle")
+    assert oracle is not None and oracle.numbers["oracle_tokens"] > 20 and oracle.numbers["ties"] == 0
+
+
+def test_an_unsupported_cell_has_a_reason_and_no_gates():
+    with running(ReplaySubject()) as runner:
+        for cell, reason in (("eagle3.s3.k1.p4", "it has no page_size"), ("none.s3", NOT_REFUSED)):
+            found = runner.run_cell(Cell.from_id(cell))
+            assert (found.state, found.gates, found.error) == ("UNSUPPORTED", (), reason)
+        assert runner.engine is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("no rounds", r"the subject claims rounds, but q\d+ has none for \d+ tokens"),
+        ("unread", "the subject claims readback, but does not report depth"),
+        ("refusal", r"q\d+ was refused: too busy"),
+    ],
+)
+def test_a_claim_that_does_not_hold_is_red(fault, message):
+    found = judged(fault)
+    claims = found.gate("claims")
+    assert found.state == "FAIL" and claims is not None and claims.state == "FAIL"
+    assert re.fullmatch(message, claims.message)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("crash", "the engine ended with status -9 during generate; end of its log:\nabout to fall over"),
+        ("raise", "generate failed with RuntimeError: a wire came loose; end of its log:\nTraceback"),
+        ("refuse", "the engine refuses the cell: drafter eagle3 is not available; use none"),
+    ],
+)
+def test_a_failure_of_the_engine_is_the_red_of_its_cell_alone(fault, error):
+    with running(ReplaySubject(fault)) as runner:
+        found = runner.run_cell(DRAFTED)
+        assert found.state == "FAIL" and found.error is not None and found.error.startswith(error)
+        assert runner.run_cell(Cell()).state == "PASS"
+
+
+def test_a_baseline_that_fails_is_not_started_again_for_the_next_cell():
+    with running(ReplaySubject("baseline crash")) as runner:
+        first, second = runner.run_cell(DRAFTED), runner.run_cell(DRAFTED._replace(steps="2"))
+        assert first.state == second.state == "FAIL" and first.error == second.error is not None
+        assert first.error.startswith("baseline: the engine ended with status -9 during generate; end of its log:\n")
+        assert len(runner.baselines.runs) == 1
+
+
+def test_an_engine_behind_its_limit_is_killed():
+    found = judged("hang", answer_seconds=3.0)
+    assert found.state == "FAIL" and found.error == "generate took more than 3 s; its log is empty"
+
+
+def test_answers_in_another_order_are_red():
+    found = judged("order", Cell.from_id("eagle3.s3.k1.pair"))
+    assert found.state == "FAIL" and found.error is not None
+    assert found.error.startswith("the answers must have the asks' ids in order, ['q")
+
+
+def test_what_the_subject_runs_instead_is_a_rewrite():
+    found = judged("rewrite")
+    assert found.state == "PASS" and found.resolved is not None and found.resolved["depth"] == 9
+    (rewrite,) = found.rewrites
+    assert (rewrite.field, rewrite.asked, rewrite.got) == ("depth", 3, 9)
+
+
+def test_plain_decoding_that_is_not_the_oracles_is_red_by_itself():
+    found = judged("plain differs")
+    states = {gate.name: gate.state for gate in found.gates}
+    assert states["oracle"] == "FAIL" and states["lossless"] == "PASS"
+    oracle = found.gate("oracle")
+    assert oracle is not None and " at token 4: " in oracle.message
+
+
+def test_a_tie_is_counted_and_the_comparison_goes_on_along_the_oracles_text():
+    """With a bound that makes every position a tie, the changed token is one, and what follows it is compared."""
+    subject = ReplaySubject("plain differs")
+    subject.profile = replace(subject.profile, tie_nats=100.0)
+    with running(subject) as runner:
+        found = runner.run_cell(DRAFTED)
+        oracle = found.gate("oracle")
+        assert oracle is not None and (oracle.state, oracle.numbers["ties"]) == ("PASS", 1)
+        (plain,) = runner.baselines.runs.values()
+        continuation = oracle_of("llama-mini").continuation(plain.requests[0])
+        assert oracle.numbers["oracle_tokens"] == min(96, len(continuation)) - 1
+        ((start, after),) = plain.resumed[plain.requests[0].name]
+        assert start == 5 and after[:20] == continuation[5:25]

@@ -1,0 +1,70 @@
+"""The golden translations: what each subject makes of every pr cell, reviewed as a diff.
+
+`python -m pytest tests/registered/cpu/unit/matrix/subjects/test_translations.py --force-regen` writes them anew.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.run.prepared_cell import PreparedCell
+from specmatrix.matrix.subjects.contract import check_contract
+from specmatrix.matrix.subjects.protocol import EngineCommand, Subject, Unsupported
+from specmatrix.matrix.subjects.registry import BUILT_IN, load_subject
+from specmatrix.matrix.subjects.translations import translation_table
+from tests.support.tiny_subject import ReplaySubject, TinySubject
+
+pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+
+SUBJECTS = [*(subject for name in BUILT_IN if not (subject := load_subject(name)).profile.in_process), TinySubject()]
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+def test_every_pr_cell_is_translated_as_reviewed(subject: Subject, file_regression):
+    file_regression.check(translation_table(subject, stage_cells("pr")), extension=".txt")
+
+
+def test_a_table_lists_starts_asks_and_reasons():
+    cells = [Cell.from_id(text) for text in ("eagle3.s3.k1", "eagle3.s3.k1.pair.abort_running", "eagle3.s3.k1.p4")]
+    lines = translation_table(TinySubject(), cells).splitlines()
+    assert lines[0] == '{"depth": 3, "drafter": "eagle3"} {"draft": "llama-mini-eagle3", "target": "llama-mini"}'
+    assert lines[1] == "  eagle3.s3.k1: 1 ask" and lines[3] == "  eagle3.s3.k1.pair.abort_running: 2 asks"
+    assert lines[5].endswith('{"after": [], "abort_after": 5}')
+    assert lines[-2:] == ["UNSUPPORTED: it has no page_size", "  eagle3.s3.k1.p4"]
+
+
+@dataclass
+class Untranslated(ReplaySubject):
+    """Translates a cell in a way that the contract forbids."""
+
+    wrong: str = ""
+    calls: int = 0
+
+    def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
+        self.calls += 1
+        flags = {"calls": self.calls} if self.wrong == "impure" else {"set": {1}} if self.wrong == "data" else {}
+        return Unsupported(" ") if self.wrong == "silent" else EngineCommand(flags, {})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault"),
+    [
+        ("impure", " has two translations"),
+        ("data", " is not JSON: Object of type set is not JSON serializable"),
+        ("silent", " is unsupported without a reason"),
+        ("", " must be its requests, in order and with token ids, got []"),
+    ],
+)
+def test_the_contract_forbids(wrong: str, fault: str):
+    check = next(check_contract(Untranslated(wrong=wrong)))
+    assert check.name == "translations are pure data" and check.fault.endswith(fault)
+
+
+def test_a_subject_without_a_plain_cell_has_no_contract():
+    checks = check_contract(Untranslated(wrong="silent"))
+    next(checks)
+    with pytest.raises(ConfigError, match=r"^subject 'replay' supports neither none.pair nor none$"):
+        next(checks)

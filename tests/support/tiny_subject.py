@@ -1,0 +1,235 @@
+"""Subjects in one file, as a user would write them: an engine with a small interface of its own, and one that replays
+what the oracle says and misbehaves on demand."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.axes import AXES
+from specmatrix.matrix.oracles.finish import ending, eos_ids
+from specmatrix.matrix.oracles.transformers import oracle_of
+from specmatrix.matrix.subjects.protocol import (
+    Answer,
+    Ask,
+    Capability,
+    EngineCommand,
+    Profile,
+    RequestSpec,
+    RunningEngine,
+    Subject,
+    Unsupported,
+)
+from specmatrix.matrix.workloads.build import prompt_ids, questions
+from specmatrix.matrix.zoo.gsm_mini import prompt_of
+from specmatrix.matrix.zoo.registry import resolve_path
+
+if TYPE_CHECKING:
+    from specmatrix.matrix.run.prepared_cell import PreparedCell
+
+# Axes that mean something here; a cell with another value than the default on any other axis is unsupported.
+TAKEN = ("algorithm", "model", "steps", "topk", "batch", "sampling", "finish", "abort")
+VALUES = {"algorithm": ("none", "eagle3"), "batch": ("single", "pair"), "abort": ("none", "running")}
+LONGEST = 512
+
+
+def translate(prepared: PreparedCell) -> EngineCommand | Unsupported:
+    """The cell's drafter, depth and requests in this engine's words."""
+    cell = prepared.cell
+    for one in AXES:
+        value = cell.values[one.name]
+        if one.name in VALUES and value not in VALUES[one.name]:
+            return Unsupported(f"it has no {one.name} {value}")
+        if one.name not in TAKEN and value != one.default:
+            return Unsupported(f"it has no {one.name}")
+    shape = prepared.predicted
+    if isinstance(shape, ConfigError) or shape.topk > 1:
+        return Unsupported("its drafts are chains")
+    flags = {"drafter": cell.algorithm, "depth": shape.num_steps}
+    models = {"target": cell.target} | ({"draft": cell.draft} if cell.draft else {})
+    asks = tuple(Ask(r.name, prompt_ids(r), fields(r), r.after, r.abort_after) for r in prepared.requests)
+    return EngineCommand(flags, models, asks)
+
+
+def fields(request: RequestSpec) -> dict[str, Any]:
+    """A request's limits, sampling and stopping rules under this engine's names."""
+    given = {"tokens": request.max_new_tokens, "heat": request.temperature, "seed": request.seed}
+    ends = {"stop": list(request.stop), "stop_ids": list(request.stop_token_ids), "endless": request.ignore_eos}
+    return {**given, **ends, "best": request.top_logprobs, "top_k": request.top_k, "top_p": request.top_p}
+
+
+class TinySubject(Subject):
+    """The reference engine behind another interface: no journal, no sessions, no counters but totals."""
+
+    name = "tiny"
+    profile = Profile(
+        frozenset(
+            {Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.ROUNDS, Capability.TOTALS, Capability.READBACK}
+            | {Capability.ABORT, Capability.SAMPLED_IDENTITY}
+        ),
+        cannot={Capability.JOURNAL: "its pages have no journal"},
+    )
+
+    def version(self) -> str:
+        return "1.2.3"
+
+    def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
+        return translate(prepared)
+
+    def start(self, command: EngineCommand) -> RunningEngine:
+        return TinyEngine(command)
+
+
+class TinyEngine(RunningEngine):
+    def __init__(self, command: EngineCommand) -> None:
+        import torch
+
+        from specmatrix.engine.api import LLM
+        from specmatrix.engine.core.config.asked import EngineConfig
+
+        torch.set_num_threads(1)
+        shape = {"speculative_num_steps": command.flags["depth"], "speculative_eagle_topk": 1}
+        given = {} if command.flags["drafter"] == "none" else shape
+        self.flags = dict(command.flags)
+        self.llm = LLM(
+            EngineConfig(
+                command.checkpoints["target"],
+                command.flags["drafter"].upper(),
+                command.checkpoints.get("draft"),
+                enable_deterministic_inference=True,
+                **given,
+            ),
+            resolve_path,
+        )
+
+    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+        found = {ask.id: self._refused(ask) for ask in asks if len(ask.input_ids) > LONGEST}
+        rids = {ask.id: self._add(ask) for ask in asks if ask.id not in found}
+        aborts = {rids[ask.id]: ask.abort_after for ask in asks if ask.abort_after is not None}
+        while self.llm.loop.busy:
+            self.llm.step()
+            for rid in [rid for rid, after in aborts.items() if len(self.llm.request(rid).output) >= after]:
+                del aborts[rid]
+                self.llm.abort(rid)
+        return [found.get(ask.id) or self._answer(ask, rids[ask.id]) for ask in asks]
+
+    def readback(self) -> Mapping[str, Any]:
+        resolved = self.llm.readback()
+        return {"drafter": resolved["algorithm"].lower(), "depth": self.flags["depth"] and resolved["num_steps"]}
+
+    def counters(self) -> Mapping[str, int]:
+        return {name: self.llm.counters[name] for name in ("spec.drafted", "spec.accepted")}
+
+    def _add(self, ask: Ask) -> int:
+        from specmatrix.engine.core.schedule.request import SamplingParams
+
+        given = ask.fields
+        return self.llm.add(
+            ask.input_ids,
+            SamplingParams(
+                max_new_tokens=given["tokens"],
+                temperature=given["heat"],
+                top_k=given["top_k"],
+                top_p=given["top_p"],
+                seed=given["seed"],
+                stop=tuple(given["stop"]),
+                stop_token_ids=tuple(given["stop_ids"]),
+                ignore_eos=given["endless"],
+                top_logprobs_num=given["best"],
+            ),
+        )
+
+    def _refused(self, ask: Ask) -> Answer:
+        text = f"the prompt has {len(ask.input_ids)} tokens; allowed: {LONGEST}"
+        return Answer(ask.id, ask.input_ids, (), "", "refused", None, 0, (), refusal=text)
+
+    def _answer(self, ask: Ask, rid: int) -> Answer:
+        done = self.llm.take(rid)
+        end = done.finish
+        return Answer(
+            ask.id, ask.input_ids, done.output_ids, done.text, end.reason, end.matched, 0, done.accept_lengths,
+            done.logprobs, done.top_logprobs,
+        )  # fmt: skip
+
+
+REPLAYS = Profile(
+    frozenset({Capability.TOKEN_IDS, Capability.ROUNDS, Capability.READBACK}), start_seconds=60, answer_seconds=60
+)
+
+
+@dataclass
+class ReplaySubject(Subject):
+    """Answers with the oracle's continuations, without a model. fault: what it does wrong with a drafter, always
+    (`plain ...`), or without one (`baseline ...`).
+
+    profile: with limits that a test can wait for.
+    """
+
+    fault: str = ""
+    name: str = "replay"
+    profile: Profile = REPLAYS
+
+    def version(self) -> str:
+        return "1.0"
+
+    def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
+        if prepared.cell.sampling != "greedy":
+            return Unsupported("it only replays")
+        return translate(prepared)
+
+    def start(self, command: EngineCommand) -> RunningEngine:
+        drafts = command.flags["drafter"] != "none"
+        if drafts and self.fault == "refuse":
+            raise ConfigError("drafter eagle3 is not available; use none")
+        wanted = {"plain": True, "baseline": not drafts}.get(self.fault.partition(" ")[0], drafts)
+        return ReplayEngine(command, self.fault if wanted else "")
+
+
+class ReplayEngine(RunningEngine):
+    def __init__(self, command: EngineCommand, fault: str) -> None:
+        self.command, self.fault = command, fault
+        self.target = command.checkpoints["target"]
+        oracle = oracle_of(self.target)
+        assert oracle is not None
+        self.known = {
+            prompt_ids(RequestSpec("", prompt_of(question), 1)): ids
+            for (question, _), ids in zip(questions(), oracle.continuations, strict=False)
+        }
+
+    def readback(self) -> Mapping[str, Any]:
+        other = {"depth": 9} if self.fault == "rewrite" else {}
+        return {**self.command.flags, **other} if self.fault != "unread" else {"drafter": self.command.flags["drafter"]}
+
+    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+        if self.fault.endswith("crash"):
+            print("about to fall over", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "hang":
+            Event().wait()
+        if self.fault == "raise":
+            raise RuntimeError("a wire came loose")
+        answers = [self._answer(ask) for ask in asks]
+        return answers[::-1] if self.fault == "order" else answers
+
+    def _answer(self, ask: Ask) -> Answer:
+        base = next(ids for ids in self.known if ask.input_ids[: len(ids)] == ids)
+        given = len(ask.input_ids) - len(base)
+        text = list(self.known[base][given:])
+        if self.fault == "plain differs" and not given and len(text) > 4:
+            text[4] += 1
+        spec = RequestSpec(
+            ask.id, "", ask.fields["tokens"], stop=tuple(ask.fields["stop"]),
+            stop_token_ids=tuple(ask.fields["stop_ids"]), ignore_eos=ask.fields["endless"],
+        )  # fmt: skip
+        text += [eos + 1 for eos in eos_ids(self.target)] * 100
+        end = ending(spec, tuple(text), self.target)
+        rounds = () if self.command.flags["drafter"] == "none" or self.fault == "no rounds" else (1,) * (end.tokens - 1)
+        found = Answer(ask.id, ask.input_ids, tuple(text[: end.tokens]), end.text, end.reason, end.matched, 0, rounds)
+        if self.fault == "refusal":
+            return replace(found, finish="refused", output_ids=(), accept_lengths=(), refusal="too busy")
+        return found
