@@ -1,23 +1,32 @@
 """The contract that every subject must satisfy, whatever the gates say of its engine.
 
-Translations are data, pure and complete; ids come back; answers depend on no other ask of the batch; refusals are
-answers; an abort ends a request; a flag is read back; an engine can be closed twice and is killed behind its limit.
+Translations are data, pure and complete, of every request field; ids come back; answers depend on no other ask of the
+batch; refusals are answers; an abort ends a request; a flag is read back; an engine can be closed twice and is killed
+behind its limit.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
-from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, EngineCommand, Subject, Unsupported
+from specmatrix.matrix.subjects.protocol import (
+    Answer,
+    Ask,
+    Capability,
+    EngineCommand,
+    RequestSpec,
+    Subject,
+    Unsupported,
+)
 from specmatrix.matrix.subjects.translations import translated
 
 # The first of these that the subject supports; two asks also show whether they depend on each other.
@@ -26,6 +35,14 @@ CELLS: Final = (Cell(batch="pair"), Cell())
 TOO_MANY: Final = 20_000
 ABORT_AFTER: Final = 5
 STAGE: Final = "pr"
+# Another value of each request field that changes what an engine must do; the sampling fields count at a temperature.
+REQUESTED: Final[Mapping[str, Any]] = {
+    "max_new_tokens": 7, "temperature": 0.5, "top_k": 5, "top_p": 0.5, "seed": 11, "stop": ("x",),
+    "stop_token_ids": (9,), "ignore_eos": True, "top_logprobs": 3, "abort_after": 2, "logprobs": True,
+}  # fmt: skip
+SAMPLED: Final = ("top_k", "top_p", "seed")
+# Fields that a subject may leave out unless it claims them.
+CLAIMED: Final = {"top_logprobs": Capability.LOGPROBS, "logprobs": Capability.LOGPROBS, "abort_after": Capability.ABORT}
 
 
 class ContractCheck(NamedTuple):
@@ -42,6 +59,7 @@ def check_contract(subject: Subject) -> Iterator[ContractCheck]:
             f"subject {subject.name!r} runs in this process, without asks; only others have this contract"
         )
     yield ContractCheck("translations are pure data", _translated(subject))
+    yield ContractCheck("no request field is ignored", _ignored(subject))
     commands = (subject.translate(prepare(cell, subject=subject.name)) for cell in CELLS)
     command = next((found for found in commands if isinstance(found, EngineCommand)), None)
     if command is None:
@@ -80,6 +98,21 @@ def _translated(subject: Subject) -> str:
         ids = [ask.id for ask in found.asks if isinstance(ask, Ask) and ask.input_ids]
         if ids != [request.name for request in prepared.requests]:
             return f"the asks of {cell.id} must be its requests, in order and with token ids, got {ids!r:.60}"
+    return ""
+
+
+def _ignored(subject: Subject) -> str:
+    """What the first request field is that changes nothing in a plain cell's translation."""
+    for name, value in REQUESTED.items():
+        if CLAIMED.get(name, Capability.TOKEN_IDS) not in subject.profile.capabilities:
+            continue
+        plain = RequestSpec("q0", "Question:", 5, temperature=0.7 if name in SAMPLED else 0.0)
+        before, after = (
+            subject.translate(prepare(Cell(), workload=lambda *_, one=one: (one,), subject=subject.name))
+            for one in (plain, replace(plain, **{name: value}))
+        )
+        if before == after and isinstance(after, EngineCommand):
+            return f"{name} changes nothing in the translation; translate it, or answer Unsupported"
     return ""
 
 

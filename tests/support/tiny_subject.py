@@ -60,7 +60,14 @@ def fields(request: RequestSpec) -> dict[str, Any]:
     """A request's limits, sampling and stopping rules under this engine's names."""
     given = {"tokens": request.max_new_tokens, "heat": request.temperature, "seed": request.seed}
     ends = {"stop": list(request.stop), "stop_ids": list(request.stop_token_ids), "endless": request.ignore_eos}
-    return {**given, **ends, "best": request.top_logprobs, "top_k": request.top_k, "top_p": request.top_p}
+    return {
+        **given,
+        **ends,
+        "best": request.top_logprobs,
+        "scores": request.logprobs,
+        "top_k": request.top_k,
+        "top_p": request.top_p,
+    }
 
 
 class TinySubject(Subject):
@@ -140,6 +147,7 @@ class TinyEngine(RunningEngine):
                 stop=tuple(given["stop"]),
                 stop_token_ids=tuple(given["stop_ids"]),
                 ignore_eos=given["endless"],
+                return_logprob=given["scores"],
                 top_logprobs_num=given["best"],
             ),
         )

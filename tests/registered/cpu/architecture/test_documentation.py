@@ -95,7 +95,7 @@ EACH = pytest.mark.parametrize("page", PAGES, ids=name)
 def parsed(words: list[str]) -> tuple[list[str], dict[str, Any]]:
     """The names of a command and its options, by the command line's own parser; it raises on what it does not know."""
     node, names, rest = typer.main.get_command(app), [], list(words)
-    while hasattr(node, "commands"):
+    while hasattr(node, "commands") and (rest or not node.invoke_without_command):
         names.append(rest.pop(0))
         node = node.commands[names[-1]]
     return names, node.make_context(names[-1], rest).params

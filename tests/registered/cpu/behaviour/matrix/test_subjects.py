@@ -77,7 +77,7 @@ def test_a_subject_runs_cells_and_its_report_says_what_it_cannot_show(specmatrix
 
 def test_the_contract_holds_for_a_subject_and_not_for_one_that_refuses_nothing(specmatrix: Specmatrix):
     status, out, _ = specmatrix("subjects", "check", "tiny")
-    assert status == 0 and "tiny: 8 of 8 parts of the contract hold" in out, out
+    assert status == 0 and "tiny: 9 of 9 parts of the contract hold" in out, out
     status, out, _ = specmatrix("subjects", "check", "replay", "--json")
     checks = {check["name"]: check["fault"] for check in json.loads(out)["checks"]}
     assert status == 1 and [name for name, fault in checks.items() if fault] == ["refusals are answers"]

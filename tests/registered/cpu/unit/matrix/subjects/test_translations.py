@@ -3,7 +3,9 @@
 `python -m pytest tests/registered/cpu/unit/matrix/subjects/test_translations.py --force-regen` writes them anew.
 """
 
+import dataclasses
 from dataclasses import dataclass
+from itertools import islice
 
 import pytest
 
@@ -11,11 +13,12 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.run.prepared_cell import PreparedCell
-from specmatrix.matrix.subjects.contract import check_contract
-from specmatrix.matrix.subjects.protocol import EngineCommand, Subject, Unsupported
+from specmatrix.matrix.subjects.contract import REQUESTED, check_contract
+from specmatrix.matrix.subjects.protocol import EngineCommand, RequestSpec, Subject, Unsupported
 from specmatrix.matrix.subjects.registry import BUILT_IN, load_subject
 from specmatrix.matrix.subjects.translations import translation_table
-from tests.support.tiny_subject import ReplaySubject, TinySubject
+from tests.support import tiny_subject
+from tests.support.tiny_subject import ReplaySubject, TinySubject, fields
 
 pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 
@@ -63,8 +66,24 @@ def test_the_contract_forbids(wrong: str, fault: str):
     assert check.name == "translations are pure data" and check.fault.endswith(fault)
 
 
+def test_the_contract_forbids_to_ignore_a_field_of_a_request(monkeypatch):
+    def without(name: str) -> str:
+        monkeypatch.setattr(tiny_subject, "fields", lambda request: {**fields(request), name: None})
+        _, check, *_ = islice(check_contract(TinySubject()), 2)
+        return check.fault
+
+    assert without("nothing") == ""
+    assert without("top_p") == "top_p changes nothing in the translation; translate it, or answer Unsupported"
+    assert without("stop").startswith("stop changes nothing")
+
+
+def test_every_request_field_is_in_the_contract_or_no_engines_affair():
+    ours = {"name", "prompt", "answer", "after", "session", "closes_after", "refused", "beside", "clock"}
+    assert {each.name for each in dataclasses.fields(RequestSpec)} == ours | set(REQUESTED)
+
+
 def test_a_subject_without_a_plain_cell_has_no_contract():
     checks = check_contract(Untranslated(wrong="silent"))
-    next(checks)
+    assert [next(checks).name, next(checks).name] == ["translations are pure data", "no request field is ignored"]
     with pytest.raises(ConfigError, match=r"^subject 'replay' supports neither none.pair nor none$"):
         next(checks)
