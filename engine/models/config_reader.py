@@ -84,12 +84,11 @@ class ConfigReader:
         raw = self.value(name, lambda v: isinstance(v, dict), "an object", {})
         return ConfigReader(raw, self.file, f"{self.within}{name}.")
 
-    def layer_ids(self, name: str, least: int = 0) -> list[int] | None:
-        """A list of layer ids, none below `least`; None if it is absent. ConfigError as for a value."""
+    def layer_ids(self, name: str) -> list[int] | None:
+        """A list of layer ids; None if it is absent. ConfigError as for a value."""
 
         def good(ids: object) -> bool:
             listed = isinstance(ids, list) and bool(ids)
-            return listed and all(type(i) is int and least <= i < MOST_LAYERS for i in ids)  # type: ignore[attr-defined]  # a list
+            return listed and all(type(i) is int and 0 <= i < MOST_LAYERS for i in ids)  # type: ignore[attr-defined]  # a list
 
-        allowed = "a list of layer ids" + (f" of at least {least}" if least else "")
-        return None if self.raw.get(name) is None else list(self.value(name, good, allowed))
+        return None if self.raw.get(name) is None else list(self.value(name, good, "a list of layer ids"))

@@ -30,12 +30,15 @@ class DraftConfig:
     normed: bool = False
 
     def states_of(self, target_layers: int) -> tuple[int, ...]:
-        """The states it reads from a target with `target_layers` layers."""
-        if self.states is not None:
-            return self.states
-        if self.block_size is not None:
-            return _spread(target_layers, self.layers)
-        return (2, target_layers // 2, target_layers - 3)
+        """The states it reads from a target with `target_layers` layers.
+
+        What a block draft reads behind the last layer is the state after the final norm: transformers' last hidden
+        state, which z-lab's code takes.
+        """
+        if self.block_size is None:
+            return self.states or (2, target_layers // 2, target_layers - 3)
+        states = self.states or _spread(target_layers, self.layers)
+        return tuple(FINAL if state == target_layers else state for state in states)
 
 
 EAGLE_ARCHITECTURES: Final = ("LlamaForCausalLMEagle",)
@@ -45,6 +48,9 @@ DRAFT_ARCHITECTURES: Final = EAGLE_ARCHITECTURES + EAGLE3_ARCHITECTURES + DFLASH
 DEFAULT_BLOCK: Final = 16
 # Norms of later EAGLE-3 heads, which this engine does not support.
 UNSUPPORTED_NORMS: Final = ("norm_before_fc", "fc_norm", "norm_output")
+# Fields of later DFLASH drafts, which this engine does not support.
+UNSUPPORTED_BLOCKS: Final = ("use_swa", "causal", "sample_from_anchor")
+AUX_IDS: Final = "eagle_aux_hidden_state_layer_ids"
 
 
 def read_draft(architecture: str, fields: ConfigReader) -> DraftConfig | None:
@@ -62,10 +68,9 @@ def _eagle3(fields: ConfigReader) -> DraftConfig:
     eagle = fields.group("eagle_config")
     states: tuple[int, ...] | None = (FINAL,)
     if eagle.flag("use_aux_hidden_state", True):
-        states = _behind(eagle, "eagle_aux_hidden_state_layer_ids")
-    for name in UNSUPPORTED_NORMS:
-        if fields.raw.get(name):
-            raise ConfigError(f"{fields.file}: {name} true is not supported; it must be absent")
+        states = _aux_states(fields, eagle)
+    for part in (fields, eagle):
+        _refuse(part, UNSUPPORTED_NORMS)
     return DraftConfig(
         states,
         fields.size("target_hidden_size", fields.size("hidden_size")),
@@ -74,8 +79,28 @@ def _eagle3(fields: ConfigReader) -> DraftConfig:
     )
 
 
+def _aux_states(fields: ConfigReader, eagle: ConfigReader) -> tuple[int, ...] | None:
+    """SGLang's nested ids name layers whose output is read; vLLM's, at the top, name the states themselves."""
+    behind, named = _behind(eagle, AUX_IDS), fields.layer_ids(AUX_IDS)
+    states = None if named is None else tuple(named)
+    if None not in (behind, states) and behind != states:
+        raise ConfigError(
+            f"{fields.file}: {AUX_IDS} {shown(named)} differs from {eagle.within}{AUX_IDS}, whose layers' outputs are "
+            f"the states {list(behind or ())}; both must name the same states"
+        )
+    return states or behind
+
+
+def _refuse(fields: ConfigReader, names: tuple[str, ...]) -> None:
+    for name in names:
+        if fields.raw.get(name):
+            raise ConfigError(f"{fields.file}: {fields.within}{name} true is not supported; it must be absent")
+
+
 def _dflash(fields: ConfigReader) -> DraftConfig:
     own = fields.group("dflash_config")
+    _refuse(own, UNSUPPORTED_BLOCKS)
+    _refuse(fields, ("is_causal",))
     kinds = fields.value("layer_types", lambda kinds: isinstance(kinds, list), "a list", [])
     if other := [kind for kind in kinds if kind != "full_attention"]:
         raise ConfigError(f"{fields.file}: layer_types {shown(other[0])} is not supported; allowed: 'full_attention'")

@@ -42,6 +42,8 @@ __all__ = [
 ]
 
 
+# Replaces the target's embedding of a DFLASH draft's mask token in vLLM.
+MASK_EMBEDDING: Final = "mask_embedding.pt"
 TARGETS: Final[dict[str, type[CausalLM]]] = {
     "LlamaForCausalLM": Llama,
     "MistralForCausalLM": Llama,
@@ -191,6 +193,8 @@ def load_dflash(
 ) -> DFlash:
     """A DFLASH draft. ConfigError as for a target, or if it does not fit the target's width, layers or vocabulary."""
     config = _expect(path, DFLASH_ARCHITECTURES, "a DFLASH draft")
+    if (Path(path) / MASK_EMBEDDING).exists():
+        raise ConfigError(f"{path} has {MASK_EMBEDDING}, an embedding of the mask token that is not supported")
     return DFlash(config, load_weights(path, torch.device(device), dtype), target, deterministic)
 
 

@@ -57,8 +57,14 @@ def _draft(draft: Recipe, target: Recipe) -> DraftFacts:
         hidden_size=draft.shape.hidden,
         target_hidden_size=target.shape.hidden if reads else None,
         draft_vocab_size=draft.draft_vocab or draft.shape.vocab if reads else None,
-        # A recipe names the layers whose outputs are captured, which are the inputs of the following layers.
-        aux_layers=tuple(index + 1 for index in draft.aux_layers) if draft.aux_layers else (FINAL,) if reads else (),
+        aux_layers=_states(draft, target) if reads else (),
         block_size=draft.block if block else None,
         mask_token=draft.mask_id if block else None,
     )
+
+
+def _states(draft: Recipe, target: Recipe) -> tuple[int, ...]:
+    """A recipe names the layers whose outputs are captured, which are the inputs of the following layers."""
+    states = tuple(index + 1 for index in draft.aux_layers) or (FINAL,)
+    last = target.shape.layers if draft.kind == "dflash" else None
+    return tuple(FINAL if state == last else state for state in states)

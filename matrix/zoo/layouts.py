@@ -107,6 +107,8 @@ def _draft(recipe: Recipe, target: Recipe) -> dict[str, Any]:
         own = {"draft_vocab_size": recipe.draft_vocab} if recipe.draft_vocab else {}
         return own | {
             "target_hidden_size": target.shape.hidden,
+            # vLLM's ids name the states, those of SGLang's group the layers whose outputs these are.
+            "eagle_aux_hidden_state_layer_ids": [index + 1 for index in recipe.aux_layers],
             "eagle_config": {
                 "eagle_aux_hidden_state_layer_ids": list(recipe.aux_layers),
                 "use_aux_hidden_state": True,

@@ -1,8 +1,8 @@
 """EAGLE drafts whose config.json does not use SGLang's format.
 
-EAGLE's authors put the target's architecture there. The tensors identify such a draft: no language model has an `fc`,
-and no EAGLE-1 or 2 draft has a separate norm for hidden states. vLLM's speculators nest the layer's sizes one level
-deeper.
+EAGLE's authors put the target's architecture there, AngelSlim a name of its own. The tensors identify the former: no
+language model has an `fc`, and no EAGLE-1 or 2 draft has a separate norm for hidden states. vLLM's speculators nest the
+layer's sizes one level deeper.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ FUSE: Final = "fc.weight"
 NORMED_STATES: Final = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
 SPECULATORS: Final = "speculators_model_type"
 LAYER: Final = "transformer_layer_config"
-STATES: Final = "eagle_aux_hidden_state_layer_ids"
+# Its suffix is a language model's, so no rule may see this name.
+ANGELSLIM: Final = "Eagle3LlamaForCausalLM"
 
 
 def load_draft_config(path: str | Path) -> ModelConfig:
@@ -38,18 +39,19 @@ def load_draft_config(path: str | Path) -> ModelConfig:
 
 
 def _flat(raw: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
-    """A speculator's config.json in SGLang's format, which names the layers *after* which states are read."""
+    """A speculator's config.json with the layer's sizes at the top."""
     fields, kind = ConfigReader(raw, file), raw[SPECULATORS]
     if kind != "eagle3":
         raise ConfigError(f"{file}: {SPECULATORS} {shown(kind)} is not supported; allowed: 'eagle3'")
     layer = fields.value(LAYER, lambda layer: isinstance(layer, dict), "an object")
-    states = fields.layer_ids(STATES, least=1)
-    behind = None if states is None else [i - 1 for i in states]
-    own = {key: value for key, value in raw.items() if key not in (SPECULATORS, LAYER, STATES)}
-    return {**layer, **own, "architectures": [*EAGLE3_ARCHITECTURES], "eagle_config": {STATES: behind}}
+    own = {key: value for key, value in raw.items() if key not in (SPECULATORS, LAYER)}
+    return {**layer, **own, "architectures": [*EAGLE3_ARCHITECTURES]}
 
 
 def _unmasked(raw: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """The raw fields with SGLang's architecture name in the place of another one for the same tensors."""
+    if raw.get("architectures") == [ANGELSLIM]:
+        return {**raw, "architectures": [*EAGLE3_ARCHITECTURES]}
     if raw.get("architectures") != [TARGET_NAME] or not has_weights(folder):
         return raw
     names = {name.removeprefix("model.") for name in tensor_names(folder)}

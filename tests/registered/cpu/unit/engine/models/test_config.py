@@ -73,6 +73,23 @@ def test_eagle3_fields(read):
     assert last.draft.states_of(32) == (FINAL,)
 
 
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.mark.parametrize(
+    ("given", "states"),
+    [
+        ({IDS: [0, 4, 5]}, (0, 4, 5)),
+        ({"eagle_config": {IDS: [0, 4, 5]}}, (1, 5, 6)),
+        ({IDS: [1, 5, 6], "eagle_config": {IDS: [0, 4, 5]}}, (1, 5, 6)),
+        ({IDS: None, "eagle_config": {}}, (2, 16, 29)),
+    ],
+)
+def test_eagle3_ids_at_the_top_name_states_and_nested_ones_layers(read, given, states):
+    """vLLM's speculators write the former, SGLang, SpecForge and Model-Optimizer the latter."""
+    assert read(EAGLE | given).draft.states_of(32) == states
+
+
 def test_eagle_reads_the_last_state(read):
     config = read(LLAMA | {"architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 1})
     assert config.draft == DraftConfig((FINAL,), target_hidden_size=48, vocab_size=97)
@@ -88,6 +105,12 @@ def test_dflash_fields(read):
     inner = read(DFLASH | {"dflash_config": {"mask_token_id": 5, "block_size": 4}, "block_size": 7})
     assert inner.draft.block_size == 4
     assert read(DFLASH).draft.block_size == 16
+
+
+def test_a_block_draft_reads_the_last_layer_behind_the_final_norm(read):
+    named = read(DFLASH | {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 3]}})
+    assert (named.draft.states_of(4), named.draft.states_of(5)) == ((1, FINAL), (1, 4))
+    assert read(EAGLE | {IDS: [1, 4]}).draft.states_of(4) == (1, 4), "an EAGLE-3 head reads it before the norm"
 
 
 @pytest.mark.parametrize(
@@ -232,6 +255,30 @@ def test_deepseek_fields(read):
         (LLAMA | {"rms_norm_eps": 0}, "rms_norm_eps must be a positive number, got 0"),
         (EAGLE | {"norm_before_residual": 1}, "norm_before_residual must be true or false, got 1"),
         (EAGLE | {"norm_before_fc": True}, "norm_before_fc true is not supported; it must be absent"),
+        (
+            EAGLE | {"eagle_config": {"norm_before_fc": True}},
+            "eagle_config.norm_before_fc true is not supported; it must be absent",
+        ),
+        (EAGLE | {"eagle_config": {"fc_norm": True}}, "eagle_config.fc_norm true is not supported; it must be absent"),
+        (EAGLE | {IDS: [-1]}, rf"{IDS} must be a list of layer ids, got \[-1\]"),
+        (
+            EAGLE | {IDS: [0, 4, 5], "eagle_config": {IDS: [0, 4, 5]}},
+            rf"{IDS} \[0, 4, 5\] differs from eagle_config.{IDS}, whose layers' outputs are the states \[1, 5, 6\]; "
+            "both must name the same states$",
+        ),
+        (
+            DFLASH | {"dflash_config": {"mask_token_id": 1, "use_swa": True}},
+            "dflash_config.use_swa true is not supported; it must be absent",
+        ),
+        (
+            DFLASH | {"dflash_config": {"mask_token_id": 1, "causal": True}},
+            "dflash_config.causal true is not supported; it must be absent",
+        ),
+        (
+            DFLASH | {"dflash_config": {"mask_token_id": 1, "sample_from_anchor": True}},
+            "dflash_config.sample_from_anchor true is not supported; it must be absent",
+        ),
+        (DFLASH | {"is_causal": True}, "is_causal true is not supported; it must be absent"),
         (DFLASH | {"dflash_config": {}}, "dflash_config.mask_token_id must be a token id, got None"),
         (DFLASH | {"dflash_config": {"mask_token_id": -1}}, "dflash_config.mask_token_id must be a token id, got -1"),
         (DFLASH | {"block_size": 1}, "block_size must be an integer of at least 2, got 1"),

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
 from specmatrix.engine.core.config.asked import DraftFacts
+from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.device.attention import DraftAttention
 from specmatrix.engine.models.loader import facts, load_dflash, load_target
 from specmatrix.errors import ConfigError
@@ -76,9 +78,17 @@ def test_a_block_over_its_context_is_the_formula(target, folder, paged, length, 
     assert (ours - theirs).abs().max() < BOUND * theirs.abs().max()
 
 
-def test_states_are_those_behind_the_named_layers(target, folder):
+@torch.inference_mode()
+def test_states_are_the_hidden_states_that_z_labs_code_takes(target, folder, llama_folder, paged):
+    """transformers' hidden_states[id + 1], whose last one is behind the final norm."""
     model = load_dflash(folder(), target, "cpu", torch.float32)
-    assert (model.aux_layers, model.mask_token) == ((1, 3), 96)
+    assert (model.aux_layers, model.mask_token) == ((1, FINAL), 96)
+    tokens = torch.randint(0, 97, (1, 20), generator=torch.Generator().manual_seed(1))
+    attend = paged(target, 1, 20).attend([0], [0], torch.ones(20, 20).tril().bool())
+    ours = target.forward(tokens, torch.arange(20)[None], attend, model.aux_layers)[1]
+    theirs = LlamaForCausalLM.from_pretrained(llama_folder("again"))(tokens, output_hidden_states=True).hidden_states
+    expected = torch.cat([theirs[layer + 1] for layer in CONFIG["dflash_config"]["target_layer_ids"]], -1)
+    assert (ours - expected).abs().max() < BOUND * expected.abs().max()
 
 
 def test_facts_say_what_a_block_needs(llama_folder, folder):
@@ -88,7 +98,7 @@ def test_facts_say_what_a_block_needs(llama_folder, folder):
         hidden_size=48,
         target_hidden_size=48,
         draft_vocab_size=97,
-        aux_layers=(1, 3),
+        aux_layers=(1, FINAL),
         block_size=7,
         mask_token=96,
     )
@@ -121,3 +131,10 @@ def test_facts_say_what_a_block_needs(llama_folder, folder):
 def test_refusals(target, folder, changes, sentence):
     with pytest.raises(ConfigError, match=sentence):
         load_dflash(folder(**changes), target, "cpu", torch.float32)
+
+
+def test_an_embedding_of_the_mask_token_is_refused(target, folder):
+    made = folder()
+    (made / "mask_embedding.pt").touch()
+    with pytest.raises(ConfigError, match=r"draft has mask_embedding.pt, an embedding of the mask token that is not"):
+        load_dflash(made, target, "cpu", torch.float32)

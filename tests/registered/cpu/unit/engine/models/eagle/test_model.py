@@ -138,9 +138,11 @@ def test_an_eagle_draft_under_its_targets_name(target, llama_folder, folder, pre
         load_eagle3(misnamed, target, "cpu", torch.float32)
 
 
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Eagle3LlamaForCausalLM"])
 @pytest.mark.parametrize("first", ["midlayer", "layers.0"])
-def test_an_eagle3_draft_under_its_targets_name(target, llama_folder, eagle_folder, first):
-    made = eagle_folder(architectures=["LlamaForCausalLM"])
+def test_an_eagle3_draft_under_another_name(target, llama_folder, eagle_folder, first, name):
+    """Its target's, or AngelSlim's."""
+    made = eagle_folder(architectures=[name])
     weights = load_file(made / "model.safetensors")
     save_file({key.replace("midlayer", first): w for key, w in weights.items()}, made / "model.safetensors")
     assert facts(llama_folder("again"), made, "cpu").draft.architecture == "LlamaForCausalLMEagle3"
@@ -191,8 +193,8 @@ def test_a_speculator_reads_the_usual_states(llama_folder, eagle_folder):
         ({"speculators_model_type": "dflash"}, "speculators_model_type 'dflash' is not supported; allowed: 'eagle3'"),
         ({"transformer_layer_config": None}, "transformer_layer_config must be an object, got None"),
         (
-            {"eagle_aux_hidden_state_layer_ids": [0, 2]},
-            r"eagle_aux_hidden_state_layer_ids must be a list of layer ids of at least 1, got \[0, 2\]",
+            {"eagle_aux_hidden_state_layer_ids": [-1, 2]},
+            r"eagle_aux_hidden_state_layer_ids must be a list of layer ids, got \[-1, 2\]",
         ),
     ],
 )
