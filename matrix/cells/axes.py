@@ -67,8 +67,13 @@ AXES: Final[tuple[Axis, ...]] = (
     Axis(
         "model",
         "start",
-        "the target: dense, with sliding-window layers, or with latent attention and experts",
-        (Value("llama", ""), Value("qwen3", "qwen3", 0.2), Value("deepseek", "deepseek", 0.4)),
+        "the target: dense, with some layers of a sliding window, with latent attention and experts, or with windows only",
+        (
+            Value("llama", ""),
+            Value("qwen3", "qwen3", 0.2),
+            Value("deepseek", "deepseek", 0.4),
+            Value("mistral", "mistral", 0.2),
+        ),
     ),
     Axis(
         "tp",

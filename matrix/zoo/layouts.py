@@ -14,8 +14,9 @@ ARCHITECTURES = {
     ("qwen3", "standalone"): "Qwen3ForCausalLM",
     ("qwen3", "dflash"): "DFlashDraftModel",
     ("deepseek", "target"): "DeepseekV3ForCausalLM",
+    ("mistral", "target"): "MistralForCausalLM",
 }
-MODEL_TYPES = {"llama": "llama", "qwen3": "qwen3", "deepseek": "deepseek_v3"}
+MODEL_TYPES = {"llama": "llama", "qwen3": "qwen3", "deepseek": "deepseek_v3", "mistral": "mistral"}
 
 
 def architecture_of(recipe: Recipe) -> str:
@@ -53,6 +54,8 @@ def config_of(recipe: Recipe, target: Recipe | None) -> dict[str, Any]:
         config["mlp_bias"] = False
     if recipe.family == "qwen3" and isinstance(shape, ModelShape):
         config |= _windows(shape)
+    if recipe.family == "mistral" and isinstance(shape, ModelShape):
+        config["sliding_window"] = shape.window
     if target is not None:
         config |= _draft(recipe, target)
     return config

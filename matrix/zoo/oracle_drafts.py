@@ -134,6 +134,7 @@ DRAFTS = {
     },
     "qwen3-mini": {"standalone": "qwen3-mini-standalone", "eagle3": "qwen3-mini-eagle3"},
     "deepseek-mini": {"nextn": "deepseek-mini", SINGLE: "deepseek-mini"},
+    "mistral-mini": {"standalone": "llama-mini-standalone"},
 }
 
 

@@ -92,7 +92,8 @@ class Fit:
 class Recipe:
     """A checkpoint of the zoo.
 
-    kind: "target", "standalone", "eagle", "eagle3" or "dflash"; family: layout ("llama", "qwen3", "deepseek").
+    kind: "target", "standalone", "eagle", "eagle3" or "dflash"; family: layout ("llama", "qwen3", "deepseek",
+    "mistral").
     aux_layers: target layers whose outputs a draft reads. draft_vocab: 0 for the target's own head and embedding.
     unroll: draft steps of the training-time test. block, mask_id: DFLASH. bundled_fit: second optimisation of a target
     with MTP layers, which trains these on the target's own answers with the target frozen.
@@ -134,15 +135,15 @@ RECIPES: dict[str, Recipe] = {
             aux_layers=(0, 1, 2), draft_vocab=320, unroll=7,
         ),
         Recipe(
-            "llama-mini-eagle", "eagle", ModelShape(hidden=128, layers=1, heads=6, kv_heads=3, intermediate=288),
-            Fit(steps=2400, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
+            "llama-mini-eagle", "eagle", ModelShape(hidden=128, layers=1, heads=8, kv_heads=4, intermediate=288),
+            Fit(steps=1400, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
             seed=4, target="llama-mini", unroll=7,
         ),
         Recipe(
             "llama-mini-dflash", "dflash",
             ModelShape(hidden=128, layers=2, heads=3, kv_heads=1, intermediate=320, eps=1e-6, qk_norm=True),
-            Fit(steps=5000, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
-            seed=5, target="llama-mini", aux_layers=(0, 2, 3), block=6, family="qwen3",
+            Fit(steps=4000, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
+            seed=5, target="llama-mini", aux_layers=(0, 1, 2), block=6, family="qwen3",
         ),
         Recipe(
             "qwen3-mini", "target",
@@ -155,16 +156,16 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "qwen3-mini-standalone", "standalone",
             ModelShape(
-                hidden=72, layers=2, heads=4, kv_heads=2, intermediate=176, head_dim=16, rope_theta=20_000.0, eps=1e-6,
-                qk_norm=True, tied=True,
+                hidden=72, layers=2, heads=4, kv_heads=2, intermediate=176, rope_theta=20_000.0, eps=1e-6, qk_norm=True,
+                tied=True,
             ),
-            Fit(steps=2700, share=0.3, batch_tokens=49_152, peak_rate=6e-3),
+            Fit(steps=2400, share=0.3, batch_tokens=49_152, peak_rate=6e-3),
             seed=7, target="qwen3-mini", family="qwen3",
         ),
         Recipe(
             "qwen3-mini-eagle3", "eagle3",
-            ModelShape(hidden=112, layers=2, heads=5, kv_heads=1, intermediate=272, eps=1e-6),
-            Fit(steps=1600, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
+            ModelShape(hidden=112, layers=2, heads=7, kv_heads=1, intermediate=272, eps=1e-6),
+            Fit(steps=1000, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
             seed=8, target="qwen3-mini", aux_layers=(0, 2), unroll=7,
         ),
         Recipe(
@@ -176,6 +177,14 @@ RECIPES: dict[str, Recipe] = {
             ),
             Fit(steps=5000, share=0.6, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=9, family="deepseek",
             unroll=5, bundled_fit=Fit(steps=1000, share=0.25, batch_tokens=24_576, peak_rate=2e-3, prompt_weight=0.0),
+        ),
+        Recipe(
+            "mistral-mini", "target",
+            ModelShape(
+                hidden=144, layers=4, heads=6, kv_heads=2, intermediate=304, rope_theta=50_000.0, window=56,
+                sliding=(0, 1, 2, 3),
+            ),
+            Fit(steps=4000, share=0.5, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=10, family="mistral",
         ),
     )
 }  # fmt: skip
