@@ -213,13 +213,13 @@ def test_windows(target_folder):
     assert [llama.window_of(i) for i in range(3)] == [None] * 3
 
 
-ZOO = ("llama-mini", "qwen3-mini", "qwen3-mini-standalone", "deepseek-mini")
+ZOO = ("llama-mini", "qwen3-mini", "qwen3-mini-standalone", "deepseek-mini", "mistral-mini")
 
 
 @pytest.mark.parametrize("name", ZOO)
 @torch.inference_mode()
 def test_checkpoints_of_the_zoo_match_transformers(zoo, paged, name, monkeypatch):
-    """Prefill, chunks, decode and a tree, over texts longer than qwen3-mini's window of 48 tokens."""
+    """Prefill, chunks, decode and a tree, over texts longer than the windows of 48 and 56 tokens."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     ours = load_target(zoo(name), "cpu", torch.float32)
     theirs = AutoModelForCausalLM.from_pretrained(zoo(name), dtype=torch.float32).eval()

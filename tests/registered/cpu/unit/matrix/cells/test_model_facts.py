@@ -1,11 +1,13 @@
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import DRAFTS, MODELS, Cell
-from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.cells.model_facts import model_facts, zoo_facts
 from specmatrix.matrix.zoo.recipes import RECIPES
 from specmatrix.matrix.zoo.registry import TARGETS
 
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
         (Cell("eagle3"), "LlamaForCausalLMEagle3"),
         (Cell("standalone", "qwen3"), "Qwen3ForCausalLM"),
         (Cell("nextn", "deepseek"), None),
+        (Cell("standalone", "mistral"), "LlamaForCausalLM"),
     ],
 )
 def test_each_algorithm_brings_its_draft(cell, architecture):
@@ -33,6 +36,7 @@ def test_each_algorithm_brings_its_draft(cell, architecture):
         ("llama", "LlamaForCausalLM", None, 0),
         ("qwen3", "Qwen3ForCausalLM", 48, 0),
         ("deepseek", "DeepseekV3ForCausalLM", None, 2),
+        ("mistral", "MistralForCausalLM", 56, 0),
     ],
 )
 def test_each_model_is_a_target_of_its_own(model, architecture, window, bundled):
@@ -43,7 +47,8 @@ def test_each_model_is_a_target_of_its_own(model, architecture, window, bundled)
 
 def test_every_draft_of_the_zoo_is_on_the_axes():
     for (model, algorithm), draft in DRAFTS.items():
-        assert RECIPES[draft].target in (MODELS[model], None) and algorithm in axis("algorithm").names
+        owner = "llama-mini" if model == "mistral" else MODELS[model]
+        assert RECIPES[draft].target == owner and algorithm in axis("algorithm").names
     assert set(MODELS) == set(axis("model").names) and set(MODELS.values()) == set(TARGETS)
     assert {*MODELS.values(), *DRAFTS.values()} == set(RECIPES)
 
@@ -54,6 +59,18 @@ def test_widths_differ_so_that_a_mistaken_one_shows():
     assert facts.draft.target_hidden_size == facts.hidden_size != facts.draft.hidden_size
     assert facts.draft.draft_vocab_size < facts.vocab_size
     assert len(set(facts.draft.aux_layers)) == 3 and max(facts.draft.aux_layers) < facts.num_layers
+
+
+def test_a_block_draft_of_the_zoo_reads_no_state_behind_the_last_layer():
+    """There engines differ: vLLM reads it before the final norm, z-lab's code and this engine behind it."""
+    facts = zoo_facts(Cell("dflash"))
+    assert FINAL not in facts.draft.aux_layers and max(facts.draft.aux_layers) < facts.num_layers
+
+
+def test_a_block_drafts_last_layer_is_the_state_behind_the_final_norm(monkeypatch):
+    last = replace(RECIPES["llama-mini-dflash"], aux_layers=(0, 3))
+    monkeypatch.setitem(RECIPES, "llama-mini-dflash", last)
+    assert model_facts.__wrapped__("llama-mini", "llama-mini-dflash").draft.aux_layers == (1, FINAL)
 
 
 def test_reading_them_imports_no_torch():

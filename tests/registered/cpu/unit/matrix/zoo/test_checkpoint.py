@@ -15,7 +15,7 @@ from specmatrix.matrix.zoo.evaluate import data_hash, recipe_of
 from specmatrix.matrix.zoo.layouts import architecture_of
 from specmatrix.matrix.zoo.net import FINAL, Cache
 from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, RotatedDraft
-from specmatrix.matrix.zoo.recipes import DATA, RECIPES, LatentShape
+from specmatrix.matrix.zoo.recipes import DATA, RECIPES, LatentShape, ModelShape
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, NAMES
 
 pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
@@ -168,6 +168,7 @@ def test_cards_name_parameters_data_and_recipe(name):
         ("llama-mini", 0.831, "accuracy test: 83.1% of 1000 [80.7%, 85.3%]"),
         ("qwen3-mini", 0.86, "accuracy test: 86.0% of 1000 [83.7%, 88.0%]"),
         ("deepseek-mini", 0.662, "accuracy test: 66.2% of 1000 [63.2%, 69.1%]"),
+        ("mistral-mini", 0.692, "accuracy test: 69.2% of 1000 [66.3%, 72.0%]"),
     ],
 )
 def test_the_targets_err_but_not_much(name, share, line):
@@ -192,6 +193,14 @@ def test_shapes_differ_wherever_a_layout_allows_it():
             assert ours.shape.intermediate != theirs.intermediate and ours.shape.heads != theirs.heads
             assert isinstance(theirs, LatentShape) or ours.shape.layers != theirs.layers
     assert len({RECIPES[target].shape.hidden for target in DRAFTS}) == len(DRAFTS)
+
+
+def test_other_engines_serve_every_shape():
+    """transformers' LlamaConfig wants heads that divide the hidden size, vLLM heads of one of these widths."""
+    for recipe in RECIPES.values():
+        if isinstance(recipe.shape, ModelShape):
+            assert recipe.shape.head_dim in (32, 64, 80, 96, 112, 128)
+            assert recipe.family == "qwen3" or recipe.shape.hidden % recipe.shape.heads == 0
 
 
 def test_heads_without_a_vocabulary_of_their_own_bring_no_embedding_and_no_head():
