@@ -67,7 +67,7 @@ AXES: Final[tuple[Axis, ...]] = (
     Axis(
         "model",
         "start",
-        "the target: dense, with some sliding-window layers, with latent attention and experts, or with such layers only",
+        "the target: dense, with some sliding-window layers, with latent attention and experts, or with windows only",
         (
             Value("llama", ""),
             Value("qwen3", "qwen3", 0.2),

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from specmatrix.matrix.faults.fault import Fault
+from specmatrix.matrix.faults.fault import Edit, Fault
 
 MIXED_UP: Final = "config parsing, weights, draft/target mix-up"
 STRIDE: Final = "stride / indexing"
@@ -54,6 +54,10 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("acceptance",),
         cells=("eagle3.s5.v2.p4.ragged", "dflash.pair"),
         why="the captured states are the named layers' inputs instead of their outputs",
+        also=(
+            Edit("_aux_states", "    if None not in (behind, states) and behind != states:\n", "    if False:\n"),
+            Edit("_aux_states", "    return states or behind\n", "    return behind or states\n"),
+        ),
     ),
     Fault(
         id="aux-layers-reversed",
