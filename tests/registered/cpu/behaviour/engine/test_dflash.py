@@ -35,7 +35,7 @@ CONFIG: dict[str, Any] = {
     "num_target_layers": 4,
     "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 3]},
 }
-STATES = (1, 4)
+STATES = (1, FINAL)
 PLACES = {
     "v1 p1": {"spec_version": "v1", "page_size": 1},
     "v2 p16 chunked": {"spec_version": "v2", "page_size": 16, "chunked_prefill_size": 7},
