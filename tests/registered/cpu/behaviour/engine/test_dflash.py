@@ -10,6 +10,7 @@ import torch
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.drafter_harness import run
 from tests.support.random_drafts import dflash_shapes, random_weights, save
