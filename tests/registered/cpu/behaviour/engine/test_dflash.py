@@ -10,6 +10,7 @@ import torch
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.drafter_harness import run
 from tests.support.random_drafts import dflash_shapes, random_weights, save
@@ -35,7 +36,7 @@ CONFIG: dict[str, Any] = {
     "num_target_layers": 4,
     "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 3]},
 }
-STATES = (1, 4)
+STATES = (1, FINAL)
 PLACES = {
     "v1 p1": {"spec_version": "v1", "page_size": 1},
     "v2 p16 chunked": {"spec_version": "v2", "page_size": 16, "chunked_prefill_size": 7},

@@ -114,7 +114,10 @@ def test_the_command_prints_a_table_or_numbers(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["gpt"], "target 'gpt' has no drafts in the zoo; it must be one of llama-mini, qwen3-mini, deepseek-mini, mistral-mini"),
+        (
+            ["gpt"],
+            "target 'gpt' has no drafts in the zoo; it must be one of llama-mini, qwen3-mini, deepseek-mini, mistral",
+        ),
         (
             ["--algorithm", "eagle4"],
             "algorithm 'eagle4' is not in the table of llama-mini, qwen3-mini, deepseek-mini, mistral-mini; "
