@@ -17,66 +17,27 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specmatrix import HOME
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import Finish, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.errors import ConfigError, RequestError
+from tests.support.llama_engines import (
+    DRAFTERS,
+    GREEDY,
+    NONE,
+    PROMPTS,
+    ZOO,
+    at_rest,
+    plain,
+    said,
+    start_engine,
+)
 
 pytestmark = pytest.mark.register(est_seconds=52, stage="pr")
 
-ZOO = HOME / "matrix" / "zoo" / "checkpoints"
-PROMPTS = (
-    "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
-    "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",
-    "Question: Gus saves $75 a week for 3 weeks. He had $94 before. How much does Gus have now?\nAnswer:",
-)
-GREEDY = SamplingParams(max_new_tokens=40)
-NONE = ("NONE", 0, 0, 0)
-CHAIN, TREE = (5, 1, 6), (3, 3, 8)
 CHAIN_OF_140 = (140, 1, 141)
-DRAFTERS = [(name, *shape) for name in ("STANDALONE", "EAGLE3") for shape in (CHAIN, TREE)]
-
-
-def start_engine(shape=NONE, **more: object) -> LLM:
-    algorithm, steps, topk, nodes = shape
-    sizes: dict[str, Any] = {}
-    if algorithm != "NONE":
-        sizes = {
-            "speculative_draft_model_path": f"llama-mini-{algorithm.lower()}",
-            "speculative_num_steps": steps,
-            "speculative_eagle_topk": topk,
-            "speculative_num_draft_tokens": nodes,
-        }
-    asked = {"context_length": 256, "max_total_tokens": 700, "strict_memory": 2, "kv_stamps": True} | sizes | more
-    return LLM(EngineConfig("llama-mini", speculative_algorithm=algorithm, **asked), lambda name: ZOO / name)
-
-
-def at_rest(llm: LLM) -> None:
-    """Nothing is held, every page is free or cached, the journal replays, every stamp was right."""
-    ledger = llm.loop.scheduler.ledger
-    assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
-    replay(llm.journal, ledger.num_pages, ledger.page_size)
-    assert llm.counters["stamp.checked"] > 0 and llm.counters["stamp.wrong"] == 0
-
-
-@cache
-def plain(params: SamplingParams | tuple[SamplingParams, ...] = GREEDY, prompts=PROMPTS) -> tuple[Any, ...]:
-    """What the engine says without a drafter, a prefix cache, or a second request beside it."""
-    llm = start_engine(disable_radix_cache=True, spec_version="v1", page_size=1)
-    each = params if isinstance(params, tuple) else (params,) * len(prompts)
-    return tuple(
-        (out.output_ids, out.text, out.finish)
-        for prompt, p in zip(prompts, each, strict=True)
-        for out in llm.generate([prompt], p)
-    )
-
-
-def said(outputs) -> tuple[Any, ...]:
-    return tuple((out.output_ids, out.text, out.finish) for out in outputs)
 
 
 @pytest.mark.parametrize(("version", "page_size"), [("v1", 5), ("v2", 1)])
@@ -207,88 +168,6 @@ def test_chunked_prefill_gives_the_same_tokens_and_acceptance(shape):
     assert said(chunked) == said(whole) == plain()
     assert [o.accept_lengths for o in chunked] == [o.accept_lengths for o in whole]
     assert llm.counters["prefill.chunked"] > 3
-
-
-@pytest.mark.parametrize("shape", [NONE, DRAFTERS[1]], ids=["none", "tree"])
-@pytest.mark.parametrize("stop", [(), ("\n####",), ("><", ">>")])
-def test_a_stream_adds_up_to_the_text(shape, stop):
-    params = SamplingParams(max_new_tokens=40, stop=stop)
-    (whole,) = start_engine(shape).generate([PROMPTS[0]], params)
-    llm = start_engine(shape)
-    parts = list(llm.stream(PROMPTS[0], params))
-    assert "".join(parts) == whole.text and len(parts) > 2 and all(parts)
-    assert not llm.loop.scheduler.requests, "a streamed request is forgotten once it has ended"
-    assert not stop or (whole.finish.matched in stop and whole.finish.matched not in whole.text)
-
-
-def test_a_stream_ends_with_its_own_request():
-    llm = start_engine()
-    other = llm.add(PROMPTS[1], SamplingParams(max_new_tokens=60, ignore_eos=True))
-    assert "".join(llm.stream(PROMPTS[0], GREEDY)) == plain()[0][1]
-    assert len(llm.request(other).output) < 60
-    while llm.step():
-        pass
-    assert len(llm.take(other).output_ids) == 60
-
-
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_a_stream_that_is_closed_early_aborts_and_forgets_its_request(version):
-    llm = start_engine(DRAFTERS[1], spec_version=version)
-    other = llm.add(PROMPTS[1], GREEDY)
-    stream = llm.stream(PROMPTS[0], SamplingParams(max_new_tokens=60, ignore_eos=True))
-    assert next(stream)
-    stream.close()
-    assert llm.counters["abort.running"] == 1
-    while llm.step():
-        pass
-    assert set(llm.loop.scheduler.requests) == {other}
-    assert said([llm.take(other)]) == plain()[1:2]
-    at_rest(llm)
-
-
-def test_a_stream_that_is_dropped_before_its_first_or_after_its_last_text_leaves_nothing():
-    llm = start_engine()
-    params = SamplingParams(max_new_tokens=9, ignore_eos=True)
-    stream = llm.stream(PROMPTS[0], params)
-    llm.stream(PROMPTS[1], params).close()
-    text = ""
-    while text != plain((params,), PROMPTS[:1])[0][1]:
-        text += next(stream)
-    stream.close()
-    while llm.step():
-        pass
-    assert not llm.loop.scheduler.requests and not llm.counters["abort.running"]
-    at_rest(llm)
-
-
-def test_abort_in_the_middle_leaves_the_others_alone():
-    llm = start_engine(DRAFTERS[1], spec_version="v2", max_running_requests=2)
-    first, victim, queued = (llm.add(prompt, GREEDY) for prompt in PROMPTS)
-    while len(llm.request(victim).output) < 5:
-        llm.step()
-    assert llm.abort(victim) and not llm.abort(victim)
-    while llm.step():
-        pass
-    outputs = [llm.take(rid) for rid in (first, victim, queued)]
-    expected = plain()
-    assert said(outputs)[0] == expected[0] and said(outputs)[2] == expected[2]
-    aborted = outputs[1]
-    assert aborted.finish == Finish("abort") and aborted.meta_info["finish_reason"]["type"] == "abort"
-    assert aborted.output_ids == expected[1][0][: len(aborted.output_ids)] and len(aborted.output_ids) >= 5
-    assert llm.counters["abort.running"] == 1
-    at_rest(llm)
-
-
-def test_abort_before_the_first_token():
-    llm = start_engine(max_running_requests=1)
-    running, waiting = llm.add(PROMPTS[0], GREEDY), llm.add(PROMPTS[1], GREEDY)
-    llm.step()
-    assert llm.abort(waiting)
-    while llm.step():
-        pass
-    out = llm.take(waiting)
-    assert (out.output_ids, out.text, out.finish) == ((), "", Finish("abort"))
-    assert said([llm.take(running)]) == plain()[:1]
 
 
 @pytest.mark.parametrize(
