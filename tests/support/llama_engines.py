@@ -1,4 +1,4 @@
-"""Engines on the small Llama of the zoo, and what they answer without a drafter."""
+"""Engines on the zoo's small Llama, and their answers without a drafter."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def at_rest(llm: LLM) -> None:
 
 @cache
 def plain(params: SamplingParams | tuple[SamplingParams, ...] = GREEDY, prompts=PROMPTS) -> tuple[Any, ...]:
-    """What the engine says without a drafter, a prefix cache, or a second request beside it."""
+    """The engine's answers without a drafter, a prefix cache or other requests."""
     llm = start_engine(disable_radix_cache=True, spec_version="v1", page_size=1)
     each = params if isinstance(params, tuple) else (params,) * len(prompts)
     return tuple(

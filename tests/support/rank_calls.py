@@ -1,4 +1,4 @@
-"""What the tests ask of ranks; a file of its own with few imports, as every rank imports it."""
+"""Functions that tests run on ranks; a separate file with few imports, as every rank imports it."""
 
 from __future__ import annotations
 

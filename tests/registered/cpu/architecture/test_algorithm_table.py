@@ -1,4 +1,4 @@
-"""The documentation's table of algorithms is the one that the traits give."""
+"""The documentation's table of algorithms equals the one generated from the traits."""
 
 from __future__ import annotations
 

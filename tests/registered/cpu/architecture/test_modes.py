@@ -1,4 +1,4 @@
-"""The documentation's tables of modes and gates are those that traits, axes and gates give."""
+"""The documentation's tables of modes and gates equal those generated from traits, axes and gates."""
 
 from __future__ import annotations
 

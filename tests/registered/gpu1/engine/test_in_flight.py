@@ -1,4 +1,4 @@
-"""On a GPU at lag 1: retraction, aborts and session turns while a step is in flight change nobody's tokens."""
+"""On a GPU at lag 1: retraction, aborts and session turns while a step is in flight change no request's tokens."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def plain() -> tuple[tuple[int, ...], ...]:
 
 
 def at_rest(llm: LLM) -> None:
-    """Nothing is held, the journal replays, every stamp was right, and no graph that was there was waited for."""
+    """Nothing is held, the journal replays, every stamp was right, and no graph replay waited."""
     ledger, counters = llm.loop.scheduler.ledger, llm.counters
     assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
     replay(llm.journal, ledger.num_pages, ledger.page_size)

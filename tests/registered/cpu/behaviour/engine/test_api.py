@@ -1,4 +1,5 @@
-"""The engine end to end on the zoo's models: the same tokens whatever drafts, waits, hits, retracts or is aborted."""
+"""The engine end to end on the zoo's models: tokens do not depend on drafts, batches, prefix hits, retractions or
+aborts."""
 
 from __future__ import annotations
 
@@ -82,8 +83,8 @@ def test_sampled_tokens_are_those_of_plain_decoding_with_the_same_seeds(shape, v
 def test_rounds_reach_past_the_contexts_end_as_far_as_they_are_wide_or_deep(
     shape, version, page_size, tmp_path, monkeypatch
 ):
-    """Draft and target say one token only, so that whole chains are accepted behind the last position of a context of
-    64. A chunk that begins near it is padded."""
+    """Draft and target always generate one token, so that whole chains are accepted past the last position of a context
+    of 64. A chunk that begins near it is padded."""
     monkeypatch.setattr(CausalLM, "logits", lambda model, hidden: torch.eye(768)[5].expand(*hidden.shape[:-1], 768))
     shutil.copytree(ZOO / "llama-mini", tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 64}
@@ -119,7 +120,7 @@ def test_greedy_and_sampled_requests_share_a_batch(shape):
 
 @pytest.mark.parametrize(("shape", "page_size"), list(zip(DRAFTERS, (1, 4, 4, 1), strict=True)), ids=str)
 def test_a_prefix_hit_changes_neither_tokens_nor_acceptance(shape, page_size):
-    """A page whose draft KV was computed for another following token lowers acceptance only (sglang#10846)."""
+    """A page whose draft KV was computed for a different following token only lowers acceptance (sglang#10846)."""
     cold = start_engine(shape, disable_radix_cache=True, page_size=page_size, strict_memory=0)
     warm = start_engine(shape, page_size=page_size, max_total_tokens=400)
     tokens = warm.tokenizer.encode(PROMPTS[1])
@@ -240,7 +241,7 @@ def test_an_extreme_value_is_refused_or_answered_and_harms_no_neighbour(values, 
 
 
 def widened(folder: Path) -> Path:
-    """A checkpoint whose tokenizer has a token that its model has no embedding for, and says that it ends a text."""
+    """A checkpoint whose tokenizer has an end token without an embedding in its model."""
     shutil.copytree(ZOO / "llama-mini", folder, dirs_exist_ok=True)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": 768, "content": "<|beyond|>"})
@@ -281,7 +282,7 @@ def test_the_sentences_of_take_and_generate():
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("shape", [NONE, DRAFTERS[2], DRAFTERS[3]], ids=lambda s: "-".join(map(str, s)))
 def test_logprobs_are_those_of_a_teacher_forced_rerun(shape, temperature):
-    """Every position again, as the first token behind a prompt that ends there."""
+    """Every position is computed again as the first token after a prompt that ends there."""
     llm, alone = start_engine(shape, page_size=3), start_engine(disable_radix_cache=True)
     params = SamplingParams(
         max_new_tokens=12, temperature=temperature, seed=4, ignore_eos=True, return_logprob=True, top_logprobs_num=3

@@ -1,4 +1,4 @@
-"""Adaptive steps end to end on the zoo's models: the depth moves, at both timings, and no token does."""
+"""Adaptive steps end to end on the zoo's models: the depth changes at both timings, the tokens do not."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_poor_drafts_lower_the_depth():
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_the_same_prompt_says_the_same_in_every_slot(version):
-    """Each slot has a depth of its own; one prompt passes through all of them, alone, among eight and among 32."""
+    """Each slot has its own depth; one prompt passes through all of them, alone, among eight and among 32."""
     slots = {"1": {"candidate_steps": [7]}, "8": {"candidate_steps": [3]}, "32": {"candidate_steps": [1]}}
     llm = start_engine(version, config=slots)
     for size, width in ((1, 8), (8, 4), (32, 2)):

@@ -1,4 +1,4 @@
-"""The documented example runs as a user would run it, and drafts what it says."""
+"""The documented example runs as a user would run it, and drafts as documented."""
 
 from __future__ import annotations
 

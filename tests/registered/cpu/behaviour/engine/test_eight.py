@@ -75,7 +75,8 @@ def split_heads(folder: Path, target: str, draft: str | None, changes: dict[str,
 
 
 def copied_heads() -> None:
-    """A cell of llama-mini, whose four heads are copied: green, and red once rank 7 hands out its pages otherwise."""
+    """A cell of llama-mini, whose four heads are copied: it passes, and fails once rank 7 allocates pages in a
+    different order."""
     cell = Cell.from_id("eagle3.tp8.s3.k4.n8.pair")
     assert cell in stage_cells("nightly")
     runner = reference_runner(0)

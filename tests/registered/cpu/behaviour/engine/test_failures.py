@@ -1,4 +1,4 @@
-"""Failures in the middle of a step: other requests keep their tokens, every page comes home."""
+"""Failures in the middle of a step: other requests keep their tokens, and every page is freed."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_a_turn_that_failed_leaves_its_session_what_it_computed(monkeypatch, ver
 
 
 def again_prompt(failed, llm: LLM, new: list[int]) -> list[int]:
-    """What the turn behind a failed one reads, sent whole."""
+    """The whole text that the turn after a failed one reads."""
     (session,) = llm.sessions.sessions.values()
     history = session.history[: failed.prompt_tokens + len(failed.output_ids)]
     assert history[failed.prompt_tokens :] == failed.output_ids

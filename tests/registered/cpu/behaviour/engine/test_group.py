@@ -32,14 +32,14 @@ AWAITED, RELEASED = threading.Event(), threading.Event()
 
 @pytest.fixture
 def group() -> Iterator[RankGroup]:
-    """Two ranks, spare again behind the test if it leaves them whole."""
+    """Two ranks, which are spare again after the test unless it breaks them."""
     lease = Lease(2, "cpu")
     yield lease.group
     lease.close()
 
 
 class RankThread(threading.Thread):
-    """Stands for the process of a rank where a test only needs its answers, and starts at once."""
+    """Replaces the process of a rank by a thread where a test only needs its answers; it starts at once."""
 
     stdin = None
 
@@ -71,7 +71,7 @@ class RankThread(threading.Thread):
 
 
 class InterruptsOnce:
-    """KeyboardInterrupt within the first record that is heard, when the answers behind it have come."""
+    """KeyboardInterrupt while the first record is received, after the answers that follow it have arrived."""
 
     def __init__(self, publish: Callable[[int, StepDigest], None]) -> None:
         self.publish, self.done = publish, False
@@ -207,7 +207,7 @@ def test_an_interrupt_that_cannot_be_awaited_ends_the_ranks(threads: RankGroup, 
 
 
 def test_one_call_at_a_time(threads: RankGroup):
-    """A second thread's call and its close are refused, and the first call has its answer."""
+    """A second thread's call and its close are refused, and the first call returns its answer."""
     answers: list[object] = []
     AWAITED.clear(), RELEASED.clear()
     first = threading.Thread(target=lambda: answers.append(threads.call(rest)))
@@ -223,7 +223,7 @@ def test_one_call_at_a_time(threads: RankGroup):
 
 
 def test_no_call_begins_within_a_call(threads: RankGroup, monkeypatch):
-    """As a signal's handler would."""
+    """Calls it as a signal handler would."""
 
     def handler(connections: list[object], timeout: float) -> list[object]:
         with pytest.raises(EngineError, match=r"^the ranks are already running a call; make one call at a time$"):
@@ -280,14 +280,14 @@ def test_ranks_end_with_who_called(group: RankGroup):
 
 
 def rest(rank: Rank) -> str:
-    """Of ranks that are threads."""
+    """Runs on ranks that are threads."""
     AWAITED.set()
     assert RELEASED.wait(30)
     return "rested"
 
 
 def press_ctrl_c(rank: Rank) -> None:
-    """Once the caller waits, long before it hears of this rank."""
+    """After the caller has started to wait, long before this rank answers."""
     if rank.place.rank:
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGINT)
@@ -295,7 +295,7 @@ def press_ctrl_c(rank: Rank) -> None:
 
 
 def answer_by_rank(rank: Rank, moment: int) -> str:
-    """So that the second wait of the caller is for rank 1."""
+    """Delays rank 1, so that the caller's second wait is for it."""
     time.sleep(0.2 * moment * rank.place.rank)
     return "the answer of another call"
 
@@ -311,7 +311,7 @@ class DoesNotUnpickle:
 
 
 class OddRefusal(EngineError):
-    """It does not unpickle."""
+    """Cannot be unpickled."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
@@ -333,7 +333,7 @@ def refuse_by_rank(rank: Rank) -> None:
 
 def fail_oddly(rank: Rank) -> None:
     class Odd(Exception):
-        """It neither pickles nor has a text."""
+        """Cannot be pickled or converted to text."""
 
         def __str__(self) -> str:
             raise ValueError("no text")

@@ -1,5 +1,5 @@
-"""Requests with logit rules of their own, beside each other, in chunks, and through retraction: each says what plain
-decoding says alone."""
+"""Requests with different logit rules, batched, chunked and retracted: each generates what plain decoding generates
+alone."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def told(outputs: list[Output]) -> list[object]:
 
 @cache
 def alone(name: str) -> list[object]:
-    """What plain decoding says, one request at a time."""
+    """The outputs of plain decoding, one request at a time."""
     llm = launch("NONE", "v1", {}, disable_radix_cache=True, max_total_tokens=512)
     return [told(llm.generate([p], params))[0] for p, params in zip(PROMPTS, RULES[name], strict=True)]
 
@@ -94,7 +94,7 @@ def test_rules_change_what_is_said():
 
 
 def test_the_device_knows_each_requests_tokens_after_every_step():
-    """At lag 0. The tokens of rows without a request are spoilt, so that nothing left there can help."""
+    """At lag 0. The tokens of rows without a request are overwritten, so that no stale value can help."""
     algorithm, version, shape = RUNS[2]
     llm = launch(
         algorithm, version, shape, max_total_tokens=132, page_size=4, chunked_prefill_size=8, max_running_requests=3

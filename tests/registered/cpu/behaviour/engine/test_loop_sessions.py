@@ -1,4 +1,5 @@
-"""Streaming sessions at lags 0 to 3 on the toy device: what is inherited, whatever ends a turn, page and chunk."""
+"""Streaming sessions at lags 0 to 3 on the toy device: what a turn inherits, however the previous one, its page and its
+chunk ended."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ SETUPS = st.builds(
 
 
 class SessionMachine(RuleBasedStateMachine):
-    """Events and steps in any order; the world knows what must hold."""
+    """Events and steps in any order; the world checks the invariants."""
 
     @initialize(setup=SETUPS)
     def start(self, setup):

@@ -1,4 +1,4 @@
-"""NEXTN: bundled prediction layers, one that goes on by itself or one per step, draft what their formulas say."""
+"""NEXTN: bundled prediction layers, one applied repeatedly or one per step, draft what their formulas give."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PLACES = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, zoo) -> Path:
-    """A target with three prediction layers, the last with an embedding and a head of its own."""
+    """A target with three prediction layers, the last with its own embedding and head."""
     shapes = deepseek_shapes(CONFIG)
     last = f"model.layers.{CONFIG['num_hidden_layers'] + 2}."
     shapes |= {f"{last}embed_tokens.weight": (768, 64), f"{last}shared_head.head.weight": (768, 64)}

@@ -1,4 +1,4 @@
-"""The n-gram drafter on the zoo's target: exact tokens everywhere, and drafts that come from what was said before."""
+"""The n-gram drafter on the zoo's target: exact tokens everywhere, and drafts that come from earlier text."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_tokens_are_those_of_plain_decoding(zoo, plain, params, asked):
 
 @pytest.mark.parametrize(("target", "topk"), [("qwen3-mini", 4), ("deepseek-mini", 1)])
 def test_every_target_keeps_its_tokens(zoo, target, topk):
-    """Sliding windows and latent KV are the target's own business."""
+    """Sliding windows and latent KV concern only the target."""
     said = [o.output_ids for o in LLM(EngineConfig(target), zoo).generate(PROMPTS, GREEDY)]
     asked = {"speculative_eagle_topk": topk, "page_size": 4, "strict_memory": 2, "kv_stamps": True}
     llm = LLM(EngineConfig(target, "NGRAM", **asked), zoo)

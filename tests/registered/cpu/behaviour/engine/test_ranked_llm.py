@@ -124,7 +124,7 @@ def test_no_other_thread_comes_between_the_calls_of_a_generation(monkeypatch):
 
 @pytest.mark.nightly
 def test_a_closed_engine_is_closed_once_and_for_good():
-    """Its ranks serve another engine by then, which a second close must not touch."""
+    """Its ranks serve a new engine by then, which a second close must not affect."""
     first = RankedLLM(TWO, resolve_path)
     reader = first.stream(PROMPTS[0], PARAMS)
     next(reader)
@@ -193,12 +193,12 @@ def values(config: EngineConfig) -> dict[str, object]:
 
 
 def left_on_ranks(rank: Rank) -> tuple[int, int]:
-    """What of generations and streams a rank keeps, and its requests."""
+    """The number of generations and streams that a rank holds, and of its requests."""
     return len(rank.held.running), len(rank.held.llm.loop.scheduler.requests)
 
 
 def refuse_elsewhere(name: str) -> Path:
-    """As the machine of a rank may."""
+    """Refuses on the ranks only, as their machine may."""
     if Path(sys.argv[0]).name == "worker.py":
         raise ConfigError("refused on the ranks")
     return resolve_path(name)

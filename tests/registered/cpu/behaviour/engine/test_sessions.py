@@ -1,4 +1,4 @@
-"""Sessions end to end on the zoo's models: every turn says what a request that re-sends the whole history would say."""
+"""Sessions end to end on the zoo's models: every turn generates what one request with its whole history would."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def start_engine(shape=NONE, *, target="llama-mini", clock=None, **more: object)
 
 @cache
 def resent(ends) -> tuple[tuple[tuple[int, ...], str, Finish], ...]:
-    """What each turn says when the whole history is sent again, without a drafter, session or cache."""
+    """The output of each turn when the whole history is sent again, without a drafter, session or cache."""
     llm = start_engine(disable_radix_cache=True, spec_version="v1", page_size=1)
     history: list[int] = []
     said = []
@@ -81,7 +81,7 @@ def at_rest(llm: LLM) -> None:
 
 
 def test_stale_kv_of_an_earlier_turn_carries_another_stamp(monkeypatch):
-    """A turn whose first position is not written reads there what the turn before wrote, for the same position."""
+    """A turn whose first position is not written reads what the previous turn wrote there, for the same position."""
     slots_at = StepBatch._slots_at
 
     def astray(self, at):
@@ -220,7 +220,7 @@ def test_every_other_drafter_and_target_say_and_accept_the_same(target, algorith
 @pytest.mark.parametrize("shape", [STANDALONE, CHAIN, TREE], ids=lambda s: "-".join(map(str, s)))
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_an_inherited_history_drafts_as_well_as_one_sent_again(shape, version):
-    """Draft KV is inherited too, and the slot at the seam paired with the new turn's first token."""
+    """Draft KV is inherited too, and the slot at the seam is paired with the new turn's first token."""
     llm = start_engine(shape, spec_version=version, page_size=4, disable_radix_cache=True)
     name = llm.open_session(1000, streaming=True)
     history: list[int] = []
@@ -260,7 +260,7 @@ def test_aborted_turns_leave_the_session_as_it_was(version):
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("shape", [STANDALONE, TREE], ids=lambda s: "-".join(map(str, s)))
 def test_a_turn_may_end_at_the_last_position_of_the_context(shape, version):
-    """Drafts reach past it; a token more is refused, and the session goes on."""
+    """Drafts reach past it; one more token is refused, and the session continues."""
     long = SamplingParams(max_new_tokens=40, ignore_eos=True)
     plain = start_engine(disable_radix_cache=True, spec_version="v1")
     history = plain.tokenizer.encode(TURNS[0])

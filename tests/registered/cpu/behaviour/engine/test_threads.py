@@ -1,4 +1,4 @@
-"""Several threads and streams on one engine: each has its own answers, and only one is inside at a time."""
+"""Several threads and streams on one engine: each gets its own answers, and only one runs at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 
 
 def inside_another_thread(monkeypatch, llm: LLM):
-    """A thread that stands still inside a step of `llm`; returns it and the event that lets it go on."""
+    """A thread that is paused inside a step of `llm`; returns it and the event that resumes it."""
     entered, leave = threading.Event(), threading.Event()
     launched = llm.loop.executor.launch
 

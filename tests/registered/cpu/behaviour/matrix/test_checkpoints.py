@@ -1,4 +1,4 @@
-"""`specmatrix checkpoints` and `accuracy --checkpoint` as typed: output, one sentence each, exit status 2."""
+"""`specmatrix checkpoints` and `accuracy --checkpoint` as typed: output, one-sentence errors, exit status 2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASK = ["accuracy", "--data", str(TEST), "--checkpoint"]
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A machine with GPUs of so many GiB, and nothing downloaded."""
+    """A machine with GPUs of the given GiB, and nothing downloaded."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
 
     def show(*memory: int) -> None:

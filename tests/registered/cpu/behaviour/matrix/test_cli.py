@@ -339,7 +339,7 @@ def test_generate_takes_engine_flags_before_the_question(capsys: pytest.CaptureF
 
 
 def test_generate_counts_the_first_answer_of_a_drafter_that_remembers(capsys: pytest.CaptureFixture[str]):
-    """Asked again, n-grams of its own answer are accepted 7 to 10 at a time."""
+    """The same question again: n-grams of the first answer are accepted 7 to 10 at a time."""
     question = "Tom has 12 apples and buys 15 more. How many apples does he have?"
     assert main(["generate", question, "--speculative-algorithm", "NGRAM", "--spec-version", "v2"]) == 0
     rewritten, measured = capsys.readouterr().err.strip().splitlines()

@@ -1,4 +1,4 @@
-"""A damaged zoo stops every command that judges an engine by it: one sentence, before anything runs."""
+"""A damaged zoo stops every command that uses it, with one sentence, before anything runs."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The command: choosing faults, the JSON form and the exit status, on real plants."""
+"""The command: choosing faults, the JSON form and the exit status, with faults really planted."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def test_the_list_says_what_each_fault_does(capsys):
 
 
 def test_the_table_fits_its_terminal():
-    """Every name is whole in 100 columns, where the judges stand upright, and one line each in 260."""
+    """Names are not cut: gates are written vertically in 100 columns and on one line in 260."""
     kills = tuple(Kill(fault, (DETECTORS[0],), None, {}, 12.3) for fault in CATALOGUE[:9])
     for width, upright in ((100, True), (260, False)):
         console = Console(width=width, file=StringIO())

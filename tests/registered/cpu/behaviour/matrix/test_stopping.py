@@ -1,4 +1,4 @@
-"""Signals as an exception that ends a command with a sentence."""
+"""Signals raise an exception that ends a command with one sentence."""
 
 import os
 import signal

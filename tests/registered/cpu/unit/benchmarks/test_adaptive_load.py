@@ -1,4 +1,4 @@
-"""Acceptance by coins, and adaptive steps judged against static ones."""
+"""Acceptance decided by coins, and adaptive steps compared with static ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timings of whole processes: a process that fails or answers wrongly gives no figure."""
+"""Timings of whole processes: a process that fails or gives a wrong answer yields no figure."""
 
 import pytest
 

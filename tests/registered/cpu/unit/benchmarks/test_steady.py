@@ -1,4 +1,4 @@
-"""Engines in the middle of their requests: rounds, shared weights, memory given back."""
+"""Engines in the middle of their requests: rounds, shared weights, freed memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bench(tmp_path_factory):
 
 
 class Restless(Bench):
-    """Asks each engine something else."""
+    """Sends each engine a different prompt."""
 
     seeds = count()
 
@@ -94,7 +94,7 @@ def test_the_speed_matrix_has_a_figure_for_each_cell(bench, monkeypatch):
 
 @pytest.mark.nightly
 def test_chains_of_the_speed_matrix_yield_what_they_do_in_the_field(bench, monkeypatch):
-    """Not plain decoding, nor trees, whose acceptance no coin decides."""
+    """Neither plain decoding nor trees, whose acceptance is not decided by coins."""
     seen = {}
 
     def pair(self, ours, theirs, batch, rounds):

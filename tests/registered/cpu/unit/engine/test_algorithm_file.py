@@ -1,4 +1,4 @@
-"""A user's file: what it registers is known, and one that cannot be loaded is one sentence and leaves nothing."""
+"""A user's file: its algorithms are registered; one that cannot be loaded registers nothing."""
 
 from __future__ import annotations
 

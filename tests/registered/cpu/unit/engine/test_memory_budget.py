@@ -1,4 +1,4 @@
-"""What an engine will allocate is known before it does: the sum against real engines, and the sentences."""
+"""The memory that an engine will allocate is predicted: the sum against real engines, and the error sentences."""
 
 from __future__ import annotations
 

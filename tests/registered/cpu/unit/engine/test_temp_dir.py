@@ -1,4 +1,4 @@
-"""Folders that go with their process, killed ones too."""
+"""Folders are removed with their process, even if it was killed."""
 
 from __future__ import annotations
 

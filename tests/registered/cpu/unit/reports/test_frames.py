@@ -1,4 +1,4 @@
-"""What `specmatrix.load` takes and refuses, and what it costs to import."""
+"""What `specmatrix.load` accepts and refuses, and what it imports."""
 
 import json
 import subprocess

@@ -1,5 +1,5 @@
-"""2,000 seeded mutations of a report of real cells: whatever reads a report shows what it says or refuses it in one
-sentence, and no comparison with it is green where a line of JSON says that a cell got worse."""
+"""2,000 seeded mutations of a report of real cells: every reader shows its content or refuses it in one sentence, and
+no comparison is green if a line of JSON shows that a cell got worse."""
 
 import json
 from collections import Counter
@@ -52,7 +52,7 @@ FOUND = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of real cells, and of one that is as red as a cell can be."""
+    """The report of real cells and of one cell that is red in every way."""
     runner = reference_runner(0)
     directory = tmp_path_factory.mktemp("whole")
     with ReportWriter(directory, run_header("cpu", "smoke", 0, GATES)) as writer:
@@ -109,7 +109,7 @@ def mutated(whole: bytes, number: int) -> bytes:
 
 
 def with_less(line: bytes, draw: Random) -> bytes:
-    """A cell that shows less or contradicts itself, a header of another run; other lines stay."""
+    """A cell with less content or a contradiction, or a header of a different run; other lines are unchanged."""
     row = json.loads(line)
     if row["kind"] == "header":
         row[draw.choice(("zoo_hash", "data_hash"))] = "0123456789ab"
@@ -192,7 +192,7 @@ def read(path: Path, base: Report) -> bool:
 
 
 def raw(path: Path, base: Report, ends: Counter[str]) -> str:
-    """What goes wrong beside a refusal in one sentence, "" if nothing; `ends` counts the ways to end well."""
+    """What goes wrong other than a refusal in one sentence, "" if nothing; `ends` counts the valid outcomes."""
     try:
         ends["green" if read(path, base) else "red"] += 1
     except ReportError as refusal:

@@ -1,4 +1,4 @@
-"""Commands that run as they are printed."""
+"""Printed commands run as they are."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ COMMAND = "specmatrix run --cells 'eagle3.k4' --seed 0"
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment `.venv` below the working directory, which no shell knows."""
+    """An environment `.venv` in the working directory that is not on PATH."""
     console = tmp_path / "my work" / ".venv" / "bin" / "specmatrix"
     console.parent.mkdir(parents=True)
     console.touch(mode=0o755)

@@ -1,4 +1,4 @@
-"""On a GPU: what a registered drafter does wrong is named, the others keep their tokens, and no launch waits."""
+"""On a GPU: invalid output of a registered drafter is named, other requests keep their tokens, and no launch waits."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def plain() -> list[tuple[int, ...]]:
 
 @pytest.fixture
 def pretending():
-    """An engine of the algorithm PRETENDER with a given drafter; forgotten behind the test."""
+    """An engine of the algorithm PRETENDER with a given drafter; it is unregistered after the test."""
 
     def start(drafter, **more: object) -> LLM:
         register_algorithm(TRAITS, drafter)

@@ -1,4 +1,4 @@
-"""Two ranks over NCCL: each on a GPU of its own, and one that dies, hangs or raises in a collective ends all."""
+"""Two ranks over NCCL, each on its own GPU; one that dies, hangs or raises in a collective ends all."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_two_gpus_say_what_one_says():
 
 
 def test_in_half_precision_two_gpus_leave_one_only_where_two_tokens_tie():
-    """No joined projection stands where the sums of ranks do: it would add what one rank has alone."""
+    """No projection is fused across a sum over ranks: it would add one rank's part only."""
     fast = {"dtype": "bfloat16", "enable_deterministic_inference": False}
     ranked = RankedLLM(asked(tp_size=SIZE, **fast), resolve_path)
     exact = LLM(asked(), resolve_path).generate(PROMPTS, replace(PARAMS, top_logprobs_num=2))

@@ -1,4 +1,4 @@
-"""Four ranks over NCCL: each on a GPU of its own, and one that dies, hangs or raises in a collective ends all."""
+"""Four ranks over NCCL, each on its own GPU; one that dies, hangs or raises in a collective ends all."""
 
 from __future__ import annotations
 

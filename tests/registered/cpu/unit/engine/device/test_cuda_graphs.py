@@ -75,8 +75,8 @@ def test_padding_changes_nothing(algorithm, topk):
 
 @pytest.mark.parametrize("algorithm", [name for name, topk in RUNS if topk > 1 and name != "NGRAM"])
 def test_padding_accepts_one_path_where_the_target_says_nothing_but_token_0(algorithm):
-    """Padding begins with a root of token 0 and drafts of no round; equal siblings would all be accepted, which are
-    more here than a path has nodes."""
+    """Padding begins with a root of token 0 and drafts of no round; equal siblings would all be accepted, more than a
+    path has nodes."""
     said = []
     for padding in (False, True):
         llm = engine(algorithm, 4, speculative_num_steps=2, enable_deterministic_inference=True)

@@ -16,12 +16,12 @@ def shape(width: int, batch: int = 1) -> GraphShape:
 
 
 def bundles(most_bytes: int = 100, kept: int = 4, idle_rounds: int = 50) -> GraphCache[int]:
-    """Graphs are the bytes that they take."""
+    """A graph is represented by its size in bytes."""
     return GraphCache(lambda bundle: sum(size or 0 for size in bundle.graphs.values()), kept, most_bytes, idle_rounds)
 
 
 def ran(made: GraphCache[int], one: GraphShape, size: int) -> str:
-    """A round as Graphs.run does it."""
+    """A round as in Graphs.run."""
     if not made.seen(one):
         return "eager"
     if made.swap(one.width).graphs[one] is not None:
@@ -85,7 +85,7 @@ def test_beyond_the_bytes_a_bundle_that_has_rested_is_dropped_whole():
 
 
 def test_the_graph_that_is_too_much_beside_those_in_use_runs_without_from_then_on():
-    """A pool shrinks only as a whole, so the others are captured once more."""
+    """A pool shrinks only as a whole, so the remaining graphs are captured again."""
     made = bundles(most_bytes=100)
     cycle = [(1, 10), (2, 10), (4, 90)]
     rounds = [[ran(made, shape(4, batch), size) for batch, size in cycle] for _ in range(4)]
@@ -136,7 +136,7 @@ CYCLES = st.lists(SHAPES, min_size=1, max_size=40)
 @given(before=CYCLES, cycle=CYCLES, sizes=SIZES, kept=st.integers(1, 6))
 @settings(max_examples=300, deadline=None)
 def test_what_repeats_itself_soon_captures_nothing_any_more(before, cycle, sizes, kept):
-    """Whatever came before, and wherever the bounds are, once that has rested and each shape of the cycle was tried."""
+    """Holds after any history and for any bounds, once each shape of the cycle was tried."""
     made = bundles(most_bytes=100, kept=kept)
     turns = made.idle_rounds // len(cycle) + 2 * len(set(cycle)) + 3
     for one in before * 3 + cycle * turns:

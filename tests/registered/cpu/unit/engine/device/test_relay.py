@@ -1,4 +1,4 @@
-"""The relay keeps what each row was last given, and nothing of its neighbours."""
+"""The relay keeps each row's latest values, and nothing of its neighbours."""
 
 from __future__ import annotations
 

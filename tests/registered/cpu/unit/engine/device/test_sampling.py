@@ -1,4 +1,4 @@
-"""Coins, drawing and log-probabilities: distributions, promises of the host, independence of the batch."""
+"""Coins, sampling and log-probabilities: distributions, guarantees from the host, independence of the batch."""
 
 from __future__ import annotations
 

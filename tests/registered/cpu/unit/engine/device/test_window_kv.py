@@ -23,7 +23,7 @@ WINDOWS = (None, WINDOW, None, WINDOW, WINDOW)
 
 
 def groups(kind: type[KVGroups] = KVGroups) -> KVGroups:
-    """The groups of five layers, each with a pool and a table of its own."""
+    """The groups of five layers, each with its own pool and table."""
     routes = routes_of(WINDOWS)
     full, near = (
         (KVPool(layout, 10, SIZE, torch.float32, CPU, stamps=True), SlotTable(6, 20, SIZE, CPU, stamps=True))
@@ -33,7 +33,7 @@ def groups(kind: type[KVGroups] = KVGroups) -> KVGroups:
 
 
 def world(rows: tuple[PlanRow, ...], starts: dict[int, int], prefill: bool = False, kind: type[KVGroups] = KVGroups):
-    """A step, and the groups with the plan's pages entered."""
+    """A step, and the groups with the plan's pages written to their tables."""
     relay, kv = Relay(6, (), CPU), groups(kind)
     for row, start in starts.items():
         relay.publish(torch.tensor([row]), torch.tensor([start]), torch.tensor([[1]]))

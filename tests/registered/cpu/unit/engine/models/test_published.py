@@ -135,7 +135,7 @@ def test_an_eagle_draft_under_its_targets_name_drafts(zoo, tmp_path):
 
 
 def test_the_layouts_are_sharded_tied_and_stored_in_16_bits(published):
-    """What the tests above rest on."""
+    """The assumptions of the tests above."""
     kinds = {}
     for name in TARGETS:
         folder = published(name)

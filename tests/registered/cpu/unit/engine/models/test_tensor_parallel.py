@@ -58,7 +58,7 @@ class Threads:
 
 
 class ThreadRank(Ranks):
-    """A rank whose others are threads."""
+    """A rank whose peers are threads."""
 
     def __init__(self, threads: Threads, rank: int) -> None:
         super().__init__(rank, threads.size)

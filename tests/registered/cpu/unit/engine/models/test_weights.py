@@ -116,7 +116,7 @@ def test_broken_index(tmp_path, text, sentence):
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.int8, torch.uint8])
 def test_a_quantized_tensor(tmp_path, kind):
-    """Its scales lie in tensors of their own; read without them its numbers would mean something else."""
+    """Its scales are in separate tensors; read without them its values would be wrong."""
     save_file({"a": torch.ones(2).to(kind)}, tmp_path / "model.safetensors")
     sentence = r"model.safetensors: tensor 'a' is stored as (F8_E4M3|I8|U8); quantized weights are not supported"
     with pytest.raises(ConfigError, match=sentence):
@@ -171,7 +171,7 @@ def test_take_refuses_numbers_of_the_wrong_kind():
 
 
 def test_take_lets_go_of_what_it_handed_out():
-    """A model keeps copies of its own; the checkpoint's would be a second model in memory."""
+    """A model keeps its own copies; the checkpoint's tensors would be a second model in memory."""
     weights = {"a": torch.zeros(2), "b": torch.zeros(2), "layers.9.c": torch.zeros(2)}
     kept = weakref.ref(weights["a"])
     take = WeightReader(weights, "Model")
@@ -193,7 +193,7 @@ def test_take_refuses_what_is_missing_misshapen_or_left_over():
 
 
 def test_a_gpu_without_a_number_is_the_current_one(monkeypatch):
-    """A rank's own, where safetensors would take the first."""
+    """A rank's own device, where safetensors would take the first."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert [numbered(device) for device in ("cuda", torch.device("cuda"), "cuda:1", "cpu")] == [
         "cuda:3",

@@ -1,4 +1,4 @@
-"""The builders' table: each row makes its algorithm's drafter, and what has no row says so."""
+"""The builders' table: each row builds its algorithm's drafter, and an algorithm without a row is an error."""
 
 from __future__ import annotations
 

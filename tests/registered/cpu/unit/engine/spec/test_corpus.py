@@ -1,4 +1,4 @@
-"""An external corpus: what a line may be, and the sentence for each that is not."""
+"""An external corpus: valid lines, and the error for each invalid one."""
 
 from __future__ import annotations
 

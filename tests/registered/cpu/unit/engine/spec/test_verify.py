@@ -89,7 +89,7 @@ def test_a_root_alone_gives_one_token():
 
 
 def rows_of(batch: int) -> SamplingRows:
-    """Greedy, hot, and truncated requests side by side."""
+    """Greedy, high-temperature and truncated requests in one batch."""
     temperature = torch.tensor([0.0, 1.0, 0.7, 1.3]).repeat(batch)[:batch]
     top_k = torch.tensor([0, 0, 3, 0]).repeat(batch)[:batch]
     top_p = torch.tensor([1.0, 1.0, 1.0, 0.8]).repeat(batch)[:batch]

@@ -1,4 +1,4 @@
-"""Question files: what is read, and the sentence for each way in which one can be broken."""
+"""Question files: what is read, and the error for each kind of damage."""
 
 import json
 from pathlib import Path

@@ -65,7 +65,7 @@ def test_a_constraint_reads_no_other_axes_than_it_says(constraint):
 
 @pytest.fixture(scope="module")
 def starts() -> dict[tuple[Constraint, ...], list[Cell]]:
-    """Engine starts by what forbids them: every one that runs, of the others those that speak for their like."""
+    """Engine starts by the constraint that forbids them: all that run, and representatives of the others."""
     room = random.Random(2)
     shapes = product(*(axis(name).names for name in SHAPE))
     cells = [Cell(**dict(zip(SHAPE, shape, strict=True)), **room.choice(ROOMS)) for shape in shapes]

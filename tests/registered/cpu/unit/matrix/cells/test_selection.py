@@ -1,4 +1,4 @@
-"""Choosing cells: stages, selectors, single ids, and the whole product."""
+"""Selecting cells: stages, selectors, single ids, and the whole product."""
 
 from itertools import islice
 

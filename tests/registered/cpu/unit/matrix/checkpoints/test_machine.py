@@ -34,7 +34,7 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def models(written, tmp_path, monkeypatch):
-    """A folder with both checkpoints, and a table that knows them by their small sizes."""
+    """A folder with both checkpoints, and a registry with their small sizes."""
     for name in PAIR.models:
         monkeypatch.setitem(MODELS, name, replace(MODELS[name], config=small_config(name)))
     return shutil.copytree(written, tmp_path / "models")
@@ -80,7 +80,7 @@ def test_another_config_than_the_published_one(models, target):
 
 
 def test_a_field_that_nobody_was_sure_of(models):
-    """The head's own rotation: the file decides, and nothing is refused."""
+    """The head's own RoPE: the file decides, and nothing is refused."""
     file = models / MODELS[PAIR.draft].repo / "config.json"
     raw = json.loads(file.read_text())
     file.write_text(json.dumps(raw | {"rope_theta": 5e5}))
@@ -90,7 +90,7 @@ def test_a_field_that_nobody_was_sure_of(models):
 
 
 def test_files_that_need_more_than_was_known(models, target, monkeypatch):
-    """What is published of the target is half of it; its files then ask for more memory than the GPU has."""
+    """Half of the target's files are there; together they need more memory than the GPU has."""
     monkeypatch.setitem(MODELS, PAIR.target, replace(MODELS[PAIR.target], sure=("architecture",)))
     small = needs(PAIR).total
     raw = json.loads((target / "config.json").read_text()) | {"vocab_size": 40_000}

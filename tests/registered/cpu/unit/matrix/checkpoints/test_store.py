@@ -1,4 +1,4 @@
-"""Where checkpoints are looked for, and the sentence for each way in which they are not there."""
+"""Where checkpoints are searched, and the error for each way in which they are missing."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, tty: bool) -> str:
-    """What both kinds of progress write to stderr, a terminal or a pipe."""
+    """What both progress displays write to stderr, a terminal or a pipe."""
     reader, writer = pty.openpty() if tty else os.pipe()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", os.fdopen(writer, "w"))

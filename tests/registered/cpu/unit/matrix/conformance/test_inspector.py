@@ -1,4 +1,4 @@
-"""What a drafter does to its inputs, its results and the host is found, whatever hook does it."""
+"""Writes by a drafter into inputs, results and the host are detected in every hook."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_another_dtype_is_a_write():
 
 
 class ChangesLater(Pretender):
-    """A thread of its own goes on with what a hook returned: here it ends before the next hook runs."""
+    """A thread keeps writing to a hook's result; here it ends before the next hook runs."""
 
     def change(self, result, *tensors: torch.Tensor):
         self.thread = Thread(target=lambda: [tensor.add_(1) for tensor in tensors])

@@ -1,4 +1,4 @@
-"""Who killed what: red with the fault and green without it; a crash kills nothing."""
+"""Which gate killed which fault: red with the fault, passing without it; a crash kills nothing."""
 
 import pytest
 

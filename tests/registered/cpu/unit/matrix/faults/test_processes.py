@@ -1,4 +1,4 @@
-"""Processes of trials: their last words, their time, and the end of all of them."""
+"""Processes of trials: their last output, their time limit, and that all of them end."""
 
 import os
 import sys

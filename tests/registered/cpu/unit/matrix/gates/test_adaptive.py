@@ -1,4 +1,4 @@
-"""The gate of adaptive steps: real runs pass, and each entry that the rule does not give is named."""
+"""The gate of adaptive steps: real runs pass, and each entry that differs from the rule is named."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -142,7 +142,7 @@ def test_the_counters_must_count_what_the_trace_shows(measured, with_evidence):
 
 
 def test_a_second_run_of_a_session_is_judged_from_the_first_ones_end(measured):
-    """Counters and answers are of this run alone, trace and journal are of the session's life."""
+    """Counters and answers cover this run only, trace and journal the whole session."""
     _, run, baseline = measured(CELL)
     silent = replace(run, earlier=run.trace, answers=(), evidence={})
     assert AdaptiveGate().judge(prepare(Cell.from_id(CELL)), silent, baseline).state is State.PASS

@@ -20,7 +20,7 @@ GATE = ConfigGate()
 
 
 def without(name):
-    """The golden file without what it says of a field."""
+    """The golden file without a field's entries."""
     return {field: rows for field, rows in golden_table().items() if field != name}
 
 

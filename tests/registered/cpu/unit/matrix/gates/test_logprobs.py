@@ -1,4 +1,4 @@
-"""Log-probabilities beside the baseline's: what is compared, and what makes them apart."""
+"""Log-probabilities against the baseline's: what is compared, and what counts as a difference."""
 
 import pytest
 

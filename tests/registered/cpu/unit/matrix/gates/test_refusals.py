@@ -1,4 +1,4 @@
-"""Refusals: real ones pass, and each kind of wrong one is named."""
+"""Refusals: real ones pass, and each kind of wrong refusal is named."""
 
 from dataclasses import replace
 

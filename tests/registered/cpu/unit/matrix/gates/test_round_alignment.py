@@ -1,4 +1,4 @@
-"""Rounds of changing width, against a reach written down by hand."""
+"""Rounds of changing width, against an alignment written by hand."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_what_the_oracle_does_not_know_is_not_compared():
 
 
 def test_a_retraction_moves_later_rounds_by_one():
-    """Behind three tokens of rounds the prefill gave one more: the next round begins at place 4 and not 3."""
+    """After three tokens of rounds a prefill gave one more: the next round starts at position 4, not 3."""
     assert first_reach_mismatch((3, 6), (3, 8), REACH) == 1
     assert first_reach_mismatch((3, 6), (3, 8), REACH, retractions=1) is None
     assert first_reach_mismatch((3, 4), (3, 8), REACH, retractions=1) == 1

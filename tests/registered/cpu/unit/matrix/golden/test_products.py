@@ -42,7 +42,7 @@ def test_a_renamed_outcome_moves_nothing():
 
 
 def test_a_product_within_others_is_dropped():
-    """Two that overlap hold all that a third would."""
+    """Two overlapping products contain everything that a third would."""
     names = axis("spec_version").names
     table = {values: "a" if values[1] != names[0] or values[2] == "on" else "b" for values in POINTS}
     wheres = [where for outcome, where in products(AXES, table) if outcome == "a"]

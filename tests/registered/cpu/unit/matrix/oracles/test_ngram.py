@@ -1,4 +1,4 @@
-"""The judge's index: by hand, and beside the engine's on random texts."""
+"""The oracle's index: by hand, and against the engine's on random texts."""
 
 import random
 from dataclasses import asdict
@@ -33,7 +33,7 @@ def test_the_most_frequent_first_where_asked():
 
 
 def test_a_path_is_as_likely_as_all_of_its_tokens():
-    """Of ab 2/3 go on with 1 or 2, so b is likelier than c, and c than either end of b."""
+    """2/3 of the continuations of a are b, so b is likelier than c, and c than either continuation of b."""
     index = grams(["ab1", "ab2", "ac"], {"match_type": "PROB"})
     assert index.draft("a", 3, 2, 2) == {"", "b", "c"}
 

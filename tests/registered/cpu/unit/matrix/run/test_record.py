@@ -1,4 +1,4 @@
-"""Records of cells that were not judged: what is asked of them in a tier, their waiver, and what crashed."""
+"""Records of cells without a verdict: what their tier expects, their waiver, and what crashed."""
 
 from dataclasses import replace
 

@@ -31,7 +31,7 @@ def two_requests(cell: Cell, seed: int) -> tuple[RequestSpec, ...]:
 
 
 class Counted(ReferenceSubject):
-    """The reference engine; counts its starts."""
+    """The reference engine with a count of its starts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ def test_the_reference_runner_has_every_gate():
 
 
 def test_an_engine_remembers_what_it_served():
-    """Both workloads of one start, but none of the start before; a session's turns share an account."""
+    """Both workloads of one start, but none of the previous start; a session's turns share an account."""
     seen: list[Run] = []
 
     class Watching(LedgerGate):

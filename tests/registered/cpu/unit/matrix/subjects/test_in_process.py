@@ -1,4 +1,4 @@
-"""The reference subject: what it shows, and requests that are aborted at a token."""
+"""The reference subject: its capabilities, and requests that are aborted at a token."""
 
 from dataclasses import replace
 

@@ -29,7 +29,7 @@ def size(cell):
 
 
 def longest(requests):
-    """Tokens of each request at its end, what it follows included."""
+    """Tokens of each request at its end, including its history."""
     own = {
         request.name: 1 + len(tokenizer().encode(request.prompt).ids) + request.max_new_tokens for request in requests
     }
@@ -60,7 +60,7 @@ def test_every_workload_fits_its_cell(seed):
 @pytest.mark.parametrize("start", ["none.v2.p256.tight", "none.qwen3.nocache.p256.c32.tight", "none.p64.tight"])
 @pytest.mark.parametrize("seed", [0, 1, 17])
 def test_two_requests_never_fit_tight_memory_to_their_ends(start, seed):
-    """Each fills more than half, so two of them ask for the same last page; turns do where a page is that large."""
+    """Each fills more than half, so two of them need the same last page; for large pages, turns do."""
     for batch in ("pair", "ragged.stream", "burst.branch") if "p256" in start else ("pair", "burst"):
         cell = Cell.from_id(f"{start}.{batch}.length")
         first = [request for request in workload(cell, seed) if ".turn" not in request.name and request.refused is None]

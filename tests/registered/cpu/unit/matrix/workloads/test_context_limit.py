@@ -1,4 +1,4 @@
-"""Requests that end at the last position of the context: as the engine counts, whatever they continue."""
+"""Requests that end at the last position of the context, as the engine counts it, whatever they continue."""
 
 from dataclasses import replace
 

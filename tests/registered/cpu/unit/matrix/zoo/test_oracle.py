@@ -76,7 +76,7 @@ def test_the_stored_file_is_what_the_account_gives(target):
 
 @pytest.mark.parametrize("target", DRAFTS)
 def test_the_reach_gives_the_rounds_of_every_chain(target):
-    """Worked out apart from each other: a round of S steps accepts the reach of its place, or S."""
+    """Computed independently: a round of S steps accepts min(longest match at its position, S)."""
     stored = json.loads(oracle_file(target).read_text())
     assert set(stored["reach"]) == set(DRAFTS[target]) & set(ADAPTING)
     for drafter, prompts in stored["reach"].items():

@@ -1,4 +1,4 @@
-"""The words and the rarer branches of the judgement of one cell."""
+"""The wording and the rarer branches of the comparison of one cell."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_no_difference_in_words(make_cell, context):
 
 
 def test_a_red_gate_that_is_gone_is_no_improvement(gates, context):
-    """Dropping the gate that fails must not turn a cell green."""
+    """Dropping a failing gate must not make a cell pass."""
     change = compare_cell(gates(ledger="PASS", lossless="FAIL"), gates(ledger="PASS"), (), context())
     assert (change.state, change.red) == (ChangeState.REGRESSED, True)
     assert change.why == "lossless FAIL -> not run: head does not run this gate"

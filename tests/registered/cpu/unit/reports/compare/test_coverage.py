@@ -1,4 +1,4 @@
-"""Pairs of effective values gained and lost, and by which cause."""
+"""Pairs of effective values gained and lost, with their causes."""
 
 from itertools import combinations
 
@@ -16,7 +16,7 @@ FALLBACK = "trees fall back"
 
 @pytest.fixture
 def sized(make_cell):
-    """A cell that asks for `topk` and no spec version, and runs `version`."""
+    """A cell that requests `topk` and no spec version, and runs `version`."""
 
     def make(name, topk, version, state="PASS", page="1", **changes: object):
         return make_cell(
@@ -77,7 +77,7 @@ def test_a_pair_is_found_wherever_the_cell_stands_that_still_carries_it(coverage
 
 
 def test_a_pair_of_what_was_asked_is_looked_for_in_the_cell_s_own_axes(coverage, make_cell):
-    """Which workload a cell ran stands in its axes only; the start is one for all."""
+    """A cell's workload is only in its axes; all cells share the start."""
 
     def cell(name, batch, sampling, state="PASS"):
         return make_cell(name, state=state, axes={"batch": batch, "sampling": sampling}, resolved={"topk": 4})
@@ -134,14 +134,14 @@ def test_new_cells_gain_pairs(coverage, sized):
 
 
 def test_what_was_asked_does_not_count(coverage, make_cell):
-    """Both cells ask for topk 4; the engine ran topk 1."""
+    """Both cells request topk 4; the engine ran topk 1."""
     asked = make_cell("a", axes={"topk": "4", "batch": "pair"}, resolved={"topk": 1})
     ran = make_cell("a", axes={"topk": "4", "batch": "pair"}, resolved={"topk": 4})
     assert coverage([ran], [asked]).lost[0].pairs == (pair(batch="pair", topk="4"),)
 
 
 def test_every_lost_pair_is_really_lost(tmp_path, specimen, write_report):
-    """Against a count by brute force over all cells of the specimen."""
+    """Against a brute-force count over all cells of the example report."""
 
     base = load(write_report(tmp_path / "base", specimen().cells()))
     head = load(write_report(tmp_path / "head", specimen(policy="v1", stride=True).cells()[9:]))

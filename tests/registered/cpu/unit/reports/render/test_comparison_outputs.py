@@ -1,4 +1,4 @@
-"""The outputs about a comparison: Markdown, page, terminal and files."""
+"""The outputs of a comparison: Markdown, page, terminal and files."""
 
 import io
 import json
@@ -32,7 +32,7 @@ def compared(tmp_path, write_report):
 
 @pytest.fixture
 def eventful(compared, specimen, make_cell, rewritten):
-    """Something of everything: regressed, lost, new, rewritten, infra, improved, other inputs and rules."""
+    """One of each: regressed, lost, new, rewritten, infra, improved, changed inputs and rules."""
     base = specimen().cells()
     head = specimen(policy="v1", damage=".64").cells()[4:]
     head[0] = replace(head[0], state="INFRA", gates=(), error="no memory")
@@ -69,7 +69,7 @@ def test_markdown_holds_every_part(eventful):
 
 
 def places(text, *parts: str):
-    """Where the parts stand in a text, each once."""
+    """The positions of the parts in a text, each of which occurs once."""
     assert {part: text.count(part) for part in parts} == dict.fromkeys(parts, 1)
     return [text.index(part) for part in parts]
 

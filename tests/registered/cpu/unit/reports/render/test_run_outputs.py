@@ -1,4 +1,4 @@
-"""The outputs about one run: Markdown, page, terminal, and the files beside a report."""
+"""The outputs of one run: Markdown, page, terminal, and the files beside a report."""
 
 import io
 import json
@@ -268,7 +268,7 @@ def measured(make_cell, name, numbers, interval, state="PASS"):
 
 
 def test_acceptance_is_plotted_against_each_cells_own_reference(make_cell):
-    """The gate's interval is that of the ratio; drawn as one of lengths it would lie around 1 token per round."""
+    """The gate's interval is that of the ratio; drawn as an interval of lengths it would be near 1 token per round."""
     cell = measured(make_cell, "a", {"length": 5.0, "reference": 4.0, "ratio": 1.25}, (1.2, 1.3))
     ratio, length = ratio_point(cell), acceptance_point(cell)
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((25, 20, 30))

@@ -89,7 +89,7 @@ WILD_FACTS = known(
 
 @st.composite
 def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
-    """An ask in which each value is legal; a pool too small for one request is the only refusal left."""
+    """A request in which each value is legal; a pool too small for one request is the only possible refusal."""
     algorithm = draw(st.sampled_from(list(DRAFT_OF)))
     drafted = algorithm != "NONE"
     steps = draw(auto(st.integers(1, 6))) if drafted else AUTO

@@ -117,7 +117,7 @@ def test_a_slot_starts_at_the_asked_depth_or_in_its_middle(candidates, asked, fi
 
 
 def eager(batch_from, candidates):
-    """A slot that follows its last round at once."""
+    """A slot whose depth follows its last round at once."""
     return AdaptiveSlot(batch_from, candidates, ema_alpha=1.0, update_interval=1, warmup_batches=0)
 
 
@@ -196,7 +196,7 @@ def bounded(slots):
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(SETTINGS, min_size=2, max_size=4).map(bounded), st.integers(1, 9), st.lists(ROUND, max_size=60))
 def test_a_slot_depends_on_its_own_rounds_only(slots, first, rounds):
-    """All slots together decide as each slot alone does on the rounds of its range, whatever is activated between."""
+    """Each slot decides as it would alone on the rounds of its range, whatever is activated in between."""
     together = DraftSteps(slots, first, Counters())
     alone = [Slot(settings_, first) for settings_ in slots]
     for size, correct in rounds:

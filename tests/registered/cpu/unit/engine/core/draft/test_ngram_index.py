@@ -1,4 +1,4 @@
-"""The n-gram index by hand, and against a brute-force search over the texts that it was shown."""
+"""The n-gram index by hand, and against a brute-force search over its texts."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_full_index_forgets_its_oldest_windows_only():
 
 
 def test_no_window_outlives_the_one_that_it_extends():
-    """Leaves go first: what is kept can be reached, so it can be drafted."""
+    """Leaves are evicted first: kept nodes remain reachable, so they can be drafted."""
     index = index_of(capacity=25)
     rng = random.Random(3)
     for _ in range(40):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Verbs in any order. The model keeps who holds which page in sets and counts positions one by one."""
+    """Operations in any order. The model keeps the owner of each page in sets and counts positions one by one."""
 
     @initialize(pages=st.integers(1, 10), size=st.integers(1, 4))
     def start(self, pages, size):
@@ -37,7 +37,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.pages_wrote: dict[int, list[int]] = {}  # the same of cached pages
 
     def began(self, rid):
-        """A residence whose number nobody had before."""
+        """A residence with a new number."""
         account = self.ledger.accounts[rid]
         assert account.generation not in self.generation.values() and account.generation > 0
         self.generation[rid] = account.generation

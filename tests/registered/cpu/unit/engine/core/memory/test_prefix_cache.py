@@ -19,7 +19,7 @@ def cache_of(pages=20, size=2, span=0, enabled=True):
 
 
 def run(ledger, cache, rid, tokens, committed=None, close=True):
-    """One request from match to insert, as the loop would do it. Returns (cached pages, pages given)."""
+    """One request from match to insert, as the loop does it. Returns (cached pages, donated pages)."""
     pages = cache.match(tokens)
     account = ledger.open(rid, pages)
     rest = (len(tokens) if committed is None else committed) - account.committed

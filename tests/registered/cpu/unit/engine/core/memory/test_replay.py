@@ -1,4 +1,4 @@
-"""The replay of a journal: an honest one passes, and a operation that is missing, swapped or altered is refused."""
+"""Journal replay: a correct journal passes, and one with a missing, swapped or altered operation is refused."""
 
 from __future__ import annotations
 

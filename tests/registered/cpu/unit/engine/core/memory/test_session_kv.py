@@ -1,4 +1,4 @@
-"""Accounts that outlive their request, by hand: what is kept, inherited, rolled back, dropped and never locked."""
+"""Accounts that outlive their request, by hand: kept, inherited, rolled back, dropped, and never locked."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ PAGES = 40
 
 
 class WindowMachine(RuleBasedStateMachine):
-    """Rows that grow, settle and end, beside a model that knows only positions: which of them a later query reads."""
+    """Rows that grow, settle and end, against a model that only tracks which positions a later query reads."""
 
     @initialize(size=st.integers(1, 5), tokens=st.integers(1, 9), margin=st.integers(0, 6))
     def start(self, size, tokens, margin):

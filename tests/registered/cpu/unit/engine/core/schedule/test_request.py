@@ -1,4 +1,4 @@
-"""Phases by the table of moves, and every sentence about a sampling parameter."""
+"""Phases follow the transition table, and every error of a sampling parameter."""
 
 from __future__ import annotations
 

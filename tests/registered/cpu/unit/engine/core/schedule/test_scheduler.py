@@ -197,7 +197,7 @@ def test_one_victim_at_a_time():
 
 @pytest.mark.parametrize(("pages", "admitted"), [(25, []), (26, [2])])
 def test_a_newcomer_leaves_what_runs_room_for_every_round_in_flight(pages, admitted):
-    """4 tokens and 10 positions of two rounds run, 2 tokens and 10 positions ask to."""
+    """4 tokens and 10 positions of two rounds are running; 2 tokens and 10 positions are queued."""
     scheduler = scheduler_of(pages=pages, size=1, width=5, slack=10)
     queue(scheduler, 4, max_new_tokens=6)
     assert rids(turn(scheduler)) == [1]

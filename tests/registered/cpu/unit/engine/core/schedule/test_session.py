@@ -24,7 +24,7 @@ DEEP = 3_000
 
 
 class World:
-    """Sessions over a scheduler without a device: the test decides what a request says and when it ends."""
+    """Sessions over a scheduler without a device: the test decides the tokens of a request and when it ends."""
 
     def __init__(self, streaming=True) -> None:
         ledger = Ledger(50, 2, strict=True)

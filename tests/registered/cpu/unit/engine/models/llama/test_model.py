@@ -1,4 +1,4 @@
-"""The target model against transformers' own on the same checkpoint, and its bits against the shape of a call."""
+"""The target model against transformers' own on the same checkpoint, and bitwise equality across call shapes."""
 
 from __future__ import annotations
 

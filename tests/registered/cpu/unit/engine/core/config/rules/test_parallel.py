@@ -1,4 +1,4 @@
-"""Which targets so many ranks can share, and on which machines."""
+"""Which targets a number of ranks can share, and on which machines."""
 
 from __future__ import annotations
 

@@ -325,7 +325,7 @@ def test_a_wrong_file_is_refused_even_where_the_depth_would_stay_static():
 
 
 def test_every_rule_has_a_case():
-    """Those of drafts, of n-grams and of ranks stand beside their own."""
+    """The rules of drafts, n-grams and ranks are tested in their own files."""
     tried = {case[0] for case in (*REFUSED, *REWRITTEN)}
     assert tried == {rule.name for rule in RULES if rule not in (*PAIRING, *NGRAM_RULES, TOPK_IS_BREADTH, *SPLITTING)}
 
