@@ -189,7 +189,7 @@ def masked(line: str) -> str:
 
 
 @pytest.mark.parametrize("one", dict.fromkeys(filter(quick, OURS)), ids=lambda one: one.text)
-def test_quick_commands_say_what_the_page_shows(one: Shown, capfd, monkeypatch):
+def test_quick_commands_print_what_the_page_shows(one: Shown, capfd, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.chdir(HOME)
     words = one.of_ours() or []

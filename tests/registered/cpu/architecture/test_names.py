@@ -16,7 +16,7 @@ pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 FORBIDDEN = {"utils", "util", "helper", "helpers", "manager", "info", "base", "tmp", "mixin"}
 
 
-def test_names_say_what_a_thing_is():
+def test_no_name_holds_a_vague_word():
     bad = []
     for path in sources(*SHARED):
         names = [Path(path).stem, *Path(path).parts[:-1]]

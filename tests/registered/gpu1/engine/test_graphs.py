@@ -141,7 +141,7 @@ def test_what_a_graph_that_is_there_waits_for_is_counted():
     assert torch.cuda.get_sync_debug_mode() == 0
 
 
-def test_graphs_outlive_what_others_free():
+def test_graphs_survive_memory_freed_elsewhere():
     """A model beside the engine, such as a compiled one, may clear cuBLAS's workspaces and free memory."""
     asked = ASKED | {"enable_deterministic_inference": False}
     before = engine("EAGLE3", 1, **asked)

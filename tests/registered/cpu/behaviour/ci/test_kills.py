@@ -157,7 +157,7 @@ def judge(kill: Kill, ended: Ended, out: Path, cells: set[str]) -> None:
         pytest.param(RUN, 40, 6, id="real workers", marks=pytest.mark.nightly),
     ],
 )
-def test_whatever_is_killed_the_report_is_whole_or_refused_and_the_next_run_works(code, kills, most, tmp_path):
+def test_after_any_kill_the_report_is_complete_or_refused_and_the_next_run_works(code, kills, most, tmp_path):
     first = run(code, tmp_path)
     assert first.status == 0, first.said
     chosen = set(load(tmp_path).ids())

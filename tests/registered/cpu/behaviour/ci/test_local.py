@@ -251,7 +251,7 @@ def test_two_runs_into_the_same_folder_do_not_disturb_each_other(monkeypatch, tm
     assert main(words) == 0
 
 
-def test_a_run_that_is_stopped_behind_its_report_says_so(monkeypatch, tmp_path, capsys):
+def test_a_run_that_is_stopped_after_its_report_says_so(monkeypatch, tmp_path, capsys):
     class StoppedAtTheEnd(ReportWriter):
         def close(self) -> Path:
             super().close()
@@ -267,7 +267,7 @@ def test_a_run_that_is_stopped_behind_its_report_says_so(monkeypatch, tmp_path, 
     assert len(load(report)) == 1
 
 
-def test_where_there_is_no_terminal_lines_say_how_far_a_run_is(monkeypatch, tmp_path, capsys):
+def test_without_a_terminal_lines_show_the_progress_of_a_run(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(local, "work", scripted_workers.never_starts)
     monkeypatch.setenv(STARTS, str(tmp_path))
     monkeypatch.setattr(progress, "LINE_SECONDS", 0)

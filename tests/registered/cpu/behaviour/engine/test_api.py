@@ -260,7 +260,7 @@ def widened(folder: Path) -> Path:
         ([5], {"top_logprobs_num": 769}, "top_logprobs_num is 769; allowed: an integer in [0, 768]"),
     ],
 )
-def test_the_vocabulary_is_the_models_whatever_the_tokenizer_knows(prompt, params, sentence, tmp_path):
+def test_the_vocabulary_is_the_models_not_the_tokenizers(prompt, params, sentence, tmp_path):
     llm = LLM(EngineConfig(str(widened(tmp_path)), max_total_tokens=700))
     with pytest.raises(RequestError, match=f"^{re.escape(sentence)}"):
         llm.generate([PROMPTS[0], prompt], SamplingParams(**params))
@@ -304,7 +304,7 @@ def test_logprobs_are_those_of_a_teacher_forced_rerun(shape, temperature):
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("shape", [NONE, *DRAFTERS], ids=lambda s: "-".join(map(str, s)))
-def test_what_runs_is_what_was_resolved(shape, version):
+def test_the_engine_runs_the_resolved_configuration(shape, version):
     llm = start_engine(
         shape,
         spec_version=version,

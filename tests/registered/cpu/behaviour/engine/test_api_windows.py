@@ -72,7 +72,7 @@ def continuations(mistral):
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_every_drafter_says_what_transformers_says(mistral, zoo, continuations, drafter):
+def test_every_drafter_generates_what_transformers_generates(mistral, zoo, continuations, drafter):
     asked = {"context_length": 256, "max_total_tokens": 700, "strict_memory": 2, "kv_stamps": True}
     llm = LLM(
         EngineConfig("mistral-mini", **asked | DRAFTERS[drafter]),

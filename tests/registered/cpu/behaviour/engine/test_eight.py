@@ -39,7 +39,7 @@ def nobody_left() -> Iterator[None]:
 
 
 @pytest.mark.nightly
-def test_eight_ranks_say_what_one_says_and_the_gate_names_the_one_that_does_otherwise(tmp_path):
+def test_eight_ranks_generate_what_one_generates_and_the_gate_names_a_divergent_one(tmp_path):
     """One test, so that one worker starts the processes, and once."""
     for target, draft, changes in SPLIT:
         split_heads(tmp_path, target, draft, changes)

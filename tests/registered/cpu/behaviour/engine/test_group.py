@@ -272,7 +272,7 @@ def test_ranks_that_differ_are_ended_before_they_wait_for_each_other(group: Rank
 
 
 @pytest.mark.nightly
-def test_ranks_end_with_who_called(group: RankGroup):
+def test_ranks_end_with_their_caller(group: RankGroup):
     (stdin,) = [group.processes[1].stdin]
     assert stdin is not None
     stdin.close()

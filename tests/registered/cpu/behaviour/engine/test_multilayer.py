@@ -135,7 +135,7 @@ def test_a_cached_prompt_drafts_the_same_however_little_of_it_is_left(zoo, heads
     check(zoo, heads, proposals, tokens, 3)
 
 
-def test_a_row_starts_without_what_another_request_left(zoo, heads, start_engine, truth):
+def test_a_row_starts_without_the_state_of_its_previous_request(zoo, heads, start_engine, truth):
     """Rows are reused; the second request must not rebuild its first slots from the first one's tokens."""
     llm = start_engine(3, max_running_requests=1, disable_radix_cache=True)
     for prompt, tokens in truth:

@@ -36,7 +36,7 @@ def nobody_left() -> Iterator[None]:
     end_spare()
 
 
-def test_one_engine_over_two_ranks_says_what_one_rank_says():
+def test_one_engine_over_two_ranks_generates_what_one_rank_generates():
     config = EngineConfig(
         "llama-mini", "EAGLE3", "llama-mini-eagle3", page_size=4, enable_streaming_session=True, **TREE
     )
@@ -77,7 +77,7 @@ def test_one_engine_over_two_ranks_says_what_one_rank_says():
 
 
 @pytest.mark.nightly
-def test_an_interrupted_engine_drops_what_ran_and_goes_on(monkeypatch):
+def test_an_interrupted_engine_drops_running_requests_and_continues(monkeypatch):
     with RankedLLM(TWO, resolve_path) as llm:
         expected = [output.output_ids for output in llm.generate(PROMPTS, PARAMS)]
         for moment in (0, 1, 2, 3, 7, 16):

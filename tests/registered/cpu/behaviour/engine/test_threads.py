@@ -63,7 +63,7 @@ def test_a_second_thread_is_refused_and_may_abort(monkeypatch, whole):
     at_rest(llm)
 
 
-def test_many_threads_leave_a_whole_engine(whole):
+def test_many_threads_leave_the_engine_intact(whole):
     llm = start_engine()
     done: list[str] = []
     refused = []
@@ -130,7 +130,7 @@ def test_what_a_stream_owns_cannot_be_taken(whole):
     at_rest(llm)
 
 
-def test_a_stream_that_another_thread_drops_leaves_its_request_to_the_thread_inside(monkeypatch):
+def test_a_stream_dropped_by_a_second_thread_leaves_its_request_to_the_first(monkeypatch):
     llm = start_engine()
     stream = llm.stream(PROMPTS[2], PARAMS)
     next(stream)

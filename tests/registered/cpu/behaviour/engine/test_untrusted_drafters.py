@@ -219,7 +219,7 @@ def test_a_lie_about_the_batch_puts_the_drafter_in_quarantine(zoo, plain, regist
     assert run(llm) == plain("llama-mini") and llm.counters["spec.drafted"] == drafted
 
 
-def test_what_a_drafter_writes_into_its_inputs_reaches_nobody(zoo, plain, registered):
+def test_writes_of_a_drafter_into_its_inputs_have_no_effect(zoo, plain, registered):
     llm = pretending(zoo, registered, WritesEverything, spec_version="v2")
     assert run(llm) == run(llm) == plain("llama-mini")
     assert llm.drafter_error is None and llm.counters["spec.drafted"] > 0

@@ -84,7 +84,7 @@ def test_a_check_names_all_that_is_missing(machine, capsys, tmp_path):
         ),
     ],
 )
-def test_gsm8k_without_what_it_takes_is_one_sentence_and_no_pass(machine, capsys, memory, words, sentence):
+def test_gsm8k_without_its_requirements_is_one_sentence_and_no_pass(machine, capsys, memory, words, sentence):
     machine(*memory)
     assert main([*ASK, *words]) == 2
     out, err = capsys.readouterr()

@@ -244,7 +244,7 @@ def test_results_come_before_the_end_and_after_the_last_one_nothing_counts(tmp_p
     ("", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)",
      "the drafter of COPY changed the signal handler of SIGINT in propose"),
 ])  # fmt: skip
-def test_what_a_file_changes_for_the_whole_process_is_a_violation(tmp_path, capsys, top, propose, violation):
+def test_a_process_wide_change_by_a_file_is_a_violation(tmp_path, capsys, top, propose, violation):
     file = written(tmp_path, top, propose)
     assert main(["contract", file]) == 1
     assert re.search(violation.format(file=re.escape(file)), capsys.readouterr().out)

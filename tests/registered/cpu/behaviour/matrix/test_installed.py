@@ -168,7 +168,7 @@ def _always(wanted: Requirement) -> bool:
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )
-def test_without_extras_a_command_runs_or_names_what_it_lacks(
+def test_without_extras_a_command_runs_or_names_the_missing_package(
     words: tuple[str, ...], status: int, sentence: str, installed: Path, required: Path, python: Run, tmp_path: Path
 ):
     (tmp_path / "none.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
@@ -197,7 +197,7 @@ def test_a_gpu_without_triton_names_the_extra(installed: Path, required: Path, p
     assert done.stdout == expected
 
 
-def test_nothing_says_a_commit_that_is_not_ours(installed: Path, python: Run, tmp_path: Path):
+def test_the_commit_of_a_foreign_repository_is_not_reported(installed: Path, python: Run, tmp_path: Path):
     """An environment may lie in the checkout of another project."""
     git = ("git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path))
     for words in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "theirs")):

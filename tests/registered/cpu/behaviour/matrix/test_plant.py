@@ -54,7 +54,7 @@ def test_a_killed_command_leaves_its_copy_until_the_next_one():
         assert tree != left and not left.exists()
 
 
-def test_a_trial_ends_with_who_asked_for_it():
+def test_a_trial_ends_with_its_parent():
     """A killed command leaves a standard input at its end."""
     ended = subprocess.run(
         [sys.executable, "-m", "specmatrix.matrix.faults.trial", str(ROOT), "cpu", "0", os.devnull, *[PAIR.id] * 99],

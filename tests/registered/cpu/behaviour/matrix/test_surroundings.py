@@ -94,7 +94,7 @@ def test_no_file_takes_the_place_of_a_closed_stream(folder: Path):
     assert done.stderr == b"/dev/null\n"
 
 
-def test_a_full_disk_behind_both_streams_leaves_the_exit_status(folder: Path):
+def test_a_full_disk_under_both_streams_leaves_the_exit_status(folder: Path):
     with Path("/dev/full").open("wb") as full:
         assert run("compare base base", folder, stdout=full, stderr=full).returncode == 2
         done = run("compare base é --json", folder, stdout=full)

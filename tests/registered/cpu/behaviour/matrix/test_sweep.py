@@ -169,7 +169,7 @@ def test_a_planted_bug_is_found_and_shrunk(monkeypatch, plant, error, events):
     assert attempt(smallest)[0] is None and attempt(failure.drawn)[0] is None
 
 
-def test_the_command_prints_what_it_met_or_the_smallest_failure(monkeypatch, capsys):
+def test_the_command_prints_the_situations_met_or_the_smallest_failure(monkeypatch, capsys):
     assert main(["simulate", "--schedules", "40", "--seed", "3"]) == 0
     assert re.match(r"40 schedules in .* s, .* a minute; no ledger or token error\n", capsys.readouterr().out)
     assert main(["simulate", "--replay", "5"]) == 0

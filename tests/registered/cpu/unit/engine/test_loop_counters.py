@@ -112,6 +112,6 @@ def counters(lag: int, windowed: bool) -> dict[str, int]:
 
 @pytest.mark.parametrize("windowed", [False, True], ids=["full", "windowed"])
 @pytest.mark.parametrize("lag", [0, 1, 2])
-def test_a_run_counts_what_it_did(lag, windowed):
+def test_a_run_counts_its_events(lag, windowed):
     column = lag + 3 * windowed
     assert counters(lag, windowed) == {name: by_run[column] for name, by_run in EXPECTED.items() if by_run[column]}

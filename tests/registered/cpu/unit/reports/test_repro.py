@@ -40,7 +40,7 @@ def test_an_active_environment_needs_the_name_alone(installed: Path, monkeypatch
     assert as_called(COMMAND) == COMMAND
 
 
-def test_another_installation_on_the_path_is_not_this_one(
+def test_a_second_installation_on_the_path_is_not_this_one(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     other = tmp_path / "bin" / "specmatrix"
@@ -55,5 +55,5 @@ def test_a_checkout_that_is_not_installed_is_run_as_a_module(installed: Path):
     assert as_called(COMMAND) == f"'{installed.with_name('python')}' -m {COMMAND}"
 
 
-def test_another_command_stays_as_it_is(installed: Path):
+def test_other_commands_are_unchanged(installed: Path):
     assert as_called("pytest tests") == "pytest tests"

@@ -152,7 +152,7 @@ def test_one_attention_serves_a_round_whose_width_changes(tokens, drafted):
     torch.testing.assert_close(out, plain(q[0, 6:8], k[0, :8], v[0, :8], seen))
 
 
-def test_a_layer_may_store_what_it_drafts_itself(tokens, drafted):
+def test_a_layer_may_store_its_own_drafts(tokens, drafted):
     """With a sink, keys and values that are already stored there need not be passed."""
     q, k, v, kv = tokens
     attend = DraftAttention(drafted, SLOTS[:2, :12], prefix(drafted, tokens, [3, 12, 0])[:2], capacity=2)

@@ -142,7 +142,7 @@ def test_a_round_reads_lengths_and_roots_from_the_relay():
     ]
 
 
-def test_what_the_host_knows_comes_row_by_row_in_rounds_only():
+def test_host_tokens_come_row_by_row_in_rounds_only():
     relay, table = world()
     rows = (
         PlanRow(rid=9, account=9, row=2, width=3, bound=8, first_page=3, generation=9, tokens=(1, 2)),
@@ -218,7 +218,7 @@ def test_padding_past_the_reach_goes_to_slot_0_too():
     assert batch.write_slots(count(5, CPU))[1].tolist() == [slot((3, 6), 3), slot((3, 6), 4), 0, 0, 0]
 
 
-def test_padding_lies_at_no_position_past_the_reach():
+def test_padding_has_no_position_past_the_reach():
     """The model has no position there."""
     relay, table = world()
     rows = (

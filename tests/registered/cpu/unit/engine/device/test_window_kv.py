@@ -73,7 +73,7 @@ def round_rows():
     )
 
 
-def test_layers_split_by_what_they_see():
+def test_layers_are_split_by_their_attention():
     full, windowed = (group.pool.layout for group in groups().groups)
     assert (full.layers, windowed.layers, windowed.head_dim) == (2, 3, 4)
     assert groups().routes == ((0, 0), (1, 0), (0, 1), (1, 1), (1, 2))

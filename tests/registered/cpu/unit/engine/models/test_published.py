@@ -63,7 +63,7 @@ def test_logits_are_those_of_transformers(published, paged, name):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_every_pair_says_what_transformers_says(published, name):
+def test_every_pair_generates_what_transformers_generates(published, name):
     """With drafts of random weights: most are refused, so that their KV and states are rolled back all the time."""
     pair = PAIRS[name]
     small = {"device": "cpu", "dtype": "float32", "context_length": 256, "max_total_tokens": 512, "strict_memory": 2}

@@ -70,7 +70,7 @@ def test_yarn_lengthens_pairs_as_transformers_does(changes):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_turned_copy_is_what_turning_in_place_gives(dtype):
+def test_a_rotated_copy_equals_rotation_in_place(dtype):
     rotation = rotations(RopeConfig(100.0), 6, 5, torch.device("cpu"))[:, None]
     wide = torch.randn(5, 31).to(dtype)
     part = wide[:, 12:24]

@@ -60,7 +60,7 @@ def test_a_promised_tensor_is_missed_only_where_it_is_wanted(tmp_path):
     assert set(load_weights(tmp_path, "cpu", torch.float32, ("b",))) == {"b"}
 
 
-def test_tensors_of_another_model_are_left(tmp_path):
+def test_tensors_of_a_different_model_are_left(tmp_path):
     take = WeightReader({"layers.1.a": TENSORS["a"], "layers.10.a": TENSORS["a"]}, "Model")
     take.leave("layers.1.")
     with pytest.raises(ConfigError, match=r"Model: tensor 'layers\.10\.a' does not belong"):
@@ -170,7 +170,7 @@ def test_take_refuses_numbers_of_the_wrong_kind():
         take.ids("c", 2)
 
 
-def test_take_lets_go_of_what_it_handed_out():
+def test_take_releases_the_result():
     """A model keeps its own copies; the checkpoint's tensors would be a second model in memory."""
     weights = {"a": torch.zeros(2), "b": torch.zeros(2), "layers.9.c": torch.zeros(2)}
     kept = weakref.ref(weights["a"])
@@ -180,7 +180,7 @@ def test_take_lets_go_of_what_it_handed_out():
     assert set(weights) == {"b"} and kept() is None
 
 
-def test_take_refuses_what_is_missing_misshapen_or_left_over():
+def test_take_refuses_missing_misshapen_and_unused_tensors():
     take = WeightReader({"a": torch.zeros(2, 3), "b": torch.zeros(1), "x.rotary_emb.inv_freq": torch.zeros(4)}, "Model")
     with pytest.raises(ConfigError, match="Model: tensor 'c' is missing from the weights"):
         take("c", 1)

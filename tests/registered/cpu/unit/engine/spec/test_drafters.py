@@ -128,7 +128,7 @@ def watched(zoo, *shape: object, **more: object) -> tuple[LLM, Watch]:
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s)))
-def test_every_proposal_is_a_tree_as_the_contract_says(zoo, shape, version):
+def test_every_proposal_is_a_valid_tree(zoo, shape, version):
     algorithm, steps, topk, nodes = shape
     llm, watch = watched(zoo, *shape, spec_version=version)
     llm.generate(PROMPTS, SAMPLED)

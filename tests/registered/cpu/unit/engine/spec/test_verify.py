@@ -102,7 +102,7 @@ def one(rows: SamplingRows, b: int) -> SamplingRows:
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("sampled", [False, True])
-def test_the_verdict_is_what_drawing_one_token_after_the_other_gives(shape, sampled):
+def test_the_verdict_equals_sampling_token_by_token(shape, sampled):
     """Walk each tree by hand, drawing alone at every node, as plain decoding does."""
     batch, nodes = 60, 6
     g = torch.Generator().manual_seed(4)

@@ -56,7 +56,7 @@ def test_every_constraint_forbids_a_cell_alone(constraint):
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda c: c.name)
-def test_a_constraint_reads_no_other_axes_than_it_says(constraint):
+def test_a_constraint_reads_only_its_declared_axes(constraint):
     source = random.Random(constraint.name)
     for _ in range(400):
         cell = Cell(*(source.choice(axis.names) for axis in AXES))
@@ -76,7 +76,7 @@ def starts() -> dict[tuple[Constraint, ...], list[Cell]]:
     return {rules: alike if not rules else alike[:: -(-len(alike) // ALIKE)] for rules, alike in found.items()}
 
 
-def test_the_engine_does_with_every_start_what_the_matrix_expects(starts):
+def test_the_engine_treats_every_start_as_the_matrix_expects(starts):
     outcomes = set()
     for found, alike in starts.items():
         kinds = {constraint.kind for constraint in found} - {"redundant"}
@@ -210,7 +210,7 @@ def test_explaining_a_cell_shows_the_configuration_that_a_run_has():
     assert {"  enable_streaming_session: True", "  strict_memory: 1", "  kv_stamps: True"} <= set(lines)
 
 
-def test_explaining_a_rewritten_cell_gives_asked_and_got():
+def test_explaining_a_rewritten_cell_gives_requested_and_resolved():
     text = explain_text("eagle3.s3.n8")
     assert "rewritten by chain-width: a chain verifies its root and one token per step" in text
     assert text.endswith(

@@ -73,13 +73,13 @@ def refused(models: Path, sentence: str) -> None:
     assert missing(PAIR, H100, models)[0] == str(caught.value)
 
 
-def test_another_config_than_the_published_one(models, target):
+def test_a_config_that_differs_from_the_published_one(models, target):
     raw = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps(raw | {"rope_theta": 10000.0}))
     refused(models, r"config.json: rope must be RopeConfig\(theta=5.* for meta-llama/.*, got RopeConfig\(theta=10000.0")
 
 
-def test_a_field_that_nobody_was_sure_of(models):
+def test_a_field_that_is_unknown(models):
     """The head's own RoPE: the file decides, and nothing is refused."""
     file = models / MODELS[PAIR.draft].repo / "config.json"
     raw = json.loads(file.read_text())
@@ -126,7 +126,7 @@ def test_a_tensor_short(models, target):
     refused(models, rf"Instruct has [\d,]+ parameters, config.json implies [\d,]+; {cause}$")
 
 
-def test_a_shard_without_what_the_index_promises(models, target):
+def test_a_shard_without_a_tensor_of_the_index(models, target):
     shutil.copy(target / "model-00001-of-00003.safetensors", target / "model-00002-of-00003.safetensors")
     refused(models, r"model-00002-of-00003.safetensors lacks tensor '.*' that model.safetensors.index.json lists$")
 

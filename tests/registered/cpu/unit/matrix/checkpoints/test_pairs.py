@@ -38,7 +38,7 @@ def test_a_revision_is_a_commit_or_said_to_be_none(name):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_the_engine_runs_it_on_one_gpu_as_asked(name):
+def test_the_engine_runs_it_on_one_gpu_as_requested(name):
     pair = PAIRS[name]
     start = resolved(pair)
     assert (start.device, start.dtype, start.algorithm) == ("cuda", "bfloat16", pair.algorithm)

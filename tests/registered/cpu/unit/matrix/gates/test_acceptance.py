@@ -205,7 +205,7 @@ def test_rounds_of_ngrams_are_replayed_drawn_ones_too(measured):
 
 
 @pytest.mark.parametrize("change", [1, -1])
-def test_one_round_of_ngrams_that_is_another_fails(measured, altered, change):
+def test_one_different_ngram_round_fails(measured, altered, change):
     prepared, run, baseline = measured(NGRAM)
     lengths = list(run.answers[1].accept_lengths)
     at = next(i for i, length in enumerate(lengths) if i > 3 and length > 1)

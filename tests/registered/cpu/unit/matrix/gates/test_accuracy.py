@@ -40,7 +40,7 @@ def test_seven_lost_questions_are_red(graded, lost, state):
     assert outcome.interval[0] < outcome.numbers["accuracy"] < outcome.interval[1]
 
 
-def test_each_extractor_sees_what_the_other_does_not(graded):
+def test_each_extractor_finds_answers_that_the_other_misses(graded):
     marks = [1] * 48
     overrun = GATE.judge(CELL, graded(marks, "#### {}\nQuestion: 12"), graded(marks))
     assert overrun.state is State.FAIL and "(flexible extractor" in overrun.message

@@ -24,7 +24,7 @@ def test_the_oracle_takes_rounds_of_the_same_widths(widths, emitted, rounds):
     assert oracle_rounds(REACH, widths, emitted) == rounds
 
 
-def test_rounds_of_any_width_that_accept_what_is_right_agree():
+def test_rounds_of_any_width_that_accept_correctly_agree():
     assert first_reach_mismatch((3, 1, 4, 2), (3, 8, 4, 8), REACH) is None
 
 

@@ -60,7 +60,7 @@ def test_one_position_too_few_is_named(measured):
 SNUG = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"
 
 
-def test_a_retracted_turn_comes_back_to_what_it_had_inherited(measured):
+def test_a_retracted_turn_returns_to_what_it_inherited(measured):
     prepared, run, baseline = measured(SNUG)
     outcome = SessionGate().judge(prepared, run, baseline)
     assert (outcome.state, outcome.message) == (State.PASS, "")
@@ -138,7 +138,7 @@ def aborted_while_it_reads() -> tuple[PreparedCell, Run]:
     return prepared, drive(engine, requests, subject.capabilities)
 
 
-def test_turns_aborted_while_they_read_what_they_inherited_take_nothing_of_it(monkeypatch):
+def test_turns_aborted_while_they_read_inherited_kv_leave_it_intact(monkeypatch):
     prepared, run = aborted_while_it_reads()
     outcome = SessionGate().judge(prepared, run, run)
     assert (outcome.state, outcome.message) == (State.PASS, "")

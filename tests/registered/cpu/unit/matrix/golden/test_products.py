@@ -19,7 +19,7 @@ def cell_of(values):
 
 
 @given(st.lists(st.sampled_from(["a", "b", None]), min_size=len(POINTS), max_size=len(POINTS)))
-def test_each_combination_lies_in_products_of_its_outcome_only(outcomes):
+def test_each_combination_is_only_in_products_of_its_outcome(outcomes):
     table = dict(zip(POINTS, outcomes, strict=True))
     found = [(outcome, where_of(text)) for outcome, text in products(AXES, table)]
     for values, outcome in table.items():

@@ -26,7 +26,7 @@ def test_the_longest_match_and_then_the_most_recent_continuation():
     assert index.draft("zab", 2, 3, 1) == {"", "2"}
 
 
-def test_the_most_frequent_first_where_asked():
+def test_the_most_frequent_first_on_request():
     texts = ["ab", "ab", "ac"]
     assert grams(texts).draft("a", 2, 2, 1) == {"", "c"}
     assert grams(texts, {"match_type": "PROB"}).draft("a", 2, 2, 1) == {"", "b"}
@@ -78,7 +78,7 @@ def test_it_quotes_the_corpus_as_the_engines_automaton_does(seed):
 
 @pytest.mark.parametrize("match_type", ["BFS", "PROB"])
 @pytest.mark.parametrize("seed", range(3))
-def test_it_proposes_what_the_engines_index_proposes(match_type, seed):
+def test_it_proposes_the_same_as_the_engines_index(match_type, seed):
     dice = random.Random(seed)
     options = NgramOptions(max_trie_depth=6, min_bfs_breadth=1, max_bfs_breadth=4, match_type=match_type)
     index, judge = NgramIndex(options), Grams(asdict(options))

@@ -64,7 +64,7 @@ def test_one_that_loops_for_ever_is_killed(fifo: Path):
 
 
 @pytest.mark.parametrize("code", [GRANDCHILDREN + FOREVER, GRANDCHILDREN + "if os.fork(): os._exit(0)\n" + FOREVER])
-def test_what_it_started_ends_with_it(fifo: Path, code: str):
+def test_its_child_processes_end_with_it(fifo: Path, code: str):
     """Whether the process itself still runs, or only processes that it started."""
     process = start(code, fifo)
     with fifo.open() as reader:

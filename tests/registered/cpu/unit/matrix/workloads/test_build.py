@@ -75,7 +75,7 @@ def test_it_is_a_pure_function_and_reads_no_start_value_but_the_size_of_memory()
 
 
 @pytest.mark.parametrize("kind", ["stream", "branch"])
-def test_turns_ask_for_log_probabilities_in_three_ways(kind):
+def test_turns_request_log_probabilities_in_three_ways(kind):
     requests = [request for request in workload(Cell.from_id(f"none.pair.{kind}"), 0) if request.refused is None]
     by_session = {
         request.session.id: [a for a in requests if a.session.id == request.session.id] for request in requests
@@ -100,7 +100,7 @@ def test_repeated_prompts_reach_the_prefix_cache():
     assert [request.prompt for request in again] == [requests[0].prompt, requests[1].prompt]
 
 
-def test_each_way_of_finishing_and_aborting_asks_for_it():
+def test_each_way_of_finishing_and_aborting_is_requested():
     assert workload(Cell.from_id("none.length"), 0)[0].ignore_eos
     assert workload(Cell.from_id("none.stop_string"), 0)[0].stop == ("\n####",)
     assert workload(Cell.from_id("none.stop_token"), 0)[0].stop_token_ids == (token_id("####"),)

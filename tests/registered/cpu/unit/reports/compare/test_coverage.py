@@ -76,7 +76,7 @@ def test_a_pair_is_found_wherever_the_cell_stands_that_still_carries_it(coverage
     assert pair(spec_version="v2", topk="4") in lost[0].pairs
 
 
-def test_a_pair_of_what_was_asked_is_looked_for_in_the_cell_s_own_axes(coverage, make_cell):
+def test_a_requested_pair_is_searched_in_the_cells_axes(coverage, make_cell):
     """A cell's workload is only in its axes; all cells share the start."""
 
     def cell(name, batch, sampling, state="PASS"):
@@ -133,7 +133,7 @@ def test_new_cells_gain_pairs(coverage, sized):
     assert [row.cause for row in change.gained] == ["2 cells are new in head"]
 
 
-def test_what_was_asked_does_not_count(coverage, make_cell):
+def test_requested_values_do_not_count(coverage, make_cell):
     """Both cells request topk 4; the engine ran topk 1."""
     asked = make_cell("a", axes={"topk": "4", "batch": "pair"}, resolved={"topk": 1})
     ran = make_cell("a", axes={"topk": "4", "batch": "pair"}, resolved={"topk": 4})
@@ -155,7 +155,7 @@ def test_every_lost_pair_is_really_lost(tmp_path, specimen, write_report):
     assert {found for row in change.gained for found in row.pairs} == carried(head) - carried(base)
 
 
-def test_a_number_that_became_a_switch_is_another_value(make_cell, write_report, tmp_path):
+def test_a_number_that_became_a_switch_is_a_different_value(make_cell, write_report, tmp_path):
     base = load(write_report(tmp_path / "base", [make_cell("a", resolved={"topk": 1, "spec_version": "v2"})]))
     head = load(write_report(tmp_path / "head", [make_cell("a", resolved={"topk": True, "spec_version": "v2"})]))
     change = compare(base, head).coverage

@@ -111,7 +111,7 @@ def test_equal_causes_are_neighbours_whatever_the_cells_are_called(compared, mak
     ]  # fmt: skip
 
 
-def test_pairs_lost_with_red_cells_stand_behind_the_others(compared, make_cell):
+def test_pairs_lost_with_red_cells_are_listed_last(compared, make_cell):
     def sized(name, topk, **changes: object):
         return make_cell(name, axes={"algorithm": "eagle3", "topk": str(topk)}, resolved={"topk": topk}, **changes)
 
@@ -148,7 +148,7 @@ def test_markdown_fits_a_comment_whatever_changed(compared, make_cell):
     assert 20_000 < len(text.encode()) <= LIMIT
 
 
-def test_the_page_is_whole_and_opens_without_a_network(eventful):
+def test_the_page_is_complete_and_opens_without_a_network(eventful):
     text = comparison_page(eventful)
     for state in ChangeState:
         assert f"<span>{state.lower()}</span>" in text
@@ -178,7 +178,7 @@ def test_hostile_text_stays_text(compared, make_cell, prose):
     assert "<img src=x" in printed(comparison)
 
 
-def test_the_terminal_says_the_same(eventful):
+def test_the_terminal_shows_the_same(eventful):
     lines = printed(eventful).splitlines()
     assert lines[-1] == f"red: {'; '.join(eventful.reasons)}"
     assert (

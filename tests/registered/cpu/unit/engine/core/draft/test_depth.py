@@ -111,7 +111,7 @@ def test_hysteresis_shifts_each_threshold_by_itself():
 @pytest.mark.parametrize(
     ("candidates", "asked", "first"), [((1, 3, 7), 7, 7), ((1, 3, 7), 5, 3), ((1, 3), 7, 3), ((1,), 3, 1)]
 )
-def test_a_slot_starts_at_the_asked_depth_or_in_its_middle(candidates, asked, first):
+def test_a_slot_starts_at_the_requested_depth_or_in_its_middle(candidates, asked, first):
     slot = Slot(AdaptiveSlot(1, candidates), asked)
     assert (slot.steps, slot.ema) == (first, first - 1.0)
 
@@ -128,7 +128,7 @@ def test_batch_sizes_find_their_slot():
     assert steps.max_width == 6
 
 
-def test_the_batch_size_alone_switches_and_the_counters_say_what_moved():
+def test_the_batch_size_alone_switches_and_the_counters_show_it():
     counters = Counters()
     steps = DraftSteps((eager(1, (1, 3, 7)), eager(8, (1, 3)), eager(32, (1,))), 3, counters)
     assert [steps.activate(size) for size in (1, 8, 32, 8, 1)] == [4, 4, 2, 4, 4]

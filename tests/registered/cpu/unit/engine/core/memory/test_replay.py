@@ -68,7 +68,7 @@ def test_replay_refuses_a_swapped_order(index):
 
 
 @pytest.mark.parametrize("operation", ["reserve", "donate", "hold"])
-def test_replay_refuses_another_page(operation):
+def test_replay_refuses_a_different_page(operation):
     index = next(i for i, entry in enumerate(JOURNAL) if entry[0] == operation)
     rid, numbers = JOURNAL[index][1:]
     altered = (*numbers[:-1], numbers[-1] + 1)
@@ -82,7 +82,7 @@ def test_replay_refuses_an_unknown_operation():
         replay([*JOURNAL, ("lend", 3, ())], 4, 2)
 
 
-def test_replay_refuses_another_pool():
+def test_replay_refuses_a_different_pool():
     with pytest.raises(LedgerError, match="journal entry 1: reserve returned pages"):
         replay(JOURNAL, 4, 1)
     with pytest.raises((LedgerError, OutOfPages)):

@@ -76,12 +76,12 @@ def test_a_block_over_its_context_is_the_formula(target, folder, paged, length, 
     assert (ours - theirs).abs().max() < BOUND * theirs.abs().max()
 
 
-def test_states_are_those_behind_the_named_layers(target, folder):
+def test_states_are_those_after_the_named_layers(target, folder):
     model = load_dflash(folder(), target, "cpu", torch.float32)
     assert (model.aux_layers, model.mask_token) == ((1, 3), 96)
 
 
-def test_facts_say_what_a_block_needs(llama_folder, folder):
+def test_facts_describe_a_block(llama_folder, folder):
     assert facts(llama_folder("target"), folder(), "cpu").draft == DraftFacts(
         architecture="DFlashDraftModel",
         vocab_size=97,

@@ -95,7 +95,7 @@ def test_a_lone_token_goes_on_from_its_own_state(target, folder, paged):
 
 
 @torch.inference_mode()
-def test_an_embedding_of_its_own_goes_before_the_targets(target, folder, paged):
+def test_its_own_embedding_takes_precedence_over_the_targets(target, folder, paged):
     own = torch.randn(97, 48)
     made = folder(put={"embed_tokens.weight": own, "lm_head.weight": torch.zeros(97, 48)})
     model = load_eagle(made, target, "cpu", torch.float32)
