@@ -23,7 +23,7 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self.window = _Window(self)
+        self.window = _UndoableSection(self)
         self._calls = 0
         self._open = False
         self._late: tuple[int, FrameType | None] | None = None
@@ -63,7 +63,7 @@ class Interrupts:
             self._handler(*late)
 
 
-class _Window:
+class _UndoableSection:
     """The code in which a step can be undone, so that a signal may interrupt it."""
 
     def __init__(self, interrupts: Interrupts) -> None:

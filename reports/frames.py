@@ -26,7 +26,7 @@ PathLike: TypeAlias = str | Path
 FAULTS_FILE: Final = "faults.json"
 
 
-class _Fault(Struct):
+class _FaultRecord(Struct):
     """What is read of a fault in a kill matrix."""
 
     id: str
@@ -36,8 +36,8 @@ class _Fault(Struct):
     klass: str = field(name="class")
 
 
-class _Matrix(Struct):
-    faults: list[_Fault]
+class _KillMatrixFile(Struct):
+    faults: list[_FaultRecord]
 
 
 class Runs:
@@ -46,7 +46,7 @@ class Runs:
     reports: by path. faults: the faults of kill matrices, by path.
     """
 
-    def __init__(self, reports: Mapping[str, Report], faults: Mapping[str, list[_Fault]]) -> None:
+    def __init__(self, reports: Mapping[str, Report], faults: Mapping[str, list[_FaultRecord]]) -> None:
         self.reports: Final = reports
         self.faults: Final = faults
 
@@ -162,7 +162,7 @@ def load(*paths: PathLike | Iterable[PathLike]) -> Runs:
     if not flat or len(set(map(str, flat))) < len(flat):
         raise ReportError(f"got the paths {', '.join(map(str, flat)) or 'none'}; allowed are one or more, each once")
     reports: dict[str, Report] = {}
-    faults: dict[str, list[_Fault]] = {}
+    faults: dict[str, list[_FaultRecord]] = {}
     for path in map(Path, flat):
         try:
             alone = (path / FAULTS_FILE).is_file() and not (path / REPORT_FILE).exists()
@@ -176,9 +176,9 @@ def load(*paths: PathLike | Iterable[PathLike]) -> Runs:
     return Runs(reports, faults)
 
 
-def _faults(path: Path) -> list[_Fault]:
+def _faults(path: Path) -> list[_FaultRecord]:
     try:
-        matrix = msgspec.json.decode(read_bytes(path), type=_Matrix)
+        matrix = msgspec.json.decode(read_bytes(path), type=_KillMatrixFile)
     except OSError as error:
         raise ReportError(f"cannot read {text_of(path)}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

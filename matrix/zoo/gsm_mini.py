@@ -36,7 +36,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _SolutionStep:
     text: str
     variable: str
     shown: str
@@ -47,7 +47,7 @@ class _Step:
 class _Compiled:
     numbers: tuple[tuple[str, str], ...]
     given: tuple[tuple[str, CodeType], ...]
-    work: tuple[_Step, ...]
+    work: tuple[_SolutionStep, ...]
 
 
 @cache
@@ -63,7 +63,7 @@ def _compiled(template: Template) -> _Compiled:
         worked = f"{expression}={dollar}<<{expression}={{{variable}}}>>{{{variable}}}"
         text = line[: match.start()] + worked + line[match.end() :]
         plain = expression.replace("{", "").replace("}", "")
-        work.append(_Step(text, variable, expression, compile(plain, template.name, "eval")))
+        work.append(_SolutionStep(text, variable, expression, compile(plain, template.name, "eval")))
     return _Compiled(numbers, given, tuple(work))
 
 

@@ -22,7 +22,7 @@ BEAM: Final = 12
 Values = Mapping[str, str]
 
 
-class _Rule(NamedTuple):
+class _Condition(NamedTuple):
     """A conjunction, and a bit mask of the cells that it matches (failing cells first)."""
 
     conditions: tuple[str, ...]
@@ -40,22 +40,22 @@ def common_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tupl
         if rule is None:
             break
         order = [each.conditions[0] for each in conditions]
-        named = _Rule(tuple(sorted(rule.conditions, key=order.index)), rule.cells)
+        named = _Condition(tuple(sorted(rule.conditions, key=order.index)), rule.cells)
         found.append(_factor(named, p, all_failing, len(failing), len(passing)))
         open_cells &= ~rule.cells
     return tuple(found)
 
 
-def _conditions(cells: Sequence[Values]) -> list[_Rule]:
+def _conditions(cells: Sequence[Values]) -> list[_Condition]:
     """Every condition that some but not all cells meet."""
     axes = dict.fromkeys(axis for values in cells for axis in values)
     everything = (1 << len(cells)) - 1
-    rules: list[_Rule] = []
+    rules: list[_Condition] = []
     for axis in axes:
         holders = _holders(cells, axis)
         for text, mask in (*_thresholds(axis, holders), *_equalities(axis, holders, everything)):
             if 0 < mask < everything and all(mask != rule.cells for rule in rules):
-                rules.append(_Rule((text,), mask))
+                rules.append(_Condition((text,), mask))
     return rules
 
 
@@ -97,14 +97,14 @@ def _is_number(text: str) -> bool:
 
 
 def _best(
-    conditions: Sequence[_Rule], open_cells: int, all_failing: int, failing: int, passing: int
-) -> tuple[_Rule | None, float]:
+    conditions: Sequence[_Condition], open_cells: int, all_failing: int, failing: int, passing: int
+) -> tuple[_Condition | None, float]:
     """The rule with the lowest p value over the unexplained failures and all passing cells, if significant."""
     explained = all_failing & ~open_cells
     total = failing + passing - explained.bit_count()
-    scores: dict[_Rule, float] = {}
+    scores: dict[_Condition, float] = {}
 
-    def score(rule: _Rule) -> tuple[float, int]:
+    def score(rule: _Condition) -> tuple[float, int]:
         if rule not in scores:
             hits, matching = (rule.cells & open_cells).bit_count(), (rule.cells & ~explained).bit_count()
             scores[rule] = fisher_log(hits, open_cells.bit_count(), matching, total)
@@ -113,13 +113,13 @@ def _best(
     beam = sorted(conditions, key=score)[:BEAM]
     for _ in range(MOST_CONDITIONS - 1):
         wider = [
-            _Rule((*rule.conditions, *extra.conditions), rule.cells & extra.cells)
+            _Condition((*rule.conditions, *extra.conditions), rule.cells & extra.cells)
             for rule in beam
             for extra in conditions
             if rule.cells & extra.cells not in (rule.cells, 0)
         ]
         # Of rules that match the same cells, keep the first, which is the shortest.
-        distinct: dict[int, _Rule] = {}
+        distinct: dict[int, _Condition] = {}
         for rule in (*beam, *wider):
             distinct.setdefault(rule.cells, rule)
         beam = sorted(distinct.values(), key=score)[:BEAM]
@@ -131,7 +131,7 @@ def _best(
     return (beam[0], min(1.0, math.exp(scores[beam[0]]) * len(tried))) if found else (None, 1.0)
 
 
-def _factor(rule: _Rule, p: float, all_failing: int, failing: int, passing: int) -> Factor:
+def _factor(rule: _Condition, p: float, all_failing: int, failing: int, passing: int) -> Factor:
     hits, misses = (rule.cells & all_failing).bit_count(), (rule.cells & ~all_failing).bit_count()
     text = f"red at {' x '.join(rule.conditions)}: {hits} of {failing} failing cells, {misses} of {passing} passing"
     return Factor(text, rule.conditions, hits, failing, misses, passing, p)

@@ -32,7 +32,7 @@ def new_rewrites(base: CellResult | None, head: CellResult) -> tuple[RewriteReco
     return tuple(rewrite for rewrite in head.rewrites if signature(rewrite) not in known)
 
 
-class _Group(NamedTuple):
+class _RewriteGroup(NamedTuple):
     """Cells with the same change, and for each whether it did not declare it."""
 
     reason: str
@@ -46,10 +46,10 @@ def rewrite_changes(pairs: CellPairs, acknowledged: Acknowledged, paths: PathCha
     A new rewrite or a moved value is red until acknowledged, unless all of its cells are new and declare it by
     `expect` = "rewritten".
     """
-    groups: dict[tuple[str, str], _Group] = {}
+    groups: dict[tuple[str, str], _RewriteGroup] = {}
     for base, head in _with_results(pairs):
         for status, name, reason, silent in _cell_changes(base, head, paths):
-            group = groups.setdefault((status, name), _Group(reason, [], []))
+            group = groups.setdefault((status, name), _RewriteGroup(reason, [], []))
             group.cells.append((head or base).id)  # type: ignore[union-attr]  # one of the two exists
             group.silent.append(silent)
     order = ("new", "moved", "changed", "gone")

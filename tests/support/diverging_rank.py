@@ -1,4 +1,4 @@
-"""What a rank of a test does otherwise than the others; a file of its own, as every rank imports it."""
+"""A rank that behaves differently from the others; a separate file, as every rank imports it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from specmatrix.engine.parallel.worker import Rank
 
 
 def last_hands_out_other_pages(rank: Rank) -> None:
-    """The last rank hands out its pages in another order."""
+    """The last rank allocates its pages in a different order."""
     if rank.place.rank == rank.place.size - 1:
         rank.held.llm.loop.scheduler.ledger.free.reverse()

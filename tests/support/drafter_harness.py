@@ -1,7 +1,5 @@
-"""A drafter that decides how many drafts are right, so that a test with random weights meets every accepted length.
-
-What the real drafter proposed is kept; what is verified has the truth along one path of the same tree.
-"""
+"""A drafter that decides how many drafts are right, so that a test with random weights meets every accepted length. The
+real drafter's proposal is recorded; the verified tree has the truth along one path of the same tree."""
 
 from __future__ import annotations
 
@@ -29,10 +27,8 @@ class Proposal(NamedTuple):
 
 @dataclass
 class Puppet:
-    """Stands in front of a drafter: 0 right drafts in a request's first round, 1 in its second, and so on in turn.
-
-    truth: request id -> its true tokens, longer than it will run.
-    """
+    """Wraps a drafter: 0 right drafts in a request's first round, 1 in its second, and so on cyclically. truth: request
+    id -> its true tokens, longer than it will run."""
 
     inner: Any
     llm: LLM
@@ -100,7 +96,7 @@ class Drafting:
         self.model, self.tokens, self.states = model, tokens, states
 
     def after(self, start: int, path: list[int]) -> Tensor:
-        """Logits behind a drafted path, at KV length `start`: row p reads token p + 1 and the state of position p."""
+        """Logits after a drafted path, at KV length `start`: row p reads token p + 1 and the state of position p."""
         tokens, states = self.tokens[1 : start + 1], list(self.states[:start])
         out = self.model.run(torch.tensor(tokens), states)
         for i in range(len(path)):

@@ -1,4 +1,4 @@
-"""Every built-in algorithm, as a chain and as a tree, over models of the zoo, and requests that sample in every way."""
+"""Every built-in algorithm, as a chain and as a tree, over zoo models, and requests with all kinds of sampling."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROMPT = "Question: Eli had 75 keys. How many keys are left?"
 
 
 def engine(algorithm: str, topk: int, **more: object) -> LLM:
-    """Small pages, few of them, and chunks, so that every part of a launch has something to do."""
+    """Few small pages, and chunks, so that a launch exercises every part of the executor."""
     shape = {"speculative_num_steps": 3, "speculative_eagle_topk": topk} if algorithm not in ("NONE", "DFLASH") else {}
     if algorithm == "NGRAM":
         shape = {"speculative_num_draft_tokens": 6, "speculative_ngram_max_bfs_breadth": topk}

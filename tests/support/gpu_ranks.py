@@ -1,4 +1,4 @@
-"""What holds for an engine over any number of ranks, each on a GPU of its own; the tiers say how many."""
+"""Tests of an engine over any number of ranks, each on its own GPU; the tier sets their number."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def spare_ends() -> Iterator[None]:
 
 
 def asked(**more: object) -> EngineConfig:
-    """Trees of llama-mini in float32, every sum in one order."""
+    """Trees of llama-mini in float32, with deterministic sums."""
     tree = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
     exact = {"dtype": "float32", "enable_deterministic_inference": True}
     shape = {"page_size": 4, "max_running_requests": 4, "max_total_tokens": 512, "device": DEVICE}
@@ -45,7 +45,7 @@ def asked(**more: object) -> EngineConfig:
 
 
 def said(llm: LLM | RankedLLM) -> list[tuple[int, ...]]:
-    """Four times the same answers; the rounds of the last are graphs where there are any."""
+    """The same answers four times; the rounds of the last are graph replays where graphs are on."""
     answers = [[output.output_ids for output in llm.generate(PROMPTS, PARAMS)] for _ in range(4)]
     assert answers[1:] == answers[:-1]
     return answers[0]

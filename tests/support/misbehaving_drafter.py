@@ -1,4 +1,4 @@
-"""Registered drafters for tests: an honest one, and one lie after another on top of it."""
+"""Registered drafters for tests: a correct one, and subclasses with one defect each."""
 
 from __future__ import annotations
 

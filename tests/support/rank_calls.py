@@ -1,4 +1,4 @@
-"""What the tests ask of ranks; a file of its own with few imports, as every rank imports it."""
+"""Functions that tests run on ranks; a separate file with few imports, as every rank imports it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 
 import torch
 from torch import Tensor
@@ -17,6 +18,14 @@ from specmatrix.engine.parallel.worker import Rank
 LAUNCHES = 4
 # What it logs then.
 LAST_WORDS = "this rank leaves the others"
+
+
+def os_of(rank: Rank) -> int:
+    return os.getpid()
+
+
+def echo(rank: Rank, value: object) -> object:
+    return value
 
 
 def at_home(rank: Rank) -> int:
@@ -80,3 +89,16 @@ def _tensors(roots: list[object]) -> Iterator[Tensor]:
         elif type(item).__module__.startswith("specmatrix.engine."):
             queue += getattr(item, "__dict__", {}).values()
             queue += [getattr(item, name, None) for name in getattr(type(item), "__slots__", ())]
+
+
+class InterruptedWaits:
+    """KeyboardInterrupt from each of some waits for the ranks, counted from 0."""
+
+    def __init__(self, *waits: int) -> None:
+        self.waits, self.count = waits, 0
+
+    def __call__(self, connections: list[object], timeout: float) -> list[object]:
+        self.count += 1
+        if self.count - 1 in self.waits:
+            raise KeyboardInterrupt
+        return wait(connections, timeout)

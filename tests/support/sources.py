@@ -9,6 +9,8 @@ from specmatrix import HOME
 
 # What the repository ships, by its folders at the top.
 PACKAGES = ("engine", "kernels", "matrix", "ci", "reports", "benchmarks")
+# All code but the tests themselves, which may name what they test alike.
+SHARED = (*PACKAGES, "specmatrix", "examples", "tests/support")
 
 
 def sources(*folders: str) -> list[str]:

@@ -1,7 +1,5 @@
-"""The CPU tier: a GPU of this machine is no part of it, and Triton's kernels run in its interpreter.
-
-Both are read when torch and triton are first imported.
-"""
+"""The CPU tier: GPUs are hidden, and Triton's kernels run in its interpreter. Both settings are read when torch and
+triton are first imported."""
 
 import os
 import signal
@@ -20,8 +18,7 @@ collect_ignore = ["nightly"]
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """SIGINT has its default meaning, here and for processes that are started meanwhile: a shell's background job is
-    born ignoring it."""
+    """SIGINT has its default handler, here and in child processes, as background jobs of a shell ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""The matrix's smoke cells on the reference engine; `--stage`, `--cells` and `--limit` pick others."""
+"""The matrix's smoke cells on the reference engine; `--stage`, `--cells` and `--limit` select others."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The cells of the matrix on the reference engine on one GPU; `--stage`, `--cells` and `--limit` pick them."""
+"""The cells of the matrix on the reference engine on one GPU; `--stage`, `--cells` and `--limit` select them."""
 
 import pytest
 

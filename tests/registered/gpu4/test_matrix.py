@@ -1,4 +1,4 @@
-"""The cells of the matrix with 4 ranks, each on a GPU of its own; `--stage`, `--cells` and `--limit` pick them."""
+"""The cells of the matrix with 4 ranks, each on its own GPU; `--stage`, `--cells` and `--limit` select them."""
 
 import pytest
 

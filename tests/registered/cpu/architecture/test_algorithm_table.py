@@ -1,4 +1,4 @@
-"""The documentation's table of algorithms is the one that the traits give."""
+"""The documentation's table of algorithms equals the one generated from the traits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_page_holds_the_table_of_the_traits():
     )
 
 
-def test_a_line_says_what_the_traits_say():
+def test_a_line_agrees_with_the_traits():
     table = algorithm_table((NONE, NGRAM, DFLASH, NEXTN)).splitlines()
     assert len(table) == 2 + 4 and all(line.count("|") == 8 for line in table)
     assert table[2].endswith("| root only | none | none | v1 and v2 | no |")

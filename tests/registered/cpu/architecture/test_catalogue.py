@@ -76,7 +76,7 @@ def test_every_fault_applies_and_leaves_valid_python(sources: Path):
             assert ast.dump(ast.parse(text)) != before(path), fault.id
 
 
-def test_every_fault_says_where_it_comes_from_and_which_gate_must_see_it(locked: list):
+def test_every_fault_names_its_origin_and_the_gates_that_must_detect_it(locked: list):
     for fault in CATALOGUE:
         assert re.search(r"#\d+|^rule: |arXiv \d{4}\.\d{5}", fault.origin), fault.id
         assert fault.expected and set(fault.expected) <= set(DETECTORS), fault.id

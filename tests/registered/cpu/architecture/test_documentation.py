@@ -52,14 +52,14 @@ class Shown(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """Its words without environment settings; what another command would print is one word."""
+        """Its words without environment settings; a nested command is one word."""
         words = shlex.split(INNER.sub("INNER", self.text), comments=True)
         while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
             words.pop(0)
         return words
 
     def of_ours(self) -> list[str] | None:
-        """The words behind `specmatrix`, None for another program."""
+        """The words after `specmatrix`, None for any other program."""
         words = self.words
         if words[:1] == ["specmatrix"]:
             return words[1:]
@@ -93,7 +93,7 @@ EACH = pytest.mark.parametrize("page", PAGES, ids=name)
 
 
 def parsed(words: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """The names of a command and its options, by the command line's own parser; it raises on what it does not know."""
+    """The names of a command and its options, from the CLI's own parser, which raises on unknown ones."""
     node, names, rest = typer.main.get_command(app), [], list(words)
     while hasattr(node, "commands") and (rest or not node.invoke_without_command):
         names.append(rest.pop(0))
@@ -131,7 +131,7 @@ def check_module(words: list[str]) -> None:
 
 
 def check(words: list[str]) -> None:
-    """Fails if a command that is not ours names what does not exist."""
+    """Fails if a command of another program names something that does not exist."""
     program, *rest = words
     assert [word for word in rest if ROOM.fullmatch(word) and not (HOME / word).exists()] == []
     if program in FOREIGN or (HOME / program).is_file():
@@ -184,12 +184,12 @@ def quick(one: Shown) -> bool:
 
 
 def masked(line: str) -> str:
-    """A line without its numbers, which a machine's speed decides."""
+    """A line with its numbers masked, as they depend on the machine's speed."""
     return re.sub(r"\d[\d,.]*", "#", line)
 
 
 @pytest.mark.parametrize("one", dict.fromkeys(filter(quick, OURS)), ids=lambda one: one.text)
-def test_quick_commands_say_what_the_page_shows(one: Shown, capfd, monkeypatch):
+def test_quick_commands_print_what_the_page_shows(one: Shown, capfd, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.chdir(HOME)
     words = one.of_ours() or []
@@ -208,7 +208,7 @@ def test_there_are_commands_of_each_kind():
 
 
 def calls(page: Path) -> list[str]:
-    """Calls in running text and tables, where words in capitals stand for what a reader fills in."""
+    """Calls in running text and tables; words in capitals are placeholders."""
     spans = SPAN.findall(BLOCK.sub("", page.read_text(encoding="utf-8")))
     return [span.replace("\\|", "|").partition(" ")[2] for span in spans if span.startswith("specmatrix ")]
 

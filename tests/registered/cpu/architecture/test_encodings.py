@@ -1,4 +1,4 @@
-"""Text is read and written in a stated encoding: the locale's may know ASCII alone."""
+"""Text is read and written in an explicit encoding, as the locale's may be ASCII."""
 
 import ast
 

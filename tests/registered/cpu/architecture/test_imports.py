@@ -1,4 +1,4 @@
-"""One package, one name for each module: what is installed, what it shows, and how its sources name each other."""
+"""One package and one name per module: what is installed, what it exports, and how its sources import each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation's tables of modes and gates are those that traits, axes and gates give."""
+"""The documentation's tables of modes and gates equal those generated from traits, axes and gates."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_mode_names_values_and_gates_that_exist():
         assert shown == set(axis(name).names) - {axis(name).default}
 
 
-def test_a_line_says_which_algorithms_run_so():
+def test_a_line_lists_the_algorithms_of_its_mode():
     lines = {line.split(" | ")[0].removeprefix("| "): line.split(" | ") for line in mode_table().splitlines()}
     column = HEAD.index("algorithms")
     adaptive = [traits.name for traits in ALGORITHMS if traits.adaptive]

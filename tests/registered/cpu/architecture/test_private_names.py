@@ -1,4 +1,4 @@
-"""Tests go through the public face of what they test: a private name is its owner's to change."""
+"""Tests use the public interface of what they test; private names may change at any time."""
 
 from __future__ import annotations
 

@@ -94,12 +94,12 @@ def test_imports_between_packages_point_one_way(package):
     assert not upward
 
 
-def test_ring_0_knows_no_clock_and_no_environment():
+def test_ring_0_uses_no_clock_and_no_environment():
     known = {path: {m for m in imports(path) if m.split(".")[0] in OUTSIDE} for path in sources("engine/core")}
     assert known and not any(known.values()), {path: modules for path, modules in known.items() if modules}
 
 
-def test_only_timing_knows_the_lag():
+def test_only_timing_code_mentions_the_lag():
     """Spec v1 and v2 differ in one number; acceptance, drafting and the device code never see it."""
     said = {
         f"{path}:{line} {name}"

@@ -23,14 +23,14 @@ NIGHTLY = WORKFLOWS / "nightly.yml"
 
 
 def steps(file: Path) -> list[list[str]]:
-    """The words of every command; what a job fills in is 1."""
+    """The words of every command; expressions of a job are replaced by 1."""
     jobs: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"]
     found = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     return [shlex.split(re.sub(r"\$\{\{.*?\}\}", "1", text)) for text in found]
 
 
 def parsed(words: list[str]) -> dict[str, Any]:
-    """The options of a command of specmatrix, by name; an unknown one raises."""
+    """The options of a specmatrix command, by name; an unknown one raises."""
     command = get_command(app).commands[words[1]]  # type: ignore[attr-defined]
     options: dict[str, Any] = command.make_context(words[1], words[2:]).params
     return options

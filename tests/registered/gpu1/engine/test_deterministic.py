@@ -1,4 +1,4 @@
-"""On a GPU, in half precision: speculation, timing, batch, chunks and pages change no bit of what a request gets."""
+"""On a GPU, in half precision: speculation, timing, batch, chunks and pages change no bit of a request's output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def answers(llm, together: bool = True) -> list[tuple[object, ...]]:
 
 @cache
 def plain(target: str) -> list[tuple[object, ...]]:
-    """What plain decoding says, one request at a time, with large pages and prompts in one piece."""
+    """The outputs of plain decoding, one request at a time, with large pages and unchunked prompts."""
     config = EngineConfig(
         str(CHECKPOINTS / target),
         device="cuda",

@@ -1,4 +1,4 @@
-"""Rounds as CUDA graphs: they are replayed, wait for nothing, and give the tokens of rounds without graphs."""
+"""Rounds as CUDA graphs are replayed, never wait, and give the tokens of rounds without graphs."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ def test_what_a_graph_that_is_there_waits_for_is_counted():
     assert torch.cuda.get_sync_debug_mode() == 0
 
 
-def test_graphs_outlive_what_others_free():
-    """A model beside the engine, such as a compiled one, may clear cuBLAS's workspaces and give memory back."""
+def test_graphs_survive_memory_freed_elsewhere():
+    """A model beside the engine, such as a compiled one, may clear cuBLAS's workspaces and free memory."""
     asked = ASKED | {"enable_deterministic_inference": False}
     before = engine("EAGLE3", 1, **asked)
     answer(before), answer(before)

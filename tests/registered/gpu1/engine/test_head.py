@@ -1,4 +1,4 @@
-"""Logits of a head on a GPU: sums in float32 that nothing rounds on their way, but where their order is kept."""
+"""Logits of a head on a GPU are float32 sums without intermediate rounding, except in deterministic mode."""
 
 from __future__ import annotations
 

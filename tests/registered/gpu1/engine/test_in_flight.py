@@ -1,4 +1,4 @@
-"""On a GPU at lag 1: retraction, aborts and session turns while a step is in flight change nobody's tokens."""
+"""On a GPU at lag 1: retraction, aborts and session turns while a step is in flight change no request's tokens."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def plain() -> tuple[tuple[int, ...], ...]:
 
 
 def at_rest(llm: LLM) -> None:
-    """Nothing is held, the journal replays, every stamp was right, and no graph that was there was waited for."""
+    """Nothing is held, the journal replays, every stamp was right, and no graph replay waited."""
     ledger, counters = llm.loop.scheduler.ledger, llm.counters
     assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
     replay(llm.journal, ledger.num_pages, ledger.page_size)
@@ -75,7 +75,7 @@ def at_rest(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_retracted_request_says_the_same_in_the_end(shape):
+def test_a_retracted_request_generates_the_same_tokens(shape):
     llm = start_engine(shape, max_total_tokens=176, disable_radix_cache=True)
     for _ in range(3):
         assert tuple(out.output_ids for out in llm.generate(PROMPTS, PARAMS)) == plain()
@@ -104,7 +104,7 @@ def test_an_abort_at_any_step_leaves_the_others_alone(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_turn_that_comes_while_the_last_one_drains_inherits_what_was_computed(shape):
+def test_a_turn_that_arrives_while_the_last_one_drains_inherits_its_kv(shape):
     """Another request keeps rounds in flight; the second turn is sent in the very step that ended the first."""
     alone, history, wanted = start_engine(None, spec_version="v1", disable_cuda_graph=True), [], []
     for text, params in zip(TURNS, PARAMS, strict=False):

@@ -1,4 +1,4 @@
-"""On a GPU: no launch makes the host wait, and the tokens are those of a CPU."""
+"""On a GPU: no launch makes the host wait, and the tokens equal those of a CPU."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_the_laws_hold(kernel, case):
 
 
 @pytest.mark.parametrize(("kernel", "case"), named((k, c) for k, c in ROWS if c.size == "large"))
-def test_offsets_may_pass_what_an_int32_counts(kernel, case):
+def test_offsets_may_exceed_int32(kernel, case):
     check.agreement(kernel, case, "cuda")
 
 

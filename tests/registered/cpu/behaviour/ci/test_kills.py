@@ -29,8 +29,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 
 class Kill(NamedTuple):
-    """A signal to the run or to one of its workers, some seconds after its process was there, or after the report was
-    begun."""
+    """A signal to the run or to one of its workers, sent some seconds after its process or the report was started."""
 
     number: signal.Signals
     victim: str
@@ -55,7 +54,8 @@ def draw(rng: random.Random, most: float) -> Kill:
 
 
 def run(code: str, out: Path, kill: Kill | None = None) -> Ended:
-    """Run smoke cells over two workers, and kill what `kill` says if it is still there. No process outlives the run."""
+    """Run smoke cells over two workers and kill the process that `kill` names if it still exists. No process outlives
+    the run."""
     words = ["run", "--stage", "smoke", "--cells", "algorithm=none", "--workers", "2", "--out", str(out), "--json"]
     pipe, hit, before = subprocess.PIPE, False, written(out)
     command = [sys.executable, "-c", code, *words]
@@ -120,7 +120,7 @@ def workers(session: int) -> list[int]:
 
 
 def judge(kill: Kill, ended: Ended, out: Path, cells: set[str]) -> None:
-    """What must hold after a kill: a report is whole or refused in one sentence, and only a whole one is green."""
+    """Invariants after a kill: a report is complete or refused in one sentence, and only a complete one is green."""
     status, said = ended.status, ended.said
     if (out / "report.jsonl").exists():  # this run's, or that of the one before
         assert set(load(out / "report.jsonl").ids()) == cells
@@ -157,7 +157,7 @@ def judge(kill: Kill, ended: Ended, out: Path, cells: set[str]) -> None:
         pytest.param(RUN, 40, 6, id="real workers", marks=pytest.mark.nightly),
     ],
 )
-def test_whatever_is_killed_the_report_is_whole_or_refused_and_the_next_run_works(code, kills, most, tmp_path):
+def test_after_any_kill_the_report_is_complete_or_refused_and_the_next_run_works(code, kills, most, tmp_path):
     first = run(code, tmp_path)
     assert first.status == 0, first.said
     chosen = set(load(tmp_path).ids())

@@ -1,4 +1,4 @@
-"""The local executor: every cell once, whatever happens to its worker."""
+"""The local executor runs every cell once, whatever happens to its worker."""
 
 import json
 import re
@@ -70,7 +70,7 @@ def test_worker_that_dies_costs_one_cell():
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[tuple[str, str | None]]]:
-    """State and error of every cell, run by one worker with a given main function, and those that replace it."""
+    """State and error of every cell, run by one worker with a given main function and its replacements."""
 
     def outcome(
         work: Callable[..., None], on_progress: Callable[[list[str]], None] = lambda current: None
@@ -211,7 +211,7 @@ def test_a_worker_sees_its_own_gpus_among_those_of_the_run(gpus, inherited, show
 
 
 class Terminal(StringIO):
-    """Notes how many workers there are when something is printed."""
+    """Records the number of workers whenever something is printed."""
 
     workers = -1
 
@@ -240,7 +240,7 @@ def test_two_runs_into_the_same_folder_do_not_disturb_each_other(monkeypatch, tm
         assert not active_children()
 
     class Overtaken(ReportWriter):
-        """The next run begins as soon as this one has its report."""
+        """The next run starts as soon as this one has written its report."""
 
         def close(self) -> Path:
             path = super().close()
@@ -251,7 +251,7 @@ def test_two_runs_into_the_same_folder_do_not_disturb_each_other(monkeypatch, tm
     assert main(words) == 0
 
 
-def test_a_run_that_is_stopped_behind_its_report_says_so(monkeypatch, tmp_path, capsys):
+def test_a_run_that_is_stopped_after_its_report_says_so(monkeypatch, tmp_path, capsys):
     class StoppedAtTheEnd(ReportWriter):
         def close(self) -> Path:
             super().close()
@@ -267,7 +267,7 @@ def test_a_run_that_is_stopped_behind_its_report_says_so(monkeypatch, tmp_path, 
     assert len(load(report)) == 1
 
 
-def test_where_there_is_no_terminal_lines_say_how_far_a_run_is(monkeypatch, tmp_path, capsys):
+def test_without_a_terminal_lines_show_the_progress_of_a_run(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(local, "work", scripted_workers.never_starts)
     monkeypatch.setenv(STARTS, str(tmp_path))
     monkeypatch.setattr(progress, "LINE_SECONDS", 0)

@@ -1,4 +1,4 @@
-"""What the tests of drafters share."""
+"""Fixtures for tests of drafters."""
 
 import pytest
 
@@ -12,7 +12,7 @@ TEXTS = ("Question: A garden is 19 feet long and 5 feet wide. What is its area?\
 
 @pytest.fixture(scope="session")
 def truth(zoo):
-    """Two prompts of llama-mini and each with its true continuation, which is longer than any test goes."""
+    """Two prompts of llama-mini, each with its true continuation, which is longer than any test needs."""
     llm = LLM(EngineConfig(str(zoo("llama-mini")), context_length=256, max_total_tokens=1024))
     prompts = [llm.tokenizer.encode(text) for text in TEXTS]
     outs = llm.generate(prompts, SamplingParams(max_new_tokens=44, ignore_eos=True))
@@ -21,5 +21,5 @@ def truth(zoo):
 
 @pytest.fixture(scope="session")
 def whole() -> list[str]:
-    """What undisturbed requests say."""
+    """The texts of undisturbed requests."""
     return [out.text for out in failing_steps.start_engine().generate(failing_steps.PROMPTS, failing_steps.PARAMS)]

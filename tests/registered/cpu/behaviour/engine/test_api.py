@@ -1,4 +1,5 @@
-"""The engine end to end on the zoo's models: the same tokens whatever drafts, waits, hits, retracts or is aborted."""
+"""The engine end to end on the zoo's models: tokens do not depend on drafts, batches, prefix hits, retractions or
+aborts."""
 
 from __future__ import annotations
 
@@ -17,66 +18,27 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specmatrix import HOME
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import Finish, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.errors import ConfigError, RequestError
+from tests.support.llama_engines import (
+    DRAFTERS,
+    GREEDY,
+    NONE,
+    PROMPTS,
+    ZOO,
+    at_rest,
+    plain,
+    said,
+    start_engine,
+)
 
 pytestmark = pytest.mark.register(est_seconds=52, stage="pr")
 
-ZOO = HOME / "matrix" / "zoo" / "checkpoints"
-PROMPTS = (
-    "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
-    "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",
-    "Question: Gus saves $75 a week for 3 weeks. He had $94 before. How much does Gus have now?\nAnswer:",
-)
-GREEDY = SamplingParams(max_new_tokens=40)
-NONE = ("NONE", 0, 0, 0)
-CHAIN, TREE = (5, 1, 6), (3, 3, 8)
 CHAIN_OF_140 = (140, 1, 141)
-DRAFTERS = [(name, *shape) for name in ("STANDALONE", "EAGLE3") for shape in (CHAIN, TREE)]
-
-
-def start_engine(shape=NONE, **more: object) -> LLM:
-    algorithm, steps, topk, nodes = shape
-    sizes: dict[str, Any] = {}
-    if algorithm != "NONE":
-        sizes = {
-            "speculative_draft_model_path": f"llama-mini-{algorithm.lower()}",
-            "speculative_num_steps": steps,
-            "speculative_eagle_topk": topk,
-            "speculative_num_draft_tokens": nodes,
-        }
-    asked = {"context_length": 256, "max_total_tokens": 700, "strict_memory": 2, "kv_stamps": True} | sizes | more
-    return LLM(EngineConfig("llama-mini", speculative_algorithm=algorithm, **asked), lambda name: ZOO / name)
-
-
-def at_rest(llm: LLM) -> None:
-    """Nothing is held, every page is free or cached, the journal replays, every stamp was right."""
-    ledger = llm.loop.scheduler.ledger
-    assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
-    replay(llm.journal, ledger.num_pages, ledger.page_size)
-    assert llm.counters["stamp.checked"] > 0 and llm.counters["stamp.wrong"] == 0
-
-
-@cache
-def plain(params: SamplingParams | tuple[SamplingParams, ...] = GREEDY, prompts=PROMPTS) -> tuple[Any, ...]:
-    """What the engine says without a drafter, a prefix cache, or a second request beside it."""
-    llm = start_engine(disable_radix_cache=True, spec_version="v1", page_size=1)
-    each = params if isinstance(params, tuple) else (params,) * len(prompts)
-    return tuple(
-        (out.output_ids, out.text, out.finish)
-        for prompt, p in zip(prompts, each, strict=True)
-        for out in llm.generate([prompt], p)
-    )
-
-
-def said(outputs) -> tuple[Any, ...]:
-    return tuple((out.output_ids, out.text, out.finish) for out in outputs)
 
 
 @pytest.mark.parametrize(("version", "page_size"), [("v1", 5), ("v2", 1)])
@@ -121,8 +83,8 @@ def test_sampled_tokens_are_those_of_plain_decoding_with_the_same_seeds(shape, v
 def test_rounds_reach_past_the_contexts_end_as_far_as_they_are_wide_or_deep(
     shape, version, page_size, tmp_path, monkeypatch
 ):
-    """Draft and target say one token only, so that whole chains are accepted behind the last position of a context of
-    64. A chunk that begins near it is padded."""
+    """Draft and target always generate one token, so that whole chains are accepted past the last position of a context
+    of 64. A chunk that begins near it is padded."""
     monkeypatch.setattr(CausalLM, "logits", lambda model, hidden: torch.eye(768)[5].expand(*hidden.shape[:-1], 768))
     shutil.copytree(ZOO / "llama-mini", tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 64}
@@ -158,7 +120,7 @@ def test_greedy_and_sampled_requests_share_a_batch(shape):
 
 @pytest.mark.parametrize(("shape", "page_size"), list(zip(DRAFTERS, (1, 4, 4, 1), strict=True)), ids=str)
 def test_a_prefix_hit_changes_neither_tokens_nor_acceptance(shape, page_size):
-    """A page whose draft KV was computed for another following token lowers acceptance only (sglang#10846)."""
+    """A page whose draft KV was computed for a different following token only lowers acceptance (sglang#10846)."""
     cold = start_engine(shape, disable_radix_cache=True, page_size=page_size, strict_memory=0)
     warm = start_engine(shape, page_size=page_size, max_total_tokens=400)
     tokens = warm.tokenizer.encode(PROMPTS[1])
@@ -207,88 +169,6 @@ def test_chunked_prefill_gives_the_same_tokens_and_acceptance(shape):
     assert said(chunked) == said(whole) == plain()
     assert [o.accept_lengths for o in chunked] == [o.accept_lengths for o in whole]
     assert llm.counters["prefill.chunked"] > 3
-
-
-@pytest.mark.parametrize("shape", [NONE, DRAFTERS[1]], ids=["none", "tree"])
-@pytest.mark.parametrize("stop", [(), ("\n####",), ("><", ">>")])
-def test_a_stream_adds_up_to_the_text(shape, stop):
-    params = SamplingParams(max_new_tokens=40, stop=stop)
-    (whole,) = start_engine(shape).generate([PROMPTS[0]], params)
-    llm = start_engine(shape)
-    parts = list(llm.stream(PROMPTS[0], params))
-    assert "".join(parts) == whole.text and len(parts) > 2 and all(parts)
-    assert not llm.loop.scheduler.requests, "a streamed request is forgotten once it has ended"
-    assert not stop or (whole.finish.matched in stop and whole.finish.matched not in whole.text)
-
-
-def test_a_stream_ends_with_its_own_request():
-    llm = start_engine()
-    other = llm.add(PROMPTS[1], SamplingParams(max_new_tokens=60, ignore_eos=True))
-    assert "".join(llm.stream(PROMPTS[0], GREEDY)) == plain()[0][1]
-    assert len(llm.request(other).output) < 60
-    while llm.step():
-        pass
-    assert len(llm.take(other).output_ids) == 60
-
-
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_a_stream_that_is_closed_early_aborts_and_forgets_its_request(version):
-    llm = start_engine(DRAFTERS[1], spec_version=version)
-    other = llm.add(PROMPTS[1], GREEDY)
-    stream = llm.stream(PROMPTS[0], SamplingParams(max_new_tokens=60, ignore_eos=True))
-    assert next(stream)
-    stream.close()
-    assert llm.counters["abort.running"] == 1
-    while llm.step():
-        pass
-    assert set(llm.loop.scheduler.requests) == {other}
-    assert said([llm.take(other)]) == plain()[1:2]
-    at_rest(llm)
-
-
-def test_a_stream_that_is_dropped_before_its_first_or_after_its_last_text_leaves_nothing():
-    llm = start_engine()
-    params = SamplingParams(max_new_tokens=9, ignore_eos=True)
-    stream = llm.stream(PROMPTS[0], params)
-    llm.stream(PROMPTS[1], params).close()
-    text = ""
-    while text != plain((params,), PROMPTS[:1])[0][1]:
-        text += next(stream)
-    stream.close()
-    while llm.step():
-        pass
-    assert not llm.loop.scheduler.requests and not llm.counters["abort.running"]
-    at_rest(llm)
-
-
-def test_abort_in_the_middle_leaves_the_others_alone():
-    llm = start_engine(DRAFTERS[1], spec_version="v2", max_running_requests=2)
-    first, victim, queued = (llm.add(prompt, GREEDY) for prompt in PROMPTS)
-    while len(llm.request(victim).output) < 5:
-        llm.step()
-    assert llm.abort(victim) and not llm.abort(victim)
-    while llm.step():
-        pass
-    outputs = [llm.take(rid) for rid in (first, victim, queued)]
-    expected = plain()
-    assert said(outputs)[0] == expected[0] and said(outputs)[2] == expected[2]
-    aborted = outputs[1]
-    assert aborted.finish == Finish("abort") and aborted.meta_info["finish_reason"]["type"] == "abort"
-    assert aborted.output_ids == expected[1][0][: len(aborted.output_ids)] and len(aborted.output_ids) >= 5
-    assert llm.counters["abort.running"] == 1
-    at_rest(llm)
-
-
-def test_abort_before_the_first_token():
-    llm = start_engine(max_running_requests=1)
-    running, waiting = llm.add(PROMPTS[0], GREEDY), llm.add(PROMPTS[1], GREEDY)
-    llm.step()
-    assert llm.abort(waiting)
-    while llm.step():
-        pass
-    out = llm.take(waiting)
-    assert (out.output_ids, out.text, out.finish) == ((), "", Finish("abort"))
-    assert said([llm.take(running)]) == plain()[:1]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +241,7 @@ def test_an_extreme_value_is_refused_or_answered_and_harms_no_neighbour(values, 
 
 
 def widened(folder: Path) -> Path:
-    """A checkpoint whose tokenizer has a token that its model has no embedding for, and says that it ends a text."""
+    """A checkpoint whose tokenizer has an end token without an embedding in its model."""
     shutil.copytree(ZOO / "llama-mini", folder, dirs_exist_ok=True)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": 768, "content": "<|beyond|>"})
@@ -380,7 +260,7 @@ def widened(folder: Path) -> Path:
         ([5], {"top_logprobs_num": 769}, "top_logprobs_num is 769; allowed: an integer in [0, 768]"),
     ],
 )
-def test_the_vocabulary_is_the_models_whatever_the_tokenizer_knows(prompt, params, sentence, tmp_path):
+def test_the_vocabulary_is_the_models_not_the_tokenizers(prompt, params, sentence, tmp_path):
     llm = LLM(EngineConfig(str(widened(tmp_path)), max_total_tokens=700))
     with pytest.raises(RequestError, match=f"^{re.escape(sentence)}"):
         llm.generate([PROMPTS[0], prompt], SamplingParams(**params))
@@ -402,7 +282,7 @@ def test_the_sentences_of_take_and_generate():
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("shape", [NONE, DRAFTERS[2], DRAFTERS[3]], ids=lambda s: "-".join(map(str, s)))
 def test_logprobs_are_those_of_a_teacher_forced_rerun(shape, temperature):
-    """Every position again, as the first token behind a prompt that ends there."""
+    """Every position is computed again as the first token after a prompt that ends there."""
     llm, alone = start_engine(shape, page_size=3), start_engine(disable_radix_cache=True)
     params = SamplingParams(
         max_new_tokens=12, temperature=temperature, seed=4, ignore_eos=True, return_logprob=True, top_logprobs_num=3
@@ -424,7 +304,7 @@ def test_logprobs_are_those_of_a_teacher_forced_rerun(shape, temperature):
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("shape", [NONE, *DRAFTERS], ids=lambda s: "-".join(map(str, s)))
-def test_what_runs_is_what_was_resolved(shape, version):
+def test_the_engine_runs_the_resolved_configuration(shape, version):
     llm = start_engine(
         shape,
         spec_version=version,

@@ -1,4 +1,4 @@
-"""Adaptive steps end to end on the zoo's models: the depth moves, at both timings, and no token does."""
+"""Adaptive steps end to end on the zoo's models: the depth changes at both timings, the tokens do not."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_batches_rise_and_fall_and_the_depth_follows(version):
     ("target", "algorithm", "version"),
     [("llama-mini", "EAGLE", "v1"), ("qwen3-mini", "EAGLE3", "v2"), ("deepseek-mini", "NEXTN", "v2")],
 )
-def test_every_drafter_that_can_adapt_says_the_same_at_every_depth(target, algorithm, version):
+def test_every_adaptive_drafter_generates_the_same_at_every_depth(target, algorithm, version):
     """Nine requests of different lengths: the batch shrinks from the second slot into the first."""
     slots = QUICK | {"5": {"candidate_steps": [1, 2, 5]}, "8": {"candidate_steps": [1]}}
     llm = start_engine(version, algorithm, slots, target)
@@ -165,8 +165,8 @@ def test_poor_drafts_lower_the_depth():
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_the_same_prompt_says_the_same_in_every_slot(version):
-    """Each slot has a depth of its own; one prompt passes through all of them, alone, among eight and among 32."""
+def test_the_same_prompt_gives_the_same_tokens_in_every_slot(version):
+    """Each slot has its own depth; one prompt passes through all of them, alone, among eight and among 32."""
     slots = {"1": {"candidate_steps": [7]}, "8": {"candidate_steps": [3]}, "32": {"candidate_steps": [1]}}
     llm = start_engine(version, config=slots)
     for size, width in ((1, 8), (8, 4), (32, 2)):
@@ -191,7 +191,7 @@ def test_retraction_and_abort_under_a_moving_depth():
     at_rest(llm)
 
 
-def test_what_runs_is_what_was_resolved(tmp_path):
+def test_the_engine_runs_the_resolved_configuration(tmp_path):
     file = tmp_path / "slots.json"
     file.write_text(json.dumps(QUICK), encoding="utf-8")
     llm = start_engine(config=str(file), speculative_num_steps=5)
@@ -212,7 +212,7 @@ def test_a_static_depth_reads_back_no_slots():
     assert back["adaptive_slots"] == [] and "adaptive" not in back
 
 
-def test_a_drafter_that_cannot_adapt_runs_statically_and_says_so():
+def test_a_drafter_that_cannot_adapt_runs_statically_with_a_rewrite():
     llm = start_engine(algorithm="STANDALONE", max_total_tokens=399)
     (rewrite,) = llm.resolved.rewrites
     assert (rewrite.field, rewrite.asked, rewrite.got) == ("speculative_adaptive", True, False)

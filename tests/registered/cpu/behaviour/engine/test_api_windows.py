@@ -1,4 +1,4 @@
-"""A target all of whose layers have a sliding window, as Mistral's: the pool of the other layers is empty."""
+"""A target whose layers all have a sliding window, as in Mistral: the pool of full-attention layers is empty."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def mistral(zoo, tmp_path_factory):
-    """The zoo's Llama, whose layers now look back over WINDOW tokens only."""
+    """The zoo's Llama with a sliding window of WINDOW tokens in every layer."""
     folder = tmp_path_factory.mktemp("mistral") / "mistral-mini"
     shutil.copytree(zoo("llama-mini"), folder)
     config = json.loads((folder / "config.json").read_text())
@@ -57,7 +57,7 @@ def mistral(zoo, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def continuations(mistral):
-    """What transformers' model says, token by token without a cache."""
+    """The tokens of transformers' model, computed one by one without a cache."""
     model = MistralForCausalLM.from_pretrained(mistral, dtype=torch.float32).eval()
     tokenizer = LLM(EngineConfig(str(mistral))).tokenizer
     found = []
@@ -72,7 +72,7 @@ def continuations(mistral):
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_every_drafter_says_what_transformers_says(mistral, zoo, continuations, drafter):
+def test_every_drafter_generates_what_transformers_generates(mistral, zoo, continuations, drafter):
     asked = {"context_length": 256, "max_total_tokens": 700, "strict_memory": 2, "kv_stamps": True}
     llm = LLM(
         EngineConfig("mistral-mini", **asked | DRAFTERS[drafter]),

@@ -76,7 +76,7 @@ def test_a_stream_keeps_the_stop_that_ended_it():
 
 
 def forced(llm: LLM, prompt: list[int], start: int) -> list[dict[int, float] | None]:
-    """The log-probabilities of every token at each index from start on, each from a request of its own."""
+    """The log-probabilities of every token at each index from start on, each from a separate request."""
     every = SamplingParams(max_new_tokens=1, top_logprobs_num=llm.vocab_size)
     outs = llm.generate([prompt[:index] for index in range(max(start, 1), len(prompt))], every)
     return [None] * (start == 0) + [dict(out.top_logprobs[0]) for out in outs]
@@ -85,7 +85,7 @@ def forced(llm: LLM, prompt: list[int], start: int) -> list[dict[int, float] | N
 @pytest.mark.parametrize("start", [0, 1, 17, 31])
 @pytest.mark.parametrize("chunk", ["auto", 8])
 def test_logprobs_of_a_prompt_are_those_of_its_prefixes(start, chunk):
-    """Neither chunks, nor cached pages, nor logit rules, nor a request beside it change them."""
+    """They depend neither on chunks, cached pages and logit rules nor on other requests of the batch."""
     llm = launch(page_size=4, chunked_prefill_size=chunk)
     prompt = llm.tokenizer.encode(TEXT)
     llm.generate([prompt], SamplingParams(max_new_tokens=4))

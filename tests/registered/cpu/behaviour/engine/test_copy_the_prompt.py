@@ -1,4 +1,4 @@
-"""The documented example runs as a user would run it, and drafts what it says."""
+"""The documented example runs as a user would run it, and drafts as documented."""
 
 from __future__ import annotations
 
@@ -78,6 +78,6 @@ def test_it_copies_what_followed_the_last_two_tokens(copying, more):
     assert matched and llm.drafter_error is None
 
 
-def test_its_own_check_refuses_in_its_own_words(copying):
+def test_its_own_check_refuses_with_its_own_message(copying):
     with pytest.raises(ConfigError, match="COPY copies at most 32 tokens a round, got 40; ask for fewer"):
         LLM(EngineConfig("llama-mini", "copy", speculative_num_steps=40), resolve_path)

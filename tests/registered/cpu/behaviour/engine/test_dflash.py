@@ -1,4 +1,4 @@
-"""DFLASH: what a block drafts, paged, chunked, cached, retracted and overlapped, is what its formula says."""
+"""DFLASH: the drafts of a block, paged, chunked, cached, retracted and overlapped, equal those of its formula."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def start_engine(zoo, draft: Path, **more: object) -> LLM:
 
 
 def check(zoo, draft: Path, proposals: list, tokens: list[int], width: int) -> None:
-    """Every draft is the best token of the whole-sequence block at that place."""
+    """Every draft is the best token of the whole-sequence block at that position."""
     target = WholeLlama(zoo("llama-mini"))
     states, whole = target.states(tokens, STATES), WholeDFlash(draft, target.embedding, target.head)
     for proposal in proposals:
@@ -84,7 +84,7 @@ def test_a_block_is_its_formula(zoo, draft, truth, place):
 
 
 def test_a_page_is_keyed_by_its_own_tokens(zoo, draft, truth):
-    """Nothing in a slot depends on a later token: two texts share every page that lies below their first difference."""
+    """No slot depends on a later token: two texts share every page before their first difference."""
     llm = start_engine(zoo, draft, page_size=4)
     prompt, tokens = truth[0]
     (first,) = run(llm, [prompt], [tokens], NEW)

@@ -39,7 +39,7 @@ def nobody_left() -> Iterator[None]:
 
 
 @pytest.mark.nightly
-def test_eight_ranks_say_what_one_says_and_the_gate_names_the_one_that_does_otherwise(tmp_path):
+def test_eight_ranks_generate_what_one_generates_and_the_gate_names_a_divergent_one(tmp_path):
     """One test, so that one worker starts the processes, and once."""
     for target, draft, changes in SPLIT:
         split_heads(tmp_path, target, draft, changes)
@@ -75,7 +75,8 @@ def split_heads(folder: Path, target: str, draft: str | None, changes: dict[str,
 
 
 def copied_heads() -> None:
-    """A cell of llama-mini, whose four heads are copied: green, and red once rank 7 hands out its pages otherwise."""
+    """A cell of llama-mini, whose four heads are copied: it passes, and fails once rank 7 allocates pages in a
+    different order."""
     cell = Cell.from_id("eagle3.tp8.s3.k4.n8.pair")
     assert cell in stage_cells("nightly")
     runner = reference_runner(0)

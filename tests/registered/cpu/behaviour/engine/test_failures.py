@@ -1,4 +1,4 @@
-"""Failures in the middle of a step: other requests keep their tokens, every page comes home."""
+"""Failures in the middle of a step: other requests keep their tokens, and every page is freed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_failure_that_does_not_come_again_changes_no_token(monkeypatch, whole,
 
 @pytest.mark.parametrize("error", [LedgerError("no such page"), KernelError("bad shape"), torch.AcceleratorError("x")])
 @pytest.mark.parametrize("place", ["target", "collect"])
-def test_a_bug_ends_what_lives_and_every_later_call_names_it(monkeypatch, place, error):
+def test_a_bug_ends_every_request_and_every_later_call_names_it(monkeypatch, place, error):
     llm = start_engine()
     first, second = (llm.add(prompt, PARAMS) for prompt in PROMPTS[:2])
     plant(monkeypatch, llm, place, error, victim=first, tokens=5)
@@ -196,7 +196,7 @@ def test_a_stream_raises_the_error_after_its_text(monkeypatch, whole, error, rai
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("place", ["target", "collect"])
-def test_a_turn_that_failed_leaves_its_session_what_it_computed(monkeypatch, version, place):
+def test_a_failed_turn_leaves_its_computed_kv_to_its_session(monkeypatch, version, place):
     llm = start_engine(version, enable_streaming_session=True)
     session = SessionParams(llm.open_session(10_000, streaming=True))
     first = llm.generate([PROMPTS[0]], PARAMS, session)[0]
@@ -216,7 +216,7 @@ def test_a_turn_that_failed_leaves_its_session_what_it_computed(monkeypatch, ver
 
 
 def again_prompt(failed, llm: LLM, new: list[int]) -> list[int]:
-    """What the turn behind a failed one reads, sent whole."""
+    """The whole text that the turn after a failed one reads."""
     (session,) = llm.sessions.sessions.values()
     history = session.history[: failed.prompt_tokens + len(failed.output_ids)]
     assert history[failed.prompt_tokens :] == failed.output_ids

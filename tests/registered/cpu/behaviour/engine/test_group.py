@@ -7,50 +7,39 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from pickle import PicklingError
 from socket import SHUT_RDWR, socket
 
 import pytest
 
-from specmatrix.engine.api import LLM, Output
-from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
-from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.engine.core.schedule.session import SessionParams
-from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.engine.parallel.failure import RankFailed
 from specmatrix.engine.parallel.group import RankGroup, RankLost, RanksDiverged
 from specmatrix.engine.parallel.pool import Lease, end_spare
 from specmatrix.engine.parallel.worker import Rank, serve
-from specmatrix.errors import ConfigError, EngineError, RequestError
-from specmatrix.matrix.zoo.registry import resolve_path
+from specmatrix.errors import EngineError, RequestError
+from tests.support.rank_calls import InterruptedWaits, echo, os_of
 
-pytestmark = pytest.mark.register(est_seconds=21, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=10, stage="pr")
 
 AWAITED, RELEASED = threading.Event(), threading.Event()
-PROMPTS = ["Question: Ann has 3 pens and buys 4. How many pens has she?\nAnswer:", "Question: Tom has 12 apples."]
-PARAMS = SamplingParams(max_new_tokens=12)
-TWO = EngineConfig("llama-mini", "EAGLE3", "llama-mini-eagle3", tp_size=2, page_size=4)
-TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
 
 
 @pytest.fixture
 def group() -> Iterator[RankGroup]:
-    """Two ranks, spare again behind the test if it leaves them whole."""
+    """Two ranks, which are spare again after the test unless it breaks them."""
     lease = Lease(2, "cpu")
     yield lease.group
     lease.close()
 
 
 class RankThread(threading.Thread):
-    """Stands for the process of a rank where a test only needs its answers, and starts at once."""
+    """Replaces the process of a rank by a thread where a test only needs its answers; it starts at once."""
 
     stdin = None
 
@@ -82,7 +71,7 @@ class RankThread(threading.Thread):
 
 
 class InterruptsOnce:
-    """KeyboardInterrupt within the first record that is heard, when the answers behind it have come."""
+    """KeyboardInterrupt while the first record is received, after the answers that follow it have arrived."""
 
     def __init__(self, publish: Callable[[int, StepDigest], None]) -> None:
         self.publish, self.done = publish, False
@@ -101,19 +90,6 @@ def threads(monkeypatch) -> RankGroup:
     """Two ranks that are threads."""
     monkeypatch.setattr("specmatrix.engine.parallel.group.subprocess.Popen", RankThread)
     return RankGroup(2, "cpu")
-
-
-class Interrupts:
-    """KeyboardInterrupt from each of some waits for the ranks, counted from 0."""
-
-    def __init__(self, *waits: int) -> None:
-        self.waits, self.count = waits, 0
-
-    def __call__(self, connections: list[object], timeout: float) -> list[object]:
-        self.count += 1
-        if self.count - 1 in self.waits:
-            raise KeyboardInterrupt
-        return wait(connections, timeout)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -202,7 +178,7 @@ def test_refusals_of_one_kind_may_name_what_differs(threads: RankGroup):
 
 def test_an_interrupted_call_is_awaited_and_the_group_goes_on(threads: RankGroup, monkeypatch):
     for moment in (0, 1):
-        monkeypatch.setattr("specmatrix.engine.parallel.group.wait", Interrupts(moment))
+        monkeypatch.setattr("specmatrix.engine.parallel.group.wait", InterruptedWaits(moment))
         with pytest.raises(KeyboardInterrupt):
             threads.call(answer_by_rank, moment)
         assert [threads.call(echo, number) for number in (1, 2)] == [1, 2], "and no call has another one's answer"
@@ -211,7 +187,7 @@ def test_an_interrupted_call_is_awaited_and_the_group_goes_on(threads: RankGroup
         threads.call(press_ctrl_c)
     assert threads.call(echo, 3) == 3
     with pytest.raises(KeyboardInterrupt):
-        monkeypatch.setattr("specmatrix.engine.parallel.group.wait", Interrupts(0))
+        monkeypatch.setattr("specmatrix.engine.parallel.group.wait", InterruptedWaits(0))
         threads.call(refuse)
     assert threads.call(echo, 4) == 4
 
@@ -219,7 +195,7 @@ def test_an_interrupted_call_is_awaited_and_the_group_goes_on(threads: RankGroup
 @pytest.mark.parametrize("moment", ["in a message", "twice", "too long"])
 def test_an_interrupt_that_cannot_be_awaited_ends_the_ranks(threads: RankGroup, moment: str, monkeypatch):
     monkeypatch.setattr("specmatrix.engine.parallel.group.DRAIN", 0.5)
-    waits = {"in a message": Interrupts(), "twice": Interrupts(0, 1), "too long": Interrupts(0)}
+    waits = {"in a message": InterruptedWaits(), "twice": InterruptedWaits(0, 1), "too long": InterruptedWaits(0)}
     monkeypatch.setattr("specmatrix.engine.parallel.group.wait", waits[moment])
     if moment == "in a message":
         monkeypatch.setattr(threads.comparison, "add", InterruptsOnce(threads.comparison.add))
@@ -231,7 +207,7 @@ def test_an_interrupt_that_cannot_be_awaited_ends_the_ranks(threads: RankGroup, 
 
 
 def test_one_call_at_a_time(threads: RankGroup):
-    """A second thread's call and its close are refused, and the first call has its answer."""
+    """A second thread's call and its close are refused, and the first call returns its answer."""
     answers: list[object] = []
     AWAITED.clear(), RELEASED.clear()
     first = threading.Thread(target=lambda: answers.append(threads.call(rest)))
@@ -247,7 +223,7 @@ def test_one_call_at_a_time(threads: RankGroup):
 
 
 def test_no_call_begins_within_a_call(threads: RankGroup, monkeypatch):
-    """As a signal's handler would."""
+    """Calls it as a signal handler would."""
 
     def handler(connections: list[object], timeout: float) -> list[object]:
         with pytest.raises(EngineError, match=r"^the ranks are already running a call; make one call at a time$"):
@@ -296,186 +272,22 @@ def test_ranks_that_differ_are_ended_before_they_wait_for_each_other(group: Rank
 
 
 @pytest.mark.nightly
-def test_ranks_end_with_who_called(group: RankGroup):
+def test_ranks_end_with_their_caller(group: RankGroup):
     (stdin,) = [group.processes[1].stdin]
     assert stdin is not None
     stdin.close()
-    assert group.processes[1].wait(10) == 1
-
-
-def test_one_engine_over_two_ranks_says_what_one_rank_says():
-    config = EngineConfig(
-        "llama-mini", "EAGLE3", "llama-mini-eagle3", page_size=4, enable_streaming_session=True, **TREE
-    )
-    one = LLM(config, resolve_path)
-    two = RankedLLM(EngineConfig(**{**values(config), "tp_size": 2}), resolve_path)
-    assert [o.output_ids for o in two.generate(PROMPTS, PARAMS)] == [
-        o.output_ids for o in one.generate(PROMPTS, PARAMS)
-    ]
-    shown = two.readback()
-    assert (shown["tp_size"], one.readback()["tp_size"]) == (2, 1)
-    assert two.counters["rank.step"] > 1 and not one.counters["rank.step"]
-    assert two.counters["spec.accepted"] == one.counters["spec.accepted"] > 0
-    agreement = two.group.agreement
-    assert agreement.divergence is None and agreement.planned == agreement.read == two.counters["rank.step"]
-    assert len(set(agreement.digests)) == 1
-    session = two.open_session(1000, streaming=True)
-    turns = [two.generate([text], PARAMS, SessionParams(session))[0] for text in (PROMPTS[0], " And then?")]
-    two.close_session(session)
-    assert two.counters["session.inherited"] > 0 and len(turns[1].output_ids) == 12
-    grown = one.generate(PROMPTS[:1], PARAMS)[0].text
-    assert "".join(two.stream(PROMPTS[0], PARAMS)) == grown
-    reader = two.stream(PROMPTS[0], PARAMS)
-    assert grown.startswith(next(reader))
-    reader.close()
-    assert "".join(two.stream(PROMPTS[0], PARAMS)) == grown, "who stopped reading disturbs nobody"
-    assert two.group.agreement.divergence is None and two.drafter_error is None
-    with pytest.raises(RequestError, match="is not open"):
-        two.generate(PROMPTS[:1], PARAMS, SessionParams(session))
-    refused = two.stream(PROMPTS[0], SamplingParams(max_new_tokens=-1))
-    with pytest.raises(RequestError, match="max_new_tokens"):
-        next(refused)
-    assert two.call_ranks(left_on_ranks) == (0, 0)
-    processes = two.group.processes
-    two.close()
-    spare = Lease(2, "cpu")
-    assert spare.group.processes is processes and spare.group.agreement.planned == 0
-    spare.close()
-
-
-@pytest.mark.nightly
-def test_an_interrupted_engine_drops_what_ran_and_goes_on(monkeypatch):
-    with RankedLLM(TWO, resolve_path) as llm:
-        expected = [output.output_ids for output in llm.generate(PROMPTS, PARAMS)]
-        for moment in (0, 1, 2, 3, 7, 16):
-            monkeypatch.setattr("specmatrix.engine.parallel.group.wait", Interrupts(moment))
-            with pytest.raises(KeyboardInterrupt):
-                llm.generate(PROMPTS, PARAMS)
-            assert llm.call_ranks(left_on_ranks) == (0, 0)
-            monkeypatch.setattr("specmatrix.engine.parallel.group.wait", Interrupts(moment))
-            with pytest.raises(KeyboardInterrupt):
-                list(llm.stream(PROMPTS[0], PARAMS))
-            assert llm.call_ranks(left_on_ranks) == (0, 0)
-        monkeypatch.undo()
-        assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == expected
-        assert llm.group.agreement.divergence is None
-        assert llm.health == "ok"
-        llm.group.processes[1].kill()
-        with pytest.raises(RankLost):
-            llm.generate(PROMPTS, PARAMS)
-        assert llm.health.startswith("broken: rank 1 of 2 died with exit code -9")
-
-
-def test_no_other_thread_comes_between_the_calls_of_a_generation(monkeypatch):
-    with RankedLLM(TWO, resolve_path) as llm:
-        expected, call = llm.generate(PROMPTS, PARAMS), llm.call_ranks
-
-        def paused(*arguments: object) -> object:
-            AWAITED.set()
-            assert RELEASED.wait(30)
-            return call(*arguments)
-
-        AWAITED.clear(), RELEASED.clear()
-        monkeypatch.setattr(llm, "call_ranks", paused)
-        answers: list[list[Output]] = []
-        first = threading.Thread(target=lambda: answers.append(llm.generate(PROMPTS, PARAMS)))
-        first.start()
-        assert AWAITED.wait(30)
-        for second in (lambda: llm.generate(PROMPTS), lambda: call(left_on_ranks), llm.close):
-            with pytest.raises(EngineError, match=r"^another thread is calling this engine; make one call "):
-                second()
-        RELEASED.set()
-        first.join()
-        assert [o.output_ids for o in answers[0]] == [o.output_ids for o in expected]
-
-
-@pytest.mark.nightly
-def test_a_closed_engine_is_closed_once_and_for_good():
-    """Its ranks serve another engine by then, which a second close must not touch."""
-    first = RankedLLM(TWO, resolve_path)
-    reader = first.stream(PROMPTS[0], PARAMS)
-    next(reader)
-    ranks = first.group
-    first.close()
-    with RankedLLM(TWO, resolve_path) as second:
-        assert second.group is ranks
-        expected = second.generate(PROMPTS, PARAMS)[0].output_ids
-        first.close()
-        for use in (lambda: first.generate(PROMPTS), lambda: next(reader), first.readback, lambda: first.counters):
-            with pytest.raises(EngineError, match=r"^this engine is closed; start another one$"):
-                use()
-        other = Lease(2, "cpu", 50.0)
-        assert other.group is not ranks and other.group.patience == 50.0
-        assert second.generate(PROMPTS, PARAMS)[0].output_ids == expected
-        other.close()
-    with pytest.raises(RankLost, match=r"^the 2 ranks have ended: they were closed$"):
-        ranks.call(os_of)  # one spare group is enough
-
-
-def test_a_start_that_fails_on_the_ranks_leaves_them_spare():
-    before = Lease(2, "cpu")
-    ranks = before.group
-    before.close()
-    with pytest.raises(ConfigError, match=r"^refused on the ranks$"):
-        RankedLLM(TWO, refuse_elsewhere)
-    spare = Lease(2, "cpu")
-    assert spare.group is ranks and ranks.call(echo, 3) == 3
-    spare.close()
-
-
-@pytest.mark.nightly
-def test_patience_counts_from_the_start_of_the_ranks():
-    end_spare()
-    with pytest.raises(RankLost, match=r"^rank 0 and rank 1 of 2 were silent for 0\.01 s\n"):
-        Lease(2, "cpu", 0.01)
-
-
-@pytest.mark.nightly
-def test_a_spare_group_that_lost_a_rank_serves_no_engine():
-    spare = Lease(2, "cpu")
-    processes = spare.group.processes
-    spare.close()
-    victim = processes[1]
-    victim.kill()
-    victim.wait()
-    fresh = Lease(2, "cpu")
-    assert fresh.group.processes is not processes and fresh.group.call(os_of) == fresh.group.processes[0].pid
-    fresh.close()
-
-
-def test_a_start_that_cannot_run_starts_no_rank(monkeypatch):
-    monkeypatch.setattr("specmatrix.engine.parallel.group.subprocess", None)
-    with pytest.raises(ConfigError, match=r"^tp_size 2 cannot split a target with 3 key-value heads"):
-        RankedLLM(EngineConfig("qwen3-mini", tp_size=2), resolve_path)
-
-
-def test_one_process_is_no_engine_of_two_ranks():
-    said = "^tp_size 2 needs one process per rank, and LLM runs in one process; use RankedLLM from specmatrix.engine."
-    with pytest.raises(ConfigError, match=said):
-        LLM(EngineConfig("llama-mini", tp_size=2), resolve_path)
-
-
-def values(config: EngineConfig) -> dict[str, object]:
-    return {name: getattr(config, name) for name in config.__dataclass_fields__}
-
-
-def os_of(rank: Rank) -> int:
-    return os.getpid()
-
-
-def echo(rank: Rank, value: object) -> object:
-    return value
+    assert group.processes[1].wait(10) == -signal.SIGKILL, "it leads a process group, which ends with it"
 
 
 def rest(rank: Rank) -> str:
-    """Of ranks that are threads."""
+    """Runs on ranks that are threads."""
     AWAITED.set()
     assert RELEASED.wait(30)
     return "rested"
 
 
 def press_ctrl_c(rank: Rank) -> None:
-    """Once the caller waits, long before it hears of this rank."""
+    """After the caller has started to wait, long before this rank answers."""
     if rank.place.rank:
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGINT)
@@ -483,26 +295,14 @@ def press_ctrl_c(rank: Rank) -> None:
 
 
 def answer_by_rank(rank: Rank, moment: int) -> str:
-    """So that the second wait of the caller is for rank 1."""
+    """Delays rank 1, so that the caller's second wait is for it."""
     time.sleep(0.2 * moment * rank.place.rank)
     return "the answer of another call"
-
-
-def left_on_ranks(rank: Rank) -> tuple[int, int]:
-    """What of generations and streams a rank keeps, and its requests."""
-    return len(rank.held.running), len(rank.held.llm.loop.scheduler.requests)
 
 
 def tell_and_answer(rank: Rank) -> str:
     rank.publish(StepDigest(("plan",), ("a",)))
     return "the answer of another call"
-
-
-def refuse_elsewhere(name: str) -> Path:
-    """As the machine of a rank may."""
-    if Path(sys.argv[0]).name == "worker.py":
-        raise ConfigError("refused on the ranks")
-    return resolve_path(name)
 
 
 class DoesNotUnpickle:
@@ -511,7 +311,7 @@ class DoesNotUnpickle:
 
 
 class OddRefusal(EngineError):
-    """It does not unpickle."""
+    """Cannot be unpickled."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
@@ -533,7 +333,7 @@ def refuse_by_rank(rank: Rank) -> None:
 
 def fail_oddly(rank: Rank) -> None:
     class Odd(Exception):
-        """It neither pickles nor has a text."""
+        """Cannot be pickled or converted to text."""
 
         def __str__(self) -> str:
             raise ValueError("no text")

@@ -1,4 +1,4 @@
-"""Heads over hidden states: what the engine drafts, paged, chunked, cached and compacted, is what the formulas say."""
+"""Heads over hidden states: the engine's drafts, paged, chunked, cached and compacted, equal those of the formulas."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_cached_prompt_drafts_the_same(zoo, drafts, truth, kind):
 
 
 def test_a_retracted_request_drafts_as_if_nothing_had_happened(zoo, drafts, truth):
-    """Its draft KV is written anew with its prompt and all that was said."""
+    """Its draft KV is recomputed for its prompt and all generated tokens."""
     prompts, truths = [p for p, _ in truth] * 2, [t for _, t in truth] * 2
     llm = start_engine(zoo, drafts["eagle"], CHAIN, max_total_tokens=150, page_size=5, disable_radix_cache=True)
     found = run(llm, prompts, truths, NEW)

@@ -1,4 +1,4 @@
-"""Values that nobody should pass: a call works or is refused in one sentence, and no other request notices."""
+"""Invalid values: a call works or is refused in one sentence, and other requests are not affected."""
 
 import math
 from collections import deque
@@ -56,7 +56,7 @@ def llm(zoo: Callable[[str], Path]) -> LLM:
 
 
 def calls(llm: LLM, value: Any) -> Iterator[Callable[[], object]]:  # noqa: ANN401 - any at all
-    """Everything public, with the value in the place of each argument."""
+    """Every public call, with the value as each of its arguments."""
     yield lambda: llm.generate(value, SHORT)
     yield lambda: llm.generate([value], SHORT)
     yield lambda: llm.generate(["a", value], SHORT)

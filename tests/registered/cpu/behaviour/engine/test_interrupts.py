@@ -1,4 +1,4 @@
-"""Interrupts in the middle of a step: nothing stays in flight, and the engine goes on or says that it is broken."""
+"""Interrupts in the middle of a step: nothing stays in flight, and the engine continues or reports itself broken."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def signalling(function):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_calls_from_within_a_step_wait_or_are_refused(monkeypatch, whole, version):
-    """As a signal's handler or the end of a generator that is collected makes them."""
+    """Calls as a signal handler or the finaliser of a generator makes them."""
     llm = start_engine(version)
     kept = llm.add(PROMPTS[0], PARAMS)
     aborted = llm.add(PROMPTS[1], PARAMS)

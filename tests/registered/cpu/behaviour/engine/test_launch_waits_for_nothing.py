@@ -22,7 +22,7 @@ UPLOADS = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy)
 
 
 class Uploads(TorchFunctionMode):
-    """Takes down which function made a tensor of the host's numbers."""
+    """Records which function made a tensor from host values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Uploads(TorchFunctionMode):
 
 
 def watched(llm: LLM) -> list[str]:
-    """Run requests of every kind of sampling; what made a launch wait."""
+    """Run requests with every kind of sampling; returns what made a launch wait."""
     launch, seen = llm.loop.executor.launch, []
 
     def spied(plan):

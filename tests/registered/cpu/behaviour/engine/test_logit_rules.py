@@ -1,5 +1,5 @@
-"""Requests with logit rules of their own, beside each other, in chunks, and through retraction: each says what plain
-decoding says alone."""
+"""Requests with different logit rules, batched, chunked and retracted: each generates what plain decoding generates
+alone."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def told(outputs: list[Output]) -> list[object]:
 
 @cache
 def alone(name: str) -> list[object]:
-    """What plain decoding says, one request at a time."""
+    """The outputs of plain decoding, one request at a time."""
     llm = launch("NONE", "v1", {}, disable_radix_cache=True, max_total_tokens=512)
     return [told(llm.generate([p], params))[0] for p, params in zip(PROMPTS, RULES[name], strict=True)]
 
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize(("algorithm", "version", "shape"), RUNS, ids=[f"{run[0]}-{run[1]}" for run in RUNS])
-def test_a_request_with_rules_says_what_plain_decoding_says(algorithm, version, shape, name):
+def test_a_request_with_rules_generates_what_plain_decoding_generates(algorithm, version, shape, name):
     tight = {"page_size": 4, "chunked_prefill_size": 8, "max_running_requests": 3}
     llm = launch(algorithm, version, shape, max_total_tokens=132 if algorithm != "DFLASH" else 160, **tight)
     outs = llm.generate(PROMPTS, RULES[name])
@@ -82,7 +82,7 @@ def test_a_request_with_rules_says_what_plain_decoding_says(algorithm, version, 
     assert llm.counters["retract.done"] and llm.counters["prefill.chunked"]
 
 
-def test_rules_change_what_is_said():
+def test_rules_change_the_output():
     llm = launch("NONE", "v1", {}, max_total_tokens=512)
     for prompt, params in [
         *zip(PROMPTS, RULES["history"], strict=True),
@@ -93,8 +93,8 @@ def test_rules_change_what_is_said():
         assert ruled.output_ids != free.output_ids, params
 
 
-def test_the_device_knows_each_requests_tokens_after_every_step():
-    """At lag 0. The tokens of rows without a request are spoilt, so that nothing left there can help."""
+def test_the_device_holds_each_requests_tokens_after_every_step():
+    """At lag 0. The tokens of rows without a request are overwritten, so that no stale value can help."""
     algorithm, version, shape = RUNS[2]
     llm = launch(
         algorithm, version, shape, max_total_tokens=132, page_size=4, chunked_prefill_size=8, max_running_requests=3

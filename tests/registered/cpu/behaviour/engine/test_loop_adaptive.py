@@ -1,4 +1,4 @@
-"""Rounds whose width changes with others in flight: same tokens, reservations that do not drift, every page home."""
+"""Rounds of changing width with others in flight: same tokens, exact reservations, every page freed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JOB = st.tuples(
 
 
 def run(loop, jobs, late=0):
-    """Drive jobs to their end, the last `late` of them added on the way; check reservations after every turn."""
+    """Run jobs to their end, the last `late` of them added on the way; check reservations after every iteration."""
     requests = [request(i, p, SamplingParams(max_new_tokens=n, stop=s)) for i, (p, n, s, _) in enumerate(jobs, 1)]
     queued = requests[: len(requests) - late]
     for r in queued:
@@ -160,7 +160,7 @@ def test_requests_that_no_longer_run_are_not_observed():
 
 
 def test_a_request_that_fits_only_a_narrower_round_is_refused():
-    """Room is judged by the widest round, whatever runs first."""
+    """Admission reserves for the widest round, whatever runs first."""
     loop = toy_loop(lag=1, page_size=4, pages=4, slots=EAGER, width=2)
     with pytest.raises(RequestError, match=r"prompt plus max_new_tokens \(3\) and 16 speculative positions do not fit"):
         loop.add(request(1, [1], SamplingParams(max_new_tokens=2)))

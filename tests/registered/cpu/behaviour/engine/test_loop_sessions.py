@@ -1,4 +1,5 @@
-"""Streaming sessions at lags 0 to 3 on the toy device: what is inherited, whatever ends a turn, page and chunk."""
+"""Streaming sessions at lags 0 to 3 on the toy device: what a turn inherits, however the previous one, its page and its
+chunk ended."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def test_the_ends_of_the_grid_fall_inside_runs_and_at_their_ends_by_every_rule()
 @pytest.mark.parametrize("lag", [0, 1, 2, 3])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("window", [None, 1, 5])
-def test_beside_plain_requests_and_other_sessions_what_is_kept_is_exact(lag, page_size, window):
+def test_kept_kv_is_exact_beside_plain_requests_and_other_sessions(lag, page_size, window):
     beside = [ArrivingRequest(0, (i, i, 4), 5 + 4 * i, (), None if i % 2 else 1 + i) for i in range(5)]
     for ends in LENGTHS[:4]:
         for pages in (60, 300):
@@ -109,7 +110,7 @@ SETUPS = st.builds(
 
 
 class SessionMachine(RuleBasedStateMachine):
-    """Events and steps in any order; the world knows what must hold."""
+    """Events and steps in any order; the world checks the invariants."""
 
     @initialize(setup=SETUPS)
     def start(self, setup):

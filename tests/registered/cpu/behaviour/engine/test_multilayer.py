@@ -1,4 +1,4 @@
-"""A chain of layers, here of EAGLE heads: every layer's slots are exact in the end, whatever was drafted meanwhile."""
+"""A chain of layers, here of EAGLE heads: every layer's slots are exact in the end, whatever was drafted before."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_chain_of_layers_is_its_formulas(zoo, heads, start_engine, truth, plac
 
 @pytest.mark.parametrize("left", [0, 1, 2, 3, 4])
 def test_a_cached_prompt_drafts_the_same_however_little_of_it_is_left(zoo, heads, start_engine, truth, left):
-    """A page is reused only if all tokens match that its slots rest on, so nothing before it need be rebuilt."""
+    """A page is reused only if all tokens that its slots depend on match, so nothing before it is rebuilt."""
     llm = start_engine(3, page_size=4)
     prompt, tokens = truth[0]
     run(llm, [prompt], [tokens], NEW)
@@ -135,7 +135,7 @@ def test_a_cached_prompt_drafts_the_same_however_little_of_it_is_left(zoo, heads
     check(zoo, heads, proposals, tokens, 3)
 
 
-def test_a_row_starts_without_what_another_request_left(zoo, heads, start_engine, truth):
+def test_a_row_starts_without_the_state_of_its_previous_request(zoo, heads, start_engine, truth):
     """Rows are reused; the second request must not rebuild its first slots from the first one's tokens."""
     llm = start_engine(3, max_running_requests=1, disable_radix_cache=True)
     for prompt, tokens in truth:

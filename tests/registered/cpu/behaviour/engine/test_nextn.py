@@ -1,4 +1,4 @@
-"""NEXTN: bundled prediction layers, one that goes on by itself or one per step, draft what their formulas say."""
+"""NEXTN: bundled prediction layers, one applied repeatedly or one per step, draft what their formulas give."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PLACES = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, zoo) -> Path:
-    """A target with three prediction layers, the last with an embedding and a head of its own."""
+    """A target with three prediction layers, the last with its own embedding and head."""
     shapes = deepseek_shapes(CONFIG)
     last = f"model.layers.{CONFIG['num_hidden_layers'] + 2}."
     shapes |= {f"{last}embed_tokens.weight": (768, 64), f"{last}shared_head.head.weight": (768, 64)}
@@ -143,7 +143,7 @@ def test_the_draft_path_resolves_by_itself(folder):
     assert reason.because == "the target's checkpoint contains the draft's layers"
 
 
-def test_a_target_without_prediction_layers_says_so(zoo):
+def test_a_target_without_prediction_layers_is_refused(zoo):
     with pytest.raises(ConfigError) as caught:
         start_engine(zoo("llama-mini"), 2, 1, 3)
     assert str(caught.value) == (
@@ -152,7 +152,7 @@ def test_a_target_without_prediction_layers_says_so(zoo):
     )
 
 
-def test_layers_of_another_checkpoint_may_be_named(folder, truth, tmp_path):
+def test_layers_of_a_different_checkpoint_may_be_named(folder, truth, tmp_path):
     other = save(tmp_path / "other", CONFIG, random_weights(deepseek_shapes(CONFIG), 9))
     asked = {"context_length": 256, "max_total_tokens": 1024}
     llm = LLM(EngineConfig(str(folder), "NEXTN", str(other), 4, 1, 5, **asked))

@@ -1,4 +1,4 @@
-"""The n-gram drafter on the zoo's target: exact tokens everywhere, and drafts that come from what was said before."""
+"""The n-gram drafter on the zoo's target: exact tokens everywhere, and drafts that come from earlier text."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_tokens_are_those_of_plain_decoding(zoo, plain, params, asked):
 
 @pytest.mark.parametrize(("target", "topk"), [("qwen3-mini", 4), ("deepseek-mini", 1)])
 def test_every_target_keeps_its_tokens(zoo, target, topk):
-    """Sliding windows and latent KV are the target's own business."""
+    """Sliding windows and latent KV concern only the target."""
     said = [o.output_ids for o in LLM(EngineConfig(target), zoo).generate(PROMPTS, GREEDY)]
     asked = {"speculative_eagle_topk": topk, "page_size": 4, "strict_memory": 2, "kv_stamps": True}
     llm = LLM(EngineConfig(target, "NGRAM", **asked), zoo)
@@ -72,7 +72,7 @@ def test_every_target_keeps_its_tokens(zoo, target, topk):
     assert llm.counters["spec.accepted"] > 20 and llm.counters["stamp.wrong"] == 0
 
 
-def test_a_text_that_was_said_before_is_accepted_nearly_whole(zoo):
+def test_an_earlier_text_is_accepted_almost_completely(zoo):
     llm = start_engine(zoo)
     first, again = (llm.generate(PROMPTS[:1], GREEDY)[0] for _ in range(2))
     assert len(again.accept_lengths) < len(first.accept_lengths) / 2
@@ -125,7 +125,7 @@ def test_readers_are_kept_for_as_many_texts_as_there_are_rows(zoo):
     assert len(llm.loop.executor.drafter.readers) == 2
 
 
-def test_readback_shows_what_the_index_runs_with(zoo):
+def test_readback_shows_the_options_of_the_index(zoo):
     llm = start_engine(zoo, speculative_ngram_capacity=1234, speculative_ngram_max_bfs_breadth=4)
     assert llm.readback()["ngram"] == llm.resolved.as_dict()["ngram"]
     assert llm.readback()["ngram"]["capacity"] == 1234 and llm.readback()["topk"] == 4

@@ -34,7 +34,7 @@ ENGINES = {
 
 
 def rules(draw: Random, longest: int) -> dict[str, object]:
-    """What two requests in five ask of the logits. Small ids, and those of a text's commonest tokens, do occur."""
+    """Logit rules of two requests in five. Small ids and those of common tokens occur."""
     if draw.random() < 0.6:
         return {}
     common = [draw.randrange(300) for _ in range(12)]

@@ -1,4 +1,4 @@
-"""Sessions end to end on the zoo's models: every turn says what a request that re-sends the whole history would say."""
+"""Sessions end to end on the zoo's models: every turn generates what one request with its whole history would."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def start_engine(shape=NONE, *, target="llama-mini", clock=None, **more: object)
 
 @cache
 def resent(ends) -> tuple[tuple[tuple[int, ...], str, Finish], ...]:
-    """What each turn says when the whole history is sent again, without a drafter, session or cache."""
+    """The output of each turn when the whole history is sent again, without a drafter, session or cache."""
     llm = start_engine(disable_radix_cache=True, spec_version="v1", page_size=1)
     history: list[int] = []
     said = []
@@ -80,8 +80,8 @@ def at_rest(llm: LLM) -> None:
     assert llm.counters["stamp.checked"] > 0 and llm.counters["stamp.wrong"] == 0
 
 
-def test_stale_kv_of_an_earlier_turn_carries_another_stamp(monkeypatch):
-    """A turn whose first position is not written reads there what the turn before wrote, for the same position."""
+def test_stale_kv_of_an_earlier_turn_has_a_different_stamp(monkeypatch):
+    """A turn whose first position is not written reads what the previous turn wrote there, for the same position."""
     slots_at = StepBatch._slots_at
 
     def astray(self, at):
@@ -104,7 +104,7 @@ def alive() -> Counter[str]:
     return Counter(kind.__name__ for kind in classes if str(kind.__module__).startswith("specmatrix.engine.core"))
 
 
-def test_at_rest_nothing_of_what_was_served_is_alive_but_the_tokens_of_open_sessions():
+def test_at_rest_only_the_tokens_of_open_sessions_are_alive():
     before = alive()  # of other tests
     llm = start_engine(CHAIN, spec_version="v2", max_total_tokens=256, strict_memory=0, kv_stamps=False)
     short = SamplingParams(max_new_tokens=2, ignore_eos=True)
@@ -139,7 +139,7 @@ def talk(llm: LLM, name: str, text: str, params: SamplingParams):
 @pytest.mark.parametrize("page_size", [1, 7, 64])
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("shape", [NONE, CHAIN, TREE], ids=lambda s: "-".join(map(str, s)))
-def test_a_turn_says_what_the_whole_history_would_and_inherits_exactly_what_was_computed(shape, version, page_size):
+def test_a_turn_generates_what_the_whole_history_would_and_inherits_all_computed_kv(shape, version, page_size):
     llm = start_engine(shape, spec_version=version, page_size=page_size, chunked_prefill_size=16)
     for ends in (ENDS, SHORT):
         name = llm.open_session(1000, streaming=True)
@@ -184,7 +184,9 @@ def sizes(steps: int, topk: int, nodes: int) -> dict[str, object]:
     ],
     ids=lambda value: "" if isinstance(value, dict) or value is None else str(value),
 )
-def test_every_other_drafter_and_target_say_and_accept_the_same(target, algorithm, draft, version, page_size, shape):
+def test_every_other_drafter_and_target_generate_and_accept_the_same(
+    target, algorithm, draft, version, page_size, shape
+):
     """Full and sliding layers, latent attention, blocks and chained layers: rounds as with the history sent again."""
     path = {} if draft is None else {"speculative_draft_model_path": draft}
     llm = start_engine(
@@ -220,7 +222,7 @@ def test_every_other_drafter_and_target_say_and_accept_the_same(target, algorith
 @pytest.mark.parametrize("shape", [STANDALONE, CHAIN, TREE], ids=lambda s: "-".join(map(str, s)))
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_an_inherited_history_drafts_as_well_as_one_sent_again(shape, version):
-    """Draft KV is inherited too, and the slot at the seam paired with the new turn's first token."""
+    """Draft KV is inherited too, and the slot at the seam is paired with the new turn's first token."""
     llm = start_engine(shape, spec_version=version, page_size=4, disable_radix_cache=True)
     name = llm.open_session(1000, streaming=True)
     history: list[int] = []
@@ -260,7 +262,7 @@ def test_aborted_turns_leave_the_session_as_it_was(version):
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("shape", [STANDALONE, TREE], ids=lambda s: "-".join(map(str, s)))
 def test_a_turn_may_end_at_the_last_position_of_the_context(shape, version):
-    """Drafts reach past it; a token more is refused, and the session goes on."""
+    """Drafts reach past it; one more token is refused, and the session continues."""
     long = SamplingParams(max_new_tokens=40, ignore_eos=True)
     plain = start_engine(disable_radix_cache=True, spec_version="v1")
     history = plain.tokenizer.encode(TURNS[0])
@@ -298,7 +300,7 @@ def test_more_sessions_than_memory_beside_plain_requests(page_size):
     at_rest(llm)
 
 
-def test_a_retracted_turn_says_the_same():
+def test_a_retracted_turn_generates_the_same_tokens():
     llm = start_engine(CHAIN, page_size=4, max_total_tokens=256, context_length=240, disable_radix_cache=True)
     names = [llm.open_session(1000, streaming=True) for _ in range(3)]
     long = SamplingParams(max_new_tokens=60, ignore_eos=True)
@@ -311,7 +313,7 @@ def test_a_retracted_turn_says_the_same():
     at_rest(llm)
 
 
-def test_close_with_a_turn_in_flight_and_refusals_disturb_nobody():
+def test_close_with_a_turn_in_flight_and_refusals_disturb_no_other_request():
     llm = start_engine(CHAIN)
     name = llm.open_session(400, "s", streaming=True)
     talk(llm, name, TURNS[0], ENDS[0])
@@ -360,7 +362,7 @@ def test_an_idle_session_times_out_by_the_clock_it_was_given():
     at_rest(llm)
 
 
-def test_streaming_sessions_are_off_unless_asked_for():
+def test_streaming_sessions_are_off_by_default():
     llm = start_engine(enable_streaming_session=False)
     with pytest.raises(
         RequestError, match=r"^streaming sessions are disabled; start the engine with --enable-streaming"

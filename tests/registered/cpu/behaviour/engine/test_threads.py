@@ -1,4 +1,4 @@
-"""Several threads and streams on one engine: each has its own answers, and only one is inside at a time."""
+"""Several threads and streams on one engine: each gets its own answers, and only one runs at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 
 
 def inside_another_thread(monkeypatch, llm: LLM):
-    """A thread that stands still inside a step of `llm`; returns it and the event that lets it go on."""
+    """A thread that is paused inside a step of `llm`; returns it and the event that resumes it."""
     entered, leave = threading.Event(), threading.Event()
     launched = llm.loop.executor.launch
 
@@ -63,7 +63,7 @@ def test_a_second_thread_is_refused_and_may_abort(monkeypatch, whole):
     at_rest(llm)
 
 
-def test_many_threads_leave_a_whole_engine(whole):
+def test_many_threads_leave_the_engine_intact(whole):
     llm = start_engine()
     done: list[str] = []
     refused = []
@@ -130,7 +130,7 @@ def test_what_a_stream_owns_cannot_be_taken(whole):
     at_rest(llm)
 
 
-def test_a_stream_that_another_thread_drops_leaves_its_request_to_the_thread_inside(monkeypatch):
+def test_a_stream_dropped_by_a_second_thread_leaves_its_request_to_the_first(monkeypatch):
     llm = start_engine()
     stream = llm.stream(PROMPTS[2], PARAMS)
     next(stream)

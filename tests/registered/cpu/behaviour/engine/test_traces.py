@@ -119,8 +119,8 @@ def alone(target: str, prompt: tuple[int, ...], params: SamplingParams) -> tuple
 
 @dataclass(eq=False, slots=True)
 class Asked:
-    """A request of the trace. shown: how many tokens it had when an event may have aborted it. checked: its
-    answer was."""
+    """A request of the trace. shown: how many tokens it had when an event may have aborted it. checked: its answer was
+    checked."""
 
     request: Request
     shown: int | None = None
@@ -337,7 +337,7 @@ class EngineTrace(RuleBasedStateMachine):
         self.llm.abort(one.request.rid)
 
     def _ask(self, wanted, talk=None, params=None, history=()):
-        """Queue a request; None if it is refused, as it must be exactly where it cannot run."""
+        """Queue a request; None if it is refused, which it must be exactly if it cannot run."""
         tokens = tokens_of(self.target, wanted)
         prompt = (*history, *tokens[bool(history) :])  # a BOS token is no part of a continuation
         valid = (talk is None or talk in self.talks) and len(prompt) > len(history) and self._fits(prompt, wanted.new)

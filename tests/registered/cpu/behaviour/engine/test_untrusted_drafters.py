@@ -36,7 +36,7 @@ pytestmark = pytest.mark.register(est_seconds=30, stage="pr")
 
 @pytest.fixture
 def registered():
-    """register_algorithm, and everything that it added forgotten behind the test."""
+    """register_algorithm; everything that it adds is removed after the test."""
     names: list[str] = []
 
     def register(traits: Traits, build, **hooks: object) -> Traits:
@@ -55,7 +55,7 @@ def run(llm: LLM) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def plain(zoo):
-    """What plain decoding says, by target."""
+    """The outputs of plain decoding, by target."""
     said: dict[str, list[tuple[int, ...]]] = {}
 
     def of(target: str) -> list[tuple[int, ...]]:
@@ -97,7 +97,7 @@ class CountingRelay(Relay):
 
 
 class Odd:
-    """Chains that count up from what it carries: a scalar and a matrix per request. No built-in has its traits."""
+    """Chains that count up from its carried state: a scalar and a matrix per request. No built-in has these traits."""
 
     capture: tuple[int, ...] = (0,)
     key_span = 2
@@ -122,7 +122,7 @@ class Odd:
 
 
 def few_steps(asked, facts):
-    """Odd's own check of what is asked."""
+    """Odd's own check of the requested configuration."""
     if asked.speculative_num_steps == 5:
         raise ConfigError(f"ODD does not like 5 steps on a {facts.architecture}; ask for 4")
 
@@ -219,7 +219,7 @@ def test_a_lie_about_the_batch_puts_the_drafter_in_quarantine(zoo, plain, regist
     assert run(llm) == plain("llama-mini") and llm.counters["spec.drafted"] == drafted
 
 
-def test_what_a_drafter_writes_into_its_inputs_reaches_nobody(zoo, plain, registered):
+def test_writes_of_a_drafter_into_its_inputs_have_no_effect(zoo, plain, registered):
     llm = pretending(zoo, registered, WritesEverything, spec_version="v2")
     assert run(llm) == run(llm) == plain("llama-mini")
     assert llm.drafter_error is None and llm.counters["spec.drafted"] > 0
@@ -245,7 +245,7 @@ def test_an_interrupt_within_a_hook_stays_an_interrupt(zoo, plain, registered):
 
 
 class WritesChain(Odd):
-    """Its own tree it may write to, even when a batch of one makes it a whole row of a table."""
+    """It may write to its own tree, even if a batch of one makes it a whole row of a table."""
 
     def propose(self, batch, relay):
         tree = super().propose(batch, relay)

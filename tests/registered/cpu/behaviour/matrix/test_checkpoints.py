@@ -1,4 +1,4 @@
-"""`specmatrix checkpoints` and `accuracy --checkpoint` as typed: output, one sentence each, exit status 2."""
+"""`specmatrix checkpoints` and `accuracy --checkpoint` as typed: output, one-sentence errors, exit status 2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASK = ["accuracy", "--data", str(TEST), "--checkpoint"]
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A machine with GPUs of so many GiB, and nothing downloaded."""
+    """A machine with GPUs of the given GiB, and nothing downloaded."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
 
     def show(*memory: int) -> None:
@@ -84,7 +84,7 @@ def test_a_check_names_all_that_is_missing(machine, capsys, tmp_path):
         ),
     ],
 )
-def test_gsm8k_without_what_it_takes_is_one_sentence_and_no_pass(machine, capsys, memory, words, sentence):
+def test_gsm8k_without_its_requirements_is_one_sentence_and_no_pass(machine, capsys, memory, words, sentence):
     machine(*memory)
     assert main([*ASK, *words]) == 2
     out, err = capsys.readouterr()

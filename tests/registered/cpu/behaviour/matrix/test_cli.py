@@ -207,7 +207,7 @@ def test_run_writes_four_files_and_compares_with_itself(tmp_path: Path, capsys: 
 
 
 @pytest.mark.nightly
-def test_killed_run_leaves_nothing_that_reads_as_whole(tmp_path: Path):
+def test_a_killed_run_leaves_no_readable_report(tmp_path: Path):
     words = ["run", "--cells", "batch=pair", "--workers", "1", "--out", str(tmp_path)]
     command = [sys.executable, "-c", "import sys; from specmatrix.cli import main; sys.exit(main())", *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
@@ -224,7 +224,7 @@ def test_killed_run_leaves_nothing_that_reads_as_whole(tmp_path: Path):
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("lines", [pytest.param(1, id="while the workers start"), 2])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_run_says_so_and_keeps_the_report_before(number: int, status: int, lines: int, tmp_path: Path):
+def test_a_stopped_run_says_so_and_keeps_the_previous_report(number: int, status: int, lines: int, tmp_path: Path):
     report = tmp_path / "report.jsonl"
     report.write_text("of an earlier run")
     words = ["run", "--cells", "batch=pair", "--workers", "2", "--out", str(tmp_path)]
@@ -258,7 +258,7 @@ def test_checkpoints_that_cannot_be_written_are_one_sentence(capsys: pytest.Capt
     assert "specmatrix: cannot write checkpoints in /dev/null/zoo: " in capsys.readouterr().err
 
 
-def test_explain_says_what_runs(capsys: pytest.CaptureFixture[str]):
+def test_explain_prints_the_resolution(capsys: pytest.CaptureFixture[str]):
     assert main(["explain", "algorithm=eagle3", "page_size=4"]) == 0
     assert "page_size: 4" in capsys.readouterr().out
 
@@ -339,7 +339,7 @@ def test_generate_takes_engine_flags_before_the_question(capsys: pytest.CaptureF
 
 
 def test_generate_counts_the_first_answer_of_a_drafter_that_remembers(capsys: pytest.CaptureFixture[str]):
-    """Asked again, n-grams of its own answer are accepted 7 to 10 at a time."""
+    """The same question again: n-grams of the first answer are accepted 7 to 10 at a time."""
     question = "Tom has 12 apples and buys 15 more. How many apples does he have?"
     assert main(["generate", question, "--speculative-algorithm", "NGRAM", "--spec-version", "v2"]) == 0
     rewritten, measured = capsys.readouterr().err.strip().splitlines()
@@ -363,7 +363,7 @@ def test_generate_without_a_drafter_compares_with_nothing(capsys: pytest.Capture
     assert "drafter" not in capsys.readouterr().err
 
 
-def test_zoo_is_listed_and_whole(capsys: pytest.CaptureFixture[str]):
+def test_the_zoo_is_listed_and_intact(capsys: pytest.CaptureFixture[str]):
     assert main(["zoo", "list"]) == 0
     assert "llama-mini-eagle3 (eagle3): " in capsys.readouterr().out
     assert main(["zoo", "list", "--json"]) == 0

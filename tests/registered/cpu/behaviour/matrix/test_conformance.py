@@ -1,4 +1,4 @@
-"""A user's drafter: held to the contract, and drafting for an answer."""
+"""A custom drafter runs the conformance suite, and drafts for an answer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BROKEN = {
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    """Nothing that a file registered outlives its test."""
+    """Everything that a file registers is removed after its test."""
     yield
     for traits in known_algorithms()[len(ALGORITHMS) :]:
         forget_algorithm(traits.name)

@@ -1,4 +1,4 @@
-"""`specmatrix contract` runs a user's file in a process of its own: whatever it does there, the verdict is right."""
+"""`specmatrix contract` runs a user's file in a child process: whatever it does there, the verdict is right."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_honest_file_passes_though_it_floods_and_leaves_processes_and_threads
 
 @pytest.mark.nightly
 def test_closed_descriptors_are_a_violation_and_the_verdict_comes(tmp_path, capsys):
-    """The hook closes all of them, with the duplicates that would restore them: later starts have none."""
+    """The hook closes all of them and the duplicates that would restore them, so that later starts have none."""
     file = written(tmp_path, "print('my own')", "import os; os.closerange(0, 99)")
     assert main(["contract", file]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -173,7 +173,7 @@ def test_a_file_that_ends_its_process_or_hangs_has_no_verdict(tmp_path, capsys, 
     ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.nightly)]
 )
 def test_nothing_is_left_of_a_command_that_is_interrupted_or_killed(tmp_path, fifo, number, status):
-    """At the top level of the file, where the process has all that it needs to outlive the command."""
+    """Runs at the top level of the file, where the process could outlive the command."""
     file = tmp_path / "mine.py"
     file.write_text(HOLD.format(fifo=str(fifo)) + "import os\nos.fork()\nwhile True: pass\n", encoding="utf-8")
     command = [sys.executable, "-m", "specmatrix", "contract", str(file)]
@@ -244,7 +244,7 @@ def test_results_come_before_the_end_and_after_the_last_one_nothing_counts(tmp_p
     ("", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)",
      "the drafter of COPY changed the signal handler of SIGINT in propose"),
 ])  # fmt: skip
-def test_what_a_file_changes_for_the_whole_process_is_a_violation(tmp_path, capsys, top, propose, violation):
+def test_a_process_wide_change_by_a_file_is_a_violation(tmp_path, capsys, top, propose, violation):
     file = written(tmp_path, top, propose)
     assert main(["contract", file]) == 1
     assert re.search(violation.format(file=re.escape(file)), capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""A damaged zoo stops every command that judges an engine by it: one sentence, before anything runs."""
+"""A damaged zoo stops every command that uses it, with one sentence, before anything runs."""
 
 import os
 import shutil
@@ -71,7 +71,7 @@ def test_a_changed_byte_stops_the_command(command: str, tree: Path, weights: Pat
 
 
 @pytest.mark.parametrize(("size", "words"), [(None, "is missing"), (1000, "is truncated: 1000 bytes of ")])
-def test_a_run_without_whole_weights_blames_no_engine(size: int | None, words: str, tree: Path, weights: Path):
+def test_a_run_with_damaged_weights_does_not_blame_the_engine(size: int | None, words: str, tree: Path, weights: Path):
     whole = weights.read_bytes()
     weights.unlink() if size is None else weights.write_bytes(whole[:size])
     done = run(tree, COMMANDS["run"])
@@ -79,7 +79,7 @@ def test_a_run_without_whole_weights_blames_no_engine(size: int | None, words: s
     assert f"zoo file {weights} {words}" in done.stderr and not (tree / "out").exists()
 
 
-def test_a_model_that_no_cell_uses_is_not_asked_for(tree: Path, weights: Path):
+def test_a_model_that_no_cell_uses_is_not_verified(tree: Path, weights: Path):
     weights.unlink()
     done = run(tree, (*COMMANDS["pytest"][:-1], "none.qwen3.length", "--collect-only"))
     assert done.returncode == 0, done.stdout

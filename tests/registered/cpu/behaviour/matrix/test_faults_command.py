@@ -1,4 +1,4 @@
-"""The command: choosing faults, the JSON form and the exit status, on real plants."""
+"""The command: choosing faults, the JSON form and the exit status, with faults really planted."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_an_unknown_fault_names_the_closest_one_or_the_list():
         main_faults(only=["xxx"])
 
 
-def test_the_list_says_what_each_fault_does(capsys):
+def test_the_list_describes_each_fault(capsys):
     assert list_faults([], "cpu", json_=False) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(": ")[0] for line in lines] == [fault.id for fault in select([])]
@@ -49,7 +49,7 @@ def test_the_list_says_what_each_fault_does(capsys):
 
 
 def test_the_table_fits_its_terminal():
-    """Every name is whole in 100 columns, where the judges stand upright, and one line each in 260."""
+    """Names are not cut: gates are written vertically in 100 columns and on one line in 260."""
     kills = tuple(Kill(fault, (DETECTORS[0],), None, {}, 12.3) for fault in CATALOGUE[:9])
     for width, upright in ((100, True), (260, False)):
         console = Console(width=width, file=StringIO())
@@ -117,7 +117,7 @@ def test_the_pages_quote_the_messages_of_a_planted_fault(planted, page):
 
 
 @pytest.mark.nightly
-def test_a_stopped_matrix_keeps_and_shows_what_was_judged(tmp_path: Path):
+def test_a_stopped_matrix_keeps_and_shows_finished_faults(tmp_path: Path):
     words = [
         "faults",
         "v2-downgraded",

@@ -1,4 +1,4 @@
-"""Every file that a user names may hold anything: one sentence with its name, and exit status 2."""
+"""A file that a user names may hold anything: the error is one sentence with its name, and exit status 2."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ READERS = {
 
 
 def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
-    """The sentence with which the command refuses its input."""
+    """The error with which the command refuses its input."""
     assert main(list(words)) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("specmatrix: ") and said.err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The wheel, and a checkout that is not installed: what they hold, and that every kind of command runs from there."""
+"""The wheel and a checkout that is not installed: what they contain, and that every kind of command runs from them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COMMANDS = SLOW | {
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sources, without what a build or an installation left among them."""
+    """The sources, without files of a build or an installation."""
     copy = tmp_path_factory.mktemp("checkout")
     for folder in (*TOP, "specmatrix"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "log", "baselines"))
@@ -75,7 +75,7 @@ def pip(command: str, *words: str) -> None:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Run:
-    """Python beside the host's packages, in an empty folder; `path` alone holds ours. Without `site` no editable
+    """Python with the host's packages, in an empty folder; only `path` holds ours. Without `site` no editable
     installation is found."""
 
     def run(path: Path, *words: str, host: Sequence[str] = HOST) -> subprocess.CompletedProcess[str]:
@@ -126,7 +126,7 @@ def test_a_checkout_runs_by_its_path_alone(folder: str, checkout: Path, python: 
 
 
 def test_the_links_hide_no_package_of_the_host(checkout: Path, python: Run, tmp_path: Path):
-    """Hugging Face's `kernels`, which transformers imports, is one."""
+    """A foreign top-level package, such as Hugging Face's `kernels`, which transformers imports."""
     (tmp_path / "kernels.py").write_text("theirs = True\n")
     code = "import specmatrix.kernels, kernels; print(specmatrix.HOME, kernels.theirs)"
     done = python(checkout / ".lint", "-c", code, host=[str(tmp_path)])
@@ -135,7 +135,7 @@ def test_the_links_hide_no_package_of_the_host(checkout: Path, python: Run, tmp_
 
 @pytest.fixture(scope="module")
 def required(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds what the wheel requires, and none of its extras."""
+    """A folder with what the wheel requires, without its extras."""
     folder = tmp_path_factory.mktemp("required")
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     seen: set[str] = set()
@@ -168,7 +168,7 @@ def _always(wanted: Requirement) -> bool:
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )
-def test_without_extras_a_command_runs_or_names_what_it_lacks(
+def test_without_extras_a_command_runs_or_names_the_missing_package(
     words: tuple[str, ...], status: int, sentence: str, installed: Path, required: Path, python: Run, tmp_path: Path
 ):
     (tmp_path / "none.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
@@ -197,7 +197,7 @@ def test_a_gpu_without_triton_names_the_extra(installed: Path, required: Path, p
     assert done.stdout == expected
 
 
-def test_nothing_says_a_commit_that_is_not_ours(installed: Path, python: Run, tmp_path: Path):
+def test_the_commit_of_a_foreign_repository_is_not_reported(installed: Path, python: Run, tmp_path: Path):
     """An environment may lie in the checkout of another project."""
     git = ("git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path))
     for words in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "theirs")):

@@ -48,7 +48,7 @@ def test_every_draft_of_the_zoo_is_in_the_table_and_has_a_control():
     assert MeasurementPlan("qwen3-mini", "eagle3", "qwen3-mini-eagle3", RequestedShape(7, 1, 8)) in made
 
 
-def test_every_draft_is_measured_in_several_shapes_and_each_runs_as_it_was_asked():
+def test_every_draft_is_measured_in_several_shapes_and_each_runs_as_requested():
     made = [plan for plan in plans(list(DRAFTS)) if not plan.random]
     assert len(made) == len(set(made))
     shapes = Counter((plan.target, plan.algorithm) for plan in made)
@@ -128,6 +128,6 @@ def test_the_command_prints_a_table_or_numbers(capsys, tmp_path):
         (["--data", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
     ],
 )
-def test_a_wrong_ask_is_one_sentence(words, sentence, capsys):
+def test_a_wrong_request_is_one_sentence(words, sentence, capsys):
     assert main(["zoo", "acceptance", *words]) == 2
     assert capsys.readouterr().err == f"specmatrix: {sentence}\n"

@@ -1,4 +1,4 @@
-"""Real plants: a copy of the packages, a process of its own, a verdict by the gates inside the copy."""
+"""Planted faults: a copy of the packages, a child process, verdicts by the gates inside the copy."""
 
 import os
 import subprocess
@@ -54,8 +54,8 @@ def test_a_killed_command_leaves_its_copy_until_the_next_one():
         assert tree != left and not left.exists()
 
 
-def test_a_trial_ends_with_who_asked_for_it():
-    """Standard input that has ended is what a killed command leaves behind."""
+def test_a_trial_ends_with_its_parent():
+    """A killed command leaves a standard input at its end."""
     ended = subprocess.run(
         [sys.executable, "-m", "specmatrix.matrix.faults.trial", str(ROOT), "cpu", "0", os.devnull, *[PAIR.id] * 99],
         stdin=subprocess.DEVNULL,

@@ -25,7 +25,7 @@ FILE = "tests/registered/cpu/test_matrix.py"
 
 
 def pytest_on(*words: str, file: str = FILE, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Without the plugins that happen to be installed, which take longer to import than the command runs."""
+    """Without other installed plugins, whose import takes longer than the command."""
     command = [sys.executable, "-m", "pytest", file, "-p", "no:cacheprovider", *words]
     own = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
     return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False)

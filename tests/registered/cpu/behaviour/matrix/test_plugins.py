@@ -1,4 +1,4 @@
-"""Plugins that happen to be installed beside this project's own."""
+"""Other installed plugins beside this project's own."""
 
 from __future__ import annotations
 

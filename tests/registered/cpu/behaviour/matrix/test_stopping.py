@@ -1,4 +1,4 @@
-"""Signals as an exception that ends a command with a sentence."""
+"""Signals raise an exception that ends a command with one sentence."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def test_no_error_handler_takes_it():
     assert not issubclass(Stopped, Exception | KeyboardInterrupt)
 
 
-def test_another_thread_leaves_the_handlers_alone():
+def test_a_second_thread_leaves_the_handlers_alone():
     seen = []
 
     def look() -> None:

@@ -1,4 +1,4 @@
-"""A command in surroundings that lack something: a locale, its streams, descriptors, permissions, time."""
+"""Commands in an environment that lacks a locale, streams, descriptors, permissions or time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write(place: Path, state: GateState = "PASS", message: str = "") -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the reports `base` and `é`, of which the second is red in words beyond ASCII."""
+    """A folder with the reports `base` and `é`; the second is red with messages beyond ASCII."""
     place = tmp_path_factory.mktemp("surroundings")
     write(place / "base")
     write(place / "é", "FAIL", "größer → 1")
@@ -86,7 +86,7 @@ def test_closed_streams_leave_the_exit_status(words: str, status: int, folder: P
 
 
 def test_no_file_takes_the_place_of_a_closed_stream(folder: Path):
-    """A message of a library would end up in the file."""
+    """A library's message would be written to the file."""
     code = "import os, sys; from specmatrix.cli import main; main(['compare', 'base', 'base', '--out', 'o'])"
     code += "; print(os.readlink('/proc/self/fd/1'), file=sys.stderr)"
     words = [sys.executable, "-c", code]
@@ -94,7 +94,7 @@ def test_no_file_takes_the_place_of_a_closed_stream(folder: Path):
     assert done.stderr == b"/dev/null\n"
 
 
-def test_a_full_disk_behind_both_streams_leaves_the_exit_status(folder: Path):
+def test_a_full_disk_under_both_streams_leaves_the_exit_status(folder: Path):
     with Path("/dev/full").open("wb") as full:
         assert run("compare base base", folder, stdout=full, stderr=full).returncode == 2
         done = run("compare base é --json", folder, stdout=full)
@@ -137,7 +137,7 @@ def test_what_may_not_be_read_is_one_sentence(folder: Path):
     ],
 )
 def test_ctrl_c_while_a_module_is_imported_ends_the_command(moment: str, sentence: str, folder: Path):
-    """Of the second module the exception is dropped, as libraries do that can do without another."""
+    """The second module drops the exception, as libraries do with optional dependencies."""
     code = f"""
 import os, signal, sys
 class Finder:

@@ -1,4 +1,4 @@
-"""The simulation: it is green on the engine as it is, meets everything it claims to meet, and finds planted bugs."""
+"""The simulation passes on the unchanged engine, meets every situation that it claims, and finds planted bugs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def held_one_short(monkeypatch):
 
 
 def overshoot_kept(monkeypatch):
-    """What was accepted past the end stays in the session (sglang#22897)."""
+    """Tokens accepted past the end stay in the session (sglang#22897)."""
 
     def kept(self, request):
         account = self.ledger.accounts[request.account]
@@ -68,7 +68,7 @@ def page_leaked_by_hold(monkeypatch):
 
 
 def sessions_pinned(monkeypatch):
-    """Nobody may take what a session holds (sglang#27024): the queue waits for ever."""
+    """Pages held by a session are never taken (sglang#27024): the queue waits forever."""
     monkeypatch.setattr(SessionKV, "drop", lambda self, waiting, spare: False)
     monkeypatch.setattr(SessionKV, "droppable", lambda self, spare, pinned: 0)
 
@@ -114,7 +114,7 @@ def forgetful(monkeypatch):
 
 
 def dropped_by_an_abort(monkeypatch):
-    """An abort gives up what an idle session holds."""
+    """An abort frees what an idle session holds."""
     abort = Scheduler.abort
 
     def drop(self, rid):
@@ -169,7 +169,7 @@ def test_a_planted_bug_is_found_and_shrunk(monkeypatch, plant, error, events):
     assert attempt(smallest)[0] is None and attempt(failure.drawn)[0] is None
 
 
-def test_the_command_prints_what_it_met_or_the_smallest_failure(monkeypatch, capsys):
+def test_the_command_prints_the_situations_met_or_the_smallest_failure(monkeypatch, capsys):
     assert main(["simulate", "--schedules", "40", "--seed", "3"]) == 0
     assert re.match(r"40 schedules in .* s, .* a minute; no ledger or token error\n", capsys.readouterr().out)
     assert main(["simulate", "--replay", "5"]) == 0

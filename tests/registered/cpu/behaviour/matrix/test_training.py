@@ -44,7 +44,7 @@ def head(request) -> tuple[Head, int]:
 
 
 @torch.inference_mode()
-def test_an_unrolled_step_is_what_drafting_from_that_slot_gives(head):
+def test_an_unrolled_step_equals_drafting_from_that_slot(head):
     # Each base slot drafts on its own: its later steps see step-0 keys up to the slot and only their own keys after it.
     net, width = head
     tokens = torch.randint(0, 768, (1, 12), generator=torch.Generator().manual_seed(1))
@@ -61,7 +61,7 @@ def test_an_unrolled_step_is_what_drafting_from_that_slot_gives(head):
 
 
 @torch.inference_mode()
-def test_a_chain_of_layers_is_what_drafting_layer_by_layer_gives():
+def test_a_chain_of_layers_equals_drafting_layer_by_layer():
     torch.manual_seed(0)
     net = DeepseekNet(LATENT).eval()
     tokens = torch.randint(0, 768, (1, 12), generator=torch.Generator().manual_seed(1))
@@ -126,7 +126,7 @@ def test_a_later_key_of_another_slot_is_never_seen():
     assert not torch.equal(before[:, :, 4], after[:, :, 4])
 
 
-def test_shares_beyond_the_whole_are_cut_alike():
+def test_shares_above_one_are_scaled_equally():
     fit = RECIPES["qwen3-mini"].fit
     alone = plan_of("cpu", Path("none"), 8.0, short=False)
     assert alone.seconds_for(fit) == pytest.approx(fit.share * 480)

@@ -1,4 +1,4 @@
-"""Acceptance by coins, and adaptive steps judged against static ones."""
+"""Acceptance decided by coins, and adaptive steps compared with static ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bench(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 1.0, 1.0), (0.5, 1.3, 2.5), (1.0, 4.0, 4.0)])
-def test_coins_decide_what_is_accepted(bench, share, least, most):
+def test_coins_decide_acceptance(bench, share, least, most):
     verify = specmatrix.engine.device_step.verify
     rate = torch.full((), share, dtype=torch.float64)
     with accepted_by_coins(rate), steady.freed(bench.engine(2, bench.chain(3))) as llm:

@@ -1,4 +1,4 @@
-"""The harness's share of a cell's time: everything that the subject does not do itself, and only of green cells."""
+"""The harness's share of a cell's time: everything outside the subject, over passing cells only."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""gpt-fast as a peer: what is said where it is not, and that a checkout's own decode step is what runs."""
+"""gpt-fast as a peer: the error without a checkout, and that the checkout's own decode step runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timings of whole processes: a process that fails or answers wrongly gives no figure."""
+"""Timings of whole processes: a process that fails or gives a wrong answer yields no figure."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_resolution_is_timed_only_if_some_starts_ran_and_some_were_refused(monke
     assert (harness.resolution().state, harness.resolution().note) == ("not measured", "broken: 7")
 
 
-def test_lossless_cells_are_counted_against_the_whole_session_and_only_if_all_are_green():
+def test_lossless_cells_are_counted_against_the_whole_session_and_only_if_all_pass():
     calm = harness.PytestRun(1200, False, 60.0, "1200 passed")
     metric = harness.cells_per_minute([calm, calm._replace(seconds=48.0)])
     assert (metric.ratio, metric.low, metric.high, metric.state) == (1350.0, 1200.0, 1500.0, "met")

@@ -1,4 +1,4 @@
-"""What the kernels' times say without a GPU: nothing, in one sentence."""
+"""Kernel timings without a GPU are refused in one sentence."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Large reports: as many cells as asked for, in whole starts, of which the wanted share differs."""
+"""Large reports: the requested number of cells, in whole starts, of which the requested share differs."""
 
 from collections import Counter
 

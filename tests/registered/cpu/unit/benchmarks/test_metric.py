@@ -1,4 +1,4 @@
-"""What a figure says: median with extremes, its goal, and when it is not believed."""
+"""A metric: median with extremes, its goal, and when it counts as noisy."""
 
 import pytest
 

@@ -14,7 +14,7 @@ def test_two_sides_are_interleaved_and_alternate_in_front():
     assert len(pairs.ours) == len(pairs.theirs) == 4
 
 
-def test_a_turn_may_say_itself_what_it_took():
+def test_a_turn_may_repeat_the_inherited_text():
     times = iter(range(100))
     pairs = interleave(lambda: next(times), lambda: 2 * next(times), pairs=2, clock=own_time)
     assert pairs == Pairs((2, 5), (6, 8))

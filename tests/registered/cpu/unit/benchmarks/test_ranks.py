@@ -1,4 +1,4 @@
-"""Ranks side by side: what is drawn, what the rows say, and one run over gloo."""
+"""Ranks side by side: the table, its rows, and one run over gloo."""
 
 from __future__ import annotations
 

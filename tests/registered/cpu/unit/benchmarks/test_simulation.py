@@ -1,4 +1,4 @@
-"""The rate of the simulation: of schedules that held."""
+"""The rate of the simulation counts passing schedules only."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Engines in the middle of their requests: rounds, shared weights, memory given back."""
+"""Engines in the middle of their requests: rounds, shared weights, freed memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bench(tmp_path_factory):
 
 
 class Restless(Bench):
-    """Asks each engine something else."""
+    """Sends each engine a different prompt."""
 
     seeds = count()
 
@@ -43,7 +43,7 @@ def test_every_round_of_a_turn_decodes(bench):
     assert not vars(llm)
 
 
-def test_a_steady_turn_times_what_fills_the_pipeline_as_little_as_the_last_wait(bench, monkeypatch):
+def test_steady_rounds_time_neither_the_pipeline_fill_nor_the_last_wait(bench, monkeypatch):
     with bench.decoding(1) as decoding:
         events = []
         monkeypatch.setattr(decoding, "_step", lambda: events.append("step"))
@@ -61,7 +61,7 @@ def test_a_pair_has_the_seconds_of_steady_rounds(bench, monkeypatch):
     assert bench.pair({}, {}, rounds=5) == Pairs((5.0, 5.0), (5.0, 5.0))
 
 
-def test_a_chain_is_what_was_asked(bench):
+def test_a_chain_is_as_requested(bench):
     with steady.freed(bench.engine(1, bench.chain(3))) as llm:
         shown = llm.readback()
         assert (shown["algorithm"], shown["num_steps"], shown["num_draft_tokens"]) == ("EAGLE3", 3, 4)
@@ -93,8 +93,8 @@ def test_the_speed_matrix_has_a_figure_for_each_cell(bench, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_chains_of_the_speed_matrix_yield_what_they_do_in_the_field(bench, monkeypatch):
-    """Not plain decoding, nor trees, whose acceptance no coin decides."""
+def test_chains_of_the_speed_matrix_have_typical_acceptance(bench, monkeypatch):
+    """Neither plain decoding nor trees, whose acceptance is not decided by coins."""
     seen = {}
 
     def pair(self, ours, theirs, batch, rounds):
@@ -119,7 +119,7 @@ def test_the_speed_matrix_is_judged_over_its_cells():
     assert (broken.state, broken.note) == ("red", "s_d_v2_over_v1: token 3")
 
 
-def test_two_timings_that_say_other_tokens_have_no_speed(bench, monkeypatch):
+def test_two_timings_with_different_tokens_have_no_speed(bench, monkeypatch):
     for name in ("PAIRS", "ROUNDS", "WARM"):
         monkeypatch.setattr(steady, name, 1)
     versions = ({"spec_version": "v2"}, {"spec_version": "v1"})

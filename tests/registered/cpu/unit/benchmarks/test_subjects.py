@@ -23,7 +23,7 @@ def test_equal_tokens_are_no_difference(run):
     assert difference(run, ids(run)) == ""
 
 
-def test_another_token_is_named_unless_it_is_a_tie(run):
+def test_a_different_token_is_named_unless_it_is_a_tie(run):
     other = ids(run)
     gaps = [best[1] - second[1] for best, second in run[1].top_logprobs]
     clear = next(i for i, gap in enumerate(gaps) if gap > TIE)

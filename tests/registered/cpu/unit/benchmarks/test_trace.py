@@ -9,7 +9,7 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_the_rounds_that_fill_the_pipeline_are_left_out(monkeypatch):
-    """Two events in each round, half of it idle in the first rounds and a tenth in those behind."""
+    """Two events in each round; half of it is idle in the first rounds and a tenth in later ones."""
     asked = []
 
     def profiled(call):

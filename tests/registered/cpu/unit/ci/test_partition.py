@@ -39,7 +39,7 @@ def test_the_order_of_the_files_does_not_matter():
     assert part_of(shuffled, "2/3") == partition(FILES, 3)[1]
 
 
-def test_a_stage_runs_what_the_stages_before_it_run():
+def test_a_stage_includes_the_earlier_stages():
     files = [Registration(Path("test_it.py"), 1.0, tier, stage) for tier in ("cpu", "gpu1") for stage in STAGES]
     for last, stage in enumerate(STAGES):
         found = [(file.tier, file.stage) for file in of_stage(files, "gpu1", stage)]

@@ -131,7 +131,7 @@ def test_what_cannot_be_planned_is_refused_in_one_sentence(hosts, gpus, duration
     st.lists(st.floats(0.1, 100), min_size=40, max_size=40),
     st.integers(1, 6),
 )
-def test_plans_are_whole_and_within_the_bound_of_lpt(cells, seconds, workers):
+def test_plans_are_complete_and_within_the_lpt_bound(cells, seconds, workers):
     durations = {cell.id: value for cell, value in zip(cells, seconds, strict=False)}
     made = plan(cells, durations, [Host("a", workers=workers)])
     assert sorted(cells_of(made)) == sorted(cells)

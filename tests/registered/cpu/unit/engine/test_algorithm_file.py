@@ -1,4 +1,4 @@
-"""A user's file: what it registers is known, and one that cannot be loaded is one sentence and leaves nothing."""
+"""A user's file: its algorithms are registered; one that cannot be loaded registers nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_a_file_registers_is_known_in_its_order(tmp_path: Path):
             forget_algorithm(traits.name)
 
 
-def test_a_file_may_import_what_lies_beside_it(tmp_path: Path, monkeypatch):
+def test_a_file_may_import_its_neighbours(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "name_of_the_neighbour.py").write_text("NAME = 'neighbour'")
     (tmp_path / "json.py").write_text("1 / 0")  # no neighbour takes the place of another module

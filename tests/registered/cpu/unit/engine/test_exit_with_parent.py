@@ -1,4 +1,4 @@
-"""A process ends with the one that started it."""
+"""A process ends with its parent."""
 
 from __future__ import annotations
 

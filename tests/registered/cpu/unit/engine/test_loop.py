@@ -1,4 +1,4 @@
-"""The step loop at lags 0 to 3 over a toy device: same tokens as plain decoding, every law, every page home."""
+"""The step loop at lags 0 to 3 over a toy device: tokens of plain decoding, every law, every page freed."""
 
 from __future__ import annotations
 

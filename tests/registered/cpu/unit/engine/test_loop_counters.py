@@ -1,4 +1,4 @@
-"""What the loop counts of whole runs, to the last one: rounds, endings, drops and slid pages, at both lags."""
+"""Exact counters of whole runs: rounds, endings, drops and slid pages, at both lags."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ EXPECTED: Final = {
 
 
 class Eventful(ToyExecutor):
-    """Says of some rows that their tree branched and moved, and of one that its draft was invalid."""
+    """Reports some rows as branched and compacted, and one draft as invalid."""
 
     def launch(self, plan: StepPlan) -> tuple[StepPlan, StepResult]:
         return plan, super().launch(plan)
@@ -112,6 +112,6 @@ def counters(lag: int, windowed: bool) -> dict[str, int]:
 
 @pytest.mark.parametrize("windowed", [False, True], ids=["full", "windowed"])
 @pytest.mark.parametrize("lag", [0, 1, 2])
-def test_a_run_counts_what_it_did(lag, windowed):
+def test_a_run_counts_its_events(lag, windowed):
     column = lag + 3 * windowed
     assert counters(lag, windowed) == {name: by_run[column] for name, by_run in EXPECTED.items() if by_run[column]}

@@ -1,4 +1,4 @@
-"""What an engine will allocate is known before it does: the sum against real engines, and the sentences."""
+"""The memory that an engine will allocate is predicted: the sum against real engines, and the error sentences."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def judged(llm: LLM) -> list[Need]:
 
 @pytest.mark.parametrize(("algorithm", "topk"), RUNS)
 @pytest.mark.parametrize("stamps", [False, True])
-def test_the_sum_is_what_an_engine_allocates(algorithm, topk, stamps):
+def test_the_sum_equals_an_engines_allocations(algorithm, topk, stamps):
     llm = engine(algorithm, topk, kv_stamps=stamps, max_running_requests=37, dtype="float32")
     executor = llm.loop.executor
     kv, rows, rotary, *weights = judged(llm)
@@ -121,7 +121,7 @@ def test_a_layer_that_the_weights_lack_is_named_first(tmp_path, monkeypatch):
         LLM(EngineConfig(str(tmp_path)))
 
 
-def test_the_largest_need_is_named_and_what_is_unknown_refuses_nothing():
+def test_the_largest_need_is_named_and_unknown_sizes_refuse_nothing():
     found = [Need("max_total_tokens 5", "KV", 3 * GIB), Need("dtype float32 of /x", "weights", 9 * GIB // 2)]
     sizes = [need.device for need in found]
     fits(found, sizes, None, "host memory")
@@ -156,6 +156,6 @@ def test_a_control_groups_limit_is_heeded(line, folder, names, left, tmp_path):
     assert list(budget.group_memory(tmp_path, tmp_path / "groups")) == []
 
 
-def test_this_host_says_what_it_has():
+def test_this_host_reports_its_resources():
     free = budget.host_memory()
     assert free is None or 0 < free < 1 << 50

@@ -1,4 +1,4 @@
-"""What a registration refuses, always by the algorithm's name, and what it leaves behind."""
+"""What a registration refuses, always naming the algorithm, and that it leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders that go with their process, killed ones too."""
+"""Folders are removed with their process, even if it was killed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_folder_goes_with_its_end(folder):
     assert list(folder.iterdir()) == []
 
 
-def test_what_a_killed_process_left_goes_and_what_a_live_one_has_stays(folder):
+def test_folders_of_killed_processes_are_removed_and_those_of_live_ones_stay(folder):
     with TempDir("test") as mine:
         others = [
             subprocess.Popen([sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

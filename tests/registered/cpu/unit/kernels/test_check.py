@@ -1,4 +1,4 @@
-"""The checks themselves: each catches the fault that it is there for."""
+"""The checks themselves: each catches the fault that it exists for."""
 
 from __future__ import annotations
 

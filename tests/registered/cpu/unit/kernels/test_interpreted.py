@@ -25,12 +25,12 @@ ROWS = [(k, c) for k in ONCE for c in k.cases if c.size == "small"]
 
 
 def size(row):
-    """How many numbers a case has."""
+    """The number of elements of a case."""
     return sum(argument.numel() for argument in row[1].arguments() if isinstance(argument, torch.Tensor))
 
 
 def sort(row):
-    """The operation and which of its arguments are tensors of more than one number: other code runs without them."""
+    """The operation and which of its arguments are tensors of more than one element: other code runs without them."""
     kernel, case = row
     given = [isinstance(argument, torch.Tensor) and argument.numel() > 1 for argument in case.arguments()]
     return kernel.name, tuple(given)
@@ -85,7 +85,7 @@ def test_the_interpreter_needs_its_flag(monkeypatch):
 
 
 def test_a_broken_interpreter_says_why_it_does_not_run(monkeypatch):
-    """Once for a module: it is tried where the module is imported."""
+    """Once per module: it is tried when the module is imported."""
 
     def broken(a, b, into):
         raise TypeError("only 0-dimensional arrays can be converted to Python scalars")

@@ -1,4 +1,4 @@
-"""Where launches begin early, and what they are launched with."""
+"""Where programmatic dependent launch is used, and with which arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Whether launches begin early on a chip of this compute capability and so much shared memory for a program."""
+    """Whether PDL is used on a chip of this compute capability and shared memory per program."""
 
     def requests(major, room, hip=None):
         chip = SimpleNamespace(major=major, shared_memory_per_block_optin=room)

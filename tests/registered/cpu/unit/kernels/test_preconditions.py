@@ -1,4 +1,4 @@
-"""What the public operations refuse, and in which words."""
+"""What the public operations refuse, with the exact messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tile and split a step's attention takes where bits may depend on the step."""
+"""The tile and split of a step's attention where bits may depend on the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles of `fused_linear`: their room, their ranges, and each of those of more rows on a case."""
+"""Tiles of `fused_linear`: their shared memory, their ranges, and each tile of several rows on a case."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ TILES = [
 
 @pytest.mark.parametrize(("what", "found"), TILES)
 def test_a_tile_of_more_rows_gives_the_definition(monkeypatch, what, found):
-    """In Triton's interpreter, on small cases: by themselves they are too narrow for most."""
+    """In Triton's interpreter, on small cases; alone they are too narrow for most."""
     name, of = PLACES[what]
     kernel = next(kernel for kernel in KERNELS if kernel.name == name)
     case = next(case for case in kernel.cases if case.name == of)

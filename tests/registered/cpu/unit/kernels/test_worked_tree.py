@@ -49,7 +49,7 @@ def test_the_round():
 
 
 def test_a_parent_is_selected_with_its_child_when_scores_tie():
-    """Probabilities of exactly 1 give a child its parent's score; the lower id, the parent, goes first."""
+    """Probabilities of exactly 1 give a child its parent's score; the lower id, the parent's, comes first."""
     first = torch.tensor([[1.0, 0.0]])
     grown, live, chosen = expand_topk(first, torch.tensor([[[1.0, 0.0], [1.0, 0.0]]]))
     last, _, _ = expand_topk(live, torch.tensor([[[1.0, 0.0], [1.0, 0.0]]]))

@@ -57,7 +57,7 @@ def with_evidence() -> Callable[..., Run]:
 
 @pytest.fixture(scope="session")
 def oracle_of() -> Callable[[PreparedCell, Run], Oracle]:
-    """An oracle that agrees with a run, as its file would."""
+    """An oracle that agrees with a run, as read from a file."""
 
     def make(prepared: PreparedCell, run: Run) -> Oracle:
         found = {answer.name: answer for answer in run.answers}

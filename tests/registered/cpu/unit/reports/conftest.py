@@ -45,14 +45,14 @@ def header(**changes: object) -> Header:
 
 
 def changed(cell: CellResult, **changes: object) -> CellResult:
-    """A cell with other values, its own or those of its start."""
+    """A cell with changed values, its own or those of its start."""
     started = {name: changes.pop(name) for name in StartRecord.__struct_fields__ if name in changes}
     return replace(cell, start=replace(cell.start, **started), **changes)
 
 
 def cell(name: str = "eagle3.k4", **changes: object) -> CellResult:
-    """A green cell with a little of everything; changes may also be those of its start. Its state follows from its
-    gates and its error; a red state that nothing explains makes its lossless gate red, or gives it an error."""
+    """A passing cell with a little of everything; changes may also apply to its start. Its state follows from its gates
+    and its error; a red state without a cause makes its lossless gate red, or adds an error."""
     start = StartRecord(
         requested={"model_path": "llama-mini", "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 4},
         resolved={"algorithm": "EAGLE3", "topk": 4, "spec_version": "v2", "lag": 1, "page_size": 1},

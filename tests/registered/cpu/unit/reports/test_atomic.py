@@ -38,7 +38,7 @@ def test_a_place_that_is_no_directory_is_named(tmp_path):
         write_text(tmp_path / "file" / "page.md", "x")
 
 
-def test_write_all_says_that_the_disk_is_full():
+def test_write_all_reports_a_full_disk():
     with Path("/dev/full").open("wb", buffering=0) as full, pytest.raises(OSError) as caught:
         write_all(full.fileno(), b"x" * 10)
     assert caught.value.errno == errno.ENOSPC

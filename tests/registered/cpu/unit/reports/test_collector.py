@@ -51,6 +51,6 @@ with paused():
 """
 
 
-def test_what_was_built_is_old_and_what_was_frozen_stays_frozen_and_is_rarely_counted():
+def test_built_objects_are_in_the_oldest_gc_generation_and_frozen_ones_stay_frozen():
     done = subprocess.run([sys.executable, "-c", FROZEN], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

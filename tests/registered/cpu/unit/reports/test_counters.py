@@ -1,4 +1,4 @@
-"""The rule of a whole stage, from judged numbers to the pages that show it."""
+"""The counter rule of a whole stage, from its numbers to the pages that show it."""
 
 import io
 import json

@@ -79,7 +79,7 @@ def test_five_questions_are_answered():
     assert len(QUESTIONS) == 5
 
 
-def test_frames_hold_what_the_report_says(runs):
+def test_frames_hold_the_content_of_the_report(runs):
     base = load(runs / "out" / "base")
     loaded = specmatrix.load(runs / "out" / "base", [runs / "out" / "head"])
     cells, starts = loaded.cells(), loaded.starts()

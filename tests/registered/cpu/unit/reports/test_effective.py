@@ -12,7 +12,7 @@ def test_start_axes_take_the_resolved_value_and_request_axes_their_own():
     assert effective(axes, resolved) == ran
 
 
-def test_a_cell_that_did_not_run_keeps_what_was_asked():
+def test_a_cell_that_did_not_run_keeps_its_request():
     assert effective({"topk": "4"}, None) == {"topk": "4"}
 
 

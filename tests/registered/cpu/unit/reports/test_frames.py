@@ -1,4 +1,4 @@
-"""What `specmatrix.load` takes and refuses, and what it costs to import."""
+"""What `specmatrix.load` accepts and refuses, and what it imports."""
 
 import json
 import subprocess
@@ -44,7 +44,9 @@ def test_runs_differ_by_their_path(tmp_path, make_cell, write_report):
     assert runs.starts()["start"].nunique() == 1
 
 
-def test_values_that_ran_are_beside_those_asked_for_and_missing_where_nothing_ran(tmp_path, make_cell, write_report):
+def test_effective_values_stand_beside_requested_ones_and_are_missing_where_nothing_ran(
+    tmp_path, make_cell, write_report
+):
     cells = [make_cell("ran"), make_cell("refused", resolved=None, resolved_hash=None)]
     frame = specmatrix.load(write_report(tmp_path, cells)).cells().set_index("id")
     assert frame["spec_version"].tolist() == ["auto", "auto"]

@@ -58,7 +58,7 @@ WAIVED = ("waived", "topk=4 and algorithm=eagle")
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of real cells, and of one that is as red as a cell can be."""
+    """The report of real cells and of one cell that is red in every way."""
     runner = reference_runner(0)
     directory = tmp_path_factory.mktemp("whole")
     records = [runner.run_cell(Cell.from_id(name)) for name in REAL]
@@ -266,7 +266,7 @@ def read(path: Path, base: Report) -> bool:
 
 
 def raw(path: Path, base: Report, ends: Counter[str]) -> str:
-    """What goes wrong beside a refusal in one sentence, "" if nothing; `ends` counts the ways to end well."""
+    """What goes wrong other than a refusal in one sentence, "" if nothing; `ends` counts the valid outcomes."""
     try:
         ends["green" if read(path, base) else "red"] += 1
     except ReportError as refusal:

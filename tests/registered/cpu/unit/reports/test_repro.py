@@ -1,4 +1,4 @@
-"""Commands that run as they are printed."""
+"""Printed commands run as they are."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ COMMAND = "specmatrix run --cells 'eagle3.k4' --seed 0"
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment `.venv` below the working directory, which no shell knows."""
+    """An environment `.venv` in the working directory that is not on PATH."""
     console = tmp_path / "my work" / ".venv" / "bin" / "specmatrix"
     console.parent.mkdir(parents=True)
     console.touch(mode=0o755)
@@ -40,7 +40,7 @@ def test_an_active_environment_needs_the_name_alone(installed: Path, monkeypatch
     assert as_called(COMMAND) == COMMAND
 
 
-def test_another_installation_on_the_path_is_not_this_one(
+def test_a_second_installation_on_the_path_is_not_this_one(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     other = tmp_path / "bin" / "specmatrix"
@@ -55,5 +55,5 @@ def test_a_checkout_that_is_not_installed_is_run_as_a_module(installed: Path):
     assert as_called(COMMAND) == f"'{installed.with_name('python')}' -m {COMMAND}"
 
 
-def test_another_command_stays_as_it_is(installed: Path):
+def test_other_commands_are_unchanged(installed: Path):
     assert as_called("pytest tests") == "pytest tests"

@@ -1,4 +1,4 @@
-"""Reports read back: what was written, or one sentence that names the file and the line."""
+"""Reading reports: the written content, or one error sentence that names the file and the line."""
 
 import json
 from typing import get_args
@@ -51,7 +51,7 @@ DAYS = st.dates().map(str)
 
 
 def cell_of(state, gates, error, **parts: object) -> CellResult:
-    """A cell whose gates and error are those of its state."""
+    """A cell whose gates and error agree with its state."""
     judged = state in GATE_STATES
     gates = (*(replace(gate, state=state) for gate in gates), GateResult("last", state)) if judged else ()
     error = None if state == "PASS" else error if judged else error or "no machine"
@@ -108,7 +108,7 @@ def three(tmp_path, make_cell, write_report):
 
 @pytest.fixture
 def large(monkeypatch):
-    """Every report counts as a large one, whose cells are decoded when they are used."""
+    """Treats every report as a large one, whose cells are decoded on use."""
     monkeypatch.setattr(specmatrix.reports.store, "EAGER_BYTES", 1)
 
 
@@ -297,7 +297,7 @@ def test_lines_are_the_same_where_only_the_running_time_differs(tmp_path, make_c
     ],
 )
 def test_only_the_running_time_is_left_out_of_account(tmp_path, make_cell, write_report, mine, theirs):
-    """A number of a gate that is called like it, at the end of a line that has no running time."""
+    """A gate's number of the same name, at the end of a line without a running time."""
     sides = []
     for name, numbers in (("base", mine), ("head", theirs)):
         cell = make_cell("a", seconds=0.5, evidence={}, gates=(GateResult("ledger", "PASS", numbers),))

@@ -64,7 +64,7 @@ def test_an_exception_leaves_no_report(tmp_path, make_cell, make_header):
         load(tmp_path / "report.jsonl.partial")
 
 
-def test_an_earlier_run_stays_until_the_new_one_is_whole(tmp_path, make_cell, make_header, write_report):
+def test_an_earlier_run_stays_until_the_new_one_is_complete(tmp_path, make_cell, make_header, write_report):
     write_report(tmp_path, [make_cell("old")])
     for name in ("summary.json", "report.md", "report.html", "notes.txt"):
         (tmp_path / name).write_text("old")

@@ -24,7 +24,7 @@ def test_text_is_one_short_line(text, short):
     assert shorten(text, 5) == short
 
 
-def test_a_long_rewrite_keeps_what_was_asked_and_what_came_of_it():
+def test_a_long_rewrite_keeps_the_requested_and_the_resolved_value():
     assert shorten_rewrite("spec_version: v2 -> v1") == "spec_version: v2 -> v1"
     assert shorten_rewrite(f"file: {'a' * 90}\n-> {'b' * 90}") == f"file: {'a' * 63}… -> {'b' * 39}…"
 
@@ -43,7 +43,7 @@ def test_a_failure_names_its_red_gates_and_its_error(make_cell):
     assert failure(make_cell(state="INFRA", gates=(), error="no memory")) == "no memory"
 
 
-def test_first_divergence_is_what_the_lossless_gate_recorded(make_cell):
+def test_first_divergence_is_that_of_the_lossless_gate(make_cell):
     gate = GateResult("lossless", "FAIL", {"first_divergence": "prompt 2, token 9"})
     assert first_divergence(make_cell(gates=(gate,))) == "prompt 2, token 9"
     assert first_divergence(make_cell()) == ""

@@ -1,4 +1,4 @@
-"""On a GPU: what a registered drafter does wrong is named, the others keep their tokens, and no launch waits."""
+"""On a GPU: invalid output of a registered drafter is named, other requests keep their tokens, and no launch waits."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def plain() -> list[tuple[int, ...]]:
 
 @pytest.fixture
 def pretending():
-    """An engine of the algorithm PRETENDER with a given drafter; forgotten behind the test."""
+    """An engine of the algorithm PRETENDER with a given drafter; it is unregistered after the test."""
 
     def start(drafter, **more: object) -> LLM:
         register_algorithm(TRAITS, drafter)
@@ -116,7 +116,7 @@ def test_a_lie_about_a_row_costs_its_request_alone(pretending, liar, lie):
 
 
 @pytest.mark.parametrize(("liar", "lie"), WRONG.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_whoever_lies_of_the_batch_reads_or_raises_is_put_aside(pretending, liar, lie):
+def test_a_drafter_that_returns_a_bad_batch_reads_or_raises_is_disabled(pretending, liar, lie):
     """At lag 1: a round of the old width may still be in flight."""
     llm = pretending(liar, spec_version="v2")
     with pytest.warns(RuntimeWarning) as caught:
@@ -129,7 +129,7 @@ def test_whoever_lies_of_the_batch_reads_or_raises_is_put_aside(pretending, liar
     at_rest(llm)
 
 
-def test_what_a_drafter_writes_into_its_inputs_reaches_nobody(pretending):
+def test_writes_of_a_drafter_into_its_inputs_have_no_effect(pretending):
     llm = pretending(WritesEverything, spec_version="v2")
     for _ in range(3):
         assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == plain()

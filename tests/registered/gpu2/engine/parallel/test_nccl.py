@@ -1,4 +1,4 @@
-"""Two ranks over NCCL: each on a GPU of its own, and one that dies, hangs or raises in a collective ends all."""
+"""Two ranks over NCCL, each on its own GPU; one that dies, hangs or raises in a collective ends all."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ TIE = 0.25
 spare_ends = pytest.fixture(scope="module", autouse=True)(spare_ends)
 
 
-def test_ranks_hold_what_is_theirs_on_their_own_gpus():
+def test_ranks_hold_their_tensors_on_their_own_gpus():
     check_homes(SIZE)
 
 
-def test_two_gpus_say_what_one_says():
+def test_two_gpus_generate_what_one_generates():
     check_tokens(SIZE)
 
 
 def test_in_half_precision_two_gpus_leave_one_only_where_two_tokens_tie():
-    """No joined projection stands where the sums of ranks do: it would add what one rank has alone."""
+    """No projection is fused across a sum over ranks: it would add one rank's part only."""
     fast = {"dtype": "bfloat16", "enable_deterministic_inference": False}
     ranked = RankedLLM(asked(tp_size=SIZE, **fast), resolve_path)
     exact = LLM(asked(), resolve_path).generate(PROMPTS, replace(PARAMS, top_logprobs_num=2))

@@ -1,4 +1,4 @@
-"""Eight ranks over NCCL: each on a GPU of its own, and one that dies, hangs or raises in a collective ends all."""
+"""Eight ranks over NCCL, each on its own GPU; one that dies, hangs or raises in a collective ends all."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SIZE = 8
 spare_ends = pytest.fixture(scope="module", autouse=True)(spare_ends)
 
 
-def test_ranks_hold_what_is_theirs_on_their_own_gpus():
+def test_ranks_hold_their_tensors_on_their_own_gpus():
     check_homes(SIZE)
 
 
-def test_eight_gpus_say_what_one_says():
+def test_eight_gpus_generate_what_one_generates():
     check_tokens(SIZE)
 
 

@@ -1,4 +1,4 @@
-"""Attention of a step and of a drafting round against plain attention over the same tokens."""
+"""Attention of a step and of a drafting round, against plain attention over the same tokens."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ def test_one_attention_serves_a_round_whose_width_changes(tokens, drafted):
     torch.testing.assert_close(out, plain(q[0, 6:8], k[0, :8], v[0, :8], seen))
 
 
-def test_a_layer_may_store_what_it_drafts_itself(tokens, drafted):
-    """Where there is a sink, keys and values that were stored there need not be handed over."""
+def test_a_layer_may_store_its_own_drafts(tokens, drafted):
+    """With a sink, keys and values that are already stored there need not be passed."""
     q, k, v, kv = tokens
     attend = DraftAttention(drafted, SLOTS[:2, :12], prefix(drafted, tokens, [3, 12, 0])[:2], capacity=2)
     for step in range(2):

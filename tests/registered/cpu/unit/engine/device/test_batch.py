@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def seen(bias):
-    """Where a bias lets a query look; the rest must be exactly -inf."""
+    """The positions that a bias lets a query attend to; the rest must be exactly -inf."""
     assert bool(((bias == 0) | (bias == float("-inf"))).all())
     return bias == 0
 
@@ -89,7 +89,7 @@ def test_the_tree_bias_of_a_chain_is_the_causal_bias():
 
 
 def world(page_size=3):
-    """Rows 2 and 1 own scattered pages; the relay says other lengths than any plan."""
+    """Rows 2 and 1 own scattered pages; the relay holds lengths that differ from any plan."""
     table = SlotTable(4, 12, page_size, CPU, stamps=False)
     table.extend(
         [
@@ -142,7 +142,7 @@ def test_a_round_reads_lengths_and_roots_from_the_relay():
     ]
 
 
-def test_what_the_host_knows_comes_row_by_row_in_rounds_only():
+def test_host_tokens_come_row_by_row_in_rounds_only():
     relay, table = world()
     rows = (
         PlanRow(rid=9, account=9, row=2, width=3, bound=8, first_page=3, generation=9, tokens=(1, 2)),
@@ -218,8 +218,8 @@ def test_padding_past_the_reach_goes_to_slot_0_too():
     assert batch.write_slots(count(5, CPU))[1].tolist() == [slot((3, 6), 3), slot((3, 6), 4), 0, 0, 0]
 
 
-def test_padding_lies_at_no_position_past_the_reach():
-    """A model knows no position there."""
+def test_padding_has_no_position_past_the_reach():
+    """The model has no position there."""
     relay, table = world()
     rows = (
         PlanRow(rid=9, account=9, row=2, width=9, bound=9, first_page=3, generation=9, start=0, tokens=(1,) * 9),

@@ -49,7 +49,7 @@ def test_shapes_are_kept_up_to_a_number():
     assert (graphs.counters.counts["graph.eager"], graphs.counters.counts["graph.replayed"]) == (3, 0)
 
 
-def test_an_engine_holds_no_more_than_it_was_asked_to():
+def test_an_engine_holds_no_more_than_requested():
     llm = engine("NONE", 1, cuda_graph_max_gb=3)
     assert "cuda_graph_max_gb" not in llm.readback() and graphs_for(llm.resolved, CPU, llm.loop.counters) is None
     executor = llm.loop.executor
@@ -74,9 +74,9 @@ def test_padding_changes_nothing(algorithm, topk):
 
 
 @pytest.mark.parametrize("algorithm", [name for name, topk in RUNS if topk > 1 and name != "NGRAM"])
-def test_padding_accepts_one_path_where_the_target_says_nothing_but_token_0(algorithm):
-    """Padding begins with a root of token 0 and drafts of no round; equal siblings would all be accepted, which are
-    more here than a path has nodes."""
+def test_padding_accepts_one_path_if_the_target_only_generates_token_0(algorithm):
+    """Padding begins with a root of token 0 and drafts of no round; equal siblings would all be accepted, more than a
+    path has nodes."""
     said = []
     for padding in (False, True):
         llm = engine(algorithm, 4, speculative_num_steps=2, enable_deterministic_inference=True)

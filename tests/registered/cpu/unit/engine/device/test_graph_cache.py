@@ -16,12 +16,12 @@ def shape(width: int, batch: int = 1) -> GraphShape:
 
 
 def bundles(most_bytes: int = 100, kept: int = 4, idle_rounds: int = 50) -> GraphCache[int]:
-    """Graphs are the bytes that they take."""
+    """A graph is represented by its size in bytes."""
     return GraphCache(lambda bundle: sum(size or 0 for size in bundle.graphs.values()), kept, most_bytes, idle_rounds)
 
 
 def ran(made: GraphCache[int], one: GraphShape, size: int) -> str:
-    """A round as Graphs.run does it."""
+    """A round as in Graphs.run."""
     if not made.seen(one):
         return "eager"
     if made.swap(one.width).graphs[one] is not None:
@@ -43,7 +43,7 @@ def test_a_shape_is_captured_the_second_time_it_comes():
     assert (counts(made), made.memory) == ({4: 1}, (1, 10))
 
 
-def test_each_width_has_a_bundle_of_its_own():
+def test_each_width_has_its_own_bundle():
     made = bundles()
     for one in (shape(4), shape(2), shape(4, batch=2)):
         made.seen(one)
@@ -73,7 +73,7 @@ def test_a_full_bundle_of_graphs_forgets_only_one_that_has_rested():
     assert [one.batch for one in made.swap(4).graphs] == [2, 4]
 
 
-def test_beyond_the_bytes_a_bundle_that_has_rested_is_dropped_whole():
+def test_an_idle_bundle_is_dropped_beyond_the_memory_bound():
     made = bundles(most_bytes=100, idle_rounds=5)
     for width, batch in ((2, 1), (2, 2), (4, 1)):
         assert [ran(made, shape(width, batch), 30) for _ in range(2)] == ["eager", "captured"]
@@ -85,7 +85,7 @@ def test_beyond_the_bytes_a_bundle_that_has_rested_is_dropped_whole():
 
 
 def test_the_graph_that_is_too_much_beside_those_in_use_runs_without_from_then_on():
-    """A pool shrinks only as a whole, so the others are captured once more."""
+    """A pool shrinks only as a whole, so the remaining graphs are captured again."""
     made = bundles(most_bytes=100)
     cycle = [(1, 10), (2, 10), (4, 90)]
     rounds = [[ran(made, shape(4, batch), size) for batch, size in cycle] for _ in range(4)]
@@ -109,7 +109,7 @@ def test_a_graph_that_has_rested_makes_room_in_its_bundle():
     assert [one.batch for one, graph in made.swap(4).graphs.items() if graph] == [2, 4]
 
 
-def test_what_was_refused_is_tried_again_once_another_bundle_has_made_room():
+def test_a_refused_capture_is_retried_once_a_bundle_has_freed_memory():
     made = bundles(most_bytes=100, kept=6, idle_rounds=20)
     for batch in range(1, 7):
         ran(made, shape(2, batch), 10), ran(made, shape(2, batch), 10)
@@ -136,7 +136,7 @@ CYCLES = st.lists(SHAPES, min_size=1, max_size=40)
 @given(before=CYCLES, cycle=CYCLES, sizes=SIZES, kept=st.integers(1, 6))
 @settings(max_examples=300, deadline=None)
 def test_what_repeats_itself_soon_captures_nothing_any_more(before, cycle, sizes, kept):
-    """Whatever came before, and wherever the bounds are, once that has rested and each shape of the cycle was tried."""
+    """Holds after any history and for any bounds, once each shape of the cycle was tried."""
     made = bundles(most_bytes=100, kept=kept)
     turns = made.idle_rounds // len(cycle) + 2 * len(set(cycle)) + 3
     for one in before * 3 + cycle * turns:
@@ -146,7 +146,7 @@ def test_what_repeats_itself_soon_captures_nothing_any_more(before, cycle, sizes
 
 @given(shapes=st.lists(SHAPES, max_size=400), sizes=SIZES, kept=st.integers(1, 6))
 @settings(max_examples=50, deadline=None)
-def test_the_bounds_hold_behind_every_round(shapes, sizes, kept):
+def test_the_bounds_hold_after_every_round(shapes, sizes, kept):
     made = bundles(most_bytes=100, kept=kept, idle_rounds=7)
     for one in shapes:
         ran(made, one, sizes.get(one, 20))

@@ -22,7 +22,7 @@ def test_floats_are_rounded_as_torch_rounds_them():
     assert torch.equal(floats(numbers, torch.device("cpu")), torch.tensor(numbers))
 
 
-def test_each_call_has_memory_of_its_own():
+def test_each_call_has_its_own_memory():
     first, second = (integers([1, 2], torch.device("cpu")) for _ in range(2))
     first[0] = 9
     assert second.tolist() == [1, 2]

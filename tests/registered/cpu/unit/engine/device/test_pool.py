@@ -22,7 +22,7 @@ def test_slots_are_pages_times_size_and_start_as_zeros(pool):
     assert KVPool(KVLayout(1, 1, 2), 2, 1, torch.float32, "cpu").stamps is None
 
 
-def test_spare_slots_lie_behind_all_pages():
+def test_spare_slots_follow_all_pages():
     pool = KVPool(KVLayout(2, 2, 5), 4, 3, torch.float32, "cpu", stamps=True, spare=2)
     assert pool.spare.tolist() == [12, 13] and pool.data.shape[1] == 14 and len(pool.stamps) == 12
     pool.store(1, pool.spare, torch.ones(2, 20))
@@ -70,7 +70,7 @@ def test_a_latent_slot_has_one_plane():
     assert KVLayout(1, 2, 16).factor == 0.25
 
 
-def test_a_pool_without_layers_has_slots_for_nobody():
+def test_a_pool_without_layers_has_no_slots():
     """All layers of a target may be windowed; the other pool is empty then."""
     pool = KVPool(KVLayout(0, 2, 5), 4, 3, torch.float32, "cpu", stamps=True)
     assert (len(pool.rows), len(pool.heads), len(pool.stamps)) == (0, 0, 12)

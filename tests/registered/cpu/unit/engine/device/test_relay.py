@@ -1,4 +1,4 @@
-"""The relay keeps what each row was last given, and nothing of its neighbours."""
+"""The relay keeps each row's latest values, and nothing of its neighbours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def relay_of(carries=CARRIES):
     return Relay(5, carries, CPU)
 
 
-def test_lengths_and_roots_come_back_in_the_order_asked():
+def test_lengths_and_roots_are_returned_in_the_requested_order():
     relay = relay_of()
     relay.publish(torch.tensor([3, 1]), torch.tensor([10, 20]), torch.tensor([[7], [8]]))
     relay.publish(torch.tensor([2]), torch.tensor([30]), torch.tensor([[9]]))
@@ -74,7 +74,7 @@ def test_a_drafters_state_comes_back_by_row():
         assert not relay.carried[carry.name][[0, 1, 3]].any()
 
 
-def test_a_row_is_cleared_of_what_another_request_left():
+def test_a_row_is_cleared_of_its_previous_request():
     relay = relay_of()
     rows = torch.tensor([1, 3])
     state = {carry.name: torch.ones(2, *carry.shape, dtype=carry.dtype) for carry in CARRIES}

@@ -1,4 +1,4 @@
-"""Coins, drawing and log-probabilities: distributions, promises of the host, independence of the batch."""
+"""Coins, sampling and log-probabilities: distributions, guarantees from the host, independence of the batch."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_greedy_takes_the_first_of_equals_whatever_the_promise():
     assert pick(logits, at, rows((0.0, 0, 1.0, 1))).tolist() == [[1]]
 
 
-def test_a_mixed_batch_gives_each_row_what_it_gets_alone():
+def test_a_mixed_batch_gives_each_row_its_result_alone():
     given = [(0.0, 0, 1.0, 5), (1.0, 0, 1.0, 6), (0.7, 5, 1.0, 7), (1.3, 0, 0.8, 8), (0.9, 9, 0.5, 9)]
     logits = torch.randn(5, 7, 50, generator=torch.Generator().manual_seed(0)) * 2
     at = torch.randint(0, 1000, (5, 7), generator=torch.Generator().manual_seed(1))

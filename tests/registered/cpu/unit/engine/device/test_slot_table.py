@@ -77,7 +77,7 @@ def test_steps_read_in_strides_up_to_the_tables_width(bound, reach):
     assert table.reach(bound) == reach and table.read(torch.tensor([1, 2]), reach).shape == (2, reach)
 
 
-def test_writers_are_kept_only_when_asked_for():
+def test_writers_are_recorded_on_request_only():
     assert SlotTable(2, 4, 2, CPU, stamps=False).writers is None
 
 

@@ -30,7 +30,7 @@ def test_one_more_than_the_lag_may_wait(lag):
     assert [int(ring.take(staged).count) for staged in (*waiting[1:], again)] == [*range(1, lag + 1), 7]
 
 
-def test_what_is_taken_is_what_was_put():
+def test_a_taken_result_is_the_stored_one():
     ring = StagingRing(0, CPU)
     put = StepOutput(tokens=torch.arange(6).view(2, 3), count=torch.tensor([1, 3]), codes=torch.tensor([0, 4]))
     taken = ring.take(ring.put(put))

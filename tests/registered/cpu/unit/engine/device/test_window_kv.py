@@ -23,7 +23,7 @@ WINDOWS = (None, WINDOW, None, WINDOW, WINDOW)
 
 
 def groups(kind: type[KVGroups] = KVGroups) -> KVGroups:
-    """The groups of five layers, each with a pool and a table of its own."""
+    """The groups of five layers, each with its own pool and table."""
     routes = routes_of(WINDOWS)
     full, near = (
         (KVPool(layout, 10, SIZE, torch.float32, CPU, stamps=True), SlotTable(6, 20, SIZE, CPU, stamps=True))
@@ -33,7 +33,7 @@ def groups(kind: type[KVGroups] = KVGroups) -> KVGroups:
 
 
 def world(rows: tuple[PlanRow, ...], starts: dict[int, int], prefill: bool = False, kind: type[KVGroups] = KVGroups):
-    """A step, and the groups with the plan's pages entered."""
+    """A step, and the groups with the plan's pages written to their tables."""
     relay, kv = Relay(6, (), CPU), groups(kind)
     for row, start in starts.items():
         relay.publish(torch.tensor([row]), torch.tensor([start]), torch.tensor([[1]]))
@@ -73,7 +73,7 @@ def round_rows():
     )
 
 
-def test_layers_split_by_what_they_see():
+def test_layers_are_split_by_their_attention():
     full, windowed = (group.pool.layout for group in groups().groups)
     assert (full.layers, windowed.layers, windowed.head_dim) == (2, 3, 4)
     assert groups().routes == ((0, 0), (1, 0), (0, 1), (1, 1), (1, 2))

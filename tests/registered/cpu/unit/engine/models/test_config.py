@@ -117,7 +117,7 @@ def test_a_block_draft_reads_the_last_layer_behind_the_final_norm(read):
     ("layers", "target", "states"), [(5, 36, (2, 10, 18, 26, 34)), (1, 8, (5,)), (3, 12, (2, 6, 10)), (2, 4, (2, 2))]
 )
 def test_dflash_spreads_its_states_over_the_target(read, layers, target, states):
-    """Behind layers 1, 9, 17, 25 and 33 for 36 layers and 5 of the draft."""
+    """After layers 1, 9, 17, 25 and 33, for 36 layers and a draft of 5."""
     assert read(DFLASH | {"num_hidden_layers": layers}).draft.states_of(target) == states
 
 

@@ -1,4 +1,4 @@
-"""Few rows in half precision: a layer's projections together with what stands around them, in Triton's interpreter."""
+"""Few rows in half precision: a layer's projections fused with neighbouring operations, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.register(est_seconds=18, stage="pr")
 
 
 def outputs(model, paged):
-    """Logits of a chunk and of a step behind it, and all keys and values that they leave."""
+    """Logits of a chunk and of the step after it, and all keys and values that they store."""
     requests = paged(model, 2, 32)
     tokens = torch.arange(20).view(2, 10) * 7 + 3
     with interpreted(), torch.inference_mode():
@@ -50,7 +50,7 @@ def test_deterministic_models_and_single_precision_never_join():
 
 
 def test_ranks_that_share_a_model_never_join():
-    """What each of them adds is summed over all of them first."""
+    """Their contributions are summed over all of them first."""
     with interpreted():
         for size in (1, 2):
             norm = Norm(64, 1e-5, torch.float16, torch.device("cpu"), deterministic=False, ranks=Ranks(0, size))

@@ -58,7 +58,7 @@ def test_half_precision_norm_is_not_folded():
 @pytest.mark.parametrize(
     ("steady", "usual"), [(steady_silu, torch.nn.functional.silu), (steady_sigmoid, torch.sigmoid)]
 )
-def test_a_gates_bits_do_not_depend_on_where_a_number_lies(steady, usual, threads):
+def test_a_gates_bits_do_not_depend_on_the_address(steady, usual, threads):
     x = torch.randn(101, 770, generator=torch.Generator().manual_seed(0))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Products whose rows keep their bits: the law, the forms that are tried, and what a machine without any hears."""
+"""Batch-invariant products: the law, the implementations that are tried, and the error of a machine without any."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_form_is_a_product(form, rows):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_keep_their_bits_whatever_the_blas(shape):
-    """Beyond what the law tries: every number of rows, and products that are cut."""
+    """Beyond the cases of the law: every number of rows, and split products."""
     held = linear_ops(True)
     weight = held.hold(torch.randn(shape))
     x = torch.randn(*shape[:-2], 2 * MOST + 9, shape[-2])
@@ -66,7 +66,7 @@ def test_rows_keep_their_bits_whatever_the_blas(shape):
 
 
 def uneven(blocks):
-    """A matmul whose rows depend on their place, unless they come in one of `blocks`."""
+    """A matmul whose rows depend on their position, unless they come in one of `blocks`."""
 
     def matmul(x, weight):
         rows = x.shape[-2]
@@ -88,7 +88,7 @@ def test_the_first_form_that_holds_is_taken(blocks, name, monkeypatch):
 
 
 def test_each_shape_of_a_model_has_its_form(monkeypatch):
-    """The first weight asks for more than the second."""
+    """The first weight needs more than the second."""
     tried = []
 
     def law(form, shape, dtype, threads):

@@ -104,7 +104,7 @@ def test_facts_of_bundled_layers(target_folder):
 
 
 def test_a_pytorch_checkpoint_is_not_loaded(llama_folder):
-    """Weights come from safetensors only: a pickle beside config.json is as good as no weights."""
+    """Weights come from safetensors only: a pickle beside config.json counts as missing weights."""
     folder = llama_folder()
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="has no safetensors weights"):

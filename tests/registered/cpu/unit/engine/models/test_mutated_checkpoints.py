@@ -110,7 +110,7 @@ def parsed(text: bytes) -> dict | None:
 
 
 def replace(file: Path, draw: Random) -> None:
-    """Put something else in a file's place."""
+    """Replace a file by something else."""
     kind = draw.randrange(6)
     if file.is_dir():
         file.rmdir()
@@ -142,7 +142,7 @@ def change_header(file: Path, draw: Random) -> None:
 
 
 def change_numbers(file: Path, draw: Random) -> None:
-    """Change some bytes of a safetensors file behind its header."""
+    """Change some bytes of a safetensors file after its header."""
     data = bytearray(file.read_bytes())
     begin = 8 + int.from_bytes(data[:8], "little")
     length = draw.choice((1, 4, 64, 10_000))
@@ -173,7 +173,8 @@ def start(pair: tuple[str, str, str | None], folders: dict[str, Path]) -> Answer
 
 
 def continuation(folder: Path, prompt: tuple[int, ...], tokens: int) -> tuple[int, ...] | None:
-    """What transformers continues a prompt with, None if it does not load the checkpoint or two tokens are close."""
+    """The tokens with which transformers continues a prompt, None if it does not load the checkpoint or two tokens are
+    close."""
     ids = list(prompt)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")

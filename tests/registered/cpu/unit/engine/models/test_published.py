@@ -63,7 +63,7 @@ def test_logits_are_those_of_transformers(published, paged, name):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_every_pair_says_what_transformers_says(published, name):
+def test_every_pair_generates_what_transformers_generates(published, name):
     """With drafts of random weights: most are refused, so that their KV and states are rolled back all the time."""
     pair = PAIRS[name]
     small = {"device": "cpu", "dtype": "float32", "context_length": 256, "max_total_tokens": 512, "strict_memory": 2}
@@ -135,7 +135,7 @@ def test_an_eagle_draft_under_its_targets_name_drafts(zoo, tmp_path):
 
 
 def test_the_layouts_are_sharded_tied_and_stored_in_16_bits(published):
-    """What the tests above rest on."""
+    """The assumptions of the tests above."""
     kinds = {}
     for name in TARGETS:
         folder = published(name)

@@ -70,7 +70,7 @@ def test_yarn_lengthens_pairs_as_transformers_does(changes):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_turned_copy_is_what_turning_in_place_gives(dtype):
+def test_a_rotated_copy_equals_rotation_in_place(dtype):
     rotation = rotations(RopeConfig(100.0), 6, 5, torch.device("cpu"))[:, None]
     wide = torch.randn(5, 31).to(dtype)
     part = wide[:, 12:24]
@@ -89,7 +89,7 @@ def test_the_old_spelling_means_the_same():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_turning_pairs_equals_rotating_halves(dtype):
-    """Scores of turned queries and keys are those of the rotate-half form that checkpoints are made for."""
+    """Scores of rotated queries and keys equal those of the rotate-half form that checkpoints are trained with."""
     torch.manual_seed(0)
     heads, d, tokens, width = 3, 8, 5, 16
     x, weight = torch.randn(tokens, width), torch.randn(heads * d, width)

@@ -1,4 +1,4 @@
-"""Every target beside Llama against transformers' own model of the same checkpoint, and its bits against its calls."""
+"""Every target but Llama against transformers' own model of the same checkpoint, and bitwise equality across calls."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_requests_of_different_lengths_share_a_step(pair, paged, kind):
 @pytest.mark.parametrize(("kind", "changes"), VARIANTS.values(), ids=VARIANTS)
 @torch.inference_mode()
 def test_each_path_of_a_tree_has_its_own_logits(pair, paged, kind, changes):
-    """The tree is deeper than the smaller windows, so that a node looks past some of its ancestors."""
+    """The tree is deeper than the smaller windows, so that a node does not attend to all of its ancestors."""
     ours, theirs = pair(kind, **changes)
     driver = paged(ours, 1, 40)
     prefix, nodes, parents = TOKENS[:1, :22], TOKENS[0, 22:31], [-1, 0, 0, 1, 2, 3, 4, 6, 7]

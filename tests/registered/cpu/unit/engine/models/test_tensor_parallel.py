@@ -58,7 +58,7 @@ class Threads:
 
 
 class ThreadRank(Ranks):
-    """A rank whose others are threads."""
+    """A rank whose peers are threads."""
 
     def __init__(self, threads: Threads, rank: int) -> None:
         super().__init__(rank, threads.size)
@@ -83,7 +83,7 @@ def logits_and_states(folder, paged, ranks: Ranks, widths: list[int]) -> tuple[l
 
 
 @pytest.mark.parametrize(("architecture", "changes", "size"), SHARED.values(), ids=SHARED)
-def test_ranks_compute_what_the_whole_model_does(target_folder, paged, architecture, changes, size):
+def test_ranks_compute_the_same_as_the_whole_model(target_folder, paged, architecture, changes, size):
     folder = target_folder(architecture, **changes)
     whole, states = logits_and_states(folder, paged, Ranks(), [24])
     found = Threads(size).run(lambda ranks: logits_and_states(folder, paged, ranks, [17, 1, 6]))

@@ -60,7 +60,7 @@ def test_a_promised_tensor_is_missed_only_where_it_is_wanted(tmp_path):
     assert set(load_weights(tmp_path, "cpu", torch.float32, ("b",))) == {"b"}
 
 
-def test_tensors_of_another_model_are_left(tmp_path):
+def test_tensors_of_a_different_model_are_left(tmp_path):
     take = WeightReader({"layers.1.a": TENSORS["a"], "layers.10.a": TENSORS["a"]}, "Model")
     take.leave("layers.1.")
     with pytest.raises(ConfigError, match=r"Model: tensor 'layers\.10\.a' does not belong"):
@@ -116,7 +116,7 @@ def test_broken_index(tmp_path, text, sentence):
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.int8, torch.uint8])
 def test_a_quantized_tensor(tmp_path, kind):
-    """Its scales lie in tensors of their own; read without them its numbers would mean something else."""
+    """Its scales are in separate tensors; read without them its values would be wrong."""
     save_file({"a": torch.ones(2).to(kind)}, tmp_path / "model.safetensors")
     sentence = r"model.safetensors: tensor 'a' is stored as (F8_E4M3|I8|U8); quantized weights are not supported"
     with pytest.raises(ConfigError, match=sentence):
@@ -170,8 +170,8 @@ def test_take_refuses_numbers_of_the_wrong_kind():
         take.ids("c", 2)
 
 
-def test_take_lets_go_of_what_it_handed_out():
-    """A model keeps copies of its own; the checkpoint's would be a second model in memory."""
+def test_take_releases_the_result():
+    """A model keeps its own copies; the checkpoint's tensors would be a second model in memory."""
     weights = {"a": torch.zeros(2), "b": torch.zeros(2), "layers.9.c": torch.zeros(2)}
     kept = weakref.ref(weights["a"])
     take = WeightReader(weights, "Model")
@@ -180,7 +180,7 @@ def test_take_lets_go_of_what_it_handed_out():
     assert set(weights) == {"b"} and kept() is None
 
 
-def test_take_refuses_what_is_missing_misshapen_or_left_over():
+def test_take_refuses_missing_misshapen_and_unused_tensors():
     take = WeightReader({"a": torch.zeros(2, 3), "b": torch.zeros(1), "x.rotary_emb.inv_freq": torch.zeros(4)}, "Model")
     with pytest.raises(ConfigError, match="Model: tensor 'c' is missing from the weights"):
         take("c", 1)
@@ -193,7 +193,7 @@ def test_take_refuses_what_is_missing_misshapen_or_left_over():
 
 
 def test_a_gpu_without_a_number_is_the_current_one(monkeypatch):
-    """A rank's own, where safetensors would take the first."""
+    """A rank's own device, where safetensors would take the first."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert [numbered(device) for device in ("cuda", torch.device("cuda"), "cuda:1", "cpu")] == [
         "cuda:3",

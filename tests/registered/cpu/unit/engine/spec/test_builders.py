@@ -1,4 +1,4 @@
-"""The builders' table: each row makes its algorithm's drafter, and what has no row says so."""
+"""The builders' table: each row builds its algorithm's drafter, and an algorithm without a row is an error."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_draft_pool_has_the_targets_pages_and_slots(zoo):
     assert pool.data.dtype is torch.float32
 
 
-def test_an_algorithm_without_a_builder_says_what_can_run(zoo):
+def test_an_algorithm_without_a_builder_is_refused_with_those_that_run(zoo):
     built = context(zoo)
     odd = BuildContext(Traits("ODD", "", Topology.TREE), built.resolved, built.facts, built.target, zoo)
     with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""An external corpus: what a line may be, and the sentence for each that is not."""
+"""An external corpus: valid lines, and the error for each invalid one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_bad_line_is_named(tmp_path, tokenizer, line, sentence):
     assert str(caught.value) == sentence.format(path=path, vocab=768)
 
 
-def test_a_file_that_cannot_be_read_or_says_nothing(tmp_path, tokenizer):
+def test_a_file_that_is_unreadable_or_empty(tmp_path, tokenizer):
     missing = tmp_path / "none.jsonl"
     with pytest.raises(ConfigError) as caught:
         read_corpus(missing, tokenizer, 768, 8)

@@ -52,7 +52,7 @@ SAMPLED = SamplingParams(max_new_tokens=14, temperature=0.9, seed=3, ignore_eos=
 
 @dataclass
 class Round:
-    """One proposal with the batch that it is for, and the draft model's calls since the previous one."""
+    """One proposal with its batch, and the draft model's calls since the previous one."""
 
     batch: StepBatch
     tree: DraftTree
@@ -69,7 +69,7 @@ class Call:
 
 @dataclass
 class Watch:
-    """Stands in front of a drafter and its model, hands everything on and keeps what passes."""
+    """Wraps a drafter and its model, forwards every call and records it."""
 
     inner: Any
     rounds: list[Round] = field(default_factory=list)
@@ -128,7 +128,7 @@ def watched(zoo, *shape: object, **more: object) -> tuple[LLM, Watch]:
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s)))
-def test_every_proposal_is_a_tree_as_the_contract_says(zoo, shape, version):
+def test_every_proposal_is_a_valid_tree(zoo, shape, version):
     algorithm, steps, topk, nodes = shape
     llm, watch = watched(zoo, *shape, spec_version=version)
     llm.generate(PROMPTS, SAMPLED)
@@ -160,7 +160,7 @@ def test_every_proposal_is_a_tree_as_the_contract_says(zoo, shape, version):
 
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=lambda s: "-".join(map(str, s)))
 def test_draft_forwards_stand_at_the_positions_of_their_tokens(zoo, shape):
-    """The first draft step stands at position L, the length of the target's KV (sglang#25015)."""
+    """The first draft step is at position L, the length of the target's KV (sglang#25015)."""
     _, steps, topk, _ = shape
     llm, watch = watched(zoo, *shape, spec_version="v1")
     prompt = llm.tokenizer.encode(PROMPTS[0])
@@ -215,7 +215,7 @@ def rounds_with_calls(events, drafts):
 @pytest.mark.parametrize("chunk", [-1, 7])
 @pytest.mark.parametrize("page_size", [1, 5])
 def test_a_standalone_chain_is_the_drafts_own_greedy_text(zoo, page_size, chunk):
-    """The draft model as an engine of its own, on the tokens behind the first, must say the same."""
+    """The draft model as a separate engine, on the tokens after the first, must generate the same."""
     llm, watch = watched(zoo, "STANDALONE", 5, 1, 6, spec_version="v1", page_size=page_size, chunked_prefill_size=chunk)
     alone = start_engine(zoo, model="llama-mini-standalone", disable_radix_cache=True)
     rid = llm.add(PROMPTS[1], SAMPLED)
@@ -260,7 +260,8 @@ def test_a_standalone_tree_is_the_best_of_all_paths(zoo, steps, topk, nodes):
 
 @dataclass
 class PathByPath(Watch):
-    """Beside every proposal, the same search with each path drafted on its own, as a chain from the relay's state."""
+    """Compares every proposal with the same search whose paths are drafted separately, as chains from the relay's
+    state."""
 
     expected: list[set[tuple[int, ...]]] = field(default_factory=list)
 
@@ -293,7 +294,7 @@ class PathByPath(Watch):
     "shape", [("EAGLE3", 4, 3, 14), ("STANDALONE", 4, 2, 11), ("NEXTN", 3, 3, 9)], ids=lambda s: s[0]
 )
 def test_a_tree_is_the_best_of_all_paths_drafted_one_by_one(zoo, shape):
-    """Each beam goes on from its own parent's state, token and scratch."""
+    """Each beam continues from its own parent's state, token and scratch."""
     llm = start_engine(zoo, *shape, spec_version="v1", page_size=3)
     watch = PathByPath(llm.loop.executor.drafter)
     executor = llm.loop.executor

@@ -103,7 +103,7 @@ def test_a_bad_row_of_a_chain_becomes_a_chain():
     assert mended.tokens.tolist() == [[7, 1, 2, 3], [8, 0, 0, 0]] and mended.ancestors is None
 
 
-def test_no_path_is_longer_than_the_tree_says():
+def test_no_path_is_longer_than_the_trees_depth():
     """The accept matrix is depth + 1 wide; a longer path would be cut off."""
     batch = batch_of(3, 5)
     guard = guard_of(tree_of(batch)._replace(depth=2))
@@ -118,7 +118,7 @@ def test_a_chain_must_be_one():
     assert [bool(code & 0b100) for code in guard.codes().tolist()] == [True, False, True]
 
 
-def test_in_quarantine_nobody_is_asked_and_rounds_of_any_width_go_on():
+def test_in_quarantine_no_hook_is_called_and_rounds_of_any_width_continue():
     calls: list[str] = []
     quarantined: list[int] = []
     batch = batch_of(2, 3)
@@ -239,7 +239,7 @@ def test_the_batch_that_is_lent_is_alike_and_shares_no_memory(width):
         assert own.untyped_storage().data_ptr() != copied.untyped_storage().data_ptr()
 
 
-def test_the_relay_that_is_lent_is_a_settled_copy_that_shares_what_is_carried():
+def test_the_relay_passed_to_hooks_is_a_copy_that_shares_carried_state():
     batch = relayed(1)
     own, lent = batch.relay, copied_batch(batch).relay
     assert own is not None and lent is not None

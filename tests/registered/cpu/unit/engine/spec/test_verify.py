@@ -89,7 +89,7 @@ def test_a_root_alone_gives_one_token():
 
 
 def rows_of(batch: int) -> SamplingRows:
-    """Greedy, hot, and truncated requests side by side."""
+    """Greedy, high-temperature and truncated requests in one batch."""
     temperature = torch.tensor([0.0, 1.0, 0.7, 1.3]).repeat(batch)[:batch]
     top_k = torch.tensor([0, 0, 3, 0]).repeat(batch)[:batch]
     top_p = torch.tensor([1.0, 1.0, 1.0, 0.8]).repeat(batch)[:batch]
@@ -102,7 +102,7 @@ def one(rows: SamplingRows, b: int) -> SamplingRows:
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("sampled", [False, True])
-def test_the_verdict_is_what_drawing_one_token_after_the_other_gives(shape, sampled):
+def test_the_verdict_equals_sampling_token_by_token(shape, sampled):
     """Walk each tree by hand, drawing alone at every node, as plain decoding does."""
     batch, nodes = 60, 6
     g = torch.Generator().manual_seed(4)

@@ -1,4 +1,4 @@
-"""Question files: what is read, and the sentence for each way in which one can be broken."""
+"""Question files: what is read, and the error for each kind of damage."""
 
 import json
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_a_missing_an_empty_and_a_damaged_file(write, tmp_path):
         read_questions(damaged)
 
 
-def test_examples_come_from_train_and_are_never_asked(write):
+def test_examples_come_from_train_and_are_never_questions(write):
     data, train = write("test.jsonl", *map(line, range(6))), write("train.jsonl", *map(line, range(10, 14)))
     apart = split(data, train, 2, 3)
     assert [q.question for q in apart.examples] == ["What is 10?", "What is 11?"]

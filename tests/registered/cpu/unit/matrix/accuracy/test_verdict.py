@@ -1,4 +1,4 @@
-"""Pairing: the same prompts only, exact McNemar at its boundary, and evidence that is too thin to judge."""
+"""Pairing: the same prompts only, exact McNemar at its boundary, and too little evidence for a verdict."""
 
 from dataclasses import replace
 

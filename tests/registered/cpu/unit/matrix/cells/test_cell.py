@@ -94,14 +94,14 @@ def test_the_baseline_drops_the_drafter_and_nothing_else():
         ("ngram.deepseek", "deepseek-mini", None, "none.deepseek.v1.nocache"),
     ],
 )
-def test_each_model_has_drafts_and_a_plainest_start_of_its_own(text, target, draft, canonical):
+def test_each_model_has_its_own_drafts_and_plainest_start(text, target, draft, canonical):
     cell = Cell.from_id(text)
     asked = cell.config()
     assert (asked.model_path, asked.speculative_draft_model_path) == (cell.target, cell.draft) == (target, draft)
     assert cell.canonical.id == canonical and cell.baseline.model == cell.model
 
 
-def test_config_asks_what_the_cell_says():
+def test_config_requests_the_cells_values():
     cell = Cell.from_id("eagle3.s3.k4.n8.v1.sync.p16.nocache.c7.tight.m4.burst")
     assert cell.config() == EngineConfig(
         "llama-mini",
@@ -121,7 +121,7 @@ def test_config_asks_what_the_cell_says():
 
 
 @pytest.mark.parametrize("name", ["table", "tiers", "flat"])
-def test_adaptive_steps_are_asked_for_by_their_slots(name):
+def test_adaptive_steps_are_requested_by_their_slots(name):
     cell = Cell.from_id(f"eagle3.{name}.v2.waves.length")
     assert cell.config() == EngineConfig(
         "llama-mini",
@@ -137,13 +137,13 @@ def test_adaptive_steps_are_asked_for_by_their_slots(name):
     assert cell.baseline.id == "none.v2.waves.length"
 
 
-def test_the_default_cell_asks_for_plain_decoding_and_leaves_the_draft_automatic():
+def test_the_default_cell_requests_plain_decoding_with_an_automatic_draft():
     assert Cell().config() == EngineConfig(
         "llama-mini", page_size=1, chunked_prefill_size=-1, max_total_tokens=AMPLE_TOKENS
     )
 
 
-def test_each_model_looks_ngrams_up_in_a_way_of_its_own():
+def test_each_model_has_its_own_ngram_match_type():
     configs = {name: Cell.from_id(name).config() for name in ("ngram", "ngram.qwen3", "ngram.deepseek", "none.qwen3")}
     asked = {
         name: (
@@ -164,7 +164,7 @@ def test_each_model_looks_ngrams_up_in_a_way_of_its_own():
 
 @pytest.mark.parametrize("memory", ["tight", "snug", "ample"])
 @pytest.mark.parametrize("model", AXES[NAMES.index("model")].names)
-def test_memory_is_whole_pages_of_every_size_and_more_than_one(memory, model):
+def test_memory_is_a_multiple_of_every_page_size(memory, model):
     for size in AXES[NAMES.index("page_size")].names:
         tokens = Cell(model=model, page_size=size, memory=memory).memory_tokens
         assert tokens % int(size) == 0 and tokens // int(size) >= 2

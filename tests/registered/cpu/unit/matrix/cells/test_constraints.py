@@ -62,7 +62,7 @@ def test_every_constraint_forbids_a_cell_alone(constraint):
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda c: c.name)
-def test_a_constraint_reads_no_other_axes_than_it_says(constraint):
+def test_a_constraint_reads_only_its_declared_axes(constraint):
     source = random.Random(constraint.name)
     for _ in range(400):
         cell = Cell(*(source.choice(axis.names) for axis in AXES))
@@ -71,7 +71,7 @@ def test_a_constraint_reads_no_other_axes_than_it_says(constraint):
 
 @pytest.fixture(scope="module")
 def starts() -> dict[tuple[Constraint, ...], list[Cell]]:
-    """Engine starts by what forbids them: every one that runs, of the others those that speak for their like."""
+    """Engine starts by the constraint that forbids them: all that run, and representatives of the others."""
     room = random.Random(2)
     shapes = product(*(axis(name).names for name in SHAPE))
     cells = [Cell(**dict(zip(SHAPE, shape, strict=True)), **room.choice(ROOMS)) for shape in shapes]
@@ -82,7 +82,7 @@ def starts() -> dict[tuple[Constraint, ...], list[Cell]]:
     return {rules: alike if not rules else alike[:: -(-len(alike) // ALIKE)] for rules, alike in found.items()}
 
 
-def test_the_engine_does_with_every_start_what_the_matrix_expects(starts):
+def test_the_engine_treats_every_start_as_the_matrix_expects(starts):
     outcomes = set()
     for found, alike in starts.items():
         kinds = {constraint.kind for constraint in found} - {"redundant"}
@@ -216,7 +216,7 @@ def test_explaining_a_cell_shows_the_configuration_that_a_run_has():
     assert {"  enable_streaming_session: True", "  strict_memory: 1", "  kv_stamps: True"} <= set(lines)
 
 
-def test_explaining_a_rewritten_cell_gives_asked_and_got():
+def test_explaining_a_rewritten_cell_gives_requested_and_resolved():
     text = explain_text("eagle3.s3.n8")
     assert "rewritten by chain-width: a chain verifies its root and one token per step" in text
     assert text.endswith(

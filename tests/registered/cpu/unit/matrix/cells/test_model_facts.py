@@ -39,7 +39,7 @@ def test_each_algorithm_brings_its_draft(cell, architecture):
         ("mistral", "MistralForCausalLM", 56, 0),
     ],
 )
-def test_each_model_is_a_target_of_its_own(model, architecture, window, bundled):
+def test_each_model_is_its_own_target(model, architecture, window, bundled):
     facts = zoo_facts(Cell(model=model))
     assert (facts.architecture, facts.window) == (architecture, window)
     assert (facts.bundled.prediction_layers if facts.bundled else 0) == bundled

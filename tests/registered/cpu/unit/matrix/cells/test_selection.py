@@ -1,4 +1,4 @@
-"""Choosing cells: stages, selectors, single ids, and the whole product."""
+"""Selecting cells: stages, selectors, single ids, and the whole product."""
 
 from itertools import islice
 
@@ -71,7 +71,7 @@ def test_product_has_every_cell_that_exists_and_no_other():
         ("smoke", "eagle3.s2.k2.n6.v2.p64.c7.pair and batch=pair", "no cell of the lock file matches it; "),
     ],
 )
-def test_nothing_chosen_says_where_such_cells_are(stage: str, text: str, hint: str):
+def test_an_empty_selection_says_which_stage_has_such_cells(stage: str, text: str, hint: str):
     with pytest.raises(ConfigError) as caught:
         select(stage, text)
     assert str(caught.value).startswith(f"selector {text!r} matches no cell of stage {stage!r}; {hint}")

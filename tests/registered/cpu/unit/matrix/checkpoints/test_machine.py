@@ -34,7 +34,7 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def models(written, tmp_path, monkeypatch):
-    """A folder with both checkpoints, and a table that knows them by their small sizes."""
+    """A folder with both checkpoints, and a registry with their small sizes."""
     for name in PAIR.models:
         monkeypatch.setitem(MODELS, name, replace(MODELS[name], config=small_config(name)))
     return shutil.copytree(written, tmp_path / "models")
@@ -73,14 +73,14 @@ def refused(models: Path, sentence: str) -> None:
     assert missing(PAIR, H100, models)[0] == str(caught.value)
 
 
-def test_another_config_than_the_published_one(models, target):
+def test_a_config_that_differs_from_the_published_one(models, target):
     raw = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps(raw | {"rope_theta": 10000.0}))
     refused(models, r"config.json: rope must be RopeConfig\(theta=5.* for meta-llama/.*, got RopeConfig\(theta=10000.0")
 
 
-def test_a_field_that_nobody_was_sure_of(models):
-    """The head's own rotation: the file decides, and nothing is refused."""
+def test_a_field_that_is_unknown(models):
+    """The head's own RoPE: the file decides, and nothing is refused."""
     file = models / MODELS[PAIR.draft].repo / "config.json"
     raw = json.loads(file.read_text())
     file.write_text(json.dumps(raw | {"rope_theta": 5e5}))
@@ -90,7 +90,7 @@ def test_a_field_that_nobody_was_sure_of(models):
 
 
 def test_files_that_need_more_than_was_known(models, target, monkeypatch):
-    """What is published of the target is half of it; its files then ask for more memory than the GPU has."""
+    """Half of the target's files are there; together they need more memory than the GPU has."""
     monkeypatch.setitem(MODELS, PAIR.target, replace(MODELS[PAIR.target], sure=("architecture",)))
     small = needs(PAIR).total
     raw = json.loads((target / "config.json").read_text()) | {"vocab_size": 40_000}
@@ -126,7 +126,7 @@ def test_a_tensor_short(models, target):
     refused(models, rf"Instruct has [\d,]+ parameters, config.json implies [\d,]+; {cause}$")
 
 
-def test_a_shard_without_what_the_index_promises(models, target):
+def test_a_shard_without_a_tensor_of_the_index(models, target):
     shutil.copy(target / "model-00001-of-00003.safetensors", target / "model-00002-of-00003.safetensors")
     refused(models, r"model-00002-of-00003.safetensors lacks tensor '.*' that model.safetensors.index.json lists$")
 

@@ -1,4 +1,4 @@
-"""The registry as data: what is in it, that the engine takes all of it, and the memory that it comes to."""
+"""The registry as data: its content, that the engine accepts all of it, and the memory that it needs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_revision_is_a_commit_or_said_to_be_none(name):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_the_engine_runs_it_on_one_gpu_as_asked(name):
+def test_the_engine_runs_it_on_one_gpu_as_requested(name):
     pair = PAIRS[name]
     start = resolved(pair)
     assert (start.device, start.dtype, start.algorithm) == ("cuda", "bfloat16", pair.algorithm)
@@ -67,7 +67,7 @@ def test_memory_of_a_head():
 
 
 def test_memory_of_windows_latents_and_bundled_layers():
-    """Every layer of Mistral has a window, so its whole KV lies in the window's pool: here as large as the other."""
+    """Every layer of Mistral has a window, so its whole KV is in the window pool, here as large as the other."""
     assert needs(PAIRS["mistral-7b.ngram"]).kv == 65_536 * 32 * 2 * 8 * 128 * 2
     assert needs(PAIRS["mistral-7b.ngram"]).draft == 0
     latent = needs(PAIRS["gigachat3-10b.nextn"])

@@ -1,4 +1,4 @@
-"""Where checkpoints are looked for, and the sentence for each way in which they are not there."""
+"""Where checkpoints are searched, and the error for each way in which they are missing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_commit_that_was_meant(cache):
     assert find(QWEN) == folder
 
 
-def test_the_tip_is_what_the_cache_says_it_is(cache):
+def test_the_tip_agrees_with_the_cache(cache):
     model = replace(QWEN, revision=TIP)
     folder = snapshot(cache, "f" * 40)
     (cache / "models--Qwen--Qwen3-8B" / "refs").mkdir()
@@ -77,7 +77,7 @@ def test_nothing_there(cache):
         find(replace(QWEN, revision=TIP))
 
 
-def test_another_commit_there(cache):
+def test_a_different_commit_there(cache):
     snapshot(cache, "f" * 40)
     with pytest.raises(ConfigError) as caught:
         find(QWEN)

@@ -1,4 +1,4 @@
-"""Where stdout cannot be written there is one sentence and status 2, whoever prints; where its reader has gone, 141."""
+"""If stdout cannot be written: one sentence and status 2, for every command; if its reader has exited, 141."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, tty: bool) -> str:
-    """What both kinds of progress write to stderr, a terminal or a pipe."""
+    """What both progress displays write to stderr, a terminal or a pipe."""
     reader, writer = pty.openpty() if tty else os.pipe()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", os.fdopen(writer, "w"))
@@ -39,7 +39,7 @@ def _read(descriptor: int) -> bytes:
         return b""
 
 
-def test_a_terminal_shows_what_is_waited_for_and_how_far_it_is(monkeypatch: pytest.MonkeyPatch):
+def test_a_terminal_shows_the_task_and_its_progress(monkeypatch: pytest.MonkeyPatch):
     text = shown(monkeypatch, tty=True)
     assert "loading a[/b]" in text and "1 red" in text and "one" in text and "2/3" in text
 
@@ -48,7 +48,7 @@ def test_a_pipe_shows_nothing_soon(monkeypatch: pytest.MonkeyPatch):
     assert shown(monkeypatch, tty=False) == ""
 
 
-def test_elsewhere_a_line_every_30_seconds_says_how_far_it_is(capsys: pytest.CaptureFixture[str]):
+def test_without_a_terminal_a_line_every_30_seconds_shows_the_progress(capsys: pytest.CaptureFixture[str]):
     times = iter([100, 129, 130, 159, 160, 1300, 1329])
     with counting(1200, "cell", lambda: next(times)) as advance:
         advance("starting", 0, red=0)  # at 129
@@ -68,7 +68,7 @@ def test_elsewhere_a_line_every_30_seconds_says_how_far_it_is(capsys: pytest.Cap
     assert capsys.readouterr().err == "1 of 1 trial, after 30 s\n"
 
 
-def test_elsewhere_a_line_every_30_seconds_says_what_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+def test_without_a_terminal_a_line_every_30_seconds_names_the_task(monkeypatch: pytest.MonkeyPatch):
     class Pipe(StringIO):
         def flush(self) -> None:
             flushed.set()

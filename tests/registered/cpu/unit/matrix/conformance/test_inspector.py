@@ -1,4 +1,4 @@
-"""What a drafter does to its inputs, its results and the host is found, whatever hook does it."""
+"""Writes by a drafter into inputs, results and the host are detected in every hook."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_host_read_is_reported(name, reader):
     )
 
 
-def test_whoever_says_that_it_reads_the_host_may():
+def test_a_drafter_that_declares_host_reads_may_read():
     assert run(inspected(READERS["Tensor.tolist"], reads_host=True, max_lag=0)) == ()
 
 
@@ -87,7 +87,7 @@ def test_a_write_before_an_exception_is_reported():
     assert drafter.violations == (f"{SUBJECT} wrote into batch.root in propose",)
 
 
-def test_another_dtype_is_a_write():
+def test_a_different_dtype_is_a_write():
     class Widens(Pretender):
         def absorb(self, batch, verdict, aux):
             verdict.tokens.data = verdict.tokens.float()
@@ -97,7 +97,7 @@ def test_another_dtype_is_a_write():
 
 
 class ChangesLater(Pretender):
-    """A thread of its own goes on with what a hook returned: here it ends before the next hook runs."""
+    """A thread keeps writing to a hook's result; here it ends before the next hook runs."""
 
     def change(self, result, *tensors: torch.Tensor):
         self.thread = Thread(target=lambda: [tensor.add_(1) for tensor in tensors])
@@ -133,7 +133,7 @@ def test_a_tensor_that_a_hook_fills_anew_is_no_violation():
     assert run(drafter) == run(drafter) == ()
 
 
-def test_a_hook_that_raises_may_have_filled_what_the_one_before_it_returned():
+def test_a_write_into_an_earlier_result_before_an_exception_is_reported():
     class Refills(Pretender):
         def propose(self, batch, relay):
             self.tree = super().propose(batch, relay)

@@ -1,4 +1,4 @@
-"""Every way to read a tensor on the host is seen, and nothing is left of the watch behind it."""
+"""Every way to read a tensor on the host is detected, and the detector leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_every_operation_is_tried():
 @pytest.mark.parametrize("inference", [True, False])
 @pytest.mark.parametrize("name", OPERATED)
 def test_an_operation_that_reads_is_seen(name, inference):
-    """Within inference mode composed operations arrive whole, else as their parts."""
+    """In inference mode composite operations are dispatched whole, else as their parts."""
     with torch.inference_mode(inference):
         with SyncDetector() as watch:
             inside = OPERATED[name]()

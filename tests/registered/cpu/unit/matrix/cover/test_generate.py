@@ -42,7 +42,7 @@ def test_every_enumerated_cell_runs():
     assert all(explain(cell) == () for cell in islice(enumerate_cells(), 0, 1_000_000, 997))
 
 
-def test_the_enumeration_is_the_product_without_what_constraints_forbid():
+def test_the_enumeration_is_the_product_minus_forbidden_cells():
     count = sum(len(tails) for _, tails in starts(CONSTRAINTS))
     assert count == sum(
         prod(len(allowed(component, pivot)) for component in components()) for pivot in axis(PIVOT).names
@@ -65,7 +65,7 @@ def small(monkeypatch) -> Iterator[list[Cell]]:
     feasible.cache_clear()
 
 
-def test_pairs_are_covered_whole(small):
+def test_pairs_are_completely_covered(small):
     cells = cover(2)
     assert uncovered(cells, 2) == []
     assert all(expect(cell) == "runs" for cell in cells)

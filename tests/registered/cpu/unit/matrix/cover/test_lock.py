@@ -148,14 +148,13 @@ def test_a_false_note_is_noticed(lock, problems, text, note, sentence):
 
 @pytest.fixture
 def values_only(monkeypatch):
-    """Extending without pairs and triples, which take minutes, and with one sweep; `test_generate` proves what covers
-    them."""
+    """Extends without pairs and triples, which take minutes, and with one sweep; `test_generate` tests their cover."""
     monkeypatch.setattr(lock_module, "STRENGTHS", dict.fromkeys(lock_module.STRENGTHS, 1))
     monkeypatch.setattr(lock_module, "SWEEPS", lock_module.SWEEPS | {"nightly": ()})
 
 
 def test_a_complete_lock_is_extended_by_nothing(tmp_path, monkeypatch):
-    """And no cover is looked for."""
+    """No cover is searched."""
     monkeypatch.delitem(sys.modules, "covertable.main", raising=False)
     path = tmp_path / "cells.lock"
     path.write_text(LOCK_FILE.read_text())

@@ -1,4 +1,5 @@
-"""The laws of kernels as a judge: green as they are, red where a fault breaks one, not measured without triton."""
+"""The laws of kernels as a gate: they pass unchanged, fail where a fault breaks one, and are not measured without
+triton."""
 
 import pytest
 

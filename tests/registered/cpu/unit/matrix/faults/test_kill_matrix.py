@@ -1,4 +1,4 @@
-"""Who killed what: red with the fault and green without it; a crash kills nothing."""
+"""Which gate killed which fault: red with the fault, passing without it; a crash kills nothing."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_a_gate_that_is_red_or_absent_without_the_fault_kills_nothing(gate: str)
     assert not kill_of(FAULT, seen(**{gate: "FAIL"}), GREEN).killed
 
 
-def test_a_kill_by_nobody_expected_is_marked():
+def test_a_kill_by_an_unexpected_gate_is_marked():
     assert kill_of(FAULT, seen(finish="FAIL"), GREEN).unexpected
 
 
@@ -89,7 +89,7 @@ def test_shares_keep_a_start_together():
     assert shares(cells[:1], 2) == [cells[:1]]
 
 
-def test_a_matrix_that_is_not_whole_is_not_ok_and_says_what_is_missing():
+def test_an_incomplete_matrix_is_not_ok_and_names_what_is_missing():
     dead = kill_of(FAULT, seen(lossless="FAIL"), GREEN)
     partial = Matrix((dead,), (), ("other",))
     assert not partial.ok and partial.as_dict()["missing"] == ["other"]

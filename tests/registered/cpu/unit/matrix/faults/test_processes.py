@@ -1,4 +1,4 @@
-"""Processes of trials: their last words, their time, and the end of all of them."""
+"""Processes of trials: their last output, their time limit, and that all of them end."""
 
 import os
 import sys
@@ -18,11 +18,11 @@ def run(processes: Processes, folder: Path, code: str, seconds: float = 60.0) ->
     return processes.run([sys.executable, "-c", code], folder, os.environ, seconds)
 
 
-def test_a_process_that_ends_well_says_nothing(tmp_path: Path):
+def test_a_process_that_succeeds_has_no_message(tmp_path: Path):
     assert run(Processes(), tmp_path, "import sys; print('x' * 100_000, file=sys.stderr)") is None
 
 
-def test_the_last_words_of_another_one(tmp_path: Path):
+def test_the_last_output_of_a_different_process(tmp_path: Path):
     words = run(Processes(), tmp_path, "import sys; sys.exit('é' * 5000 + 'gone')")
     assert words is not None and words.startswith("exit status 1: é") and words.endswith("gone")
     assert len(words) == OUTPUT_TAIL + len("exit status 1: ")
@@ -32,7 +32,7 @@ def test_one_that_takes_too_long_is_killed(tmp_path: Path):
     assert run(Processes(), tmp_path, SAY, seconds=0.2) == "the process was still running after 0.2 s"
 
 
-def test_stopping_ends_what_runs_and_starts_nothing_more(tmp_path: Path):
+def test_stopping_ends_running_trials_and_starts_none(tmp_path: Path):
     processes = Processes()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(run, processes, tmp_path, SAY)

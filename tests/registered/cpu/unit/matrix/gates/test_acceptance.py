@@ -93,7 +93,8 @@ def test_one_round_that_leaves_the_oracle_fails_in_float32(measured, gate, memor
 
 
 def test_a_retracted_request_keeps_the_oracles_rounds_from_where_it_resumes(measured, gate):
-    """Round 3 begins one token later because a prefill gave the token between; what meets the oracle again is equal."""
+    """Round 3 starts one token later because a prefill gave the token in between; rounds aligned with the oracle again
+    are equal."""
     prepared, run, baseline = measured(CELL)
     name = run.requests[0].name
     ((key, known),) = gate.oracle("llama-mini").rounds.items()
@@ -176,7 +177,7 @@ WAVES = "eagle3.s3.k4.n8.v2.p16.waves.length"
 
 
 def test_static_rounds_of_waves_are_the_oracles(measured, altered):
-    """Fifty short answers by the same oracle that whole answers have; one round that is another fails."""
+    """Fifty short answers against the oracle of whole answers; one different round fails."""
     prepared, run, baseline = measured(WAVES)
     outcome = AcceptanceGate().judge(prepared, run, baseline)
     assert outcome.state is State.PASS and (outcome.numbers["prompts"], outcome.numbers["left"]) == (50, 0)
@@ -204,7 +205,7 @@ def test_rounds_of_ngrams_are_replayed_drawn_ones_too(measured):
 
 
 @pytest.mark.parametrize("change", [1, -1])
-def test_one_round_of_ngrams_that_is_another_fails(measured, altered, change):
+def test_one_different_ngram_round_fails(measured, altered, change):
     prepared, run, baseline = measured(NGRAM)
     lengths = list(run.answers[1].accept_lengths)
     at = next(i for i, length in enumerate(lengths) if i > 3 and length > 1)

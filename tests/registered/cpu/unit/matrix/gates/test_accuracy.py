@@ -17,7 +17,7 @@ GATE = AccuracyGate(card=lambda target: 0.8)
 
 @pytest.fixture(scope="session")
 def graded(measured):
-    """A run whose i-th question is answered rightly where `marks[i]` is 1; the rest of it is a real one."""
+    """A run whose i-th question is answered correctly if `marks[i]` is 1; the rest is a real run."""
     _, run, _ = measured("eagle3.s3.k4.n8.v2.p16.pair")
 
     def make(marks, text="2+3=<<2+3=5>>5.\n#### {}"):
@@ -40,7 +40,7 @@ def test_seven_lost_questions_are_red(graded, lost, state):
     assert outcome.interval[0] < outcome.numbers["accuracy"] < outcome.interval[1]
 
 
-def test_each_extractor_sees_what_the_other_does_not(graded):
+def test_each_extractor_finds_answers_that_the_other_misses(graded):
     marks = [1] * 48
     overrun = GATE.judge(CELL, graded(marks, "#### {}\nQuestion: 12"), graded(marks))
     assert overrun.state is State.FAIL and "(flexible extractor" in overrun.message
@@ -49,7 +49,7 @@ def test_each_extractor_sees_what_the_other_does_not(graded):
 
 
 def test_a_target_that_lost_its_skill_trips_the_wire(graded):
-    """Both sides wrong alike: only the card of the target shows it. Draws may cost a fifth of its rate."""
+    """Both sides are equally wrong: only the target's card shows it. Sampling may cost a fifth of its rate."""
     for prepared, rate in ((CELL, 0.8), (prepare(CELL.cell._replace(sampling="temperature")), 0.8 * 0.8)):
         for right in range(48):
             run = graded([1] * right + [0] * (48 - right))

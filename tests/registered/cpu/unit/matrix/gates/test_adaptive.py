@@ -1,4 +1,4 @@
-"""The gate of adaptive steps: real runs pass, and each entry that the rule does not give is named."""
+"""The gate of adaptive steps: real runs pass, and each entry that differs from the rule is named."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +31,7 @@ def judged(run: Run, baseline: Run, cell_id: str = CELL) -> str:
     return outcome.message
 
 
-def test_it_judges_what_adapts_and_stands_in_the_table():
+def test_it_judges_adaptive_cells_of_the_table():
     for text, applies in (("eagle3.tiers", True), ("eagle.s3.k1.n4.flat", True), ("eagle3", False)):
         assert AdaptiveGate().applies(Cell.from_id(text)) == applies
     for static in ("standalone.tiers", "eagle3.s3.k4.n8.tiers", "ngram.tiers", "dflash.tiers", "none.tiers"):
@@ -134,7 +134,7 @@ def test_the_answers_must_show_the_same_rounds(measured, altered):
     )
 
 
-def test_the_counters_must_count_what_the_trace_shows(measured, with_evidence):
+def test_the_counters_must_agree_with_the_trace(measured, with_evidence):
     _, run, baseline = measured(CELL)
     count = run.evidence["adaptive.batch_switch"]
     message = judged(with_evidence(run, {"adaptive.batch_switch": count + 1}), baseline)
@@ -142,7 +142,7 @@ def test_the_counters_must_count_what_the_trace_shows(measured, with_evidence):
 
 
 def test_a_second_run_of_a_session_is_judged_from_the_first_ones_end(measured):
-    """Counters and answers are of this run alone, trace and journal are of the session's life."""
+    """Counters and answers cover this run only, trace and journal the whole session."""
     _, run, baseline = measured(CELL)
     silent = replace(run, earlier=run.trace, answers=(), evidence={})
     assert AdaptiveGate().judge(prepare(Cell.from_id(CELL)), silent, baseline).state is State.PASS

@@ -20,7 +20,7 @@ GATE = ConfigGate()
 
 
 def without(name):
-    """The golden file without what it says of a field."""
+    """The golden file without a field's entries."""
     return {field: rows for field, rows in golden_table().items() if field != name}
 
 
@@ -74,7 +74,7 @@ def test_one_other_value_fails(measured, change, sentence):
     assert outcome.state is State.FAIL and sentence in outcome.message
 
 
-def test_a_reason_for_what_nobody_chose_fails(measured):
+def test_a_reason_without_an_automatic_choice_fails(measured):
     prepared, run, baseline = measured(CELL)
     odd = [*run.resolved["reasons"], {"field": "random_seed_of_the_day", "value": 3, "because": "luck"}]
     outcome = GATE.judge(prepared, replace(run, resolved={**run.resolved, "reasons": odd}), baseline)
@@ -111,7 +111,7 @@ def test_a_gpu_changes_the_device_and_nothing_else(measured):
     assert expected(golden_table(), REFUSED_CELL.cell, gpu=True) == {REFUSED: REFUSED_CELL.predicted_refusal}
 
 
-def test_a_run_of_what_is_predicted_to_be_refused_fails(measured):
+def test_a_run_that_was_predicted_to_be_refused_fails(measured):
     _, run, baseline = measured("eagle3.v2.pair")
     outcome = GATE.judge(prepare(Cell.from_id("eagle3.v2.sync.pair")), run, baseline)
     assert outcome.state is State.FAIL
@@ -134,7 +134,7 @@ def test_what_was_not_reviewed_is_not_measured(measured):
     )
 
 
-def test_another_reviewed_outcome_fails(measured):
+def test_a_different_reviewed_outcome_fails(measured):
     outcome = ConfigGate(golden=saying("spec_version", "v1: slower is safer")).judge(*measured(CELL))
     assert outcome.state is State.FAIL
     assert outcome.message == "spec_version is 'as asked'; the golden table expects 'v1: slower is safer'"

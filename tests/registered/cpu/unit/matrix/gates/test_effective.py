@@ -96,7 +96,7 @@ def test_a_rewritten_prefix_cache_is_not_to_be_seen(measured, with_evidence):
     assert GATE.judge(prepared, with_evidence(run, {"prefix.insert": 1}), baseline).state is State.FAIL
 
 
-def test_another_value_that_runs_fails(measured):
+def test_a_different_running_value_fails(measured):
     prepared, run, baseline = measured(CELL)
     outcome = GATE.judge(prepared, replace(run, readback={**run.readback, "topk": 1}), baseline)
     assert (outcome.state, outcome.message) == (State.FAIL, "topk was resolved to 4, but the engine runs 1")

@@ -1,4 +1,4 @@
-"""What a preset says that it shows is evidence due from its cell."""
+"""The evidence that a preset declares is demanded of its cell."""
 
 import pytest
 

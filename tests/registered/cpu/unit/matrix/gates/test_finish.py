@@ -99,7 +99,7 @@ def test_log_probabilities_are_complete(measured, altered, change, sentence):
         (lambda a: {"top_logprobs": (((5, -0.1),),)}, "has top log-probabilities for 1 of 0 tokens"),
     ],
 )
-def test_log_probabilities_come_to_those_who_ask(measured, altered, change, sentence):
+def test_log_probabilities_are_returned_on_request_only(measured, altered, change, sentence):
     prepared, run, baseline = measured(CELL)
     outcome = GATE.judge(prepared, altered(run, 0, **change(run.answers[0])), baseline)
     assert outcome.state is State.FAIL and sentence in outcome.message

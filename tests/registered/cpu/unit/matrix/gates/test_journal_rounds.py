@@ -1,4 +1,4 @@
-"""Rounds in a journal, beside the rounds that a controller chose."""
+"""Rounds in a journal, aligned with the rounds that a controller chose."""
 
 import pytest
 

@@ -45,7 +45,7 @@ TURNS = "nextn.deepseek.s2.v2.p4.pair.stream"
 @pytest.mark.parametrize(
     ("cell_id", "name"), [(TURNS, ".turn3"), (TURNS, ""), ("standalone.s3.v2.p4.m4.burst", ".again")]
 )
-def test_cached_tokens_are_what_the_first_admission_found(measured, altered, cell_id, name):
+def test_cached_tokens_are_those_of_the_first_admission(measured, altered, cell_id, name):
     prepared, run, baseline = measured(cell_id)
     assert GATE.judge(prepared, run, baseline).state is State.PASS
     index = next(i for i, answer in enumerate(run.answers) if answer.name.endswith(name))

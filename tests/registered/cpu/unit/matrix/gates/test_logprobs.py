@@ -1,4 +1,4 @@
-"""Log-probabilities beside the baseline's: what is compared, and what makes them apart."""
+"""Log-probabilities against the baseline's: what is compared, and what counts as a difference."""
 
 import pytest
 
@@ -39,6 +39,6 @@ def test_an_alternative_that_is_none_of_the_baselines_is_held_to_its_last_one():
     assert measure(tied)[1] == 0.0 and measure(other)[1] == pytest.approx(0.4)
 
 
-def test_behind_the_first_other_token_nothing_is_compared():
+def test_nothing_is_compared_after_the_first_different_token():
     assert measure(answer(ids=(5, 9, 7), logprobs=(-0.1, -7.0, -8.0))) == (1, 0.0)
     assert measure(answer(ids=(5,), logprobs=(-0.1,), top=TOP[:1])) == (1, 0.0)

@@ -24,7 +24,7 @@ def changed(ids, index):
 
 
 def gap(answer, index, nats):
-    """The answer with its two best log-probabilities at `index` that far apart."""
+    """The answer with the given gap between its two best log-probabilities at `index`."""
     (best, value), (second, _) = answer.top_logprobs[index][:2]
     rows = list(answer.top_logprobs)
     rows[index] = ((best, value), (second, value - nats))
@@ -89,7 +89,7 @@ def test_a_baseline_that_leaves_the_oracle_fails(measured, gate):
     [(0.5e-4, "float32", State.PASS), (2e-4, "float32", State.FAIL), (2e-4, "bfloat16", State.PASS)],
 )
 def test_a_baseline_with_other_log_probabilities_fails(measured, gate, altered, nats, dtype, state):
-    """Tokens hide a window that is one token short; what they were chosen by does not."""
+    """Tokens do not show a window that is one token short; log-probabilities do."""
     prepared, run, baseline = measured(CELL)
     scores = baseline.answers[1].logprobs
     moved = altered(baseline, 1, logprobs=(*scores[:7], scores[7] - nats, *scores[8:]))

@@ -1,4 +1,4 @@
-"""Refusals: real ones pass, and each kind of wrong one is named."""
+"""Refusals: real ones pass, and each kind of wrong refusal is named."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_an_attempt_that_is_answered_is_named(measured):
     assert outcome.message == f"{request.name} was answered, but must be refused ({request.refused})"
 
 
-def test_another_sentence_is_named(measured):
+def test_a_different_message_is_named(measured):
     _, run, _ = measured(PAIR)
     (request, sentence), *others = run.attempts
     for wrong in (sentence.replace(request.session.id, "s9"), "something went wrong", f"{sentence}!"):
@@ -52,7 +52,7 @@ def test_another_sentence_is_named(measured):
         )
 
 
-def test_refusals_that_nobody_asked_for_are_counted(measured, with_evidence):
+def test_unexpected_refusals_are_counted(measured, with_evidence):
     _, run, _ = measured(PAIR)
     count = len(run.attempts)
     assert refusal_fault(with_evidence(run, {"session.refused": count + 1})) == (

@@ -1,4 +1,4 @@
-"""Rounds of changing width, against a reach written down by hand."""
+"""Rounds of changing width, against an alignment written by hand."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_the_oracle_takes_rounds_of_the_same_widths(widths, emitted, rounds):
     assert oracle_rounds(REACH, widths, emitted) == rounds
 
 
-def test_rounds_of_any_width_that_accept_what_is_right_agree():
+def test_rounds_of_any_width_that_accept_correctly_agree():
     assert first_reach_mismatch((3, 1, 4, 2), (3, 8, 4, 8), REACH) is None
 
 
@@ -38,7 +38,7 @@ def test_what_the_oracle_does_not_know_is_not_compared():
 
 
 def test_a_retraction_moves_later_rounds_by_one():
-    """Behind three tokens of rounds the prefill gave one more: the next round begins at place 4 and not 3."""
+    """After three tokens of rounds a prefill gave one more: the next round starts at position 4, not 3."""
     assert first_reach_mismatch((3, 6), (3, 8), REACH) == 1
     assert first_reach_mismatch((3, 6), (3, 8), REACH, retractions=1) is None
     assert first_reach_mismatch((3, 4), (3, 8), REACH, retractions=1) == 1

@@ -1,4 +1,4 @@
-"""The session gate: real turns pass, and each thing that a turn may not do is named."""
+"""The session gate: real turns pass, and each violation by a turn is named."""
 
 from dataclasses import replace
 
@@ -60,7 +60,7 @@ def test_one_position_too_few_is_named(measured):
 SNUG = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"
 
 
-def test_a_retracted_turn_comes_back_to_what_it_had_inherited(measured):
+def test_a_retracted_turn_returns_to_what_it_inherited(measured):
     prepared, run, baseline = measured(SNUG)
     outcome = SessionGate().judge(prepared, run, baseline)
     assert (outcome.state, outcome.message) == (State.PASS, "")
@@ -68,7 +68,7 @@ def test_a_retracted_turn_comes_back_to_what_it_had_inherited(measured):
 
 
 def retracting(run):
-    """The entry of the journal that holds a retracted turn's account."""
+    """The journal entry that holds a retracted turn's account."""
     turn = next(answer for answer in run.answers if answer.retractions and ".turn2" in answer.name)
     first = next(answer for answer in run.answers if answer.name == turn.name.removesuffix(".turn2"))
     holds = [entry for entry in run.journal[0] if entry[0] == "hold" and entry[1] == first.meta_info["id"]]
@@ -83,7 +83,7 @@ def test_a_retracted_turn_that_leaves_less_is_named(measured):
     done = []
 
     def less(entry):
-        """One position less is held, and the first step behind it is that much longer."""
+        """One position less is held, and the first step after it is one position longer."""
         if entry is due:
             done.append(operation)
             return operation, account, (keep - 1, *gone)
@@ -108,7 +108,7 @@ def test_positions_whose_draft_kv_rests_on_other_tokens_are_computed_again(measu
     done = []
 
     def fewer(entry):
-        """One position less is computed again, and the first step is that much shorter."""
+        """One position less is recomputed, and the first step is one position shorter."""
         operation, whose, numbers = entry
         if (
             whose != account
@@ -125,8 +125,8 @@ def test_positions_whose_draft_kv_rests_on_other_tokens_are_computed_again(measu
 
 
 def aborted_while_it_reads() -> tuple[PreparedCell, Run]:
-    """A turn, four that are aborted behind their first step, of one token, and one more; two positions of what each
-    inherits have draft KV to be computed again."""
+    """A turn, four turns of one token that are aborted after their first step, and one more; each recomputes the draft
+    KV of two inherited positions."""
     prepared, subject = prepare(Cell.from_id("nextn.deepseek.s2.v1.c7.stream")), ReferenceSubject()
     (first, *_) = prepared.requests
     requests = [replace(first, max_new_tokens=9, ignore_eos=True)]
@@ -138,7 +138,7 @@ def aborted_while_it_reads() -> tuple[PreparedCell, Run]:
     return prepared, drive(engine, requests, subject.profile.capabilities)
 
 
-def test_turns_aborted_while_they_read_what_they_inherited_take_nothing_of_it(monkeypatch):
+def test_turns_aborted_while_they_read_inherited_kv_leave_it_intact(monkeypatch):
     prepared, run = aborted_while_it_reads()
     outcome = SessionGate().judge(prepared, run, run)
     assert (outcome.state, outcome.message) == (State.PASS, "")

@@ -1,4 +1,4 @@
-"""Rounds of turns beside those of the same drafter that reads their whole history."""
+"""Rounds of turns against those of the same drafter after a prefill of their whole history."""
 
 from dataclasses import replace
 

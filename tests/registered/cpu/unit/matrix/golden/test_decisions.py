@@ -22,7 +22,7 @@ COMBINATIONS = 10_000
 
 
 def combinations() -> Iterator[tuple[EngineConfig, Facts]]:
-    """Each setting is the default half of the time, or hardly any combination would run."""
+    """Each setting is the default half of the time; otherwise hardly any combination would run."""
     chance = random.Random(0)
     for _ in range(COMBINATIONS):
         yield configured(KNOBS, [chance.choice((0, chance.randrange(len(knob.settings)))) for knob in KNOBS])
@@ -41,7 +41,7 @@ def refusing(config: EngineConfig, facts: Facts, message: str) -> str:
 
 @cache
 def decisions() -> Counter[str]:
-    """Combinations by what refuses them, what rewrites them, and why each automatic value was chosen."""
+    """Combinations by the rules that refuse or rewrite them, and by the reason of each automatic value."""
     found: Counter[str] = Counter()
     for config, facts in combinations():
         try:

@@ -1,4 +1,4 @@
-"""The golden of resolution over the whole product of the start axes: exact, compact, and moved by few lines."""
+"""The golden of resolution over the whole product of the start axes is exact, compact, and changes by few lines."""
 
 import difflib
 import random
@@ -62,7 +62,7 @@ def moved(groups) -> list[str]:
 
 
 def otherwise(field, value):
-    """The defaults with another value in a field's row that applies where no other does."""
+    """The defaults with a different value in a field's fallback row."""
     return tuple(
         replace(row, value=lambda s: value) if (row.field, row.condition) == (field, "otherwise") else row
         for row in DEFAULTS

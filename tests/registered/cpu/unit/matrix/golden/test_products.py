@@ -19,7 +19,7 @@ def cell_of(values):
 
 
 @given(st.lists(st.sampled_from(["a", "b", None]), min_size=len(POINTS), max_size=len(POINTS)))
-def test_each_combination_lies_in_products_of_its_outcome_only(outcomes):
+def test_each_combination_is_only_in_products_of_its_outcome(outcomes):
     table = dict(zip(POINTS, outcomes, strict=True))
     found = [(outcome, where_of(text)) for outcome, text in products(AXES, table)]
     for values, outcome in table.items():
@@ -42,7 +42,7 @@ def test_a_renamed_outcome_moves_nothing():
 
 
 def test_a_product_within_others_is_dropped():
-    """Two that overlap hold all that a third would."""
+    """Two overlapping products contain everything that a third would."""
     names = axis("spec_version").names
     table = {values: "a" if values[1] != names[0] or values[2] == "on" else "b" for values in POINTS}
     wheres = [where for outcome, where in products(AXES, table) if outcome == "a"]

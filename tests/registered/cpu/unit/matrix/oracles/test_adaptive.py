@@ -69,7 +69,7 @@ def test_the_files_are_read_as_the_engine_reads_them(name):
 
 
 def engines(name: str, steps: int, rounds, lag: int) -> tuple[Trace, Counters]:
-    """What the engine's controller makes of rounds (batch size, accepted share of each live request)."""
+    """The decisions of the engine's controller for rounds (batch size, accepted share of each live request)."""
     counters = Counters()
     made = DraftSteps(DEFAULT_SLOTS if name == "table" else parse(TEXTS[name] or "").slots, steps, counters)
     flying: list[tuple[int, int, list[float]]] = []
@@ -122,7 +122,7 @@ def mismatch(trace: Trace, lag: int = 0) -> str:
 
 
 def test_a_late_observation_is_named():
-    """Lag 1 in the trace of an engine that says lag 0."""
+    """Lag 1 in the trace of an engine that reports lag 0."""
     trace, _ = engines("tiers", 3, [(4, [0.9]), (1, [0.9]), (4, [0.9])], 1)
     assert mismatch(trace) == (
         "observation 0 (4 requests, width 3) matches no round that may have been read at this point"

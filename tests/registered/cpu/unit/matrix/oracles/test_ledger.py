@@ -191,7 +191,7 @@ OUTLIVING = [
 ]
 
 
-def test_a_turn_that_stops_before_it_has_computed_everything_again_leaves_what_it_found():
+def test_a_turn_that_stops_while_it_recomputes_leaves_what_it_found():
     back = [*OUTLIVING[:5], ("resume", 1, (2,)), ("reserve", 1, (1,)), ("launch", 1, (1,)), ("settle", 1, (1,))]
     book = audit([*back, ("hold", 1, (4,))], pages=3, size=2)
     assert (book.moves[1][-1].computed, book.moves[1][-1].keep, book.holdings[1].committed) == (4, 4, 4)

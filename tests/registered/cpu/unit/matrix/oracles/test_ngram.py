@@ -1,4 +1,4 @@
-"""The judge's index: by hand, and beside the engine's on random texts."""
+"""The oracle's index: by hand, and against the engine's on random texts."""
 
 import random
 from dataclasses import asdict
@@ -26,14 +26,14 @@ def test_the_longest_match_and_then_the_most_recent_continuation():
     assert index.draft("zab", 2, 3, 1) == {"", "2"}
 
 
-def test_the_most_frequent_first_where_asked():
+def test_the_most_frequent_first_on_request():
     texts = ["ab", "ab", "ac"]
     assert grams(texts).draft("a", 2, 2, 1) == {"", "c"}
     assert grams(texts, {"match_type": "PROB"}).draft("a", 2, 2, 1) == {"", "b"}
 
 
 def test_a_path_is_as_likely_as_all_of_its_tokens():
-    """Of ab 2/3 go on with 1 or 2, so b is likelier than c, and c than either end of b."""
+    """2/3 of the continuations of a are b, so b is likelier than c, and c than either continuation of b."""
     index = grams(["ab1", "ab2", "ac"], {"match_type": "PROB"})
     assert index.draft("a", 3, 2, 2) == {"", "b", "c"}
 
@@ -78,7 +78,7 @@ def test_it_quotes_the_corpus_as_the_engines_automaton_does(seed):
 
 @pytest.mark.parametrize("match_type", ["BFS", "PROB"])
 @pytest.mark.parametrize("seed", range(3))
-def test_it_proposes_what_the_engines_index_proposes(match_type, seed):
+def test_it_proposes_the_same_as_the_engines_index(match_type, seed):
     dice = random.Random(seed)
     options = NgramOptions(max_trie_depth=6, min_bfs_breadth=1, max_bfs_breadth=4, match_type=match_type)
     index, judge = NgramIndex(options), Grams(asdict(options))

@@ -1,4 +1,4 @@
-"""Rounds again from journals written by hand: a letter is a token, a page holds one."""
+"""Replays rounds from journals written by hand: a letter is a token, a page holds one."""
 
 from dataclasses import asdict
 
@@ -36,13 +36,13 @@ def read(account, tokens):
 
 
 def step(accepted):
-    """A round of every account given, of so many tokens each."""
+    """A round of the given accounts, with the given number of accepted tokens each."""
     launches = [("launch", account, (4,)) for account in accepted]
     return launches + [("settle", account, (count,)) for account, count in accepted.items()]
 
 
-def test_a_round_takes_what_its_text_repeats_and_one_more():
-    """ababab: behind the prompt's aba and the first answer b, the index says ab; the answer ends inside the draft."""
+def test_a_round_accepts_the_repeated_text_and_a_bonus_token():
+    """ababab: after the prompt aba and the first answer b the index proposes ab; the answer ends inside the draft."""
     found = rounds([served(1, "abababx", 3)], read(1, 3) + step({1: 3}) + [("close", 1, ())])
     assert found == {1: [Round(3, False)]}
     found = rounds([served(1, "ababab", 3)], read(1, 3) + step({1: 4}))
@@ -51,7 +51,7 @@ def test_a_round_takes_what_its_text_repeats_and_one_more():
 
 
 def test_all_texts_of_a_round_are_read_before_the_first_draft():
-    """The first text goes on as the second one did, which the index only knows from this very round."""
+    """The first text continues like the second, which the index only learns in this round."""
     requests = [served(1, "pqrs", 1), served(2, "mpqrs", 4)]
     journal = read(1, 1) + read(2, 4) + step({1: 3, 2: 1})
     assert rounds(requests, journal)[1] == [Round(3, True)]
@@ -65,20 +65,21 @@ def test_what_earlier_workloads_said_is_known():
     assert rounds(requests[1:], read(2, 2) + step({2: 1}))[2] == [Round(1, False)]
 
 
-def test_a_retracted_request_reads_again_what_it_had_said():
+def test_a_retracted_request_prefills_its_output():
     requests = [served(1, "aaaaaaaa", 2, retractions=1)]
     journal = [*read(1, 2), *step({1: 1}), ("close", 1, ()), *read(1, 4), *step({1: 3})]
     assert [one.length for one in rounds(requests, journal)[1]] == [3, 4]
 
 
-def test_a_turn_resumes_what_its_session_held():
+def test_a_turn_resumes_its_sessions_account():
     requests = [served(1, "abc", 2), served(2, "abcdabcd", 4, account=1)]
     journal = [*read(1, 2), ("hold", 1, (2,)), ("resume", 1, (0,)), ("launch", 1, (2,)), ("settle", 1, (2,))]
     assert rounds(requests, journal + step({1: 4}))[2] == [Round(4, True)]
 
 
 def test_a_text_that_was_dropped_is_read_from_its_first_token():
-    """With room for one text, the second one makes the first be read again: its old words are the most recent then."""
+    """With capacity for one text, the second one makes the first be read again: its old tokens are then the most
+    recent."""
     requests = [served(1, "ab-cazzb", 5), served(2, "ad", 1)]
     journal = read(1, 5) + step({1: 1}) + read(2, 1) + step({2: 1}) + step({1: 1})
     texts = []
@@ -95,14 +96,14 @@ def test_a_round_that_begins_before_the_one_before_was_read():
         rounds([served(1, "abcdef", 3)], [*journal, ("launch", 1, (4,))])
 
 
-def test_an_account_that_serves_nobody():
+def test_an_account_without_a_request():
     with pytest.raises(ReplayError, match="account 7 of the journal belongs to no answered request"):
         rounds([], read(7, 1))
     with pytest.raises(ReplayError, match="account 1 of the journal"):
         rounds([served(1, "ab", 1)], [*read(1, 1), ("close", 1, ()), *read(1, 1)])
 
 
-def test_the_zoos_corpus_is_asked_where_the_start_requests_it():
+def test_the_zoos_corpus_is_used_where_the_start_requests_it():
     document = corpus()[0]
     text = "?" + document[5:9] + document[9:12]
     options = asdict(NgramOptions(max_bfs_breadth=2, external_corpus_path=CORPUS, external_sam_budget=3))

@@ -1,4 +1,4 @@
-"""Pages that change hands through the cache, against texts written down by hand."""
+"""Pages that change owners through the cache, against texts written by hand."""
 
 from dataclasses import replace
 
@@ -46,8 +46,8 @@ def test_pages_are_read_in_the_order_in_which_they_were_written():
     )
 
 
-def test_a_reader_goes_on_behind_what_it_read():
-    """Request 2 gives the page behind the two that it read, so it is a third one for request 3."""
+def test_a_reader_continues_after_the_pages_it_read():
+    """Request 2 donates the page after the two that it read, so request 3 reads three."""
     journal = [*JOURNAL, ("reserve", 2, (4, 5)), ("donate", 2, (1, 5)), ("open", 3, (7, 8, 5))]
     texts = [read(n, 1, 2, 3, 4, 5, 6, 7) for n in (1, 2, 3)]
     assert misread_pages(journal, 2, texts, 1) == (5, "")
@@ -79,7 +79,7 @@ def test_how_far_draft_kv_looks_ahead(cell_id, layered, span):
 
 
 @pytest.mark.parametrize("cell_id", ["nextn.deepseek.s2.v2.m4.burst", "eagle3.s5.v2.m4.burst"])
-def test_real_runs_read_what_is_theirs_and_one_other_token_shows(measured, cell_id):
+def test_real_runs_read_their_own_pages_and_one_different_token_is_found(measured, cell_id):
     prepared, run, baseline = measured(cell_id)
     outcome = LedgerGate().judge(prepared, run, baseline)
     assert outcome.state is State.PASS and outcome.numbers["shared"] > 0

@@ -1,4 +1,4 @@
-"""A child process may do what it wants: it ends when it should, and nothing of it is left."""
+"""A child process, whatever it does, ends when it should and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def test_one_that_loops_for_ever_is_killed(fifo: Path):
 
 
 @pytest.mark.parametrize("code", [GRANDCHILDREN + FOREVER, GRANDCHILDREN + "if os.fork(): os._exit(0)\n" + FOREVER])
-def test_what_it_started_ends_with_it(fifo: Path, code: str):
-    """Whether it runs itself or has left them behind."""
+def test_its_child_processes_end_with_it(fifo: Path, code: str):
+    """Whether the process itself still runs, or only processes that it started."""
     process = start(code, fifo)
     with fifo.open() as reader:
         assert reader.readline() == "up\n"

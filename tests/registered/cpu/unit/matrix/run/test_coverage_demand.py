@@ -1,4 +1,4 @@
-"""What a stage demands of the counters, and that a run which does not show it fails."""
+"""The counters that a stage demands, and that a run without them fails."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a cell is prepared to: each part once, and the plain form of its requests."""
+"""Preparing a cell: each part once, and the plain form of its requests."""
 
 from collections import Counter
 from dataclasses import replace

@@ -13,7 +13,7 @@ from specmatrix.matrix.run.record import BaselineError, crashed, judged, lost
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
-def test_a_gpu_tier_asks_for_the_same_on_a_gpu_in_the_precision_of_a_cpu():
+def test_a_gpu_tier_requests_the_same_in_float32_on_a_gpu():
     cell = Cell.from_id("eagle3.s3.k4.n8.v2")
     assert asked(cell).device == asked(cell).dtype == "auto"
     assert asked(cell, 1) == replace(asked(cell), device="cuda", dtype="float32")

@@ -31,7 +31,7 @@ def two_requests(cell: Cell, seed: int) -> tuple[RequestSpec, ...]:
 
 
 class Counted(ReferenceSubject):
-    """The reference engine; counts its starts."""
+    """The reference engine with a count of its starts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def runner(subject: ReferenceSubject, gates: Sequence[Gate] = (LedgerGate(),), s
     return Runner(subject, seed, two_requests, gates)
 
 
-def test_record_says_what_was_asked_and_what_ran():
+def test_a_record_holds_the_requested_and_the_resolved_configuration():
     cell = Cell.from_id("eagle3.s3.k1.n4.p4.pair.length")
     record = runner(ReferenceSubject()).run_cell(cell)
     assert (record.state, record.error) == ("PASS", None)
@@ -129,7 +129,7 @@ def test_evidence_belongs_to_one_cell():
     assert second.evidence["spec.drafted"] < 2 * first.evidence["spec.drafted"]
 
 
-def test_a_run_knows_what_the_trace_held_before_it():
+def test_a_run_excludes_earlier_entries_of_the_trace():
     subject = ReferenceSubject()
     engine = subject.launch(asked(Cell.from_id("eagle3.tiers.v2.pair")))
     first, second = (
@@ -158,7 +158,7 @@ def test_broken_law_is_a_verdict():
     assert record.error is not None and "LedgerError: page 3 has two owners" in record.error
 
 
-def test_crash_of_the_baseline_says_so():
+def test_a_crash_of_the_baseline_is_reported_as_such():
     class PlainCrashes(ReferenceSubject):
         def launch(self, config: EngineConfig) -> ReferenceEngine:
             engine = super().launch(config)
@@ -253,8 +253,8 @@ def test_the_reference_runner_has_every_gate():
     assert {gate.name for gate in record.gates} >= {"config", "effective", "ledger", "lossless", "finish"}
 
 
-def test_an_engine_remembers_what_it_served():
-    """Both workloads of one start, but none of the start before; a session's turns share an account."""
+def test_an_engine_knows_its_earlier_answers():
+    """Both workloads of one start, but none of the previous start; a session's turns share an account."""
     seen: list[Run] = []
 
     class Watching(LedgerGate):

@@ -1,4 +1,4 @@
-"""The reference subject: what it shows, and requests that are aborted at a token."""
+"""The reference subject: its capabilities, and requests that are aborted at a token."""
 
 from dataclasses import replace
 
@@ -108,7 +108,7 @@ def test_a_session_answers_as_if_its_history_were_sent_again(version: str, strea
         assert len(turns["a4"].prompt_ids) == 20 + 2
 
 
-def test_requests_are_sent_when_what_they_come_after_has_ended():
+def test_requests_are_sent_once_their_predecessors_have_ended():
     engine = ReferenceSubject().launch(asked(Cell.from_id("none.nocache")))
     requests = [
         RequestSpec("third", PROMPT, 3, after=("first", "second")),
@@ -121,7 +121,7 @@ def test_requests_are_sent_when_what_they_come_after_has_ended():
         engine.generate([RequestSpec("late", PROMPT, 3, after=("nobody",))])
 
 
-def test_memory_is_whole_at_rest():
+def test_all_memory_is_free_at_rest():
     engine = ReferenceSubject().launch(asked(Cell.from_id("eagle3.p16")))
     engine.generate([RequestSpec("a", PROMPT, 30)])
     memory = engine.memory()
@@ -130,7 +130,7 @@ def test_memory_is_whole_at_rest():
     assert page_size == 16 and entries
 
 
-def test_shows_everything_and_says_what_runs():
+def test_it_shows_everything_and_the_resolution():
     subject = ReferenceSubject()
     engine = subject.launch(asked(Cell.from_id("eagle3.s3.k4.n8.v2.p4")))
     assert subject.profile.capabilities == frozenset(Capability)

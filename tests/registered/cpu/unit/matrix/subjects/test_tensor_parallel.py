@@ -1,4 +1,4 @@
-"""The engine over two processes as a subject: what it shows, and what becomes of its cells when ranks fail."""
+"""The engine over two processes as a subject: its capabilities, and the records of its cells when ranks fail."""
 
 from __future__ import annotations
 
@@ -119,6 +119,6 @@ def test_a_refused_configuration_starts_no_process():
 
 
 def part(rank) -> None:
-    """Rank 1 hands out its pages in another order."""
+    """Rank 1 allocates its pages in a different order."""
     if rank.place.rank:
         rank.held.llm.loop.scheduler.ledger.free.reverse()

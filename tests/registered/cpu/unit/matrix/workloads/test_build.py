@@ -29,7 +29,7 @@ def size(cell):
 
 
 def longest(requests):
-    """Tokens of each request at its end, what it follows included."""
+    """Tokens of each request at its end, including its history."""
     own = {
         request.name: 1 + len(tokenizer().encode(request.prompt).ids) + request.max_new_tokens for request in requests
     }
@@ -60,7 +60,7 @@ def test_every_workload_fits_its_cell(seed):
 @pytest.mark.parametrize("start", ["none.v2.p256.tight", "none.qwen3.nocache.p256.c32.tight", "none.p64.tight"])
 @pytest.mark.parametrize("seed", [0, 1, 17])
 def test_two_requests_never_fit_tight_memory_to_their_ends(start, seed):
-    """Each fills more than half, so two of them ask for the same last page; turns do where a page is that large."""
+    """Each fills more than half, so two of them need the same last page; for large pages, turns do."""
     for batch in ("pair", "ragged.stream", "burst.branch") if "p256" in start else ("pair", "burst"):
         cell = Cell.from_id(f"{start}.{batch}.length")
         first = [request for request in workload(cell, seed) if ".turn" not in request.name and request.refused is None]
@@ -75,7 +75,7 @@ def test_it_is_a_pure_function_and_reads_no_start_value_but_the_size_of_memory()
 
 
 @pytest.mark.parametrize("kind", ["stream", "branch"])
-def test_turns_ask_for_log_probabilities_in_three_ways(kind):
+def test_turns_request_log_probabilities_in_three_ways(kind):
     requests = [request for request in workload(Cell.from_id(f"none.pair.{kind}"), 0) if request.refused is None]
     by_session = {
         request.session.id: [a for a in requests if a.session.id == request.session.id] for request in requests
@@ -100,7 +100,7 @@ def test_repeated_prompts_reach_the_prefix_cache():
     assert [request.prompt for request in again] == [requests[0].prompt, requests[1].prompt]
 
 
-def test_each_way_of_finishing_and_aborting_asks_for_it():
+def test_each_way_of_finishing_and_aborting_is_requested():
     assert workload(Cell.from_id("none.length"), 0)[0].ignore_eos
     assert workload(Cell.from_id("none.stop_string"), 0)[0].stop == ("\n####",)
     assert workload(Cell.from_id("none.stop_token"), 0)[0].stop_token_ids == (token_id("####"),)

@@ -1,4 +1,4 @@
-"""Requests that end at the last position of the context: as the engine counts, whatever they continue."""
+"""Requests that end at the last position of the context, as the engine counts it, whatever they continue."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def request(
     return RequestSpec(name, prompt, limit, session=session, after=after)
 
 
-def test_only_what_nobody_continues_is_longer():
+def test_only_a_request_without_a_successor_is_longer():
     line = Continuation("s", True)
     requests = [
         request("a", "one two", 5, line),
@@ -41,7 +41,7 @@ def test_only_what_nobody_continues_is_longer():
     assert (plain.name, plain.max_new_tokens) == ("plain", 40 - 2)
 
 
-def test_a_branch_keeps_what_it_keeps_of_its_history():
+def test_a_branch_keeps_the_shared_part_of_its_history():
     root = request("root", "one two three", 6, Continuation("b", False))
     bare = request("bare", "x", 1, Continuation("b", False, "root", drop_previous_output=True))
     back = request("back", "x", 1, Continuation("b", False, "root", offset=2, replace=True))

@@ -20,7 +20,7 @@ def attempts(cell_id):
     return [request for request in requests(cell_id) if request.refused is not None]
 
 
-def test_every_class_of_refusal_is_asked_for():
+def test_every_class_of_refusal_is_requested():
     found = {
         request.refused
         for cell in ("none.pair.stream", "none.tight.pair.stream", "none.branch")
@@ -79,7 +79,7 @@ def test_nothing_is_sent_beside_a_request_that_is_aborted_in_the_queue():
     assert gone and not [request for request in here if request.beside in gone]
 
 
-def test_texts_are_as_long_as_their_refusal_says():
+def test_texts_have_the_lengths_of_their_refusals():
     assert len(tokenizer().encode(PAST_CONTEXT).ids) > CONTEXT
     assert len(PAST_CONTEXT) < CAPACITY * 3 // 4 < CAPACITY < len(PAST_CAPACITY)
     cell = Cell.from_id("none.p256.tight.pair.stream")

@@ -1,4 +1,5 @@
-"""Two sessions in snug memory: their second turns collide, whatever seed, page and window, and one fits to its end."""
+"""Two sessions in snug memory: their second turns collide for every seed, page size and window, and one fits to its
+end."""
 
 import pytest
 

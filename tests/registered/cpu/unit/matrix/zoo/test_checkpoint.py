@@ -93,7 +93,7 @@ def test_transformers_loads_it_unchanged_and_gives_the_same_logits(name, monkeyp
 
 
 @torch.inference_mode()
-def test_bundled_layers_say_what_transformers_own_say(monkeypatch):
+def test_bundled_layers_agree_with_transformers(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from transformers import AutoModelForCausalLM
     from transformers.cache_utils import MtpCache

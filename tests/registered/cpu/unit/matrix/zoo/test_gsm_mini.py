@@ -18,13 +18,13 @@ pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
 ANNOTATION = re.compile(r"<<([^=<>]+)=(\d+)>>")
 
 
-def test_the_data_files_are_what_the_generator_makes(tmp_path):
+def test_the_data_files_are_reproducible(tmp_path):
     for split, file in (("test", TEST_FILE), ("heldout", HELDOUT_FILE)):
         write_jsonl(tmp_path / "made.jsonl", split_rows(DATA, split))
         assert (tmp_path / "made.jsonl").read_bytes() == file.read_bytes()
 
 
-def test_the_corpus_is_what_the_generator_makes_and_holds_no_test_question(tmp_path):
+def test_the_corpus_is_reproducible_and_holds_no_test_question(tmp_path):
     rows = corpus_rows(DATA)
     write_corpus(tmp_path / "corpus.jsonl", rows)
     assert (tmp_path / "corpus.jsonl").read_bytes() == CORPUS_FILE.read_bytes()

@@ -62,7 +62,7 @@ SAMPLE = {
 
 
 @pytest.mark.parametrize("target", DRAFTS)
-def test_the_stored_file_is_what_the_account_gives(target):
+def test_the_stored_file_equals_its_derivation(target):
     stored = json.loads(oracle_file(target).read_text())
     chosen = min(range(PROMPTS), key=lambda index: len(stored["continuations"][index]))
     fresh = account(target, [questions()[chosen]], {algorithm: SAMPLE[algorithm] for algorithm in DRAFTS[target]})
@@ -76,7 +76,7 @@ def test_the_stored_file_is_what_the_account_gives(target):
 
 @pytest.mark.parametrize("target", DRAFTS)
 def test_the_reach_gives_the_rounds_of_every_chain(target):
-    """Worked out apart from each other: a round of S steps accepts the reach of its place, or S."""
+    """Computed independently: a round of S steps accepts min(longest match at its position, S)."""
     stored = json.loads(oracle_file(target).read_text())
     assert set(stored["reach"]) == set(DRAFTS[target]) & set(ADAPTING)
     for drafter, prompts in stored["reach"].items():
@@ -90,7 +90,7 @@ def test_the_reach_gives_the_rounds_of_every_chain(target):
 
 
 @pytest.mark.parametrize("target", DRAFTS)
-def test_the_stored_file_covers_what_cells_may_ask_for(target):
+def test_the_stored_file_covers_all_requests_of_cells(target):
     stored = json.loads(oracle_file(target).read_text())["acceptance"]
     shapes = covered_shapes(target)
     assert {name: {"/".join(map(str, shape)) for shape in each} for name, each in shapes.items()} == {

@@ -19,7 +19,7 @@ def copy(tmp_path):
 
 
 @pytest.mark.parametrize("name", registry.NAMES)
-def test_the_committed_checkpoints_are_whole(name):
+def test_the_committed_checkpoints_are_intact(name):
     registry.verify(name)
 
 

@@ -1,4 +1,4 @@
-"""The words and the rarer branches of the judgement of one cell."""
+"""The wording and the rarer branches of the comparison of one cell."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_no_difference_in_words(make_cell, context):
 
 
 def test_a_red_gate_that_is_gone_is_no_improvement(gates, context):
-    """Dropping the gate that fails must not turn a cell green."""
+    """Dropping a failing gate must not make a cell pass."""
     change = compare_cell(gates(ledger="PASS", lossless="FAIL"), gates(ledger="PASS"), (), context())
     assert (change.state, change.red) == (ChangeState.REGRESSED, True)
     assert change.why == "lossless FAIL -> not run: head does not run this gate"
@@ -70,7 +70,7 @@ def test_one_of_two_red_gates_turns_green(gates, context):
     assert (change.state, change.why) == (ChangeState.IMPROVED, "finish FAIL -> PASS")
 
 
-def test_one_gate_for_another_is_regressed(gates, context):
+def test_one_gate_replaced_by_another_is_regressed(gates, context):
     change = compare_cell(gates(ledger="FAIL", finish="PASS"), gates(ledger="PASS", finish="FAIL"), (), context())
     assert (change.state, change.why) == (ChangeState.REGRESSED, "finish PASS -> FAIL")
 
@@ -80,7 +80,7 @@ def test_a_cell_turns_green_without_a_gate(make_cell, context):
     assert (change.state, change.why) == (ChangeState.IMPROVED, "FAIL before, PASS now")
 
 
-def test_red_of_another_kind_is_still_red(gates, context):
+def test_a_different_kind_of_red_is_still_red(gates, context):
     change = compare_cell(gates(lossless="FAIL"), gates(lossless="NOT MEASURED"), (), context())
     assert (change.state, change.red, change.why) == (ChangeState.SAME, False, "FAIL in both")
     assert [each.head for each in change.gates] == ["NOT MEASURED"]
@@ -100,7 +100,7 @@ def test_a_number_outweighs_a_rewrite_and_takes_a_waiver_only_while_it_holds(mak
     assert (change.state, change.red) == (ChangeState.REGRESSED, True)
 
 
-def test_gates_are_listed_in_heads_order_then_what_is_gone(gates):
+def test_gates_are_listed_in_heads_order_then_removed_ones(gates):
     base = gates(a="PASS", gone="PASS", b="PASS")
     changes = gate_changes(base, gates(b="FAIL", a="FAIL", fresh="PASS", late="NOT MEASURED"))
     assert [(each.gate, each.base, each.head) for each in changes] == [

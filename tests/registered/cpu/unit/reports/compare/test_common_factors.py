@@ -66,7 +66,7 @@ def test_two_defects_are_two_factors():
 
 
 def test_a_factor_need_not_be_perfect():
-    """Two flaky greens inside, one stray red outside."""
+    """Two passing cells inside, one red cell outside."""
     failing, passing = split(lambda c: c["page_size"] == "64")
     factor = common_factors([*failing[2:], passing[0]], [*passing[1:], *failing[:2]])[0]
     assert factor.conditions == ("page_size=64",)

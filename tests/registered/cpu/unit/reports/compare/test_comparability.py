@@ -27,7 +27,7 @@ def test_equal_headers_match(make_header):
         ({"dirty": True}, "head checkout", set()),
     ],
 )
-def test_each_input_is_named_with_what_it_spoils(make_header, change, name, gates):
+def test_each_changed_input_is_named_with_what_it_affects(make_header, change, name, gates):
     found = mismatches(make_header(), make_header(**change))
     assert [mismatch.name for mismatch in found] == [name]
     assert incomparable_gates(found) == gates

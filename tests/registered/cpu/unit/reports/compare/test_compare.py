@@ -134,7 +134,7 @@ def test_what_every_gate_looks_at_is_known():
 @pytest.mark.parametrize("state", ["PASS", "FAIL"])
 @pytest.mark.parametrize("zero", [True, False])
 @pytest.mark.parametrize(("gate", "name"), EACH)
-def test_a_gate_that_passes_without_what_it_looked_at_is_regressed(against, gated, gate, name, state, zero):
+def test_a_gate_that_passes_on_nothing_is_regressed(against, gated, gate, name, state, zero):
     base = LOOKED[gate]
     head = {key: value for key, value in base.items() if key != name}
     if zero:
@@ -269,7 +269,7 @@ def test_a_waiver_takes_the_red_and_leaves_the_state(against, gated):
     assert against([gated("lossless")], [expired], head_header=rules).verdict == "red"
 
 
-def test_red_on_both_sides_is_the_same_and_says_so(against, gated):
+def test_red_on_both_sides_is_same_with_a_note(against, gated):
     comparison = against([gated("lossless", "FAIL")], [gated("lossless", "FAIL", seconds=9)])
     assert (comparison.counts[ChangeState.SAME], comparison.verdict) == (1, "green")
     assert comparison.still_red == ("a",)
@@ -346,7 +346,7 @@ def moved(make_cell, **changes: object):
     return make_cell("a", resolved=resolved, reasons=(reason,), **changes)
 
 
-def test_another_path_is_rewritten_and_red_until_acknowledged(against, make_cell):
+def test_a_different_path_is_rewritten_and_red_until_acknowledged(against, make_cell):
     comparison = against([make_cell("a")], [moved(make_cell)])
     assert only(comparison).state is ChangeState.REWRITTEN
     assert only(comparison).why == "resolves to spec_version=v1 instead of v2: trees run on v1"
@@ -363,7 +363,7 @@ def test_another_path_is_rewritten_and_red_until_acknowledged(against, make_cell
     )
 
 
-def test_a_path_without_a_reason_says_so(against, make_cell, change_cell):
+def test_a_path_without_a_reason_is_reported(against, make_cell, change_cell):
     change = only(against([make_cell("a")], [change_cell(moved(make_cell), reasons=())]))
     assert change.why.endswith("instead of v2: the engine gives no reason")
 
@@ -380,7 +380,7 @@ def test_where_the_checkpoints_lie_is_no_path(against, make_cell):
     assert (comparison.counts[ChangeState.SAME], comparison.changes) == (1, ())
 
 
-def test_a_cell_that_asks_for_something_else_is_rewritten(against, make_cell):
+def test_a_cell_that_requests_a_different_value_is_rewritten(against, make_cell):
     other = make_cell("a", requested={**make_cell().requested, "spec_version": "v2"})
     change = only(against([make_cell("a")], [other]))
     assert change.state is ChangeState.REWRITTEN

@@ -1,4 +1,4 @@
-"""Pairs of effective values gained and lost, and by which cause."""
+"""Pairs of effective values gained and lost, with their causes."""
 
 from itertools import combinations
 
@@ -16,7 +16,7 @@ FALLBACK = "trees fall back"
 
 @pytest.fixture
 def sized(make_cell):
-    """A cell that asks for `topk` and no spec version, and runs `version`."""
+    """A cell that requests `topk` and no spec version, and runs `version`."""
 
     def make(name, topk, version, state="PASS", page="1", **changes: object):
         return make_cell(
@@ -76,8 +76,8 @@ def test_a_pair_is_found_wherever_the_cell_stands_that_still_carries_it(coverage
     assert pair(spec_version="v2", topk="4") in lost[0].pairs
 
 
-def test_a_pair_of_what_was_asked_is_looked_for_in_the_cell_s_own_axes(coverage, make_cell):
-    """Which workload a cell ran stands in its axes only; the start is one for all."""
+def test_a_requested_pair_is_searched_in_the_cells_axes(coverage, make_cell):
+    """A cell's workload is only in its axes; all cells share the start."""
 
     def cell(name, batch, sampling, state="PASS"):
         return make_cell(name, state=state, axes={"batch": batch, "sampling": sampling}, resolved={"topk": 4})
@@ -133,15 +133,15 @@ def test_new_cells_gain_pairs(coverage, sized):
     assert [row.cause for row in change.gained] == ["2 cells are new in head"]
 
 
-def test_what_was_asked_does_not_count(coverage, make_cell):
-    """Both cells ask for topk 4; the engine ran topk 1."""
+def test_requested_values_do_not_count(coverage, make_cell):
+    """Both cells request topk 4; the engine ran topk 1."""
     asked = make_cell("a", axes={"topk": "4", "batch": "pair"}, resolved={"topk": 1})
     ran = make_cell("a", axes={"topk": "4", "batch": "pair"}, resolved={"topk": 4})
     assert coverage([ran], [asked]).lost[0].pairs == (pair(batch="pair", topk="4"),)
 
 
 def test_every_lost_pair_is_really_lost(tmp_path, specimen, write_report):
-    """Against a count by brute force over all cells of the specimen."""
+    """Against a brute-force count over all cells of the example report."""
 
     base = load(write_report(tmp_path / "base", specimen().cells()))
     head = load(write_report(tmp_path / "head", specimen(policy="v1", stride=True).cells()[9:]))
@@ -155,7 +155,7 @@ def test_every_lost_pair_is_really_lost(tmp_path, specimen, write_report):
     assert {found for row in change.gained for found in row.pairs} == carried(head) - carried(base)
 
 
-def test_a_number_that_became_a_switch_is_another_value(make_cell, write_report, tmp_path):
+def test_a_number_that_became_a_switch_is_a_different_value(make_cell, write_report, tmp_path):
     base = load(write_report(tmp_path / "base", [make_cell("a", resolved={"topk": 1, "spec_version": "v2"})]))
     head = load(write_report(tmp_path / "head", [make_cell("a", resolved={"topk": True, "spec_version": "v2"})]))
     change = compare(base, head).coverage

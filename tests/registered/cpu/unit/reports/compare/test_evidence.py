@@ -1,4 +1,4 @@
-"""Effects of single cells, the edges of the rules that judge them, and the states that they give cells."""
+"""Effects of single cells, the thresholds of their rules, and the resulting states."""
 
 from dataclasses import replace as replace_fields
 
@@ -252,7 +252,7 @@ def test_rates_are_compared_without_outcomes(against, gated):
 
 
 def test_many_tests_are_judged_together(against, gated):
-    """One cell of a hundred at p = 0.03 is what chance gives."""
+    """One cell of a hundred at p = 0.03 is expected by chance."""
     base, head = "1" * 100 + "0" * 100, "00000" + "1" * 95 + "0" * 100
     noise = "0" + "1" * 100 + "0" * 99
     alone = against([accuracy(gated, base)], [accuracy(gated, head)])

@@ -41,7 +41,7 @@ def test_cells_of_two_starts_are_looked_through_once(make_cell, change_cell):
 
 
 @pytest.mark.parametrize("what", ["resolved", "requested", "reasons", "state"])
-def test_whatever_a_start_says_else_is_looked_through_again(make_cell, change_cell, what):
+def test_every_other_change_of_a_start_is_compared_in_full(make_cell, change_cell, what):
     base = make_cell("a")
     head = change_cell(base, resolved={**base.resolved, "spec_version": "v1"})
     changed = {

@@ -43,7 +43,7 @@ def test_a_new_cell_that_declares_its_rewrite_is_not_silent(rewritten):
 
 
 def test_an_old_cell_cannot_declare_a_new_rewrite(make_cell, rewritten):
-    """A rule that the matrix takes from the engine would otherwise excuse itself."""
+    """A rule that the matrix takes from the engine must not excuse itself."""
     assert rows([(make_cell("a"), rewritten("a", expect="rewritten"))])[0][-1] is True
 
 

@@ -1,4 +1,4 @@
-"""What comparing two reports imports."""
+"""The imports of a comparison of two reports."""
 
 import subprocess
 import sys

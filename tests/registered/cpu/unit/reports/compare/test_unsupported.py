@@ -1,4 +1,4 @@
-"""Cells that the subject does not support: counted and listed everywhere, neither red nor green, never silent."""
+"""Unsupported cells: counted and listed everywhere, neither red nor passing."""
 
 import io
 import json

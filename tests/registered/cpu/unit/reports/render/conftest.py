@@ -1,4 +1,4 @@
-"""Markdown as a renderer reads it."""
+"""Markdown as a renderer parses it."""
 
 from html.parser import HTMLParser
 

@@ -1,4 +1,4 @@
-"""The outputs about a comparison: Markdown, page, terminal and files."""
+"""The outputs of a comparison: Markdown, page, terminal and files."""
 
 import io
 import json
@@ -32,7 +32,7 @@ def compared(tmp_path, write_report):
 
 @pytest.fixture
 def eventful(compared, specimen, make_cell, rewritten):
-    """Something of everything: regressed, lost, new, rewritten, infra, improved, other inputs and rules."""
+    """One of each: regressed, lost, new, rewritten, infra, improved, changed inputs and rules."""
     base = specimen().cells()
     head = specimen(policy="v1", damage=".64").cells()[4:]
     head[0] = replace(head[0], state="INFRA", gates=(), error="no memory")
@@ -69,7 +69,7 @@ def test_markdown_holds_every_part(eventful):
 
 
 def places(text, *parts: str):
-    """Where the parts stand in a text, each once."""
+    """The positions of the parts in a text, each of which occurs once."""
     assert {part: text.count(part) for part in parts} == dict.fromkeys(parts, 1)
     return [text.index(part) for part in parts]
 
@@ -111,7 +111,7 @@ def test_equal_causes_are_neighbours_whatever_the_cells_are_called(compared, mak
     ]  # fmt: skip
 
 
-def test_pairs_lost_with_red_cells_stand_behind_the_others(compared, make_cell):
+def test_pairs_lost_with_red_cells_are_listed_last(compared, make_cell):
     def sized(name, topk, **changes: object):
         return make_cell(name, axes={"algorithm": "eagle3", "topk": str(topk)}, resolved={"topk": topk}, **changes)
 
@@ -148,7 +148,7 @@ def test_markdown_fits_a_comment_whatever_changed(compared, make_cell):
     assert 20_000 < len(text.encode()) <= LIMIT
 
 
-def test_the_page_is_whole_and_opens_without_a_network(eventful):
+def test_the_page_is_complete_and_opens_without_a_network(eventful):
     text = comparison_page(eventful)
     for state in ChangeState:
         assert f"<span>{state.lower()}</span>" in text
@@ -178,7 +178,7 @@ def test_hostile_text_stays_text(compared, make_cell, prose):
     assert "<img src=x" in printed(comparison)
 
 
-def test_the_terminal_says_the_same(eventful):
+def test_the_terminal_shows_the_same(eventful):
     lines = printed(eventful).splitlines()
     assert lines[-1] == f"red: {'; '.join(eventful.reasons)}"
     assert (

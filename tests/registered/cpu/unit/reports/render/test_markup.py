@@ -1,4 +1,4 @@
-"""Values are shown as they are in Markdown, and a document fits a pull-request comment whatever it holds."""
+"""Values are escaped in Markdown, and a document always fits into a pull-request comment."""
 
 import re
 from dataclasses import replace

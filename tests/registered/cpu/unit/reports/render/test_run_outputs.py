@@ -1,4 +1,4 @@
-"""The outputs about one run: Markdown, page, terminal, and the files beside a report."""
+"""The outputs of one run: Markdown, page, terminal, and the files beside a report."""
 
 import io
 import json
@@ -112,7 +112,7 @@ def test_an_empty_run_is_red_in_every_output(run_of):
     assert "red: no cell ran" in printed(run)
 
 
-def test_markdown_says_what_is_red_why_and_how_to_run_it(red_run):
+def test_markdown_names_red_cells_with_reason_and_command(red_run):
     text = run_markdown(red_run)
     assert text.startswith("## ❌ specmatrix cpu / pr: red, 16 of 80 cells did not pass\n")
     assert FACTOR.replace("_", r"\_").replace(">", "&gt;") in text
@@ -268,7 +268,7 @@ def measured(make_cell, name, numbers, interval, state="PASS"):
 
 
 def test_acceptance_is_plotted_against_each_cells_own_reference(make_cell):
-    """The gate's interval is that of the ratio; drawn as one of lengths it would lie around 1 token per round."""
+    """The gate's interval is that of the ratio; drawn as an interval of lengths it would be near 1 token per round."""
     cell = measured(make_cell, "a", {"length": 5.0, "reference": 4.0, "ratio": 1.25}, (1.2, 1.3))
     ratio, length = ratio_point(cell), acceptance_point(cell)
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((25, 20, 30))
@@ -297,7 +297,7 @@ def test_gates_and_reasons_stand_above_the_plots(red_run):
     assert places == sorted(places)
 
 
-def test_a_row_says_in_words_what_few_cells_have(run_of, make_cell, rewritten):
+def test_a_row_describes_changes_of_few_cells_in_words(run_of, make_cell, rewritten):
     red = make_cell("r", state="FAIL", gates=(GateResult("lossless", "FAIL", {}, None, "3 tokens differ"),))
     page = run_page(run_of([red, rewritten("n6", expect="rewritten"), make_cell("g")]))
     assert '<td data-key="lossless: 3 tokens differ" class="noted">' in page
@@ -315,7 +315,7 @@ def test_ids_and_commands_may_wrap(run_of, make_cell):
     assert "nowrap" not in page.partition("code.id")[2].partition("}")[0]
 
 
-def test_every_form_says_which_combinations_ran(run_of, make_cell):
+def test_every_output_shows_which_combinations_ran(run_of, make_cell):
     axes = {"topk": "4", "spec_version": "v2", "batch": "single"}
     asked = make_cell("a", axes=axes, resolved={"topk": 4, "spec_version": "v2"})
     rewritten = make_cell("b", axes=axes | {"batch": "pair"}, resolved={"topk": 4, "spec_version": "v1"})

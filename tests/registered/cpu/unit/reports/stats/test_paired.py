@@ -83,7 +83,7 @@ def test_the_detectable_drop_brings_losses_that_show_as_often_as_promised(good, 
 
 
 def test_the_drop_is_seen_in_runs_with_noise():
-    """Whatever is won by chance is lost by chance as well, and that is no drop."""
+    """What is won by chance is lost by chance as well; that is no drop."""
     draw = random.Random(4)
     drop = detectable_drop(160, 4, 200, 0.05, 0.8)
     chance = (drop * 200 + 4) / 160

@@ -24,7 +24,7 @@ def test_pit_of_the_right_distribution_is_uniform_and_of_a_wrong_one_is_not():
 
 
 def test_pit_mixes_contexts():
-    """Each sample may have a distribution of its own: all of them together are still uniform."""
+    """Each sample may have its own distribution; all of them together are still uniform."""
     draw = np.random.default_rng(3)
     values = np.concatenate([transformed(draw, row, row, 40) for row in draw.dirichlet([0.3] * 6, size=50)])
     assert ks_uniform(values).p > 0.05

@@ -1,4 +1,4 @@
-"""Both file formats, and every mistake in them as one sentence: what, the value, what is allowed."""
+"""Both file formats, and one error sentence for every mistake: what was wrong, the value, what is allowed."""
 
 import json
 import re

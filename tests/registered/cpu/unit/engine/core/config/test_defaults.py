@@ -148,7 +148,7 @@ def test_device_and_dtype_follow_the_machine(gpus, device, dtype):
     assert (resolved.device, resolved.dtype) == (device, dtype)
 
 
-def test_dtype_follows_the_asked_device():
+def test_dtype_follows_the_requested_device():
     assert resolve(EngineConfig("m", device="cpu"), facts(gpus=1)).dtype == "float32"
 
 

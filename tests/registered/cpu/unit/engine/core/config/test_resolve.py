@@ -89,7 +89,7 @@ WILD_FACTS = known(
 
 @st.composite
 def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
-    """An ask in which each value is legal; a pool too small for one request is the only refusal left."""
+    """A request in which each value is legal; a pool too small for one request is the only possible refusal."""
     algorithm = draw(st.sampled_from(list(DRAFT_OF)))
     drafted = algorithm != "NONE"
     steps = draw(auto(st.integers(1, 6))) if drafted else AUTO
@@ -240,7 +240,7 @@ def test_the_algorithm_is_named_in_upper_case_without_a_rewrite():
         ({"speculative_adaptive_config": '{"1": {"candidate_steps": [2, 5]}}'}, (5, 1, 6)),
     ],
 )
-def test_adaptive_steps_begin_in_the_middle_of_all_candidates_or_where_asked(asked, shape):
+def test_adaptive_steps_begin_in_the_middle_of_all_candidates_or_as_requested(asked, shape):
     facts = Facts("LlamaForCausalLM", 512, 128, 4, 1024, draft=HEAD)
     resolved = resolve(EngineConfig("m", "EAGLE3", "d", speculative_adaptive=True, **asked), facts)
     assert (resolved.num_steps, resolved.topk, resolved.num_draft_tokens) == shape

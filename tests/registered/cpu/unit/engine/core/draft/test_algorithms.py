@@ -74,7 +74,7 @@ def test_whoever_reads_the_host_waits_for_it_and_no_one_else():
     assert [traits for traits in ALGORITHMS if traits.max_lag == 0] == [NGRAM]
 
 
-def test_whoever_has_weights_says_which_checkpoints_hold_them():
+def test_algorithms_with_weights_name_their_checkpoints():
     for traits in ALGORITHMS:
         assert traits.needs_draft_model == bool(traits.draft_architectures) == (traits.draft_weights != "none")
     assert [traits for traits in ALGORITHMS if traits.draft_weights == "bundled"] == [NEXTN]

@@ -111,13 +111,13 @@ def test_hysteresis_shifts_each_threshold_by_itself():
 @pytest.mark.parametrize(
     ("candidates", "asked", "first"), [((1, 3, 7), 7, 7), ((1, 3, 7), 5, 3), ((1, 3), 7, 3), ((1,), 3, 1)]
 )
-def test_a_slot_starts_at_the_asked_depth_or_in_its_middle(candidates, asked, first):
+def test_a_slot_starts_at_the_requested_depth_or_in_its_middle(candidates, asked, first):
     slot = Slot(AdaptiveSlot(1, candidates), asked)
     assert (slot.steps, slot.ema) == (first, first - 1.0)
 
 
 def eager(batch_from, candidates):
-    """A slot that follows its last round at once."""
+    """A slot whose depth follows its last round at once."""
     return AdaptiveSlot(batch_from, candidates, ema_alpha=1.0, update_interval=1, warmup_batches=0)
 
 
@@ -128,7 +128,7 @@ def test_batch_sizes_find_their_slot():
     assert steps.max_width == 6
 
 
-def test_the_batch_size_alone_switches_and_the_counters_say_what_moved():
+def test_the_batch_size_alone_switches_and_the_counters_show_it():
     counters = Counters()
     steps = DraftSteps((eager(1, (1, 3, 7)), eager(8, (1, 3)), eager(32, (1,))), 3, counters)
     assert [steps.activate(size) for size in (1, 8, 32, 8, 1)] == [4, 4, 2, 4, 4]
@@ -196,7 +196,7 @@ def bounded(slots):
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(SETTINGS, min_size=2, max_size=4).map(bounded), st.integers(1, 9), st.lists(ROUND, max_size=60))
 def test_a_slot_depends_on_its_own_rounds_only(slots, first, rounds):
-    """All slots together decide as each slot alone does on the rounds of its range, whatever is activated between."""
+    """Each slot decides as it would alone on the rounds of its range, whatever is activated in between."""
     together = DraftSteps(slots, first, Counters())
     alone = [Slot(settings_, first) for settings_ in slots]
     for size, correct in rounds:

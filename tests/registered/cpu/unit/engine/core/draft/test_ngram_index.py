@@ -1,4 +1,4 @@
-"""The n-gram index by hand, and against a brute-force search over the texts that it was shown."""
+"""The n-gram index by hand, and against a brute-force search over its texts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_followed_before_is_drafted_as_deep_as_the_windows_go():
     assert paths(drafted(index, (9, 1, 2), limit=3)) == [(3,), (3, 4)]
 
 
-def test_nothing_is_drafted_behind_what_was_never_seen():
+def test_nothing_is_drafted_after_an_unknown_text():
     assert len(drafted(index_of((1, 2, 3)), (7, 8, 9))) == 1
     assert len(drafted(index_of(), (1,))) == 1
 
@@ -76,7 +76,7 @@ def test_the_longest_match_goes_first_and_shorter_ones_fill_the_rest():
     assert paths(drafted(index, (8, 1), limit=2)) == [(2,)]
 
 
-def test_breadth_falls_from_the_widest_behind_one_token_to_the_narrowest_behind_a_whole_window():
+def test_breadth_falls_from_one_matched_token_to_a_whole_window():
     fans = [(*matched, 90 + i) for matched in ((1,), (2, 3, 4, 5, 1)) for i in range(5)]
     index = index_of(*fans, max_bfs_breadth=4, min_bfs_breadth=1)
     assert len(paths(drafted(index, (9, 1)))) == 4
@@ -107,7 +107,7 @@ def test_what_is_read_in_parts_is_the_same_index():
 
 @pytest.mark.parametrize("match_type", ["BFS", "PROB"])
 @pytest.mark.parametrize("seed", range(6))
-def test_every_node_was_seen_behind_a_suffix_of_the_text(match_type, seed):
+def test_every_node_occurred_after_a_suffix_of_the_text(match_type, seed):
     rng = random.Random(seed)
     texts = [[rng.randrange(4) for _ in range(rng.randrange(2, 40))] for _ in range(5)]
     index = index_of(*texts, match_type=match_type, max_bfs_breadth=3)
@@ -138,7 +138,7 @@ def test_a_full_index_forgets_its_oldest_windows_only():
 
 
 def test_no_window_outlives_the_one_that_it_extends():
-    """Leaves go first: what is kept can be reached, so it can be drafted."""
+    """Leaves are evicted first: kept nodes remain reachable, so they can be drafted."""
     index = index_of(capacity=25)
     rng = random.Random(3)
     for _ in range(40):

@@ -17,7 +17,7 @@ def occurrences(documents, needle):
 
 
 def longest(documents, text):
-    """The longest suffix of the text that stands in a document."""
+    """The longest suffix of the text that occurs in a document."""
     return next(text[i:] for i in range(len(text) + 1) if not text[i:] or occurrences(documents, text[i:]))
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Verbs in any order. The model keeps who holds which page in sets and counts positions one by one."""
+    """Operations in any order. The model keeps the owner of each page in sets and counts positions one by one."""
 
     @initialize(pages=st.integers(1, 10), size=st.integers(1, 4))
     def start(self, pages, size):
@@ -37,7 +37,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.pages_wrote: dict[int, list[int]] = {}  # the same of cached pages
 
     def began(self, rid):
-        """A residence whose number nobody had before."""
+        """A residence with a new number."""
         account = self.ledger.accounts[rid]
         assert account.generation not in self.generation.values() and account.generation > 0
         self.generation[rid] = account.generation
@@ -398,7 +398,7 @@ def test_a_law_broken_by_hand_is_named(change, sentence):
         (row_on_an_uncached_page, 2, "law 4: request 2 uses a page that is not cached"),
     ],
 )
-def test_a_row_shows_what_its_own_account_breaks(change, rid, sentence):
+def test_check_row_finds_violations_of_its_own_account(change, rid, sentence):
     ledger = two_requests()
     change(ledger)
     ledger.check_row(3 - rid)
@@ -424,7 +424,7 @@ def step(ledger, rid, width):
     ledger.settle(rid, width)
 
 
-def test_an_account_knows_which_residence_computed_each_position():
+def test_an_account_holds_the_generation_of_each_position():
     ledger = Ledger(9, 2, strict=True)
     account = ledger.open(1)
     step(ledger, 1, 6)

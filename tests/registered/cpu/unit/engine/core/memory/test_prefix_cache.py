@@ -19,7 +19,7 @@ def cache_of(pages=20, size=2, span=0, enabled=True):
 
 
 def run(ledger, cache, rid, tokens, committed=None, close=True):
-    """One request from match to insert, as the loop would do it. Returns (cached pages, pages given)."""
+    """One request from match to insert, as the loop does it. Returns (cached pages, donated pages)."""
     pages = cache.match(tokens)
     account = ledger.open(rid, pages)
     rest = (len(tokens) if committed is None else committed) - account.committed
@@ -65,7 +65,7 @@ def test_a_page_enters_only_with_its_whole_key(span, given):
 
 
 @pytest.mark.parametrize(("committed", "given"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2)])
-def test_only_whole_committed_pages_are_given(committed, given):
+def test_only_full_committed_pages_are_donated(committed, given):
     ledger, cache = cache_of(size=2)
     assert run(ledger, cache, 1, [1, 2, 3, 4, 5, 6], committed)[1] == given
 
@@ -87,7 +87,7 @@ def test_a_duplicate_stays_private_and_returns_at_the_close():
     assert (len(ledger.free), ledger.cached) == (6, 2)
 
 
-def test_insert_twice_gives_only_what_is_new():
+def test_a_second_insert_donates_only_new_pages():
     ledger, cache = cache_of()
     assert run(ledger, cache, 1, [1, 2, 3], close=False)[1] == 1
     ledger.reserve(1, 3)

@@ -1,4 +1,4 @@
-"""The replay of a journal: an honest one passes, and a operation that is missing, swapped or altered is refused."""
+"""Journal replay: a correct journal passes, and one with a missing, swapped or altered operation is refused."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_replay_refuses_a_swapped_order(index):
 
 
 @pytest.mark.parametrize("operation", ["reserve", "donate", "hold"])
-def test_replay_refuses_another_page(operation):
+def test_replay_refuses_a_different_page(operation):
     index = next(i for i, entry in enumerate(JOURNAL) if entry[0] == operation)
     rid, numbers = JOURNAL[index][1:]
     altered = (*numbers[:-1], numbers[-1] + 1)
@@ -82,7 +82,7 @@ def test_replay_refuses_an_unknown_operation():
         replay([*JOURNAL, ("lend", 3, ())], 4, 2)
 
 
-def test_replay_refuses_another_pool():
+def test_replay_refuses_a_different_pool():
     with pytest.raises(LedgerError, match="journal entry 1: reserve returned pages"):
         replay(JOURNAL, 4, 1)
     with pytest.raises((LedgerError, OutOfPages)):

@@ -1,4 +1,4 @@
-"""Accounts that outlive their request, by hand: what is kept, inherited, rolled back, dropped and never locked."""
+"""Accounts that outlive their request, by hand: kept, inherited, rolled back, dropped, and never locked."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def first_turn(scheduler, rid=1, tokens=5, rounds=1, shown=None, new=20):
     [(3, 7, 0), (2, 7, 0), (1, 6, 1)],
     ids=["the last token has no KV", "the run ends with the last shown token", "a token past the end"],
 )
-def test_a_session_keeps_what_was_computed_for_shown_tokens(shown, keep, trimmed):
+def test_a_session_keeps_kv_computed_for_shown_tokens(shown, keep, trimmed):
     scheduler = scheduler_of()
     request = first_turn(scheduler, shown=shown)  # 5 prompt positions, then a round of 2
     assert request.phase is Phase.DONE and list(scheduler.held.order) == [1]
@@ -97,7 +97,7 @@ def test_a_round_in_flight_at_the_end_computes_the_last_token():
     assert scheduler.counters.counts["session.trimmed"] == 2
 
 
-def test_the_next_turn_begins_on_the_kept_pages_in_a_row_of_its_own():
+def test_the_next_turn_begins_on_the_kept_pages_in_a_new_row():
     scheduler = scheduler_of(cache=True)
     before = first_turn(scheduler)
     pages = list(scheduler.ledger.accounts[1].pages)
@@ -127,7 +127,7 @@ def test_positions_whose_draft_kv_waits_for_the_next_tokens_are_computed_again(s
     assert scheduler.ledger.accounts[1].committed == 9
 
 
-def test_what_the_cache_holds_and_what_the_window_slid_past_is_not_computed_again():
+def test_cached_pages_and_those_behind_the_window_are_not_recomputed():
     scheduler = scheduler_of(cache=True, span=2)
     before = first_turn(scheduler, tokens=7, rounds=0)  # 7 positions computed; tokens up to 8 known, pages up to 6
     assert scheduler.ledger.accounts[1].shared == 3
@@ -144,7 +144,7 @@ def test_what_the_cache_holds_and_what_the_window_slid_past_is_not_computed_agai
 
 @pytest.mark.parametrize("how", ["abort", "retract", "error"])
 @pytest.mark.parametrize("window", [None, Window(4, 60, margin=9)], ids=["full", "windowed"])
-def test_a_turn_that_stops_in_the_middle_of_what_it_computes_again_loses_nothing_of_what_it_inherited(window, how):
+def test_a_turn_that_stops_within_its_recomputation_keeps_what_it_inherited(window, how):
     scheduler = scheduler_of(span=3, chunk=1, window=window)
     before = turn(scheduler, 1, 5)
     for _ in range(6):
@@ -192,7 +192,7 @@ def test_an_aborted_first_turn_closes_its_account():
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3])
-def test_an_aborted_later_turn_gives_back_what_the_session_had(rounds):
+def test_an_aborted_later_turn_restores_the_sessions_account(rounds):
     scheduler = scheduler_of()
     before = first_turn(scheduler)
     pages = list(scheduler.ledger.accounts[1].pages)
@@ -208,7 +208,7 @@ def test_an_aborted_later_turn_gives_back_what_the_session_had(rounds):
     assert again.inherited == 7
 
 
-def test_a_turn_aborted_in_the_queue_does_not_touch_what_is_held():
+def test_a_turn_aborted_in_the_queue_leaves_held_pages_alone():
     scheduler = scheduler_of()
     before = first_turn(scheduler)
     journal = len(scheduler.ledger.journal)
@@ -217,7 +217,7 @@ def test_a_turn_aborted_in_the_queue_does_not_touch_what_is_held():
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3])
-def test_a_retracted_turn_gives_its_own_part_back_and_comes_back_to_what_it_had_inherited(rounds):
+def test_a_retracted_turn_frees_its_own_part_and_returns_to_what_it_inherited(rounds):
     scheduler = scheduler_of(span=1)
     before = first_turn(scheduler)
     pages = list(scheduler.ledger.accounts[1].pages)
@@ -266,7 +266,7 @@ def test_what_a_retracted_turn_spared_goes_before_anybody_else_is_retracted():
     assert (row.rid, row.start, request.inherited, counts["session.restored"]) == (3, 0, 0, 0)
 
 
-def test_a_retracted_turn_keeps_nothing_behind_a_window_that_slid():
+def test_a_retracted_turn_keeps_nothing_once_its_window_slid():
     for window, held in ((Window(4, 40), False), (Window(4, 40, margin=9), True)):
         scheduler = scheduler_of(window=window)
         before = first_turn(scheduler)
@@ -278,7 +278,7 @@ def test_a_retracted_turn_keeps_nothing_behind_a_window_that_slid():
         assert (len(scheduler.held) == 1) == held and scheduler.counters.counts["session.spared"] == held
 
 
-def test_a_turn_that_was_retracted_and_then_aborted_goes_back_to_what_it_had_inherited():
+def test_a_turn_retracted_and_then_aborted_returns_to_what_it_inherited():
     scheduler = scheduler_of()
     before = first_turn(scheduler)
     request = turn(scheduler, 2, [*before.tokens, 50], account=1)
@@ -341,7 +341,7 @@ def test_the_session_of_a_queued_turn_is_dropped_last_and_its_turn_computes_the_
     assert (row.rid, row.start, later.inherited) == (4, 0, 0)
 
 
-def test_a_turn_that_needs_every_page_gets_the_others_sessions_but_not_its_own():
+def test_a_turn_that_needs_every_page_evicts_other_sessions_but_not_its_own():
     scheduler = scheduler_of(pages=16)
     one = first_turn(scheduler, 1, tokens=9)
     first_turn(scheduler, 2)

@@ -16,7 +16,7 @@ PAGES = 40
 
 
 class WindowMachine(RuleBasedStateMachine):
-    """Rows that grow, settle and end, beside a model that knows only positions: which of them a later query reads."""
+    """Rows that grow, settle and end, against a model that only tracks which positions a later query reads."""
 
     @initialize(size=st.integers(1, 5), tokens=st.integers(1, 9), margin=st.integers(0, 6))
     def start(self, size, tokens, margin):
@@ -99,7 +99,7 @@ def grown(committed: int, *, size: int = 4, tokens: int = 6, margin: int = 0) ->
 
 
 @pytest.mark.parametrize(("committed", "margin", "freed"), [(6, 0, 0), (8, 0, 0), (9, 0, 1), (20, 0, 3), (20, 4, 2)])
-def test_slide_frees_whole_pages_that_the_next_query_cannot_see(committed, margin, freed):
+def test_slide_frees_full_pages_outside_the_next_querys_window(committed, margin, freed):
     # A query at position 9 with a window of 6 reads 4..9, so page 0 (0..3) goes; one at 8 reads 3..8, so it stays.
     ledger = grown(committed, margin=margin)
     assert ledger.slide(1) == freed
@@ -114,7 +114,7 @@ def test_what_is_in_flight_keeps_its_window():
     assert ledger.slide(1) == 1  # positions 9..16 are written, yet the step reads from position 4 on
 
 
-def test_a_trim_keeps_the_partial_page_and_says_whether_the_window_still_reaches():
+def test_a_trim_keeps_the_partial_page_and_returns_whether_the_window_reaches():
     book = WindowLedger(Window(6, PAGES, 4), 4)
     book.open(1)
     book.cover(1, 20)

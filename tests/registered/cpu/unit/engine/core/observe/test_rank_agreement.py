@@ -46,7 +46,7 @@ def test_the_first_difference_is_named(other: StepDigest, sentence: str):
     assert len(set(found.agreement.digests)) == 2
 
 
-def test_a_difference_in_what_was_read():
+def test_a_difference_between_results():
     found = compared([A, B], [A, StepDigest(RESULT, ("t1", "other", "v1"))])
     assert found.divergence == "step 1: the draft tokens of rank 1 and of rank 0 differ"
 

@@ -1,4 +1,4 @@
-"""A transcript decodes what was taken when it is read, and not before."""
+"""A transcript decodes accepted tokens when it is read, and not before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 class Runs:
-    """Keeps the runs that it was given; a token's text is its digit."""
+    """Records its calls; a token's text is its digit."""
 
     def __init__(self) -> None:
         self.runs = []

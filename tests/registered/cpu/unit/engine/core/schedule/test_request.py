@@ -1,4 +1,4 @@
-"""Phases by the table of moves, and every sentence about a sampling parameter."""
+"""Phases follow the transition table, and every error of a sampling parameter."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_edges_of_every_range_are_allowed(values):
     SamplingParams(**values).validate(50)
 
 
-def test_an_output_cannot_be_asked_to_be_longer_than_its_limit():
+def test_an_output_cannot_be_longer_than_its_limit():
     with pytest.raises(RequestError, match=r"^min_new_tokens is 4; allowed: at most max_new_tokens, 3$"):
         SamplingParams(max_new_tokens=3, min_new_tokens=4).validate(50)
 

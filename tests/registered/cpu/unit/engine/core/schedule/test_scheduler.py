@@ -89,7 +89,7 @@ def test_a_later_request_does_not_overtake_one_that_waits_for_pages():
     assert rids(scheduler.plan()) == [1]
 
 
-def test_a_prefill_row_says_exactly_what_to_compute():
+def test_a_prefill_row_holds_exactly_what_to_compute():
     scheduler = scheduler_of()
     (request,) = queue(scheduler, 5)
     (row,) = turn(scheduler).rows
@@ -145,7 +145,7 @@ def test_the_chunk_budget_is_shared_and_carries_over():
     assert scheduler.counters.counts["prefill.chunked"] == 2
 
 
-def test_a_plan_says_whether_rows_draw_and_which_logprobs_are_wanted():
+def test_a_plan_holds_whether_rows_sample_and_the_requested_logprobs():
     scheduler = scheduler_of()
     for rid, params in enumerate(
         (SamplingParams(), SamplingParams(temperature=0.5, top_logprobs_num=3), SamplingParams(return_logprob=True)), 1
@@ -196,8 +196,8 @@ def test_one_victim_at_a_time():
 
 
 @pytest.mark.parametrize(("pages", "admitted"), [(25, []), (26, [2])])
-def test_a_newcomer_leaves_what_runs_room_for_every_round_in_flight(pages, admitted):
-    """4 tokens and 10 positions of two rounds run, 2 tokens and 10 positions ask to."""
+def test_a_new_request_leaves_room_for_every_round_in_flight(pages, admitted):
+    """4 tokens and 10 positions of two rounds are running; 2 tokens and 10 positions are queued."""
     scheduler = scheduler_of(pages=pages, size=1, width=5, slack=10)
     queue(scheduler, 4, max_new_tokens=6)
     assert rids(turn(scheduler)) == [1]
@@ -225,7 +225,7 @@ def test_a_victim_stays_out_of_the_pages_that_rounds_in_flight_need():
     assert rids(turn(scheduler)) == [2]
 
 
-def test_nobody_is_admitted_while_a_victim_drains():
+def test_no_request_is_admitted_while_a_victim_drains():
     scheduler = scheduler_of()
     (victim,) = queue(scheduler, 3)
     flying = scheduler.plan()

@@ -24,7 +24,7 @@ DEEP = 3_000
 
 
 class World:
-    """Sessions over a scheduler without a device: the test decides what a request says and when it ends."""
+    """Sessions over a scheduler without a device: the test decides the tokens of a request and when it ends."""
 
     def __init__(self, streaming=True) -> None:
         ledger = Ledger(50, 2, strict=True)
@@ -197,7 +197,7 @@ def test_a_name_is_found_for_a_session_without_one():
     assert [world.open(None), world.open(None)] == ["session-2", "session-3"]
 
 
-def test_close_frees_what_is_held_and_forgets_the_name():
+def test_close_frees_held_pages_and_forgets_the_name():
     world = World()
     world.open()
     world.say((1, 2, 3), 4)
@@ -283,7 +283,7 @@ def test_offset_and_drop_previous_output_cut_the_history():
     assert world.add((5,), rid=4, drop_previous_output=True, offset=5).prompt == (BOS, 1, 10, 2, 20, 5)
 
 
-def test_replace_ends_and_forgets_what_continues_a_request():
+def test_replace_ends_and_forgets_the_successors_of_a_request():
     world = tree()
     running = world.add((5,), rid=4)
     other = world.add((6,), rid=3)

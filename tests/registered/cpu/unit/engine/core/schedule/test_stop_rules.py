@@ -37,7 +37,7 @@ def deliver(words, params, eos=frozenset()):
 
 
 def naive(words, params, eos=frozenset()):
-    """The same from whole prefixes: which is the first that ends, and by what."""
+    """The same computed from whole prefixes: the first that ends, and its reason."""
     ids = set(params.stop_token_ids) | (set() if params.ignore_eos else eos)
     for count in range(1, len(words) + 1):
         text = "".join(WORDS[t] for t in words[:count])

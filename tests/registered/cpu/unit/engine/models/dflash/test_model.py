@@ -91,7 +91,7 @@ def test_states_are_the_hidden_states_that_z_labs_code_takes(target, folder, lla
     assert (ours - expected).abs().max() < BOUND * expected.abs().max()
 
 
-def test_facts_say_what_a_block_needs(llama_folder, folder):
+def test_facts_describe_a_block(llama_folder, folder):
     assert facts(llama_folder("target"), folder(), "cpu").draft == DraftFacts(
         architecture="DFlashDraftModel",
         vocab_size=97,

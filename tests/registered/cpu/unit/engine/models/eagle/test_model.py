@@ -95,7 +95,7 @@ def test_a_lone_token_goes_on_from_its_own_state(target, folder, paged):
 
 
 @torch.inference_mode()
-def test_an_embedding_of_its_own_goes_before_the_targets(target, folder, paged):
+def test_its_own_embedding_takes_precedence_over_the_targets(target, folder, paged):
     own = torch.randn(97, 48)
     made = folder(put={"embed_tokens.weight": own, "lm_head.weight": torch.zeros(97, 48)})
     model = load_eagle(made, target, "cpu", torch.float32)
@@ -218,7 +218,7 @@ def random_layer(c: dict, index: int) -> dict[str, Tensor]:
 
 
 def eagle3_case(kind: str) -> tuple[dict[str, object], int]:
-    """Changes of the EAGLE-3 fixture's checkpoint, and the width of what it reads."""
+    """Changes to the EAGLE-3 fixture's checkpoint, and the width of its input."""
     torch.manual_seed(3)
     own = {
         "hidden_size": 36,
@@ -284,7 +284,7 @@ def test_eagle3_is_its_formula(target, eagle_folder, paged, kind):
 
 
 def test_states_as_wide_as_the_draft_are_not_fused(target, eagle_folder):
-    """Where widths agree SGLang applies no `fc`, so a checkpoint that brings one is not understood."""
+    """Where widths agree SGLang applies no `fc`, so a checkpoint that has one is refused."""
     changes, _ = eagle3_case("the last state, as wide as the draft")
     changes["drop"] = changes["drop"][:-1]
     with pytest.raises(ConfigError, match=r"tensor 'fc\.weight' does not belong to this architecture"):

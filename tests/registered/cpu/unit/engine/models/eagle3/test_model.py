@@ -108,7 +108,7 @@ def test_ids_map_by_differences(draft, tmp_path):
     assert model.to_target(ids).tolist() == [[int(i + d2t[i]) for i in row] for row in ids.tolist()]
 
 
-def test_aux_layers_are_the_states_behind_the_named_layers(draft):
+def test_aux_layers_are_the_states_after_the_named_layers(draft):
     assert draft().aux_layers == (1, 2, 3)
 
 

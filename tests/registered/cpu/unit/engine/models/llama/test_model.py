@@ -1,4 +1,4 @@
-"""The target model against transformers' own on the same checkpoint, and its bits against the shape of a call."""
+"""The target model against transformers' own on the same checkpoint, and bitwise equality across call shapes."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_hidden_and_captured_states_match_transformers(pair, paged):
 
 
 @torch.inference_mode()
-def test_the_state_behind_the_last_layer_can_be_captured(pair, paged):
+def test_the_state_after_the_last_layer_can_be_captured(pair, paged):
     ours, theirs = pair()
     seen = []
     theirs.model.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -148,7 +148,7 @@ def test_half_precision_stays_near_float32(llama_folder, paged, dtype):
 
 
 @torch.inference_mode()
-def test_positions_reach_past_the_context_as_far_as_they_are_asked_to(llama_folder, paged):
+def test_positions_reach_past_the_context_as_far_as_requested(llama_folder, paged):
     ours, last = load_target(llama_folder(), "cpu", torch.float32, positions=700), 699
     attend = paged(ours, 1, 4).attend([0], [0], torch.ones(1, 1).bool())
     hidden, _ = ours.forward(TOKENS[:1, :1], torch.tensor([[last]]), attend)

@@ -91,7 +91,7 @@ def test_a_layer_is_its_formula(folder, paged, index, deterministic):
     assert (model.aux_layers, model.carry_width, model.vocab_size) == ((FINAL,), 48, 97)
 
 
-def test_facts_announce_what_a_checkpoint_brings(folder, llama_folder):
+def test_facts_describe_a_checkpoint(folder, llama_folder):
     made = folder()
     brought = {
         "vocab_size": 97,
@@ -129,7 +129,7 @@ def test_refusals(folder, changes, sentence):
         loaded(folder(**changes))
 
 
-def test_layers_of_another_width_are_refused(folder):
+def test_layers_of_a_different_width_are_refused(folder):
     target = load_target(folder(), "cpu", torch.float32)
     other = folder("other", hidden_size=40)
     with pytest.raises(

@@ -43,7 +43,7 @@ def test_the_largest_batch_that_is_a_graph(asked, batch):
         ({"speculative_algorithm": "NGRAM"}, "NGRAM reads tokens on the host in every round"),
     ],
 )
-def test_an_impossible_ask_is_rewritten_with_its_cause(asked, why):
+def test_an_impossible_request_is_rewritten_with_its_cause(asked, why):
     (rewrite,) = resolved(cuda_graph_max_bs=8, **asked).rewrites
     assert (rewrite.asked, rewrite.got, rewrite.reason) == (8, 0, f"{why}, so rounds run without graphs")
 

@@ -69,7 +69,7 @@ def test_other_algorithms_have_no_such_choice():
     assert resolve(EngineConfig("m", enable_multi_layer_eagle=False), facts()) == resolved
 
 
-def test_what_ran_can_be_asked_for():
+def test_a_resolved_configuration_can_be_requested():
     resolved = resolve(nextn(), facts())
     again = resolve(explicit(resolved), facts())
     assert again.start_hash() == resolved.start_hash() and not again.reasons

@@ -98,7 +98,7 @@ def test_every_refusing_rule_has_a_case():
     assert {case[0] for case in REFUSED} == {rule.name for rule in NGRAM_RULES}
 
 
-def test_another_topk_gives_way_to_the_breadth():
+def test_a_different_topk_yields_to_the_breadth():
     config = EngineConfig("m", "NGRAM", speculative_eagle_topk=2, speculative_ngram_max_bfs_breadth=4)
     assert broken(config, facts()) == [TOPK_IS_BREADTH.name]
     (made,) = resolve(config, facts()).rewrites

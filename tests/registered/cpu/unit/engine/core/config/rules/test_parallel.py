@@ -1,4 +1,4 @@
-"""Which targets so many ranks can share, and on which machines."""
+"""Which targets a number of ranks can share, and on which machines."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_flags_are_those_of_sglang(flag: str):
     assert EngineConfig.from_flags({"model": "m", flag: "2"}).tp_size == 2
 
 
-def test_a_registered_algorithm_runs_in_the_process_that_knows_it():
+def test_a_registered_algorithm_runs_in_the_process_that_registered_it():
     register_traits(Traits("MINE", "mine", Topology.CHAIN), None)
     try:
         with pytest.raises(ConfigError, match=r"^tp_size 2 cannot run MINE, which is registered in one process only; "):

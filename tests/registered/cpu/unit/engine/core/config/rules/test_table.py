@@ -308,7 +308,7 @@ def test_refused_in_one_sentence_by_one_rule_alone(rule, config, known, sentence
 
 
 @pytest.mark.parametrize(("rule", "config", "rewrite"), REWRITTEN)
-def test_rewritten_with_asked_got_and_reason(rule, config, rewrite):
+def test_rewritten_with_requested_resolved_and_reason(rule, config, rewrite):
     draft = BLOCK if config.speculative_algorithm == "DFLASH" else HEAD
     known = facts(draft, window=40 if rule == "window-uncached" else None)
     situation = RuleContext.of(config, known)
@@ -325,7 +325,7 @@ def test_a_wrong_file_is_refused_even_where_the_depth_would_stay_static():
 
 
 def test_every_rule_has_a_case():
-    """Those of drafts, of n-grams and of ranks stand beside their own."""
+    """The rules of drafts, n-grams and ranks are tested in their own files."""
     tried = {case[0] for case in (*REFUSED, *REWRITTEN)}
     assert tried == {rule.name for rule in RULES if rule not in (*PAIRING, *NGRAM_RULES, TOPK_IS_BREADTH, *SPLITTING)}
 
@@ -351,7 +351,7 @@ def test_a_pool_that_holds_no_request_is_refused_at_each_timing(version, need):
     )
 
 
-def test_a_registered_chain_with_no_step_in_flight_says_so():
+def test_a_registered_chain_without_steps_in_flight_gives_the_reason():
     traits = Traits("SLOW", "", Topology.CHAIN, max_lag=0)
     situation = RuleContext(EngineConfig("m", "SLOW", speculative_eagle_topk=2, spec_version="v2"), facts(), traits)
     assert [row.message(situation) for row in RULES if row.broken(situation) and row.kind == "rewritten"] == [

@@ -1,0 +1,204 @@
+"""An engine over several ranks answers as one engine, and its ranks are spare again when it is closed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specmatrix.engine.api import LLM, Output
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.core.schedule.session import SessionParams
+from specmatrix.engine.parallel.client import RankedLLM
+from specmatrix.engine.parallel.group import RankLost
+from specmatrix.engine.parallel.pool import Lease, end_spare
+from specmatrix.engine.parallel.worker import Rank
+from specmatrix.errors import ConfigError, EngineError, RequestError
+from specmatrix.matrix.zoo.registry import resolve_path
+from tests.support.rank_calls import InterruptedWaits, echo, os_of
+
+pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
+
+AWAITED, RELEASED = threading.Event(), threading.Event()
+PROMPTS = ["Question: Ann has 3 pens and buys 4. How many pens has she?\nAnswer:", "Question: Tom has 12 apples."]
+PARAMS = SamplingParams(max_new_tokens=12)
+TWO = EngineConfig("llama-mini", "EAGLE3", "llama-mini-eagle3", tp_size=2, page_size=4)
+TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nobody_left() -> Iterator[None]:
+    yield
+    end_spare()
+
+
+def test_one_engine_over_two_ranks_generates_what_one_rank_generates():
+    config = EngineConfig(
+        "llama-mini", "EAGLE3", "llama-mini-eagle3", page_size=4, enable_streaming_session=True, **TREE
+    )
+    one = LLM(config, resolve_path)
+    two = RankedLLM(EngineConfig(**{**values(config), "tp_size": 2}), resolve_path)
+    assert [o.output_ids for o in two.generate(PROMPTS, PARAMS)] == [
+        o.output_ids for o in one.generate(PROMPTS, PARAMS)
+    ]
+    shown = two.readback()
+    assert (shown["tp_size"], one.readback()["tp_size"]) == (2, 1)
+    assert two.counters["rank.step"] > 1 and not one.counters["rank.step"]
+    assert two.counters["spec.accepted"] == one.counters["spec.accepted"] > 0
+    agreement = two.group.agreement
+    assert agreement.divergence is None and agreement.planned == agreement.read == two.counters["rank.step"]
+    assert len(set(agreement.digests)) == 1
+    session = two.open_session(1000, streaming=True)
+    turns = [two.generate([text], PARAMS, SessionParams(session))[0] for text in (PROMPTS[0], " And then?")]
+    two.close_session(session)
+    assert two.counters["session.inherited"] > 0 and len(turns[1].output_ids) == 12
+    grown = one.generate(PROMPTS[:1], PARAMS)[0].text
+    assert "".join(two.stream(PROMPTS[0], PARAMS)) == grown
+    reader = two.stream(PROMPTS[0], PARAMS)
+    assert grown.startswith(next(reader))
+    reader.close()
+    assert "".join(two.stream(PROMPTS[0], PARAMS)) == grown, "who stopped reading disturbs nobody"
+    assert two.group.agreement.divergence is None and two.drafter_error is None
+    with pytest.raises(RequestError, match="is not open"):
+        two.generate(PROMPTS[:1], PARAMS, SessionParams(session))
+    refused = two.stream(PROMPTS[0], SamplingParams(max_new_tokens=-1))
+    with pytest.raises(RequestError, match="max_new_tokens"):
+        next(refused)
+    assert two.call_ranks(left_on_ranks) == (0, 0)
+    processes = two.group.processes
+    two.close()
+    spare = Lease(2, "cpu")
+    assert spare.group.processes is processes and spare.group.agreement.planned == 0
+    spare.close()
+
+
+@pytest.mark.nightly
+def test_an_interrupted_engine_drops_running_requests_and_continues(monkeypatch):
+    with RankedLLM(TWO, resolve_path) as llm:
+        expected = [output.output_ids for output in llm.generate(PROMPTS, PARAMS)]
+        for moment in (0, 1, 2, 3, 7, 16):
+            monkeypatch.setattr("specmatrix.engine.parallel.group.wait", InterruptedWaits(moment))
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate(PROMPTS, PARAMS)
+            assert llm.call_ranks(left_on_ranks) == (0, 0)
+            monkeypatch.setattr("specmatrix.engine.parallel.group.wait", InterruptedWaits(moment))
+            with pytest.raises(KeyboardInterrupt):
+                list(llm.stream(PROMPTS[0], PARAMS))
+            assert llm.call_ranks(left_on_ranks) == (0, 0)
+        monkeypatch.undo()
+        assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == expected
+        assert llm.group.agreement.divergence is None
+        assert llm.health == "ok"
+        llm.group.processes[1].kill()
+        with pytest.raises(RankLost):
+            llm.generate(PROMPTS, PARAMS)
+        assert llm.health.startswith("broken: rank 1 of 2 died with exit code -9")
+
+
+def test_no_other_thread_comes_between_the_calls_of_a_generation(monkeypatch):
+    with RankedLLM(TWO, resolve_path) as llm:
+        expected, call = llm.generate(PROMPTS, PARAMS), llm.call_ranks
+
+        def paused(*arguments: object) -> object:
+            AWAITED.set()
+            assert RELEASED.wait(30)
+            return call(*arguments)
+
+        AWAITED.clear(), RELEASED.clear()
+        monkeypatch.setattr(llm, "call_ranks", paused)
+        answers: list[list[Output]] = []
+        first = threading.Thread(target=lambda: answers.append(llm.generate(PROMPTS, PARAMS)))
+        first.start()
+        assert AWAITED.wait(30)
+        for second in (lambda: llm.generate(PROMPTS), lambda: call(left_on_ranks), llm.close):
+            with pytest.raises(EngineError, match=r"^another thread is calling this engine; make one call "):
+                second()
+        RELEASED.set()
+        first.join()
+        assert [o.output_ids for o in answers[0]] == [o.output_ids for o in expected]
+
+
+@pytest.mark.nightly
+def test_a_closed_engine_is_closed_once_and_for_good():
+    """Its ranks serve a new engine by then, which a second close must not affect."""
+    first = RankedLLM(TWO, resolve_path)
+    reader = first.stream(PROMPTS[0], PARAMS)
+    next(reader)
+    ranks = first.group
+    first.close()
+    with RankedLLM(TWO, resolve_path) as second:
+        assert second.group is ranks
+        expected = second.generate(PROMPTS, PARAMS)[0].output_ids
+        first.close()
+        for use in (lambda: first.generate(PROMPTS), lambda: next(reader), first.readback, lambda: first.counters):
+            with pytest.raises(EngineError, match=r"^this engine is closed; start another one$"):
+                use()
+        other = Lease(2, "cpu", 50.0)
+        assert other.group is not ranks and other.group.patience == 50.0
+        assert second.generate(PROMPTS, PARAMS)[0].output_ids == expected
+        other.close()
+    with pytest.raises(RankLost, match=r"^the 2 ranks have ended: they were closed$"):
+        ranks.call(os_of)  # one spare group is enough
+
+
+def test_a_start_that_fails_on_the_ranks_leaves_them_spare():
+    before = Lease(2, "cpu")
+    ranks = before.group
+    before.close()
+    with pytest.raises(ConfigError, match=r"^refused on the ranks$"):
+        RankedLLM(TWO, refuse_elsewhere)
+    spare = Lease(2, "cpu")
+    assert spare.group is ranks and ranks.call(echo, 3) == 3
+    spare.close()
+
+
+@pytest.mark.nightly
+def test_patience_counts_from_the_start_of_the_ranks():
+    end_spare()
+    with pytest.raises(RankLost, match=r"^rank 0 and rank 1 of 2 were silent for 0\.01 s\n"):
+        Lease(2, "cpu", 0.01)
+
+
+@pytest.mark.nightly
+def test_a_spare_group_that_lost_a_rank_serves_no_engine():
+    spare = Lease(2, "cpu")
+    processes = spare.group.processes
+    spare.close()
+    victim = processes[1]
+    victim.kill()
+    victim.wait()
+    fresh = Lease(2, "cpu")
+    assert fresh.group.processes is not processes and fresh.group.call(os_of) == fresh.group.processes[0].pid
+    fresh.close()
+
+
+def test_a_start_that_cannot_run_starts_no_rank(monkeypatch):
+    monkeypatch.setattr("specmatrix.engine.parallel.group.subprocess", None)
+    with pytest.raises(ConfigError, match=r"^tp_size 2 cannot split a target with 3 key-value heads"):
+        RankedLLM(EngineConfig("qwen3-mini", tp_size=2), resolve_path)
+
+
+def test_one_process_is_no_engine_of_two_ranks():
+    said = "^tp_size 2 needs one process per rank, and LLM runs in one process; use RankedLLM from specmatrix.engine."
+    with pytest.raises(ConfigError, match=said):
+        LLM(EngineConfig("llama-mini", tp_size=2), resolve_path)
+
+
+def values(config: EngineConfig) -> dict[str, object]:
+    return {name: getattr(config, name) for name in config.__dataclass_fields__}
+
+
+def left_on_ranks(rank: Rank) -> tuple[int, int]:
+    """The number of generations and streams that a rank holds, and of its requests."""
+    return len(rank.held.running), len(rank.held.llm.loop.scheduler.requests)
+
+
+def refuse_elsewhere(name: str) -> Path:
+    """Refuses on the ranks only, as their machine may."""
+    if Path(sys.argv[0]).name == "worker.py":
+        raise ConfigError("refused on the ranks")
+    return resolve_path(name)
