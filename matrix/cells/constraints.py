@@ -82,7 +82,7 @@ RANKED: Final[dict[str, tuple[str, ...]]] = {
     "memory": ("ample", "tight"),
     "slots": ("auto",),
     "batch": ("pair", "ragged"),
-    "sampling": ("greedy", "mixed"),
+    "sampling": ("greedy", "mixed", "rules"),
     "finish": ("eos", "length"),
     "abort": ("none",),
 }
@@ -101,6 +101,42 @@ def _of_few_ranks(name: str) -> Constraint:
 
     why = "multi-rank cells test that ranks agree on tokens, for which these values suffice; one rank tests the rest"
     return Constraint(f"few-ranks-{name.replace('_', '-')}", "redundant", why, (name, "tp"), forbids)
+
+
+# The request and memory values of cells with logit rules, and of cells with several kinds of stops in a batch. Axes of
+# drafters stay free: constraints that link them with these would leave nothing to decompose (`cover.verify`).
+RULED: Final[dict[str, tuple[str, ...]]] = {
+    "page_size": ("1", "16"),
+    "context": ("model",),
+    "memory": ("ample", "tight"),
+    "slots": ("auto",),
+    "batch": ("ragged",),
+    "session": ("none",),
+    "finish": ("eos", "length", "stops"),
+    "abort": ("none",),
+}
+STOPPED: Final[dict[str, tuple[str, ...]]] = {
+    "page_size": ("1", "16"),
+    "context": ("model",),
+    "memory": ("ample",),
+    "slots": ("auto",),
+    "batch": ("ragged",),
+    "session": ("none",),
+    "sampling": ("greedy", "mixed", "rules"),
+    "abort": ("none",),
+}
+
+
+def _of_few(name: str, decided: str, value: str, kept: tuple[str, ...]) -> Constraint:
+    """Restricts an axis to few values in cells whose axis `decided` has this value."""
+    why = f"what {decided}={value} asks is checked per request, for which these values suffice"
+    return Constraint(
+        f"few-{value}-{name.replace('_', '-')}",
+        "redundant",
+        why,
+        (name, decided),
+        lambda cell: cell.values[decided] == value and cell.values[name] not in kept,
+    )
 
 
 def _equal_widths(cell: Cell) -> bool:
@@ -254,6 +290,8 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         lambda cell: cell.batch == "exam" and cell.memory == "tight",
     ),
     *map(_of_few_ranks, RANKED),
+    *(_of_few(name, "sampling", "rules", kept) for name, kept in RULED.items()),
+    *(_of_few(name, "finish", "stops", kept) for name, kept in STOPPED.items()),
 )
 
 
