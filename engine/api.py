@@ -18,7 +18,7 @@ from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams, Sessions, Turn
-from specmatrix.engine.core.schedule.stop_rules import stable_text_length
+from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.graph_cache import GIB
 from specmatrix.engine.models.tokenizer import Tokenizer
@@ -393,10 +393,10 @@ class LLM:
                 owned.append(request.rid)
                 self._owned.update(owned)
             while True:
-                end = len(request.text) if request.finish else stable_text_length(request.text, request.params.stop)
-                if end > shown:
-                    yield request.text[shown:end]
-                    shown = end
+                text = readable(request)
+                if len(text) > shown:
+                    yield text[shown:]
+                    shown = len(text)
                 elif request.phase is Phase.DONE:
                     break
                 else:

@@ -165,23 +165,25 @@ AXES: Final[tuple[Axis, ...]] = (
     Axis(
         "sampling",
         "request",
-        "sampling parameters",
+        "sampling parameters; rules: penalties, bias, bad words, allowed tokens and min_p, greedy and sampled",
         (
             Value("greedy", ""),
             Value("temperature", "temperature", 0.1),
             Value("topk_topp", "topk_topp", 0.1),
             Value("mixed", "mixed", 0.1),
+            Value("rules", "rules", 0.4),
         ),
     ),
     Axis(
         "finish",
         "request",
-        "what ends a request",
+        "what ends a request; stops: a minimum length, kept, overlapping and ignored stops, streamed reads",
         (
             Value("eos", ""),
             Value("length", "length"),
             Value("stop_token", "stop_token"),
             Value("stop_string", "stop_string"),
+            Value("stops", "stops", 0.1),
         ),
     ),
     Axis(

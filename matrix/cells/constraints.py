@@ -82,7 +82,7 @@ RANKED: Final[dict[str, tuple[str, ...]]] = {
     "memory": ("ample", "tight"),
     "slots": ("auto",),
     "batch": ("pair", "ragged"),
-    "sampling": ("greedy", "mixed"),
+    "sampling": ("greedy", "mixed", "rules"),
     "finish": ("eos", "length"),
     "abort": ("none",),
 }
@@ -119,16 +119,44 @@ WINDOWED: Final[dict[str, tuple[str, ...]]] = {
     "finish": ("eos",),
     "abort": ("none",),
 }
+# The request and memory values of cells with logit rules, and of cells with several kinds of stops in a batch. Axes of
+# drafters stay free: constraints that link them with these would leave nothing to decompose (`cover.verify`).
+RULED: Final[dict[str, tuple[str, ...]]] = {
+    "page_size": ("1", "16"),
+    "context": ("model",),
+    "memory": ("ample", "tight"),
+    "slots": ("auto",),
+    "batch": ("ragged",),
+    "session": ("none",),
+    "finish": ("eos", "length", "stops"),
+    "abort": ("none",),
+}
+STOPPED: Final[dict[str, tuple[str, ...]]] = {
+    "page_size": ("1", "16"),
+    "context": ("model",),
+    "memory": ("ample",),
+    "slots": ("auto",),
+    "batch": ("ragged",),
+    "session": ("none",),
+    "sampling": ("greedy", "mixed", "rules"),
+    "abort": ("none",),
+}
+TESTED: Final = {
+    "mistral": "windows in all layers",
+    "rules": "logit rules per request",
+    "stops": "stops per request",
+}
 
 
-def _of_few_windows(name: str) -> Constraint:
-    """Restricts an axis to few values in Mistral's cells."""
-
-    def forbids(cell: Cell) -> bool:
-        return cell.model == "mistral" and cell.values[name] not in WINDOWED[name]
-
-    why = "Mistral's cells test windows in all layers, for which these values suffice; Qwen3's test the rest"
-    return Constraint(f"few-windows-{name.replace('_', '-')}", "redundant", why, (name, "model"), forbids)
+def _of_few(name: str, decided: str, value: str, kept: tuple[str, ...]) -> Constraint:
+    """Restricts an axis to few values in cells whose axis `decided` has this value."""
+    return Constraint(
+        f"few-{value}-{name.replace('_', '-')}",
+        "redundant",
+        f"cells with {decided}={value} test {TESTED[value]}, for which these values suffice",
+        (name, decided),
+        lambda cell: cell.values[decided] == value and cell.values[name] not in kept,
+    )
 
 
 def _equal_widths(cell: Cell) -> bool:
@@ -282,7 +310,9 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         lambda cell: cell.batch == "exam" and cell.memory == "tight",
     ),
     *map(_of_few_ranks, RANKED),
-    *map(_of_few_windows, WINDOWED),
+    *(_of_few(name, "model", "mistral", kept) for name, kept in WINDOWED.items()),
+    *(_of_few(name, "sampling", "rules", kept) for name, kept in RULED.items()),
+    *(_of_few(name, "finish", "stops", kept) for name, kept in STOPPED.items()),
 )
 
 

@@ -118,6 +118,9 @@ PR: Final[dict[str, str]] = {
     "eagle3.s3.k4.n8.v1.p4.ctx.pair.length": "the context's end: a tree's last rounds reach past it, lag 0",
     "eagle3.s5.k4.n16.v2.p16.ctx.pair.length": "the context's end: a tree's last rounds reach past it, lag 1",
     "eagle3.s3.k4.n8.v2.p16.ctx.pair.stream.length": "the context's end: a turn ends there, one token more is refused",
+    "eagle3.s3.k4.n8.v2.p16.ragged.rules": "logit rules at the nodes of a tree, a round in flight",
+    "eagle3.s3.v2.c7.tight.ragged.rules.length": "logit rules over chunks and retraction, a round in flight",
+    "eagle3.s3.k4.n8.v2.p16.ragged.stops": "a minimum length, kept, overlapping and ignored stops, a streamed read",
     "eagle.tiers.v2.p64.ctx.pair.length": "the context's end: the widest round reaches past it, and depths move",
 }
 # Turns that fill pages of 256 tokens are slow: stage pr has some of each kind, the others run nightly.

@@ -11,7 +11,7 @@ from typing import Any, Final
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.oracles.finish import ending
+from specmatrix.matrix.oracles.finish import banned_early, ending, eos_ids
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Answer, Capability, RequestSpec, Run
 
@@ -59,6 +59,9 @@ class FinishGate:
 def _end(request: RequestSpec, answer: Answer, target: str) -> str:
     """What is wrong with the end of a request, or ""."""
     ids = answer.output_ids
+    early = banned_early(request, eos_ids(target)).intersection(ids[: request.min_new_tokens])
+    if early:
+        return f"has stop token {min(early)} among its first {request.min_new_tokens} tokens"
     due = ending(request, ids, target)
     if due.tokens < len(ids):
         return f"has {len(ids)} tokens, but must finish by {_named(due.reason, due.matched)} after {due.tokens}"
@@ -72,6 +75,11 @@ def _end(request: RequestSpec, answer: Answer, target: str) -> str:
         return f"finished by {found}; its tokens imply {expected}"
     if answer.text != due.text:
         return f"has a text that ends in {answer.text[-40:]!r}; its tokens decode to {due.text[-40:]!r}"
+    taken_back = next((piece for piece in answer.pieces if not answer.text.startswith(piece)), None)
+    if taken_back is not None:
+        return f"showed {taken_back[-40:]!r} while it ran, which is not in its text"
+    if request.stream and len(answer.pieces) < 2:
+        return "was streamed, but its text was never read before its end"
     return ""
 
 

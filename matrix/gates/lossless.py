@@ -14,6 +14,7 @@ from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.logprobs import max_logprob_gap
 from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_difference, is_tie, pairs, unpaired
 from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.oracles.logit_rules import RuledToken, ruled_tokens
 from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, RequestSpec, Run
@@ -44,6 +45,7 @@ class LosslessGate:
     oracle: Callable[[str], Oracle | None] | None = oracle_of
     is_oracle_tie: Callable[[str, RequestSpec, int], bool] | None = None
     sampled: bool = True
+    rules: Callable[[str, RequestSpec, tuple[int, ...], tuple[int, ...]], Sequence[RuledToken]] = ruled_tokens
 
     def applies(self, cell: Cell) -> bool:
         """Every cell whose requests are compared; those without a drafter still differ in other axes."""
@@ -80,9 +82,11 @@ class LosslessGate:
         if exact and nats > self.thresholds["score_nats"]:
             text = f"a log-probability of {worst} differs from the baseline's by {nats:.2g} nats"
             return Outcome(self.name, State.FAIL, numbers, message=text)
-        if self.oracle is None:
-            return Outcome(self.name, State.PASS, numbers)
-        return self._against_oracle(every, numbers, self.oracle(target), exact)
+        outcome = Outcome(self.name, State.PASS, numbers)
+        if self.oracle is not None:
+            outcome = self._against_oracle(every, numbers, self.oracle(target), exact)
+        ruled = [pair for pair in every if pair.request.ruled]
+        return self._against_rules(ruled, outcome, target, exact) if ruled else outcome
 
     def _is_tie(self, target: str, pair: AnswerPair, index: int) -> bool:
         if is_tie(pair.request, pair.baseline, index):
@@ -90,6 +94,26 @@ class LosslessGate:
         if self.is_oracle_tie is None or pair.request.temperature > 0 or pair.baseline.top_logprobs:
             return False
         return oracle_index(pair.request) is not None and self.is_oracle_tie(target, pair.request, index)
+
+    def _against_rules(self, ruled: list[AnswerPair], outcome: Outcome, target: str, exact: bool) -> Outcome:
+        """The baseline's tokens under logit rules must be what transformers' processors leave: greedy ones the best up
+        to a tie, sampled ones not banned, each with its log-probability."""
+        checked, worst = 0, 0.0
+        for pair in ruled:
+            request, base = pair.request, pair.baseline
+            found = self.rules(target, request, base.prompt_ids, base.output_ids)
+            for index, token in enumerate(found):
+                behind = request.temperature == 0 and token.behind >= self.thresholds["tie_nats"]
+                if outcome.state is State.PASS and (behind or not token.kept):
+                    text = f"the baseline of {request.name} breaks its logit rules at token {index}"
+                    return Outcome(self.name, State.FAIL, outcome.numbers, message=text)
+            checked += len(found)
+            worst = max(worst, _apart([token.logprob for token in found], base.logprobs))
+        numbers = {**outcome.numbers, "ruled_tokens": checked, "rule_nats": worst}
+        if outcome.state is State.PASS and exact and worst > self.thresholds["oracle_nats"]:
+            text = f"a log-probability of the baseline differs from that under its logit rules by {worst:.2g} nats"
+            return Outcome(self.name, State.FAIL, numbers, message=text)
+        return Outcome(self.name, outcome.state, numbers, message=outcome.message)
 
     def _against_oracle(
         self, every: list[AnswerPair], numbers: dict[str, Number], oracle: Oracle | None, exact: bool

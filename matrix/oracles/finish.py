@@ -36,19 +36,29 @@ def text_of(ids: tuple[int, ...]) -> str:
     return str(tokenizer().decode(list(ids), skip_special_tokens=True)).rstrip(INCOMPLETE)
 
 
+def banned_early(request: RequestSpec, eos: frozenset[int]) -> frozenset[int]:
+    """Tokens that must not occur among the first `min_new_tokens`, EOS also if it is ignored. eos: the target's."""
+    return (eos | frozenset(request.stop_token_ids)) if request.min_new_tokens else frozenset()
+
+
 def ending(request: RequestSpec, ids: tuple[int, ...], target: str) -> Ending:
-    """The first ending among `ids`; per token a stop token precedes a stop string, which precedes the length limit."""
+    """The first ending among `ids`; per token a stop token precedes a stop string, which precedes the length limit.
+
+    Of several stop strings the first to start counts, and of those the longest. The text keeps what ended it only if
+    the request says so.
+    """
     stops = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else eos_ids(target))
     for index, token in enumerate(ids):
         count = index + 1
         if token in stops:
-            return Ending(count, "stop", token, text_of(ids[:index]))
+            return Ending(count, "stop", token, text_of(ids[: count if request.no_stop_trim else index]))
         if request.stop:
             text = text_of(ids[:count])
             hits = [(text.find(stop), -len(stop), stop) for stop in request.stop if stop in text]
             if hits:
                 start, _, stop = min(hits)
-                return Ending(count, "stop", stop, text[:start])
+                end = start + len(stop) if request.no_stop_trim else start
+                return Ending(count, "stop", stop, text[:end])
         if count >= request.max_new_tokens:
             return Ending(count, "length", None, text_of(ids[:count]))
     return Ending(len(ids), "open", None, text_of(ids))

@@ -45,7 +45,10 @@ class Oracle:
 
 
 def oracle_index(request: RequestSpec) -> int | None:
-    """Index of a request's prompt in the oracle, by its name (in waves by its text); None if not included."""
+    """Index of a request's prompt in the oracle, by its name (in waves by its text); None if not included, or if logit
+    rules give the request another text."""
+    if request.ruled:
+        return None
     if _WAVE.fullmatch(request.name):
         return _indices().get(request.prompt)
     found = _NAME.fullmatch(request.name)

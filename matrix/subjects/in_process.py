@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
+from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.errors import RequestError
 from specmatrix.matrix.conformance.inspector import inspect_drafter
 from specmatrix.matrix.subjects.protocol import (
@@ -134,6 +135,7 @@ class Conversation:
         self.refusals: dict[str, str] = {}
         self.rids: dict[str, int] = {}
         self.stops: dict[int, int] = {}
+        self.pieces: dict[str, list[str]] = {request.name: [] for request in requests if request.stream}
         self.closes: dict[int, tuple[int, str]] = {}  # rid to (output tokens after which to close, session)
         self.open: dict[str, int] = {}  # session to its number of unfinished requests
         # Sessions that must already be closed when a request arrives are not closed here.
@@ -159,6 +161,7 @@ class Conversation:
             if waiting and not running and not self.llm.loop.busy:
                 raise RequestError(f"request {waiting[0].name} waits for {waiting[0].after}, which did not all end")
             self.llm.step()
+            self._read()
             self._stop()
             running = self._settle(running)
         return [self._answer(request) for request in self.requests]
@@ -218,6 +221,12 @@ class Conversation:
             _, session = self.closes.pop(rid)
             self.llm.close_session(session)
 
+    def _read(self) -> None:
+        """Read the texts of streamed requests."""
+        for name, pieces in self.pieces.items():
+            if name in self.rids:
+                pieces.append(readable(self.llm.request(self.rids[name])))
+
     def _settle(self, running: list[RequestSpec]) -> list[RequestSpec]:
         """The requests still running; closes each session after its last request."""
         still = []
@@ -238,7 +247,9 @@ class Conversation:
             return Answer(request.name, (), (), "", "refused", None, 0, (), refusal=self.refusals[request.name])
         rid = self.rids[request.name]
         prompt = tuple(self.llm.request(rid).prompt)
-        return answer(request, prompt, self.llm.take(rid))
+        return replace(
+            answer(request, prompt, self.llm.take(rid)), pieces=tuple(dict.fromkeys(self.pieces.get(request.name, ())))
+        )
 
 
 def sampling(request: RequestSpec) -> SamplingParams:
@@ -254,6 +265,15 @@ def sampling(request: RequestSpec) -> SamplingParams:
         ignore_eos=request.ignore_eos,
         return_logprob=request.logprobs,
         top_logprobs_num=request.top_logprobs,
+        min_new_tokens=request.min_new_tokens,
+        min_p=request.min_p,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+        logit_bias=dict(request.logit_bias) or None,
+        bad_words_ids=request.bad_words_ids,
+        allowed_token_ids=request.allowed_token_ids,
+        no_stop_trim=request.no_stop_trim,
     )
 
 

@@ -109,6 +109,23 @@ class RequestSpec:
     beside: str | None = None
     clock: float = 0.0
     logprobs: bool = False
+    min_new_tokens: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # pairs of token id and bias
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    no_stop_trim: bool = False
+    stream: bool = False  # read its text while it runs
+
+    @property
+    def ruled(self) -> bool:
+        """Whether its tokens depend on logit rules, so that a continuation without them is another text."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
+        bans = self.bad_words_ids or self.allowed_token_ids is not None or self.min_new_tokens
+        return bool(penalties or self.logit_bias or bans or self.min_p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +147,7 @@ class Answer:
     retractions: int = 0  # how often it was retracted (lost its KV and was prefilled again)
     round_widths: tuple[int, ...] = ()  # nodes of each verify round, root included
     refusal: str = ""
+    pieces: tuple[str, ...] = ()  # the text as it was read after each step, if the request is streamed
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
 from specmatrix.matrix.subjects.protocol import RequestSpec
 from specmatrix.matrix.workloads.context_limit import to_the_brim
 from specmatrix.matrix.workloads.memory_sizes import snug
+from specmatrix.matrix.workloads.requirements import ruled, stopped
 from specmatrix.matrix.workloads.retraction import collisions
 from specmatrix.matrix.workloads.sessions import TIGHT_LATER, WAVES, conversations, in_waves
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
@@ -189,8 +190,8 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
     mixed = "temperature" if place % 2 else "greedy"
     # Under tight memory a request must live long enough to cause retraction, unless the other is aborted early.
     stop = int(cell.abort != "none" and cell.batch == "pair") if tight else place % 2
-    how = SAMPLING[mixed if cell.sampling == "mixed" else cell.sampling]
-    return RequestSpec(
+    how = SAMPLING[mixed if cell.sampling in ("mixed", "rules") else cell.sampling]
+    request = RequestSpec(
         name=name,
         prompt=prompt_of(question),
         max_new_tokens=limit,
@@ -203,6 +204,9 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
         ignore_eos=cell.finish == "length",
         answer=answer if cell.batch == "exam" else None,
     )
+    if cell.finish == "stops":
+        request = stopped(request, place, STOP_STRINGS[place % 2], token_id(STOP_TOKENS[place % 2]))
+    return ruled(request, place) if cell.sampling == "rules" else request
 
 
 def _draws(cell: Cell, seed: int) -> list[RequestSpec]:

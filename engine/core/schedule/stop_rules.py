@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specmatrix.engine.core.schedule.output_text import OutputText
-from specmatrix.engine.core.schedule.request import Finish, SamplingParams
+from specmatrix.engine.core.schedule.request import Finish, Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,12 @@ class StopRules:
             return None
         start, _, stop = min(hits)
         return start, stop
+
+
+def readable(request: Request) -> str:
+    """A request's text that stays, whatever follows: all of it once the request has finished."""
+    text = request.text
+    return text if request.finish else text[: stable_text_length(text, tuple(request.params.stop))]
 
 
 def stable_text_length(text: str, stop_strings: tuple[str, ...]) -> int:

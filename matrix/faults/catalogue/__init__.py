@@ -19,6 +19,7 @@ from specmatrix.matrix.faults.catalogue.layers import LAYER_FAULTS
 from specmatrix.matrix.faults.catalogue.memory import MEMORY_FAULTS
 from specmatrix.matrix.faults.catalogue.ngrams import NGRAM_FAULTS
 from specmatrix.matrix.faults.catalogue.ranks import RANK_FAULTS
+from specmatrix.matrix.faults.catalogue.requirements import REQUIREMENT_FAULTS
 from specmatrix.matrix.faults.catalogue.returns import RETURN_FAULTS
 from specmatrix.matrix.faults.catalogue.sampling import SAMPLING_FAULTS
 from specmatrix.matrix.faults.catalogue.sessions import SESSION_FAULTS
@@ -48,6 +49,7 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *SAMPLING_FAULTS,
     *ACCURACY_FAULTS,
     *ENDING_FAULTS,
+    *REQUIREMENT_FAULTS,
     *CONFIGURATION_FAULTS,
     *RANK_FAULTS,
     *GRAPH_FAULTS,

@@ -1,0 +1,97 @@
+"""The logits that a request with logit rules is drawn from: the zoo's own network without KV, and transformers' logits
+processors, token by token. Shares no code with the engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specmatrix.matrix.oracles.finish import banned_early, eos_ids
+from specmatrix.matrix.subjects.protocol import RequestSpec
+from specmatrix.matrix.workloads.build import tokenizer
+from specmatrix.matrix.zoo.checkpoint import read_net
+from specmatrix.matrix.zoo.net import CausalNet
+from specmatrix.matrix.zoo.recipes import RECIPES
+from specmatrix.matrix.zoo.registry import CHECKPOINTS
+
+
+class RuledToken(NamedTuple):
+    """One output token under its request's rules, in nats.
+
+    behind: how much likelier the likeliest token is. logprob: of the token, at the request's temperature. kept:
+    whether min_p, or a ban, leaves it.
+    """
+
+    behind: float
+    logprob: float
+    kept: bool
+
+
+@cache
+def ruled_tokens(
+    target: str, request: RequestSpec, prompt: tuple[int, ...], output: tuple[int, ...]
+) -> tuple[RuledToken, ...]:
+    """Every output token of a request, after the true prompt and the output before it."""
+    from transformers.generation.logits_process import MinPLogitsWarper, TemperatureLogitsWarper
+
+    text, rules, found = (*prompt, *output), Rules(request, eos_ids(target)), []
+    heat: Any = TemperatureLogitsWarper(float(request.temperature or 1.0))
+    rare: Any = MinPLogitsWarper(request.min_p if request.temperature else 0.0)
+    with torch.inference_mode():
+        raw = _net(target)(torch.tensor([text]))[0][0]
+        for index in range(len(prompt), len(text)):
+            token, ids = text[index], torch.tensor([text[:index]])
+            scores = rules.processed(ids, len(prompt), raw[index - 1])
+            warm = heat(ids, scores)
+            behind = float(scores.max() - scores[0, token])
+            kept = bool(rare(ids, warm)[0, token] > -torch.inf)
+            found.append(RuledToken(behind, float(warm.log_softmax(-1)[0, token]), kept))
+    return tuple(found)
+
+
+class Rules:
+    """A request's logit rules as transformers' processors; penalties over the output, which it lacks, by hand."""
+
+    def __init__(self, request: RequestSpec, eos: frozenset[int]) -> None:
+        from transformers.generation.logits_process import (
+            NoBadWordsLogitsProcessor,
+            RepetitionPenaltyLogitsProcessor,
+            SequenceBiasLogitsProcessor,
+            SuppressTokensLogitsProcessor,
+        )
+
+        self._request = request
+        self._before: list[Any] = []
+        self._after: list[Any] = []
+        if request.logit_bias:
+            bias: Any = [[[token], float(value)] for token, value in request.logit_bias]
+            self._before.append(SequenceBiasLogitsProcessor(bias))
+        if request.repetition_penalty != 1.0:
+            self._before.append(RepetitionPenaltyLogitsProcessor(request.repetition_penalty))
+        if request.bad_words_ids:
+            self._after.append(NoBadWordsLogitsProcessor([list(words) for words in request.bad_words_ids], None))
+        if request.allowed_token_ids is not None:
+            others = sorted({*range(tokenizer().get_vocab_size())} - {*request.allowed_token_ids})
+            self._after.append(SuppressTokensLogitsProcessor(others))
+        self._early: Any = SuppressTokensLogitsProcessor(sorted(banned_early(request, eos)))
+
+    def processed(self, ids: Tensor, prompt: int, raw: Tensor) -> Tensor:
+        """Raw logits [V] after the text ids [1, L] -> [1, V] after bias, penalties and bans."""
+        scores, request = raw[None].clone(), self._request
+        for rule in self._before:
+            scores = rule(ids, scores)
+        for token, times in Counter(ids[0, prompt:].tolist()).items():
+            scores[0, token] -= request.frequency_penalty * times + request.presence_penalty
+        early = [self._early] if ids.shape[1] - prompt < request.min_new_tokens else []
+        for rule in [*self._after, *early]:
+            scores = rule(ids, scores)
+        return scores
+
+
+@cache
+def _net(target: str) -> CausalNet:
+    return read_net(CHECKPOINTS / target, RECIPES[target], torch.device("cpu"))
