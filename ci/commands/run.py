@@ -17,12 +17,12 @@ from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cli.stopping import Stopped
-from specmatrix.matrix.gates.registry import applied_gates
+from specmatrix.matrix.gates.registry import GATES, applied_gates
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.tiers import check_seed, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.waivers import load_waivers
-from specmatrix.matrix.subjects.registry import installed_subject
+from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.render.terminal import print_run
@@ -47,18 +47,20 @@ def run(
     waivers: Path | None = None,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
-    engine, rules = installed_subject(subject), load_waivers(waivers)
+    engine, rules = foreign_subject(subject), load_waivers(waivers)
     chosen = chosen_cells(tier, stage, cells, limit)
     check_parallel("workers", workers)
     check_seed(seed)
     verify_cells(chosen)
     gpus = find_tier(tier).gpus
     work = plan(chosen, {}, [Host("local", gpus=visible_gpus(tier), workers=workers)], gpus)
-    profile = engine.profile
-    # A cell may start its engine and the baseline's.
-    own = 0.0 if profile.in_process else 2 * (profile.start_seconds + profile.answer_seconds)
-    records = _shown(work, ShardJob(seed, tier, stage, LIMIT_SECONDS + own, subject, rules), len(chosen))
-    header = run_header(tier, stage, seed, applied_gates(profile).gates, engine, rules)
+    seconds, gates = LIMIT_SECONDS, GATES
+    if engine is not None:
+        gates = applied_gates(engine.profile).gates
+        # A cell may start its engine and the baseline's.
+        seconds += 2 * (engine.profile.start_seconds + engine.profile.answer_seconds)
+    records = _shown(work, ShardJob(seed, tier, stage, seconds, subject, rules), len(chosen))
+    header = run_header(tier, stage, seed, gates, engine, rules)
     view = write_run(load(_write(out, header, records, len(chosen))))
     if json_:
         print(json.dumps(view.summary.to_json(), indent=2))

@@ -21,7 +21,7 @@ from specmatrix.matrix.plugin import FAILED
 from specmatrix.matrix.run.tiers import TIERS, check_seed, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.waivers import load_waivers
-from specmatrix.matrix.subjects.registry import installed_subject
+from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.collector import paused
 from specmatrix.reports.repro import as_called
@@ -64,7 +64,7 @@ class CellGroup(pytest.Collector):
                     f"--specmatrix-report supports tier {CPU!r} only; use `specmatrix run --tier {self.tier}`"
                 )
             check_seed(config.option.specmatrix_seed)
-            installed_subject(config.option.specmatrix_subject)
+            foreign_subject(config.option.specmatrix_subject)
             waivers_of(config)
             chosen = select(
                 config.option.specmatrix_stage,

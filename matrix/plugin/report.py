@@ -9,12 +9,12 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selection import is_id
-from specmatrix.matrix.gates.registry import applied_gates
+from specmatrix.matrix.gates.registry import GATES, applied_gates
 from specmatrix.matrix.plugin.items import CPU, RECORD, waivers_of
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.record import lost
-from specmatrix.matrix.subjects.registry import installed_subject
+from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.reports.counters import CounterVerdict
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.schema import ReportError
@@ -31,8 +31,8 @@ class CellReports:
         self.counters: CounterVerdict | None = None
         self.subject = config.option.specmatrix_subject
         try:
-            subject, rules = installed_subject(self.subject), waivers_of(config)
-            gates = applied_gates(subject.profile).gates
+            subject, rules = foreign_subject(self.subject), waivers_of(config)
+            gates = GATES if subject is None else applied_gates(subject.profile).gates
             header = run_header(CPU, self.stage, self.seed, gates, subject, rules)
             self.writer = ReportWriter(self.directory, header)
         except (ConfigError, ReportError) as error:

@@ -35,7 +35,7 @@ def run_header(
     waivers: tuple[WaiverRule, ...] = (),
 ) -> Header:
     """The header of a run that starts now on this machine. subject: None for the reference engine."""
-    described = SubjectRecord(REFERENCE, __version__) if subject is None else subject_record(subject)
+    described = SubjectRecord(REFERENCE, __version__, tuple(Capability)) if subject is None else subject_record(subject)
     return Header(
         tier=tier,
         stage=stage,

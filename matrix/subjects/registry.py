@@ -41,6 +41,11 @@ def installed_subject(name: str) -> Subject:
     return subject
 
 
+def foreign_subject(name: str) -> Subject | None:
+    """As `installed_subject`, but None for the reference engine, whose module imports torch."""
+    return None if name == REFERENCE else installed_subject(name)
+
+
 def load_subject(name: str) -> Subject:
     """The subject of a name. ConfigError if there is none, or if it is no Subject."""
     known = known_subjects()
