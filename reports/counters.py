@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from specmatrix.reports.schema import CounterDemand, Json
+from specmatrix.reports.store import Report
 from specmatrix.reports.wording import count
 
 
@@ -61,6 +62,24 @@ def judge_counters(demand: CounterDemand | None, stage: str, cells: int, hits: M
     return CounterVerdict(
         "PASS", f"all {count(len(demand.hit), 'required counter')} hit, {len(demand.zero)} at zero as required"
     )
+
+
+def counters_of(report: Report) -> CounterVerdict:
+    """The verdict on a report's counters."""
+    ran = sum(report.state(cell) != "UNSUPPORTED" for cell in report.ids())
+    return judge_counters(report.header.counters, report.header.stage, ran, report.evidence)
+
+
+def worse_counters(base: Report, head: Report) -> tuple[str, ...]:
+    """Why a comparison is red by its counters: one that the demand of head is about turned wrong, or what base met is
+    not judged in head, although both ran the same stage and tier."""
+    old, new = counters_of(base), counters_of(head)
+    if {*new.unhit, *new.broken} - {*old.unhit, *old.broken}:
+        return (new.message,)
+    alike = all(getattr(base.header, name) == getattr(head.header, name) for name in ("stage", "tier"))
+    if old.state == "PASS" and new.state == "NOT JUDGED" and alike:
+        return (f"base meets its counter coverage, and in head {new.message}",)
+    return ()
 
 
 def compare_counters(base: Mapping[str, int], head: Mapping[str, int]) -> CounterChange:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from specmatrix.reports.schema import LARGEST, GateResult, Number
+from specmatrix.reports.gate_numbers import LARGEST
+from specmatrix.reports.schema import GateResult, Number
 from specmatrix.reports.stats.bootstrap import ROUNDING
 
 

@@ -12,17 +12,21 @@ Numbers of a gate, where plots and comparisons read them (other gates may hold a
   baseline); optional `outcomes`, a string with "1" (right) or "0" (wrong) per question
 - `lossless`: `tokens`, `divergent`, `ties`, `first_divergence`
 
-A report in which one of the first two gates has another kind of value under these names cannot be read, nor one with a
-cell that contradicts itself: it passes although a gate does not, or a gate passes although it found a fault (`FAULTS`).
+How much a gate looked at (`gate_numbers.AMOUNTS`) and how many faults it found (`FAULTS`) are integers, or what is said
+above. A report with another kind of value under these names cannot be read, nor one with a cell that contradicts
+itself: it passes although a gate does not, or a gate passes although it found a fault, or with a number beyond a limit
+of the header (`LIMITS`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import date
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
 from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct, field
+
+from specmatrix.reports.gate_numbers import FAULTS, LARGEST, check_numbers
 
 SCHEMA: Final = 2
 REPORT_FILE: Final = "report.jsonl"
@@ -42,37 +46,8 @@ RED_STATES: Final[frozenset[CellState]] = frozenset(("FAIL", "NOT MEASURED", "IN
 # A cell in one of these states was not judged, so its record says nothing about the code.
 UNJUDGED_STATES: Final[frozenset[CellState]] = frozenset(("INFRA", "UNSUPPORTED"))
 
-# How much a gate looked at, by the names of those numbers.
-AMOUNTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "ledger": ("pages", "stamps", "verbs"),
-    "ranks": ("ranks", "planned", "read"),
-    "session": ("sessions", "attempts"),
-    "adaptive": ("rounds", "observations", "replayed"),
-    "lossless": ("tokens", "scored", "oracle_tokens"),
-    "distribution": ("draws",),
-    "finish": ("requests",),
-    "acceptance": ("length", "rounds", "emitted"),
-    "accuracy": ("n", "outcomes"),
-    "config": ("fields",),
-    "effective": ("keys", "required"),
-}
-# What a gate that passes found none of.
-FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "ledger": ("leaked", "wrong_stamps"),
-    "ranks": ("divergent",),
-    "session": ("wrong", "apart"),
-    "lossless": ("divergent", "first_divergence"),
-    "distribution": ("outside",),
-    "finish": ("faults",),
-    "acceptance": ("left",),
-    "effective": ("differences", "unseen"),
-}
-GATES: Final = tuple(AMOUNTS)
-
 Json: TypeAlias = Any
 Number: TypeAlias = float | int | str | Sequence[Any]
-# No number of a report is larger, so that sums and ratios stay finite.
-LARGEST: Final = 10**9
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=LARGEST)]
 
@@ -110,6 +85,8 @@ class Waiver(ReportRecord, frozen=True):
 
     def __post_init__(self) -> None:
         check_day("expiry", self.expiry)
+        if not self.reason.strip():
+            raise ValueError("the reason of a waiver is empty; say why the failure is accepted")
 
 
 class WaiverRule(ReportRecord, frozen=True):
@@ -146,8 +123,7 @@ class GateResult(ReportRecord, frozen=True, omit_defaults=True):
     message: str = ""
 
     def __post_init__(self) -> None:
-        if self.name in _KINDS:
-            _check_numbers(self.name, self.numbers)
+        check_numbers(self.name, self.numbers)
         found = [name for name in FAULTS.get(self.name, ()) if self.numbers.get(name)]
         if self.state == "PASS" and found:
             raise ValueError(f"gate {self.name} is PASS and its {found[0]} is {self.numbers[found[0]]!r:.60}")
@@ -193,7 +169,7 @@ class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", t
     seconds: Seconds = 0.0
 
     def __post_init__(self) -> None:
-        if fault := _contradiction(self.state, self.gates, self.error):
+        if fault := _contradiction(self.state, self.gates, self.error, self.expect):
             raise ValueError(f"the cell {fault}")
 
     @property
@@ -248,7 +224,7 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     counters: CounterDemand | None = None
 
     def __post_init__(self) -> None:
-        check_day("created", self.created[:10])
+        _check_time("created", self.created)
         if not isinstance(self.host.get("gpus") or [], list):
             raise ValueError(f"gpus of host must be a list, got {self.host['gpus']!r:.60}")
 
@@ -271,63 +247,7 @@ def is_waived(cell: CellResult, today: str) -> bool:
     return cell.waived is not None and today[:10] <= cell.waived.expiry[:10]
 
 
-def _is_anything(value: object) -> bool:
-    return True
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 1 / LARGEST <= value <= LARGEST
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-
-
-def _all(good: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, list) and all(map(good, value))
-
-
-_POSITIVE: Final = f"a number above 0 and at most {LARGEST:,}"
-# What is read of a gate's numbers, by gate and name: a predicate and its words.
-_KINDS: Final[Mapping[str, Mapping[str, tuple[Callable[[object], bool], str]]]] = {
-    "acceptance": {
-        "length": (lambda value: value == 0 or _is_positive(value), f"0 or {_POSITIVE}"),
-        **dict.fromkeys(("reference", "ratio"), (_is_positive, _POSITIVE)),
-        "per_position": (_all(_is_share), "a list of numbers from 0 to 1"),
-        "emitted": (_all(_is_positive), f"a list with for each prompt {_POSITIVE}"),
-        "rounds": (
-            lambda value: _is_count(value) or _all(_is_positive)(value),
-            f"an integer or a list with for each prompt {_POSITIVE}",
-        ),
-    },
-    "accuracy": {
-        **dict.fromkeys(("accuracy", "baseline"), (_is_share, "a number from 0 to 1")),
-        **dict.fromkeys(("n", "lost", "won"), (_is_count, f"an integer from 0 to {LARGEST:,}")),
-        "outcomes": (lambda value: isinstance(value, str) and set(value) <= {"0", "1"}, "a text of 0 and 1"),
-    },
-}
-
-
-def _check_numbers(gate: str, numbers: Mapping[str, Json]) -> None:
-    for name, value in numbers.items():
-        good, allowed = _KINDS[gate].get(name, (_is_anything, ""))
-        if not good(value):
-            raise ValueError(f"{name} of gate {gate} must be {allowed}, got {value!r:.60}")
-    lost, won, n = numbers.get("lost", 0), numbers.get("won", 0), numbers.get("n", LARGEST)
-    if gate == "accuracy" and lost + won > n:
-        raise ValueError(f"lost and won of gate accuracy must be at most n together, got {lost} + {won} of {n}")
-    if numbers.get("outcomes"):
-        right, answers = numbers["outcomes"].count("1"), len(numbers["outcomes"])
-        if numbers.get("n") != answers or right != round(numbers.get("accuracy", 0) * answers):
-            stated = f"{numbers.get('accuracy')!r:.20} of {numbers.get('n')!r:.20}"
-            raise ValueError(f"outcomes of gate accuracy are {right} right of {answers}, and its numbers say {stated}")
-
-
-def _contradiction(state: CellState, gates: Sequence[GateResult], error: str | None) -> str:
+def _contradiction(state: CellState, gates: Sequence[GateResult], error: str | None, expect: Expect) -> str:
     """How a cell's state and what explains it exclude each other, "" if they do not."""
     if len({gate.name for gate in gates}) < len(gates):
         return "has a gate twice"
@@ -337,12 +257,24 @@ def _contradiction(state: CellState, gates: Sequence[GateResult], error: str | N
             return f"is PASS and has an error: {error:.60}"
         if red:
             return f"is PASS and its gate {next(iter(red.values()))} is {next(iter(red))}"
-        return "" if gates else "is PASS without any gate"
+        return _apart(gates, expect) if gates else "is PASS without any gate"
     if "FAIL" in red and state != "FAIL":
         return f"is {state} and its gate {red['FAIL']} is FAIL"
     if error or state in red:
         return ""
     return f"is {state} without an error" + (f" or a gate that is {state}" if state in GATE_STATES else "")
+
+
+def _apart(gates: Sequence[GateResult], expect: Expect) -> str:
+    """How gates that pass say different things of one cell, "" if they do not."""
+    numbers = {gate.name: gate.numbers for gate in gates}
+    running = [name for name in numbers if name != "config"]
+    if expect == "refused" and running:
+        return f"expects a refusal, and its gate {running[0]} judged a run"
+    ties, requests = numbers.get("lossless", {}).get("ties", 0), numbers.get("finish", {}).get("requests", LARGEST)
+    if ties > requests:
+        return f"has {ties} ties in {requests} requests, each of which has one at most"
+    return ""
 
 
 def check_day(name: str, day: str) -> None:
@@ -353,3 +285,14 @@ def check_day(name: str, day: str) -> None:
         good = False
     if not good:
         raise ValueError(f"{name} must be a date such as 2026-12-31, got {day!r:.60}")
+
+
+def _check_time(name: str, time: str) -> None:
+    """ValueError unless `time` is a time with zone, the day of which compares as text."""
+    check_day(name, time[:10])
+    try:
+        good = datetime.fromisoformat(time).tzinfo is not None
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError(f"{name} must be a time with zone such as 2026-12-31T10:00:00+00:00, got {time!r:.60}")

@@ -25,6 +25,7 @@ from specmatrix.files import LARGEST
 from specmatrix.reports.atomic import check_place, publish, write_all
 from specmatrix.reports.collector import paused
 from specmatrix.reports.effective import Words
+from specmatrix.reports.rules import contradiction
 from specmatrix.reports.schema import (
     MARKDOWN_FILE,
     PAGE_FILE,
@@ -84,6 +85,8 @@ _AXES: Final = msgspec.json.Decoder(_Axes)
 _HEADER: Final = msgspec.json.Decoder(Header)
 _END: Final = msgspec.json.Decoder(End)
 _VERSION: Final = msgspec.json.Decoder(_Version)
+# What these read of a line, another reads whole, or an equal line of the other report.
+_PARTS: Final = (_FRONT, _AXES)
 
 
 class ReportWriter:
@@ -119,7 +122,7 @@ class ReportWriter:
         """Append one cell, after its start if that is new; both are in the file when this returns."""
         if cell.id in self._cells:
             raise ReportError(f"cell {cell.id!r} is in the report twice; a cell is written once")
-        if fault := _against(self._header, cell):
+        if fault := contradiction(self._header, cell, cell.start):
             raise ReportError(f"cell {cell.id!r} {fault}")
         what = f"cell {cell.id!r}"
         values = asdict(cell.start)
@@ -264,6 +267,7 @@ class Report:
                     raise ReportError(f"{self.path}, line {number}: cell {_named(record.id)} {fault}")
                 self._rows[record.id] = _CellLine(record.state, record.start, number, begin, begin + len(line))
             elif isinstance(record, StartLine) and record.id not in self.starts:
+                _decode(_LINE, line, self.path, number)
                 self.starts[record.id] = StartRecord(
                     **{name: getattr(record, name) for name in StartRecord.__struct_fields__}
                 )
@@ -285,7 +289,7 @@ class Report:
         record = self._cells.get(cell)
         if record is None:
             decoded = self._decode(cell, _CELL)
-            if fault := _against(self.header, decoded):
+            if fault := contradiction(self.header, decoded, self.starts[self._rows[cell].start]):
                 raise ReportError(f"{self.path}, line {self._rows[cell].number}: cell {_named(cell)} {fault}")
             # The line names its start; in memory a cell holds it.
             force_setattr(decoded, "start", self.starts[self._rows[cell].start])
@@ -372,20 +376,6 @@ def load(path: Path | str) -> Report:
     return report
 
 
-def _against(header: Header, cell: CellRecord[Any]) -> str:
-    """How a cell contradicts the rules of its run, "" if it does not: a waiver that the run did not declare would take
-    its red in silence."""
-    declared = ((rule.reason, rule.expiry) for rule in header.waivers)
-    if cell.waived is not None and (cell.waived.reason, cell.waived.expiry) not in declared:
-        return f"is waived until {cell.waived.expiry} for a reason that no waiver of the header gives"
-    gate, limits = cell.gate("acceptance"), header.thresholds.get("acceptance", {})
-    ratio = gate.numbers.get("ratio") if gate is not None and gate.state == "PASS" else None
-    ends = [limits.get(name) for name in ("moved_low", "moved_high")]
-    if ratio is None or not all(isinstance(end, int | float) for end in ends) or ends[0] <= ratio <= ends[1]:
-        return ""
-    return f"passes acceptance with ratio {ratio:.4g}, and the header allows {ends[0]:g} to {ends[1]:g} at most"
-
-
 def _header(file: Path, data: bytes | mmap) -> Header:
     line = data[: data.find(b"\n") + 1 or len(data)]
     if line.startswith(BOM_UTF8):
@@ -407,16 +397,35 @@ def _end(file: Path, data: bytes | mmap) -> tuple[int, End]:
     """Offset of the end line, and the line. ReportError if the last line is none."""
     at = data.rfind(b"\n", 0, len(data) - 1) + 1
     with contextlib.suppress(ValueError, RecursionError):
-        if data[-1:] == b"\n":
-            return at, _END.decode(data[at:])
+        if data[-1:] == b"\n" and _END.decode(data[at:]):
+            return at, _decode(_END, data[at:], file, "the end line")
     raise ReportError(f"{file} has no end line; it was cut off while it was written or copied")
 
 
-def _decode(decoder: msgspec.json.Decoder[T], line: bytes, file: Path, number: int) -> T:
+def _decode(decoder: msgspec.json.Decoder[T], line: bytes, file: Path, number: int | str) -> T:
     try:
-        return decoder.decode(line)
+        record = decoder.decode(line)
+        if decoder not in _PARTS:
+            check_keys(line)
     except (ValueError, RecursionError) as error:
-        raise ReportError(f"{file}, line {number}: {_problem(error)}") from None
+        where = f"line {number}" if isinstance(number, int) else number
+        raise ReportError(f"{file}, {where}: {_problem(error)}") from None
+    return record
+
+
+def check_keys(line: bytes) -> None:
+    """ValueError if an object of a JSON text has a key twice, of which the decoder takes the last. Where no character
+    is escaped, such a text loses colons when it is written again."""
+    if b"\\u" in line or line.count(b":") != msgspec.json.encode(msgspec.json.decode(line)).count(b":"):
+        json.loads(line, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    whole = dict(pairs)
+    if len(whole) < len(pairs):
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        raise ValueError(f"key {_named(twice)} stands twice in one object")
+    return whole
 
 
 def _named(text: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.reports.atomic import write_text
-from specmatrix.reports.counters import CounterVerdict, judge_counters
+from specmatrix.reports.counters import CounterVerdict, counters_of
 from specmatrix.reports.covered import Coverage, covered
 from specmatrix.reports.schema import (
     RED_STATES,
@@ -94,10 +94,8 @@ def summarise(report: Report) -> Summary:
         for gate in cell.gates:
             gates.setdefault(gate.name, Counter())[gate.state] += 1
     header = report.header
-    ran = len(report) - states["UNSUPPORTED"]
-    counters = judge_counters(header.counters, header.stage, ran, report.evidence)
     by_gate = {name: dict(row) for name, row in gates.items()}
-    return Summary(header, len(report), states, waived, seconds, by_gate, counters, covered(report))
+    return Summary(header, len(report), states, waived, seconds, by_gate, counters_of(report), covered(report))
 
 
 def write_summary(summary: Summary, directory: Path) -> Path:

@@ -14,7 +14,7 @@ from specmatrix.matrix.faults.plant import SECONDS, CellVerdict, Trial, trial
 from specmatrix.matrix.faults.processes import Processes
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.zoo.registry import verify_cells
-from specmatrix.reports.schema import GATES
+from specmatrix.reports.gate_numbers import GATES
 
 RED: Final = ("FAIL", "NOT MEASURED")
 # What can detect a fault: the gates of cells and the laws of kernels.

@@ -5,10 +5,11 @@ A cell takes the first state of this list that applies:
 - LOST: only the base report has it, or head lists it as UNSUPPORTED, or runs other axis values under its id. NEW: only
   the head report has it, or base lists it as UNSUPPORTED.
 - INFRA: the machine failed while head ran it (start, out of disk, timeout), so head has no result for the code.
-- REGRESSED: a gate that passed, or did not exist, is red in head (FAIL or NOT MEASURED); or a gate that base ran is
-  missing in head, or passes there on nothing or on less than half of what it looked at in base (`schema.AMOUNTS`), or
-  the engine's counters are gone in the same way; or a number fell: its loss is significant over all changed numbers
-  together (one-sided tests, Benjamini-Hochberg at `FALSE_DISCOVERY_RATE`) and is at least `LEAST_EFFECT`.
+- REGRESSED: a gate or a cell that passed, or did not exist, is red in head (FAIL or NOT MEASURED), or was NOT MEASURED
+  and is FAIL; or a gate that base ran is missing in head, or passes there on nothing or on less than half of what it
+  looked at in base (`gate_numbers.AMOUNTS`), or the engine's counters are gone in the same way; or a number fell: its
+  loss is significant over all changed numbers together (one-sided tests, Benjamini-Hochberg at
+  `FALSE_DISCOVERY_RATE`) and is at least `LEAST_EFFECT`.
 - NOT COMPARABLE: the only differences are in gates that depend on an input that differs (see `comparability`).
 - REWRITTEN: no gate is worse, but another configuration runs: a resolved value or a rewrite differs.
 - IMPROVED: a red gate passes now, or a number rose significantly (the mirror image of REGRESSED).
@@ -22,8 +23,9 @@ because its inputs are equal and its evidence is missing, which needs an acknowl
 
 The comparison is red if a cell is REGRESSED or INFRA, LOST (unless base did not support it either), REWRITTEN or newly
 rewritten without an acknowledgement, or red and NEW or NOT COMPARABLE. A cell with an unexpired waiver keeps its state,
-but does not make the comparison red. A comparison with a commit that names no code is red too, and so is one in which
-no cell could be compared; one without a cell that has a verdict in both reports is none.
+but does not make the comparison red. Counter coverage (`schema.CounterDemand`) that head fails or no longer judges,
+where base met it, makes it red too, and so does a commit that names no code, or that no cell could be compared; one
+without a cell that has a verdict in both reports is none.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
@@ -12,10 +12,13 @@ from specmatrix.reports.compare.cell_state import CellChange, ChangeState, Effec
 from specmatrix.reports.compare.evidence import allowed_loss, is_bounded, lost_evidence, shrunk
 from specmatrix.reports.compare.paths import PathChanges
 from specmatrix.reports.compare.rewrites import new_rewrites, signature
-from specmatrix.reports.schema import GATES, RED_STATES, CellResult, is_waived
+from specmatrix.reports.gate_numbers import GATES
+from specmatrix.reports.schema import RED_STATES, CellResult, CellState, is_waived
 from specmatrix.reports.wording import first_divergence
 
 _NAME_AND_STATE: Final = attrgetter("name", "state")
+# How bad a state is. Where the machine failed in base, nothing was known, so whatever is red in head is news.
+_RANK: Final[Mapping[CellState, int]] = {"PASS": 0, "INFRA": 0, "NOT MEASURED": 1, "FAIL": 2}
 UNITS: Final = {"acceptance": " %", "accuracy": " pt"}
 
 
@@ -100,14 +103,14 @@ def _support_change(base: CellResult, head: CellResult, context: Context) -> Cel
 
 
 def _other_axes(base: CellResult, head: CellResult) -> str:
-    """The values of axes that both reports have, where they differ: `topk 1 instead of 4`."""
-    both = [(name, value, base.axes[name]) for name, value in head.axes.items() if name in base.axes]
+    """The values of base's axes that differ in head: `topk 1 instead of 4`. An axis that base lacks is a new one."""
+    both = ((name, head.axes.get(name, "nothing"), value) for name, value in base.axes.items())
     return ", ".join(f"{name} {new} instead of {old}" for name, new, old in both if new != old)
 
 
 def _is_worse(change: GateChange) -> bool:
-    """True if a gate turned red or is missing in head, even if it was red in base."""
-    return change.head is None or (change.head != "PASS" and change.base in ("PASS", None))
+    """True if a gate turned red, or from unknown to failed, or is missing in head, even if it was red in base."""
+    return change.head is None or _RANK[change.head] > _RANK[change.base or "PASS"]
 
 
 def gate_changes(base: CellResult, head: CellResult) -> tuple[GateChange, ...]:
@@ -139,8 +142,8 @@ def _state(
 ) -> tuple[ChangeState, str]:
     if len(worse) > len(blocked):
         return ChangeState.REGRESSED, "; ".join(_gate_text(change) for change in worse if change not in blocked)
-    if base.state == "PASS" and head.state != "PASS" and not worse:
-        return ChangeState.REGRESSED, f"PASS before, {head.state} now: {head.error}"
+    if _RANK[head.state] > _RANK[base.state] and not worse:
+        return ChangeState.REGRESSED, f"{base.state} in base, {head.state} in head: {head.error}"
     if gone:
         return ChangeState.REGRESSED, "; ".join(gone)
     losses = [effect for effect in effects if effect.significant == "loss"]
@@ -175,7 +178,8 @@ def _quiet_state(
     if loose := [effect_text(effect) for effect in effects if not is_bounded(effect)]:
         return ChangeState.UNKNOWN, "; ".join(loose) + "; more samples are needed"
     if head.state != "PASS":
-        return ChangeState.SAME, f"{head.state} in both"
+        both = f"{head.state} in both" if base.state == head.state else f"{base.state} in base, {head.state} in head"
+        return ChangeState.SAME, both
     return ChangeState.SAME, "; ".join(
         effect_text(effect) for effect in effects
     ) or "no gate result and no compared number differs"

@@ -28,7 +28,7 @@ from specmatrix.reports.compare.coverage import coverage_change
 from specmatrix.reports.compare.drift import drifts
 from specmatrix.reports.compare.evidence import effects, mark_significant
 from specmatrix.reports.compare.rewrites import choice_changes, rewrite_changes
-from specmatrix.reports.counters import compare_counters
+from specmatrix.reports.counters import compare_counters, worse_counters
 from specmatrix.reports.schema import (
     RED_STATES,
     SCHEMA,
@@ -69,7 +69,8 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     common = [cell for cell in before if cell in after]
     lost = [cell for cell in before if cell not in after]
     # If an input differs, equal lines may still mean different results.
-    same = [] if blocked else base.same(head, common)
+    # A cell without a result in head is none that stayed as it was.
+    same = [] if blocked else base.same(head, [cell for cell in common if head.state(cell) != "INFRA"])
     equal = set(same)
     differing = [cell for cell in common if cell not in equal]
     new = [cell for cell in after if cell not in before]
@@ -89,7 +90,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     counts = dict.fromkeys(ChangeState, 0) | {ChangeState.SAME: len(same)}
     for change in changes:
         counts[change.state] += 1
-    reasons = _reasons(changes, rewrites)
+    reasons = (*_reasons(changes, rewrites), *worse_counters(base, head))
     reasons = (*(_other_cells(found) if reasons else ()), *reasons, *_unknown_commits(base.header, head.header))
     _check_compared(base, head, common, reasons)
     if not reasons and sum(counts[state] for state in _COMPARED) == 0:

@@ -16,6 +16,7 @@ from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import effective
 from specmatrix.reports.lengths import positive
 from specmatrix.reports.render.markup import html, markdown
+from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.render.plots import (
     Point,
     acceptance_plot,
@@ -27,7 +28,6 @@ from specmatrix.reports.render.plots import (
 )
 from specmatrix.reports.schema import (
     GATE_STATES,
-    GATES,
     MARKDOWN_FILE,
     PAGE_FILE,
     RED_STATES,

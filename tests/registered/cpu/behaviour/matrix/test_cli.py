@@ -32,7 +32,7 @@ WRONG = {
     ("explain", "nonsense"): (
         "cell id 'nonsense' has an unknown part 'nonsense'; an id is an algorithm and values of other axes, as in "
     ),
-    ("run", "--cells", "nonsense"): "axis 'nonsense' is unknown; it must be one of algorithm, model, ",
+    ("run", "--cells", "nonsense"): "'nonsense' is neither a cell id nor a selector; write axis=value, ",
     ("run", "--cell", "x"): "No such option: --cell; the closest is --cells; see `specmatrix --help`",
     ("run", "--bogus"): "No such option: --bogus; see `specmatrix --help`",
     ("run", "--workers", "abc"): "--workers takes a whole number, not 'abc'; see `specmatrix --help`",

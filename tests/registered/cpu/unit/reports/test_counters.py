@@ -85,6 +85,36 @@ def test_the_end_line_sums_the_evidence_of_all_cells(tmp_path, write_report, mak
     assert whole.evidence == {"a": 3}
 
 
+MET = {"tree.branched": 1, "retract.done": 2, "prefix.hit": 3}
+BROKEN = MET | {"stamp.wrong": 4}
+ZERO = "counter stamp.wrong must stay at zero but was hit 4 times: slots are their owner's"
+FEWER = {"counters": None, "stage": "nightly"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "header", "reasons"),
+    [
+        (MET, {"tree.branched": 1, "prefix.hit": 3}, {}, (f"n{UNHIT}",)),
+        (MET, MET, {"counters": CounterDemand(("nothing.hit",), {}, 2)}, ("no cell hit 1 required counter: nothing.hit",)),
+        (MET, BROKEN, {}, (ZERO,)),
+        ({"tree.branched": 1, "prefix.hit": 3}, {"prefix.hit": 3}, {},
+         ("no cell hit 2 required counters: tree.branched, retract.done",)),
+        (BROKEN, BROKEN, {}, ()),
+        (BROKEN, MET, {}, ()),
+        (MET, MET, {"counters": None}, ("base meets its counter coverage, and in head this tier checks no counter coverage",)),
+        (MET, MET, {"counters": None, "tier": "gpu1"}, ()),
+        (MET, MET, {"counters": CounterDemand((), {}, 3)}, ("base meets its counter coverage, and in head counter "
+         "coverage is not checked: only 2 of the stage's 3 cells ran",)),
+    ],
+)  # fmt: skip
+def test_a_comparison_is_red_by_counter_coverage(tmp_path, write_report, make_cell, old, new, header, reasons):
+    base = report(tmp_path / "base", write_report, make_cell, old, {"a": 1, "b": 1, "c": 1})
+    head = report(tmp_path / "head", write_report, make_cell, new, {"a": 1, "b": 1, "c": 1}, **header)
+    comparison = compare(base, head)
+    assert comparison.reasons == reasons
+    assert comparison.verdict == ("red" if reasons else "green")
+
+
 def test_a_comparison_names_what_is_no_longer_exercised(tmp_path, write_report, make_cell):
     assert compare_counters({"a": 1, "b": 0, "c": 2}, {"b": 3, "c": 1}) == CounterChange(("a",), ("b",))
     base = report(tmp_path / "base", write_report, make_cell, {"tree.branched": 3, "prefix.hit": 2})

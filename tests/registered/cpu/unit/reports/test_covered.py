@@ -6,6 +6,7 @@ from itertools import combinations
 import pytest
 
 from specmatrix.reports.covered import Coverage, covered, holders
+from specmatrix.reports.schema import GateResult
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=0.5, stage="pr")
@@ -37,7 +38,7 @@ def test_only_green_cells_that_ran_prove_a_combination(tmp_path, make_cell, writ
     cells = [
         make_cell("green", axes=axes[0], resolved={"topk": 0}),
         make_cell("red", axes=axes[1], resolved={"topk": 1}, state="FAIL"),
-        make_cell("refused", axes=axes[2], resolved=None, expect="refused"),
+        make_cell("refused", axes=axes[2], resolved=None, expect="refused", gates=(GateResult("config", "PASS"),)),
         make_cell("unmeasured", axes=axes[3], resolved={"topk": 3}, state="NOT MEASURED"),
     ]
     found = covered(load(write_report(tmp_path, cells)))

@@ -1,5 +1,6 @@
-"""2,000 seeded mutations of a report of real cells: whatever reads a report shows what it says or refuses it in one
-sentence, and no comparison with it is green where a line of JSON says that a cell got worse."""
+"""2,000 seeded mutations of a report of real and of red cells: whatever reads a report shows what it says or refuses it
+in one sentence, and no comparison with it is green where a line of JSON says that a cell or the run got worse, or that
+a cell passes beyond a threshold, or under a waiver that is not its own."""
 
 import json
 from collections import Counter
@@ -8,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 import specmatrix.reports.store
@@ -21,7 +23,7 @@ from specmatrix.reports.frames import Runs
 from specmatrix.reports.render.comparison import comparison_markdown, comparison_page
 from specmatrix.reports.render.run import run_markdown, run_page, view
 from specmatrix.reports.render.terminal import print_comparison, print_run
-from specmatrix.reports.schema import GateResult, ReportError
+from specmatrix.reports.schema import CounterDemand, GateResult, ReportError, Waiver, WaiverRule
 from specmatrix.reports.store import Report, ReportWriter, load
 from tests.support.mutated_json import TOKENS, with_other_value
 
@@ -48,6 +50,10 @@ FOUND = {
     "finish": ("faults",),
     "effective": ("differences", "unseen"),
 }
+NATS = ("oracle_nats", "score_nats")
+RANK = {"PASS": 0, "INFRA": 0, "UNSUPPORTED": 0, "NOT MEASURED": 1, "FAIL": 2}
+# A waived cell, and the selector of its waiver.
+WAIVED = ("waived", "topk=4 and algorithm=eagle")
 
 
 @pytest.fixture(scope="module")
@@ -55,20 +61,28 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of real cells, and of one that is as red as a cell can be."""
     runner = reference_runner(0)
     directory = tmp_path_factory.mktemp("whole")
-    with ReportWriter(directory, run_header("cpu", "smoke", 0, GATES)) as writer:
-        for name in REAL:
-            writer.write(record := runner.run_cell(Cell.from_id(name)))
-            assert record.state == "PASS", record
-        red = type(record)(
-            "red", "FAIL", record.start, record.axes, "specmatrix run --cells red", error="it broke",
-            waived=None, gates=(
-                GateResult("lossless", "FAIL", {"first_divergence": "q6, token 2"}, None, "4 of 5 differ"),
-                GateResult("accuracy", "FAIL", {"accuracy": 0.5, "baseline": 0.75, "n": 4, "lost": 2, "won": 1,
-                                                "outcomes": "1100"}, (0.1, 0.9), "worse"),
-            ),
-        )  # fmt: skip
-        writer.write(red)
+    records = [runner.run_cell(Cell.from_id(name)) for name in REAL]
     runner.close()
+    assert all(record.state == "PASS" for record in records), records
+    hit = sorted({name for record in records for name, times in record.evidence.items() if times})
+    known = WaiverRule(WAIVED[1], "known", "9999-12-31")
+    header = replace(
+        run_header("cpu", "smoke", 0, GATES), waivers=(known,),
+        counters=CounterDemand(tuple(hit), {"stamp.wrong": "slots hold their owner's KV"}, len(REAL)),
+    )  # fmt: skip
+    red = replace(
+        records[-1], id="red", state="FAIL", evidence={}, error="it broke", gates=(
+            GateResult("lossless", "FAIL", {"first_divergence": "q6, token 2"}, None, "4 of 5 differ"),
+            GateResult("accuracy", "FAIL", {"accuracy": 0.5, "baseline": 0.75, "n": 4, "lost": 2, "won": 1,
+                                            "outcomes": "1100"}, (0.1, 0.9), "worse"),
+        ),
+    )  # fmt: skip
+    unknown = replace(red, id="unknown", state="NOT MEASURED", error="no answer", gates=())
+    waived = replace(unknown, id=WAIVED[0], axes={"topk": "4", "algorithm": "eagle"},
+                     waived=Waiver(known.reason, known.expiry))  # fmt: skip
+    with ReportWriter(directory, header) as writer:
+        for record in (*records, red, unknown, waived):
+            writer.write(record)
     return directory / "report.jsonl"
 
 
@@ -76,7 +90,7 @@ def mutated(whole: bytes, number: int) -> bytes:
     """The report after mutation `number`: of bytes, of lines, or of values."""
     draw = Random(number)
     lines = whole.splitlines(keepends=True)
-    kind = draw.choice(("bytes", "lines", "values", "values", "values", "less"))
+    kind = draw.choice(("bytes", "lines", "values", "values", "values", "less", "less"))
     times = draw.choice((1, 1, 1, 3))
     if kind == "less":
         for at in draw.sample(range(len(lines)), times):
@@ -109,20 +123,44 @@ def mutated(whole: bytes, number: int) -> bytes:
 
 
 def with_less(line: bytes, draw: Random) -> bytes:
-    """A cell that shows less or contradicts itself, a header of another run; other lines stay."""
+    """A cell that shows less, contradicts itself or has no verdict, a header of another run or other rules; other lines
+    stay."""
     row = json.loads(line)
     if row["kind"] == "header":
-        row[draw.choice(("zoo_hash", "data_hash"))] = "0123456789ab"
+        change = draw.randrange(5)
+        if change == 0:
+            row[draw.choice(("zoo_hash", "data_hash"))] = "0123456789ab"
+        elif change == 1:
+            row["counters"]["hit"].append("nothing.hit")
+        elif change == 2:
+            row["counters"]["zero"][draw.choice(row["counters"]["hit"])] = "is not wanted"
+        elif change == 3:
+            row["counters"] = None
+        else:
+            row["waivers"][0]["cells"] = draw.choice(("topk=1", "((((", "algorithm=none or topk=2"))
+    if row["kind"] == "cell" and (not row.get("gates") or draw.randrange(4) == 0):
+        return with_other_state(row, draw)
     if row["kind"] == "cell" and row.get("gates"):
         gate = draw.choice(row["gates"])
         numbers = gate.setdefault("numbers", {})
         names = [*LOOKED.get(gate["name"], ()), *FOUND.get(gate["name"], ())]
         name = draw.choice([each for each in names if each in numbers] or list(numbers) or ["none"])
-        change = draw.randrange(5)
+        change = draw.randrange(9)
         if change == 0:
             row["evidence"] = {}
         elif change == 1:
             row["axes"][draw.choice(list(row["axes"]))] = "other"
+        elif change == 5:
+            del row["axes"][draw.choice(list(row["axes"]))]
+        elif change == 6:
+            row["waived"] = {"reason": "known", "expiry": "9999-12-31"}
+            row["state"], row["error"] = "FAIL", "it broke"
+        elif change == 7:
+            lossless = next(each for each in row["gates"] if each["name"] == "lossless")
+            lossless["numbers"][draw.choice(NATS)] = 50
+        elif change == 8:
+            doubled = json.dumps(row).replace('"state": ', '"state": "FAIL", "state": ', 1)
+            return doubled.encode()
         elif change == 2:
             numbers.pop(name, None)
         else:
@@ -131,30 +169,66 @@ def with_less(line: bytes, draw: Random) -> bytes:
     return json.dumps(row).encode()
 
 
+def with_other_state(row: dict, draw: Random) -> bytes:
+    """A cell that a machine lost, or that is red for the reason in its error."""
+    row["state"], row["error"] = draw.choice((("INFRA", "exit code -9"), ("FAIL", "it broke"), ("NOT MEASURED", "x")))
+    row["gates"], row["evidence"] = [], {}
+    if draw.randrange(2):
+        row["waived"] = {"reason": draw.choice(("known", "")), "expiry": "9999-12-31"}
+    return json.dumps(row).encode()
+
+
 def cells_of(path: Path) -> dict[str, dict]:
     """The cell lines of a report by id, as JSON."""
-    rows = map(json.loads, path.read_bytes().splitlines())
+    rows = (json.loads(line, object_pairs_hook=first) for line in path.read_bytes().splitlines())
     return {row["id"]: row for row in rows if row["kind"] == "cell"}
 
 
-def worse(base: dict[str, dict], head: dict[str, dict]) -> list[str]:
-    """Cells that passed in base and show less in head."""
-    return [name for name, cell in base.items() if cell["state"] == "PASS" and not as_good(cell, head.get(name))]
+def first(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object with the first value of each key, as some readers take it; ours takes the last."""
+    return dict(reversed(pairs))
 
 
-def as_good(old: dict, new: dict | None) -> bool:
-    if new is None or new["state"] != "PASS" or any(new["axes"].get(k, v) != v for k, v in old["axes"].items()):
+def worse(base: Path, head: Path) -> list[str]:
+    """What got worse from one report to the other: cells, and counters that the run must hit."""
+    old, new = cells_of(base), cells_of(head)
+    waiver = json.loads(head.read_bytes().splitlines()[0])["waivers"]
+    found = [name for name, cell in old.items() if not as_good(cell, new.get(name), bool(waiver))]
+    missed = [missing(path) for path in (base, head)]
+    return [*found, *sorted(missed[1] - missed[0])]
+
+
+def missing(path: Path) -> set[str]:
+    """Counters of a report that its header demands and no cell hit, or that some cell hit and must not."""
+    demand = json.loads(path.read_bytes().splitlines()[0])["counters"]
+    if demand is None:
+        return {"no demand"}
+    if demand["cells"] > len(REAL):
+        return {"judged for more cells"}
+    hit = {name for cell in cells_of(path).values() for name, times in cell.get("evidence", {}).items() if times}
+    return set(demand["hit"]) - hit | set(demand["zero"]) & hit
+
+
+def as_good(old: dict, new: dict | None, waivers: bool) -> bool:
+    if old["state"] == "UNSUPPORTED":
+        return True
+    if new is None or new["state"] == "UNSUPPORTED" or any(new["axes"].get(k) != v for k, v in old["axes"].items()):
         return False
+    if new.get("waived") and waivers and new["id"] == WAIVED[0]:
+        return True
+    if new["state"] == "INFRA" or RANK[new["state"]] > RANK[old["state"]]:
+        return False
+    if new["state"] != "PASS" or old["state"] != "PASS":
+        return True
     if len(new.get("evidence", {})) < len(old.get("evidence", {})) / 2:
         return False
     gates = {gate["name"]: gate for gate in new["gates"]}
     for gate in old["gates"]:
         name, after = gate["name"], gates.get(gate["name"])
-        if (
-            after is None
-            or after["state"] != "PASS"
-            or any(after.get("numbers", {}).get(n) for n in FOUND.get(name, ()))
-        ):
+        if after is None or after["state"] != "PASS":
+            return False
+        numbers = after.get("numbers", {})
+        if any(numbers.get(each) for each in FOUND.get(name, ())) or any(numbers.get(each, 0) > 1 for each in NATS):
             return False
         if any(size(after, each) < size(gate, each) / 2 for each in set(LOOKED.get(name, ())) - {"verbs"}):
             return False
@@ -178,7 +252,7 @@ def read(path: Path, base: Report) -> bool:
         comparison = compare(*sides)
         if comparison.verdict == "green":
             green = True
-            found = worse(*(cells_of(side.path) for side in sides))
+            found = worse(*(side.path for side in sides))
             assert not found, f"green although {found} got worse"
         texts += [comparison_markdown(comparison), comparison_page(comparison)]
         texts.append(json.dumps(comparison_record(comparison), allow_nan=False))

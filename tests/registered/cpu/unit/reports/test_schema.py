@@ -7,7 +7,8 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from specmatrix.reports.schema import FAULTS, GateResult, ReportError, Waiver, WaiverRule, is_waived
+from specmatrix.reports.gate_numbers import FAULTS
+from specmatrix.reports.schema import GateResult, ReportError, Waiver, WaiverRule, is_waived
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -86,6 +87,15 @@ SIZE = "a number above 0 and at most 1,000,000,000"
         ("accuracy", "lost", -1, COUNT),
         ("accuracy", "won", 10**400, COUNT),
         ("accuracy", "outcomes", "10x", "a text of 0 and 1"),
+        ("lossless", "tokens", "x" * 1000, COUNT),
+        ("lossless", "tokens", [0] * 1000, COUNT),
+        ("lossless", "tokens", True, COUNT),
+        ("lossless", "ties", "0", COUNT),
+        ("lossless", "oracle_nats", "0", "a number"),
+        ("lossless", "divergent", "5", "an integer"),
+        ("lossless", "first_divergence", 0, "a text"),
+        ("ledger", "stamps", {"a": 1}, COUNT),
+        ("config", "fields", None, COUNT),
     ],
 )
 def test_a_number_of_the_wrong_kind_is_refused(gate, name, value, allowed):
@@ -113,6 +123,26 @@ def test_a_day_that_does_not_compare_as_text_is_refused(make_header, day):
     ):
         with pytest.raises(ValueError, match=f"^{name} must be a date such as 2026-12-31, got {day!r}$"):
             make()
+
+
+@pytest.mark.parametrize("time", ["2026-01-01 rubbish", "2026-01-01", "2026-01-01T10:00:00"])
+def test_a_run_was_made_at_a_time_with_zone(make_header, time):
+    sentence = f"^created must be a time with zone such as 2026-12-31T10:00:00\\+00:00, got {time!r}$"
+    with pytest.raises(ValueError, match=sentence):
+        make_header(created=time)
+
+
+def test_a_waiver_has_a_reason():
+    with pytest.raises(ValueError, match="^the reason of a waiver is empty; say why the failure is accepted$"):
+        Waiver(" ", "2026-12-31")
+
+
+def test_a_request_has_one_tie_at_most(make_cell):
+    gates = [GateResult("lossless", "PASS", {"tokens": 62, "ties": 2}), GateResult("finish", "PASS", {"requests": 2})]
+    assert make_cell(gates=tuple(gates)).state == "PASS"
+    gates[0] = GateResult("lossless", "PASS", {"tokens": 62, "ties": 62})
+    with pytest.raises(ValueError, match="^the cell has 62 ties in 2 requests, each of which has one at most$"):
+        make_cell(gates=tuple(gates))
 
 
 def test_gpus_of_a_host_are_a_list(make_header):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from specmatrix.reports.schema import GateResult, ReportError, Waiver
+from specmatrix.reports.schema import GateResult, ReportError, Waiver, WaiverRule
 from specmatrix.reports.store import ReportWriter, cell_from_json, cell_to_json, load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -136,6 +136,58 @@ def test_a_waiver_is_one_that_the_run_declared(tmp_path, make_cell, make_header,
         load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ("topk=1", "by a waiver of the header that selects other cells, topk=1$"),
+        ("none.v2", "by a waiver of the header that selects other cells, none.v2$"),
+        ("not (topk=4 or batch=pair)", "by a waiver of the header that selects other cells, not "),
+        ("((((", r"by a rule that cannot be read: selector '\(\(\(\(': expected an axis, got the end; write axis=value"),
+        ("topk in (1, 4) and algorithm!=none", ""),
+        ("v2.eagle3", ""),
+    ],
+)
+def test_a_waiver_holds_for_the_cells_that_its_selector_selects(tmp_path, make_cell, make_header, cells, words):
+    rule = WaiverRule(cells, "known", "2026-12-31")
+    waived = make_cell("eagle3.v2", state="FAIL", waived=Waiver("known", "2026-12-31"))
+    with ReportWriter(tmp_path, make_header(waivers=(rule,))) as writer:
+        if words:
+            with pytest.raises(ReportError, match=f"^cell 'eagle3.v2' is waived (until 2026-12-31 )?{words}"):
+                writer.write(waived)
+        else:
+            writer.write(waived)
+
+
+@pytest.mark.parametrize(
+    ("gate", "threshold", "limit", "number", "good", "bad"),
+    [
+        ("lossless", "oracle_nats", 1e-4, "oracle_nats", 1e-4, 50),
+        ("lossless", "score_nats", 1e-4, "score_nats", 0, 2e-4),
+        ("distribution", "least_draws", 100, "draws", 100, 99),
+        ("distribution", "alpha", 1e-4, "p", 0.5, 0),
+        ("distribution", "alpha", 1e-4, "serial_p", 1e-4, 9e-5),
+        ("distribution", "logprob_nats", 1e-3, "logprob_gap", 1e-3, 0.1),
+        ("adaptive", "average", 1e-9, "deviation", 0, 1e-8),
+    ],
+)
+def test_a_gate_does_not_pass_beyond_a_threshold_of_the_header(
+    tmp_path, make_cell, make_header, gate, threshold, limit, number, good, bad
+):
+    def cell(value: float, dtype: str = "float32", state: str = "PASS"):
+        resolved = {"topk": 4, "dtype": dtype}
+        return make_cell(f"{value}{dtype}", state=state, gates=(GateResult(gate, state, {number: value}),),
+                         resolved=resolved)  # fmt: skip
+
+    with ReportWriter(tmp_path, make_header(thresholds={gate: {threshold: limit}})) as writer:
+        writer.write(cell(good))
+        with pytest.raises(ReportError, match=f"passes {gate} with {number} {bad:.4g}, and the header allows "):
+            writer.write(cell(bad))
+        writer.write(cell(bad, state="FAIL"))
+        # Half precision does not allow to compare log-probabilities with another library's.
+        if gate == "lossless":
+            writer.write(cell(bad, "bfloat16"))
+
+
 def test_a_closed_report_takes_nothing(tmp_path, make_cell, make_header):
     writer = ReportWriter(tmp_path, make_header())
     writer.close()
@@ -208,10 +260,10 @@ def test_a_cell_travels_between_processes_with_its_start(make_cell):
 @pytest.mark.parametrize(
     ("bad", "sentence"),
     [
-        ({"gates": (GateResult("ledger", "PASS", {"pages": float("nan")}),)}, "Out of range float"),
-        ({"gates": (GateResult("ledger", "PASS", {"pages": float("inf")}),)}, "Out of range float"),
-        ({"gates": (GateResult("ledger", "PASS", {"pages": object()}),)}, "Encoding objects of type object"),
-        ({"gates": (GateResult("ledger", "PASS", {"pages": 10**6000}),)}, "Exceeds the limit"),
+        ({"gates": (GateResult("ledger", "PASS", {"share": float("nan")}),)}, "Out of range float"),
+        ({"gates": (GateResult("ledger", "PASS", {"share": float("inf")}),)}, "Out of range float"),
+        ({"gates": (GateResult("ledger", "PASS", {"share": object()}),)}, "Encoding objects of type object"),
+        ({"gates": (GateResult("ledger", "PASS", {"share": 10**6000}),)}, "Exceeds the limit"),
         ({"seconds": float("nan")}, "Out of range float"),
         ({"expect": "OK"}, r"Invalid enum value 'OK' - at `\$.expect`"),
         (
@@ -255,7 +307,7 @@ def test_a_gate_passes_only_within_the_thresholds_of_its_run(tmp_path, make_cell
     limits = {"acceptance": {"low": 0.97, "high": 1.03, "moved_low": 0.9, "moved_high": 1.1}}
     gates = (GateResult("acceptance", state, {"length": 2.0, "ratio": ratio}),)
     bad = make_cell("a", state=state, gates=gates)
-    fault = f"cell 'a' passes acceptance with ratio {ratio}, and the header allows 0.9 to 1.1 at most"
+    fault = f"cell 'a' passes acceptance with ratio {ratio}, and the header allows {'0.9 at least' if ratio < 1 else '1.1 at most'}"
     for rules, fine in ((limits, good), ({}, True), ({"acceptance": {"moved_low": "0.9", "moved_high": None}}, True)):
         with ReportWriter(tmp_path, make_header(thresholds=rules)) as writer:
             if fine:

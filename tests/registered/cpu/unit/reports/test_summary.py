@@ -10,7 +10,7 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 KNOWN = Waiver("drafts leak on abort", "2026-12-31")
 EXPIRED = Waiver("known", "2026-08-31")
-RULES = tuple(WaiverRule("algorithm=none", each.reason, each.expiry) for each in (KNOWN, EXPIRED))
+RULES = tuple(WaiverRule("topk=4", each.reason, each.expiry) for each in (KNOWN, EXPIRED))
 
 
 def cells(make_cell):

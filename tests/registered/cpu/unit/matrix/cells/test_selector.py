@@ -59,7 +59,7 @@ def test_selects(text, names):
         ("eagl3", "cell id 'eagl3' has an unknown part 'eagl3'; the closest is eagle3"),
         ("topq", "axis 'topq' is unknown; the closest is topk"),
         ("eagle3.k5", "cell id 'eagle3.k5' has an unknown part 'k5'; the closest are k1, k2, k4"),
-        ("width", f"axis 'width' is unknown; it must be one of {', '.join(NAMES)}"),
+        ("width", f"'width' is neither a cell id nor a selector; {HELP}"),
         ("eagle3.s3.s3", "cell id 'eagle3.s3.s3' sets steps twice"),
     ],
 )

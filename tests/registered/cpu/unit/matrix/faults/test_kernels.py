@@ -6,7 +6,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.kernels import check
 from specmatrix.matrix.faults import kernels as laws
 from specmatrix.matrix.faults.command import main_faults, select
-from specmatrix.reports.schema import GATES
+from specmatrix.reports.gate_numbers import GATES
 
 pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
 

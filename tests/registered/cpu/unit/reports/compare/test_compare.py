@@ -10,7 +10,8 @@ import specmatrix.reports.store
 from specmatrix.reports.compare import Acknowledgement, ChangeState, compare, comparison_json
 from specmatrix.reports.compare.comparability import CONTENT_DEPENDENT
 from specmatrix.reports.compare.compare import comparison_record
-from specmatrix.reports.schema import AMOUNTS, GateResult, ReasonRecord, ReportError, Waiver, WaiverRule
+from specmatrix.reports.gate_numbers import AMOUNTS
+from specmatrix.reports.schema import GateResult, ReasonRecord, ReportError, Waiver, WaiverRule
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -210,7 +211,45 @@ def test_a_smaller_sample_is_not_the_same(against, gated, gate, base, head, text
 
 def test_a_cell_that_fails_without_a_gate_is_regressed(against, make_cell):
     change = only(against([make_cell("a")], [make_cell("a", state="FAIL", error="no answer", gates=make_cell().gates)]))
-    assert (change.state, change.why) == (ChangeState.REGRESSED, "PASS before, FAIL now: no answer")
+    assert (change.state, change.why) == (ChangeState.REGRESSED, "PASS in base, FAIL in head: no answer")
+
+
+@pytest.mark.parametrize("why", ["error", "gate"])
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("NOT MEASURED", "FAIL", "NOT MEASURED in base, FAIL in head: it broke"),
+        ("INFRA", "FAIL", "INFRA in base, FAIL in head: it broke"),
+        ("INFRA", "NOT MEASURED", "INFRA in base, NOT MEASURED in head: it broke"),
+    ],
+)
+def test_red_where_nothing_was_known_is_regressed(against, make_cell, gated, why, old, new, words):
+    def cell(state: str):
+        if why == "error" or state == "INFRA":
+            return make_cell("a", state=state, error="it broke", gates=())
+        return gated("lossless", state, message="it broke")
+
+    comparison = against([cell(old), make_cell("b")], [cell(new), make_cell("b")])
+    before = "not run" if old == "INFRA" else old
+    assert only(comparison).why == (words if why == "error" else f"lossless {before} -> {new}: it broke")
+    assert (comparison.verdict, only(comparison).state) == ("red", ChangeState.REGRESSED)
+
+
+@pytest.mark.parametrize("gates", [(), (GateResult("lossless", "PASS"),)])
+def test_a_failure_that_is_measured_no_more_is_not_said_to_be_the_same(against, make_cell, gates):
+    base, head = (make_cell("a", state=state, error=state, gates=gates) for state in ("FAIL", "NOT MEASURED"))
+    comparison = against([base], [head])
+    assert (comparison.verdict, comparison.counts[ChangeState.SAME]) == ("green", 1)
+    judged = against([replace(base, evidence={"a": 1})], [replace(head, evidence={"a": 2})])
+    assert judged.changes == ()
+
+
+@pytest.mark.parametrize("error", ["exit code -9", "exit code -11"])
+def test_the_machine_failed_in_both_is_no_pass(against, make_cell, error):
+    base, head = (make_cell("a", state="INFRA", error=text) for text in ("exit code -9", error))
+    comparison = against([base, make_cell("b")], [head, make_cell("b")])
+    assert (comparison.verdict, only(comparison).state, only(comparison).red) == ("red", ChangeState.INFRA, True)
+    assert comparison.reasons == ("1 cell not measured because the machine failed",)
 
 
 def test_a_waiver_takes_the_red_and_leaves_the_state(against, gated):
@@ -374,6 +413,10 @@ def test_other_values_under_one_id_lose_the_cell(against, make_cell):
     assert against(*both, accepted).verdict == "green"
     # An axis that only one of the versions knows says nothing.
     assert against([base], [make_cell("a", axes={"topk": "4", "page_size": "16"})]).verdict == "green"
+    for axes in ({}, {"page_size": "16"}):
+        dropped = against([base], [make_cell("a", axes=axes)])
+        assert (dropped.verdict, only(dropped).state) == ("red", ChangeState.LOST)
+        assert "head runs other values under this id: topk nothing instead of 4" in only(dropped).why
 
 
 def test_nothing_compared_is_not_green(against, gated):
