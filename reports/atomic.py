@@ -18,7 +18,7 @@ def write_text(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644)
         try:
             # Half of a surrogate pair, as a file name may hold, has no place in UTF-8.
             write_all(descriptor, text.encode(errors="replace"))

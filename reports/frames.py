@@ -15,7 +15,7 @@ from specmatrix.files import read_bytes
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.schema import REPORT_FILE, Json, ReportError
-from specmatrix.reports.store import MOST_SAID, Report
+from specmatrix.reports.store import MOST_SAID, Report, check_keys
 from specmatrix.reports.store import load as load_report
 from specmatrix.reports.wording import shorten
 
@@ -178,7 +178,8 @@ def load(*paths: PathLike | Iterable[PathLike]) -> Runs:
 
 def _faults(path: Path) -> list[_Fault]:
     try:
-        matrix = msgspec.json.decode(read_bytes(path), type=_Matrix)
+        matrix = msgspec.json.decode(data := read_bytes(path), type=_Matrix)
+        check_keys(data)
     except OSError as error:
         raise ReportError(f"cannot read {text_of(path)}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

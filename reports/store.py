@@ -21,7 +21,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, force_setattr, replace
 
-from specmatrix.files import LARGEST
+from specmatrix.engine.core.config.json_text import once
+from specmatrix.files import LARGEST, opened
 from specmatrix.reports.atomic import check_place, publish, write_all
 from specmatrix.reports.collector import paused
 from specmatrix.reports.effective import Words
@@ -111,7 +112,7 @@ class ReportWriter:
         first = _encode(header, "the header")
         check_place(directory, REPORT_FILE, PARTIAL_FILE, SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE)
         try:
-            self._descriptor = os.open(self.partial, os.O_WRONLY | os.O_CREAT, 0o644)
+            self._descriptor = os.open(self.partial, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
             self._claim()
         except OSError as error:
             self.abort()
@@ -356,10 +357,10 @@ def load(path: Path | str) -> Report:
     file = Path(path)
     try:
         file = _find(file)
-        with file.open("rb") as opened:
-            large = os.fstat(opened.fileno()).st_size > EAGER_BYTES
+        with opened(file) as source:
+            large = os.fstat(source.fileno()).st_size > EAGER_BYTES
             # Mapped, a large report is not copied. A writer never changes a finished one: it puts another in its place.
-            data = mmap(opened.fileno(), 0, access=ACCESS_READ) if large else opened.read(LARGEST + 1)
+            data = mmap(source.fileno(), 0, access=ACCESS_READ) if large else source.read(LARGEST + 1)
         if len(data) > LARGEST and not large:  # a device may never end
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     except OSError as error:
@@ -417,15 +418,7 @@ def check_keys(line: bytes) -> None:
     """ValueError if an object of a JSON text has a key twice, of which the decoder takes the last. Where no character
     is escaped, such a text loses colons when it is written again."""
     if b"\\u" in line or line.count(b":") != msgspec.json.encode(msgspec.json.decode(line)).count(b":"):
-        json.loads(line, object_pairs_hook=_once)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    whole = dict(pairs)
-    if len(whole) < len(pairs):
-        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        raise ValueError(f"key {_named(twice)} stands twice in one object")
-    return whole
+        json.loads(line, object_pairs_hook=once)
 
 
 def _named(text: str) -> str:

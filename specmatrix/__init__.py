@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+# Little is imported here, as Ctrl-C prints a traceback until the command line hears it.
+import os
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
+    from typing import Final
 
     from specmatrix.reports.frames import Runs
 
-__version__: Final = "0.1.0"
-_HERE: Final = Path(__file__).resolve().parent
-# The folder of engine/, matrix/ and the other packages: this one in an installation, its parent in a checkout.
-HOME: Final = _HERE if (_HERE / "engine").is_dir() else _HERE.parent
-if HOME != _HERE:
-    __path__.append(str(HOME))
+    # The folder of engine/, matrix/ and the other packages: this one in an installation, its parent in a checkout.
+    HOME: Final[Path]
+
+__version__ = "0.1.0"
+_HERE = os.path.dirname(os.path.realpath(__file__))
+_HOME = _HERE if os.path.isdir(os.path.join(_HERE, "engine")) else os.path.dirname(_HERE)
+if _HOME != _HERE:
+    __path__.append(_HOME)
+
+
+def __getattr__(name: str) -> Path:
+    if name != "HOME":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pathlib import Path
+
+    return Path(_HOME)
 
 
 def load(*paths: str | Path | Iterable[str | Path]) -> Runs:

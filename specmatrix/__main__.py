@@ -1,14 +1,16 @@
 """The command `specmatrix`, also as `python -m specmatrix`: Ctrl-C may come before the command line is imported."""
 
 import os
-import signal
 import sys
+
+# The module `signal` without its enums, which would take a while.
+from _signal import SIGINT, default_int_handler, getsignal, signal
 
 
 def main() -> int:
     """Run the command line of this process and return its exit status."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
+    if getsignal(SIGINT) is default_int_handler:
+        signal(SIGINT, _leave)
     from specmatrix.cli import main as command
 
     return command()

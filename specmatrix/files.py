@@ -2,15 +2,35 @@
 
 import errno
 import os
+from io import BufferedReader, FileIO
 from pathlib import Path
+from select import select
+from stat import S_ISFIFO
 from typing import Final
 
 LARGEST: Final = 2**27  # bytes
+PATIENCE: Final = 30.0  # seconds
+
+
+class _Pipe(FileIO):
+    """A pipe, of which each piece must come in time."""
+
+    def readinto(self, buffer: "bytearray | memoryview", /) -> int | None:  # type: ignore[override]  # of any buffer
+        if not select([self], [], [], PATIENCE)[0]:
+            raise OSError(errno.ETIMEDOUT, f"it is a pipe into which nobody wrote for {PATIENCE:g} s")
+        return super().readinto(buffer)
+
+
+def opened(path: Path) -> BufferedReader:
+    """A file to read from. Nobody may ever write into a pipe, so it must be written to every `PATIENCE` seconds."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return open(descriptor, "rb") if not S_ISFIFO(os.fstat(descriptor).st_mode) else BufferedReader(_Pipe(descriptor))
 
 
 def read_bytes(path: Path) -> bytes:
     """A file's content. OSError if it cannot be read or has more than `LARGEST` bytes: a device may never end."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

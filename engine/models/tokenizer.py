@@ -125,7 +125,8 @@ def tokenizer_hash(path: str | Path) -> str | None:
 
 def _read(file: Path) -> tokenizers.Tokenizer:
     if not file.is_file():
-        raise ConfigError(f"{file} is missing; the checkpoint has no tokenizer")
+        found_there = "a folder" if file.is_dir() else "no regular file" if os.path.lexists(file) else "missing"
+        raise ConfigError(f"{file} is {found_there}; the checkpoint has no tokenizer")
     try:
         found = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # The library raises Exception itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -192,6 +193,19 @@ def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int,
     )
 
 
+def _corpus_file(name: str, locate: Locate) -> Path:
+    """The path of a corpus: a name without a suffix is looked up in the model store."""
+    path = Path(name)
+    if path.suffix:
+        return path
+    try:
+        return locate(name)
+    except ConfigError:
+        if os.path.lexists(path):  # what cannot be read is told by who reads it
+            return path
+        raise
+
+
 def _ngram(context: BuildContext) -> Drafter:
     resolved, options = context.resolved, context.resolved.ngram
     if options is None:
@@ -200,9 +214,7 @@ def _ngram(context: BuildContext) -> Drafter:
     if options.external_corpus_path is not None:
         if context.tokenizer is None:
             raise ConfigError("an external n-gram corpus needs the target's tokenizer")
-        # A name without a suffix is looked up in the model store.
-        path = Path(options.external_corpus_path)
-        file = path if path.suffix else context.locate(options.external_corpus_path)
+        file = _corpus_file(options.external_corpus_path, context.locate)
         vocab_size = context.target.vocab_size
         documents = read_corpus(file, context.tokenizer, vocab_size, options.external_corpus_max_tokens)
         corpus = SuffixAutomaton(documents)

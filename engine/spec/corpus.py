@@ -11,7 +11,7 @@ from pathlib import Path
 from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.errors import ConfigError
-from specmatrix.files import LARGEST
+from specmatrix.files import LARGEST, opened
 
 
 def read_corpus(path: Path, tokenizer: Tokenizer, vocab_size: int, max_tokens: int) -> list[list[int]]:
@@ -41,7 +41,7 @@ def read_corpus(path: Path, tokenizer: Tokenizer, vocab_size: int, max_tokens: i
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             # A device may never end its first line.
             for number, line in enumerate(iter(partial(file.readline, LARGEST), b""), 1):
                 if len(line) == LARGEST:

@@ -99,7 +99,7 @@ def read(text: str) -> AdaptiveConfig | str:
 def parse(text: str) -> AdaptiveConfig:
     """The slots of a configuration text. Raises ConfigError naming the fault, the value and what is allowed."""
     try:
-        table = parse_json(text, _once)
+        table = parse_json(text)
     except ValueError as error:
         raise ConfigError(f"{SOURCE} is not JSON: {error}") from None
     if not isinstance(table, dict):
@@ -115,16 +115,6 @@ def parse(text: str) -> AdaptiveConfig:
         return AdaptiveConfig((_slot("", 1, shared),), flat=True)
     slots = [_entry(key, table[key], shared) for key in sizes]
     return AdaptiveConfig(tuple(sorted(slots, key=lambda slot: slot.batch_from)), flat=False)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object without duplicate keys, of which json would silently keep only the last."""
-    table: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in table:
-            raise ConfigError(f"{SOURCE} has the key {shown(key)} twice; remove one")
-        table[key] = value
-    return table
 
 
 def _entry(key: str, value: object, shared: dict[str, Any]) -> AdaptiveSlot:

@@ -15,9 +15,11 @@ from typing import Any, Final
 
 from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError
+from specmatrix.files import opened
 from specmatrix.matrix.cli.commands.flags import flags_of
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.progress import waiting
+from specmatrix.matrix.cli.stopping import Stopped
 from specmatrix.matrix.run.child_process import ChildProcess
 from specmatrix.reports.wording import count
 
@@ -54,6 +56,10 @@ def contract(words: list[str], timeout: float, json_: bool) -> int:
                     done.append(result)
                     console.print(_line(result), markup=False)
                 console.print(_sum(name, done), markup=False)
+        except Stopped as stop:
+            # Nothing tells whose signal it was, and the code under test may send it.
+            alive = process.wait(0) is None
+            raise stop.saying(f"interrupted while {word} ran, which may have sent the signal" if alive else str(stop)) from None
         except NoVerdictError as error:
             reason = str(error)
             console.print(f"NO VERDICT: {reason}", markup=False)
@@ -82,7 +88,7 @@ def _parsed(words: list[str], timeout: float) -> tuple[str, dict[str, str]]:
     if not 0 < timeout < math.inf:
         raise ConfigError(f"timeout must be a positive number of seconds, got {timeout:g}")
     with suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        Path(names[0]).open("rb").close()  # an unreadable file is the user's mistake, not a missing verdict
+        opened(Path(names[0])).close()  # an unreadable file is the user's mistake, not a missing verdict
     return names[0], asked
 
 

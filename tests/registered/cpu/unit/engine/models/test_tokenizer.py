@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import json
 import re
 
@@ -177,6 +178,14 @@ def test_refusals(folder, tmp_path, name, content, sentence):
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     (tmp_path / name).unlink() if content is None else (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=sentence):
+        Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(("make", "words"), [("mkdir", "a folder"), ("fifo", "no regular file")])
+def test_what_is_no_file_is_said_to_be_so(tmp_path, make, words):
+    file = tmp_path / "tokenizer.json"
+    file.mkdir() if make == "mkdir" else os.mkfifo(file)
+    with pytest.raises(ConfigError, match=f"tokenizer.json is {words}; the checkpoint has no tokenizer$"):
         Tokenizer(tmp_path)
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
+import colorsys  # noqa: F401 - a module that is forgotten
+import gc
+import io
+import json  # noqa: F401 - a module that is replaced
+import locale
+import logging
 import os
 import random
 import resource
 import signal
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -14,7 +22,8 @@ import numpy as np
 import pytest
 import torch
 
-from specmatrix.matrix.conformance.process_state import PROCESS_STATE, import_state, restored_process_state
+from specmatrix.engine.spec.torch_settings import read
+from specmatrix.matrix.conformance.process_state import import_state, process_state, restored_process_state
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -28,6 +37,15 @@ def _generators() -> None:
     torch.rand(1)
     np.random.rand()
     random.random()
+
+
+def _modules() -> None:
+    del sys.modules["colorsys"]
+    sys.modules["json"] = None
+
+
+def _hooks() -> None:
+    sys.excepthook = threading.excepthook = lambda *raised: None
 
 
 CHANGES = {
@@ -48,11 +66,27 @@ CHANGES = {
     "the random number generators of numpy, random, torch": _generators,
     "the warnings filters": lambda: warnings.simplefilter("error"),
     "the recursion limit from {limit} to 5000": lambda: sys.setrecursionlimit(5000),
+    "the niceness from {niceness} to {nicer}": lambda: os.nice(1),
+    "the processors that it may use": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+    "the standard streams stdin, stdout": lambda: [setattr(sys, "stdout", io.StringIO()), sys.stdin.close()],
+    "the modules of sys.modules colorsys, json": _modules,
+    "the builtins len": lambda: setattr(builtins, "len", lambda values: 3),
+    "sys.path": lambda: sys.path.clear(),
+    "sys.argv": lambda: sys.argv.append("more"),
+    "the hooks sys.excepthook, threading.excepthook": _hooks,
+    "what is called by setprofile, settrace": lambda: [
+        sys.settrace(lambda *event: None), sys.setprofile(lambda *event: None),
+    ],
+    "the switch interval from {interval} to 10.0": lambda: sys.setswitchinterval(10),
+    "the most digits of an integer from {digits} to 640": lambda: sys.set_int_max_str_digits(640),
+    "the garbage collector's enabled, threshold": lambda: [gc.disable(), gc.set_threshold(1)],
+    "the level of logging.disable from 0 to 50": lambda: logging.disable(50),
+    "the locale from": lambda: locale.setlocale(
+        locale.LC_CTYPE, "C" if locale.setlocale(locale.LC_CTYPE) != "C" else "C.UTF-8"
+    ),
+    "torch's print options precision": lambda: torch.set_printoptions(precision=1),
+    "torch's autocast of the CPU from False to True": lambda: torch.set_autocast_enabled("cpu", True),
 }
-
-
-def state() -> list[object]:
-    return [setting.read() for setting in PROCESS_STATE]
 
 
 def open_descriptors() -> list[int]:
@@ -61,7 +95,7 @@ def open_descriptors() -> list[int]:
 
 
 def test_every_state_is_changed():
-    assert all(change.startswith(setting.name) for change, setting in zip(CHANGES, PROCESS_STATE, strict=True))
+    assert all(change.startswith(setting.name) for change, setting in zip(CHANGES, process_state(), strict=True))
 
 
 @pytest.mark.parametrize(("change", "act"), CHANGES.items(), ids=CHANGES)
@@ -69,11 +103,24 @@ def test_a_change_is_reported_and_restored(monkeypatch, tmp_path, change, act):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECMATRIX_OLD", "1")
     os.umask(umask := os.umask(0))
-    before = state()
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    # Only root may take niceness back.
+    watched = [each for each in process_state() if os.geteuid() == 0 or each.name != "the niceness"]
+    niceness, before = os.getpriority(os.PRIO_PROCESS, 0), read(watched)
     with restored_process_state() as changes:
         act()
-    assert changes == [f"changed {change.format(here=tmp_path, limit=sys.getrecursionlimit(), umask=umask)}"]
-    assert state() == before
+    words = change.format(
+        here=tmp_path, limit=sys.getrecursionlimit(), umask=umask, niceness=niceness, nicer=niceness + 1,
+        interval=sys.getswitchinterval(), digits=sys.get_int_max_str_digits(),
+    )  # fmt: skip
+    assert changes == [f"changed {words}"] or (change.endswith("from") and changes[0].startswith(f"changed {words}"))
+    assert not sys.stdin.closed
+    if "stdin" in change:  # a closed stream is another one on the same descriptor
+        assert sys.stdin.name == 0
+        sys.stdin = before[[each.name for each in watched].index("the standard streams")]["stdin"][0]
+    assert [each.name for each, old, new in zip(watched, before, read(watched), strict=True) if old != new] == (
+        ["the standard streams"] if "stdin" in change else []
+    )
 
 
 def test_several_changes_are_one_sentence(tmp_path, monkeypatch):
@@ -111,6 +158,14 @@ def test_closed_duplicates_are_no_error(tmp_path):
                     os.close(other)
     duplicates = sorted({*same} - {fd, mine})
     assert changes == [f"closed the file descriptors {', '.join(map(str, [fd, *duplicates]))}"]
+
+
+def test_descriptors_that_are_left_open_are_counted():
+    with restored_process_state() as changes:
+        opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+    assert changes == ["left 20 more file descriptors open than before"]
+    for fd in opened:
+        os.close(fd)
 
 
 def test_descriptors_that_only_the_restoring_has_count():
