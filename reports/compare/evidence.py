@@ -9,8 +9,8 @@ from functools import partial
 from typing import Final
 
 from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, LEAST_EFFECT, TOLERANCE, Effect
-from specmatrix.reports.lengths import length_interval, positive
 from specmatrix.reports.gate_numbers import AMOUNTS
+from specmatrix.reports.lengths import length_interval, positive
 from specmatrix.reports.schema import CellResult, GateResult
 from specmatrix.reports.stats import (
     NORMAL,

@@ -14,9 +14,9 @@ from specmatrix.reports.compare.cell_state import Factor
 from specmatrix.reports.compare.common_factors import common_factors
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import effective
+from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.lengths import positive
 from specmatrix.reports.render.markup import html, markdown
-from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.render.plots import (
     Point,
     acceptance_plot,

@@ -79,7 +79,7 @@ CELLS = st.lists(STARTS, min_size=1, max_size=3).flatmap(
     lambda starts: st.lists(cells_of(starts), max_size=4, unique_by=lambda cell: cell.id)
 )
 HEADERS = st.builds(
-    Header, tier=TEXT, stage=TEXT, seed=st.integers(), created=st.datetimes().map(lambda time: f"{time}+00:00"), commit=TEXT,
+    Header, tier=TEXT, stage=TEXT, seed=st.integers(), created=st.datetimes().map("{}+00:00".format), commit=TEXT,
     dirty=st.booleans(),
     versions=st.dictionaries(TEXT, TEXT, max_size=2), host=OBJECT, lock_hash=TEXT, data_hash=TEXT, zoo_hash=TEXT,
     thresholds=st.dictionaries(TEXT, OBJECT, max_size=2),

@@ -70,5 +70,5 @@ def test_a_corpus_that_is_no_file_is_no_model(tmp_path: Path) -> None:
     for path in (tmp_path / "loop", Path("/dev/zero")):
         assert _corpus_file(str(path), resolve_path) == path
     assert _corpus_file("gsm-mini.jsonl", resolve_path) == Path("gsm-mini.jsonl")
-    with pytest.raises(ConfigError, match="^model 'nothing' is neither a folder nor in the zoo"):
+    with pytest.raises(ConfigError, match=r"^model 'nothing' is neither a folder nor in the zoo"):
         _corpus_file("nothing", resolve_path)
