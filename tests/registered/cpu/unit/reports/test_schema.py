@@ -137,6 +137,12 @@ def test_a_waiver_has_a_reason():
         Waiver(" ", "2026-12-31")
 
 
+def test_a_refused_start_has_no_gate_of_a_run(make_cell):
+    assert make_cell(expect="refused", gates=(GateResult("config", "PASS"),)).state == "PASS"
+    with pytest.raises(ValueError, match=r"^the cell expects a refusal, and its gate ledger judged a run$"):
+        make_cell(expect="refused")
+
+
 def test_a_request_has_one_tie_at_most(make_cell):
     gates = [GateResult("lossless", "PASS", {"tokens": 62, "ties": 2}), GateResult("finish", "PASS", {"requests": 2})]
     assert make_cell(gates=tuple(gates)).state == "PASS"

@@ -224,7 +224,6 @@ def test_a_broken_line_is_named_by_its_number(three, large, broken, sentence):
 CELL_FAULTS = [
     ('"state":"PASS"', '"state":"FAIL","state":"PASS"', "key 'state' stands twice in one object"),
     ('"verbs":40', '"verbs":40,"v\\u0065rbs":40', "key 'verbs' stands twice in one object"),
-    ('"id":"b"', '"id":"b","expect":"refused"', "the cell expects a refusal, and its gate ledger judged a run"),
     ('"repro":', '"repo":', "Object contains unknown field `repo`"),
     ('"gates":[', '"gates":7,"g":[', r"Expected `array`, got `int` - at `\$.gates`"),
     ('"axes":{', '"axes":{"a":1,', r"Expected `str`, got `int` - at `\$.axes"),
