@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 # Little is imported here, as Ctrl-C prints a traceback until the command line hears it.
+# ruff: noqa: PTH112, PTH118, PTH120
 import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
-    from typing import Final
 
     from specmatrix.reports.frames import Runs
 
     # The folder of engine/, matrix/ and the other packages: this one in an installation, its parent in a checkout.
-    HOME: Final[Path]
+    HOME: Path
 
 __version__ = "0.1.0"
 _HERE = os.path.dirname(os.path.realpath(__file__))

@@ -25,7 +25,9 @@ def opened(path: Path) -> BufferedReader:
     """A file to read from. Nobody may ever write into a pipe, so it must be written to every `PATIENCE` seconds."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
-    return open(descriptor, "rb") if not S_ISFIFO(os.fstat(descriptor).st_mode) else BufferedReader(_Pipe(descriptor))
+    return (
+        os.fdopen(descriptor, "rb") if not S_ISFIFO(os.fstat(descriptor).st_mode) else BufferedReader(_Pipe(descriptor))
+    )
 
 
 def read_bytes(path: Path) -> bytes:

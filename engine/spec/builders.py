@@ -193,7 +193,7 @@ def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int,
     )
 
 
-def _corpus_file(name: str, locate: Locate) -> Path:
+def corpus_file(name: str, locate: Locate) -> Path:
     """The path of a corpus: a name without a suffix is looked up in the model store."""
     path = Path(name)
     if path.suffix:
@@ -214,7 +214,7 @@ def _ngram(context: BuildContext) -> Drafter:
     if options.external_corpus_path is not None:
         if context.tokenizer is None:
             raise ConfigError("an external n-gram corpus needs the target's tokenizer")
-        file = _corpus_file(options.external_corpus_path, context.locate)
+        file = corpus_file(options.external_corpus_path, context.locate)
         vocab_size = context.target.vocab_size
         documents = read_corpus(file, context.tokenizer, vocab_size, options.external_corpus_max_tokens)
         corpus = SuffixAutomaton(documents)

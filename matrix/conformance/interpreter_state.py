@@ -104,7 +104,9 @@ def interpreter_state() -> tuple[Setting, ...]:
         Setting("the most digits of an integer", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
         Setting("the garbage collector's", _collector, _set_collector),
         Setting("the level of logging.disable", lambda: logging.root.manager.disable, logging.disable),
-        Setting("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda old: locale.setlocale(locale.LC_ALL, old)),
+        Setting(
+            "the locale", lambda: locale.setlocale(locale.LC_ALL), lambda old: locale.setlocale(locale.LC_ALL, old)
+        ),
         Setting("torch's print options", _print_options, _set_print_options),
         Setting(
             "torch's autocast of the CPU",

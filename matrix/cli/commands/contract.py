@@ -59,7 +59,9 @@ def contract(words: list[str], timeout: float, json_: bool) -> int:
         except Stopped as stop:
             # Nothing tells whose signal it was, and the code under test may send it.
             alive = process.wait(0) is None
-            raise stop.saying(f"interrupted while {word} ran, which may have sent the signal" if alive else str(stop)) from None
+            raise stop.saying(
+                f"interrupted while {word} ran, which may have sent the signal" if alive else str(stop)
+            ) from None
         except NoVerdictError as error:
             reason = str(error)
             console.print(f"NO VERDICT: {reason}", markup=False)

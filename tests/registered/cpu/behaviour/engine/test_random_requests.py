@@ -1,6 +1,7 @@
 """1,000 seeded random requests over every algorithm: each answers token by token as it does without a drafter."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -10,6 +11,7 @@ import pytest
 from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.matrix.workloads.build import questions
 
 pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
@@ -18,6 +20,12 @@ REQUESTS = 1000
 # One in so many is tried with every change.
 SAMPLE = 10
 AT_ONCE = 8
+CONTEXT = 512
+TURNS = 2
+# More than a conversation has.
+CHARACTERS = 10_000
+# Tokens of KV: for any request alone, not for several long ones.
+MEMORY = 400
 VERSIONS = ("v1", "v2")
 # Algorithm, target, draft and depth.
 EAGLE_TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
@@ -88,7 +96,7 @@ def answers(llm: LLM, chosen: list[tuple[str, SamplingParams]], pick: Random) ->
     rids: list[int] = []
     waiting = list(chosen)
     while waiting or llm.loop.busy:
-        while waiting and pick.random() < 0.6:
+        while waiting and pick.random() < 0.9:
             prompt, params = waiting.pop(0)
             rids.append(llm.add(prompt, params))
             if pick.random() < 0.1:
@@ -97,6 +105,18 @@ def answers(llm: LLM, chosen: list[tuple[str, SamplingParams]], pick: Random) ->
     outs = [llm.take(rid) for rid in rids]
     assert llm.health == "ok" and llm.drafter_error is None
     return outs
+
+
+def talked(llm: LLM, turns: list[tuple[str, SamplingParams]]) -> list[str]:
+    """The answers of a conversation, the last one read as a stream."""
+    session = SessionParams(llm.open_session(CHARACTERS))
+    (first, params), *_, (last, others) = turns
+    rid = llm.add(first, params, session)
+    while llm.loop.busy:
+        llm.step()
+    pieces = list(llm.stream(last, others, replace(session, rid=rid)))
+    llm.close_session(session.id)
+    return [llm.take(rid).text, "".join(pieces)]
 
 
 def compared(out: Output) -> tuple[object, ...]:
@@ -116,18 +136,25 @@ def test_a_request_answers_as_without_a_drafter(name: str, share: int, zoo: Call
     chosen = list(islice(requests(number), REQUESTS // len(ENGINES) // share))
     pick = Random(number)
     # Otherwise the bits of a logit, and with them a draw between two tokens, depend on the other requests of its step.
-    sizes = {"context_length": 512, "max_running_requests": AT_ONCE, "enable_deterministic_inference": True}
-    sizes["max_total_tokens"] = pick.choice((700, 4096))
+    sizes = {"context_length": CONTEXT, "max_running_requests": AT_ONCE, "enable_deterministic_inference": True}
     path = None if draft is None else str(zoo(draft))
     plain = LLM(EngineConfig(str(zoo(target)), **sizes, disable_radix_cache=True))
     expected = [compared(plain.generate([prompt], params)[0]) for prompt, params in chosen]
+    retracted = 0
     for version in VERSIONS:
         page = pick.choice((1, 4, 16))
-        config = EngineConfig(str(zoo(target)), algorithm, path, spec_version=version, page_size=page, **depth, **sizes)
-        outs = answers(LLM(config), chosen, pick)
+        config = EngineConfig(str(zoo(target)), algorithm, path, spec_version=version, page_size=page, **depth, **sizes,
+                              max_total_tokens=MEMORY)  # fmt: skip
+        llm = LLM(config)
+        outs = answers(llm, chosen, pick)
         found = [compared(out) for out in outs]
         differing = [index for index, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]]
+        retracted += llm.counters["retract.done"]
         assert not differing, (version, chosen[differing[0]], found[differing[0]], expected[differing[0]])
         # Otherwise the answers prove nothing about drafts.
         rounds = [length for out in outs for length in out.accept_lengths]
         assert sum(rounds) > 1.1 * len(rounds), (version, sum(rounds), len(rounds))
+        # A conversation of two turns, of which the second is read as a stream.
+        assert talked(llm, chosen[:TURNS]) == talked(plain, chosen[:TURNS]), version
+    # Otherwise there was memory for all of them; a tenth of the requests may find some.
+    assert retracted or share > 1

@@ -95,13 +95,15 @@ FEWER = {"counters": None, "stage": "nightly"}
     ("old", "new", "header", "reasons"),
     [
         (MET, {"tree.branched": 1, "prefix.hit": 3}, {}, (f"n{UNHIT}",)),
-        (MET, MET, {"counters": CounterDemand(("nothing.hit",), {}, 2)}, ("no cell hit 1 required counter: nothing.hit",)),
+        (MET, MET, {"counters": CounterDemand(("nothing.hit",), {}, 2)},
+         ("no cell hit 1 required counter: nothing.hit",)),
         (MET, BROKEN, {}, (ZERO,)),
         ({"tree.branched": 1, "prefix.hit": 3}, {"prefix.hit": 3}, {},
          ("no cell hit 2 required counters: tree.branched, retract.done",)),
         (BROKEN, BROKEN, {}, ()),
         (BROKEN, MET, {}, ()),
-        (MET, MET, {"counters": None}, ("base meets its counter coverage, and in head this tier checks no counter coverage",)),
+        (MET, MET, {"counters": None},
+         ("base meets its counter coverage, and in head this tier checks no counter coverage",)),
         (MET, MET, {"counters": None, "tier": "gpu1"}, ()),
         (MET, MET, {"counters": CounterDemand((), {}, 3)}, ("base meets its counter coverage, and in head counter "
          "coverage is not checked: only 2 of the stage's 3 cells ran",)),

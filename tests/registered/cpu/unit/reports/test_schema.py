@@ -133,15 +133,21 @@ def test_a_run_was_made_at_a_time_with_zone(make_header, time):
 
 
 def test_a_waiver_has_a_reason():
-    with pytest.raises(ValueError, match="^the reason of a waiver is empty; say why the failure is accepted$"):
+    with pytest.raises(ValueError, match=r"^the reason of a waiver is empty; say why the failure is accepted$"):
         Waiver(" ", "2026-12-31")
+
+
+def test_a_refused_start_has_no_gate_of_a_run(make_cell):
+    assert make_cell(expect="refused", gates=(GateResult("config", "PASS"),)).state == "PASS"
+    with pytest.raises(ValueError, match=r"^the cell expects a refusal, and its gate ledger judged a run$"):
+        make_cell(expect="refused")
 
 
 def test_a_request_has_one_tie_at_most(make_cell):
     gates = [GateResult("lossless", "PASS", {"tokens": 62, "ties": 2}), GateResult("finish", "PASS", {"requests": 2})]
     assert make_cell(gates=tuple(gates)).state == "PASS"
     gates[0] = GateResult("lossless", "PASS", {"tokens": 62, "ties": 62})
-    with pytest.raises(ValueError, match="^the cell has 62 ties in 2 requests, each of which has one at most$"):
+    with pytest.raises(ValueError, match=r"^the cell has 62 ties in 2 requests, each of which has one at most$"):
         make_cell(gates=tuple(gates))
 
 

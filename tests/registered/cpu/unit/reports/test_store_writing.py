@@ -142,7 +142,10 @@ def test_a_waiver_is_one_that_the_run_declared(tmp_path, make_cell, make_header,
         ("topk=1", "by a waiver of the header that selects other cells, topk=1$"),
         ("none.v2", "by a waiver of the header that selects other cells, none.v2$"),
         ("not (topk=4 or batch=pair)", "by a waiver of the header that selects other cells, not "),
-        ("((((", r"by a rule that cannot be read: selector '\(\(\(\(': expected an axis, got the end; write axis=value"),
+        (
+            "((((",
+            r"by a rule that cannot be read: selector '\(\(\(\(': expected an axis, got the end; write axis=value",
+        ),
         ("topk in (1, 4) and algorithm!=none", ""),
         ("v2.eagle3", ""),
     ],
@@ -307,7 +310,8 @@ def test_a_gate_passes_only_within_the_thresholds_of_its_run(tmp_path, make_cell
     limits = {"acceptance": {"low": 0.97, "high": 1.03, "moved_low": 0.9, "moved_high": 1.1}}
     gates = (GateResult("acceptance", state, {"length": 2.0, "ratio": ratio}),)
     bad = make_cell("a", state=state, gates=gates)
-    fault = f"cell 'a' passes acceptance with ratio {ratio}, and the header allows {'0.9 at least' if ratio < 1 else '1.1 at most'}"
+    fault = f"cell 'a' passes acceptance with ratio {ratio}, and the header allows "
+    fault += "0.9 at least" if ratio < 1 else "1.1 at most"
     for rules, fine in ((limits, good), ({}, True), ({"acceptance": {"moved_low": "0.9", "moved_high": None}}, True)):
         with ReportWriter(tmp_path, make_header(thresholds=rules)) as writer:
             if fine:

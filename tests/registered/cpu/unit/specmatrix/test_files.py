@@ -7,7 +7,7 @@ from threading import Thread
 import pytest
 
 from specmatrix import files
-from specmatrix.engine.spec.builders import _corpus_file
+from specmatrix.engine.spec.builders import corpus_file
 from specmatrix.errors import ConfigError
 from specmatrix.files import opened, read_bytes, read_text
 from specmatrix.matrix.zoo.registry import resolve_path
@@ -68,7 +68,7 @@ def test_a_report_is_not_written_into_a_pipe(tmp_path: Path) -> None:
 def test_a_corpus_that_is_no_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     for path in (tmp_path / "loop", Path("/dev/zero")):
-        assert _corpus_file(str(path), resolve_path) == path
-    assert _corpus_file("gsm-mini.jsonl", resolve_path) == Path("gsm-mini.jsonl")
-    with pytest.raises(ConfigError, match="^model 'nothing' is neither a folder nor in the zoo"):
-        _corpus_file("nothing", resolve_path)
+        assert corpus_file(str(path), resolve_path) == path
+    assert corpus_file("gsm-mini.jsonl", resolve_path) == Path("gsm-mini.jsonl")
+    with pytest.raises(ConfigError, match=r"^model 'nothing' is neither a folder nor in the zoo"):
+        corpus_file("nothing", resolve_path)

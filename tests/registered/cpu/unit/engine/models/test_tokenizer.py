@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import json
+import os
 import re
 
 import pytest
@@ -55,7 +55,7 @@ def test_encode_and_decode_match_transformers(folder, tokenizer, text):
     assert tokenizer.decode(ids) == text == theirs.decode(ids, skip_special_tokens=True)
 
 
-def test_a_prompt_is_never_truncated_or_padded_by_the_file(tokenizer, tmp_path):
+def test_a_prompt_is_neither_cut_nor_padded_whatever_the_file_says(tokenizer, tmp_path):
     backend = byte_level()
     backend.enable_truncation(2)
     backend.enable_padding(length=400)
@@ -132,7 +132,7 @@ def test_the_hash_is_that_of_the_vocabulary(folder, tmp_path):
 
 
 @given(st.lists(st.integers(0, 299), max_size=4 * WINDOW))
-def test_text_grows_as_a_prefix_of_the_final_text(tokenizer, ids):
+def test_text_grows_as_a_prefix_of_the_whole(tokenizer, ids):
     stream = Detokenizer(tokenizer)
     whole = tokenizer.decode(ids)
     shown = ""
@@ -145,7 +145,7 @@ def test_text_grows_as_a_prefix_of_the_final_text(tokenizer, ids):
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), max_size=60))
-def test_a_text_survives_encoding_and_decoding(tokenizer, text):
+def test_a_whole_text_comes_back_whole(tokenizer, text):
     stream = Detokenizer(tokenizer)
     ids = tokenizer.encode(text)
     assert [stream.push([token]) for token in ids][-1] == tokenizer.decode(ids) == text

@@ -75,7 +75,8 @@ CHANGES = {
     "sys.argv": lambda: sys.argv.append("more"),
     "the hooks sys.excepthook, threading.excepthook": _hooks,
     "what is called by setprofile, settrace": lambda: [
-        sys.settrace(lambda *event: None), sys.setprofile(lambda *event: None),
+        sys.settrace(lambda *event: None),
+        sys.setprofile(lambda *event: None),
     ],
     "the switch interval from {interval} to 10.0": lambda: sys.setswitchinterval(10),
     "the most digits of an integer from {digits} to 640": lambda: sys.set_int_max_str_digits(640),

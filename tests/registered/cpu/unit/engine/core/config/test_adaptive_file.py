@@ -67,7 +67,10 @@ BAD = [
     ([1, 3], "must be a JSON object, got [1, 3]"),
     ({}, "has no batch size as a key; it needs at least {'1': {'candidate_steps': [...]}}"),
     ({"ema_alpha": 0.5}, "has no batch size as a key; it needs at least {'1': {'candidate_steps': [...]}}"),
-    ('{"1": {"candidate_steps": [1]}, "1": {"candidate_steps": [3]}}', "is not JSON: key '1' stands twice in one object"),
+    (
+        '{"1": {"candidate_steps": [1]}, "1": {"candidate_steps": [3]}}',
+        "is not JSON: key '1' stands twice in one object",
+    ),
     (
         {"1": SLOT, "default": SLOT},
         f": unknown key 'default'; a key must be a batch size such as '8' or one of {KEYS}",
