@@ -99,8 +99,8 @@ def run(
 
 @app.command()
 def compare(
-    base: Annotated[Path, typer.Argument(help="a report, or the folder of a run")],
-    head: Annotated[Path, typer.Argument(help="the report to compare with it")],
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="a report, or the folder of a run")],
+    head: Annotated[Path, typer.Argument(metavar="HEAD", help="the report to compare with it")],
     acknowledge: Annotated[Path | None, typer.Option(help="JSON file of accepted rewrites and lost cells")] = None,
     out: Annotated[Path | None, typer.Option(help="also write comparison.json, .md and .html here")] = None,
     json_: Json = False,
@@ -113,7 +113,7 @@ def compare(
 
 @app.command()
 def explain(
-    cell: Annotated[list[str], typer.Argument(help="a cell's id, or axis=value ...")],
+    cell: Annotated[list[str], typer.Argument(metavar="CELL", help="a cell's id, or axis=value ...")],
 ) -> int:
     """Print a cell's resolved configuration and the constraints that apply to it."""
     from specmatrix.matrix.cells.constraints import explain_text
@@ -136,7 +136,7 @@ def lock(
 
 @app.command(context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
 def generate(
-    question: Annotated[list[str] | None, typer.Argument(metavar="question", help="a question in words")] = None,
+    question: Annotated[list[str] | None, typer.Argument(metavar="QUESTION", help="a question in words")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 160,
     temperature: Annotated[float, typer.Option(help="sampling temperature; 0 is greedy")] = 0.0,
     seed: Annotated[int, typer.Option(help="sampling seed")] = 0,
@@ -172,7 +172,7 @@ def contract(
 
 @app.command()
 def faults(
-    names: Annotated[list[str] | None, typer.Argument(help="ids of faults; default: all")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="ID", help="ids of faults; default: all")] = None,
     only: Annotated[list[str] | None, typer.Option(help="the same as an option; repeatable")] = None,
     stage: Stage = "pr",
     seed: Seed = 0,
@@ -228,7 +228,7 @@ def accuracy(
 
 @app.command()
 def bench(
-    groups: Annotated[list[str] | None, typer.Argument(help="benchmarks to run; default: all")] = None,
+    groups: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="benchmarks to run; default: all")] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="run the GPU benchmarks instead")] = False,
     out: Annotated[Path | None, typer.Option(help="also write bench.json and bench.md here")] = None,
     json_: Json = False,
@@ -295,7 +295,7 @@ def zoo_verify() -> int:
 
 @zoo.command("acceptance")
 def zoo_acceptance(
-    targets: Annotated[list[str] | None, typer.Argument(help="targets; default: all")] = None,
+    targets: Annotated[list[str] | None, typer.Argument(metavar="TARGET", help="targets; default: all")] = None,
     data: Annotated[Path | None, typer.Option(help="questions in GSM8K format; default: gsm-mini test")] = None,
     algorithm: Annotated[list[str] | None, typer.Option(help="only this one; repeatable")] = None,
     prompts: Annotated[int, typer.Option(help="number of questions")] = 100,
@@ -310,7 +310,7 @@ def zoo_acceptance(
 
 @zoo.command("train")
 def zoo_train(
-    names: Annotated[list[str] | None, typer.Argument(help="models; default: all")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="models; default: all")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     out: Annotated[Path, typer.Option(help="folder for the checkpoints")] = Path("out/zoo"),
     minutes: Annotated[float, typer.Option(help="wall-clock limit; one model takes 8 on an H100, all take 30")] = 8.0,
@@ -351,7 +351,7 @@ def checkpoints_list(json_: Json = False) -> int:
 
 @checkpoints.command("show")
 def checkpoints_show(
-    name: Annotated[str, typer.Argument(help="a name of the list")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a name of the list")],
     json_: Json = False,
 ) -> int:
     """Print a checkpoint's source, unverified fields, memory and GSM8K command."""
@@ -362,7 +362,7 @@ def checkpoints_show(
 
 @checkpoints.command("check")
 def checkpoints_check(
-    names: Annotated[list[str] | None, typer.Argument(help="names of the list; default: all")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="names of the list; default: all")] = None,
     models: Models = None,
     json_: Json = False,
 ) -> int:
