@@ -123,8 +123,6 @@ WINDOWED: Final[dict[str, tuple[str, ...]]] = {
 # drafters stay free: constraints that link them with these would leave nothing to decompose (`cover.verify`).
 RULED: Final[dict[str, tuple[str, ...]]] = {
     "page_size": ("1", "16"),
-    "context": ("model",),
-    "memory": ("ample", "tight"),
     "slots": ("auto",),
     "batch": ("ragged",),
     "session": ("none",),
@@ -133,7 +131,6 @@ RULED: Final[dict[str, tuple[str, ...]]] = {
 }
 STOPPED: Final[dict[str, tuple[str, ...]]] = {
     "page_size": ("1", "16"),
-    "context": ("model",),
     "memory": ("ample",),
     "slots": ("auto",),
     "batch": ("ragged",),

@@ -22,6 +22,7 @@ CLASSES = {
     "NaN / uninitialised memory",
     "stale or un-restored state",
     "sampling distribution",
+    "logit rules",
     "CUDA-graph capture, padding, buffer size",
     "stride / indexing",
     "config parsing, weights, draft/target mix-up",

@@ -114,3 +114,33 @@ def test_a_missing_answer_is_not_measured(measured):
     )
     outcome = GATE.judge(prepared, replace(run, requests=(), answers=()), baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the cell has no requests")
+
+
+MIXED = "none.ragged.stops"
+
+
+def test_mixed_stops_all_occur(measured):
+    _, run, _ = measured(MIXED)
+    minimum, kept, overlapping, asked, streamed = run.answers
+    assert GATE.judge(*measured(MIXED)).state is State.PASS
+    assert len(minimum.output_ids) >= run.requests[0].min_new_tokens > 60
+    assert kept.text.endswith(kept.matched) and asked.text.endswith(">>") and asked.matched != 1
+    assert overlapping.matched == "=<<" and not overlapping.text.endswith("=")
+    assert len(streamed.pieces) > 5 and streamed.finish == "stop"
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "sentence"),
+    [
+        (0, lambda a: {"output_ids": (*a.output_ids[:5], 1, *a.output_ids[6:])}, "has stop token 1 among its first 70"),
+        (1, lambda a: {"text": a.text.removesuffix(a.matched)}, "has a text that ends in"),
+        (2, lambda a: {"matched": "<<"}, "its tokens imply stop ('=<<')"),
+        (3, lambda a: {"text": a.text.removesuffix(">>")}, "has a text that ends in"),
+        (4, lambda a: {"pieces": (*a.pieces, a.text + ">")}, "while it ran, which is not in its text"),
+        (4, lambda a: {"pieces": a.pieces[-1:]}, "was streamed, but its text was never read before its end"),
+    ],
+)
+def test_each_departure_of_mixed_stops_is_named(measured, altered, place, change, sentence):
+    prepared, run, baseline = measured(MIXED)
+    outcome = GATE.judge(prepared, altered(run, place, **change(run.answers[place])), baseline)
+    assert outcome.state is State.FAIL and sentence in outcome.message

@@ -4,6 +4,7 @@ import pytest
 
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.lossless import LosslessGate
+from specmatrix.matrix.oracles.logit_rules import ruled_tokens
 
 pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 
@@ -133,3 +134,38 @@ def test_a_turns_log_probabilities_are_those_of_the_history_sent_again(measured,
     if state is State.FAIL:
         name = run.answers[index].name
         assert outcome.message == f"a log-probability of {name} differs from the baseline's by 0.001 nats"
+
+
+RULED = "none.ragged.rules"
+
+
+def test_a_baseline_under_logit_rules_is_what_the_processors_leave(measured):
+    outcome = LosslessGate().judge(*measured(RULED))
+    assert outcome.state is State.PASS and outcome.numbers["ruled_tokens"] == outcome.numbers["tokens"] > 200
+    assert outcome.numbers["rule_nats"] < 1e-4 and "oracle_tokens" not in outcome.numbers
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "message"),
+    [
+        (0, {"behind": 2e-3}, "the baseline of {} breaks its logit rules at token 3"),
+        (0, {"behind": 0.5e-3}, ""),
+        (1, {"behind": 2.0}, ""),
+        (1, {"kept": False}, "the baseline of {} breaks its logit rules at token 3"),
+        (0, {"logprob": -30.0}, "a log-probability of the baseline differs from that under its logit rules by"),
+    ],
+    ids=["another best", "a tie", "a draw", "a banned draw", "another log-probability"],
+)
+def test_each_broken_rule_is_named(measured, place, change, message):
+    prepared, run, baseline = measured(RULED)
+    name = run.requests[place].name
+
+    def rules(target, request, prompt, output):
+        found = list(ruled_tokens(target, request, prompt, output))
+        if request.name == name:
+            found[3] = found[3]._replace(**change)
+        return found
+
+    outcome = LosslessGate(rules=rules).judge(prepared, run, baseline)
+    assert outcome.state is (State.FAIL if message else State.PASS)
+    assert outcome.message.startswith(message.format(name))
