@@ -116,7 +116,8 @@ def test_the_command_prints_a_table_or_numbers(capsys, tmp_path):
     [
         (
             ["gpt"],
-            "target 'gpt' has no drafts in the zoo; it must be one of llama-mini, qwen3-mini, deepseek-mini, mistral",
+            "target 'gpt' has no drafts in the zoo; it must be one of llama-mini, qwen3-mini, deepseek-mini, "
+            "mistral-mini",
         ),
         (
             ["--algorithm", "eagle4"],
