@@ -1,0 +1,1 @@
+"""Hugging Face transformers with its own speculative decoding as a subject."""

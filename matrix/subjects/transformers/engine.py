@@ -1,0 +1,202 @@
+"""Runs transformers' generate() for asks, one after another, and counts its rounds with forward hooks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
+
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, RunningEngine
+from specmatrix.matrix.zoo.registry import resolve_path
+
+# Flags that transformers reads from the assistant's generation_config, not from generate().
+ASSISTANT: Final = ("num_assistant_tokens", "assistant_confidence_threshold", "num_assistant_tokens_schedule")
+# Fields of an ask that are no arguments of generate().
+OWN_FIELDS: Final = ("seed", "top_logprobs")
+
+
+@dataclass
+class ForwardLog:
+    """The target's forward passes during one call of generate().
+
+    early_exit: number of layers with which the target drafts for itself; such passes are no rounds. passes: (positions
+    in the KV cache before the pass, new positions).
+    """
+
+    early_exit: int | None = None
+    passes: list[tuple[int, int]] = field(default_factory=list)
+
+    def __call__(self, model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A forward pre-hook."""
+        if self.early_exit is not None and model.config.num_hidden_layers == self.early_exit:
+            return
+        cache = kwargs.get("past_key_values")
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        self.passes.append((0 if cache is None else cache.get_seq_length(), ids.shape[1]))
+
+    def rounds(self, prompt: int, total: int) -> tuple[tuple[int, int], ...]:
+        """(emitted tokens, verified nodes) of each pass, of a text of `total` tokens after a `prompt` of so many.
+
+        transformers verifies its first drafts together with the prompt, so the first pass emits the token that any
+        prefill emits, too.
+        """
+        starts = [prompt, *(cached + 1 for cached, _ in self.passes[1:]), total]
+        widths = [width for _, width in self.passes]
+        if widths:
+            widths[0] -= prompt - 1
+        return tuple(
+            (end - start, width) for start, end, width in zip(starts, starts[1:], widths, strict=False) if end > start
+        )
+
+
+class TransformersEngine(RunningEngine):
+    """A target, and an assistant if the command has a draft, in float32 on one thread."""
+
+    def __init__(self, command: EngineCommand) -> None:
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        torch.set_num_threads(1)
+        torch.use_deterministic_algorithms(True)
+        self._flags = dict(command.flags)
+        dtype = self._flags["dtype"]
+        self.model = _load(command.checkpoints["target"], dtype)
+        self.tokenizer = AutoTokenizer.from_pretrained(resolve_path(command.checkpoints["target"]))
+        draft = command.checkpoints.get("draft")
+        self.assistant = None if draft is None else _load(draft, dtype)
+        drafting = self.assistant or self.model
+        for name in ASSISTANT:
+            if name in self._flags:
+                setattr(drafting.generation_config, name, self._flags[name])
+        # generate() would take these two from the checkpoint where an ask says None.
+        self.model.generation_config.eos_token_id = None
+        drafting.generation_config.eos_token_id = None
+        self._counts: Counter[str] = Counter()
+        self._unchunked = False
+
+    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+        """One ask after another. Whatever generate() raises is raised."""
+        return [self._answer(ask) for ask in asks]
+
+    def readback(self) -> Mapping[str, Any]:
+        """The running values: the assistant's from its generation_config; prefill_chunk_size None once a prompt was
+        prefilled at once."""
+        drafting = (self.assistant or self.model).generation_config
+        found = {name: value for name, value in self._flags.items() if name not in ASSISTANT}
+        found |= {name: getattr(drafting, name) for name in ASSISTANT if name in self._flags}
+        found["dtype"] = str(self.model.dtype).removeprefix("torch.")
+        if self._unchunked:
+            found["prefill_chunk_size"] = None
+        return found
+
+    def counters(self) -> Mapping[str, int]:
+        """spec.drafted, spec.accepted and spec.verify_rounds since the start."""
+        return dict(self._counts)
+
+    def close(self) -> None:
+        del self.model, self.assistant
+
+    def _answer(self, ask: Ask) -> Answer:
+        log = ForwardLog(self._flags.get("assistant_early_exit"))
+        prompt = len(ask.input_ids)
+        hook = self.model.register_forward_pre_hook(log, with_kwargs=True)
+        try:
+            output = self._call(ask)
+        finally:
+            hook.remove()
+        ids = tuple(output.sequences[0, prompt:].tolist())
+        self._note(log, prompt)
+        rounds = log.rounds(prompt, prompt + len(ids)) if self._drafts else ()
+        self._counts["spec.verify_rounds"] += len(rounds)
+        self._counts["spec.drafted"] += sum(width - 1 for _, width in rounds)
+        self._counts["spec.accepted"] += sum(emitted - 1 for emitted, _ in rounds)
+        text, finish, matched = ending(ask, ids, self._decode)
+        # The first round's own token counts as the prefill's.
+        shown = [(emitted - (not place), width) for place, (emitted, width) in enumerate(rounds)]
+        shown = [(emitted, width) for emitted, width in shown if emitted]
+        logprobs, top = _logprobs(output.logits, ids, int(ask.fields["top_logprobs"]))
+        return Answer(
+            ask.id,
+            ask.input_ids,
+            ids,
+            text,
+            finish,
+            matched,
+            cached_tokens=0,
+            accept_lengths=tuple(emitted for emitted, _ in shown),
+            logprobs=logprobs,
+            top_logprobs=top,
+            round_widths=tuple(width for _, width in shown),
+        )
+
+    @property
+    def _drafts(self) -> bool:
+        return any(name in self._flags for name in ("num_assistant_tokens", "prompt_lookup_num_tokens"))
+
+    def _call(self, ask: Ask) -> Any:
+        torch.manual_seed(int(ask.fields["seed"]))
+        ids = torch.tensor([ask.input_ids])
+        arguments = {name: value for name, value in ask.fields.items() if name not in OWN_FIELDS}
+        arguments |= {name: value for name, value in self._flags.items() if name not in (*ASSISTANT, "dtype")}
+        if self.assistant is not None:
+            arguments["assistant_model"] = self.assistant
+        if "stop_strings" in arguments:
+            arguments["tokenizer"] = self.tokenizer
+        return self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+            **arguments,
+        )
+
+    def _note(self, log: ForwardLog, prompt: int) -> None:
+        chunk = self._flags.get("prefill_chunk_size")
+        if chunk is not None and log.passes and log.passes[0][1] > max(chunk, prompt % chunk):
+            self._unchunked = True
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True)).rstrip("�")
+
+
+def ending(ask: Ask, ids: Sequence[int], decode: Any) -> tuple[str, str, int | str | None]:
+    """(text, finish, matched) of an output, as generate() does not say why it ended. decode: tokens to text."""
+    if ids and ids[-1] in (ask.fields["eos_token_id"] or ()):
+        return decode(ids[:-1]), "stop", ids[-1]
+    text = decode(ids)
+    hits = [(text.find(stop), -len(stop), stop) for stop in ask.fields.get("stop_strings", ()) if stop in text]
+    if hits:
+        start, _, stop = min(hits)
+        return text[:start], "stop", stop
+    return text, "length" if len(ids) >= ask.fields["max_new_tokens"] else "abort", None
+
+
+def _load(name: str, dtype: str) -> PreTrainedModel:
+    """A zoo model or a folder. ConfigError if transformers cannot load it."""
+    path = resolve_path(name)
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    except Exception as error:
+        raise ConfigError(f"transformers cannot load {name}: {type(error).__name__}: {error}") from error
+
+
+def _logprobs(
+    logits: Sequence[torch.Tensor], ids: Sequence[int], alternatives: int
+) -> tuple[tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]:
+    """Log-probabilities in nats of the output tokens and of their likeliest alternatives, from unprocessed logits."""
+    if not ids:
+        return (), ()
+    rows = torch.cat(list(logits)).float().log_softmax(-1)
+    chosen = rows[torch.arange(len(ids)), torch.tensor(ids)]
+    best = rows.topk(min(alternatives, rows.shape[-1])) if alternatives else None
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    if best is not None:
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        top = tuple(tuple(zip(tokens, values, strict=True)) for tokens, values in pairs)
+    return tuple(chosen.tolist()), top

@@ -1,0 +1,210 @@
+"""Translates cells into transformers' arguments: assistant model, early exit, prompt lookup, plain generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+from specmatrix.matrix.cells.axes import axis
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.oracles.finish import eos_ids
+from specmatrix.matrix.subjects.protocol import (
+    Ask,
+    Capability,
+    EngineCommand,
+    Profile,
+    RequestSpec,
+    RunningEngine,
+    Subject,
+    Unsupported,
+)
+from specmatrix.matrix.workloads.build import prompt_ids
+
+if TYPE_CHECKING:
+    from specmatrix.matrix.run.prepared_cell import PreparedCell
+
+# Axes that transformers lacks: only their default runs, any other value for this reason not.
+ABSENT: Final[Mapping[str, str]] = {
+    "tp": "this subject runs transformers in one process",
+    "adaptive": "transformers has no table of draft depths by batch size",
+    "spec_version": "transformers has one timing of a round",
+    "overlap": "transformers has no overlap schedule",
+    "page_size": "transformers' KV cache has no pages",
+    "prefix_cache": "transformers has no prefix cache to disable",
+    "context": "transformers' generate() does not end a text at the model's context length",
+    "memory": "transformers' KV cache has no limit",
+    "slots": "transformers' generate() has no queue of requests",
+    "batch": "transformers' assisted generation takes one sequence, and a batch shares one set of parameters",
+    "session": "transformers has no sessions",
+    "abort": "a call of transformers' generate() cannot be aborted",
+}
+DRAFTERS: Final[Mapping[str, str]] = {
+    "eagle": "transformers has no EAGLE drafter",
+    "eagle3": "transformers has no EAGLE drafter",
+    "dflash": "transformers' DFlash drafter takes only the assistant of Muse Glimmer",
+    "nextn": "transformers finds MTP weights of a DeepSeek-V3 checkpoint only in layer 61",
+}
+CHAINS: Final = "transformers drafts chains only"
+SIZES: Final = "transformers verifies all drafts of a chain, so draft_tokens must be steps + 1"
+LOOKUP: Final = "transformers' prompt lookup has no depth besides its number of tokens"
+VARIANT: Final = "this variant of the subject changes only how a standalone draft runs"
+# transformers' own defaults: depth, and the confidence below which the assistant stops.
+DEPTH: Final = 20
+THRESHOLD: Final = 0.4
+LOOKED_UP: Final = 10
+# Layers of the zoo's targets, of which early exit runs half.
+EXIT_LAYER: Final = 2
+# Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
+READ: Final = frozenset(
+    "name prompt max_new_tokens temperature top_k top_p seed stop stop_token_ids ignore_eos top_logprobs logprobs "
+    "answer after min_new_tokens min_p repetition_penalty logit_bias bad_words_ids allowed_token_ids".split()
+)
+VOCABULARY: Final = 768
+
+
+class TransformersSubject(Subject):
+    """transformers' assisted generation and prompt lookup, one request at a time, float32 on one thread.
+
+    schedule: how the number of draft tokens changes. exit_layer: drafts with the target's first layers.
+    """
+
+    name = "transformers"
+    schedule = "constant"
+    exit_layer: int | None = None
+    profile = Profile(
+        capabilities=frozenset(
+            {
+                Capability.TOKEN_IDS,
+                Capability.LOGPROBS,
+                Capability.ROUNDS,
+                Capability.TOTALS,
+                Capability.READBACK,
+                Capability.ARRIVAL,
+            }
+        ),
+        cannot={
+            Capability.SAMPLED_IDENTITY: "it samples by rejection, so its sampled tokens depend on the drafts",
+            Capability.ABORT: ABSENT["abort"],
+            Capability.SESSIONS: ABSENT["session"],
+            Capability.MEMORY: ABSENT["memory"],
+            Capability.PREEMPTIONS: ABSENT["slots"],
+        },
+    )
+
+    def version(self) -> str | None:
+        try:
+            return version("transformers")
+        except PackageNotFoundError:
+            return None
+
+    def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
+        """transformers' names for everything: flags are arguments of generate() and of the assistant's
+        generation_config, fields of an ask are arguments of generate(), less `seed` and `top_logprobs`."""
+        cell = prepared.cell
+        reason = next(self._obstacles(cell), "") or next(_unread(prepared.requests), "")
+        if reason:
+            return Unsupported(reason)
+        checkpoints = {"target": cell.target}
+        if cell.algorithm == "standalone" and self.exit_layer is None:
+            checkpoints["draft"] = str(cell.draft)
+        asks = tuple(_ask(request, cell.target) for request in prepared.requests)
+        return EngineCommand(self._flags(cell), checkpoints, asks, environment={"OMP_NUM_THREADS": "1"})
+
+    def start(self, command: EngineCommand) -> RunningEngine:
+        """Load the checkpoints. ConfigError if transformers refuses one."""
+        from specmatrix.matrix.subjects.transformers.engine import TransformersEngine
+
+        return TransformersEngine(command)
+
+    def _obstacles(self, cell: Cell) -> Iterator[str]:
+        """Why a cell cannot run, the first reason first."""
+        if cell.algorithm in DRAFTERS:
+            yield DRAFTERS[cell.algorithm]
+        if cell.algorithm == "ngram" and (self.schedule, self.exit_layer) != ("constant", None):
+            yield VARIANT
+        for name, reason in ABSENT.items():
+            if cell.values[name] != axis(name).default:
+                yield reason
+        if cell.topk not in ("auto", "1"):
+            yield CHAINS
+        if cell.algorithm == "ngram" and cell.steps != "auto":
+            yield LOOKUP
+        if "auto" not in (cell.steps, cell.draft_tokens) and int(cell.draft_tokens) != int(cell.steps) + 1:
+            yield SIZES
+
+    def _flags(self, cell: Cell) -> dict[str, Any]:
+        """Arguments that all requests of a start share."""
+        depth = cell.steps if cell.steps != "auto" else cell.draft_tokens
+        drafts = None if depth == "auto" else int(depth) - (cell.steps == "auto")
+        flags: dict[str, Any] = {"dtype": "float32"}
+        if cell.prefill_chunk != "off":
+            flags["prefill_chunk_size"] = int(cell.prefill_chunk)
+        if cell.algorithm == "ngram":
+            flags |= {"prompt_lookup_num_tokens": drafts or LOOKED_UP, "max_matching_ngram_size": 2}
+        elif cell.algorithm == "standalone":
+            # An automatic depth runs transformers' defaults; the confidence threshold would shorten a given one.
+            flags["num_assistant_tokens"] = drafts or DEPTH
+            flags["assistant_confidence_threshold"] = 0.0 if drafts else THRESHOLD
+            flags["num_assistant_tokens_schedule"] = self.schedule
+            if self.exit_layer is not None:
+                flags["assistant_early_exit"] = self.exit_layer
+        return flags
+
+
+class HeuristicSubject(TransformersSubject):
+    """With the heuristic schedule, which changes the number of draft tokens after every round."""
+
+    name = "transformers-heuristic"
+    schedule = "heuristic"
+
+
+class EarlyExitSubject(TransformersSubject):
+    """Drafting with the target's own first layers instead of a draft model."""
+
+    name = "transformers-early-exit"
+    exit_layer = EXIT_LAYER
+
+
+def _unread(requests: tuple[RequestSpec, ...]) -> Iterator[str]:
+    """A reason for each field of a request that this subject does not translate."""
+    for request in requests:
+        for field in fields(request):
+            if field.name not in READ and getattr(request, field.name) != field.default:
+                yield f"this subject does not translate {field.name} of a request"
+
+
+def _ask(request: RequestSpec, target: str) -> Ask:
+    stops = sorted({*request.stop_token_ids, *(() if request.ignore_eos else eos_ids(target))})
+    values: dict[str, Any] = {
+        "max_new_tokens": request.max_new_tokens,
+        "do_sample": request.temperature > 0,
+        "eos_token_id": stops or None,
+        "seed": request.seed,
+        "top_logprobs": request.top_logprobs,
+        **_rules(request),
+    }
+    if request.stop:
+        values["stop_strings"] = list(request.stop)
+    if request.temperature:
+        # 0 is off: transformers' own default is 50.
+        values |= {"temperature": request.temperature, "top_k": max(0, request.top_k), "top_p": request.top_p}
+    return Ask(request.name, prompt_ids(request), values, request.after)
+
+
+def _rules(request: RequestSpec) -> dict[str, Any]:
+    """Arguments for the rules that change logits, where a request has any."""
+    values: dict[str, Any] = {}
+    for name in ("min_new_tokens", "min_p"):
+        if value := getattr(request, name, 0):
+            values[name] = value
+    if (penalty := getattr(request, "repetition_penalty", 1.0)) != 1.0:
+        values["repetition_penalty"] = penalty
+    if bias := getattr(request, "logit_bias", None):
+        values["sequence_bias"] = [[[int(token)], float(value)] for token, value in sorted(bias.items())]
+    if words := getattr(request, "bad_words_ids", ()):
+        values["bad_words_ids"] = [list(word) for word in words]
+    if (allowed := getattr(request, "allowed_token_ids", None)) is not None:
+        values["suppress_tokens"] = [token for token in range(VOCABULARY) if token not in frozenset(allowed)]
+    return values
