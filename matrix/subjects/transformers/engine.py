@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -60,15 +60,16 @@ class TransformersEngine(RunningEngine):
 
     def __init__(self, command: EngineCommand) -> None:
         logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        disable_progress_bar: Callable[[], None] = logging.disable_progress_bar
+        disable_progress_bar()
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(True)
         self._flags = dict(command.flags)
         dtype = self._flags["dtype"]
-        self.model = _load(command.checkpoints["target"], dtype)
+        self.model: Any = _load(command.checkpoints["target"], dtype)
         self.tokenizer = AutoTokenizer.from_pretrained(resolve_path(command.checkpoints["target"]))
         draft = command.checkpoints.get("draft")
-        self.assistant = None if draft is None else _load(draft, dtype)
+        self.assistant: Any = None if draft is None else _load(draft, dtype)
         drafting = self.assistant or self.model
         for name in ASSISTANT:
             if name in self._flags:
@@ -165,7 +166,7 @@ class TransformersEngine(RunningEngine):
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True)).rstrip("�")
 
 
-def ending(ask: Ask, ids: Sequence[int], decode: Any) -> tuple[str, str, int | str | None]:
+def ending(ask: Ask, ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> tuple[str, str, int | str | None]:
     """(text, finish, matched) of an output, as generate() does not say why it ended. decode: tokens to text."""
     if ids and ids[-1] in (ask.fields["eos_token_id"] or ()):
         return decode(ids[:-1]), "stop", ids[-1]
@@ -177,11 +178,12 @@ def ending(ask: Ask, ids: Sequence[int], decode: Any) -> tuple[str, str, int | s
     return text, "length" if len(ids) >= ask.fields["max_new_tokens"] else "abort", None
 
 
-def _load(name: str, dtype: str) -> PreTrainedModel:
+def _load(name: str, dtype: str) -> Any:
     """A zoo model or a folder. ConfigError if transformers cannot load it."""
     path = resolve_path(name)
     try:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        return model.eval()
     except Exception as error:
         raise ConfigError(f"transformers cannot load {name}: {type(error).__name__}: {error}") from error
 

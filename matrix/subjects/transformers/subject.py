@@ -58,8 +58,11 @@ LOOKED_UP: Final = 10
 EXIT_LAYER: Final = 2
 # Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
 READ: Final = frozenset(
-    "name prompt max_new_tokens temperature top_k top_p seed stop stop_token_ids ignore_eos top_logprobs logprobs "
-    "answer after min_new_tokens min_p repetition_penalty logit_bias bad_words_ids allowed_token_ids".split()
+    {
+        *("name", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "stop_token_ids"),
+        *("ignore_eos", "top_logprobs", "logprobs", "answer", "after", "min_new_tokens", "min_p"),
+        *("repetition_penalty", "logit_bias", "bad_words_ids", "allowed_token_ids"),
+    }
 )
 VOCABULARY: Final = 768
 
