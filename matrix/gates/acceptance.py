@@ -23,7 +23,9 @@ THRESHOLDS: Final = {
         1.03, "accepting more than the oracle is also wrong: the drafter sees tokens that it must not know"
     ),
     "moved_low": Threshold(
-        0.90, "only if every request was retracted, which shifts round boundaries; measured intervals reach 0.96"
+        0.90,
+        "only if every request was retracted or the engine is another one, which shifts round boundaries; measured "
+        "intervals reach 0.96",
     ),
     "moved_high": Threshold(1.10, "as moved_low, the upper limit"),
     "left": Threshold(
@@ -111,7 +113,10 @@ class AcceptanceGate:
         if isinstance(greedy, str):
             return Outcome(self.name, State.NOT_MEASURED, message=greedy)
         steady = [pair for pair in greedy if not pair.retractions]
-        measured = [same_range(pair.mine, pair.theirs) for pair in steady or greedy]
+        # Another engine may draft less in front of a length limit, so its last round is not compared.
+        mine = [pair.mine if self.exact else pair.mine[:-1] for pair in steady or greedy]
+        pairs = zip(mine, steady or greedy, strict=True)
+        measured = [same_range(lengths, pair.theirs) for lengths, pair in pairs if lengths]
         if not measured:
             return Outcome(
                 self.name,
@@ -120,7 +125,8 @@ class AcceptanceGate:
             )
         numbers = _numbers(measured, [pair.mine for pair in greedy])
         interval = _interval(measured)
-        band = "" if steady else "moved_"
+        # Another engine's first round may begin one token earlier, with its prefill.
+        band = "" if steady and self.exact else "moved_"
         low, high = self.thresholds[f"{band}low"], self.thresholds[f"{band}high"]
         ratio = float(str(numbers["ratio"]))
         ends = interval or (ratio, ratio)

@@ -14,6 +14,10 @@ GROUP: Final = "specmatrix.subjects"
 # Name to module and class.
 BUILT_IN: Final[Mapping[str, str]] = {
     REFERENCE: "specmatrix.matrix.subjects.tensor_parallel:RankedSubject",
+    "transformers": "specmatrix.matrix.subjects.transformers.subject:TransformersSubject",
+    "transformers-dynamic": "specmatrix.matrix.subjects.transformers.subject:DynamicSubject",
+    "transformers-heuristic": "specmatrix.matrix.subjects.transformers.subject:HeuristicSubject",
+    "transformers-early-exit": "specmatrix.matrix.subjects.transformers.subject:EarlyExitSubject",
 }
 PARTS: Final = ("version", "translate", "start")
 

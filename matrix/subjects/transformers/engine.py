@@ -18,7 +18,7 @@ from specmatrix.matrix.zoo.registry import resolve_path
 # Flags that transformers reads from the assistant's generation_config, not from generate().
 ASSISTANT: Final = ("num_assistant_tokens", "assistant_confidence_threshold", "num_assistant_tokens_schedule")
 # Fields of an ask that are no arguments of generate().
-OWN_FIELDS: Final = ("seed", "top_logprobs")
+OWN_FIELDS: Final = ("seed", "logprobs", "top_logprobs")
 
 
 @dataclass
@@ -59,9 +59,9 @@ class TransformersEngine(RunningEngine):
     """A target, and an assistant if the command has a draft, in float32 on one thread."""
 
     def __init__(self, command: EngineCommand) -> None:
-        logging.set_verbosity_error()
-        disable_progress_bar: Callable[[], None] = logging.disable_progress_bar
-        disable_progress_bar()
+        quiet: tuple[Callable[[], None], ...] = (logging.set_verbosity_error, logging.disable_progress_bar)
+        for silence in quiet:
+            silence()
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(True)
         self._flags = dict(command.flags)
@@ -117,10 +117,7 @@ class TransformersEngine(RunningEngine):
         self._counts["spec.drafted"] += sum(width - 1 for _, width in rounds)
         self._counts["spec.accepted"] += sum(emitted - 1 for emitted, _ in rounds)
         text, finish, matched = ending(ask, ids, self._decode)
-        # The first round's own token counts as the prefill's.
-        shown = [(emitted - (not place), width) for place, (emitted, width) in enumerate(rounds)]
-        shown = [(emitted, width) for emitted, width in shown if emitted]
-        logprobs, top = _logprobs(output.logits, ids, int(ask.fields["top_logprobs"]))
+        logprobs, top = _logprobs(ask, output, ids)
         return Answer(
             ask.id,
             ask.input_ids,
@@ -129,10 +126,10 @@ class TransformersEngine(RunningEngine):
             finish,
             matched,
             cached_tokens=0,
-            accept_lengths=tuple(emitted for emitted, _ in shown),
+            accept_lengths=tuple(emitted for emitted, _ in rounds),
             logprobs=logprobs,
             top_logprobs=top,
-            round_widths=tuple(width for _, width in shown),
+            round_widths=tuple(width for _, width in rounds),
         )
 
     @property
@@ -154,6 +151,7 @@ class TransformersEngine(RunningEngine):
             pad_token_id=0,
             return_dict_in_generate=True,
             output_logits=True,
+            output_scores=True,
             **arguments,
         )
 
@@ -189,16 +187,23 @@ def _load(name: str, dtype: str) -> Any:
 
 
 def _logprobs(
-    logits: Sequence[torch.Tensor], ids: Sequence[int], alternatives: int
+    ask: Ask, output: Any, ids: Sequence[int]
 ) -> tuple[tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]:
-    """Log-probabilities in nats of the output tokens and of their likeliest alternatives, from unprocessed logits."""
-    if not ids:
+    """Log-probabilities in nats of the output tokens and of their likeliest alternatives, if the ask wants them.
+
+    Those of the logits after temperature and every rule, but before top_k, top_p and min_p, which the processed scores
+    cannot show; with one of these, of the logits after temperature alone.
+    """
+    alternatives = ask.fields["top_logprobs"]
+    if not ids or not (alternatives or ask.fields["logprobs"]):
         return (), ()
-    rows = torch.cat(list(logits)).float().log_softmax(-1)
+    cuts = ask.fields.get("top_k", 0) > 0 or ask.fields.get("top_p", 1.0) < 1 or ask.fields.get("min_p", 0) > 0
+    logits = torch.cat(list(output.logits)) / ask.fields.get("temperature", 1.0) if cuts else torch.cat(output.scores)
+    rows = logits.float().log_softmax(-1)
     chosen = rows[torch.arange(len(ids)), torch.tensor(ids)]
-    best = rows.topk(min(alternatives, rows.shape[-1])) if alternatives else None
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    if best is not None:
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        top = tuple(tuple(zip(tokens, values, strict=True)) for tokens, values in pairs)
+    if not alternatives:
+        return tuple(chosen.tolist()), ()
+    best = rows.topk(min(alternatives, rows.shape[-1]))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    top = tuple(tuple(zip(tokens, values, strict=True)) for tokens, values in pairs)
     return tuple(chosen.tolist()), top

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,7 +50,8 @@ CHAINS: Final = "transformers drafts chains only"
 SIZES: Final = "transformers verifies all drafts of a chain, so draft_tokens must be steps + 1"
 LOOKUP: Final = "transformers' prompt lookup has no depth besides its number of tokens"
 VARIANT: Final = "this variant of the subject changes only how a standalone draft runs"
-# transformers' own defaults: depth, and the confidence below which the assistant stops.
+# The matrix's automatic depth of a chain; transformers' defaults for depth and confidence.
+AUTO_DEPTH: Final = 3
 DEPTH: Final = 20
 THRESHOLD: Final = 0.4
 LOOKED_UP: Final = 10
@@ -67,14 +68,18 @@ READ: Final = frozenset(
 VOCABULARY: Final = 768
 
 
+OWN_DEPTHS: Final = {"acceptance": "the depth of its drafts is not the cell's, so the oracle has no rounds for it"}
+
+
 class TransformersSubject(Subject):
     """transformers' assisted generation and prompt lookup, one request at a time, float32 on one thread.
 
-    schedule: how the number of draft tokens changes. exit_layer: drafts with the target's first layers.
+    schedule: how the number of draft tokens changes, "" for the cell's own depth in every round. exit_layer: number of
+    the target's layers that draft instead of a draft model.
     """
 
     name = "transformers"
-    schedule = "constant"
+    schedule = ""
     exit_layer: int | None = None
     profile = Profile(
         capabilities=frozenset(
@@ -104,7 +109,7 @@ class TransformersSubject(Subject):
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """transformers' names for everything: flags are arguments of generate() and of the assistant's
-        generation_config, fields of an ask are arguments of generate(), less `seed` and `top_logprobs`."""
+        generation_config, fields of an ask are arguments of generate(), less `seed`, `logprobs` and `top_logprobs`."""
         cell = prepared.cell
         reason = next(self._obstacles(cell), "") or next(_unread(prepared.requests), "")
         if reason:
@@ -125,7 +130,7 @@ class TransformersSubject(Subject):
         """Why a cell cannot run, the first reason first."""
         if cell.algorithm in DRAFTERS:
             yield DRAFTERS[cell.algorithm]
-        if cell.algorithm == "ngram" and (self.schedule, self.exit_layer) != ("constant", None):
+        if cell.algorithm == "ngram" and self.schedule:
             yield VARIANT
         for name, reason in ABSENT.items():
             if cell.values[name] != axis(name).default:
@@ -147,26 +152,35 @@ class TransformersSubject(Subject):
         if cell.algorithm == "ngram":
             flags |= {"prompt_lookup_num_tokens": drafts or LOOKED_UP, "max_matching_ngram_size": 2}
         elif cell.algorithm == "standalone":
-            # An automatic depth runs transformers' defaults; the confidence threshold would shorten a given one.
-            flags["num_assistant_tokens"] = drafts or DEPTH
-            flags["assistant_confidence_threshold"] = 0.0 if drafts else THRESHOLD
-            flags["num_assistant_tokens_schedule"] = self.schedule
+            # Below the threshold's confidence the assistant stops drafting.
+            flags["num_assistant_tokens"] = drafts or (DEPTH if self.schedule else AUTO_DEPTH)
+            flags["assistant_confidence_threshold"] = THRESHOLD if self.schedule else 0.0
+            flags["num_assistant_tokens_schedule"] = self.schedule or "constant"
             if self.exit_layer is not None:
                 flags["assistant_early_exit"] = self.exit_layer
         return flags
 
 
-class HeuristicSubject(TransformersSubject):
+class DynamicSubject(TransformersSubject):
+    """With transformers' own defaults: 20 drafts, fewer where the assistant is not confident."""
+
+    name = "transformers-dynamic"
+    schedule = "constant"
+    profile = replace(TransformersSubject.profile, excluded=OWN_DEPTHS)
+
+
+class HeuristicSubject(DynamicSubject):
     """With the heuristic schedule, which changes the number of draft tokens after every round."""
 
     name = "transformers-heuristic"
     schedule = "heuristic"
 
 
-class EarlyExitSubject(TransformersSubject):
+class EarlyExitSubject(DynamicSubject):
     """Drafting with the target's own first layers instead of a draft model."""
 
     name = "transformers-early-exit"
+    schedule = "constant"
     exit_layer = EXIT_LAYER
 
 
@@ -185,6 +199,7 @@ def _ask(request: RequestSpec, target: str) -> Ask:
         "do_sample": request.temperature > 0,
         "eos_token_id": stops or None,
         "seed": request.seed,
+        "logprobs": request.logprobs,
         "top_logprobs": request.top_logprobs,
         **_rules(request),
     }
