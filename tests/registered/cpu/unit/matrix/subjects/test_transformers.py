@@ -1,0 +1,169 @@
+"""transformers as a subject: its translation of the locked cells, its rounds, how it ends, and its findings."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections import Counter
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+import transformers
+
+from specmatrix import HOME
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, RequestSpec, Unsupported
+from specmatrix.matrix.subjects.registry import load_subject
+from specmatrix.matrix.subjects.transformers.engine import ForwardLog, TransformersEngine, ending
+from specmatrix.matrix.subjects.transformers.subject import TransformersSubject
+
+pytestmark = pytest.mark.register(est_seconds=15, stage="pr")
+
+NAMES = ("transformers", "transformers-dynamic", "transformers-heuristic", "transformers-early-exit")
+
+
+@pytest.fixture(autouse=True)
+def deterministic():
+    """The engine makes torch deterministic for its whole process."""
+    before = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def translated(cell_id: str, subject: str = "transformers") -> EngineCommand | Unsupported:
+    return load_subject(subject).translate(prepare(Cell.from_id(cell_id)))
+
+
+def command(cell_id: str, subject: str = "transformers") -> EngineCommand:
+    found = translated(cell_id, subject)
+    assert isinstance(found, EngineCommand)
+    return found
+
+
+def answer(cell_id: str, subject: str = "transformers") -> tuple[TransformersEngine, Answer]:
+    one = command(cell_id, subject)
+    engine = TransformersEngine(one)
+    return engine, engine.generate(one.asks[:1])[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_locked_cell_translates_as_reviewed(name, data_regression):
+    subject, unsupported, commands = load_subject(name), Counter(), {}
+    for cell in stage_cells("nightly"):
+        found = subject.translate(prepare(cell))
+        if isinstance(found, Unsupported):
+            unsupported[found.reason] += 1
+        else:
+            first = {"tokens": len(found.asks[0].input_ids), **found.asks[0].fields}
+            commands[cell.id] = {**asdict(found), "asks": {"count": len(found.asks), "first": first}}
+    data_regression.check({"commands": commands, "unsupported": dict(unsupported)})
+
+
+def asked(**fields: object) -> dict[str, object]:
+    prepared = prepare(Cell.from_id("none"), workload=lambda cell, seed: [RequestSpec("a", "Hello", 5, **fields)])
+    found = TransformersSubject().translate(prepared)
+    assert isinstance(found, EngineCommand)
+    return dict(found.asks[0].fields)
+
+
+def test_stopping_and_sampling_have_transformers_names():
+    assert asked()["eos_token_id"] == [1] and asked(ignore_eos=True)["eos_token_id"] is None
+    assert asked(stop_token_ids=(7,), ignore_eos=True)["eos_token_id"] == [7]
+    assert asked(stop=("x", "y"))["stop_strings"] == ["x", "y"]
+    sampled = asked(temperature=0.5, top_p=0.9)
+    assert sampled["do_sample"] and (sampled["temperature"], sampled["top_k"], sampled["top_p"]) == (0.5, 0, 0.9)
+    assert not asked()["do_sample"] and "temperature" not in asked()
+
+
+def test_a_request_with_a_field_that_is_not_translated_is_unsupported():
+    request = replace(RequestSpec("a", "Hello", 5), clock=1.0)
+    prepared = prepare(Cell.from_id("none"), workload=lambda cell, seed: [request])
+    assert TransformersSubject().translate(prepared) == Unsupported(
+        "this subject does not translate clock of a request"
+    )
+
+
+def test_rounds_follow_the_length_of_the_cache():
+    # A prompt of 4 with 2 drafts, both accepted; 3 drafts, one accepted; no draft.
+    log = ForwardLog(passes=[(0, 6), (6, 4), (8, 1)])
+    assert log.rounds(4, 10) == ((3, 3), (2, 4), (1, 1))
+    assert ForwardLog(passes=[(0, 4)]).rounds(4, 4) == ()
+
+
+def test_an_ending_is_read_from_the_tokens():
+    ask = Ask("a", (0,), {"eos_token_id": [3], "max_new_tokens": 4, "stop_strings": ["cd", "bc"]})
+
+    def decode(ids):
+        return "".join("abcdefg"[token] for token in ids)
+
+    assert ending(ask, [0, 3], decode) == ("a", "stop", 3)
+    assert ending(ask, [0, 1, 2], decode) == ("a", "stop", "bc")
+    assert ending(ask, [0, 0, 0, 0], decode) == ("aaaa", "length", None)
+    assert ending(ask, [0], decode) == ("a", "abort", None)
+
+
+@pytest.mark.parametrize(
+    ("cell_id", "subject"),
+    [
+        ("standalone.s3", "transformers"),
+        ("ngram.n8", "transformers"),
+        ("standalone", "transformers-heuristic"),
+        ("standalone", "transformers-early-exit"),
+    ],
+)
+def test_speculation_emits_plain_tokens_in_fewer_rounds(cell_id, subject):
+    engine, found = answer(cell_id, subject)
+    _, plain = answer("none")
+    assert (found.output_ids, found.text, found.finish, found.matched) == (
+        plain.output_ids,
+        plain.text,
+        plain.finish,
+        plain.matched,
+    )
+    assert sum(found.accept_lengths) == len(found.output_ids) and plain.accept_lengths == ()
+    counts = engine.counters()
+    assert counts["spec.verify_rounds"] == len(found.accept_lengths) < len(plain.output_ids)
+    assert 0 < counts["spec.accepted"] == len(found.output_ids) - len(found.accept_lengths) <= counts["spec.drafted"]
+
+
+def test_logprobs_are_those_of_the_emitted_tokens():
+    one = command("none")
+    ask = replace(one.asks[0], fields={**one.asks[0].fields, "top_logprobs": 2, "max_new_tokens": 4})
+    found = TransformersEngine(one).generate([ask])[0]
+    assert len(found.logprobs) == len(found.top_logprobs) == 4
+    assert [best[0] for best in found.top_logprobs] == list(zip(found.output_ids, found.logprobs, strict=True))
+
+
+def test_the_readback_shows_a_prefill_chunk_that_assisted_generation_ignored():
+    engine = TransformersEngine(command("standalone.s2.k1.c7.stop_token"))
+    assert engine.readback() == engine._flags
+    engine.generate(command("standalone.s2.k1.c7.stop_token").asks)
+    assert engine.readback()["prefill_chunk_size"] is None
+
+
+def test_a_checkpoint_that_transformers_refuses_is_a_config_error(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 128, "num_attention_heads": 6}')
+    with pytest.raises(ConfigError, match=rf"^transformers cannot load {re.escape(str(tmp_path))}: \w+: .*hidden"):
+        TransformersEngine(EngineCommand({"dtype": "float32"}, {"target": str(tmp_path)}))
+
+
+SPEC = importlib.util.spec_from_file_location("findings", HOME / "examples" / "transformers_findings.py")
+assert SPEC is not None and SPEC.loader is not None
+findings = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(findings)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", findings.FINDINGS)
+def test_each_finding_is_still_there(name):
+    should, does = findings.FINDINGS[name]()
+    assert should != does, f"{name} is mended in transformers {transformers.__version__}; take it off docs/findings.md"
+
+
+def test_the_page_lists_every_finding():
+    page = (HOME / "docs" / "findings.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == sorted(findings.FINDINGS)
