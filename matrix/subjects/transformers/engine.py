@@ -183,7 +183,8 @@ def _load(name: str, dtype: str) -> Any:
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
         return model.eval()
     except Exception as error:
-        raise ConfigError(f"transformers cannot load {name}: {type(error).__name__}: {error}") from error
+        text = " ".join(str(error).split())
+        raise ConfigError(f"transformers cannot load {name}: {type(error).__name__}: {text}") from error
 
 
 def _logprobs(
