@@ -105,6 +105,11 @@ class TransformersEngine(RunningEngine):
     def _answer(self, ask: Ask) -> Answer:
         log = ForwardLog(self._flags.get("assistant_early_exit"))
         prompt = len(ask.input_ids)
+        longest = self.model.config.max_position_embeddings
+        if prompt + ask.fields["max_new_tokens"] > longest:
+            # generate() would go on behind the positions that the model knows.
+            text = f"{prompt} prompt tokens and {ask.fields['max_new_tokens']} new ones; the model takes {longest}"
+            return Answer(ask.id, ask.input_ids, (), "", "refused", None, 0, (), refusal=text)
         hook = self.model.register_forward_pre_hook(log, with_kwargs=True)
         try:
             output = self._call(ask)

@@ -130,6 +130,14 @@ def test_speculation_emits_plain_tokens_in_fewer_rounds(cell_id, subject):
     assert 0 < counts["spec.accepted"] == len(found.output_ids) - len(found.accept_lengths) <= counts["spec.drafted"]
 
 
+def test_a_text_longer_than_the_model_takes_is_refused():
+    one = command("none")
+    ask = replace(one.asks[0], fields={**one.asks[0].fields, "max_new_tokens": 4096})
+    refused = TransformersEngine(one).generate([ask])[0]
+    assert refused.finish == "refused" and not refused.output_ids
+    assert refused.refusal == f"{len(ask.input_ids)} prompt tokens and 4096 new ones; the model takes 4096"
+
+
 def test_logprobs_are_those_of_the_emitted_tokens():
     one = command("none")
     ask = replace(one.asks[0], fields={**one.asks[0].fields, "top_logprobs": 2, "max_new_tokens": 4})
