@@ -34,9 +34,7 @@ def speculative_tokens() -> list[Metric]:
     found = []
     for batch in GOALS:
         name = f"speculative_decoding_k{STEPS}_batch_{batch}_vs_transformers"
-        wrong = difference(
-            ours.generate(asked[:batch], fixed(top_logprobs=2)), [call()[0] for call in calls[:batch]]
-        )
+        wrong = difference(ours.generate(asked[:batch], fixed(top_logprobs=2)), [call()[0] for call in calls[:batch]])
         if wrong:
             found.append(red(name, None, f"tokens differ from transformers': {wrong}"))
             continue

@@ -16,9 +16,10 @@ from specmatrix.matrix.zoo.registry import NAMES, verify_models
 from specmatrix.reports.atomic import check_place, write_text
 
 GROUPS: Final = ("decoding", "overhead", "speculation", "simulation", "harness")
-# Measured only if named.
 FILES: Final = ("bench.json", "bench.md")
 GPU: Final = "gpu"
+# Measured only if named: the plain figures of `decoding`, and speculative ones beside them.
+SUBJECTS: Final = "subjects"
 SIGNS: Final = {"higher": ">=", "lower": "<="}
 
 
@@ -47,7 +48,7 @@ def _measure(group: str) -> Callable[[], list[Metric]]:
     """The measure function of a group; imports torch and sets one compute thread."""
     import torch
 
-    from specmatrix.benchmarks import decoding, gpu, harness, overhead, simulation, speculation
+    from specmatrix.benchmarks import against_transformers, decoding, gpu, harness, overhead, simulation, speculation
 
     torch.set_num_threads(1)
     modules = {
@@ -57,6 +58,7 @@ def _measure(group: str) -> Callable[[], list[Metric]]:
         "simulation": simulation,
         "harness": harness,
         GPU: gpu,
+        SUBJECTS: against_transformers,
     }
     measure: Callable[[], list[Metric]] = modules[group].measure
     return measure

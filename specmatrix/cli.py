@@ -234,7 +234,7 @@ def bench(
     json_: Json = False,
 ) -> int:
     """Run the benchmarks and compare each figure with its goal."""
-    from specmatrix.benchmarks.command import GPU, GROUPS, main_bench
+    from specmatrix.benchmarks.command import GPU, GROUPS, SUBJECTS, main_bench
 
     if gpu:
         if groups:
@@ -243,8 +243,9 @@ def bench(
             )
         return main_bench(json_, out, (GPU,))
     for group in groups or ():
-        if group not in GROUPS:
-            raise ConfigError(f"benchmark {shown(group)} is unknown; it must be one of {', '.join(GROUPS)}")
+        if group not in (*GROUPS, SUBJECTS):
+            known = ", ".join((*GROUPS, SUBJECTS))
+            raise ConfigError(f"benchmark {shown(group)} is unknown; it must be one of {known}")
     return main_bench(json_, out, groups or GROUPS)
 
 
