@@ -1,0 +1,35 @@
+"""The smoke cells of transformers: exact cells pass, its known defect is red, and a waiver carries it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from specmatrix import HOME
+from specmatrix.cli import main
+from specmatrix.reports.store import load
+
+pytestmark = pytest.mark.register(est_seconds=15, stage="smoke")
+
+CELLS = "standalone.s3 or ngram.n8.stop_token or standalone.stop_string"
+
+
+def test_exact_cells_pass_and_the_waiver_of_the_page_carries_the_known_defect(tmp_path: Path, capsys):
+    page = (HOME / "docs" / "findings.md").read_text(encoding="utf-8")
+    waivers = tmp_path / "waivers.yaml"
+    blocks = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    waivers.write_text("".join(blocks), encoding="utf-8")
+    words = ("run", "--subject", "transformers", "--stage", "product", "--cells", CELLS, "--workers", "1")
+    code = main([*words, "--waivers", str(waivers), "--out", str(tmp_path / "out")])
+    assert code == 0, capsys.readouterr().out
+    report = load(tmp_path / "out")
+    assert report.header.subject.name == "transformers"
+    states = {cell.id: (cell.state, cell.waived is not None) for cell in report}
+    assert states == {
+        "standalone.s3": ("PASS", False),
+        "ngram.n8.stop_token": ("PASS", False),
+        "standalone.stop_string": ("FAIL", True),
+    }
+    assert {gate.name for gate in report["standalone.s3"].gates} >= {"oracle", "lossless", "finish", "acceptance"}
