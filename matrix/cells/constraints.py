@@ -103,22 +103,6 @@ def _of_few_ranks(name: str) -> Constraint:
     return Constraint(f"few-ranks-{name.replace('_', '-')}", "redundant", why, (name, "tp"), forbids)
 
 
-# The axis values of Mistral's cells. Subjects serve its windows that ignore those of Qwen3's layers (vllm#39514,
-# sglang#22528).
-WINDOWED: Final[dict[str, tuple[str, ...]]] = {
-    "tp": ("1",),
-    "steps": ("auto",),
-    "overlap": ("on",),
-    "page_size": ("1", "16"),
-    "prefill_chunk": ("off", "7"),
-    "memory": ("ample",),
-    "slots": ("auto",),
-    "batch": ("pair", "ragged"),
-    "session": ("none",),
-    "sampling": ("greedy",),
-    "finish": ("eos",),
-    "abort": ("none",),
-}
 # The request and memory values of cells with logit rules, and of cells with several kinds of stops in a batch. Axes of
 # drafters stay free: constraints that link them with these would leave nothing to decompose (`cover.verify`).
 RULED: Final[dict[str, tuple[str, ...]]] = {
@@ -139,7 +123,6 @@ STOPPED: Final[dict[str, tuple[str, ...]]] = {
     "abort": ("none",),
 }
 TESTED: Final = {
-    "mistral": "windows in all layers",
     "rules": "logit rules per request",
     "stops": "stops per request",
 }
@@ -307,7 +290,6 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         lambda cell: cell.batch == "exam" and cell.memory == "tight",
     ),
     *map(_of_few_ranks, RANKED),
-    *(_of_few(name, "model", "mistral", kept) for name, kept in WINDOWED.items()),
     *(_of_few(name, "sampling", "rules", kept) for name, kept in RULED.items()),
     *(_of_few(name, "finish", "stops", kept) for name, kept in STOPPED.items()),
 )

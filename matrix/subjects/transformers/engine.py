@@ -38,7 +38,8 @@ class ForwardLog:
             return
         cache = kwargs.get("past_key_values")
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
-        self.passes.append((0 if cache is None else cache.get_seq_length(), ids.shape[1]))
+        # Once cropped by a tensor, a sliding-window layer returns its length as a tensor.
+        self.passes.append((0 if cache is None else int(cache.get_seq_length()), ids.shape[1]))
 
     def rounds(self, prompt: int, total: int) -> tuple[tuple[int, int], ...]:
         """(emitted tokens, verified nodes) of each pass, of a text of `total` tokens after a `prompt` of so many.

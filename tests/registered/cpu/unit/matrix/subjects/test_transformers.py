@@ -111,13 +111,15 @@ def test_an_ending_is_read_from_the_tokens():
     [
         ("standalone.s3", "transformers"),
         ("ngram.n8", "transformers"),
+        ("ngram.qwen3.n8", "transformers"),
         ("standalone", "transformers-heuristic"),
         ("standalone", "transformers-early-exit"),
     ],
 )
 def test_speculation_emits_plain_tokens_in_fewer_rounds(cell_id, subject):
     engine, found = answer(cell_id, subject)
-    _, plain = answer("none")
+    _, plain = answer(Cell.from_id(cell_id)._replace(algorithm="none", steps="auto", draft_tokens="auto").id)
+    assert all(type(length) is int for length in (*found.accept_lengths, *found.round_widths))
     assert (found.output_ids, found.text, found.finish, found.matched) == (
         plain.output_ids,
         plain.text,
