@@ -12,10 +12,8 @@ from specmatrix.matrix.cells.axes import AXES, INDEX, NAMES, START_AXES, Axis, a
 from specmatrix.matrix.workloads.adaptive_configs import TEXTS as SLOTS
 from specmatrix.matrix.workloads.memory_sizes import snug
 
-# Zoo names: the target of each value of `model`, and its drafts, of which Mistral borrows Llama's.
-MODELS: Final = {
-    "llama": "llama-mini", "qwen3": "qwen3-mini", "deepseek": "deepseek-mini"
-}  # fmt: skip
+# Zoo names: the target of each value of `model`, and the drafts trained for it.
+MODELS: Final = {"llama": "llama-mini", "qwen3": "qwen3-mini", "deepseek": "deepseek-mini"}
 DRAFTS: Final = {
     ("llama", "standalone"): "llama-mini-standalone",
     ("llama", "eagle3"): "llama-mini-eagle3",

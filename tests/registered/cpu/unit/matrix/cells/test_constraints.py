@@ -40,11 +40,6 @@ SEVERAL = (
     {"algorithm": "eagle3", "batch": "pair", "steps": "3"},
     {"algorithm": "eagle3", "batch": "pair", "steps": "3", "topk": "4"},
 )
-# The same for Mistral's cells.
-WINDOWS = tuple(
-    {"prefix_cache": "off"} | beside
-    for beside in ({"batch": "pair"}, {"batch": "ragged"}, {"algorithm": "standalone", "batch": "pair"})
-)
 
 
 def named(name: str) -> Constraint:
