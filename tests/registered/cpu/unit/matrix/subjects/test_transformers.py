@@ -149,9 +149,10 @@ def test_logprobs_are_those_of_the_emitted_tokens():
 
 
 def test_the_readback_shows_a_prefill_chunk_that_assisted_generation_ignored():
-    engine = TransformersEngine(command("standalone.s2.k1.c7.stop_token"))
-    assert engine.readback() == engine._flags
-    engine.generate(command("standalone.s2.k1.c7.stop_token").asks)
+    one = command("standalone.s2.k1.c7.stop_token")
+    engine = TransformersEngine(one)
+    assert engine.readback() == one.flags
+    engine.generate(one.asks)
     assert engine.readback()["prefill_chunk_size"] is None
 
 
