@@ -124,6 +124,20 @@ def test_where_everybody_was_retracted_the_ratio_has_a_wider_band(measured, gate
         assert oracle.judge(prepared, replace(half, answers=answers), baseline).state is state
 
 
+@pytest.mark.parametrize(("lengths", "state"), [((4, 4, 4, 1), State.PASS), ((4, 2, 2, 1), State.FAIL)])
+def test_another_engine_may_draft_less_in_its_last_round(measured, gate, lengths, state):
+    prepared, run, baseline = measured(CELL)
+    ((key, known),) = gate.oracle("llama-mini").rounds.items()
+    oracle = Oracle((), {key: ((4,) * 100,) * len(known)}, ())
+    answers = tuple(replace(a, accept_lengths=lengths) for a in run.answers)
+    judged = AcceptanceGate(oracle=lambda target: oracle, exact=False).judge(
+        prepared, replace(run, answers=answers), baseline
+    )
+    assert judged.state is state
+    exact = AcceptanceGate(oracle=lambda target: oracle).judge(prepared, replace(run, answers=answers), baseline)
+    assert exact.state is State.FAIL
+
+
 @pytest.mark.parametrize(
     ("mine", "retractions", "left"),
     [

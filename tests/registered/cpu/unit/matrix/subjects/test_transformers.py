@@ -87,6 +87,14 @@ def test_a_request_with_a_field_that_is_not_translated_is_unsupported():
     )
 
 
+def test_an_automatic_depth_is_the_matrixs_or_transformers_own():
+    own, dynamic = command("standalone").flags, command("standalone", "transformers-dynamic").flags
+    assert (own["num_assistant_tokens"], own["assistant_confidence_threshold"]) == (3, 0.0)
+    assert (dynamic["num_assistant_tokens"], dynamic["assistant_confidence_threshold"]) == (20, 0.4)
+    assert command("standalone.n6").flags["num_assistant_tokens"] == 5
+    assert command("ngram.n8").flags["prompt_lookup_num_tokens"] == 7
+
+
 def test_rounds_follow_the_length_of_the_cache():
     # A prompt of 4 with 2 drafts, both accepted; 3 drafts, one accepted; no draft.
     log = ForwardLog(passes=[(0, 6), (6, 4), (8, 1)])
@@ -149,9 +157,10 @@ def test_logprobs_are_those_of_the_emitted_tokens():
 
 
 def test_the_readback_shows_a_prefill_chunk_that_assisted_generation_ignored():
-    engine = TransformersEngine(command("standalone.s2.k1.c7.stop_token"))
-    assert engine.readback() == engine._flags
-    engine.generate(command("standalone.s2.k1.c7.stop_token").asks)
+    one = command("standalone.s2.k1.c7.stop_token")
+    engine = TransformersEngine(one)
+    assert engine.readback() == one.flags
+    engine.generate(one.asks)
     assert engine.readback()["prefill_chunk_size"] is None
 
 
