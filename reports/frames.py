@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 from msgspec import Struct, field
 
+from specmatrix.engine.core.config.json_text import once
 from specmatrix.errors import text_of
 from specmatrix.files import read_bytes
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.schema import REPORT_FILE, Json, ReportError
-from specmatrix.reports.store import MOST_SAID, Report, check_keys
+from specmatrix.reports.store import MOST_SAID, Report
 from specmatrix.reports.store import load as load_report
 from specmatrix.reports.wording import shorten
 
@@ -179,7 +181,7 @@ def load(*paths: PathLike | Iterable[PathLike]) -> Runs:
 def _faults(path: Path) -> list[_FaultRecord]:
     try:
         matrix = msgspec.json.decode(data := read_bytes(path), type=_KillMatrixFile)
-        check_keys(data)
+        json.loads(data, object_pairs_hook=once)
     except OSError as error:
         raise ReportError(f"cannot read {text_of(path)}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -407,17 +407,18 @@ def _decode(decoder: msgspec.json.Decoder[T], line: bytes, file: Path, number: i
     try:
         record = decoder.decode(line)
         if decoder not in _PARTS:
-            check_keys(line)
+            _check_keys(line, record)
     except (ValueError, RecursionError) as error:
         where = f"line {number}" if isinstance(number, int) else number
         raise ReportError(f"{file}, {where}: {_problem(error)}") from None
     return record
 
 
-def check_keys(line: bytes) -> None:
-    """ValueError if an object of a JSON text has a key twice, of which the decoder takes the last. Where no character
-    is escaped, such a text loses colons when it is written again."""
-    if b"\\u" in line or line.count(b":") != msgspec.json.encode(msgspec.json.decode(line)).count(b":"):
+def _check_keys(line: bytes, record: object) -> None:
+    """ValueError if an object of a line has a key twice, of which the decoder takes the last. A cell is written again
+    without keys that its line lacks; where no character is escaped, it then has fewer colons than such a line."""
+    written = isinstance(record, CellRecord) and b"\\u" not in line
+    if not written or line.count(b":") != msgspec.json.encode(record).count(b":"):
         json.loads(line, object_pairs_hook=once)
 
 

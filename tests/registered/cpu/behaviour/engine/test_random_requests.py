@@ -156,6 +156,6 @@ def test_a_request_answers_as_without_a_drafter(name: str, share: int, zoo: Call
         assert sum(rounds) > 1.1 * len(rounds), (version, sum(rounds), len(rounds))
         # A conversation of two turns, of which the second is read as a stream.
         assert talked(llm, chosen[:TURNS]) == talked(plain, chosen[:TURNS]), version
-    # Otherwise there was memory for all of them, as for a tenth of the requests. What sliding windows reserve admits too
-    # few requests at once.
+    # Otherwise there was memory for all of them, as for a tenth of the requests. What sliding windows reserve admits
+    # too few requests at once.
     assert retracted or share > 1 or name == "windows"
