@@ -39,8 +39,10 @@ STAGE: Final = "pr"
 REQUESTED: Final[Mapping[str, Any]] = {
     "max_new_tokens": 7, "temperature": 0.5, "top_k": 5, "top_p": 0.5, "seed": 11, "stop": ("x",),
     "stop_token_ids": (9,), "ignore_eos": True, "top_logprobs": 3, "abort_after": 2, "logprobs": True,
+    "min_new_tokens": 3, "min_p": 0.5, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.5,
+    "logit_bias": ((9, 2.0),), "bad_words_ids": ((9,),), "allowed_token_ids": (8, 9), "no_stop_trim": True,
 }  # fmt: skip
-SAMPLED: Final = ("top_k", "top_p", "seed")
+SAMPLED: Final = ("top_k", "top_p", "seed", "min_p")
 # Fields that a subject may leave out unless it claims them.
 CLAIMED: Final = {"top_logprobs": Capability.LOGPROBS, "logprobs": Capability.LOGPROBS, "abort_after": Capability.ABORT}
 
