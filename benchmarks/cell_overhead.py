@@ -17,8 +17,7 @@ from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.runner import Runner
-from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import RunningEngine, Subject
+from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
 from specmatrix.reports.store import ReportWriter
 
 NAME: Final = "harness_overhead_per_cell"
@@ -28,19 +27,19 @@ WINDOWS: Final = 5
 EVERY: Final = 2
 
 
-class TimedSubject:
-    """A subject whose clock measures start, generate and close; reading results from it counts as harness time."""
+class TimedSubject(ReferenceSubject):
+    """The reference engine with a clock that measures start, generate and close; reading results from it counts as
+    harness time."""
 
-    def __init__(self, subject: Subject) -> None:
-        self.name = subject.name
-        self.capabilities = subject.capabilities
+    def __init__(self) -> None:
+        super().__init__()
         self.clock = CallTimer()
-        self._start = self.clock.wrap(subject.start)
+        self._launch = self.clock.wrap(super().launch)
 
-    def start(self, config: EngineConfig) -> RunningEngine:
-        engine: Any = self._start(config)
+    def launch(self, config: EngineConfig) -> ReferenceEngine:
+        engine: Any = self._launch(config)
         engine.generate, engine.close = self.clock.wrap(engine.generate), self.clock.wrap(engine.close)
-        started: RunningEngine = engine
+        started: ReferenceEngine = engine
         return started
 
 
@@ -59,7 +58,7 @@ def share(cells: Sequence[Cell], windows: int) -> Metric:
 
     Red if any cell is. Baseline runs count as engine time, in the cell that first needs them.
     """
-    subject = TimedSubject(ReferenceSubject())
+    subject = TimedSubject()
     runner = Runner(subject, seed=0)
     shares: list[float] = []
     reds: list[str] = []

@@ -66,7 +66,7 @@ def check_contract(subject: Subject) -> Iterator[ContractCheck]:
     command = next((found for found in commands if isinstance(found, EngineCommand)), None)
     if command is None:
         raise ConfigError(f"subject {subject.name!r} supports neither {' nor '.join(cell.id for cell in CELLS)}")
-    session = _Session(subject, command)
+    session = _Checks(subject, command)
     try:
         for name, check in session.checks().items():
             yield ContractCheck(name, _fault(check))
@@ -119,7 +119,7 @@ def _ignored(subject: Subject) -> str:
 
 
 @dataclass
-class _Session:
+class _Checks:
     """Engines of one command, started as checks need them."""
 
     subject: Subject

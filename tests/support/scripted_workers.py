@@ -25,7 +25,7 @@ def passes(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection
     become_worker(gpus)
     connection.send(None)
     for cell in cells:
-        green = Outcome("ledger", State.PASS)
+        green = Outcome("config", State.PASS)
         connection.send(record(prepare(cell, job.tier, job.seed), "PASS", outcomes=(green,)))
     signal.pause()
 

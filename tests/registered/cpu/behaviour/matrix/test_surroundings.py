@@ -120,7 +120,7 @@ def test_what_may_not_be_read_is_one_sentence(folder: Path):
     locked.mkdir(mode=0)
     for words, sentence in {
         "compare locked/run base": "cannot read locked/run: Permission denied",
-        "compare locked base": "Invalid value for 'base': path 'locked' is not readable; see `specmatrix --help`",
+        "compare locked base": "Invalid value for 'BASE': path 'locked' is not readable; see `specmatrix --help`",
         "compare base base --out locked": "--out: path 'locked' is not readable; see `specmatrix --help`",
         "contract locked/file.py": "cannot use locked/file.py: Permission denied",
     }.items():

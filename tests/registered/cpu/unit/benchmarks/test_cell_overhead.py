@@ -9,7 +9,6 @@ from specmatrix.benchmarks.cell_overhead import GOAL, NAME, TimedSubject, share
 from specmatrix.matrix.cells.cell import asked
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.gates.registry import GATES
-from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import RequestSpec
 
 pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
@@ -26,7 +25,7 @@ def burn(seconds):
 
 
 def test_the_clock_runs_in_the_subject_only():
-    subject = TimedSubject(ReferenceSubject())
+    subject = TimedSubject()
     (cell,) = cells(1)
     engine = subject.launch(asked(cell))
     started = subject.clock.seconds

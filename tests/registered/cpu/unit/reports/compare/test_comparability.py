@@ -2,7 +2,8 @@ import pytest
 from msgspec import structs
 
 from specmatrix.reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
-from specmatrix.reports.schema import GATES, SubjectRecord, WaiverRule
+from specmatrix.reports.gate_numbers import GATES
+from specmatrix.reports.schema import SubjectRecord, WaiverRule
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 

@@ -27,11 +27,8 @@ def only(comparison):
 def test_identical_reports_are_the_same(against, make_cell):
     comparison = against([make_cell("a", seconds=1)], [make_cell("a", seconds=2)])
     assert comparison_json(comparison) == {
-        "schema": 2,
-        "verdict": "green",
-        "reasons": [],
-        "states": {
-            "REGRESSED": 0, "IMPROVED": 0, "SAME": 1, "UNKNOWN": 0, "NOT COMPARABLE": 0, "NEW": 0, "LOST": 0,
+        "schema": 2, "verdict": "green", "reasons": [],
+        "states": {"REGRESSED": 0, "IMPROVED": 0, "SAME": 1, "UNKNOWN": 0, "NOT COMPARABLE": 0, "NEW": 0, "LOST": 0,
             "REWRITTEN": 0, "INFRA": 0,
         },
     }  # fmt: skip
@@ -100,10 +97,8 @@ def test_a_new_gate_that_is_green_changes_nothing(against, make_cell):
 
 def test_a_gate_that_no_longer_runs_is_regressed(against, make_cell):
     change = only(against([make_cell("a")], [make_cell("a", gates=make_cell().gates[:1])]))
-    assert (change.state, change.why) == (
-        ChangeState.REGRESSED,
-        "lossless PASS -> not run: head does not run this gate",
-    )
+    why = "lossless PASS -> not run: head does not run this gate"
+    assert (change.state, change.why) == (ChangeState.REGRESSED, why)
 
 
 # What each gate looks at, as the gates write it.
@@ -126,9 +121,8 @@ EACH = [(gate, name) for gate, names in AMOUNTS.items() for name in names if nam
 
 
 def test_what_every_gate_looks_at_is_known():
-    assert {gate: set(numbers) - {"accuracy"} for gate, numbers in LOOKED.items()} == {
-        gate: set(names) for gate, names in AMOUNTS.items()
-    }
+    amounts = {gate: set(names) for gate, names in AMOUNTS.items()}
+    assert {gate: set(numbers) - {"accuracy"} for gate, numbers in LOOKED.items()} == amounts
 
 
 @pytest.mark.parametrize("state", ["PASS", "FAIL"])
