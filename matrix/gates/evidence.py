@@ -297,8 +297,10 @@ GPU_EVIDENCE: Final[tuple[Evidence, ...]] = (
     Evidence(
         "graph.replayed",
         True,
-        "repeated round shapes must replay CUDA graphs",
-        lambda cell, run: _graphs(run) and run.evidence.get("decode.round", 0) >= REPEATED_ROUNDS,
+        "repeated round shapes without logit rules must replay CUDA graphs",
+        lambda cell, run: (
+            _graphs(run) and cell.sampling != "rules" and run.evidence.get("decode.round", 0) >= REPEATED_ROUNDS
+        ),
     ),
     Evidence(
         "graph.waited",
