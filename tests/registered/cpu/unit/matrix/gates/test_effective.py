@@ -70,7 +70,10 @@ def test_rounds_on_a_gpu_must_be_replayed(measured, with_evidence):
     seen = with_evidence(on_gpu, {"graph.replayed": 9, "graph.eager": 2, "decode.round": 16})
     assert GATE.judge(prepared, seen, baseline).state is State.PASS
     unseen = with_evidence(on_gpu, {"graph.replayed": 0, "graph.eager": 16, "decode.round": 16})
-    assert "repeated round shapes must replay CUDA graphs" in GATE.judge(prepared, unseen, baseline).message
+    sentence = "repeated round shapes without logit rules must replay CUDA graphs"
+    assert sentence in GATE.judge(prepared, unseen, baseline).message
+    ruled = replace(prepared, cell=prepared.cell._replace(sampling="rules"))
+    assert sentence not in GATE.judge(ruled, unseen, baseline).message
     few = with_evidence(on_gpu, {"graph.replayed": 0, "graph.eager": 15, "decode.round": 15})
     assert GATE.judge(prepared, few, baseline).state is State.PASS
 
