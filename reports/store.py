@@ -415,8 +415,10 @@ def _decode(decoder: msgspec.json.Decoder[T], line: bytes, file: Path, number: i
 
 
 def _check_keys(line: bytes, record: object) -> None:
-    """ValueError if an object of a line has a key twice, of which the decoder takes the last. A cell is written again
-    without keys that its line lacks; where no character is escaped, it then has fewer colons than such a line."""
+    """ValueError if an object of a line has a duplicate key, of which the decoder would keep only the last value.
+
+    A cell without escapes is encoded again, which is fast: a line with a duplicate key has more colons than that.
+    """
     written = isinstance(record, CellRecord) and b"\\u" not in line
     if not written or line.count(b":") != msgspec.json.encode(record).count(b":"):
         json.loads(line, object_pairs_hook=once)

@@ -201,7 +201,7 @@ def corpus_file(name: str, locate: Locate) -> Path:
     try:
         return locate(name)
     except ConfigError:
-        if os.path.lexists(path):  # what cannot be read is told by who reads it
+        if os.path.lexists(path):  # the reader reports what it cannot read
             return path
         raise
 

@@ -179,7 +179,8 @@ class Runner:
         return self.engine
 
     def _applied(self, cell: Cell) -> list[Gate]:
-        """The gates of a cell, of which the report's head names those that need what the subject does not claim."""
+        """The gates that judge a cell. Gates that need a capability which the subject lacks are listed in the report's
+        head instead."""
         claims = self.subject.profile.capabilities
         return [gate for gate in self.gates if gate.needs <= claims and gate.applies(cell)]
 

@@ -102,13 +102,14 @@ class SamplingParams:
     log-probabilities of the prompt's tokens from this index on, untouched by temperature and logit rules; -1 is off. It
     implies `return_logprob`, and `top_logprobs_num` holds for the prompt too.
 
-    min_new_tokens: EOS, also with `ignore_eos`, and `stop_token_ids` are banned until the output has so many tokens;
-    stop strings still end it. min_p: tokens less likely than min_p times the likeliest are not drawn; 0 is off.
-    presence_penalty is subtracted from the logits of tokens in the output, frequency_penalty as often as each occurs
-    there; repetition_penalty divides positive and multiplies negative logits of tokens in prompt and output. logit_bias
-    is added to a token's logit. bad_words_ids: sequences, as in transformers: the last token of each is banned after
-    the others, in prompt and output. allowed_token_ids: every other token is banned, EOS too unless it is listed. Their
-    order, and what log-probabilities show: `engine.device.logit_rules`.
+    min_new_tokens: EOS (even with `ignore_eos`) and `stop_token_ids` are banned until the output has this many tokens;
+    stop strings still end it. min_p: tokens whose probability is below min_p times that of the most likely token are
+    not sampled; 0 is off. presence_penalty is subtracted once from the logit of each token in the output,
+    frequency_penalty once per occurrence there; repetition_penalty divides positive logits and multiplies negative ones
+    of tokens in the prompt or output. logit_bias is added to the logits of the given tokens. bad_words_ids: as in
+    transformers, the last token of each sequence is banned where the preceding ones precede it, in prompt and output.
+    allowed_token_ids: all other tokens are banned, including EOS unless it is listed. `engine.device.logit_rules`
+    states their order and which logits log-probabilities refer to.
     """
 
     max_new_tokens: int = 128

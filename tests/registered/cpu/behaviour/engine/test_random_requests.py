@@ -154,7 +154,7 @@ def test_a_request_answers_as_without_a_drafter(name: str, share: int, zoo: Call
         # Otherwise the answers prove nothing about drafts.
         rounds = [length for out in outs for length in out.accept_lengths]
         assert sum(rounds) > 1.1 * len(rounds), (version, sum(rounds), len(rounds))
-        # A conversation of two turns, of which the second is read as a stream.
+        # A conversation of two turns; the second turn is streamed.
         assert talked(llm, chosen[:TURNS]) == talked(plain, chosen[:TURNS]), version
     # Otherwise there was memory for all of them, as for a tenth of the requests. What sliding windows reserve admits
     # too few requests at once.
