@@ -70,7 +70,7 @@ def test_closed_descriptors_are_a_violation_and_the_verdict_comes(tmp_path, caps
     assert main(["contract", file]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("    the drafter of COPY closed the file descriptors 0, 1, 2, ")
-    assert lines[-3] == "COPY VIOLATES the contract in 1 of 3 engine starts"
+    assert lines[-3] == "COPY VIOLATES the contract in 3 of 3 engine starts"
     assert lines[-2:] == ["end of the output:", "  my own"]
 
 

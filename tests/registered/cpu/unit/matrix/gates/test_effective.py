@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.matrix.gates.effective import EffectiveGate
-from specmatrix.matrix.gates.evidence import EVIDENCE
+from specmatrix.matrix.gates.evidence import EVIDENCE, GPU_EVIDENCE
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.run.prepared_cell import prepare
 
@@ -72,8 +72,9 @@ def test_rounds_on_a_gpu_must_be_replayed(measured, with_evidence):
     unseen = with_evidence(on_gpu, {"graph.replayed": 0, "graph.eager": 16, "decode.round": 16})
     sentence = "repeated round shapes without logit rules must replay CUDA graphs"
     assert sentence in GATE.judge(prepared, unseen, baseline).message
-    ruled = replace(prepared, cell=prepared.cell._replace(sampling="rules"))
-    assert sentence not in GATE.judge(ruled, unseen, baseline).message
+    (row,) = [row for row in GPU_EVIDENCE if row.counter == "graph.replayed"]
+    sampled, ruled = (prepared.cell._replace(sampling=value) for value in ("mixed", "rules"))
+    assert row.when(sampled, unseen) and not row.when(ruled, unseen)
     few = with_evidence(on_gpu, {"graph.replayed": 0, "graph.eager": 15, "decode.round": 15})
     assert GATE.judge(prepared, few, baseline).state is State.PASS
 
