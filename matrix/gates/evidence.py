@@ -37,6 +37,11 @@ def _graphs(run: Run) -> bool:
     return bool(run.resolved.get("cuda_graph_max_bs"))
 
 
+def _ruled(cell: Cell) -> bool:
+    """Some request of each round may have logit rules, which run without a graph; a minimum length is one."""
+    return cell.sampling == "rules" or cell.finish == "stops"
+
+
 def _drafts(cell: Cell, run: Run) -> bool:
     return cell.algorithm != "none"
 
@@ -299,7 +304,9 @@ GPU_EVIDENCE: Final[tuple[Evidence, ...]] = (
         True,
         "repeated round shapes without logit rules must replay CUDA graphs",
         lambda cell, run: (
-            _graphs(run) and cell.sampling != "rules" and run.evidence.get("decode.round", 0) >= REPEATED_ROUNDS
+            _graphs(run)
+            and not _ruled(cell)
+            and run.evidence.get("decode.round", 0) >= REPEATED_ROUNDS
         ),
     ),
     Evidence(

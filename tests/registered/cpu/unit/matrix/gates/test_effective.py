@@ -75,6 +75,7 @@ def test_rounds_on_a_gpu_must_be_replayed(measured, with_evidence):
     (row,) = [row for row in GPU_EVIDENCE if row.counter == "graph.replayed"]
     sampled, ruled = (prepared.cell._replace(sampling=value) for value in ("mixed", "rules"))
     assert row.when(sampled, unseen) and not row.when(ruled, unseen)
+    assert not row.when(prepared.cell._replace(finish="stops"), unseen)
     few = with_evidence(on_gpu, {"graph.replayed": 0, "graph.eager": 15, "decode.round": 15})
     assert GATE.judge(prepared, few, baseline).state is State.PASS
 
