@@ -72,6 +72,7 @@ AXES: Final[tuple[Axis, ...]] = (
             Value("llama", ""),
             Value("qwen3", "qwen3", 0.2),
             Value("deepseek", "deepseek", 0.4),
+            Value("mistral", "mistral", 0.2),
         ),
     ),
     Axis(

@@ -12,8 +12,10 @@ from specmatrix.matrix.cells.axes import AXES, INDEX, NAMES, START_AXES, Axis, a
 from specmatrix.matrix.workloads.adaptive_configs import TEXTS as SLOTS
 from specmatrix.matrix.workloads.memory_sizes import snug
 
-# Zoo names: the target of each value of `model`, and the drafts trained for it.
-MODELS: Final = {"llama": "llama-mini", "qwen3": "qwen3-mini", "deepseek": "deepseek-mini"}
+# Zoo names: the target of each value of `model`, and its drafts, of which Mistral borrows Llama's.
+MODELS: Final = {
+    "llama": "llama-mini", "qwen3": "qwen3-mini", "deepseek": "deepseek-mini", "mistral": "mistral-mini"
+}  # fmt: skip
 DRAFTS: Final = {
     ("llama", "standalone"): "llama-mini-standalone",
     ("llama", "eagle3"): "llama-mini-eagle3",
@@ -21,6 +23,7 @@ DRAFTS: Final = {
     ("llama", "dflash"): "llama-mini-dflash",
     ("qwen3", "standalone"): "qwen3-mini-standalone",
     ("qwen3", "eagle3"): "qwen3-mini-eagle3",
+    ("mistral", "standalone"): "llama-mini-standalone",
 }
 # The n-gram lookup per model, so that every mode is covered without an axis of its own: most recent match first, most
 # frequent match first, matches in a corpus first.

@@ -139,6 +139,36 @@ def _of_few(name: str, decided: str, value: str, kept: tuple[str, ...]) -> Const
     )
 
 
+# The axis values of Mistral's cells. Subjects serve its windows that ignore those of Qwen3's layers (vllm#39514,
+# sglang#22528).
+WINDOWED: Final[dict[str, tuple[str, ...]]] = {
+    "tp": ("1",),
+    "steps": ("auto",),
+    "topk": ("auto",),
+    "draft_tokens": ("auto",),
+    "overlap": ("on",),
+    "page_size": ("1", "16"),
+    "prefill_chunk": ("off", "7"),
+    "memory": ("ample",),
+    "slots": ("auto",),
+    "batch": ("pair", "ragged"),
+    "session": ("none",),
+    "sampling": ("greedy",),
+    "finish": ("eos",),
+    "abort": ("none",),
+}
+
+
+def _of_few_windows(name: str) -> Constraint:
+    """Restricts an axis to few values in Mistral's cells."""
+
+    def forbids(cell: Cell) -> bool:
+        return cell.model == "mistral" and cell.values[name] not in WINDOWED[name]
+
+    why = "Mistral's cells test windows in all layers, for which these values suffice; Qwen3's test the rest"
+    return Constraint(f"few-windows-{name.replace('_', '-')}", "redundant", why, (name, "model"), forbids)
+
+
 def _equal_widths(cell: Cell) -> bool:
     """A tree whose width is the length of its paths: steps + 1."""
     explicit = "auto" not in (cell.steps, cell.topk, cell.draft_tokens)
@@ -290,6 +320,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         lambda cell: cell.batch == "exam" and cell.memory == "tight",
     ),
     *map(_of_few_ranks, RANKED),
+    *map(_of_few_windows, WINDOWED),
     *(_of_few(name, "sampling", "rules", kept) for name, kept in RULED.items()),
     *(_of_few(name, "finish", "stops", kept) for name, kept in STOPPED.items()),
 )

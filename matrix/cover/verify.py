@@ -1,8 +1,8 @@
 """Independent verification of the cover by brute force; shares no code with `matrix.cover.generate`.
 
 Axes that no constraint links are independent, so the product decomposes into components small enough to enumerate. A
-combination of values is feasible exactly if its projection onto every component occurs there. One axis, the pivot,
-would link all components, so each of its values is processed separately, with its own components.
+combination of values is feasible exactly if its projection onto every component occurs there. Two axes, the pivots,
+would link all components, so each pair of their values is processed separately.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,23 +17,23 @@ from specmatrix.matrix.cells.constraints import CONSTRAINTS, explain
 Combination: TypeAlias = tuple[tuple[str, str], ...]
 
 
-# Constraints link it with every other axis.
-PIVOT: Final = "tp"
+# Constraints link them with every other axis.
+PIVOTS: Final = ("tp", "model")
 
 
 def components() -> list[tuple[str, ...]]:
-    """The axes except the pivot, grouped by the constraints that link them, each group in axis order."""
-    groups = [{name} for name in NAMES if name != PIVOT]
+    """The axes except the pivots, grouped by the constraints that link them, each group in axis order."""
+    groups = [{name} for name in NAMES if name not in PIVOTS]
     for constraint in CONSTRAINTS:
-        linked = [group for group in groups if group & set(constraint.axes)]
-        groups = [group for group in groups if group not in linked] + [set().union(*linked)]
+        if linked := [group for group in groups if group & set(constraint.axes)]:
+            groups = [group for group in groups if group not in linked] + [set().union(*linked)]
     return [tuple(name for name in NAMES if name in group) for group in groups]
 
 
-def allowed(component: Sequence[str], pivot: str) -> list[dict[str, str]]:
-    """Every combination of the component's values that no constraint forbids with this value of the pivot, the other
+def allowed(component: Sequence[str], pivots: Sequence[str]) -> list[dict[str, str]]:
+    """Every combination of the component's values that no constraint forbids with these values of the pivots, the other
     axes at their defaults."""
-    named = (PIVOT, *component)
+    named = (*PIVOTS, *component)
     judges = [
         ([named.index(name) for name in constraint.axes], constraint.forbidden)
         for constraint in CONSTRAINTS
@@ -41,7 +41,7 @@ def allowed(component: Sequence[str], pivot: str) -> list[dict[str, str]]:
     ]
     runs: list[tuple[str, ...]] = [()]
     # Extended axis by axis, so that forbidden combinations are pruned early.
-    for place, values in enumerate([[pivot], *(_open(name, pivot) for name in component)]):
+    for place, values in enumerate([*([pivot] for pivot in pivots), *(AXES[NAMES.index(n)].names for n in component)]):
         runs = [(*row, value) for row in runs for value in values]
         for columns, forbidden in judges:
             if max(columns) == place:
@@ -49,26 +49,21 @@ def allowed(component: Sequence[str], pivot: str) -> list[dict[str, str]]:
     return [dict(zip(named, row, strict=True)) for row in runs]
 
 
-def _open(name: str, pivot: str) -> list[str]:
-    """The values of an axis that no constraint on just this axis and the pivot forbids."""
-    shut = [constraint for constraint in CONSTRAINTS if set(constraint.axes) == {name, PIVOT}]
-    every = AXES[NAMES.index(name)].names
-    return [v for v in every if not any(c.forbids(Cell(**{name: v, PIVOT: pivot})) for c in shut)]
-
-
 @cache
 def feasible(strength: int) -> frozenset[Combination]:
     """Every combination of `strength` values of different axes that occurs in a runnable cell."""
-    return frozenset().union(*(_feasible(strength, pivot) for pivot in AXES[NAMES.index(PIVOT)].names))
+    every = product(*(AXES[NAMES.index(name)].names for name in PIVOTS))
+    return frozenset().union(*(_feasible(strength, pivots) for pivots in every))
 
 
-def _feasible(strength: int, pivot: str) -> set[Combination]:
-    """The feasible combinations in cells with this value of the pivot."""
+def _feasible(strength: int, pivots: Sequence[str]) -> set[Combination]:
+    """The feasible combinations in cells with these values of the pivots."""
     # Per set of axes within one component: the combinations of their values that occur.
-    occurring: dict[tuple[str, ...], list[Combination]] = {(): [()], (PIVOT,): [((PIVOT, pivot),)]}
-    home: dict[str, tuple[str, ...]] = {PIVOT: (PIVOT,)}
+    occurring: dict[tuple[str, ...], list[Combination]] = {(): [()]}
+    occurring |= {(name,): [((name, value),)] for name, value in zip(PIVOTS, pivots, strict=True)}
+    home: dict[str, tuple[str, ...]] = {name: (name,) for name in PIVOTS}
     for component in components():
-        rows = allowed(component, pivot)
+        rows = allowed(component, pivots)
         if not rows:
             return set()
         home |= dict.fromkeys(component, component)

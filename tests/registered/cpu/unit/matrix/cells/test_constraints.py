@@ -40,6 +40,14 @@ SEVERAL = (
     {"algorithm": "eagle3", "batch": "pair", "steps": "3"},
     {"algorithm": "eagle3", "batch": "pair", "steps": "3", "topk": "4"},
 )
+# The same for Mistral's cells.
+WINDOWS = tuple(
+    {"prefix_cache": "off"} | beside
+    for beside in (
+        {"batch": "ragged"},
+        *({"algorithm": name, "batch": "pair"} for name in ("none", "standalone", "ngram")),
+    )
+)
 
 
 def named(name: str) -> Constraint:
@@ -52,7 +60,7 @@ def test_every_constraint_forbids_a_cell_alone(constraint):
     alone = [
         Cell(**(beside | row))
         for row in rows
-        for beside in ({}, *SEVERAL)
+        for beside in ({}, *SEVERAL, *WINDOWS)
         if row.get("tp", "1") != "1" or not beside or constraint.name.startswith("few-")
     ]
     assert any(explain(cell) == (constraint,) for cell in alone)

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
         (Cell("eagle3"), "LlamaForCausalLMEagle3"),
         (Cell("standalone", "qwen3"), "Qwen3ForCausalLM"),
         (Cell("nextn", "deepseek"), None),
+        (Cell("standalone", "mistral"), "LlamaForCausalLM"),
     ],
 )
 def test_each_algorithm_brings_its_draft(cell, architecture):
@@ -35,6 +36,7 @@ def test_each_algorithm_brings_its_draft(cell, architecture):
         ("llama", "LlamaForCausalLM", None, 0),
         ("qwen3", "Qwen3ForCausalLM", 48, 0),
         ("deepseek", "DeepseekV3ForCausalLM", None, 2),
+        ("mistral", "MistralForCausalLM", 56, 0),
     ],
 )
 def test_each_model_is_its_own_target(model, architecture, window, bundled):
@@ -45,9 +47,10 @@ def test_each_model_is_its_own_target(model, architecture, window, bundled):
 
 def test_every_draft_of_the_zoo_is_on_the_axes():
     for (model, algorithm), draft in DRAFTS.items():
-        assert RECIPES[draft].target == MODELS[model] and algorithm in axis("algorithm").names
-    assert set(MODELS) == set(axis("model").names) and {*MODELS.values(), "mistral-mini"} == set(TARGETS)
-    assert {*TARGETS, *DRAFTS.values()} == set(RECIPES)
+        owner = "llama-mini" if model == "mistral" else MODELS[model]
+        assert RECIPES[draft].target == owner and algorithm in axis("algorithm").names
+    assert set(MODELS) == set(axis("model").names) and set(MODELS.values()) == set(TARGETS)
+    assert {*MODELS.values(), *DRAFTS.values()} == set(RECIPES)
 
 
 def test_widths_differ_so_that_a_mistaken_one_shows():

@@ -1,6 +1,6 @@
 import ast
 import random
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, explain
 from specmatrix.matrix.cells.enumerate import starts
 from specmatrix.matrix.cover import verify as verifier
-from specmatrix.matrix.cover.verify import PIVOT, Combination, allowed, components, covered, feasible, uncovered
+from specmatrix.matrix.cover.verify import PIVOTS, Combination, allowed, components, covered, feasible, uncovered
 
 pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
 
@@ -57,18 +57,22 @@ def test_it_shares_no_code_with_the_generator():
 
 def test_components_partition_the_axes_and_hold_every_constraint():
     groups = components()
-    assert sorted((PIVOT, *(name for group in groups for name in group))) == sorted(NAMES)
-    assert all(any(set(constraint.axes) <= {*group, PIVOT} for group in groups) for constraint in CONSTRAINTS)
+    assert sorted((*PIVOTS, *(name for group in groups for name in group))) == sorted(NAMES)
+    assert all(any(set(constraint.axes) <= {*group, *PIVOTS} for group in groups) for constraint in CONSTRAINTS)
 
 
-@pytest.mark.parametrize("pivot", axis(PIVOT).names)
-def test_components_are_independent_beside_each_value_of_the_pivot(pivot):
+@pytest.mark.parametrize("pivots", list(product(*(axis(name).names for name in PIVOTS))), ids="-".join)
+def test_components_are_independent_beside_values_of_the_pivots(pivots):
     source = random.Random(3)
-    rows = {group: allowed(group, pivot) for group in components()}
-    for _ in range(500):
+    rows = {group: allowed(group, pivots) for group in components()}
+    fixed = [(NAMES.index(name), value) for name, value in zip(PIVOTS, pivots, strict=True)]
+    found = starts(CONSTRAINTS, lambda prefix: all(prefix[c] == value for c, value in fixed if c < len(prefix)))
+    possible = any(tails for _, tails in found)
+    assert all(rows.values()) == possible
+    for _ in range(100 if possible else 0):
         parts = [source.choice(choices) for choices in rows.values()]
         cell = Cell(**{name: value for part in parts for name, value in part.items()})
-        assert explain(cell) == () and cell.values[PIVOT] == pivot
+        assert explain(cell) == () and tuple(cell.values[name] for name in PIVOTS) == pivots
 
 
 def test_feasible_combinations_are_those_of_the_enumerated_cells(covering):

@@ -81,7 +81,7 @@ def test_a_changed_default_moves_a_few_lines(groups, monkeypatch, field, value, 
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("window-uncached", 6), pytest.param("no-step-in-flight", 6, marks=pytest.mark.nightly)]
+    ("name", "most"), [("window-uncached", 9), pytest.param("no-step-in-flight", 6, marks=pytest.mark.nightly)]
 )
 def test_a_dropped_rule_moves_a_few_lines(groups, monkeypatch, name, most):
     monkeypatch.setattr(
