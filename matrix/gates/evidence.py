@@ -303,11 +303,7 @@ GPU_EVIDENCE: Final[tuple[Evidence, ...]] = (
         "graph.replayed",
         True,
         "repeated round shapes without logit rules must replay CUDA graphs",
-        lambda cell, run: (
-            _graphs(run)
-            and not _ruled(cell)
-            and run.evidence.get("decode.round", 0) >= REPEATED_ROUNDS
-        ),
+        lambda cell, run: _graphs(run) and not _ruled(cell) and run.evidence.get("decode.round", 0) >= REPEATED_ROUNDS,
     ),
     Evidence(
         "graph.waited",

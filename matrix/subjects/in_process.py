@@ -16,7 +16,7 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.errors import RequestError
-from specmatrix.matrix.conformance.inspector import inspect_drafter
+from specmatrix.matrix.conformance.inspector import SPARSE, inspect_drafter
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Capability,
@@ -81,7 +81,7 @@ class ReferenceEngine:
     def __init__(self, llm: LLM, clock: ManualClock) -> None:
         self.llm = llm
         self.clock = clock
-        self._inspected = inspect_drafter(llm)
+        self._inspected = inspect_drafter(llm, SPARSE)
         self._journal: list[Entry] = []
         llm.subscribe_journal(self._journal.append)
 
