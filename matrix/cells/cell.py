@@ -43,6 +43,8 @@ SHORT_CONTEXT: Final = 192
 # Ample memory holds all requests of the largest workload at once; more only slows the ledger checks.
 AMPLE_TOKENS: Final = 12_288
 AMPLE_PAGES: Final = 128
+# Requests without a seed have this one, except under lag 0 by name: baselines have seed 0 and give every request its own.
+ENGINE_SEED: Final = 17
 # Settings that the gates need on every engine: KV stamps, ledger checks, batch-invariant results, and sessions, which
 # any cell of a start may open.
 INSTRUMENTS: Final[dict[str, Any]] = {
@@ -187,6 +189,7 @@ class Cell(NamedTuple):
             max_total_tokens=self.memory_tokens,
             max_running_requests=_size(self.slots),
             tp_size=self.ranks,
+            random_seed=0 if self.spec_version == "v1" else ENGINE_SEED,
             **(GRAMS.get(self.model, {}) if self.algorithm == "ngram" else {}),
         )
 

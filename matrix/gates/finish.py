@@ -11,7 +11,7 @@ from typing import Any, Final
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.oracles.finish import banned_early, ending, eos_ids
+from specmatrix.matrix.oracles.finish import banned_early, ending, eos_ids, readings
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Answer, Capability, RequestSpec, Run
 
@@ -42,7 +42,7 @@ class FinishGate:
         cell, faults = prepared.cell, []
         for request in run.requests:
             answer = answers[request.name]
-            fault = _end(request, answer, cell.target)
+            fault = _end(request, answer, cell.target) or _read(request, answer, run)
             if not fault and Capability.LOGPROBS in run.capabilities:
                 fault = _logprobs(request, answer)
             if not fault and Capability.HISTOGRAM in run.capabilities:
@@ -75,12 +75,21 @@ def _end(request: RequestSpec, answer: Answer, target: str) -> str:
         return f"finished by {found}; its tokens imply {expected}"
     if answer.text != due.text:
         return f"has a text that ends in {answer.text[-40:]!r}; its tokens decode to {due.text[-40:]!r}"
+    return ""
+
+
+def _read(request: RequestSpec, answer: Answer, run: Run) -> str:
+    """What is wrong with the texts that were read while a request ran, or ""."""
     taken_back = next((piece for piece in answer.pieces if not answer.text.startswith(piece)), None)
     if taken_back is not None:
         return f"showed {taken_back[-40:]!r} while it ran, which is not in its text"
-    if request.stream and len(answer.pieces) < 2:
+    if not request.stream:
+        return ""
+    if len(answer.pieces) < 2:
         return "was streamed, but its text was never read before its end"
-    return ""
+    due = readings(request, answer) if Capability.ROUNDS in run.capabilities and not answer.retractions else []
+    late = next((text for text in due if text and text not in answer.pieces), None)
+    return "" if late is None else f"did not show {late[-40:]!r} while it ran, which no stop can take away"
 
 
 def _named(reason: str, matched: int | str | None) -> str:
@@ -90,7 +99,8 @@ def _named(reason: str, matched: int | str | None) -> str:
 
 
 def _logprobs(request: RequestSpec, answer: Answer) -> str:
-    wanted = len(answer.output_ids) if request.logprobs or request.top_logprobs else 0
+    asked = request.logprobs or request.top_logprobs or request.prompt_logprobs >= 0
+    wanted = len(answer.output_ids) if asked else 0
     if len(answer.logprobs) != wanted:
         return f"has log-probabilities for {len(answer.logprobs)} of {wanted} tokens"
     wanted = len(answer.output_ids) if request.top_logprobs else 0
@@ -98,6 +108,13 @@ def _logprobs(request: RequestSpec, answer: Answer) -> str:
         return f"has top log-probabilities for {len(answer.top_logprobs)} of {wanted} tokens"
     if any(len(top) != request.top_logprobs for top in answer.top_logprobs):
         return f"does not have {request.top_logprobs} top log-probabilities for every token"
+    first = request.prompt_logprobs
+    scored = len(answer.prompt_ids) - first if first >= 0 else 0
+    columns = [None if first + place == 0 else request.top_logprobs for place in range(scored)]
+    if [value is None for value in answer.prompt_logprobs] != [wanted is None for wanted in columns]:
+        return f"has log-probabilities for {len(answer.prompt_logprobs)} of {scored} prompt tokens"
+    if [len(top) for top in answer.prompt_top_logprobs] != [wanted or 0 for wanted in columns]:
+        return f"does not have {request.top_logprobs} top log-probabilities for every prompt token"
     if any(value > 1e-6 for value in answer.logprobs):
         return f"has a log-probability of {max(answer.logprobs)}; allowed: at most 0"
     return ""

@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from torch import Tensor
+
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.logprobs import max_logprob_gap
 from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_difference, is_tie, pairs, unpaired
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.logit_rules import RuledToken, ruled_tokens
+from specmatrix.matrix.oracles.prompt_scores import prompt_gap, prompt_scores
 from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, RequestSpec, Run
@@ -46,6 +49,7 @@ class LosslessGate:
     is_oracle_tie: Callable[[str, RequestSpec, int], bool] | None = None
     sampled: bool = True
     rules: Callable[[str, RequestSpec, tuple[int, ...], tuple[int, ...]], Sequence[RuledToken]] = ruled_tokens
+    prompts: Callable[[str, tuple[int, ...]], Tensor] = prompt_scores
 
     def applies(self, cell: Cell) -> bool:
         """Every cell whose requests are compared; those without a drafter still differ in other axes."""
@@ -85,6 +89,9 @@ class LosslessGate:
         outcome = Outcome(self.name, State.PASS, numbers)
         if self.oracle is not None:
             outcome = self._against_oracle(every, numbers, self.oracle(target), exact)
+        scored_prompts = [pair for pair in every if pair.request.prompt_logprobs >= 0]
+        if scored_prompts:
+            outcome = self._against_prompts(scored_prompts, outcome, target, exact)
         ruled = [pair for pair in every if pair.request.ruled]
         return self._against_rules(ruled, outcome, target, exact) if ruled else outcome
 
@@ -94,6 +101,15 @@ class LosslessGate:
         if self.is_oracle_tie is None or pair.request.temperature > 0 or pair.baseline.top_logprobs:
             return False
         return oracle_index(pair.request) is not None and self.is_oracle_tie(target, pair.request, index)
+
+    def _against_prompts(self, scored: list[AnswerPair], outcome: Outcome, target: str, exact: bool) -> Outcome:
+        """Log-probabilities of prompts, and their alternatives, must be the network's, whatever the request's rules."""
+        worst = max(prompt_gap(pair.request, pair.answer, self.prompts(target, pair.answer.prompt_ids)) for pair in scored)
+        numbers = {**outcome.numbers, "scored_prompts": len(scored), "prompt_nats": worst}
+        if outcome.state is State.PASS and exact and worst > self.thresholds["oracle_nats"]:
+            text = f"a log-probability of a prompt's token differs from the oracle's by {worst:.2g} nats"
+            return Outcome(self.name, State.FAIL, numbers, message=text)
+        return Outcome(self.name, outcome.state, numbers, message=outcome.message)
 
     def _against_rules(self, ruled: list[AnswerPair], outcome: Outcome, target: str, exact: bool) -> Outcome:
         """The baseline's tokens under logit rules must be what transformers' processors leave: greedy ones the best up

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from specmatrix import HOME
-from specmatrix.matrix.subjects.protocol import RequestSpec
+from specmatrix.matrix.subjects.protocol import Answer, RequestSpec
 from specmatrix.matrix.workloads.build import tokenizer
 
 CHECKPOINTS: Final = HOME / "matrix" / "zoo" / "checkpoints"
@@ -62,3 +63,15 @@ def ending(request: RequestSpec, ids: tuple[int, ...], target: str) -> Ending:
         if count >= request.max_new_tokens:
             return Ending(count, "length", None, text_of(ids[:count]))
     return Ending(len(ids), "open", None, text_of(ids))
+
+
+def readings(request: RequestSpec, answer: Answer) -> list[str]:
+    """The different texts that a reader sees after each step of a request that was never retracted: after its first
+    token and each round what no stop string can still take away, and at last its whole text."""
+    ids, seen = answer.output_ids, [""]
+    for count in accumulate(answer.accept_lengths, initial=1):
+        if count < len(ids):
+            text = text_of(ids[:count])
+            begun = [stop[:size] for stop in request.stop for size in range(1, len(stop)) if text.endswith(stop[:size])]
+            seen.append(text[: len(text) - max(map(len, begun), default=0)])
+    return list(dict.fromkeys([*seen, answer.text]))

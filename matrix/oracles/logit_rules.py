@@ -42,7 +42,7 @@ def ruled_tokens(
     heat: Any = TemperatureLogitsWarper(float(request.temperature or 1.0))
     rare: Any = MinPLogitsWarper(request.min_p if request.temperature else 0.0)
     with torch.inference_mode():
-        raw = _net(target)(torch.tensor([text]))[0][0]
+        raw = network(target)(torch.tensor([text]))[0][0]
         for index in range(len(prompt), len(text)):
             token, ids = text[index], torch.tensor([text[:index]])
             scores = rules.processed(ids, len(prompt), raw[index - 1])
@@ -93,5 +93,6 @@ class Rules:
 
 
 @cache
-def _net(target: str) -> CausalNet:
+def network(target: str) -> CausalNet:
+    """A target as the zoo's own network, float32 on the CPU."""
     return read_net(CHECKPOINTS / target, RECIPES[target], torch.device("cpu"))

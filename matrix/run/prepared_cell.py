@@ -91,7 +91,7 @@ class PreparedCell:
 
     @cached_property
     def _plain_requests(self) -> tuple[RequestSpec, ...]:
-        return as_baseline(self.requests)
+        return as_baseline(self.requests, self.asked.random_seed)
 
     def _plain(self, start: Cell) -> PreparedCell:
         """The baseline requests on another engine start, which must run whether or not it is in the matrix."""
@@ -106,9 +106,9 @@ def prepare(
     return PreparedCell(cell, tier, seed, constraints, expectation(cell, constraints), workload, subject)
 
 
-def as_baseline(requests: Sequence[RequestSpec]) -> tuple[RequestSpec, ...]:
-    """The workload of a baseline: no aborted or refused requests, full histories in place of sessions, and at least two
-    top_logprobs for every greedy token, to detect ties."""
+def as_baseline(requests: Sequence[RequestSpec], engine_seed: int) -> tuple[RequestSpec, ...]:
+    """The workload of a baseline: no aborted or refused requests, full histories in place of sessions, a request with its
+    own seed for every completion, and at least two top_logprobs for every greedy token, to detect ties."""
     refused = {request.name for request in requests if request.refused is not None}
     plain = []
     for request in requests:
@@ -118,7 +118,13 @@ def as_baseline(requests: Sequence[RequestSpec]) -> tuple[RequestSpec, ...]:
         session = None if request.session is None else replace(request.session, resend=True)
         after = tuple(name for name in request.after if name not in refused)
         request = replace(
-            request, abort_after=None, closes_after=None, top_logprobs=shown, session=session, after=after
+            request,
+            abort_after=None,
+            closes_after=None,
+            top_logprobs=shown,
+            session=session,
+            after=after,
+            seed=engine_seed if request.seed is None else request.seed,
         )
-        plain.append(request)
+        plain += request.completions()
     return tuple(plain)

@@ -259,11 +259,11 @@ def drive(
     answers = engine.generate(requests if command is None else command.asks)
     seconds = perf_counter() - start
     both = list(zip(requests, answers, strict=True))
-    kept = [(request, answer) for request, answer in both if request.refused is None]
+    kept = [pair for request, answer in both if request.refused is None for pair in completions(request, answer)]
     evidence = {name: count - before.get(name, 0) for name, count in engine.counters().items()}
     journal = engine.journal() if Capability.JOURNAL in capabilities else None
     return Run(
-        requests=tuple(request for request, _ in kept),
+        requests=tuple(each for one in requests if one.refused is None for each in one.completions()),
         answers=tuple(answer for _, answer in kept),
         resolved=engine.resolved,
         readback=engine.readback(),
@@ -279,6 +279,12 @@ def drive(
         capabilities=capabilities,
         flags={} if command is None else command.flags,
     )
+
+
+def completions(request: RequestSpec, answer: Answer) -> list[tuple[RequestSpec, Answer]]:
+    """A request's completions with their answers, as requests of their own; the answers may be fewer."""
+    pairs = zip(request.completions(), (answer, *answer.further), strict=False)
+    return [(one, replace(found, name=one.name)) for one, found in pairs]
 
 
 def served(answered: Iterable[tuple[RequestSpec, Answer]]) -> Iterator[Served]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,6 +136,8 @@ class Conversation:
         self.rids: dict[str, int] = {}
         self.stops: dict[int, int] = {}
         self.pieces: dict[str, list[str]] = {request.name: [] for request in requests if request.stream}
+        self.completing: dict[str, Iterator[list[Output]]] = {}  # requests with several completions
+        self.completed: dict[str, list[Output]] = {}
         self.closes: dict[int, tuple[int, str]] = {}  # rid to (output tokens after which to close, session)
         self.open: dict[str, int] = {}  # session to its number of unfinished requests
         # Sessions that must already be closed when a request arrives are not closed here.
@@ -160,8 +162,7 @@ class Conversation:
             running += due
             if waiting and not running and not self.llm.loop.busy:
                 raise RequestError(f"request {waiting[0].name} waits for {waiting[0].after}, which did not all end")
-            self.llm.step()
-            self._read()
+            self._step()
             self._stop()
             running = self._settle(running)
         return [self._answer(request) for request in self.requests]
@@ -177,6 +178,9 @@ class Conversation:
     def _send(self, request: RequestSpec) -> None:
         here = request.session
         self.clock.seconds += request.clock
+        if request.n > 1:
+            self.completing[request.name] = self.llm.generation([request.prompt], sampling(request))
+            return
         if here is None:
             rid = self.llm.add(request.prompt, sampling(request))
         elif here.resend:
@@ -221,6 +225,17 @@ class Conversation:
             _, session = self.closes.pop(rid)
             self.llm.close_session(session)
 
+    def _step(self) -> None:
+        """Run a step of the engine, and one of each call for several completions, which also queues them."""
+        if not self.completing:
+            self.llm.step()
+            self._read()
+        for name, steps in list(self.completing.items()):
+            if outputs := next(steps):
+                self.completed[name] = outputs
+                del self.completing[name]
+            self._read()
+
     def _read(self) -> None:
         """Read the texts of streamed requests."""
         for name, pieces in self.pieces.items():
@@ -240,11 +255,17 @@ class Conversation:
         return still
 
     def _ended(self, name: str) -> bool:
-        return name in self.refusals or (name in self.rids and self.llm.request(self.rids[name]).finish is not None)
+        if name in self.refusals or name in self.completed:
+            return True
+        return name in self.rids and self.llm.request(self.rids[name]).finish is not None
 
     def _answer(self, request: RequestSpec) -> Answer:
         if request.name in self.refusals:
             return Answer(request.name, (), (), "", "refused", None, 0, (), refusal=self.refusals[request.name])
+        if request.name in self.completed:
+            pairs = zip(request.completions(), self.completed[request.name], strict=False)
+            first, *further = [answer(one, self._encoded(request), output) for one, output in pairs]
+            return replace(first, further=tuple(further))
         rid = self.rids[request.name]
         prompt = tuple(self.llm.request(rid).prompt)
         return replace(
@@ -274,6 +295,8 @@ def sampling(request: RequestSpec) -> SamplingParams:
         bad_words_ids=request.bad_words_ids,
         allowed_token_ids=request.allowed_token_ids,
         no_stop_trim=request.no_stop_trim,
+        n=request.n,
+        logprob_start_len=request.prompt_logprobs,
     )
 
 
@@ -293,6 +316,8 @@ def answer(request: RequestSpec, prompt_ids: tuple[int, ...], output: Output) ->
         meta_info=output.meta_info,
         retractions=output.retractions,
         round_widths=output.round_widths,
+        prompt_logprobs=output.prompt_logprobs,
+        prompt_top_logprobs=output.prompt_top_logprobs,
     )
 
 

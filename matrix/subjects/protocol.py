@@ -7,7 +7,7 @@ subject.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -86,7 +86,9 @@ class RequestSpec:
     token). `closes_after`: close its session after that many output tokens. `refused`: the reason for which it must be
     refused, None if it must not. `beside`: name of a request during which this one is sent. `clock`: seconds to wait
     before it is sent; the engine is idle meanwhile, except with `beside`. `logprobs`: return log-probabilities of the
-    output tokens, as `top_logprobs` > 0 (number of alternatives) also does. Sampling fields as in SGLang.
+    output tokens, as `top_logprobs` > 0 (number of alternatives) also does. `prompt_logprobs`: index of the first
+    prompt token with log-probabilities, -1 for none. `n`: completions, whose seeds count up from `seed`; `seed` None is
+    the engine's own. Sampling fields as in SGLang.
     """
 
     name: str
@@ -95,7 +97,7 @@ class RequestSpec:
     temperature: float = 0.0
     top_k: int = -1
     top_p: float = 1.0
-    seed: int = 0
+    seed: int | None = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -119,6 +121,16 @@ class RequestSpec:
     allowed_token_ids: tuple[int, ...] | None = None
     no_stop_trim: bool = False
     stream: bool = False  # read its text while it runs
+    n: int = 1
+    prompt_logprobs: int = -1
+
+    def completions(self) -> tuple[RequestSpec, ...]:
+        """Each of its completions as a request: the first has its name, the i-th from 1 on also `#i`."""
+        if self.n == 1:
+            return (self,)
+        names = [f"{self.name}#{i}" if i else self.name for i in range(self.n)]
+        seeds = [None if self.seed is None else self.seed + i for i in range(self.n)]
+        return tuple(replace(self, n=1, name=name, seed=seed) for name, seed in zip(names, seeds, strict=True))
 
     @property
     def ruled(self) -> bool:
@@ -131,7 +143,9 @@ class RequestSpec:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The result of one request. matched: the stop token or string, or the message of an error. refusal: the engine's
-    message if it refused the request, else ""."""
+    message if it refused the request, else "". further: the other completions of a request with n > 1, in order.
+    prompt_logprobs, prompt_top_logprobs: of the prompt tokens asked for; None and no alternatives for the first of all.
+    """
 
     name: str
     prompt_ids: tuple[int, ...]
@@ -148,6 +162,9 @@ class Answer:
     round_widths: tuple[int, ...] = ()  # nodes of each verify round, root included
     refusal: str = ""
     pieces: tuple[str, ...] = ()  # the text as it was read after each step, if the request is streamed
+    further: tuple[Answer, ...] = ()
+    prompt_logprobs: tuple[float | None, ...] = ()
+    prompt_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
 from specmatrix.matrix.subjects.protocol import RequestSpec
 from specmatrix.matrix.workloads.context_limit import to_the_brim
 from specmatrix.matrix.workloads.memory_sizes import snug
-from specmatrix.matrix.workloads.requirements import ruled, stopped
+from specmatrix.matrix.workloads.requirements import ruled, spoken, stopped
 from specmatrix.matrix.workloads.retraction import collisions
 from specmatrix.matrix.workloads.sessions import TIGHT_LATER, WAVES, conversations, in_waves
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
@@ -129,11 +129,13 @@ def _requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
         requests[place] = late if aborted_late(cell) else replace(requests[place], abort_after=ABORT_AFTER)
     if cell.memory == "snug":
         sizes = snug(cell.model == "qwen3", int(cell.page_size))
-        return collisions(requests, sizes, _tokens, cell.abort == "running")
-    if cell.session != "none":
+        requests = collisions(requests, sizes, _tokens, cell.abort == "running")
+    elif cell.session != "none":
         memory = cell.memory_tokens if cell.memory == "tight" else None
-        return conversations(requests, cell.session == "streaming", memory, _short(cell), cell.abort == "running")
-    return [*requests, *_draws(cell, seed)]
+        requests = conversations(requests, cell.session == "streaming", memory, _short(cell), cell.abort == "running")
+    else:
+        requests += _draws(cell, seed)
+    return spoken(requests) if cell.sampling == "mixed" else requests
 
 
 def aborted_late(cell: Cell) -> bool:
@@ -206,7 +208,9 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
     )
     if cell.finish == "stops":
         request = stopped(request, place, STOP_STRINGS[place % 2], token_id(STOP_TOKENS[place % 2]))
-    return ruled(request, place) if cell.sampling == "rules" else request
+    if cell.sampling == "rules":
+        request = ruled(request, place, tokenizer().encode(" " + answer, add_special_tokens=False).ids)
+    return request
 
 
 def _draws(cell: Cell, seed: int) -> list[RequestSpec]:

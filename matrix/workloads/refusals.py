@@ -54,8 +54,9 @@ def contended_tree(requests: Sequence[RequestSpec]) -> list[RequestSpec]:
     out = [root, *([] if root.abort_after == 0 else [early]), far, *requests[1:]]
     last = requests[-1]
     if _session(last).replace:
-        gone = replace(_session(root), follows=requests[1].name)
-        out.append(replace(_attempt(root, "gone", Refusal.REPLACED, gone), after=(last.name,)))
+        for number, cleared in enumerate(requests[1:-1]):
+            gone = replace(_session(root), follows=cleared.name)
+            out.append(replace(_attempt(root, f"gone{number or ''}", Refusal.REPLACED, gone), after=(last.name,)))
     return out
 
 

@@ -2,38 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from specmatrix.matrix.subjects.protocol import RequestSpec
+from specmatrix.matrix.zoo.tokenizer import EOS_ID
 
 # Ids of frequent tokens of answers: digits, signs and short words.
 COMMON: Final = (449, 273, 27, 749, 313, 222, 24, 22, 19, 20, 16, 17)
 # By place; a request with more than one rule shows their order. At a high temperature min_p has much to remove,
-# and rewards for repetition, unlike penalties, show in the log-probability of every token.
+# and rewards for repetition, unlike penalties, show in the log-probability of every token. The last prompt is perhaps
+# in the prefix cache.
 RULES: Final[tuple[dict[str, Any], ...]] = (
-    {"repetition_penalty": 0.8, "frequency_penalty": -0.4, "presence_penalty": -0.5},
-    {"temperature": 2.5, "min_p": 0.2, "presence_penalty": -0.7},
+    {
+        **{"repetition_penalty": 0.8, "frequency_penalty": -0.4, "presence_penalty": -0.5},
+        **{"prompt_logprobs": 0, "top_logprobs": 2},
+    },
+    {"temperature": 2.5, "min_p": 0.2, "presence_penalty": -0.7, "n": 2, "seed": 0},
     {"bad_words_ids": tuple((one, other) for one in COMMON[:8] for other in COMMON[:8])},
-    {"logit_bias": tuple((token, -2.5) for token in COMMON), "repetition_penalty": 1.1},
-    {"allowed_token_ids": tuple(range(0, 768, 3)) + COMMON, "min_new_tokens": 24, "logit_bias": ((21, 1.5),)},
+    {"logit_bias": tuple((token, -2.5) for token in COMMON), "repetition_penalty": 1.1, "seed": None},
+    {
+        **{"allowed_token_ids": tuple(range(0, 768, 3)) + COMMON, "min_new_tokens": 24, "logit_bias": ((21, 1.5),)},
+        **{"prompt_logprobs": 9},
+    },
 )
-# Strings of an answer that overlap, or end with the same token.
-OVERLAPPING: Final = ("<<", "=<<", "####", "\n####")
+# Of the later turns of sessions: greedy ones, and sampled ones.
+SPOKEN: Final[tuple[dict[str, Any], ...]] = (
+    {"repetition_penalty": 0.8, "presence_penalty": -0.5},
+    {"frequency_penalty": -0.6, "bad_words_ids": tuple((one, other) for one in COMMON[:8] for other in COMMON[:8])},
+)
+# Strings of an answer that begin or end with the same token, or lie in one another.
+OVERLAPPING: Final = ("<<", "=<", "=<<", "####", "\n####")
+# Ends with a token of one character.
+OF_TWO_TOKENS: Final = ".\n"
+# So much likelier that a request ends as soon as it may, within a round.
+EAGER: Final = {"min_new_tokens": 41, "logit_bias": ((EOS_ID, 60.0),), "logprobs": True}
+THREE: Final = 3
 
 
-def ruled(request: RequestSpec, place: int) -> RequestSpec:
-    """The request with the logit rules of its place, and log-probabilities, which show each rule's every effect."""
-    return replace(request, logprobs=True, **RULES[place % len(RULES)])
+def ruled(request: RequestSpec, place: int, answer: Sequence[int]) -> RequestSpec:
+    """The request with the logit rules of its place, and log-probabilities, which show each rule's every effect.
+    answer: tokens of an answer like its own, of which bad words forbid every third sequence of three."""
+    rules = RULES[place % len(RULES)]
+    if "bad_words_ids" in rules:
+        thirds = tuple(tuple(answer[at : at + THREE]) for at in range(0, len(answer) - THREE + 1, THREE))
+        rules = {**rules, "bad_words_ids": rules["bad_words_ids"] + thirds}
+    return replace(request, logprobs=True, **rules)
+
+
+def spoken(turns: Sequence[RequestSpec]) -> list[RequestSpec]:
+    """The turns of sessions, those with a history with logit rules, which see the history as a prompt."""
+    return [
+        replace(turn, logprobs=True, **SPOKEN[turn.temperature > 0])
+        if turn.session is not None and turn.session.follows is not None and turn.refused is None
+        else turn
+        for turn in turns
+    ]
 
 
 def stopped(request: RequestSpec, place: int, stop: str, stop_id: int) -> RequestSpec:
     """The request with the stops of its place. stop: a string that its answer has, stop_id: a token of it."""
     ways: tuple[dict[str, Any], ...] = (
-        {"min_new_tokens": 70},
-        {"stop": (stop,), "no_stop_trim": True},
+        EAGER,
+        {"stop": (OF_TWO_TOKENS,), "no_stop_trim": True},
         {"stop": OVERLAPPING},
-        {"stop_token_ids": (stop_id,), "ignore_eos": True, "no_stop_trim": True},
+        {"stop_token_ids": (stop_id,), "ignore_eos": True, "no_stop_trim": True, "n": 2},
         {"stop": (stop, "\n\n"), "stream": True},
     )
     return replace(request, **ways[place % len(ways)])

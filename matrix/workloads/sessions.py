@@ -84,11 +84,12 @@ def line(first: RequestSpec, place: int, limits: Sequence[int], cut: int | None)
 
 
 def _branches(first: RequestSpec, place: int, limits: Sequence[int], broken: bool) -> list[RequestSpec]:
-    """An ordinary session: two requests continue the first, one of them without its output; a last one branches off
-    inside the first and replaces both."""
+    """An ordinary session: two requests continue the first, one of them without its output, and another one continues
+    one of these; a last one branches off inside the first and replaces all three."""
     name = f"b{place}"
     root = replace(first, session=Continuation(name, False))
     two, three, four = (_reply(first, number, limit) for number, limit in enumerate(limits, start=2))
+    five = _reply(first, 5, limits[-1])
     after = (first.name,)
     if first.abort_after is not None:
         # No request continues an aborted one, whose tokens depend on timing.
@@ -100,7 +101,9 @@ def _branches(first: RequestSpec, place: int, limits: Sequence[int], broken: boo
     if broken:
         second = _cut(second)
     back = Continuation(name, False, first.name, offset=OFFSET, replace=True)
-    return [root, second, third, replace(four, after=(two.name, three.name), session=back)]
+    parent = three.name if broken else two.name
+    fourth = replace(five, after=(parent,), session=Continuation(name, False, parent))
+    return [root, second, third, fourth, replace(four, after=(two.name, three.name, five.name), session=back)]
 
 
 def scored(turns: Sequence[RequestSpec], place: int) -> list[RequestSpec]:
@@ -122,7 +125,7 @@ def _reply(first: RequestSpec, number: int, limit: int) -> RequestSpec:
         name=f"{first.name}.turn{number}",
         prompt=REPLIES[number % len(REPLIES)],
         max_new_tokens=limit,
-        seed=first.seed + 100 * number,
+        seed=(first.seed or 0) + 100 * number,
         abort_after=None,
         answer=None,
     )

@@ -190,6 +190,8 @@ def _unread(requests: tuple[RequestSpec, ...]) -> Iterator[str]:
         for field in fields(request):
             if field.name not in READ and getattr(request, field.name) != field.default:
                 yield f"this subject does not translate {field.name} of a request"
+        if request.seed is None:
+            yield "transformers' generate() has no seed of its own"
 
 
 def _ask(request: RequestSpec, target: str) -> Ask:

@@ -1,0 +1,40 @@
+"""The log-probabilities of a prompt's tokens: the zoo's own network without KV, in one pass over the whole prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from specmatrix.matrix.oracles.logit_rules import network
+from specmatrix.matrix.subjects.protocol import Answer, RequestSpec
+
+
+@cache
+def prompt_scores(target: str, prompt: tuple[int, ...]) -> Tensor:
+    """Log-probabilities of every token after each of a prompt's L tokens: float32 [L, V], in nats."""
+    with torch.inference_mode():
+        return network(target)(torch.tensor([prompt]))[0][0].log_softmax(-1)
+
+
+def prompt_gap(request: RequestSpec, answer: Answer, scores: Tensor) -> float:
+    """The largest difference in nats between an answer's prompt log-probabilities and `scores`, alternatives included:
+    each has its own value, and the worst is no worse than that of the worst of as many best tokens."""
+    gaps = [0.0]
+    first = request.prompt_logprobs
+    columns = zip(answer.prompt_ids[first:], answer.prompt_logprobs, answer.prompt_top_logprobs, strict=False)
+    for index, (token, value, best) in enumerate(columns, first):
+        if index == 0 or value is None:
+            continue
+        row = scores[index - 1]
+        gaps.append(abs(value - float(row[token])))
+        if best:
+            gaps += [abs(other - float(row[one])) for one, other in best]
+            gaps.append(float(row.topk(len(best)).values[-1]) - min(_values(best)))
+    return max(gaps)
+
+
+def _values(best: Sequence[tuple[int, float]]) -> list[float]:
+    return [value for _, value in best]
