@@ -43,7 +43,7 @@ SHORT_CONTEXT: Final = 192
 # Ample memory holds all requests of the largest workload at once; more only slows the ledger checks.
 AMPLE_TOKENS: Final = 12_288
 AMPLE_PAGES: Final = 128
-# Requests without a seed have this one, except under lag 0 by name: baselines have seed 0 and give every request its own.
+# Of every engine but those started as v1, as baselines are: these have seed 0, and give each request a seed of its own.
 ENGINE_SEED: Final = 17
 # Settings that the gates need on every engine: KV stamps, ledger checks, batch-invariant results, and sessions, which
 # any cell of a start may open.

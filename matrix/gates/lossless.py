@@ -104,7 +104,9 @@ class LosslessGate:
 
     def _against_prompts(self, scored: list[AnswerPair], outcome: Outcome, target: str, exact: bool) -> Outcome:
         """Log-probabilities of prompts, and their alternatives, must be the network's, whatever the request's rules."""
-        worst = max(prompt_gap(pair.request, pair.answer, self.prompts(target, pair.answer.prompt_ids)) for pair in scored)
+        worst = max(
+            prompt_gap(pair.request, pair.answer, self.prompts(target, pair.answer.prompt_ids)) for pair in scored
+        )
         numbers = {**outcome.numbers, "scored_prompts": len(scored), "prompt_nats": worst}
         if outcome.state is State.PASS and exact and worst > self.thresholds["oracle_nats"]:
             text = f"a log-probability of a prompt's token differs from the oracle's by {worst:.2g} nats"

@@ -16,7 +16,8 @@ from specmatrix.matrix.subjects.protocol import Answer, RequestSpec
 def prompt_scores(target: str, prompt: tuple[int, ...]) -> Tensor:
     """Log-probabilities of every token after each of a prompt's L tokens: float32 [L, V], in nats."""
     with torch.inference_mode():
-        return network(target)(torch.tensor([prompt]))[0][0].log_softmax(-1)
+        logits: Tensor = network(target)(torch.tensor([prompt]))[0][0]
+        return logits.log_softmax(-1)
 
 
 def prompt_gap(request: RequestSpec, answer: Answer, scores: Tensor) -> float:

@@ -107,10 +107,10 @@ def prepare(
 
 
 def as_baseline(requests: Sequence[RequestSpec], engine_seed: int) -> tuple[RequestSpec, ...]:
-    """The workload of a baseline: no aborted or refused requests, full histories in place of sessions, a request with its
-    own seed for every completion, and at least two top_logprobs for every greedy token, to detect ties."""
+    """The workload of a baseline: no aborted or refused requests, full histories in place of sessions, one request per
+    completion, seeds instead of None, and at least two top_logprobs for every greedy token, to detect ties."""
     refused = {request.name for request in requests if request.refused is not None}
-    plain = []
+    plain: list[RequestSpec] = []
     for request in requests:
         if request.name in refused:
             continue

@@ -21,7 +21,12 @@ RULES: Final[tuple[dict[str, Any], ...]] = (
     },
     {"temperature": 2.5, "min_p": 0.2, "presence_penalty": -0.7, "n": 2, "seed": 0},
     {"bad_words_ids": tuple((one, other) for one in COMMON[:8] for other in COMMON[:8])},
-    {"logit_bias": tuple((token, -2.5) for token in COMMON), "repetition_penalty": 1.1, "seed": None},
+    {
+        "logit_bias": tuple((token, -2.5) for token in COMMON),
+        "repetition_penalty": 1.1,
+        "temperature": 1.6,
+        "seed": None,
+    },
     {
         **{"allowed_token_ids": tuple(range(0, 768, 3)) + COMMON, "min_new_tokens": 24, "logit_bias": ((21, 1.5),)},
         **{"prompt_logprobs": 9},

@@ -1,4 +1,4 @@
-"""Logit rules, minimum lengths, kept and overlapping stops, and streamed reads."""
+"""Logit rules, seeds, prompt log-probabilities, minimum lengths, kept and overlapping stops, and streamed reads."""
 
 from typing import Final
 
@@ -6,9 +6,12 @@ from specmatrix.matrix.faults.fault import Fault
 
 RULES: Final = "logit rules"
 STOPS: Final = "stop / EOS / length-cap handling"
+SEEDS: Final = "RNG / seed"
+SCORES: Final = "logprob"
 CHAIN: Final = "none.ragged.rules"
 TREE: Final = "eagle3.s3.k4.n8.v2.p16.ragged.rules"
 STOPPED: Final = "none.ragged.stops"
+STOPPED_TREE: Final = "eagle3.s3.k4.n8.v2.p16.ragged.stops"
 
 REQUIREMENT_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
@@ -167,5 +170,178 @@ REQUIREMENT_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("finish",),
         cells=(STOPPED,),
         why="a streamed text shows the beginning of a stop string that is then removed",
+    ),
+    Fault(
+        id="siblings-count",
+        klass=RULES,
+        origin="rule: a node sees its ancestors' drafts, not its siblings'",
+        within="_penalised",
+        old="    line = order[:, None] >= order if at.ancestors is None else at.ancestors\n",
+        new="    line = order[:, None] >= order\n",
+        expected=("lossless",),
+        cells=(TREE,),
+        why="penalties at a node of a tree also count the drafts of other branches",
+    ),
+    Fault(
+        id="bad-words-skip-drafts",
+        klass=RULES,
+        origin="rule: bad words span tokens from before the round and its drafts",
+        within="_last_tokens",
+        old="        node = parents.gather(1, node)\n",
+        new="        node = torch.where(node > size, size, parents.gather(1, node))\n",
+        expected=("lossless",),
+        cells=(TREE,),
+        why="before a draft, bad words see the tokens from before the round instead of the drafts on its path",
+    ),
+    Fault(
+        id="minimum-of-the-root",
+        klass=STOPS,
+        origin="rule: stop tokens are allowed from min_new_tokens on, also within a round",
+        within="LogitRules._banned",
+        old="            before = (at.start[:, None] + at.depths + 1 - rules.prompt)[:, :, None]\n",
+        new="            before = (at.start[:, None] + 0 * at.depths + 1 - rules.prompt)[:, :, None]\n",
+        expected=("lossless",),
+        cells=(STOPPED_TREE,),
+        why="a round that begins before the minimum length bans stop tokens at all of its nodes",
+    ),
+    Fault(
+        id="completions-share-a-seed",
+        klass=SEEDS,
+        origin="rule: the i-th completion has the seed plus i",
+        within="SamplingParams.completions",
+        old="        return [replace(self, n=1, seed=(first + place) % 2**63) for place in range(self.n)]\n",
+        new="        return [replace(self, n=1, seed=first) for _ in range(self.n)]\n",
+        expected=("lossless",),
+        cells=(CHAIN,),
+        why="all completions of a prompt are the same text",
+    ),
+    Fault(
+        id="completions-forget-the-engines-seed",
+        klass=SEEDS,
+        origin="rule: completions without a seed count up from the engine's",
+        within="SamplingParams.completions",
+        old="        first = engine_seed if self.seed is None else self.seed\n",
+        new="        first = self.seed or 0\n",
+        expected=("lossless",),
+        cells=("none.ragged.rules.stops",),
+        why="completions of a request without a seed start from seed 0",
+    ),
+    Fault(
+        id="seed-zero-is-none",
+        klass=SEEDS,
+        origin="rule: seed 0 is a seed",
+        within="LLM._judge",
+        old="        seed = self.resolved.random_seed if params.seed is None else params.seed\n",
+        new="        seed = params.seed or self.resolved.random_seed\n",
+        expected=("lossless",),
+        cells=(CHAIN,),
+        why="a request with seed 0 is drawn with the engine's seed",
+    ),
+    Fault(
+        id="engines-seed-ignored",
+        klass=SEEDS,
+        origin="rule: a request without a seed has the engine's",
+        within="LLM._judge",
+        old="        seed = self.resolved.random_seed if params.seed is None else params.seed\n",
+        new="        seed = params.seed or 0\n",
+        expected=("lossless",),
+        cells=(CHAIN,),
+        why="a request without a seed is drawn with seed 0",
+    ),
+    Fault(
+        id="prompt-scores-behind-the-cache",
+        klass=SCORES,
+        origin="rule: a prompt token without log-probability is computed, cached or not",
+        within="Request.reusable",
+        old="        return self.tokens if first == len(self.prompt) else [*self.prompt[: max(first, 1)]]\n",
+        new="        return self.tokens if first >= 0 else []\n",
+        expected=("finish", "lossless"),
+        cells=("eagle3.s3.v2.c7.tight.ragged.rules.length",),
+        why="prompt tokens that are in the prefix cache have the log-probabilities of other positions",
+    ),
+    Fault(
+        id="prompt-scores-at-a-chunks-end",
+        klass=SCORES,
+        origin="rule: a chunk's last position scores the next chunk's first token",
+        within="Loop._note_prompt",
+        old="min(row.width, len(request.prompt) - row.start - 1)",
+        new="min(row.width - 1, len(request.prompt) - row.start - 1)",
+        expected=("finish", "lossless"),
+        cells=("eagle3.s3.v2.c7.tight.ragged.rules.length",),
+        why="the first token of each chunk has the log-probability of another position",
+    ),
+    Fault(
+        id="prompt-alternatives-one-late",
+        klass=SCORES,
+        origin="rule: alternatives belong to the token at their place",
+        within="DeviceStep._with_prompt",
+        old="            tops = top_logprobs(logits, best) if best else ()\n",
+        new="            tops = top_logprobs(logits.roll(1, 1), best) if best else ()\n",
+        expected=("lossless",),
+        cells=(CHAIN,),
+        why="a prompt token's alternatives are those of the token before it",
+    ),
+    Fault(
+        id="turn-forgets-its-history",
+        klass=RULES,
+        origin="rule: a turn's penalties and bad words see its whole history",
+        within="Scheduler._chunk",
+        old="            arrived=(len(request.prompt), tuple(tokens)) if admitted and request.adjusts else None,\n",
+        new=(
+            "            arrived=(len(request.prompt), (*[0] * start, *tokens[start:]))\n"
+            "            if admitted and request.adjusts\n"
+            "            else None,\n"
+        ),
+        expected=("lossless",),
+        cells=("eagle3.s3.k4.n8.v2.p16.ragged.stream.mixed.stop_token",),
+        why="logit rules of a session's turn see only the tokens that the turn prefills",
+    ),
+    Fault(
+        id="history-counts-as-output",
+        klass=RULES,
+        origin="rule: a turn's history belongs to its prompt",
+        within="Scheduler._chunk",
+        old="            arrived=(len(request.prompt), tuple(tokens)) if admitted and request.adjusts else None,\n",
+        new=(
+            "            arrived=(start or len(request.prompt), tuple(tokens))\n"
+            "            if admitted and request.adjusts\n"
+            "            else None,\n"
+        ),
+        expected=("lossless",),
+        cells=("eagle3.s3.k4.n8.v2.p16.ragged.stream.mixed.stop_token",),
+        why="presence and frequency penalties of a session's turn count its own prompt",
+    ),
+    Fault(
+        id="stop-of-a-last-character-missed",
+        klass=STOPS,
+        origin="rule: a stop string may end with a token of one character",
+        within="StopRules._first_stop_string",
+        old="max(0, len(before) - len(stop) + 1)",
+        new="max(0, len(before) - len(stop) + 2)",
+        expected=("finish",),
+        cells=(STOPPED,),
+        why="a stop string of which only the last character is in the new token is not found",
+    ),
+    Fault(
+        id="nested-stop-shortest",
+        klass=STOPS,
+        origin="rule: of stop strings that start together the longest counts",
+        within="StopRules._first_stop_string",
+        old="                hits.append((start, -len(stop), stop))\n",
+        new="                hits.append((start, len(stop), stop))\n",
+        expected=("finish",),
+        cells=(STOPPED,),
+        why="of two stop strings of which one begins with the other, the shorter is reported",
+    ),
+    Fault(
+        id="stream-withheld",
+        klass=STOPS,
+        origin="rule: a text that no stop string can take away is shown",
+        within="readable",
+        old="    return text if request.finish else text[: stable_text_length(text, tuple(request.params.stop))]\n",
+        new='    return text if request.finish or not request.params.stop else ""\n',
+        expected=("finish",),
+        cells=(STOPPED,),
+        why="a streamed request with a stop string shows nothing before its end",
     ),
 )

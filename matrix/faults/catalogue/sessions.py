@@ -121,4 +121,18 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         cells=("none.pair.branch",),
         why="requests cleared by replace can still be continued",
     ),
+    Fault(
+        id="replaced-grandchildren-stay",
+        klass=STALE,
+        origin="rule: replace also clears what continues a cleared request",
+        within="Session.cut",
+        old=(
+            "            for child in found:  # grows during the loop\n"
+            "                found += self.tree[child].children\n"
+        ),
+        new="            found = [child for child in found if not self.tree[child].children]\n",
+        expected=("session",),
+        cells=("none.pair.branch",),
+        why="a request that was itself continued, and what continues it, outlive a replace",
+    ),
 )
