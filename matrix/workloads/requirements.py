@@ -24,7 +24,7 @@ RULES: Final[tuple[dict[str, Any], ...]] = (
     {
         "logit_bias": tuple((token, -2.5) for token in COMMON),
         "repetition_penalty": 1.1,
-        "temperature": 1.6,
+        "temperature": 2.0,
         "seed": None,
     },
     {
