@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -22,7 +21,7 @@ def prompt_scores(target: str, prompt: tuple[int, ...]) -> Tensor:
 
 def prompt_gap(request: RequestSpec, answer: Answer, scores: Tensor) -> float:
     """The largest difference in nats between an answer's prompt log-probabilities and `scores`, alternatives included:
-    each has its own value, and the worst is no worse than that of the worst of as many best tokens."""
+    each has its own token's value, and together they have those of the likeliest tokens."""
     gaps = [0.0]
     first = request.prompt_logprobs
     columns = zip(answer.prompt_ids[first:], answer.prompt_logprobs, answer.prompt_top_logprobs, strict=False)
@@ -33,9 +32,6 @@ def prompt_gap(request: RequestSpec, answer: Answer, scores: Tensor) -> float:
         gaps.append(abs(value - float(row[token])))
         if best:
             gaps += [abs(other - float(row[one])) for one, other in best]
-            gaps.append(float(row.topk(len(best)).values[-1]) - min(_values(best)))
+            likeliest = zip(sorted((other for _, other in best), reverse=True), row.topk(len(best)).values, strict=True)
+            gaps += [abs(other - float(one)) for other, one in likeliest]
     return max(gaps)
-
-
-def _values(best: Sequence[tuple[int, float]]) -> list[float]:
-    return [value for _, value in best]

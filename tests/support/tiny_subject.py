@@ -52,6 +52,8 @@ def translate(prepared: PreparedCell) -> EngineCommand | Unsupported:
         return Unsupported("its drafts are chains")
     if any(request.ruled or request.no_stop_trim for request in prepared.requests):
         return Unsupported("it has no logit rules and cuts every stop string")
+    if any(request.n > 1 or request.prompt_logprobs >= 0 for request in prepared.requests):
+        return Unsupported("it completes a prompt once, without its log-probabilities")
     flags = {"drafter": cell.algorithm, "depth": shape.num_steps}
     models = {"target": cell.target} | ({"draft": cell.draft} if cell.draft else {})
     asks = tuple(Ask(r.name, prompt_ids(r), fields(r), r.after, r.abort_after) for r in prepared.requests)

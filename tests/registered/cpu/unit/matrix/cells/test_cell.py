@@ -5,7 +5,7 @@ import pytest
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, NAMES, START_AXES
-from specmatrix.matrix.cells.cell import AMPLE_TOKENS, CORPUS, TIGHT_TOKENS, Cell, order, parse_assignment
+from specmatrix.matrix.cells.cell import AMPLE_TOKENS, CORPUS, ENGINE_SEED, TIGHT_TOKENS, Cell, order, parse_assignment
 from specmatrix.matrix.workloads.adaptive_configs import TEXTS
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -133,14 +133,21 @@ def test_adaptive_steps_are_requested_by_their_slots(name):
         page_size=1,
         chunked_prefill_size=-1,
         max_total_tokens=AMPLE_TOKENS,
+        random_seed=ENGINE_SEED,
     )
     assert cell.baseline.id == "none.v2.waves.length"
 
 
 def test_the_default_cell_requests_plain_decoding_with_an_automatic_draft():
     assert Cell().config() == EngineConfig(
-        "llama-mini", page_size=1, chunked_prefill_size=-1, max_total_tokens=AMPLE_TOKENS
+        "llama-mini", page_size=1, chunked_prefill_size=-1, max_total_tokens=AMPLE_TOKENS, random_seed=ENGINE_SEED
     )
+
+
+def test_an_engine_has_a_seed_that_its_baseline_lacks():
+    cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.ragged.rules")
+    seeds = [each.config().random_seed for each in (cell, cell.canonical, cell.session_baseline)]
+    assert seeds == [ENGINE_SEED, 0, 0] and ENGINE_SEED > 0
 
 
 def test_each_model_has_its_own_ngram_match_type():

@@ -4,6 +4,7 @@ import pytest
 
 from specmatrix.matrix.gates.finish import FinishGate
 from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.oracles.finish import text_of
 
 pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 
@@ -121,26 +122,60 @@ MIXED = "none.ragged.stops"
 
 def test_mixed_stops_all_occur(measured):
     _, run, _ = measured(MIXED)
-    minimum, kept, overlapping, asked, streamed = run.answers
+    minimum, kept, overlapping, asked, again, streamed = run.answers
     assert GATE.judge(*measured(MIXED)).state is State.PASS
-    assert len(minimum.output_ids) >= run.requests[0].min_new_tokens > 60
-    assert kept.text.endswith(kept.matched) and asked.text.endswith(">>") and asked.matched != 1
+    assert len(minimum.output_ids) == run.requests[0].min_new_tokens + 1 > 40
+    assert kept.text.endswith(kept.matched) and kept.matched == ".\n"
+    assert asked.text == again.text and asked.text.endswith(">>") and asked.matched != 1
     assert overlapping.matched == "=<<" and not overlapping.text.endswith("=")
     assert len(streamed.pieces) > 5 and streamed.finish == "stop"
+    held = [text for text in (text_of(streamed.output_ids[:n]) for n in range(60)) if text.endswith("\n")]
+    assert held and not set(held).intersection(streamed.pieces)
 
 
 @pytest.mark.parametrize(
     ("place", "change", "sentence"),
     [
-        (0, lambda a: {"output_ids": (*a.output_ids[:5], 1, *a.output_ids[6:])}, "has stop token 1 among its first 70"),
+        (0, lambda a: {"output_ids": (*a.output_ids[:5], 1, *a.output_ids[6:])}, "has stop token 1 among its first 41"),
         (1, lambda a: {"text": a.text.removesuffix(a.matched)}, "has a text that ends in"),
         (2, lambda a: {"matched": "<<"}, "its tokens imply stop ('=<<')"),
         (3, lambda a: {"text": a.text.removesuffix(">>")}, "has a text that ends in"),
-        (4, lambda a: {"pieces": (*a.pieces, a.text + ">")}, "while it ran, which is not in its text"),
-        (4, lambda a: {"pieces": a.pieces[-1:]}, "was streamed, but its text was never read before its end"),
+        (5, lambda a: {"pieces": (*a.pieces, a.text + ">")}, "while it ran, which is not in its text"),
+        (5, lambda a: {"pieces": a.pieces[-1:]}, "was streamed, but its text was never read before its end"),
+        (5, lambda a: {"pieces": ("", *a.pieces[-2:])}, "did not show"),
     ],
 )
 def test_each_departure_of_mixed_stops_is_named(measured, altered, place, change, sentence):
     prepared, run, baseline = measured(MIXED)
     outcome = GATE.judge(prepared, altered(run, place, **change(run.answers[place])), baseline)
     assert outcome.state is State.FAIL and sentence in outcome.message
+
+
+SCORED = "none.ragged.rules"
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "sentence"),
+    [
+        (0, lambda a: {"prompt_logprobs": a.prompt_logprobs[1:]}, "prompt tokens"),
+        (0, lambda a: {"prompt_logprobs": (-1.0, *a.prompt_logprobs[1:])}, "prompt tokens"),
+        (-1, lambda a: {"prompt_logprobs": (None, *a.prompt_logprobs[1:])}, "prompt tokens"),
+        (2, lambda a: {"prompt_logprobs": (-1.0,)}, "has log-probabilities for 1 of 0 prompt tokens"),
+        (0, lambda a: {"prompt_top_logprobs": a.prompt_top_logprobs[1:]}, "2 top log-probabilities for every prompt"),
+        (0, lambda a: {"prompt_top_logprobs": tuple(top[:1] for top in a.prompt_top_logprobs)}, "2 top log-probabilit"),
+        (-1, lambda a: {"prompt_top_logprobs": (((5, -0.1),),)}, "0 top log-probabilities for every prompt token"),
+    ],
+)
+def test_log_probabilities_of_prompts_are_complete(measured, altered, place, change, sentence):
+    prepared, run, baseline = measured(SCORED)
+    assert GATE.judge(prepared, run, baseline).state is State.PASS
+    outcome = GATE.judge(prepared, altered(run, place, **change(run.answers[place])), baseline)
+    assert outcome.state is State.FAIL and sentence in outcome.message
+
+
+def test_a_missing_completion_is_not_measured(measured):
+    prepared, run, baseline = measured(SCORED)
+    fewer = tuple(answer for answer in run.answers if "#" not in answer.name)
+    assert len(fewer) == len(run.answers) - 1
+    outcome = GATE.judge(prepared, replace(run, answers=fewer), baseline)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the run has no answer for request q6#1")

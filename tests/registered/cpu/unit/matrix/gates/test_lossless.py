@@ -169,3 +169,22 @@ def test_each_broken_rule_is_named(measured, place, change, message):
     outcome = LosslessGate(rules=rules).judge(prepared, run, baseline)
     assert outcome.state is (State.FAIL if message else State.PASS)
     assert outcome.message.startswith(message.format(name))
+
+
+@pytest.mark.parametrize(
+    ("place", "field", "change"),
+    [
+        (0, "prompt_logprobs", lambda values: (*values[:5], values[5] - 2e-3, *values[6:])),
+        (-1, "prompt_logprobs", lambda values: (*values[:-1], values[-1] - 2e-3)),
+        (0, "prompt_top_logprobs", lambda tops: (*tops[:-1], (tops[-1][0], (tops[-1][1][0], tops[-1][1][1] - 2e-3)))),
+        (0, "prompt_top_logprobs", lambda tops: (*tops[:-1], (tops[-1][0], tops[-1][0]))),
+    ],
+)
+def test_each_wrong_log_probability_of_a_prompt_is_seen(measured, altered, place, field, change):
+    prepared, run, baseline = measured(RULED)
+    outcome = LosslessGate().judge(prepared, run, baseline)
+    assert outcome.numbers["scored_prompts"] == 2 and 0 < outcome.numbers["prompt_nats"] < 1e-4
+    wrong = altered(run, place, **{field: change(getattr(run.answers[place], field))})
+    outcome = LosslessGate().judge(prepared, wrong, baseline)
+    assert outcome.state is State.FAIL
+    assert outcome.message.startswith("a log-probability of a prompt's token differs from the oracle's by ")

@@ -83,7 +83,27 @@ def test_turns_request_log_probabilities_in_three_ways(kind):
     modes = [[(request.logprobs, request.top_logprobs) for request in turns] for turns in by_session.values()]
     none, own, best = (False, 0), (True, 0), (True, 3)
     # The second streaming session is closed while its third turn runs.
-    assert modes == [[none, own, best, none], [own, best, none, own][: 3 if kind == "stream" else 4]]
+    if kind == "stream":
+        assert modes == [[none, own, best, none], [own, best, none]]
+    else:
+        assert modes == [[none, own, best, none, own], [own, best, none, own, best]]
+
+
+@pytest.mark.parametrize("kind", ["stream", "branch"])
+def test_later_turns_of_mixed_sessions_have_rules(kind):
+    requests = [request for request in workload(Cell.from_id(f"none.pair.{kind}.mixed"), 0) if not request.refused]
+    assert all(request.ruled is request.logprobs is True for request in requests if request.session.follows)
+    assert not any(request.ruled for request in requests if not request.session.follows)
+    assert {bool(request.bad_words_ids) for request in requests if request.ruled} == {True, False}
+
+
+def test_rules_ask_for_completions_seeds_and_scores_of_prompts():
+    requests = workload(Cell.from_id("none.ragged.rules"), 3)
+    assert [request.seed for request in requests] == [3000, 0, 3002, None, 3004]
+    assert [request.prompt_logprobs for request in requests] == [0, -1, -1, -1, 9]
+    assert [(one.name, one.seed) for one in requests[1].completions()] == [("q5", 0), ("q5#1", 1)]
+    lengths = {len(words) for words in requests[2].bad_words_ids}
+    assert lengths == {2, 3} and requests[4].prompt == requests[0].prompt
 
 
 def test_the_seed_chooses_questions_and_randomness():

@@ -65,12 +65,14 @@ def test_what_was_replaced_cannot_be_continued():
     for cell in ("none.pair.branch", "none.pair.branch.abort_running"):
         here = {request.name: request for request in requests(cell)}
         gone = [request for request in here.values() if request.refused is Refusal.REPLACED]
-        assert len(gone) == (1 if "abort" in cell else 2)
+        assert len(gone) == (3 if "abort" in cell else 6)
         for request in gone:
             (last,) = request.after
             replacing, replaced = here[last].session, here[request.session.follows].session
-            assert replacing.replace and replacing.follows == replaced.follows
-            assert 0 < replacing.offset < len(tokenizer().encode(here[replaced.follows].prompt).ids)
+            above = here[replaced.follows].session.follows
+            assert replacing.replace and replacing.follows == (above or replaced.follows)
+            assert 0 < replacing.offset < len(tokenizer().encode(here[replacing.follows].prompt).ids)
+        assert any(here[here[request.session.follows].session.follows].session.follows for request in gone), "deep"
 
 
 def test_nothing_is_sent_beside_a_request_that_is_aborted_in_the_queue():
