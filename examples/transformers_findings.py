@@ -142,6 +142,13 @@ def prompt_ends_with_eos() -> Pair:
 
 
 @finding
+def bad_words_over_the_whole_text() -> Pair:
+    """Bad words of which all but the last are the whole prompt, and the same words after another token."""
+    model, words = counting(), {"bad_words_ids": [[3, 4]]}
+    return new_tokens(model, [9, 3], 1, **words), new_tokens(model, [3], 1, **words)
+
+
+@finding
 def continued_cache() -> Pair:
     """A text continued with the KV cache of an earlier call: the whole text is put behind itself in the cache."""
     model = random_model()
