@@ -212,7 +212,7 @@ REQUIREMENT_FAULTS: Final[tuple[Fault, ...]] = (
         old="        return [replace(self, n=1, seed=(first + place) % 2**63) for place in range(self.n)]\n",
         new="        return [replace(self, n=1, seed=first) for _ in range(self.n)]\n",
         expected=("lossless",),
-        cells=(CHAIN,),
+        cells=(TREE,),
         why="all completions of a prompt are the same text",
     ),
     Fault(
@@ -223,7 +223,7 @@ REQUIREMENT_FAULTS: Final[tuple[Fault, ...]] = (
         old="        first = engine_seed if self.seed is None else self.seed\n",
         new="        first = self.seed or 0\n",
         expected=("lossless",),
-        cells=("none.ragged.rules.stops",),
+        cells=("eagle3.s2.tiers.sync.c7.ragged.rules.stops",),
         why="completions of a request without a seed start from seed 0",
     ),
     Fault(
@@ -234,7 +234,7 @@ REQUIREMENT_FAULTS: Final[tuple[Fault, ...]] = (
         old="        seed = self.resolved.random_seed if params.seed is None else params.seed\n",
         new="        seed = params.seed or self.resolved.random_seed\n",
         expected=("lossless",),
-        cells=(CHAIN,),
+        cells=(TREE,),
         why="a request with seed 0 is drawn with the engine's seed",
     ),
     Fault(
@@ -245,7 +245,7 @@ REQUIREMENT_FAULTS: Final[tuple[Fault, ...]] = (
         old="        seed = self.resolved.random_seed if params.seed is None else params.seed\n",
         new="        seed = params.seed or 0\n",
         expected=("lossless",),
-        cells=(CHAIN,),
+        cells=(TREE,),
         why="a request without a seed is drawn with seed 0",
     ),
     Fault(
@@ -278,7 +278,7 @@ REQUIREMENT_FAULTS: Final[tuple[Fault, ...]] = (
         old="            tops = top_logprobs(logits, best) if best else ()\n",
         new="            tops = top_logprobs(logits.roll(1, 1), best) if best else ()\n",
         expected=("lossless",),
-        cells=(CHAIN,),
+        cells=(TREE,),
         why="a prompt token's alternatives are those of the token before it",
     ),
     Fault(
@@ -319,7 +319,7 @@ REQUIREMENT_FAULTS: Final[tuple[Fault, ...]] = (
         old="max(0, len(before) - len(stop) + 1)",
         new="max(0, len(before) - len(stop) + 2)",
         expected=("finish",),
-        cells=(STOPPED,),
+        cells=(STOPPED_TREE,),
         why="a stop string of which only the last character is in the new token is not found",
     ),
     Fault(
@@ -330,7 +330,7 @@ REQUIREMENT_FAULTS: Final[tuple[Fault, ...]] = (
         old="                hits.append((start, -len(stop), stop))\n",
         new="                hits.append((start, len(stop), stop))\n",
         expected=("finish",),
-        cells=(STOPPED,),
+        cells=(STOPPED_TREE,),
         why="of two stop strings of which one begins with the other, the shorter is reported",
     ),
     Fault(
@@ -341,7 +341,7 @@ REQUIREMENT_FAULTS: Final[tuple[Fault, ...]] = (
         old="    return text if request.finish else text[: stable_text_length(text, tuple(request.params.stop))]\n",
         new='    return text if request.finish or not request.params.stop else ""\n',
         expected=("finish",),
-        cells=(STOPPED,),
+        cells=(STOPPED_TREE,),
         why="a streamed request with a stop string shows nothing before its end",
     ),
 )

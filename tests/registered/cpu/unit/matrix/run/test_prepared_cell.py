@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.cells.cell import ENGINE_SEED, Cell, asked
 from specmatrix.matrix.cells.constraints import expect, explain
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.run.prepared_cell import prepare
@@ -57,6 +57,18 @@ def test_the_plain_form_of_requests():
     assert (first.name, first.abort_after, first.top_logprobs) == ("a", None, 3)
     assert second == replace(turn, after=("a",), session=replace(turn.session, resend=True), closes_after=None)
     assert last == replace(requests[3], top_logprobs=2)
+
+
+def test_a_baseline_completes_each_prompt_once_and_with_a_seed():
+    requests = (RequestSpec("a", "?", 4, 0.7, seed=0, n=3), RequestSpec("b", "?", 4, 0.7, seed=None, n=2))
+    cell = Cell.from_id("none.ragged.rules")
+    plain = prepare(cell, workload=lambda *_: requests).baseline.requests
+    assert [(one.name, one.seed, one.n) for one in plain] == [
+        *(("a", 0, 1), ("a#1", 1, 1), ("a#2", 2, 1)),
+        *(("b", ENGINE_SEED, 1), ("b#1", ENGINE_SEED + 1, 1)),
+    ]
+    v1 = prepare(Cell.from_id("none.v1.ragged.rules"), workload=lambda *_: requests).baseline.requests
+    assert [one.seed for one in v1] == [0, 1, 2, 0, 1]
 
 
 @pytest.mark.parametrize("text", ["eagle3.k4", "eagle3.pair", "standalone.s3.k1.n6"])

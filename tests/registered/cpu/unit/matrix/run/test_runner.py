@@ -13,7 +13,7 @@ from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.oracles.transformers import Oracle
 from specmatrix.matrix.run.prepared_cell import PreparedCell
-from specmatrix.matrix.run.runner import Runner, drive, reference_runner
+from specmatrix.matrix.run.runner import Runner, completions, drive, reference_runner
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Profile, RequestSpec, Run
 from specmatrix.reports.store import cell_from_json, cell_to_json
@@ -269,3 +269,18 @@ def test_an_engine_knows_its_earlier_answers():
     one, answer = seen[1].served[2], seen[1].answers[0]
     assert one.tokens == (*answer.prompt_ids, *answer.output_ids) and one.prompt == len(answer.prompt_ids)
     assert len({one.id for one in seen[1].served}) == 4 and all(one.account == one.id for one in seen[1].served)
+
+
+def test_completions_are_requests_of_their_own():
+    def answer(name: str, token: int) -> Answer:
+        return Answer(name, (0,), (token,), "", "length", None, 0, ())
+
+    request = RequestSpec("q", "?", 1, seed=None, n=3)
+    whole = replace(answer("q", 5), further=(answer("", 6), answer("", 7)))
+    found = completions(request, whole)
+    assert [(one.name, one.n, one.seed, got.name, got.output_ids) for one, got in found] == [
+        ("q", 1, None, "q", (5,)),
+        ("q#1", 1, None, "q#1", (6,)),
+        ("q#2", 1, None, "q#2", (7,)),
+    ]
+    assert completions(request, answer("q", 5)) == [(replace(request, n=1), answer("q", 5))]

@@ -6,7 +6,7 @@ import pytest
 
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.errors import ConfigError, RequestError
-from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.cells.cell import ENGINE_SEED, Cell, asked
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Capability, Continuation, Refusal, RequestSpec, Trace
 
@@ -205,3 +205,31 @@ def test_a_session_closed_while_it_decodes_ends_its_turn():
     turn, late = engine.generate(requests)
     assert (turn.finish, len(turn.output_ids)) == ("length", 9)
     assert late.refusal and engine.memory().accounts == 0
+
+
+def test_several_completions_are_one_answer_with_further_ones():
+    """Beside another request, and each as if it were asked alone with the engine's seed plus its place."""
+    engine = ReferenceSubject().launch(asked(Cell.from_id("eagle3.s3.k4.n8.v2")))
+    one, beside = RequestSpec("q", PROMPT, 12, 2.0, seed=None, n=3), RequestSpec("r", PROMPT, 30, stream=True)
+    many, other = engine.generate([one, beside])
+    alone = engine.generate([replace(one, name=f"q{i}", n=1, seed=ENGINE_SEED + i) for i in range(3)])
+    found = [many, *many.further]
+    assert [answer.name for answer in found] == ["q", "q#1", "q#2"]
+    assert [answer.output_ids for answer in found] == [answer.output_ids for answer in alone]
+    assert len({answer.output_ids for answer in found}) == 3 and {answer.prompt_ids for answer in found} == {
+        other.prompt_ids
+    }
+    assert len(other.pieces) > 3 and not other.further and engine.memory().accounts == 0
+
+
+def test_log_probabilities_of_a_prompt_come_with_its_answer():
+    engine = ReferenceSubject().launch(asked(Cell.from_id("none.c7")))
+    whole, rest = engine.generate(
+        [
+            RequestSpec("a", PROMPT, 1, prompt_logprobs=0, top_logprobs=2),
+            RequestSpec("b", PROMPT, 1, prompt_logprobs=20),
+        ]
+    )
+    assert whole.prompt_logprobs[0] is None and len(whole.prompt_logprobs) == len(whole.prompt_ids)
+    assert rest.prompt_logprobs == whole.prompt_logprobs[20:] and {len(top) for top in rest.prompt_top_logprobs} == {0}
+    assert [len(top) for top in whole.prompt_top_logprobs] == [0, *[2] * (len(whole.prompt_ids) - 1)]
