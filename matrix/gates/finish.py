@@ -66,10 +66,13 @@ def _end(request: RequestSpec, answer: Answer, target: str) -> str:
     if due.tokens < len(ids):
         return f"has {len(ids)} tokens, but must finish by {_named(due.reason, due.matched)} after {due.tokens}"
     if answer.finish == "abort":
-        if request.abort_after is None or len(ids) < request.abort_after:
+        sent = 0 if request.replaced else request.abort_after
+        if sent is None or len(ids) < sent:
             return f"was aborted after {len(ids)} tokens; the abort was sent after {request.abort_after}"
         if due.reason != "open":
             return f"was aborted, but its tokens already finish by {_named(due.reason, due.matched)}"
+    elif request.replaced:
+        return f"finished by {_named(answer.finish, answer.matched)}, but was replaced while it ran"
     elif (answer.finish, answer.matched) != (due.reason, due.matched):
         found, expected = _named(answer.finish, answer.matched), _named(due.reason, due.matched)
         return f"finished by {found}; its tokens imply {expected}"

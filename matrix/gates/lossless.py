@@ -172,7 +172,8 @@ def _apart(expected: Sequence[float], got: Sequence[float]) -> float:
 
 def _divergence(pair: AnswerPair) -> int | None:
     """Index of a pair's first differing token; an aborted request is compared up to its end."""
-    aborted = pair.request.abort_after is not None and "abort" in (pair.answer.finish, pair.baseline.finish)
+    ends = pair.request.abort_after is not None or pair.request.replaced
+    aborted = ends and "abort" in (pair.answer.finish, pair.baseline.finish)
     return first_difference(pair.answer.output_ids, pair.baseline.output_ids, prefix=aborted)
 
 

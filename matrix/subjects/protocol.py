@@ -123,6 +123,7 @@ class RequestSpec:
     stream: bool = False  # read its text while it runs
     n: int = 1
     prompt_logprobs: int = -1
+    replaced: bool = False  # a session's `replace` ends it while it runs
 
     def completions(self) -> tuple[RequestSpec, ...]:
         """Each of its completions as a request: the first has its name, the i-th from 1 on also `#i`."""

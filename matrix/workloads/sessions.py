@@ -85,11 +85,12 @@ def line(first: RequestSpec, place: int, limits: Sequence[int], cut: int | None)
 
 def _branches(first: RequestSpec, place: int, limits: Sequence[int], broken: bool) -> list[RequestSpec]:
     """An ordinary session: two requests continue the first, one of them without its output, and another one continues
-    one of these; a last one branches off inside the first and replaces all three."""
+    one of these; a last one branches off inside the first and replaces all three. broken: the second is aborted, and
+    the fourth still runs when it is replaced."""
     name = f"b{place}"
     root = replace(first, session=Continuation(name, False))
     two, three, four = (_reply(first, number, limit) for number, limit in enumerate(limits, start=2))
-    five = _reply(first, 5, limits[-1])
+    five = _reply(first, 5, limits[0 if broken else -1])
     after = (first.name,)
     if first.abort_after is not None:
         # No request continues an aborted one, whose tokens depend on timing.
@@ -101,9 +102,13 @@ def _branches(first: RequestSpec, place: int, limits: Sequence[int], broken: boo
     if broken:
         second = _cut(second)
     back = Continuation(name, False, first.name, offset=OFFSET, replace=True)
-    parent = three.name if broken else two.name
-    fourth = replace(five, after=(parent,), session=Continuation(name, False, parent))
-    return [root, second, third, fourth, replace(four, after=(two.name, three.name, five.name), session=back)]
+    fourth = replace(five, after=(two.name,), session=Continuation(name, False, two.name))
+    last = replace(four, after=(two.name, three.name, five.name), session=back)
+    if broken:
+        endless = replace(_cut(five), abort_after=None, replaced=True)
+        fourth = replace(endless, after=(two.name, three.name), session=Continuation(name, False, three.name))
+        last = replace(last, after=(), beside=five.name)
+    return [root, second, third, fourth, last]
 
 
 def scored(turns: Sequence[RequestSpec], place: int) -> list[RequestSpec]:

@@ -122,6 +122,17 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         why="requests cleared by replace can still be continued",
     ),
     Fault(
+        id="replaced-requests-run-on",
+        klass=STALE,
+        origin="rule: replace aborts what continues a request and still runs",
+        within="Sessions.begin",
+        old="                self.scheduler.abort(rid)\n",
+        new="                pass\n",
+        expected=("finish",),
+        cells=("eagle3.s3.k4.n8.v2.p16.ragged.branch.mixed.stop_token.abort_running",),
+        why="a request that was replaced while it ran goes on to its end",
+    ),
+    Fault(
         id="replaced-grandchildren-stay",
         klass=STALE,
         origin="rule: replace also clears what continues a cleared request",

@@ -179,3 +179,12 @@ def test_a_missing_completion_is_not_measured(measured):
     assert len(fewer) == len(run.answers) - 1
     outcome = GATE.judge(prepared, replace(run, answers=fewer), baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the run has no answer for request q6#1")
+
+
+def test_a_replace_must_end_what_still_runs(measured, altered):
+    prepared, run, baseline = measured("none.pair.branch.abort_running")
+    (place,) = [place for place, request in enumerate(run.requests) if request.replaced]
+    assert run.answers[place].finish == "abort" and GATE.judge(prepared, run, baseline).state is State.PASS
+    outcome = GATE.judge(prepared, altered(run, place, finish="length"), baseline)
+    name = run.requests[place].name
+    assert outcome.message == f"{name} finished by length, but was replaced while it ran"
