@@ -14,6 +14,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # Worker processes carry the parallelism: a second OpenMP thread can collapse the speed of a small shared machine.
 export OMP_NUM_THREADS = 1
 export TOKENIZERS_PARALLELISM = false
+# Tests start hundreds of processes; without bytecode each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test quick lint setup clean
 

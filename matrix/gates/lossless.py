@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Final
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
@@ -21,6 +19,9 @@ from specmatrix.matrix.oracles.prompt_scores import prompt_gap, prompt_scores
 from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, RequestSpec, Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 THRESHOLDS: Final = {
     "tie_nats": Threshold(TIE_NATS, "above float32 rounding of a logit, below the top-2 gaps of the zoo's models"),

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cache
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specmatrix.matrix.oracles.finish import banned_early, eos_ids
 from specmatrix.matrix.subjects.protocol import RequestSpec
 from specmatrix.matrix.workloads.build import tokenizer
-from specmatrix.matrix.zoo.checkpoint import read_net
-from specmatrix.matrix.zoo.net import CausalNet
-from specmatrix.matrix.zoo.recipes import RECIPES
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
+
+# A command that only starts workers imports the gates, but needs no torch.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specmatrix.matrix.zoo.net import CausalNet
 
 
 class RuledToken(NamedTuple):
@@ -36,6 +36,7 @@ def ruled_tokens(
     target: str, request: RequestSpec, prompt: tuple[int, ...], output: tuple[int, ...]
 ) -> tuple[RuledToken, ...]:
     """Every output token of a request, after the true prompt and the output before it."""
+    import torch
     from transformers.generation.logits_process import MinPLogitsWarper, TemperatureLogitsWarper
 
     text, rules, found = (*prompt, *output), Rules(request, eos_ids(target)), []
@@ -95,4 +96,9 @@ class Rules:
 @cache
 def network(target: str) -> CausalNet:
     """A target as the zoo's own network, float32 on the CPU."""
+    import torch
+
+    from specmatrix.matrix.zoo.checkpoint import read_net
+    from specmatrix.matrix.zoo.recipes import RECIPES
+
     return read_net(CHECKPOINTS / target, RECIPES[target], torch.device("cpu"))

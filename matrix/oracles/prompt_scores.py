@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from functools import cache
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from specmatrix.matrix.oracles.logit_rules import network
 from specmatrix.matrix.subjects.protocol import Answer, RequestSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @cache
 def prompt_scores(target: str, prompt: tuple[int, ...]) -> Tensor:
     """Log-probabilities of every token after each of a prompt's L tokens: float32 [L, V], in nats."""
+    import torch
+
     with torch.inference_mode():
         logits: Tensor = network(target)(torch.tensor([prompt]))[0][0]
         return logits.log_softmax(-1)

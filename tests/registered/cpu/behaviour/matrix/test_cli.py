@@ -190,8 +190,12 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):
         assert f"\n  {name} " in text
 
 
-def test_importing_the_command_line_imports_no_torch():
-    code = "import sys, specmatrix.cli, specmatrix.matrix.plugin; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize(
+    "modules",
+    ["specmatrix.cli, specmatrix.matrix.plugin", "specmatrix.ci.commands.run", "specmatrix.matrix.faults.command"],
+)
+def test_what_only_starts_workers_imports_no_torch(modules):
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -31,12 +31,12 @@ COMMAND = (sys.executable, "-m", "specmatrix")
 DROP_CAPABILITY, OVERRIDES = 24, (1, 2)
 
 
-def write(place: Path, state: GateState = "PASS", message: str = "") -> None:
+def write(place: Path, state: GateState = "PASS", message: str = "", cell: str = "dflash") -> None:
     """A report of one cell."""
     with ReportWriter(place, run_header("cpu", "pr", 0, GATES)) as writer:
         gate = GateResult("lossless", state, {}, None, message)
-        command = repro("dflash", "cpu", 0)
-        writer.write(CellRecord("dflash", state, StartRecord({}), {"algorithm": "dflash"}, command, gates=(gate,)))
+        axes = {"algorithm": cell}
+        writer.write(CellRecord(cell, state, StartRecord({}), axes, repro(cell, "cpu", 0), gates=(gate,)))
 
 
 @pytest.fixture(scope="module")
@@ -160,14 +160,14 @@ def test_the_printed_repro_leaves_the_report_that_it_came_from(tmp_path: Path, m
     (tmp_path / "a[/b]").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "a[/b]"))
-    write(tmp_path / "out")
+    write(tmp_path / "out", cell="none")
     report = tmp_path / "out" / "report.jsonl"
-    whole, line = report.read_bytes(), as_called(load("out")["dflash"].repro)
+    whole, line = report.read_bytes(), as_called(load("out")["none"].repro)
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     (again,) = (path for path in tmp_path.rglob("report.jsonl") if path != report)
     assert done.stdout.endswith(f"\nreport: {again.with_name('report.html')}\n")
-    assert list(load(again).ids()) == ["dflash"] and load(again)["dflash"].repro == load("out")["dflash"].repro
+    assert list(load(again).ids()) == ["none"] and load(again)["none"].repro == load("out")["none"].repro
     assert report.read_bytes() == whole
     # The shell gives every run of the line another folder.
     folders = {subprocess.check_output(f"echo {line.partition('--out ')[2]}", shell=True) for _ in range(2)}
