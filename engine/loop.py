@@ -22,7 +22,7 @@ from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.step import Executor, Handle, PlanRow, StepPlan, StepResult
 from specmatrix.engine.core.schedule.stop_rules import StopRules
 from specmatrix.engine.interrupts import Interrupts
-from specmatrix.errors import EngineBug, EngineError, LedgerError, described
+from specmatrix.errors import EngineBug, EngineError, LedgerError, NotFiniteError, described
 
 log = logging.getLogger("specmatrix.engine")
 
@@ -148,6 +148,8 @@ class Loop(Generic[Handle]):
             # Every step launched after it used values that it left on the device.
             self._drop_in_flight()
             self._rolled_back = False
+            ledger = self.scheduler.ledger
+            self.executor.clear(ledger.free, ledger.window.free if ledger.window is not None else ())
         else:
             self._resolve(plan, result)
 
@@ -175,9 +177,14 @@ class Loop(Generic[Handle]):
         self._rolled_back = True
 
     def _isolate(self, plan: StepPlan, error: Exception) -> None:
-        """End the request whose own step failed; run the requests of a shared step alone until their steps succeed."""
-        if len(plan.rows) == 1:
-            self._fail(self.scheduler.requests[plan.rows[0].rid], error)
+        """End the request whose own step failed; run the requests of a shared step alone until their steps succeed.
+
+        A request that read what an earlier one left in its pages is not at fault: it runs once more.
+        """
+        rid = plan.rows[0].rid
+        again = isinstance(error, NotFiniteError) and rid not in self.scheduler.isolated
+        if len(plan.rows) == 1 and not again:
+            self._fail(self.scheduler.requests[rid], error)
         else:
             self._logged = described(error)
             log.warning("a step with %d requests failed; each request will run alone", len(plan.rows), exc_info=error)
