@@ -186,15 +186,21 @@ class Loop(Generic[Handle]):
         if len(plan.rows) == 1 and not again:
             self._fail(self.scheduler.requests[rid], error)
         else:
-            self._logged = described(error)
-            log.warning("a step with %d requests failed; each request will run alone", len(plan.rows), exc_info=error)
+            if not isinstance(error, NotFiniteError):  # whose text says enough, in the request's result
+                self._logged = described(error)
+                log.warning(
+                    "a step with %d requests failed; each request will run alone", len(plan.rows), exc_info=error
+                )
             self.scheduler.isolate(plan)
 
     def _fail(self, request: Request, error: Exception) -> None:
         """End a request that made the engine raise an error."""
         # The failure of the shared step before it was logged with the same traceback.
         known = request.rid in self.scheduler.isolated and described(error) == self._logged
-        log.warning("request %d was stopped after %s", request.rid, described(error), exc_info=None if known else error)
+        if not isinstance(error, NotFiniteError):
+            log.warning(
+                "request %d was stopped after %s", request.rid, described(error), exc_info=None if known else error
+            )
         message = (
             f"the request made the engine raise {described(error)}; it was stopped, and its tokens so far are exact"
         )

@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from specmatrix.cli import main
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import Finish, SamplingParams
@@ -85,7 +86,7 @@ def test_only_the_requests_that_overflow_end(sometimes: Path, zoo, algorithm: st
     at_rest(llm)
 
 
-def test_a_head_that_overflows_ends_every_request(tmp_path, zoo):
+def test_a_head_that_overflows_ends_every_request_without_a_log(tmp_path, zoo, caplog, capsys):
     folder = larger(tmp_path / "m", lambda name: 1e38 if "lm_head" in name else 1.0, zoo("llama-mini"))
     llm = LLM(EngineConfig(str(folder), **SIZES))
     for params in (PARAMS, replace(PARAMS, temperature=0.8, seed=1), replace(PARAMS, logprob_start_len=0)):
@@ -93,6 +94,10 @@ def test_a_head_that_overflows_ends_every_request(tmp_path, zoo):
     with pytest.raises(EngineError, match=f"ended with an error after this text: {SENTENCE}$"):
         list(llm.stream("Hello", PARAMS))
     at_rest(llm)
+    assert not caplog.records
+    assert main(["generate", "Hello", "--model-path", str(folder), "--speculative-algorithm", "NGRAM"]) == 2
+    sentence = f"specmatrix: request 1 ended with an error after this text: {SENTENCE}\n"
+    assert capsys.readouterr().err == sentence
 
 
 def test_a_prompt_whose_log_probabilities_overflow_ends_alone(tmp_path, zoo):
