@@ -257,7 +257,7 @@ def drive(
     command: EngineCommand | None = None,
 ) -> Run:
     """Run requests on an engine. history: the requests that it has already served. command: what a subject made of
-    them, None for the reference engine, which takes them as they are. EngineFailed for answers without finite numbers."""
+    them, None for the reference engine, which takes them as they are. EngineFailed without finite numbers."""
     before = engine.counters()
     traces = Capability.TRACE in capabilities
     earlier = engine.trace() if traces else None
