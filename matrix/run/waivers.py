@@ -126,7 +126,7 @@ def _faults(texts: Mapping[str, Any], where: str) -> Iterator[str]:
         yield f"cells of {where}: {error}"
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
     """Plain values, and no key twice in a mapping: YAML would take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -134,7 +134,8 @@ class _Loader(yaml.SafeLoader):
         for place, key in enumerate(keys):
             if key in keys[:place]:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key} is there twice", node.start_mark)
-        return super().construct_mapping(node, deep)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
 
 
 def _short(value: object) -> str:
