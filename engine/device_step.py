@@ -21,6 +21,7 @@ from specmatrix.engine.models.target import Target
 from specmatrix.engine.spec.drafter import DraftHooks, DraftTree, Verdict, shared_chain, shift_left
 from specmatrix.engine.spec.guard import Guard
 from specmatrix.engine.spec.verify import verify
+from specmatrix.errors import NotFiniteError
 
 # Positions of a prompt whose logits are computed at once for its log-probabilities.
 SCORED: Final = 256
@@ -39,7 +40,7 @@ class Step(Protocol):
         ...
 
     def read(self, output: StepOutput) -> StepResult:
-        """An output on the host as plain values."""
+        """An output on the host as plain values. Raises NotFiniteError if the target computed NaN or infinity."""
         ...
 
 
@@ -71,6 +72,8 @@ class DeviceStep:
         return self._prefill(plan, batch) if plan.prefill else self._round(plan, batch)
 
     def read(self, output: StepOutput) -> StepResult:
+        if output.finite is not None and not output.finite.all():
+            raise NotFiniteError("the target computed NaN or infinite numbers; its weights are too large or damaged")
         tokens, counts = output.tokens.tolist(), output.count.tolist()
         no = [False] * len(counts)
         checked, wrong = (0, 0) if output.stamps is None else output.stamps.tolist()
@@ -99,6 +102,7 @@ class DeviceStep:
         logits = self.target.logits(last)
         end = batch.start + batch.lengths
         rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
+        finite = _finite(logits)
         shown = logits
         if plan.adjusts:
             node = shared_chain(tokens.gather(1, (batch.lengths - 1)[:, None]))
@@ -109,7 +113,7 @@ class DeviceStep:
             self.rules.record(batch.rows, end, torch.where(following[:, None] < 0, sampled, following[:, None]))
         state = self.drafter.prime(batch, tokens, aux, sampled[:, 0], following)
         self._relay(batch, end, sampled, state)
-        output = StepOutput(tokens=sampled, count=(following < 0).long(), stamps=kv.stamps)
+        output = StepOutput(tokens=sampled, count=(following < 0).long(), stamps=kv.stamps, finite=finite)
         if plan.prompt_logprobs >= 0:
             after = shift_left(tokens, batch.lengths, sampled[:, 0], following)
             output = self._with_prompt(output, plan.prompt_logprobs, hidden, after)
@@ -126,12 +130,13 @@ class DeviceStep:
         kv = self.kv.begin(batch, bias, positions)
         hidden, aux = self.target.forward(tree.tokens, positions, kv.attention, self.capture)
         shown = logits = self.target.logits(hidden)
+        finite = _finite(logits)
         if plan.adjusts:
             shown, logits = self._adjusted(plan, batch, logits, batch.start, tree, rows)
         verdict = verify(logits, tree, batch.start, rows, self.ranks)
         if plan.adjusts:
             self.rules.record(batch.rows, batch.start + 1, verdict.tokens)
-        output = StepOutput(tokens=verdict.tokens, count=verdict.count, stamps=kv.stamps)
+        output = StepOutput(tokens=verdict.tokens, count=verdict.count, stamps=kv.stamps, finite=finite)
         if tree.ancestors is not None:
             moved, branched = self._compact(tree, verdict, kv)
             output = output._replace(moved=moved, branched=branched)
@@ -174,7 +179,8 @@ class DeviceStep:
             parts.append((chosen_logprobs(logits, tokens), *tops))
         scores, *tops = (torch.cat(pieces, 1) for pieces in zip(*parts, strict=True))
         values, ids = tops or (None, None)
-        return output._replace(prompt_logprobs=scores, prompt_values=values, prompt_ids=ids)
+        finite = None if output.finite is None else output.finite & scores.isfinite().all(1)
+        return output._replace(prompt_logprobs=scores, prompt_values=values, prompt_ids=ids, finite=finite)
 
     def _compact(self, tree: DraftTree, verdict: Verdict, kv: StepKV) -> tuple[Tensor, Tensor]:
         """Move the accepted path's KV to the front of the block. Returns two [B] bools: whether KV was moved, and
@@ -215,6 +221,11 @@ class GuardedStep:
 
 def _padded(tokens: tuple[int, ...], width: int) -> list[int]:
     return [*tokens, *([0] * (width - len(tokens)))]
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """Whether a softmax of logits [B, W, V] is finite -> bool [B]."""
+    return logits.amax(-1).isfinite().all(1)
 
 
 def _with_logprobs(output: StepOutput, plan: StepPlan, logits: Tensor, rows: SamplingRows | None) -> StepOutput:

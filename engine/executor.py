@@ -80,9 +80,18 @@ class DeviceExecutor:
             return InFlight(plan, self.staging.put(self.run(plan)))
 
     def collect(self, handle: InFlight) -> StepResult:
-        """Wait for a step and read it. Raises KernelError if the device failed."""
+        """Wait for a step and read it. Raises KernelError if the device failed, NotFiniteError if the target computed
+        NaN or infinite numbers."""
         with _device_errors():
             return self.step.read(self.staging.take(handle.staged))
+
+    def clear(self, free: Sequence[int], window_free: Sequence[int]) -> None:
+        """Fill pages that nobody owns with zeros."""
+        with _device_errors():
+            for pool in self.pools:
+                pool.clear(free)
+            for group in self.kv.groups[1:]:
+                group.pool.clear(window_free)
 
     def drop(self) -> None:
         """Forget the launched steps that were not collected."""

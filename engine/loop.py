@@ -22,7 +22,7 @@ from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.step import Executor, Handle, PlanRow, StepPlan, StepResult
 from specmatrix.engine.core.schedule.stop_rules import StopRules
 from specmatrix.engine.interrupts import Interrupts
-from specmatrix.errors import EngineBug, EngineError, LedgerError, described
+from specmatrix.errors import EngineBug, EngineError, LedgerError, NotFiniteError, described
 
 log = logging.getLogger("specmatrix.engine")
 
@@ -148,6 +148,8 @@ class Loop(Generic[Handle]):
             # Every step launched after it used values that it left on the device.
             self._drop_in_flight()
             self._rolled_back = False
+            ledger = self.scheduler.ledger
+            self.executor.clear(ledger.free, ledger.window.free if ledger.window is not None else ())
         else:
             self._resolve(plan, result)
 
@@ -175,19 +177,30 @@ class Loop(Generic[Handle]):
         self._rolled_back = True
 
     def _isolate(self, plan: StepPlan, error: Exception) -> None:
-        """End the request whose own step failed; run the requests of a shared step alone until their steps succeed."""
-        if len(plan.rows) == 1:
-            self._fail(self.scheduler.requests[plan.rows[0].rid], error)
+        """End the request whose own step failed; run the requests of a shared step alone until their steps succeed.
+
+        A request that read what an earlier one left in its pages is not at fault: it runs once more.
+        """
+        rid = plan.rows[0].rid
+        again = isinstance(error, NotFiniteError) and rid not in self.scheduler.isolated
+        if len(plan.rows) == 1 and not again:
+            self._fail(self.scheduler.requests[rid], error)
         else:
-            self._logged = described(error)
-            log.warning("a step with %d requests failed; each request will run alone", len(plan.rows), exc_info=error)
+            if not isinstance(error, NotFiniteError):  # whose text says enough, in the request's result
+                self._logged = described(error)
+                log.warning(
+                    "a step with %d requests failed; each request will run alone", len(plan.rows), exc_info=error
+                )
             self.scheduler.isolate(plan)
 
     def _fail(self, request: Request, error: Exception) -> None:
         """End a request that made the engine raise an error."""
         # The failure of the shared step before it was logged with the same traceback.
         known = request.rid in self.scheduler.isolated and described(error) == self._logged
-        log.warning("request %d was stopped after %s", request.rid, described(error), exc_info=None if known else error)
+        if not isinstance(error, NotFiniteError):
+            log.warning(
+                "request %d was stopped after %s", request.rid, described(error), exc_info=None if known else error
+            )
         message = (
             f"the request made the engine raise {described(error)}; it was stopped, and its tokens so far are exact"
         )

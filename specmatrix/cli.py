@@ -386,6 +386,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return _wrong(str(error))
     except UsageError as error:
         return _wrong(f"{misuse(error, given)}; see `specmatrix --help`")
+    except MemoryError:
+        return _wrong("memory is exhausted; free some, or raise the limit, see `ulimit -a`")
     except OSError as error:
         return _failed(error)
     except SystemExit as end:

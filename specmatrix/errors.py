@@ -3,7 +3,8 @@
 Exception
 ├── EngineError            a user error: what was wrong, the value, what is allowed
 │   ├── ConfigError        a configuration that cannot run
-│   └── RequestError       one bad request; the rest of the batch continues
+│   ├── RequestError       one bad request; the rest of the batch continues
+│   └── NotFiniteError     the target computed NaN or infinite numbers
 └── EngineBug              a broken invariant of the engine; never caught and ignored
     ├── LedgerError        KV pages and accounts disagree
     └── KernelError        a device operation broke its contract
@@ -64,6 +65,10 @@ class ConfigError(EngineError):
 
 class RequestError(EngineError):
     """A request that cannot be served; only this request is refused."""
+
+
+class NotFiniteError(EngineError):
+    """The target's weights are finite, but what it computed from a request's tokens is not."""
 
 
 class EngineBug(Exception):

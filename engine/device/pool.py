@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,6 +74,12 @@ class KVPool:
     def store(self, layer: int, slots: Tensor, kv: Tensor) -> None:
         """kv [M, planes * kv_heads * head_dim] (key heads, then value heads) into slots [M] of one layer."""
         store_kv(self.rows[layer], slots, kv)
+
+    def clear(self, pages: Sequence[int]) -> None:
+        """Fill pages, and the padding page, with zeros: what they hold is masked, and may overflow all the same."""
+        slots = self.data.shape[1] // self.page_size * self.page_size
+        whole = self.data[:, :slots].view(self.data.shape[0], -1, self.page_size, *self.data.shape[2:])
+        whole.index_fill_(1, torch.tensor([0, *pages], device=self.data.device), 0)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots source [M] to target [M] in all layers, all reads before all writes; stamps are copied too."""

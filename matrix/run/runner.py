@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from time import perf_counter
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from specmatrix.matrix.gates.session_baseline import has_session_baseline
 from specmatrix.matrix.run.prepared_cell import PreparedCell, Workload, prepare
 from specmatrix.matrix.run.record import BaselineError, crashed, judged, record
 from specmatrix.matrix.run.waivers import waive
-from specmatrix.matrix.subjects.engine_process import EngineProcess, start_engine
+from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess, start_engine
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Ask,
@@ -79,9 +80,14 @@ class Baselines:
         if isinstance(command, Unsupported):
             raise ConfigError(f"{self.subject.name} does not support the cell without speculation: {command.reason}")
         engine = self.engines.pop(plain.cell, None) or start_engine(self.subject, command)
-        run = drive(engine, plain.requests, self.subject.profile.capabilities, command=command)
-        if self.oracle is not None:
-            run = replace(run, resumed=resumed(engine, command, plain, run, self.oracle))
+        try:
+            run = drive(engine, plain.requests, self.subject.profile.capabilities, command=command)
+            if self.oracle is not None:
+                run = replace(run, resumed=resumed(engine, command, plain, run, self.oracle))
+        except BaseException:
+            if isinstance(engine, EngineProcess):
+                engine.stop()
+            raise
         if plain.cell.algorithm == "none":
             self.engines[plain.cell] = engine
         else:  # Few cells share such an engine, and each holds memory.
@@ -251,13 +257,19 @@ def drive(
     command: EngineCommand | None = None,
 ) -> Run:
     """Run requests on an engine. history: the requests that it has already served. command: what a subject made of
-    them, None for the reference engine, which takes them as they are."""
+    them, None for the reference engine, which takes them as they are. EngineFailed without finite numbers."""
     before = engine.counters()
     traces = Capability.TRACE in capabilities
     earlier = engine.trace() if traces else None
     start = perf_counter()
     answers = engine.generate(requests if command is None else command.asks)
     seconds = perf_counter() - start
+    for answer in answers:
+        wrong = [value for value in _logprobs(answer) if not isfinite(value)]
+        if wrong:
+            raise EngineFailed(
+                f"the log-probabilities of {answer.name} include {wrong[0]}; they must be finite numbers"
+            )
     both = list(zip(requests, answers, strict=True))
     kept = [pair for request, answer in both if request.refused is None for pair in completions(request, answer)]
     evidence = {name: count - before.get(name, 0) for name, count in engine.counters().items()}
@@ -285,6 +297,15 @@ def completions(request: RequestSpec, answer: Answer) -> list[tuple[RequestSpec,
     """A request's completions with their answers, as requests of their own; the answers may be fewer."""
     pairs = zip(request.completions(), (answer, *answer.further), strict=False)
     return [(one, replace(found, name=one.name)) for one, found in pairs]
+
+
+def _logprobs(answer: Answer) -> Iterator[float]:
+    """All log-probabilities of an answer, those of its prompt, of alternatives and of further completions included."""
+    for one in (answer, *answer.further):
+        yield from one.logprobs
+        yield from (value for value in one.prompt_logprobs if value is not None)
+        for top in (*one.top_logprobs, *(top for top in one.prompt_top_logprobs if top)):
+            yield from (value for _, value in top)
 
 
 def served(answered: Iterable[tuple[RequestSpec, Answer]]) -> Iterator[Served]:

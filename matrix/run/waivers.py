@@ -36,7 +36,7 @@ def load_waivers(path: Path | None) -> tuple[WaiverRule, ...]:
             return ()
         path = DEFAULT_FILE
     try:
-        read = yaml.safe_load(read_text(path))
+        read = yaml.load(read_text(path), Loader=_Loader)
     except OSError as error:
         raise ConfigError(f"cannot read the waivers {shown(str(path))}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -44,7 +44,7 @@ def load_waivers(path: Path | None) -> tuple[WaiverRule, ...]:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"the waivers {shown(str(path))} are not YAML: {shown(_problem(error))}") from error
     if read is not None and not isinstance(read, list):
-        raise ConfigError(f"the waivers {shown(str(path))} must be a list, got {shown(read)}")
+        raise ConfigError(f"the waivers {shown(str(path))} must be a list, got {_short(read)}")
     rules = tuple(_rule(entry, f"waiver {number} of {path}") for number, entry in enumerate(read or (), 1))
     return rules
 
@@ -86,7 +86,7 @@ def _selects(rule: WaiverRule, result: CellResult, subject: str, version: str | 
 
 def _rule(entry: object, where: str) -> WaiverRule:
     if not isinstance(entry, dict):
-        raise ConfigError(f"{where} must have keys and values, got {shown(entry)}")
+        raise ConfigError(f"{where} must have keys and values, got {_short(entry)}")
     for key in entry:
         if key not in (*REQUIRED, *OPTIONAL):
             raise ConfigError(f"{where} has the unknown key {shown(key)}; allowed: {', '.join((*REQUIRED, *OPTIONAL))}")
@@ -98,7 +98,7 @@ def _rule(entry: object, where: str) -> WaiverRule:
     }
     for key, value in texts.items():
         if not isinstance(value, str) or not value.strip():
-            raise ConfigError(f"{key} of {where} must be a text, got {shown(value)}")
+            raise ConfigError(f"{key} of {where} must be a text, got {_short(value)}")
     for fault in _faults(texts, where):
         raise ConfigError(fault)
     return WaiverRule(**texts)
@@ -126,5 +126,26 @@ def _faults(texts: Mapping[str, Any], where: str) -> Iterator[str]:
         yield f"cells of {where}: {error}"
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """Plain values, and no key twice in a mapping: YAML would take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for place, key in enumerate(keys):
+            if key in keys[:place]:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key} is there twice", node.start_mark)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
+
+def _short(value: object) -> str:
+    """A value for a message. Aliases of YAML can make a list of 100 bytes that has no end as text."""
+    return f"a {type(value).__name__}" if isinstance(value, list | tuple | dict | set) else shown(value)
+
+
 def _problem(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it nests too deeply"
+    if isinstance(error, ValueError) and "integer string conversion" in str(error):
+        return "it has a number of more than 4,300 digits"
     return " ".join(str(error).split()) or type(error).__name__

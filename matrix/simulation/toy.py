@@ -63,6 +63,11 @@ class PageTable:
         for position, token in enumerate(tokens, start):
             self.slots[where[position]] = token
 
+    def clear(self, pages: Sequence[int]) -> None:
+        """Fill pages with a token that is in no vocabulary."""
+        for page in pages:
+            self.slots[page * self.page_size : (page + 1) * self.page_size] = [VOCAB] * self.page_size
+
     def read(self, row: int, start: int, end: int) -> list[int]:
         """The contents of the slots of positions start..end-1."""
         slots = self.slots
@@ -102,6 +107,11 @@ class ToyExecutor:
 
     def drop(self) -> None:
         """No effect: `launch` leaves no pending results."""
+
+    def clear(self, free: Sequence[int], window_free: Sequence[int]) -> None:
+        """Fill pages with what no row wrote."""
+        self.full.clear(free)
+        self.near.clear(window_free)
 
     def _store(self, row: int, start: int, tokens: Sequence[int]) -> None:
         self.full.write(row, start, tokens)

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf, nan
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -244,4 +245,6 @@ class ReplayEngine(RunningEngine):
         found = Answer(ask.id, ask.input_ids, tuple(text[: end.tokens]), end.text, end.reason, end.matched, 0, rounds)
         if self.fault == "refusal":
             return replace(found, finish="refused", output_ids=(), accept_lengths=(), refusal="too busy")
+        if self.fault.endswith("overflow"):
+            return replace(found, logprobs=(-0.5, nan), top_logprobs=(((7, -0.5), (8, -inf)),))
         return found

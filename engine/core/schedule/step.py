@@ -80,10 +80,13 @@ Handle = TypeVar("Handle")
 
 class Executor(Protocol, Generic[Handle]):
     """Runs plans. `launch` must not wait for the device; `collect` may. Both may raise: EngineBug for a device or
-    engine fault, any other exception for a fault of the step's requests. `drop` forgets every uncollected step."""
+    engine fault, any other exception for a fault of the step's requests. `drop` forgets every uncollected step; `clear`
+    empties pages without an owner, by group."""
 
     def launch(self, plan: StepPlan) -> Handle: ...
 
     def collect(self, handle: Handle) -> StepResult: ...
 
     def drop(self) -> None: ...
+
+    def clear(self, free: Sequence[int], window_free: Sequence[int]) -> None: ...

@@ -12,6 +12,8 @@ from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
+from specmatrix.engine.parallel.client import RankedLLM
+from specmatrix.engine.parallel.pool import end_spare
 from specmatrix.matrix.workloads.build import questions
 
 pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
@@ -38,6 +40,8 @@ ENGINES = {
     "standalone": ("STANDALONE", "llama-mini", "llama-mini-standalone", {"speculative_num_steps": 4}),
     "dflash": ("DFLASH", "llama-mini", "llama-mini-dflash", {}),
     "ngram": ("NGRAM", "llama-mini", None, {"speculative_num_draft_tokens": 8}),
+    "eagle3, tp 2": ("EAGLE3", "llama-mini", "llama-mini-eagle3", {**EAGLE_TREE, "tp_size": 2}),
+    "nextn, tp 2": ("NEXTN", "deepseek-mini", None, {"speculative_num_steps": 2, "tp_size": 2}),
 }
 
 
@@ -91,8 +95,14 @@ def requests(seed: int) -> Iterator[tuple[str, SamplingParams]]:
         )
 
 
-def answers(llm: LLM, chosen: list[tuple[str, SamplingParams]], pick: Random) -> list[Output]:
+def answers(llm: LLM | RankedLLM, chosen: list[tuple[str, SamplingParams]], pick: Random) -> list[Output]:
     """The outputs in order, of requests that arrive while others run; some others are aborted."""
+    if isinstance(llm, RankedLLM):  # they all arrive at once, and some readers leave
+        for prompt, params in chosen[::10]:
+            reader = llm.stream(prompt, params)
+            next(reader, None)
+            reader.close()
+        return llm.generate(*map(list, zip(*chosen, strict=True)))
     rids: list[int] = []
     waiting = list(chosen)
     while waiting or llm.loop.busy:
@@ -102,21 +112,17 @@ def answers(llm: LLM, chosen: list[tuple[str, SamplingParams]], pick: Random) ->
             if pick.random() < 0.1:
                 llm.abort(llm.add(prompt, params))
         llm.step()
-    outs = [llm.take(rid) for rid in rids]
-    assert llm.health == "ok" and llm.drafter_error is None
-    return outs
+    return [llm.take(rid) for rid in rids]
 
 
-def talked(llm: LLM, turns: list[tuple[str, SamplingParams]]) -> list[str]:
+def talked(llm: LLM | RankedLLM, turns: list[tuple[str, SamplingParams]]) -> list[str]:
     """The answers of a conversation, the last one read as a stream."""
     session = SessionParams(llm.open_session(CHARACTERS))
     (first, params), *_, (last, others) = turns
-    rid = llm.add(first, params, session)
-    while llm.loop.busy:
-        llm.step()
-    pieces = list(llm.stream(last, others, replace(session, rid=rid)))
+    (out,) = llm.generate([first], params, session)
+    pieces = list(llm.stream(last, others, replace(session, rid=out.meta_info["id"])))
     llm.close_session(session.id)
-    return [llm.take(rid).text, "".join(pieces)]
+    return [out.text, "".join(pieces)]
 
 
 def compared(out: Output) -> tuple[object, ...]:
@@ -125,11 +131,21 @@ def compared(out: Output) -> tuple[object, ...]:
     return out.text, out.output_ids, out.finish, out.prompt_tokens, out.logprobs, best
 
 
-EVERY = pytest.param(1, marks=pytest.mark.nightly, id="every")
+def started(config: EngineConfig) -> LLM | RankedLLM:
+    return RankedLLM(config, Path) if config.tp_size > 1 else LLM(config)
 
 
-@pytest.mark.parametrize("share", [pytest.param(SAMPLE, id="sample"), EVERY])
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.fixture(scope="module", autouse=True)
+def nobody_left() -> Iterator[None]:
+    yield
+    end_spare()
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [pytest.param(name, SAMPLE, id=name) for name, (*_, depth) in ENGINES.items() if "tp_size" not in depth]
+    + [pytest.param(name, 1, id=f"{name}, every", marks=pytest.mark.nightly) for name in ENGINES],
+)
 def test_a_request_answers_as_without_a_drafter(name: str, share: int, zoo: Callable[[str], Path]):
     algorithm, target, draft, depth = ENGINES[name]
     number = list(ENGINES).index(name)
@@ -138,15 +154,17 @@ def test_a_request_answers_as_without_a_drafter(name: str, share: int, zoo: Call
     # Otherwise the bits of a logit, and with them a draw between two tokens, depend on the other requests of its step.
     sizes = {"context_length": CONTEXT, "max_running_requests": AT_ONCE, "enable_deterministic_inference": True}
     path = None if draft is None else str(zoo(draft))
-    plain = LLM(EngineConfig(str(zoo(target)), **sizes, disable_radix_cache=True))
+    sizes["tp_size"] = depth.get("tp_size", 1)
+    plain = started(EngineConfig(str(zoo(target)), **sizes, disable_radix_cache=True))
     expected = [compared(plain.generate([prompt], params)[0]) for prompt, params in chosen]
     retracted = 0
     for version in VERSIONS:
         page = pick.choice((1, 4, 16))
-        config = EngineConfig(str(zoo(target)), algorithm, path, spec_version=version, page_size=page, **depth, **sizes,
+        config = EngineConfig(str(zoo(target)), algorithm, path, spec_version=version, page_size=page, **sizes | depth,
                               max_total_tokens=MEMORY)  # fmt: skip
-        llm = LLM(config)
+        llm = started(config)
         outs = answers(llm, chosen, pick)
+        assert llm.health == "ok" and llm.drafter_error is None
         found = [compared(out) for out in outs]
         differing = [index for index, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]]
         retracted += llm.counters["retract.done"]

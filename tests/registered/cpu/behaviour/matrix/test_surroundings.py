@@ -111,6 +111,17 @@ def test_too_few_descriptors_are_one_sentence(folder: Path):
     assert (done.returncode, done.stdout, done.stderr) == (2, b"", sentence)
 
 
+def test_too_little_memory_is_one_sentence_and_not_red(folder: Path, monkeypatch, capsys):
+    def exhaust(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("specmatrix.matrix.cli.commands.compare.compare_reports", exhaust)
+    assert main(["compare", "base", "base"]) == 2
+    sentence = "specmatrix: memory is exhausted; free some, or raise the limit, see `ulimit -a`\n"
+    assert capsys.readouterr() == ("", sentence)
+
+
 def test_what_may_not_be_read_is_one_sentence(folder: Path):
     def obey() -> None:
         for capability in OVERRIDES:

@@ -113,6 +113,9 @@ class Failing:
     def drop(self):
         self.executor.drop()
 
+    def clear(self, free, window_free):
+        self.executor.clear(free, window_free)
+
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(

@@ -67,12 +67,13 @@ def counters(out: Path) -> dict[str, object]:
 
 def test_an_unhit_counter_fails_the_run(tree, tmp_path):
     done = inside(tree, *RUN, "--out", str(tmp_path))
-    assert done.returncode == 1, done.stdout + done.stderr
+    # First, and with the whole output: a machine without memory loses the cells.
+    assert "red: 2 of 2 cells passed, but counter coverage failed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1
     assert counters(tmp_path)["state"] == "FAIL"
     assert {"spec.drafted", "retract.done", "session.opened"} <= set(counters(tmp_path)["unhit"])
     assert "prefill.step" not in counters(tmp_path)["unhit"]
     assert "counters: prefill.chunked, decode.batched" in done.stdout
-    assert "red: 2 of 2 cells passed, but counter coverage failed" in done.stdout
 
 
 @pytest.mark.nightly

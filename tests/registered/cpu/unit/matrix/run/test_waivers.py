@@ -87,6 +87,10 @@ def test_a_file_of_waivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 ENTRY = {"cells": "none", "gate": "ledger", "reason": "it leaks", "expiry": "2030-01-31"}
 
 
+# Each line's list holds that of the line before nine times; Python shares them.
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
+
+
 def written(**changed: str) -> str:
     return "- " + "\n  ".join(f"{key}: {value}" for key, value in {**ENTRY, **changed}.items() if value)
 
@@ -94,7 +98,13 @@ def written(**changed: str) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1", "the waivers 'w.yaml' must be a list, got {'a': 1}"),
+        ("a: 1", "the waivers 'w.yaml' must be a list, got a dict"),
+        (BOMB, "the waivers 'w.yaml' must be a list, got a dict"),
+        ("- &a [x]\n- *a", "waiver 1 of w.yaml must have keys"),
+        ("- [a, b]", "waiver 1 of w.yaml must have keys and values, got a list"),
+        ("[" * 5000, "the waivers 'w.yaml' are not YAML: 'it nests too deeply'"),
+        ("- " + "9" * 5000, "the waivers 'w.yaml' are not YAML: 'it has a number of more than 4,300 digits'"),
+        (written() + "\n  cells: none", "the waivers 'w.yaml' are not YAML: 'the key cells is there twice"),
         ("- 3", "waiver 1 of w.yaml must have keys and values, got 3"),
         ("- [", "the waivers 'w.yaml' are not YAML: "),
         (written(gate=""), "waiver 1 of w.yaml has no gate; it needs cells, gate, reason, expiry"),

@@ -106,6 +106,13 @@ def test_answers_in_another_order_are_red():
     assert found.error.startswith("the answers must have the asks' ids in order, ['q")
 
 
+@pytest.mark.parametrize(("fault", "part"), [("overflow", ""), ("baseline overflow", "baseline: ")])
+def test_log_probabilities_that_are_no_numbers_are_red(fault, part):
+    found = judged(fault)
+    assert found.state == "FAIL" and found.error is not None
+    assert re.fullmatch(rf"{part}the log-probabilities of q\d+ include nan; they must be finite numbers", found.error)
+
+
 def test_what_the_subject_runs_instead_is_a_rewrite():
     found = judged("rewrite")
     assert found.state == "PASS" and found.resolved is not None and found.resolved["depth"] == 9
