@@ -1,0 +1,65 @@
+"""What a comparison says in a form that can be expected, and how it differs from that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from specmatrix.matrix.incidents.incident import Expected, PromotedDefault
+from specmatrix.reports.compare import CellChange, ChangeState, Comparison
+from specmatrix.reports.compare.cell_state import LostPairs, RewriteChange
+
+
+def differences(
+    expected: Expected, found: Comparison, promotions: Sequence[tuple[PromotedDefault, tuple[str, ...]]] = ()
+) -> tuple[str, ...]:
+    """How the verdict differs from the expected one, a sentence for each difference."""
+    return tuple([*_exact(expected, found), *_missing(expected, found), *_promoted(promotions)])
+
+
+def _exact(expected: Expected, found: Comparison) -> Iterator[str]:
+    factor = " x ".join(found.factors[0].conditions) if found.factors else ""
+    for what, wanted, got in (("verdict", expected.verdict, found.verdict), ("factor", expected.factor, factor)):
+        if wanted != got:
+            yield f"the {what} is {got or 'missing'}, expected {wanted or 'none'}"
+    tables = (
+        (expected.cells, {c.id: cell_text(c) for c in found.changes if c.state is not ChangeState.SAME}),
+        (expected.rewrites, {f"{row.status} {row.signature}": _accepted(row) for row in found.rewrites}),
+    )
+    for wanted, got in tables:
+        for name in sorted(wanted.keys() | got.keys()):
+            if wanted.get(name) != got.get(name):
+                yield f"{name} is {got.get(name, 'unchanged')}, expected {wanted.get(name, 'no change')}"
+
+
+def _missing(expected: Expected, found: Comparison) -> Iterator[str]:
+    parts = (
+        ("the lost pairs", expected.lost_pairs, _pairs(found.coverage.lost)),
+        ("the gained pairs", expected.gained_pairs, _pairs(found.coverage.gained)),
+    )
+    for where, wanted, got in parts:
+        for pair in wanted:
+            if pair not in got:
+                yield f"{pair} is not among {where}"
+
+
+def _promoted(promotions: Sequence[tuple[PromotedDefault, tuple[str, ...]]]) -> Iterator[str]:
+    for each, reasons in promotions:
+        if reasons != each.refused:
+            got, wanted = ("; ".join(texts) or "accepted" for texts in (reasons, each.refused))
+            yield f"the promotion is {got}, expected {wanted}"
+
+
+def cell_text(change: CellChange) -> str:
+    """`REGRESSED: lossless, ledger`, or the state alone where no gate turned red."""
+    red = [gate.gate for gate in change.gates if gate.head != "PASS"]
+    return f"{change.state}: {', '.join(red)}" if red else str(change.state)
+
+
+def _accepted(row: RewriteChange) -> str:
+    if row.red:
+        return "red"
+    return "acknowledged" if row.excused else "declared" if row.status in ("new", "moved") else "told"
+
+
+def _pairs(rows: Sequence[LostPairs]) -> set[str]:
+    return {" x ".join(f"{axis}={value}" for axis, value in pair) for row in rows for pair in row.pairs}
