@@ -97,7 +97,16 @@ def trial(
         raise ConfigError("a trial needs at least one cell or operation")
     with planted(patch) as tree:
         file = tree / "verdicts.jsonl"
-        command = [sys.executable, "-m", "specmatrix.matrix.faults.trial", str(tree), tier, str(seed), golden, str(file)]
+        command = [
+            sys.executable,
+            "-m",
+            "specmatrix.matrix.faults.trial",
+            str(tree),
+            tier,
+            str(seed),
+            golden,
+            str(file),
+        ]
         words = [*command, *(cell.id for cell in cells), *(PREFIX + name for name in operations)]
         around = environment(tree, gpu=bool(find_tier(tier).gpus))
         died = (processes or Processes()).run(words, tree, around, seconds)

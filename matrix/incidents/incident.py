@@ -84,3 +84,8 @@ class Incident:
     origins: tuple[str, ...]
     question: str
     steps: tuple[ComparedStep, ...]
+
+
+def each(state: str, *cells: str) -> dict[str, str]:
+    """The same state for several cells, for `Expected.cells`."""
+    return dict.fromkeys(cells, state)

@@ -21,6 +21,10 @@ class Shortfall(NamedTuple):
     gate: str = ""
     what: Literal["missing", "NOT MEASURED"] = "missing"
 
+    @property
+    def text(self) -> str:
+        return f"if {self.gate and self.gate + ' of '}{self.cell} were {self.what}"
+
 
 def refusals(required: Collection[str], evidence: Sequence[str], records: Iterable[CellResult]) -> tuple[str, ...]:
     """Why a default may not be promoted, a sentence for each reason; empty if it may.
@@ -33,16 +37,18 @@ def refusals(required: Collection[str], evidence: Sequence[str], records: Iterab
         return ("the default names no gate as its evidence",)
     found = {record.id: record for record in records}
     absent = [cell for cell in required if cell not in found]
-    reasons = []
-    if absent:
-        reasons.append(f"the run is partial: {count(len(absent), 'cell')} of {len(required)} missing, {_named(absent)}")
+    verb = "is" if len(absent) == 1 else "are"
+    which = f"{len(absent)} of {count(len(required), 'cell')} {verb} missing, {_first(absent)}"
+    reasons = [f"the run is partial: {which}"] if absent else []
     for gate in evidence:
         cells: dict[str, list[str]] = {}
         for name in required:
             if name in found and (state := _state(found[name], gate)) != "PASS":
                 cells.setdefault(state, []).append(name)
-        for state, names in cells.items():
-            reasons.append(f"{gate} is {state} in {count(len(names), 'cell')} of {len(required)}, {_named(names)}")
+        reasons += [
+            f"{gate} is {state} in {len(names)} of {count(len(required), 'cell')}, {_first(names)}"
+            for state, names in cells.items()
+        ]
     return tuple(reasons)
 
 
@@ -68,7 +74,5 @@ def _state(record: CellResult, gate: str) -> str:
     return ABSENT if found is None else found.state
 
 
-def _named(cells: Sequence[str]) -> str:
-    return f"such as {cells[0]}" if len(cells) > 1 else cells[0]
-
-
+def _first(cells: Sequence[str]) -> str:
+    return f"the first is {cells[0]}" if len(cells) > 1 else "".join(cells)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +20,14 @@ from specmatrix.matrix.faults.processes import Processes
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.incidents.incident import CodeState, ComparedStep, Incident, PromotedDefault
 from specmatrix.matrix.incidents.promotion import refusals, without
-from specmatrix.matrix.incidents.verdict import differences
+from specmatrix.matrix.incidents.verdict import differences, wrong_promotions
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.compare import Comparison, compare
 from specmatrix.reports.render.comparison import write_comparison
 from specmatrix.reports.schema import CellResult, Header
 from specmatrix.reports.store import ReportWriter, load
+from specmatrix.reports.wording import count
 
 STAGE: Final = "incident"
 # Processes at a time: base and head.
@@ -35,20 +36,25 @@ WORKERS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class StateRun:
-    """The cells of one state of the code. seconds: from the change to the last cell, the start of the process included."""
+    """The cells of one state of the code. seconds: from the change to the last cell."""
 
     records: tuple[CellResult, ...]
     seconds: float
 
+    def of(self, *names: Sequence[str]) -> list[CellResult]:
+        """The records of these cells."""
+        ran = {name for some in names for name in some}
+        return [record for record in self.records if record.id in ran]
+
 
 @dataclass(frozen=True, slots=True)
 class JudgedStep:
-    """A step's comparison. promotions: the reasons against each promoted default. wrong: how the verdict differs from
-    the expected one, in sentences. seconds: from the change to the verdict."""
+    """A step and what was found. comparison: of base and head. lines: what else is printed. wrong: how the verdict
+    differs from the expected one, in sentences. seconds: from the change to the verdict."""
 
     step: ComparedStep
     comparison: Comparison
-    promotions: tuple[tuple[PromotedDefault, tuple[str, ...]], ...]
+    lines: tuple[str, ...]
     wrong: tuple[str, ...]
     seconds: float
 
@@ -62,15 +68,15 @@ def replay(incident: Incident, folder: Path, seed: int = 0) -> Iterator[JudgedSt
     wanted = _wanted(incident)
     verify_cells(order(Cell.from_id(name) for names in wanted.values() for name in names))
     header = replace(run_header("cpu", STAGE, seed, GATES), counters=None)
-    processes, runs = Processes(), dict[CodeState, StateRun]()
+    processes = Processes()
     with ThreadPoolExecutor(WORKERS) as pool:
+        runs = {state: pool.submit(_run, incident, state, names, seed, processes) for state, names in wanted.items()}
         try:
             for step in incident.steps:
-                new = [state for state in dict.fromkeys((step.base, step.head)) if state not in runs]
-                ended = pool.map(lambda state: _run(incident, state, wanted[state], seed, processes), new)
-                runs.update(zip(new, ended, strict=True))
-                yield _judged(step, runs, folder / step.name, header)
-        finally:  # threads only wait for their processes
+                sides = runs[step.base].result(), runs[step.head].result()
+                yield _judged(step, *sides, folder / step.name, header)
+        finally:  # the threads only wait for their processes
+            pool.shutdown(wait=False, cancel_futures=True)
             processes.stop()
 
 
@@ -93,22 +99,23 @@ def _run(incident: Incident, state: CodeState, names: Sequence[str], seed: int, 
     return StateRun(records, monotonic() - began)
 
 
-def _judged(step: ComparedStep, runs: Mapping[CodeState, StateRun], folder: Path, header: Header) -> JudgedStep:
+def _judged(step: ComparedStep, base: StateRun, head: StateRun, folder: Path, header: Header) -> JudgedStep:
     began = monotonic()
-    sides = {"base": (step.base, step.dropped), "head": (step.head, step.added)}
-    for side, (state, names) in sides.items():
-        ran = {*step.cells, *names}
-        with ReportWriter(folder / side, replace(header, dirty=header.dirty or bool(state.edits))) as writer:
-            for record in runs[state].records:
-                if record.id in ran:
-                    writer.write(record)
-    comparison = compare(load(folder / "base"), load(folder / "head"), step.acknowledged)
+    old = _written(folder / "base", header, step.base, base.of(step.cells, step.dropped))
+    whole = head.of(step.cells, step.added)
+    comparison = compare(load(old), load(_written(folder / "head", header, step.head, whole)), step.acknowledged)
     write_comparison(comparison, folder)
-    whole = [record for record in runs[step.head].records if record.id in {*step.cells, *step.added}]
-    promotions = tuple((each, _refused(each, whole)) for each in step.promotions)
-    wrong = differences(step.expected, comparison, promotions)
-    waited = max(runs[step.base].seconds, runs[step.head].seconds)
-    return JudgedStep(step, comparison, promotions, wrong, waited + monotonic() - began)
+    judged = [(each, _refused(each, whole)) for each in step.promotions]
+    wrong = (*differences(step.expected, comparison), *wrong_promotions(judged))
+    lines = tuple(_promotion_line(each, reasons, len(whole)) for each, reasons in judged)
+    return JudgedStep(step, comparison, lines, wrong, max(base.seconds, head.seconds) + monotonic() - began)
+
+
+def _written(folder: Path, header: Header, state: CodeState, records: Sequence[CellResult]) -> Path:
+    with ReportWriter(folder, replace(header, dirty=header.dirty or bool(state.edits))) as writer:
+        for record in records:
+            writer.write(record)
+    return writer.path
 
 
 def _refused(promoted: PromotedDefault, records: Sequence[CellResult]) -> tuple[str, ...]:
@@ -117,9 +124,18 @@ def _refused(promoted: PromotedDefault, records: Sequence[CellResult]) -> tuple[
     return refusals([record.id for record in records], evidence, left)
 
 
+def _promotion_line(promoted: PromotedDefault, reasons: Sequence[str], cells: int) -> str:
+    gates = ", ".join(evidence_of(promoted.field, promoted.condition))
+    outcome = f"refused: {'; '.join(reasons)}" if reasons else f"accepted: {gates} PASS in all {count(cells, 'cell')}"
+    lacking = "" if promoted.shortfall is None else f", {promoted.shortfall.text}"
+    return f"default of {promoted.field} for {promoted.condition}{lacking}: {outcome}"
+
+
 def evidence_of(field: str, condition: str) -> tuple[str, ...]:
     """The gates that guard a default. ConfigError if there is no such row."""
     for row in DEFAULTS:
         if (row.field, row.condition) == (field, condition):
             return row.evidence
-    raise ConfigError(f"no default of {field} has the condition {condition!r}; engine/core/config/defaults.py lists them")
+    raise ConfigError(
+        f"no default of {field} has the condition {condition!r}; engine/core/config/defaults.py lists them"
+    )

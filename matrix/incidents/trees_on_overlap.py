@@ -3,33 +3,11 @@
 from typing import Final
 
 from specmatrix.matrix.faults.patch import Edit
-from specmatrix.matrix.incidents.incident import CodeState, ComparedStep, Expected, Incident, PromotedDefault
+from specmatrix.matrix.incidents import fallback
+from specmatrix.matrix.incidents.incident import CodeState, ComparedStep, Expected, Incident, PromotedDefault, each
 from specmatrix.matrix.incidents.promotion import Shortfall
 from specmatrix.reports.compare import Acknowledgement
 
-# A draft asked for as a tree on v2 runs v1.
-FALLBACK: Final = (
-    Edit(
-        "RULES",
-        "    TOPK_IS_BREADTH,\n",
-        "    TOPK_IS_BREADTH,\n"
-        "    Rule(\n"
-        '        name="tree-without-overlap",\n'
-        '        kind="rewritten",\n'
-        '        field="spec_version",\n'
-        '        why="the overlap worker drafts chains",\n'
-        '        broken=lambda s: s.traits.max_lag == 1 and s.asked.spec_version == "v2" and s.asked_topk > 1,\n'
-        '        message=lambda s: f"spec v2 does not support topk {s.asked_topk}, so the draft runs on v1",\n'
-        '        got=lambda s: "v1",\n'
-        "    ),\n",
-    ),
-    Edit(
-        "CONSTRAINTS",
-        '    _lifted("no-step-in-flight", "algorithm", "spec_version"),\n',
-        '    _lifted("no-step-in-flight", "algorithm", "spec_version"),\n'
-        '    _lifted("tree-without-overlap", "algorithm", "steps", "topk", "spec_version"),\n',
-    ),
-)
 # The defects are in the overlap worker alone.
 OVERLAP_ONLY: Final = Edit(
     "_executor",
@@ -65,19 +43,29 @@ PROMOTED: Final = (
         '        lambda s: "v2",\n        "trees (topk > 1) overlap as chains do",\n',
     ),
 )
-BEFORE: Final = CodeState("trees fall back to v1", FALLBACK)
+BEFORE: Final = CodeState("trees fall back to v1", fallback.REWRITTEN)
 MERGED: Final = CodeState("trees on v2, bonus with the wrong stride", WRONG_STRIDE)
 AMENDED: Final = CodeState("trees on v2, path not compacted", NOT_COMPACTED)
 RELANDED: Final = CodeState("trees on v2 by default", PROMOTED)
-CHAINS: Final = ("standalone.pair", "eagle3.s3.v2.pair", "eagle3.s3.k1.n4.v1.pair")
-ALONE: Final = "eagle3.s3.k4.n8.v2"
-TREES: Final = ("standalone.s2.k2.n6.v2.p4.pair", "eagle3.s3.k4.n8.v2.pair", "eagle3.s3.k4.n8.v2.p16.pair")
+CHAINS: Final = ("none.v2.pair", "standalone.pair", "eagle3.s3.v2.pair")
+# One request has no stride.
+ALONE: Final = ("eagle3.s3.k4.n8.v2", "eagle3.s3.k2.n6.v2", "standalone.s2.k2.n6.v2.p4")
+ON_V1: Final = ("eagle3.s3.k4.n8.v1.pair", "standalone.s2.k2.n6.v1.p4.pair")
+AUTOMATIC: Final = "eagle3.s3.k4.n8.pair"
+PAIRS: Final = (
+    "eagle3.s3.k4.n8.v2.pair",
+    "eagle3.s3.k2.n6.v2.pair",
+    "eagle3.s3.k4.n8.v2.p4.pair",
+    "standalone.s2.k2.n6.v2.pair",
+    "standalone.s2.k2.n6.v2.p4.pair",
+)
 # Their tests were deleted by the revert: the wide tree, and retraction under it.
 DELETED: Final = ("eagle3.s5.k4.n16.v2.pair", "eagle3.s5.k4.n16.v2.tight.pair")
-ON_V1: Final = ("eagle3.s3.k4.n8.v1.pair",)
-AUTOMATIC: Final = "eagle3.s3.k4.n8.pair"
-ALL: Final = (*CHAINS, *ON_V1, AUTOMATIC, ALONE, *TREES)
+ALL: Final = (*CHAINS, *ON_V1, AUTOMATIC, *ALONE, *PAIRS)
 TO_V2: Final = Acknowledgement("rewrite", "spec_version: v1 -> v2", "sglang#26997: trees run on v2", "2099-12-31")
+
+MOVED: Final = {"moved spec_version: v1 -> v2": "acknowledged", "gone spec_version: v2 -> v1": "told"}
+ON_V2: Final = "spec_version=v2 x topk=4"
 
 INCIDENT: Final = Incident(
     name="trees-on-overlap",
@@ -92,17 +80,29 @@ INCIDENT: Final = Incident(
             head=MERGED,
             cells=(*ALL, *DELETED),
             acknowledged=(TO_V2,),
-            promotions=(PromotedDefault(*ROW),),
-            expected=Expected("red"),
+            promotions=(
+                PromotedDefault(*ROW, refused=(f"lossless is FAIL in 7 of 16 cells, the first is {PAIRS[3]}",)),
+            ),
+            expected=Expected(
+                "red",
+                cells=each("REGRESSED: lossless, acceptance", *PAIRS, *DELETED) | each("REWRITTEN", *ALONE),
+                factor="topk > 1 x spec_version=v2 x batch=pair",
+                rewrites=MOVED,
+                gained_pairs=(ON_V2,),
+            ),
         ),
         ComparedStep(
             name="amended",
             story="The stride is right; the accepted path is still not compacted to the front of its block.",
             base=BEFORE,
             head=AMENDED,
-            cells=(*CHAINS, *ON_V1, ALONE, *TREES),
+            cells=(CHAINS[-1], ON_V1[0], ALONE[0], PAIRS[0]),
             acknowledged=(TO_V2,),
-            expected=Expected("red"),
+            expected=Expected(
+                "red",
+                cells=each("REGRESSED: effective, ledger, lossless, acceptance", ALONE[0], PAIRS[0]),
+                rewrites=MOVED,
+            ),
         ),
         ComparedStep(
             name="revert",
@@ -111,7 +111,12 @@ INCIDENT: Final = Incident(
             head=BEFORE,
             cells=ALL,
             dropped=DELETED,
-            expected=Expected("red"),
+            expected=Expected(
+                "red",
+                cells=each("LOST", *DELETED) | each("REWRITTEN", *PAIRS, *ALONE),
+                rewrites={"new spec_version: v2 -> v1": "red"},
+                lost_pairs=(ON_V2,),
+            ),
         ),
         ComparedStep(
             name="reland",
@@ -123,11 +128,28 @@ INCIDENT: Final = Incident(
             acknowledged=(TO_V2,),
             promotions=(
                 PromotedDefault(*ROW),
-                PromotedDefault(*ROW, shortfall=Shortfall(DELETED[1])),
-                PromotedDefault(*ROW, shortfall=Shortfall(AUTOMATIC, "ledger")),
-                PromotedDefault(*ROW, shortfall=Shortfall(AUTOMATIC, "effective", "NOT MEASURED")),
+                PromotedDefault(
+                    *ROW,
+                    shortfall=Shortfall(DELETED[1]),
+                    refused=(f"the run is partial: 1 of 16 cells is missing, {DELETED[1]}",),
+                ),
+                PromotedDefault(
+                    *ROW,
+                    shortfall=Shortfall(AUTOMATIC, "ledger"),
+                    refused=(f"ledger is missing in 1 of 16 cells, {AUTOMATIC}",),
+                ),
+                PromotedDefault(
+                    *ROW,
+                    shortfall=Shortfall(AUTOMATIC, "effective", "NOT MEASURED"),
+                    refused=(f"effective is NOT MEASURED in 1 of 16 cells, {AUTOMATIC}",),
+                ),
             ),
-            expected=Expected("green"),
+            expected=Expected(
+                "green",
+                cells=each("NEW", *DELETED) | each("REWRITTEN", AUTOMATIC, *PAIRS, *ALONE),
+                rewrites=MOVED,
+                gained_pairs=(ON_V2,),
+            ),
         ),
     ),
 )

@@ -9,11 +9,9 @@ from specmatrix.reports.compare import CellChange, ChangeState, Comparison
 from specmatrix.reports.compare.cell_state import LostPairs, RewriteChange
 
 
-def differences(
-    expected: Expected, found: Comparison, promotions: Sequence[tuple[PromotedDefault, tuple[str, ...]]] = ()
-) -> tuple[str, ...]:
-    """How the verdict differs from the expected one, a sentence for each difference."""
-    return tuple([*_exact(expected, found), *_missing(expected, found), *_promoted(promotions)])
+def differences(expected: Expected, found: Comparison) -> tuple[str, ...]:
+    """How the comparison differs from the expected one, a sentence for each difference."""
+    return (*_exact(expected, found), *_missing(expected, found))
 
 
 def _exact(expected: Expected, found: Comparison) -> Iterator[str]:
@@ -36,13 +34,16 @@ def _missing(expected: Expected, found: Comparison) -> Iterator[str]:
         ("the lost pairs", expected.lost_pairs, _pairs(found.coverage.lost)),
         ("the gained pairs", expected.gained_pairs, _pairs(found.coverage.gained)),
     )
+    left = {f"{row.axis}={row.value} x {axis}={value}" for row in found.left for axis, value in row.values}
+    parts = (*parts, ("the pairs that no default reaches any more", expected.by_default, left))
     for where, wanted, got in parts:
         for pair in wanted:
             if pair not in got:
                 yield f"{pair} is not among {where}"
 
 
-def _promoted(promotions: Sequence[tuple[PromotedDefault, tuple[str, ...]]]) -> Iterator[str]:
+def wrong_promotions(promotions: Sequence[tuple[PromotedDefault, tuple[str, ...]]]) -> Iterator[str]:
+    """As `differences`, for the reasons against each promoted default."""
     for each, reasons in promotions:
         if reasons != each.refused:
             got, wanted = ("; ".join(texts) or "accepted" for texts in (reasons, each.refused))

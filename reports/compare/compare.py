@@ -27,6 +27,7 @@ from specmatrix.reports.compare.comparability import incomparable_gates, mismatc
 from specmatrix.reports.compare.coverage import coverage_change
 from specmatrix.reports.compare.drift import drifts
 from specmatrix.reports.compare.evidence import effects, mark_significant
+from specmatrix.reports.compare.left_defaults import left_defaults
 from specmatrix.reports.compare.rewrites import choice_changes, rewrite_changes
 from specmatrix.reports.counters import compare_counters, worse_counters
 from specmatrix.reports.schema import (
@@ -86,6 +87,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         **pairs,
         **{cell: (None, head[cell]) for cell in new},
     }
+    choices = choice_changes(touched.values())
     rewrites = rewrite_changes(touched.values(), acknowledged, context.paths)
     counts = dict.fromkeys(ChangeState, 0) | {ChangeState.SAME: len(same)}
     for change in changes:
@@ -107,7 +109,8 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         coverage=coverage_change(base, head, same, touched),
         counters=compare_counters(base.evidence, head.evidence),
         rewrites=rewrites,
-        choices=choice_changes(touched.values()),
+        choices=choices,
+        left=left_defaults(base, head, choices),
         factors=_factors(changes, head),
         drifts=drifts(_moves(head, measured)),
         thresholds=threshold_changes(base.header, head.header),

@@ -68,7 +68,9 @@ def explanation(cell: CellResult, field: str) -> str:
     for reason in cell.reasons:
         if reason.field in names:
             return reason.because
-    return "the engine gives no reason"
+    asked = [word(cell.requested[name]) for name in names if name in cell.requested]
+    as_asked = cell.resolved is not None and word(cell.resolved.get(field)) in asked
+    return "as the cell requests" if as_asked else "the engine gives no reason"
 
 
 def _differences(

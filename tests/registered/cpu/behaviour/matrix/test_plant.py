@@ -57,7 +57,17 @@ def test_a_killed_command_leaves_its_copy_until_the_next_one():
 def test_a_trial_ends_with_its_parent():
     """A killed command leaves a standard input at its end."""
     ended = subprocess.run(
-        [sys.executable, "-m", "specmatrix.matrix.faults.trial", str(ROOT), "cpu", "0", "reviewed", os.devnull, *[PAIR.id] * 99],
+        [
+            sys.executable,
+            "-m",
+            "specmatrix.matrix.faults.trial",
+            str(ROOT),
+            "cpu",
+            "0",
+            "reviewed",
+            os.devnull,
+            *[PAIR.id] * 99,
+        ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=60,
