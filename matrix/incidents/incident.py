@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from specmatrix.matrix.faults.patch import Edit
 from specmatrix.matrix.incidents.promotion import Shortfall
@@ -41,9 +42,9 @@ class Expected:
     """What the comparison must say.
 
     cells: id -> state with the gates that turned red, `REGRESSED: lossless, ledger`, for every cell that is not SAME.
-    factor: the conditions of the first common factor. rewrites: `new spec_version: v2 -> v1` -> "red", "acknowledged"
-    or "declared". lost_pairs, gained_pairs: some of the effective pairs, `spec_version=v1 x topk=1`. by_default: some
-    of the pairs that no cell reaches by a default any more. says: parts of what is printed.
+    factor: the conditions of the first common factor. rewrites: `new spec_version: v2 -> v1`, or a pattern of it, -> "red",
+    "acknowledged", "declared" or "told" (of no consequence). lost_pairs, gained_pairs: some of the effective pairs, `spec_version=v1 x topk=1`. by_default: some
+    of the pairs that no cell reaches by a default any more. says: parts of what cells say.
     """
 
     verdict: str
@@ -77,13 +78,49 @@ class ComparedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A configuration of EAGLE3 with adaptive steps: what it sets besides, and how the refusal begins, "" if it runs."""
+
+    fields: Mapping[str, object]
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedStep:
+    """Configurations that today's engine takes or refuses, before anything runs."""
+
+    name: str
+    story: str
+    asked: tuple[Asked, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContractStep:
+    """A user's own algorithm under the conformance suite, as `specmatrix contract` shows it.
+
+    file: in `matrix/incidents/algorithms`. state: of the engine. refused: the sentence that refuses the algorithm, or
+    violated: part of a violation; neither if it satisfies the contract.
+    """
+
+    name: str
+    story: str
+    file: str
+    state: CodeState
+    refused: str = ""
+    violated: str = ""
+
+
+Step: TypeAlias = ComparedStep | AskedStep | ContractStep
+
+
+@dataclass(frozen=True, slots=True)
 class Incident:
     """origins: the changes. question: what the replay answers."""
 
     name: str
     origins: tuple[str, ...]
     question: str
-    steps: tuple[ComparedStep, ...]
+    steps: tuple[Step, ...]
 
 
 def each(state: str, *cells: str) -> dict[str, str]:

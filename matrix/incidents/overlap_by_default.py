@@ -17,8 +17,8 @@ OPT_IN: Final = CodeState(
         ),
         Edit(
             "DEFAULTS",
-            "        lambda s: 48,\n        \"speculation defaults to 48 running requests (sglang#21062); set ",
-            "        lambda s: 64,\n        \"speculation defaults to 64 running requests; set ",
+            '        lambda s: 48,\n        "speculation defaults to 48 running requests (sglang#21062); set ',
+            '        lambda s: 64,\n        "speculation defaults to 64 running requests; set ',
         ),
         *fallback.REFUSED,
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +14,23 @@ from typing import Final
 from msgspec.structs import replace
 
 from specmatrix.engine.core.config.defaults import DEFAULTS
+from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell, order
+from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.faults.patch import Patch
 from specmatrix.matrix.faults.plant import trial
 from specmatrix.matrix.faults.processes import Processes
 from specmatrix.matrix.gates.registry import GATES
-from specmatrix.matrix.incidents.incident import CodeState, ComparedStep, Incident, PromotedDefault
+from specmatrix.matrix.incidents.incident import (
+    AskedStep,
+    CodeState,
+    ComparedStep,
+    ContractStep,
+    Incident,
+    PromotedDefault,
+    Step,
+)
 from specmatrix.matrix.incidents.promotion import refusals, without
 from specmatrix.matrix.incidents.verdict import differences, wrong_promotions
 from specmatrix.matrix.run.provenance import run_header
@@ -32,6 +44,9 @@ from specmatrix.reports.wording import count
 STAGE: Final = "incident"
 # Processes at a time: base and head.
 WORKERS: Final = 2
+# The start of an AskedStep, and the field that names its slots.
+ADAPTIVE: Final = "eagle3.tiers.v2"
+CONFIG: Final = "speculative_adaptive_config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +64,11 @@ class StateRun:
 
 @dataclass(frozen=True, slots=True)
 class JudgedStep:
-    """A step and what was found. comparison: of base and head. lines: what else is printed. wrong: how the verdict
+    """A step and what was found. comparison: of base and head, if it has them. lines: what else is printed. wrong: how the verdict
     differs from the expected one, in sentences. seconds: from the change to the verdict."""
 
-    step: ComparedStep
-    comparison: Comparison
+    step: Step
+    comparison: Comparison | None
     lines: tuple[str, ...]
     wrong: tuple[str, ...]
     seconds: float
@@ -65,25 +80,35 @@ def replay(incident: Incident, folder: Path, seed: int = 0) -> Iterator[JudgedSt
     ConfigError if a patch does not apply, or a process ends before its last cell. ReportError if `folder` cannot be
     written.
     """
-    wanted = _wanted(incident)
+    compared = [step for step in incident.steps if isinstance(step, ComparedStep)]
+    wanted = _wanted(compared)
     verify_cells(order(Cell.from_id(name) for names in wanted.values() for name in names))
     header = replace(run_header("cpu", STAGE, seed, GATES), counters=None)
     processes = Processes()
     with ThreadPoolExecutor(WORKERS) as pool:
         runs = {state: pool.submit(_run, incident, state, names, seed, processes) for state, names in wanted.items()}
+        suites = {
+            step: pool.submit(run_contract, step, processes)
+            for step in incident.steps
+            if isinstance(step, ContractStep)
+        }
         try:
             for step in incident.steps:
-                sides = runs[step.base].result(), runs[step.head].result()
-                yield _judged(step, *sides, folder / step.name, header)
+                if isinstance(step, ComparedStep):
+                    yield _judged(step, runs[step.base].result(), runs[step.head].result(), folder / step.name, header)
+                elif isinstance(step, ContractStep):
+                    yield suites[step].result()
+                else:
+                    yield _asked(step)
         finally:  # the threads only wait for their processes
             pool.shutdown(wait=False, cancel_futures=True)
             processes.stop()
 
 
-def _wanted(incident: Incident) -> dict[CodeState, tuple[str, ...]]:
-    """The cells that each state runs, over all steps."""
+def _wanted(steps: Iterable[ComparedStep]) -> dict[CodeState, tuple[str, ...]]:
+    """The cells that each state runs, over all its steps."""
     wanted: dict[CodeState, dict[str, None]] = {}
-    for step in incident.steps:
+    for step in steps:
         for state, names in ((step.base, step.dropped), (step.head, step.added)):
             wanted.setdefault(state, {}).update(dict.fromkeys((*step.cells, *names)))
     return {state: tuple(names) for state, names in wanted.items()}
@@ -122,6 +147,27 @@ def _refused(promoted: PromotedDefault, records: Sequence[CellResult]) -> tuple[
     evidence = evidence_of(promoted.field, promoted.condition)
     left = records if promoted.shortfall is None else without(records, promoted.shortfall)
     return refusals([record.id for record in records], evidence, left)
+
+
+def _asked(step: AskedStep) -> JudgedStep:
+    """What today's engine makes of configurations."""
+    began, lines, wrong = monotonic(), [], []
+    cell = Cell.from_id(ADAPTIVE)
+    for each in step.asked:
+        try:
+            resolve(dataclasses.replace(cell.config(), **{CONFIG: None, **each.fields}), zoo_facts(cell))
+            found = ""
+        except ConfigError as error:
+            found = str(error)
+        words = " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in each.fields.items())
+        lines.append(f"{words}: {'refused: ' + found if found else 'runs'}")
+        if not found.startswith(each.refusal) or bool(found) != bool(each.refusal):
+            wrong.append(f"{words} is {found or 'accepted'}, expected {each.refusal or 'to run'}")
+    return JudgedStep(step, None, tuple(lines), tuple(wrong), monotonic() - began)
+
+
+def run_contract(step: ContractStep, processes: Processes) -> JudgedStep:
+    raise NotImplementedError
 
 
 def _promotion_line(promoted: PromotedDefault, reasons: Sequence[str], cells: int) -> str:

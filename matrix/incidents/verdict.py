@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 
 from specmatrix.matrix.incidents.incident import Expected, PromotedDefault
 from specmatrix.reports.compare import CellChange, ChangeState, Comparison
@@ -21,7 +22,10 @@ def _exact(expected: Expected, found: Comparison) -> Iterator[str]:
             yield f"the {what} is {got or 'missing'}, expected {wanted or 'none'}"
     tables = (
         (expected.cells, {c.id: cell_text(c) for c in found.changes if c.state is not ChangeState.SAME}),
-        (expected.rewrites, {f"{row.status} {row.signature}": _accepted(row) for row in found.rewrites}),
+        (
+            expected.rewrites,
+            {_known(f"{row.status} {row.signature}", expected.rewrites): _accepted(row) for row in found.rewrites},
+        ),
     )
     for wanted, got in tables:
         for name in sorted(wanted.keys() | got.keys()):
@@ -40,6 +44,10 @@ def _missing(expected: Expected, found: Comparison) -> Iterator[str]:
         for pair in wanted:
             if pair not in got:
                 yield f"{pair} is not among {where}"
+    why = "\n".join(change.why for change in found.changes)
+    for part in expected.says:
+        if part not in why:
+            yield f"no cell says {part!r}"
 
 
 def wrong_promotions(promotions: Sequence[tuple[PromotedDefault, tuple[str, ...]]]) -> Iterator[str]:
@@ -54,6 +62,11 @@ def cell_text(change: CellChange) -> str:
     """`REGRESSED: lossless, ledger`, or the state alone where no gate turned red."""
     red = [gate.gate for gate in change.gates if gate.head != "PASS"]
     return f"{change.state}: {', '.join(red)}" if red else str(change.state)
+
+
+def _known(signature: str, patterns: Iterable[str]) -> str:
+    """The pattern that a signature matches, or itself."""
+    return next((pattern for pattern in patterns if fnmatchcase(signature, pattern)), signature)
 
 
 def _accepted(row: RewriteChange) -> str:

@@ -26,7 +26,9 @@ def _left(base: Report, head: Report, asked: str, value: str, cells: list[str]) 
     field = _RESOLVED.get(asked, asked)
     axis = _AXIS.get(field, field)
     relying = {name for name, start in head.starts.items() if any(reason.field == asked for reason in start.reasons)}
-    running = {name for name, start in head.starts.items() if start.resolved and word(start.resolved.get(field)) == value}
+    running = {
+        name for name, start in head.starts.items() if start.resolved and word(start.resolved.get(field)) == value
+    }
     mine = [cell for cell in head.ids() if head.start(cell) in running and head.state(cell) == "PASS"]
     by_default = [cell for cell in mine if head.start(cell) in relying]
     met = _values(base, [cell for cell in cells if base.effective(cell) is not None])

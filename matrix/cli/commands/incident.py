@@ -87,7 +87,8 @@ def _waited(steps: Iterator[JudgedStep], name: str) -> Iterator[JudgedStep]:
 def _show(judged: JudgedStep, console: Console) -> None:
     console.print()
     console.print(f"[bold]{judged.step.name}[/bold]: {judged.step.story}")
-    print_comparison(judged.comparison, console)
+    if judged.comparison is not None:
+        print_comparison(judged.comparison, console)
     for line in judged.lines:
         console.print(line, markup=False)
     for sentence in judged.wrong:
@@ -104,7 +105,7 @@ def _record(incident: Incident, steps: list[JudgedStep]) -> dict[str, Any]:
             "differences": judged.wrong,
             "seconds": round(judged.seconds, 2),
             "said": judged.lines,
-            "comparison": comparison_json(judged.comparison),
+            "comparison": None if judged.comparison is None else comparison_json(judged.comparison),
         }
         for judged in steps
     ]
