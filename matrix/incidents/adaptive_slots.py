@@ -13,7 +13,8 @@ ONE_SLOT: Final = CodeState(
             "parse",
             "    if not sizes:\n",
             "    if sizes:\n"
-            "        raise ConfigError(f\"{SOURCE}: unknown key {shown(sizes[0])}; a key must be one of {', '.join(KEYS)}\")\n"
+            "        allowed = ', '.join(KEYS)\n"
+            '        raise ConfigError(f"{SOURCE}: unknown key {shown(sizes[0])}; a key must be one of {allowed}")\n'
             "    if not sizes:\n",
         ),
         Edit("DEFAULT_TEXT", "dump(DEFAULT_SLOTS)", "'{\"candidate_steps\": [1, 3, 7]}'"),
@@ -63,7 +64,10 @@ FOREIGN: Final = "eagle3.s5.tiers.v2.ragged"
 CHAIN: Final = "eagle3.s3.v2"
 STARTS: Final = "moved engine start: refused -> runs"
 SOURCE: Final = "speculative_adaptive_config"
-KEYS: Final = "candidate_steps, ema_alpha, update_interval, warmup_batches, down_hysteresis, up_hysteresis, ceiling_coeff, strategy"
+KEYS: Final = (
+    "candidate_steps, ema_alpha, update_interval, warmup_batches, down_hysteresis, up_hysteresis, ceiling_coeff, "
+    "strategy"
+)
 
 
 def _defect(name: str, story: str, head: CodeState, says: str, cell: str = TIERS) -> ComparedStep:
@@ -105,12 +109,13 @@ INCIDENT: Final = Incident(
                 ),
                 Asked(
                     {SOURCE: '{"1": {"candidate_steps": [1]}, "08": {"candidate_steps": [1]}}'},
-                    f"{SOURCE} has the batch size '08'; it must be an integer of 1 to 9 digits without sign or leading zeros",
+                    f"{SOURCE} has the batch size '08'; it must be an integer of 1 to 9 digits "
+                    "without sign or leading zeros",
                 ),
                 Asked(
                     {SOURCE: '{"1": {"candidate_step": [1, 3]}}'},
-                    f"{SOURCE}: slot 1: unknown key 'candidate_step' (did you mean 'candidate_steps'?); a key must be one "
-                    f"of {KEYS}",
+                    f"{SOURCE}: slot 1: unknown key 'candidate_step' (did you mean 'candidate_steps'?); "
+                    f"a key must be one of {KEYS}",
                 ),
                 Asked({SOURCE: '{"1": {"candidate_steps": [1, 3]'}, f"{SOURCE} is not JSON: "),
                 Asked(

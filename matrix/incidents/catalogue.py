@@ -6,12 +6,19 @@ from typing import Final
 
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.incidents import adaptive_slots, overlap_by_default, session_inheritance, trees_on_overlap
+from specmatrix.matrix.incidents import (
+    adaptive_slots,
+    extension_points,
+    overlap_by_default,
+    session_inheritance,
+    trees_on_overlap,
+)
 from specmatrix.matrix.incidents.incident import Incident
 
 INCIDENTS: Final[tuple[Incident, ...]] = (
     session_inheritance.INCIDENT,
     overlap_by_default.INCIDENT,
+    extension_points.INCIDENT,
     trees_on_overlap.INCIDENT,
     adaptive_slots.INCIDENT,
 )

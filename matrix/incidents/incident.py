@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from specmatrix.matrix.faults.patch import Edit
 from specmatrix.matrix.incidents.promotion import Shortfall
@@ -42,9 +42,10 @@ class Expected:
     """What the comparison must say.
 
     cells: id -> state with the gates that turned red, `REGRESSED: lossless, ledger`, for every cell that is not SAME.
-    factor: the conditions of the first common factor. rewrites: `new spec_version: v2 -> v1`, or a pattern of it, -> "red",
-    "acknowledged", "declared" or "told" (of no consequence). lost_pairs, gained_pairs: some of the effective pairs, `spec_version=v1 x topk=1`. by_default: some
-    of the pairs that no cell reaches by a default any more. says: parts of what cells say.
+    factor: the conditions of the first common factor. rewrites: `new spec_version: v2 -> v1`, or a pattern of it, ->
+    "red", "acknowledged", "declared" or "told" (of no consequence). lost_pairs, gained_pairs: some of the effective
+    pairs, `spec_version=v1 x topk=1`. by_default: some of the pairs that no cell reaches by a default any more. says:
+    parts of what cells say.
     """
 
     verdict: str
@@ -79,9 +80,9 @@ class ComparedStep:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A configuration of EAGLE3 with adaptive steps: what it sets besides, and how the refusal begins, "" if it runs."""
+    """EAGLE3 with adaptive steps: the other fields that are set, and how the refusal begins, "" if it runs."""
 
-    fields: Mapping[str, object]
+    fields: Mapping[str, Any]
     refusal: str = ""
 
 
@@ -98,8 +99,8 @@ class AskedStep:
 class ContractStep:
     """A user's own algorithm under the conformance suite, as `specmatrix contract` shows it.
 
-    file: in `matrix/incidents/algorithms`. state: of the engine. refused: the sentence that refuses the algorithm, or
-    violated: part of a violation; neither if it satisfies the contract.
+    file: in `matrix/incidents/algorithms`. state: of the engine. refused: part of the sentence that refuses it, or
+    violated: of each violation; neither if it satisfies the contract.
     """
 
     name: str

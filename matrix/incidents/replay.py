@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.faults.patch import Patch
-from specmatrix.matrix.faults.plant import trial
+from specmatrix.matrix.faults.plant import SECONDS, environment, planted, trial
 from specmatrix.matrix.faults.processes import Processes
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.incidents.incident import (
@@ -46,6 +48,9 @@ STAGE: Final = "incident"
 WORKERS: Final = 2
 # The start of an AskedStep, and the field that names its slots.
 ADAPTIVE: Final = "eagle3.tiers.v2"
+ALGORITHMS: Final = "matrix/incidents/algorithms"
+SUITE: Final = "specmatrix.matrix.conformance.child"
+DRAFT: Final = {"speculative_num_steps": "3"}
 CONFIG: Final = "speculative_adaptive_config"
 
 
@@ -64,8 +69,11 @@ class StateRun:
 
 @dataclass(frozen=True, slots=True)
 class JudgedStep:
-    """A step and what was found. comparison: of base and head, if it has them. lines: what else is printed. wrong: how the verdict
-    differs from the expected one, in sentences. seconds: from the change to the verdict."""
+    """A step and what was found.
+
+    comparison: of base and head, if it has them. lines: what else is printed. wrong: how the verdict differs from the
+    expected one, in sentences. seconds: from the change to the verdict.
+    """
 
     step: Step
     comparison: Comparison | None
@@ -88,9 +96,7 @@ def replay(incident: Incident, folder: Path, seed: int = 0) -> Iterator[JudgedSt
     with ThreadPoolExecutor(WORKERS) as pool:
         runs = {state: pool.submit(_run, incident, state, names, seed, processes) for state, names in wanted.items()}
         suites = {
-            step: pool.submit(run_contract, step, processes)
-            for step in incident.steps
-            if isinstance(step, ContractStep)
+            step: pool.submit(_contract, step, processes) for step in incident.steps if isinstance(step, ContractStep)
         }
         try:
             for step in incident.steps:
@@ -149,6 +155,27 @@ def _refused(promoted: PromotedDefault, records: Sequence[CellResult]) -> tuple[
     return refusals([record.id for record in records], evidence, left)
 
 
+def _contract(step: ContractStep, processes: Processes) -> JudgedStep:
+    """The conformance suite for a user's algorithm, in a process that imports the step's state of the engine."""
+    began = monotonic()
+    with planted(Patch(f"step {step.name}", step.state.edits)) as tree:
+        results, file = tree / "results.jsonl", tree / ALGORITHMS / step.file
+        words = [sys.executable, "-m", SUITE, str(results), str(file), json.dumps(DRAFT)]
+        died = processes.run(words, tree, environment(tree), SECONDS)
+        if died is not None:
+            raise ConfigError(f"step {step.name} has no verdict: {died}")
+        *starts, last = map(json.loads, results.read_text(encoding="utf-8").splitlines())
+    lines = [f"{start['start']}: {'; '.join(start['violations']) or 'PASS'}" for start in starts]
+    lines += [f"refused: {last['refused']}"] if last["refused"] else []
+    violated = [violation for start in starts for violation in start["violations"]]
+    wrong = []
+    if bool(last["refused"]) != bool(step.refused) or step.refused not in (last["refused"] or ""):
+        wrong.append(f"{step.file} is {last['refused'] or 'not refused'}, expected {step.refused or 'no refusal'}")
+    if bool(violated) != bool(step.violated) or not all(step.violated in each for each in violated):
+        wrong.append(f"{step.file} has {violated[:1] or 'no violation'}, expected {step.violated or 'none'}")
+    return JudgedStep(step, None, tuple(lines), tuple(wrong), monotonic() - began)
+
+
 def _asked(step: AskedStep) -> JudgedStep:
     """What today's engine makes of configurations."""
     began, lines, wrong = monotonic(), [], []
@@ -164,10 +191,6 @@ def _asked(step: AskedStep) -> JudgedStep:
         if not found.startswith(each.refusal) or bool(found) != bool(each.refusal):
             wrong.append(f"{words} is {found or 'accepted'}, expected {each.refusal or 'to run'}")
     return JudgedStep(step, None, tuple(lines), tuple(wrong), monotonic() - began)
-
-
-def run_contract(step: ContractStep, processes: Processes) -> JudgedStep:
-    raise NotImplementedError
 
 
 def _promotion_line(promoted: PromotedDefault, reasons: Sequence[str], cells: int) -> str:

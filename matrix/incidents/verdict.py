@@ -17,29 +17,24 @@ def differences(expected: Expected, found: Comparison) -> tuple[str, ...]:
 
 def _exact(expected: Expected, found: Comparison) -> Iterator[str]:
     factor = " x ".join(found.factors[0].conditions) if found.factors else ""
-    for what, wanted, got in (("verdict", expected.verdict, found.verdict), ("factor", expected.factor, factor)):
-        if wanted != got:
-            yield f"the {what} is {got or 'missing'}, expected {wanted or 'none'}"
-    tables = (
-        (expected.cells, {c.id: cell_text(c) for c in found.changes if c.state is not ChangeState.SAME}),
-        (
-            expected.rewrites,
-            {_known(f"{row.status} {row.signature}", expected.rewrites): _accepted(row) for row in found.rewrites},
-        ),
-    )
-    for wanted, got in tables:
+    for what, word, said in (("verdict", expected.verdict, found.verdict), ("factor", expected.factor, factor)):
+        if word != said:
+            yield f"the {what} is {said or 'missing'}, expected {word or 'none'}"
+    cells = {change.id: cell_text(change) for change in found.changes if change.state is not ChangeState.SAME}
+    rewrites = {_known(f"{row.status} {row.signature}", expected.rewrites): _accepted(row) for row in found.rewrites}
+    for wanted, got in ((expected.cells, cells), (expected.rewrites, rewrites)):
         for name in sorted(wanted.keys() | got.keys()):
             if wanted.get(name) != got.get(name):
                 yield f"{name} is {got.get(name, 'unchanged')}, expected {wanted.get(name, 'no change')}"
 
 
 def _missing(expected: Expected, found: Comparison) -> Iterator[str]:
+    left = {f"{row.axis}={row.value} x {axis}={value}" for row in found.left for axis, value in row.values}
     parts = (
         ("the lost pairs", expected.lost_pairs, _pairs(found.coverage.lost)),
         ("the gained pairs", expected.gained_pairs, _pairs(found.coverage.gained)),
+        ("the pairs that no default reaches any more", expected.by_default, left),
     )
-    left = {f"{row.axis}={row.value} x {axis}={value}" for row in found.left for axis, value in row.values}
-    parts = (*parts, ("the pairs that no default reaches any more", expected.by_default, left))
     for where, wanted, got in parts:
         for pair in wanted:
             if pair not in got:

@@ -69,8 +69,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     before, after = base.ids(), head.ids()
     common = [cell for cell in before if cell in after]
     lost = [cell for cell in before if cell not in after]
-    # If an input differs, equal lines may still mean different results.
-    # A cell without a result in head is none that stayed as it was.
+    # If an input differs, equal lines may mean different results. A cell without a result did not stay as it was.
     same = [] if blocked else base.same(head, [cell for cell in common if head.state(cell) != "INFRA"])
     equal = set(same)
     differing = [cell for cell in common if cell not in equal]
@@ -87,7 +86,6 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         **pairs,
         **{cell: (None, head[cell]) for cell in new},
     }
-    choices = choice_changes(touched.values())
     rewrites = rewrite_changes(touched.values(), acknowledged, context.paths)
     counts = dict.fromkeys(ChangeState, 0) | {ChangeState.SAME: len(same)}
     for change in changes:
@@ -109,7 +107,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         coverage=coverage_change(base, head, same, touched),
         counters=compare_counters(base.evidence, head.evidence),
         rewrites=rewrites,
-        choices=choices,
+        choices=(choices := choice_changes(touched.values())),
         left=left_defaults(base, head, choices),
         factors=_factors(changes, head),
         drifts=drifts(_moves(head, measured)),

@@ -14,7 +14,7 @@ _AXIS: Final = {field: axis for axis, field in RESOLVED_FIELD.items()}
 
 
 def left_defaults(base: Report, head: Report, choices: Iterable[ChoiceChange]) -> tuple[LeftDefault, ...]:
-    """For each automatic value of `choices` that is another one in head: the effective values that cells had with it."""
+    """For each automatic value of `choices` that differs in head: the effective values that cells had with it."""
     moved: dict[tuple[str, str], list[str]] = {}
     for change in choices:
         if change.base and change.head and change.base != change.head:
