@@ -100,7 +100,7 @@ class ContractStep:
     """A user's own algorithm under the conformance suite, as `specmatrix contract` shows it.
 
     file: in `matrix/incidents/algorithms`. state: of the engine. refused: part of the sentence that refuses it, or
-    violated: of each violation; neither if it satisfies the contract.
+    violated: of a violation; neither if it satisfies the contract.
     """
 
     name: str

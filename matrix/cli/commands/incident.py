@@ -14,7 +14,7 @@ from specmatrix.engine.temp_dir import TempDir
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.incidents.catalogue import INCIDENTS, incidents
-from specmatrix.matrix.incidents.incident import Incident
+from specmatrix.matrix.incidents.incident import ComparedStep, Incident
 from specmatrix.matrix.incidents.replay import JudgedStep, replay
 from specmatrix.reports.compare import comparison_json
 from specmatrix.reports.render.terminal import print_comparison
@@ -87,7 +87,8 @@ def _waited(steps: Iterator[JudgedStep], name: str) -> Iterator[JudgedStep]:
 def _show(judged: JudgedStep, console: Console) -> None:
     console.print()
     console.print(f"[bold]{judged.step.name}[/bold]: {judged.step.story}")
-    if judged.comparison is not None:
+    if isinstance(judged.step, ComparedStep) and judged.comparison is not None:
+        console.print(f"base: {judged.step.base.name}; head: {judged.step.head.name}", markup=False)
         print_comparison(judged.comparison, console)
     for line in judged.lines:
         console.print(line, markup=False)
