@@ -222,8 +222,10 @@ class LeftDefault:
     def sentence(self) -> str:
         """`no cell runs spec_version=v1 by default any more (3 did); 2 cells ask for it, such as eagle3.v1`."""
         where = "" if self.gone else f" with {', '.join(f'{axis}={value}' for axis, value in self.values)}"
-        such = f", such as {self.asked[0]}" if self.asked else ""
-        ask = f"{count(len(self.asked), 'cell')} {'asks' if len(self.asked) == 1 else 'ask'} for it{such}"
+        ask = "none asks for it"
+        if self.asked:
+            verb = "asks" if len(self.asked) == 1 else "ask"
+            ask = f"{count(len(self.asked), 'cell')} {verb} for it, such as {self.asked[0]}"
         return f"no cell runs {self.axis}={self.value} by default{where} any more ({len(self.cells)} did); {ask}"
 
 
