@@ -47,17 +47,17 @@ BEFORE: Final = CodeState("trees fall back to v1", fallback.REWRITTEN)
 MERGED: Final = CodeState("trees on v2, bonus with the wrong stride", WRONG_STRIDE)
 AMENDED: Final = CodeState("trees on v2, path not compacted", NOT_COMPACTED)
 RELANDED: Final = CodeState("trees on v2 by default", PROMOTED)
-CHAINS: Final = ("none.v2.pair", "standalone.pair", "eagle3.s3.v2.pair")
+CHAINS: Final = ("standalone.pair", "eagle3.s3.v2.pair")
 # One request has no stride.
-ALONE: Final = ("eagle3.s3.k4.n8.v2", "eagle3.s3.k2.n6.v2", "standalone.s2.k2.n6.v2.p4")
-ON_V1: Final = ("eagle3.s3.k4.n8.v1.pair", "standalone.s2.k2.n6.v1.p4.pair")
+ALONE: Final = ("eagle3.s3.k4.n8.v2", "eagle3.s3.k2.n6.v2", "standalone.s3.k2.n6.v2")
+ON_V1: Final = ("eagle3.s3.k4.n8.v1.pair",)
 AUTOMATIC: Final = "eagle3.s3.k4.n8.pair"
 PAIRS: Final = (
     "eagle3.s3.k4.n8.v2.pair",
     "eagle3.s3.k2.n6.v2.pair",
-    "eagle3.s3.k4.n8.v2.p4.pair",
-    "standalone.s2.k2.n6.v2.pair",
-    "standalone.s2.k2.n6.v2.p4.pair",
+    "eagle3.s3.k2.n8.v2.pair",
+    "standalone.s3.k2.n6.v2.pair",
+    "standalone.s3.k2.n8.v2.pair",
 )
 # Their tests were deleted by the revert: the wide tree, and retraction under it.
 DELETED: Final = ("eagle3.s5.k4.n16.v2.pair", "eagle3.s5.k4.n16.v2.tight.pair")
@@ -81,7 +81,7 @@ INCIDENT: Final = Incident(
             cells=(*ALL, *DELETED),
             acknowledged=(TO_V2,),
             promotions=(
-                PromotedDefault(*ROW, refused=(f"lossless is FAIL in 7 of 16 cells, the first is {PAIRS[3]}",)),
+                PromotedDefault(*ROW, refused=(f"lossless is FAIL in 7 of 14 cells, the first is {PAIRS[3]}",)),
             ),
             expected=Expected(
                 "red",
@@ -131,17 +131,17 @@ INCIDENT: Final = Incident(
                 PromotedDefault(
                     *ROW,
                     shortfall=Shortfall(DELETED[1]),
-                    refused=(f"the run is partial: 1 of 16 cells is missing, {DELETED[1]}",),
+                    refused=(f"the run is partial: 1 of 14 cells is missing, {DELETED[1]}",),
                 ),
                 PromotedDefault(
                     *ROW,
                     shortfall=Shortfall(AUTOMATIC, "ledger"),
-                    refused=(f"ledger is missing in 1 of 16 cells, {AUTOMATIC}",),
+                    refused=(f"ledger is missing in 1 of 14 cells, {AUTOMATIC}",),
                 ),
                 PromotedDefault(
                     *ROW,
                     shortfall=Shortfall(AUTOMATIC, "effective", "NOT MEASURED"),
-                    refused=(f"effective is NOT MEASURED in 1 of 16 cells, {AUTOMATIC}",),
+                    refused=(f"effective is NOT MEASURED in 1 of 14 cells, {AUTOMATIC}",),
                 ),
             ),
             expected=Expected(
