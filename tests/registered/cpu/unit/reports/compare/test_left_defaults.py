@@ -1,8 +1,14 @@
 """A comparison names what cells ran by a default that changed, and what no cell reaches by a default any more."""
 
+import html
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from specmatrix.reports.compare.cell_state import LeftDefault
+from specmatrix.reports.render.comparison import comparison_markdown, comparison_page
+from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.schema import ReasonRecord
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -64,3 +70,18 @@ def test_a_default_that_stays_leaves_nothing(against, cell):
     assert against([cell("a", "v1")], [cell("a", "v1")]).left == ()
     other = [cell("a", "v1"), cell("b", "v1")]
     assert against(other, other[:1]).left == (), "a lost cell is LOST, no changed default"
+
+
+def test_another_reason_for_the_same_value_leaves_nothing(against, cell, change_cell):
+    other = ReasonRecord("spec_version", "v1", "v1 is enough")
+    head = change_cell(cell("a", "v1"), state="FAIL", gates=(), error="it crashed", reasons=(other,))
+    assert against([cell("a", "v1")], [head]).left == ()
+
+
+def test_every_form_of_the_comparison_says_it(against, cell):
+    comparison = against([cell("a", "v1")], [cell("a", "v2")])
+    (sentence,) = [left.sentence for left in comparison.left]
+    console = Console(file=StringIO(), width=100)
+    print_comparison(comparison, console)
+    for text in (console.file.getvalue(), comparison_markdown(comparison), comparison_page(comparison)):
+        assert sentence in html.unescape(text).replace("\\", "")
