@@ -148,7 +148,7 @@ INCIDENT: Final = Incident(
             expected=Expected(
                 "red",
                 cells=each("REGRESSED: config, effective, ledger, adaptive, lossless, finish, acceptance", TIERS),
-                rewrites={"moved engine start: runs -> refused": "red"},
+                rewrites={"moved engine start: runs -> fails": "red"},
                 says=("would write 5 positions",),
             ),
         ),

@@ -32,6 +32,14 @@ def test_what_runs_as_requested_needs_no_reason(make_cell):
     assert explanation(refused, "page_size") == "the engine gives no reason"
 
 
+def test_a_crash_is_no_refusal(make_cell):
+    crashed = make_cell("a", state="FAIL", error="LedgerError: no room", gates=(), resolved=None)
+    (change,) = path_changes(make_cell("a"), crashed)
+    assert (change.signature(), change.because) == ("engine start: runs -> fails", "LedgerError: no room")
+    (change,) = path_changes(crashed, make_cell("a"))
+    assert change.signature() == "engine start: fails -> runs"
+
+
 def test_a_cell_that_the_machine_lost_has_no_path(make_cell):
     lost = make_cell("a", state="INFRA", requested={}, resolved=None, reasons=(), gates=())
     assert path_changes(make_cell("a"), lost) == path_changes(lost, make_cell("a")) == ()
