@@ -45,6 +45,8 @@ checkpoints = typer.Typer(help="Published checkpoints, for the GPU tiers.", rich
 app.add_typer(checkpoints, name="checkpoints")
 subjects = typer.Typer(help="The engines that cells can run on.", rich_markup_mode=None)
 app.add_typer(subjects, name="subjects")
+incident = typer.Typer(help="Real incidents, replayed.", rich_markup_mode=None)
+app.add_typer(incident, name="incident")
 
 Stage = Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly")]
 Workers = Annotated[int, typer.Option(help="worker processes, one compute thread each; on GPUs, per set of GPUs")]
@@ -339,6 +341,37 @@ def subjects_check(
     from specmatrix.matrix.cli.commands.subjects import check_subject
 
     return check_subject(name, json_)
+
+
+@incident.command("list")
+def incident_list(json_: Json = False) -> int:
+    """List the incidents."""
+    from specmatrix.matrix.cli.commands.incident import list_incidents
+
+    return list_incidents(json_)
+
+
+@incident.command("run")
+def incident_run(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a name of the list, or all")],
+    out: Annotated[Path | None, typer.Option(help="also keep the reports and the rendered comparisons here")] = None,
+    json_: Json = False,
+) -> int:
+    """Run base and head of each change, and show the comparison that its reviewer would have seen."""
+    from specmatrix.matrix.cli.commands.incident import run_incidents
+
+    return run_incidents(name, out, json_)
+
+
+@incident.command("all")
+def incident_all(
+    out: Annotated[Path | None, typer.Option(help="also keep the reports and the rendered comparisons here")] = None,
+    json_: Json = False,
+) -> int:
+    """As `run` for every incident."""
+    from specmatrix.matrix.cli.commands.incident import run_incidents
+
+    return run_incidents("all", out, json_)
 
 
 @checkpoints.command("list")

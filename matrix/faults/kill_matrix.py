@@ -182,7 +182,9 @@ def _run(jobs: Sequence[TrialJob], seed: int, workers: int, tier: str) -> Iterat
 def _trial(job: TrialJob, seed: int, processes: Processes, tier: str) -> Trial:
     """The run without a fault covers the cells of all faults, so it gets a longer time limit."""
     seconds = SECONDS if job.fault is not None else 3600.0
-    return trial(job.fault, job.cells, seed, seconds, processes, tier, job.operations)
+    return trial(
+        None if job.fault is None else job.fault.patch, job.cells, seed, seconds, processes, tier, job.operations
+    )
 
 
 def _passed(plain: Sequence[Trial]) -> dict[tuple[str, str], bool]:

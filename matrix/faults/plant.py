@@ -1,4 +1,4 @@
-"""Plants a fault in a copy of the packages and runs its cells in a fresh process that imports the copy."""
+"""Patches a copy of the packages and runs cells in a fresh process that imports the copy."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal, TypeAlias
 
 import specmatrix
 from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kernels import PREFIX
+from specmatrix.matrix.faults.patch import Patch
 from specmatrix.matrix.faults.processes import Processes
 from specmatrix.matrix.run.tiers import VISIBLE
 from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.reports.schema import CellResult
+from specmatrix.reports.store import cell_from_json
 
 ROOT: Final = specmatrix.HOME
 PACKAGES: Final = ("engine", "kernels", "matrix", "ci", "reports")
@@ -29,16 +31,19 @@ PACKAGES: Final = ("engine", "kernels", "matrix", "ci", "reports")
 INTERPRETER: Final = "TRITON_INTERPRET"
 # Several times the longest trial; a fault may make the engine loop forever.
 SECONDS: Final = 180.0
+Goldens: TypeAlias = Literal["reviewed", "blessed"]
 
 
 @dataclass(frozen=True, slots=True)
 class CellVerdict:
-    """One cell's gate results: name to (state, message). `error`: the crash, None if none."""
+    """One cell's gate results: name to (state, message). `error`: the crash, None if none. `record`: None for an
+    operation."""
 
     cell: str
     gates: dict[str, tuple[str, str]]
     error: str | None
     seconds: float
+    record: CellResult | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,50 +55,70 @@ class Trial:
 
 
 @contextmanager
-def planted(fault: Fault | None) -> Iterator[Path]:
-    """A copy of the packages, laid out as a checkout, with the fault planted (None: unchanged). ConfigError if the
-    fault does not apply."""
+def planted(patch: Patch | None) -> Iterator[Path]:
+    """A copy of the packages, laid out as a checkout, with the patch made (None: unchanged). ConfigError if it does not
+    apply."""
     with TempDir("fault") as tree:
         for package in PACKAGES:
             shutil.copytree(ROOT / package, tree / package)
         (tree / "specmatrix").mkdir()
         for path in Path(specmatrix.__file__).parent.glob("*.py"):
             shutil.copy(path, tree / "specmatrix")
-        if fault is not None:
-            for path in fault.apply(tree):
+        if patch is not None:
+            for path in patch.apply(tree):
                 # With equal size and mtime Python would load the old byte code.
                 Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
         yield tree
 
 
+def environment(tree: Path, gpu: bool = False) -> dict[str, str]:
+    """The environment of a process that imports the copy at `tree`, on one compute thread."""
+    path = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
+    found = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return found if gpu else found | {VISIBLE: "", INTERPRETER: "1"}
+
+
 def trial(
-    fault: Fault | None,
+    patch: Patch | None,
     cells: Sequence[Cell],
     seed: int = 0,
     seconds: float = SECONDS,
     processes: Processes | None = None,
     tier: str = "cpu",
     operations: Sequence[str] = (),
+    golden: Goldens = "reviewed",
 ) -> Trial:
-    """Check cells and operations in a fresh process with the fault planted, run by `processes`.
+    """Check cells and operations in a fresh process with the patch made, run by `processes`.
 
-    ConfigError if there are none.
+    golden: what the gate `config` expects: the table of the sources, or that of the patched engine, as if the patch
+    came with its reviewed table ("blessed"). ConfigError if there are no cells and operations.
     """
     if not cells and not operations:
         raise ConfigError("a trial needs at least one cell or operation")
-    with planted(fault) as tree:
+    with planted(patch) as tree:
         file = tree / "verdicts.jsonl"
-        command = [sys.executable, "-m", "specmatrix.matrix.faults.trial", str(tree), tier, str(seed), str(file)]
-        path = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        if not find_tier(tier).gpus:
-            environment |= {VISIBLE: "", INTERPRETER: "1"}
+        command = [
+            sys.executable,
+            "-m",
+            "specmatrix.matrix.faults.trial",
+            str(tree),
+            tier,
+            str(seed),
+            golden,
+            str(file),
+        ]
         words = [*command, *(cell.id for cell in cells), *(PREFIX + name for name in operations)]
-        died = (processes or Processes()).run(words, tree, environment, seconds)
+        around = environment(tree, gpu=bool(find_tier(tier).gpus))
+        died = (processes or Processes()).run(words, tree, around, seconds)
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    return Trial(tuple(_verdict(json.loads(line)) for line in lines), died)
+    return Trial(tuple(map(_verdict, lines)), died)
 
 
-def _verdict(line: dict[str, Any]) -> CellVerdict:
+def _verdict(text: str) -> CellVerdict:
+    line = json.loads(text)
+    if "kind" in line:
+        record = cell_from_json(text)
+        states = {gate.name: (str(gate.state), gate.message) for gate in record.gates}
+        return CellVerdict(record.id, states, record.error, record.seconds, record)
     gates = {name: (state, message) for name, (state, message) in line["gates"].items()}
     return CellVerdict(line["cell"], gates, line["error"], line["seconds"])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.golden.outcomes import AS_ASKED, REFUSED, Groups
+from specmatrix.matrix.golden.outcomes import AS_ASKED, REFUSED, Groups, start_outcomes
 from specmatrix.matrix.golden.products import where_of
 
 GOLDEN_FILE: Final = Path(__file__).with_name("resolved.yaml")
@@ -52,3 +52,16 @@ def golden_table(path: Path = GOLDEN_FILE) -> Golden:
         return {}
     with path.open(encoding="utf-8") as file:
         return compiled(yaml.load(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
+def blessed_table(cells: Iterable[Cell]) -> Golden:
+    """What the golden file would say of these cells if it were written anew from this engine."""
+    rows: dict[str, list[tuple[str, tuple[Callable[[Cell], bool], ...]]]] = {}
+    for start in {cell._replace(**REQUEST_DEFAULTS) for cell in cells}:
+        for name, outcome in start_outcomes(start).items():
+            rows.setdefault(name, []).append((outcome, (partial(_starts, start),)))
+    return {name: tuple(found) for name, found in rows.items()}
+
+
+def _starts(start: Cell, cell: Cell) -> bool:
+    return cell._replace(**REQUEST_DEFAULTS) == start

@@ -35,7 +35,7 @@ from enum import StrEnum
 from typing import Final
 
 from specmatrix.reports.counters import CounterChange
-from specmatrix.reports.effective import Pair
+from specmatrix.reports.effective import Pair, Value
 from specmatrix.reports.schema import GateState, Header
 from specmatrix.reports.wording import count
 
@@ -204,6 +204,32 @@ class ChoiceChange:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftDefault:
+    """An automatic value that changed, and what no passing cell runs with it any more by relying on the default.
+
+    values: effective values of the `cells` that ran it by default in base. asked: head's cells that still run it
+    because they ask for it. gone: no cell at all runs it by default.
+    """
+
+    axis: str
+    value: str
+    values: tuple[Value, ...]
+    cells: tuple[str, ...]
+    asked: tuple[str, ...]
+    gone: bool
+
+    @property
+    def sentence(self) -> str:
+        """`no cell runs spec_version=v1 by default any more (3 did); 2 cells ask for it, such as eagle3.v1`."""
+        where = "" if self.gone else f" with {', '.join(f'{axis}={value}' for axis, value in self.values)}"
+        ask = "none asks for it"
+        if self.asked:
+            verb = "asks" if len(self.asked) == 1 else "ask"
+            ask = f"{count(len(self.asked), 'cell')} {verb} for it, such as {self.asked[0]}"
+        return f"no cell runs {self.axis}={self.value} by default{where} any more ({len(self.cells)} did); {ask}"
+
+
+@dataclass(frozen=True, slots=True)
 class Factor:
     """A common factor of failing cells, with a `text` such as "red at topk > 1 x spec_version=v2: 6 of 6 failing cells,
     0 of 31 passing"; `p`: its adjusted p value."""
@@ -266,6 +292,7 @@ class Comparison:
     counters: CounterChange
     rewrites: tuple[RewriteChange, ...]
     choices: tuple[ChoiceChange, ...]
+    left: tuple[LeftDefault, ...]
     factors: tuple[Factor, ...]
     drifts: tuple[Drift, ...]
     thresholds: tuple[RuleChange, ...]

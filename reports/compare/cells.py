@@ -140,9 +140,9 @@ def _state(
     path: Sequence[PathChange],
     context: Context,
 ) -> tuple[ChangeState, str]:
-    if len(worse) > len(blocked):
+    if len(worse) > len(blocked) and not (head.error and not head.gates):
         return ChangeState.REGRESSED, "; ".join(_gate_text(change) for change in worse if change not in blocked)
-    if _RANK[head.state] > _RANK[base.state] and not worse:
+    if (_RANK[head.state] > _RANK[base.state] and not worse) or len(worse) > len(blocked):
         return ChangeState.REGRESSED, f"{base.state} in base, {head.state} in head: {head.error}"
     if gone:
         return ChangeState.REGRESSED, "; ".join(gone)

@@ -27,6 +27,7 @@ from specmatrix.reports.compare.comparability import incomparable_gates, mismatc
 from specmatrix.reports.compare.coverage import coverage_change
 from specmatrix.reports.compare.drift import drifts
 from specmatrix.reports.compare.evidence import effects, mark_significant
+from specmatrix.reports.compare.left_defaults import left_defaults
 from specmatrix.reports.compare.rewrites import choice_changes, rewrite_changes
 from specmatrix.reports.counters import compare_counters, worse_counters
 from specmatrix.reports.schema import (
@@ -68,8 +69,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     before, after = base.ids(), head.ids()
     common = [cell for cell in before if cell in after]
     lost = [cell for cell in before if cell not in after]
-    # If an input differs, equal lines may still mean different results.
-    # A cell without a result in head is none that stayed as it was.
+    # If an input differs, equal lines may mean different results. A cell without a result did not stay as it was.
     same = [] if blocked else base.same(head, [cell for cell in common if head.state(cell) != "INFRA"])
     equal = set(same)
     differing = [cell for cell in common if cell not in equal]
@@ -107,7 +107,8 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         coverage=coverage_change(base, head, same, touched),
         counters=compare_counters(base.evidence, head.evidence),
         rewrites=rewrites,
-        choices=choice_changes(touched.values()),
+        choices=(choices := choice_changes(touched.values())),
+        left=left_defaults(base, head, choices),
         factors=_factors(changes, head),
         drifts=drifts(_moves(head, measured)),
         thresholds=threshold_changes(base.header, head.header),

@@ -45,8 +45,10 @@ def path_changes(base: CellResult, head: CellResult) -> tuple[PathChange, ...]:
     ]
     if base.resolved is None or head.resolved is None:
         if base.resolved is not head.resolved:
-            words = ("refused", "runs") if base.resolved is None else ("runs", "refused")
-            changes.append(PathChange("engine start", *words, _refusal(head if head.resolved is None else base)))
+            stopped = head if head.resolved is None else base
+            ended = "fails" if stopped.error else "refused"
+            old, new = ("runs" if cell is not stopped else ended for cell in (base, head))
+            changes.append(PathChange("engine start", old, new, _refusal(stopped)))
         return tuple(changes)
     differing = _differences(base.resolved, head.resolved, DERIVED)
     return (*changes, *(PathChange(name, old, new, explanation(head, name)) for name, old, new in differing))
@@ -68,7 +70,9 @@ def explanation(cell: CellResult, field: str) -> str:
     for reason in cell.reasons:
         if reason.field in names:
             return reason.because
-    return "the engine gives no reason"
+    asked = [word(cell.requested[name]) for name in names if name in cell.requested]
+    as_asked = cell.resolved is not None and word(cell.resolved.get(field)) in asked
+    return "as the cell requests" if as_asked else "the engine gives no reason"
 
 
 def _differences(

@@ -79,6 +79,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         what = shorten_rewrite(rewrite.signature)
         text = f"{rewrite.status} rewrite {what} in {count(len(rewrite.cells), 'cell')}: {rewrite.reason}"
         _say(console, f"[{colour}]{escape(text)}[/{colour}]")
+    for left in comparison.left:
+        _say(console, f"[yellow]{escape(shorten(left.sentence, 400))}[/yellow]")
     for rule in (*comparison.thresholds, *comparison.waivers):
         _say(console, f"rule {escape(rule.name)}: {escape(rule.base or 'none')} → {escape(rule.head or 'none')}")
     colour = "green" if comparison.verdict == "green" else "red"

@@ -71,7 +71,7 @@ def sources() -> Iterator[Path]:
 def test_every_fault_applies_and_leaves_valid_python(sources: Path):
     before = cache(lambda path: ast.dump(ast.parse(path.read_text(encoding="utf-8"))))
     for fault in CATALOGUE:
-        changes = fault.changes(sources)
+        changes = fault.patch.changes(sources)
         assert changes, fault.id
         for path, text in changes.items():
             assert ast.dump(ast.parse(text)) != before(path), fault.id

@@ -21,8 +21,8 @@ PAIR = Cell.from_id("standalone.s2.k2.n6.v2.p4.pair")
 
 def test_the_copy_holds_the_fault_and_the_sources_do_not():
     (fault,) = select(["path-not-compacted"])
-    with planted(None) as clean, planted(fault) as tree:
-        changes = fault.changes(clean)
+    with planted(None) as clean, planted(fault.patch) as tree:
+        changes = fault.patch.changes(clean)
         assert len(changes) == 1
         for path, text in changes.items():
             source = ROOT / path.relative_to(clean)
@@ -35,7 +35,7 @@ def test_the_copy_holds_the_fault_and_the_sources_do_not():
 HANGING = """
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.plant import planted
-with planted(CATALOGUE[0]) as tree:
+with planted(CATALOGUE[0].patch) as tree:
     print(tree, flush=True)
     input()
 """
@@ -57,7 +57,17 @@ def test_a_killed_command_leaves_its_copy_until_the_next_one():
 def test_a_trial_ends_with_its_parent():
     """A killed command leaves a standard input at its end."""
     ended = subprocess.run(
-        [sys.executable, "-m", "specmatrix.matrix.faults.trial", str(ROOT), "cpu", "0", os.devnull, *[PAIR.id] * 99],
+        [
+            sys.executable,
+            "-m",
+            "specmatrix.matrix.faults.trial",
+            str(ROOT),
+            "cpu",
+            "0",
+            "reviewed",
+            os.devnull,
+            *[PAIR.id] * 99,
+        ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=60,
@@ -76,14 +86,14 @@ def test_without_a_fault_every_gate_is_green():
 @pytest.mark.nightly
 def test_a_path_that_is_not_compacted_is_seen_by_its_gates():
     (fault,) = select(["path-not-compacted"])
-    (verdict,) = trial(fault, [PAIR]).verdicts
+    (verdict,) = trial(fault.patch, [PAIR]).verdicts
     assert verdict.error is None
     assert {gate for gate, (state, _) in verdict.gates.items() if state == "FAIL"} >= {"lossless", "ledger"}
 
 
 def test_a_silent_downgrade_is_seen_by_the_effective_gate_alone():
     (fault,) = select(["v2-downgraded"])
-    (verdict,) = trial(fault, [PAIR]).verdicts
+    (verdict,) = trial(fault.patch, [PAIR]).verdicts
     assert [gate for gate, (state, _) in verdict.gates.items() if state != "PASS"] == ["effective"]
     assert verdict.gates["effective"] == ("FAIL", "lag was resolved to 1, but the engine runs 0")
 
@@ -93,7 +103,7 @@ def test_a_crash_is_not_a_verdict():
         "crash", "c", "o", "Scheduler.plan", "    def plan(self) -> StepPlan | None:\n",
         "    def scheme(self) -> StepPlan | None:\n", ("ledger",), (PAIR.id,), "w",
     )  # fmt: skip
-    (verdict,) = trial(crash, [PAIR]).verdicts
+    (verdict,) = trial(crash.patch, [PAIR]).verdicts
     assert verdict.gates == {}
     assert verdict.error is not None
     assert "'Scheduler' object has no attribute 'plan'" in verdict.error
@@ -101,7 +111,7 @@ def test_a_crash_is_not_a_verdict():
 
 def test_a_tree_that_does_not_import_dies_with_its_last_words():
     broken = Fault("broken", "c", "o", "LedgerError", "class LedgerError(", "class Other(", (), (), "w")
-    result = trial(broken, [PAIR])
+    result = trial(broken.patch, [PAIR])
     assert result.verdicts == ()
     assert result.died is not None
     assert "LedgerError" in result.died
@@ -114,7 +124,7 @@ def test_a_process_that_never_ends_is_stopped():
 
 def test_a_trial_of_the_wrong_engine_is_refused(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        main([str(tmp_path), "0", str(tmp_path / "out"), PAIR.id])
+        main([str(tmp_path), "cpu", "0", "reviewed", str(tmp_path / "out"), PAIR.id])
     assert "is " + str(ROOT / "engine" / "__init__.py") in str(caught.value)
     assert str(caught.value).endswith(f"not the one in {tmp_path}; put {tmp_path} first on PYTHONPATH")
 

@@ -64,7 +64,7 @@ def tree(tmp_path: Path) -> Path:
     ],
 )
 def test_the_text_is_replaced_in_its_definition(tree: Path, within: str, old: str, number: int):
-    assert make(within, old, "changed").apply(tree) == [tree / "part.py"]
+    assert make(within, old, "changed").patch.apply(tree) == [tree / "part.py"]
     lines = PART.splitlines(keepends=True)
     lines[number] = lines[number].replace(old, "changed")
     assert (tree / "part.py").read_text() == "".join(lines)
@@ -72,12 +72,12 @@ def test_the_text_is_replaced_in_its_definition(tree: Path, within: str, old: st
 
 
 def test_a_name_may_stand_in_several_modules_if_the_text_stands_in_one(tree: Path):
-    assert make("close", "return other", "return pages").apply(tree) == [tree / "room" / "other.py"]
+    assert make("close", "return other", "return pages").patch.apply(tree) == [tree / "room" / "other.py"]
 
 
 def test_every_edit_is_made(tree: Path):
     also = (Edit("Ledger.settle", "left\n", "right\n"), Edit("close", "return other", "return pages"))
-    assert len(make("Ledger.settle", "pages - 1", "pages", also).apply(tree)) == 2
+    assert len(make("Ledger.settle", "pages - 1", "pages", also).patch.apply(tree)) == 2
     assert "left = pages\n        return right\n" in (tree / "part.py").read_text()
     assert (tree / "room" / "other.py").read_text() == "def close(pages):\n    return pages\n"
 
@@ -95,10 +95,10 @@ def test_every_edit_is_made(tree: Path):
 )
 def test_text_that_is_gone_or_ambiguous_is_an_error(tree: Path, within: str, old: str, count: int):
     with pytest.raises(ConfigError) as caught:
-        make(within, old).apply(tree)
+        make(within, old).patch.apply(tree)
     assert str(caught.value) == (
         f"fault made-up does not apply: {old.strip()!r} occurs {count} times in {within}, not once; "
-        "update the fault to match the code"
+        "update it to match the code"
     )
     assert (tree / "part.py").read_text() == PART
 

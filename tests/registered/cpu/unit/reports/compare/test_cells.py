@@ -115,3 +115,10 @@ def test_a_new_cell_lists_its_red_gates(gates, context):
     change = new_cell(gates(ledger="PASS", finish="FAIL"), context())
     assert [each.gate for each in change.gates] == ["finish"]
     assert change.why == "the cell is missing in base; it is FAIL in head"
+
+
+def test_a_cell_that_crashed_says_how_instead_of_naming_the_gates_that_did_not_run(make_cell, context):
+    head = make_cell("a", state="FAIL", error="LedgerError: no room", gates=())
+    change = compare_cell(make_cell("a"), head, (), context())
+    assert (change.state, change.why) == (ChangeState.REGRESSED, "PASS in base, FAIL in head: LedgerError: no room")
+    assert [gate.head for gate in change.gates] == [None, None]

@@ -24,6 +24,22 @@ def test_a_rewrite_explains_before_a_reason_does(make_cell, rewritten):
     assert explanation(make_cell(reasons=(reason,)), "page_size") == "the engine gives no reason"
 
 
+def test_what_runs_as_requested_needs_no_reason(make_cell):
+    cell = make_cell(requested={"page_size": 1, "speculative_eagle_topk": 2}, reasons=())
+    assert explanation(cell, "page_size") == "as the cell requests"
+    assert explanation(cell, "topk") == "the engine gives no reason", "topk 4 runs where 2 was requested"
+    refused = make_cell(requested={"page_size": None}, resolved=None, reasons=())
+    assert explanation(refused, "page_size") == "the engine gives no reason"
+
+
+def test_a_crash_is_no_refusal(make_cell):
+    crashed = make_cell("a", state="FAIL", error="LedgerError: no room", gates=(), resolved=None)
+    (change,) = path_changes(make_cell("a"), crashed)
+    assert (change.signature(), change.because) == ("engine start: runs -> fails", "LedgerError: no room")
+    (change,) = path_changes(crashed, make_cell("a"))
+    assert change.signature() == "engine start: fails -> runs"
+
+
 def test_a_cell_that_the_machine_lost_has_no_path(make_cell):
     lost = make_cell("a", state="INFRA", requested={}, resolved=None, reasons=(), gates=())
     assert path_changes(make_cell("a"), lost) == path_changes(lost, make_cell("a")) == ()

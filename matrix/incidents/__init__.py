@@ -1,0 +1,1 @@
+"""Real incidents as data, replayed on this engine."""

@@ -1,0 +1,1 @@
+"""Users' algorithms for the incident about extension points; each file registers one."""

@@ -1,0 +1,21 @@
+"""An algorithm that says it needs nothing on the host, and reads its tokens there in every round."""
+
+from dataclasses import replace
+
+from specmatrix.engine.device.batch import StepBatch
+from specmatrix.engine.device.relay import Relay
+from specmatrix.engine.plugin import register_algorithm
+from specmatrix.engine.spec.drafter import DraftTree
+from specmatrix.matrix.incidents.algorithms.counting import TRAITS, CountingDrafter, marking_relay
+
+
+class LyingDrafter(CountingDrafter):
+    """Waits for the device, which its trait `reads_host` denies."""
+
+    def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
+        """As CountingDrafter, after a look at the tokens."""
+        batch.root.tolist()
+        return super().propose(batch, relay)
+
+
+register_algorithm(replace(TRAITS, name="LIAR"), LyingDrafter, relay=marking_relay)

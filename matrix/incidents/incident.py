@@ -1,0 +1,129 @@
+"""What an incident is: states of the code, and the comparisons that a reviewer of each change would have seen.
+
+An incident is told in steps. Each compares two states of the code, which are patches of this checkout in the form of
+the fault catalogue; the patch of a state includes its reviewed golden table, as a real change would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from specmatrix.matrix.faults.patch import Edit
+from specmatrix.matrix.incidents.promotion import Shortfall
+from specmatrix.reports.compare import Acknowledgement
+
+
+@dataclass(frozen=True, slots=True)
+class CodeState:
+    """A state of the code: this checkout with some replacements. Equal states of an incident run once."""
+
+    name: str
+    edits: tuple[Edit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromotedDefault:
+    """A default that a change promotes, judged on head's report.
+
+    field, condition: of the row of `DEFAULTS`, whose evidence is required. refused: the reasons against it, empty if it
+    is accepted. shortfall: what is taken away from the report before it is judged, to show that it is then refused.
+    """
+
+    field: str
+    condition: str
+    refused: tuple[str, ...] = ()
+    shortfall: Shortfall | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the comparison must say.
+
+    cells: id -> state with the gates that turned red, `REGRESSED: lossless, ledger`, for every cell that is not SAME.
+    factor: the conditions of the first common factor. rewrites: `new spec_version: v2 -> v1`, or a pattern of it, ->
+    "red", "acknowledged", "declared" or "told" (of no consequence). lost_pairs, gained_pairs: some of the effective
+    pairs, `spec_version=v1 x topk=1`. by_default: some of the pairs that no cell reaches by a default any more. says:
+    parts of what cells say.
+    """
+
+    verdict: str
+    cells: Mapping[str, str] = field(default_factory=dict)
+    factor: str = ""
+    rewrites: Mapping[str, str] = field(default_factory=dict)
+    lost_pairs: tuple[str, ...] = ()
+    gained_pairs: tuple[str, ...] = ()
+    by_default: tuple[str, ...] = ()
+    says: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedStep:
+    """A change as its reviewer sees it: head's report compared with base's.
+
+    cells: ids that both run. dropped: cells that base runs and head has deleted; added: the reverse. acknowledged: what
+    the change declares as intended.
+    """
+
+    name: str
+    story: str
+    base: CodeState
+    head: CodeState
+    cells: tuple[str, ...]
+    expected: Expected
+    dropped: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    acknowledged: tuple[Acknowledgement, ...] = ()
+    promotions: tuple[PromotedDefault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """EAGLE3 with adaptive steps: the other fields that are set, and how the refusal begins, "" if it runs."""
+
+    fields: Mapping[str, Any]
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedStep:
+    """Configurations that today's engine takes or refuses, before anything runs."""
+
+    name: str
+    story: str
+    asked: tuple[Asked, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContractStep:
+    """A user's own algorithm under the conformance suite, as `specmatrix contract` shows it.
+
+    file: in `matrix/incidents/algorithms`. state: of the engine. refused: part of the sentence that refuses it, or
+    violated: of a violation; neither if it satisfies the contract.
+    """
+
+    name: str
+    story: str
+    file: str
+    state: CodeState
+    refused: str = ""
+    violated: str = ""
+
+
+Step: TypeAlias = ComparedStep | AskedStep | ContractStep
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """origins: the changes. question: what the replay answers."""
+
+    name: str
+    origins: tuple[str, ...]
+    question: str
+    steps: tuple[Step, ...]
+
+
+def each(state: str, *cells: str) -> dict[str, str]:
+    """The same state for several cells, for `Expected.cells`."""
+    return dict.fromkeys(cells, state)

@@ -1,0 +1,147 @@
+"""The incidents apply to today's sources, and their verdicts are told apart from others."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from specmatrix import HOME
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.faults.patch import Patch
+from specmatrix.matrix.incidents.catalogue import INCIDENTS, incidents
+from specmatrix.matrix.incidents.incident import ComparedStep, ContractStep, Expected, PromotedDefault, each
+from specmatrix.matrix.incidents.replay import ALGORITHMS
+from specmatrix.matrix.incidents.verdict import differences, wrong_promotions
+from specmatrix.reports.compare import CellChange, ChangeState
+from specmatrix.reports.compare.cell_state import (
+    CoverageChange,
+    Factor,
+    GateChange,
+    LeftDefault,
+    LostPairs,
+    RewriteChange,
+)
+
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+
+STEPS = [(incident, step) for incident in INCIDENTS for step in incident.steps]
+# The changes of the five incidents.
+ORIGINS = {21062, 26866, 26981, 26997, 24055, 24999, 22651, 28754}
+
+
+def test_every_change_has_its_replay_under_a_name_of_its_own():
+    assert {
+        int(number) for one in INCIDENTS for origin in one.origins for number in re.findall(r"\d+", origin)
+    } == ORIGINS
+    assert len(INCIDENTS) == len({one.name for one in INCIDENTS}) == 5
+    for one in INCIDENTS:
+        assert len(one.steps) == len({step.name for step in one.steps})
+        assert one.question.endswith("?") and all(step.story.endswith(".") for step in one.steps)
+
+
+def changed(edits) -> set[Path]:
+    found: set[Path] = set()
+    for edit in edits:
+        hits = []
+        for folder in ("engine", "matrix/cells"):
+            try:
+                hits += Patch("x", (edit,)).changes(HOME / folder)
+            except ConfigError:
+                continue
+        assert len(hits) == 1, edit
+        found.update(hits)
+    return found
+
+
+def test_every_state_applies_to_todays_sources():
+    states = {s for _, step in STEPS if isinstance(step, ComparedStep) for s in (step.base, step.head)}
+    states |= {step.state for _, step in STEPS if isinstance(step, ContractStep)}
+    for state in states:
+        touched = changed(state.edits)
+        assert bool(touched) == bool(state.edits), state.name
+
+
+def test_every_cell_exists_and_every_expected_one_runs():
+    for _, step in STEPS:
+        if isinstance(step, ComparedStep):
+            ran = {*step.cells, *step.dropped, *step.added}
+            assert all(Cell.from_id(cell).id == cell for cell in ran)
+            assert set(step.expected.cells) <= ran, step.name
+            assert not {*step.cells} & {*step.dropped, *step.added}
+        elif isinstance(step, ContractStep):
+            assert (HOME / ALGORITHMS / step.file).is_file()
+
+
+def test_an_unknown_name_is_refused():
+    assert incidents("all") == INCIDENTS and incidents("adaptive-slots") == (INCIDENTS[-1],)
+    with pytest.raises(ConfigError) as caught:
+        incidents("adaptive-slot")
+    assert str(caught.value) == "incident 'adaptive-slot' is unknown; the closest is adaptive-slots"
+    with pytest.raises(ConfigError, match=r"it must be all or one of session-inheritance, .*adaptive-slots$"):
+        incidents("xyz")
+
+
+@pytest.fixture
+def found():
+    """What a verdict is read from, of a comparison in which everything that can be expected is there."""
+    gates = (GateChange("lossless", "PASS", "FAIL", "b differs"), GateChange("finish", "FAIL", "PASS", ""))
+    pair = (("spec_version", "v1"), ("topk", "1"))
+    return SimpleNamespace(
+        verdict="red",
+        changes=(
+            CellChange("b", ChangeState.REGRESSED, "lossless PASS -> FAIL: b differs", True, "run", gates=gates),
+            CellChange("c", ChangeState.LOST, "gone", True, "run"),
+            CellChange("d", ChangeState.SAME, "", False, "run"),
+        ),
+        factors=(Factor("red at", ("topk > 1", "spec_version=v2"), 1, 1, 0, 1, 0.01),),
+        rewrites=(RewriteChange("topk: [4] -> 1", "new", "a chain", ("b",), True, True),),
+        coverage=CoverageChange((LostPairs("gone", ("b",), (pair,), ()),), ()),
+        left=(LeftDefault("spec_version", "v1", (("topk", "1"),), ("b",), (), True),),
+    )
+
+
+RIGHT = Expected(
+    "red",
+    cells={**each("REGRESSED: lossless", "b"), **each("LOST", "c")},
+    factor="topk > 1 x spec_version=v2",
+    rewrites={"new topk: *": "red"},
+    lost_pairs=("spec_version=v1 x topk=1",),
+    by_default=("spec_version=v1 x topk=1",),
+    says=("b differs",),
+)
+
+
+def test_the_expected_verdict_has_no_difference(found):
+    assert differences(RIGHT, found) == ()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"verdict": "green"}, "the verdict is red, expected green"),
+        ({"factor": ""}, "the factor is topk > 1 x spec_version=v2, expected none"),
+        ({"cells": each("REGRESSED: lossless", "b")}, "c is LOST, expected no change"),
+        ({"cells": {**RIGHT.cells, "d": "LOST"}}, "d is unchanged, expected LOST"),
+        ({"cells": {**RIGHT.cells, "b": "REGRESSED: ledger"}}, "b is REGRESSED: lossless, expected REGRESSED: ledger"),
+        ({"rewrites": {}}, "new topk: [4] -> 1 is red, expected no change"),
+        ({"rewrites": {"new topk: *": "acknowledged"}}, "new topk: * is red, expected acknowledged"),
+        ({"lost_pairs": ("topk=2 x batch=pair",)}, "topk=2 x batch=pair is not among the lost pairs"),
+        ({"gained_pairs": ("topk=2 x batch=pair",)}, "topk=2 x batch=pair is not among the gained pairs"),
+        (
+            {"by_default": ("spec_version=v1 x topk=2",)},
+            "spec_version=v1 x topk=2 is not among the pairs that no default reaches any more",
+        ),
+        ({"says": ("c differs",)}, "no cell says 'c differs'"),
+    ],
+)
+def test_each_difference_is_a_sentence(found, wrong, sentence):
+    assert differences(replace(RIGHT, **wrong), found) == (sentence,)
+
+
+def test_a_promotion_is_judged_by_its_reasons():
+    row = PromotedDefault("spec_version", "otherwise", refused=("ledger is FAIL",))
+    assert list(wrong_promotions([(row, row.refused)])) == []
+    assert list(wrong_promotions([(row, ())])) == ["the promotion is accepted, expected ledger is FAIL"]

@@ -1,0 +1,87 @@
+"""A comparison names what cells ran by a default that changed, and what no cell reaches by a default any more."""
+
+import html
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from specmatrix.reports.compare.cell_state import LeftDefault
+from specmatrix.reports.render.comparison import comparison_markdown, comparison_page
+from specmatrix.reports.render.terminal import print_comparison
+from specmatrix.reports.schema import ReasonRecord
+
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
+
+V1, V2 = (ReasonRecord("spec_version", version, f"{version} is the default") for version in ("v1", "v2"))
+
+
+@pytest.fixture
+def cell(make_cell):
+    """A cell that runs v1 or v2, by default unless it is asked for."""
+
+    def make(name: str, version: str, *, asked: bool = False, **axes: str):
+        whole = make_cell(name)
+        requested = {**whole.requested, "spec_version": version if asked else "auto"}
+        reasons = () if asked else (V1 if version == "v1" else V2,)
+        values = {**whole.axes, "spec_version": version if asked else "auto", **axes}
+        resolved = {**whole.resolved, "spec_version": version}
+        return make_cell(name, requested=requested, resolved=resolved, reasons=reasons, axes=values)
+
+    return make
+
+
+def test_a_default_that_moves_leaves_its_path_without_cells(against, cell):
+    asked = cell("asked", "v1", asked=True)
+    comparison = against([cell("a", "v1"), asked], [cell("a", "v2"), asked])
+    (left,) = comparison.left
+    assert (left.axis, left.value, left.cells, left.asked, left.gone) == (
+        "spec_version",
+        "v1",
+        ("a",),
+        ("asked",),
+        True,
+    )
+    assert ("batch", "ragged") in left.values and "spec_version" not in dict(left.values)
+    assert (
+        left.sentence == "no cell runs spec_version=v1 by default any more (1 did); 1 cell asks for it, such as asked"
+    )
+
+
+def test_what_another_cell_still_reaches_by_default_is_not_left(against, cell):
+    steady = cell("steady", "v1", batch="pair")
+    comparison = against([cell("a", "v1"), steady], [cell("a", "v2"), steady])
+    assert comparison.left == (LeftDefault("spec_version", "v1", (("batch", "ragged"),), ("a",), (), False),)
+    assert comparison.left[0].sentence == (
+        "no cell runs spec_version=v1 by default with batch=ragged any more (1 did); none asks for it"
+    )
+    steady = cell("steady", "v1")
+    assert against([cell("a", "v1"), steady], [cell("a", "v2"), steady]).left == ()
+
+
+def test_a_red_cell_reaches_nothing(against, cell, change_cell):
+    steady = cell("steady", "v1")
+    broken = change_cell(steady, state="FAIL", gates=(), error="it crashed")
+    (left,) = against([cell("a", "v1"), steady], [cell("a", "v2"), broken]).left
+    assert left.gone
+
+
+def test_a_default_that_stays_leaves_nothing(against, cell):
+    assert against([cell("a", "v1")], [cell("a", "v1")]).left == ()
+    other = [cell("a", "v1"), cell("b", "v1")]
+    assert against(other, other[:1]).left == (), "a lost cell is LOST, no changed default"
+
+
+def test_another_reason_for_the_same_value_leaves_nothing(against, cell, change_cell):
+    other = ReasonRecord("spec_version", "v1", "v1 is enough")
+    head = change_cell(cell("a", "v1"), state="FAIL", gates=(), error="it crashed", reasons=(other,))
+    assert against([cell("a", "v1")], [head]).left == ()
+
+
+def test_every_form_of_the_comparison_says_it(against, cell):
+    comparison = against([cell("a", "v1")], [cell("a", "v2")])
+    (sentence,) = [left.sentence for left in comparison.left]
+    console = Console(file=StringIO(), width=100)
+    print_comparison(comparison, console)
+    for text in (console.file.getvalue(), comparison_markdown(comparison), comparison_page(comparison)):
+        assert sentence in html.unescape(text).replace("\\", "")
