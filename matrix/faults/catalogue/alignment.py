@@ -2,12 +2,10 @@
 
 from typing import Final
 
-from specmatrix.matrix.faults.catalogue.memory import UNCHECKED
-from specmatrix.matrix.faults.fault import Edit, Fault
+from specmatrix.matrix.faults.catalogue.memory import UNCHECKED, UNSEEN
+from specmatrix.matrix.faults.fault import Fault
 
 ALIGNMENT: Final = "page alignment"
-# The engine would run the requests once more, in pages filled with zeros.
-UNSEEN: Final = Edit("DeviceStep.read", "not output.finite.all()", "False")
 
 ALIGNMENT_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(

@@ -14,6 +14,8 @@ UNCHECKED: Final = Edit(
     "        if self.strict_memory:\n            self.scheduler.check()\n",
     "",
 )
+# The engine would run requests with NaN logits once more, in pages filled with zeros, and then end them.
+UNSEEN: Final = Edit("DeviceStep.read", "not output.finite.all()", "False")
 
 FREED: Final = (
     "            self.free.append(page)\n        if self.window is not None:\n            self.window.close(rid)\n"

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from specmatrix.matrix.faults.catalogue.memory import UNSEEN
 from specmatrix.matrix.faults.fault import Edit, Fault
 
 POOL: Final = "sliding-window pool / eviction"
@@ -44,7 +45,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("session", "lossless"),
         cells=("none.qwen3.v1.p64.nocache.burst.stream.abort_running",),
         why="a padded query has no visible key, and writes NaN",
-        also=(Edit("WindowGroup.slots", "batch.positions)\n", "batch.positions.clamp(max=batch.reach - 1))\n"),),
+        also=(Edit("WindowGroup.slots", "batch.positions)\n", "batch.positions.clamp(max=batch.reach - 1))\n"), UNSEEN),
     ),
     Fault(
         id="window-ignored",
