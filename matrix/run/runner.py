@@ -264,7 +264,8 @@ def drive(
     start = perf_counter()
     answers = engine.generate(requests if command is None else command.asks)
     seconds = perf_counter() - start
-    for answer in answers:
+    # The reference engine ends a request before it has any.
+    for answer in answers if Capability.RESOLUTION not in capabilities else ():
         wrong = [value for value in _logprobs(answer) if not isfinite(value)]
         if wrong:
             raise EngineFailed(
