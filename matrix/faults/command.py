@@ -117,7 +117,7 @@ def _show(matrix: Matrix, console: Console, whole: bool, verbose: bool) -> None:
     if matrix.kills:
         console.print(kill_table(matrix, console))
     data = matrix.as_dict()
-    console.print(f"{data['killed']} of {data['total']} faults killed")
+    console.print(f"{data['killed']} of {data['total']} fault{'' if data['total'] == 1 else 's'} killed")
     if matrix.missing:
         console.print(f"[bold red]not run: {count(len(matrix.missing), 'fault')}[/], from {matrix.missing[0]} on")
     for gate, alone in matrix.sole.items():

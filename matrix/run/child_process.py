@@ -56,6 +56,10 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             return None
 
+    def pause(self) -> None:
+        """Suspend every process of its group; `stop` still ends them."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
     def stop(self) -> None:
         """Kill what still runs of it, and wait for its end."""
         # Nothing runs any more; PermissionError is how macOS says it.

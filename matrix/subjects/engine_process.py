@@ -152,6 +152,10 @@ class EngineProcess(RunningEngine):
         log = self._process.output_end(OUTPUT_TAIL)
         return EngineFailed(f"{text}; " + (f"end of its log:\n{log}" if log else "its log is empty"))
 
+    def pause(self) -> None:
+        """Suspend the process, so that it never answers."""
+        self._process.pause()
+
     def stop(self) -> None:
         """End the process without closing the engine first."""
         if self._connection is not None:

@@ -66,8 +66,8 @@ def plain(zoo):
     return of
 
 
-# One with a draft and trees, one that reads the host; the others every night.
-EVERY_TIME = ("EAGLE3", "NGRAM")
+# One that reads the host; the others every night.
+EVERY_TIME = ("NGRAM",)
 BUILT_IN = [
     pytest.param(traits, id=traits.name, marks=() if traits.name in EVERY_TIME else pytest.mark.nightly)
     for traits in ALGORITHMS

@@ -64,6 +64,7 @@ def test_a_cell_equals_plain_decoding_on_the_zoos_questions(tmp_path):
     assert "Detectable drop: the smallest true drop for which 80% of runs are red (p below 0.01), " in text
 
 
+@pytest.mark.nightly
 def test_cut_answers_are_counted_and_thin_evidence_is_red(tmp_path):
     asked = {"limit": 3, "max_new_tokens": 4, "num_fewshot": 1, "cell": "nextn.deepseek.s2"}
     done = run(data=QUESTIONS, json_=True, out=tmp_path, **asked)

@@ -43,6 +43,7 @@ def fifo(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_an_honest_file_passes_though_it_floods_and_leaves_processes_and_threads(tmp_path, capfd, fifo, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "torch.py").write_text("1 / 0", encoding="utf-8")  # a file of the folder replaces no module

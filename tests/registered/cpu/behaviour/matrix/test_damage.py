@@ -70,7 +70,10 @@ def test_a_changed_byte_stops_the_command(command: str, tree: Path, weights: Pat
         assert (done.stdout, done.stderr) == ("", f"specmatrix: {sentence}\n")
 
 
-@pytest.mark.parametrize(("size", "words"), [(None, "is missing"), (1000, "is truncated: 1000 bytes of ")])
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [pytest.param(None, "is missing", marks=pytest.mark.nightly), (1000, "is truncated: 1000 bytes of ")],
+)
 def test_a_run_with_damaged_weights_does_not_blame_the_engine(size: int | None, words: str, tree: Path, weights: Path):
     whole = weights.read_bytes()
     weights.unlink() if size is None else weights.write_bytes(whole[:size])

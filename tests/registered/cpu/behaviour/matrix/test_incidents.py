@@ -16,7 +16,7 @@ from specmatrix.reports.store import load
 pytestmark = pytest.mark.register(est_seconds=40, stage="pr")
 
 PAGE = HOME / "docs" / "incidents.md"
-BY_DAY = ("overlap-by-default", "trees-on-overlap")
+BY_DAY = ("overlap-by-default",)
 REPLAYED = [
     pytest.param(each, id=each.name, marks=() if each.name in BY_DAY else pytest.mark.nightly) for each in INCIDENTS
 ]

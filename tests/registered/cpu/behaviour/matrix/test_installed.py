@@ -31,7 +31,7 @@ SLOW = {
     ("run", "--stage", "smoke", "--cells", "tp=2 or model=deepseek", "--workers", "2"): "green: 2 of 2 cells passed",
     ("generate", "Tom has 2 apples and buys 3 more. How many has he?"): "#### 5",
     ("contract", "none"): "NONE satisfies the contract in 3 engine starts",
-    ("faults", "--only", "bonus-stride"): "1 of 1 faults killed",
+    ("faults", "--only", "bonus-stride"): "1 of 1 fault killed",
 }
 COMMANDS = SLOW | {
     ("zoo", "verify"): "llama-mini-eagle3: whole",
@@ -117,10 +117,12 @@ def test_a_command_runs_installed(words: tuple[str, ...], installed: Path, pytho
 
 @pytest.mark.parametrize("folder", [pytest.param(".", marks=pytest.mark.nightly), ".lint"])
 def test_a_checkout_runs_by_its_path_alone(folder: str, checkout: Path, python: Run, tmp_path: Path):
-    run = ("run", "--cells", "none.length", "--workers", "1", "--out", "out")
-    done = python(checkout / folder, "-m", "specmatrix", *run)
+    words = (
+        ("run", "--cells", "none.length", "--workers", "1", "--out", "out") if folder == "." else ("lock", "--check")
+    )
+    done = python(checkout / folder, "-m", "specmatrix", *words)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "green: 1 of 1 cell passed" in done.stdout and (tmp_path / "out" / "report.html").is_file()
+    assert folder == ".lint" or (tmp_path / "out" / "report.html").is_file()
     version = python(checkout / folder, "-m", "specmatrix", "--version")
     assert (version.returncode, version.stdout.split()[0]) == (0, "specmatrix")
 
@@ -158,7 +160,12 @@ def _always(wanted: Requirement) -> bool:
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        (("run", "--cells", "none.length", "--workers", "1"), 0, "green: 1 of 1 cell passed"),
+        pytest.param(
+            ("run", "--cells", "none.length", "--workers", "1"),
+            0,
+            "green: 1 of 1 cell passed",
+            marks=pytest.mark.nightly,
+        ),
         (
             ("accuracy", "--data", "none.jsonl"),
             2,

@@ -98,6 +98,7 @@ def test_a_silent_downgrade_is_seen_by_the_effective_gate_alone():
     assert verdict.gates["effective"] == ("FAIL", "lag was resolved to 1, but the engine runs 0")
 
 
+@pytest.mark.nightly
 def test_a_crash_is_not_a_verdict():
     crash = Fault(
         "crash", "c", "o", "Scheduler.plan", "    def plan(self) -> StepPlan | None:\n",
@@ -109,6 +110,7 @@ def test_a_crash_is_not_a_verdict():
     assert "'Scheduler' object has no attribute 'plan'" in verdict.error
 
 
+@pytest.mark.nightly
 def test_a_tree_that_does_not_import_dies_with_its_last_words():
     broken = Fault("broken", "c", "o", "LedgerError", "class LedgerError(", "class Other(", (), (), "w")
     result = trial(broken.patch, [PAIR])

@@ -89,6 +89,7 @@ def test_elsewhere_the_option_has_its_long_name(tmp_path: Path):
     assert f"cell {NIGHTLY} is not in stage 'smoke'; add --specmatrix-stage nightly" in done.stdout
 
 
+@pytest.mark.nightly
 def test_cells_that_cannot_be_collected_end_two_workers_with_status_2(tmp_path: Path):
     done = pytest_on("-p", "xdist.plugin", "-n", "2", "-q", "--cells", "topk=3", "--report", str(tmp_path))
     assert done.returncode == pytest.ExitCode.INTERRUPTED

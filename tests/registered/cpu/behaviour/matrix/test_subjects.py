@@ -96,6 +96,7 @@ def test_subjects_are_listed_with_what_they_show(specmatrix: Specmatrix):
     assert rows["other"]["error"] == "subject 'other' of tests.support.tiny_subject:TinySubject has the name 'tiny'"
 
 
+@pytest.mark.nightly
 def test_pytest_runs_cells_on_a_subject_under_waivers(installed: Path, tmp_path: Path):
     (tmp_path / "test_cells.py").write_text(
         "from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n", encoding="utf-8"

@@ -19,6 +19,7 @@ def bench(tmp_path_factory):
     return small_bench(tmp_path_factory.mktemp("bench"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 1.0, 1.0), (0.5, 1.3, 2.5), (1.0, 4.0, 4.0)])
 def test_coins_decide_acceptance(bench, share, least, most):
     verify = specmatrix.engine.device_step.verify

@@ -37,6 +37,7 @@ def test_the_clock_runs_in_the_subject_only():
     assert subject.clock.seconds > started
 
 
+@pytest.mark.nightly
 def test_windows_cover_all_cells_and_give_a_share():
     metric = share(cells(2), windows=2)
     assert (metric.name, metric.goal, metric.better, metric.pairs) == (NAME, GOAL, "lower", 2)

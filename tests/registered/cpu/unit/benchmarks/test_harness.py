@@ -7,6 +7,7 @@ from specmatrix.benchmarks import harness
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 
+@pytest.mark.nightly
 def test_enumeration_is_timed_only_if_it_did_its_work(monkeypatch):
     monkeypatch.setattr(harness, "RUNS", 2)
     metric = harness.enumeration()

@@ -119,6 +119,7 @@ def test_the_speed_matrix_is_judged_over_its_cells():
     assert (broken.state, broken.note) == ("red", "s_d_v2_over_v1: token 3")
 
 
+@pytest.mark.nightly
 def test_two_timings_with_different_tokens_have_no_speed(bench, monkeypatch):
     for name in ("PAIRS", "ROUNDS", "WARM"):
         monkeypatch.setattr(steady, name, 1)

@@ -31,6 +31,7 @@ def test_both_forms_agree(model, paged):
     assert 0 < off[int(0.7 * len(off))] < 24 * torch.finfo(DTYPE).eps * torch_form.abs().max()
 
 
+@pytest.mark.nightly
 @torch.inference_mode()
 def test_a_token_has_the_same_bits_alone_in_a_batch_and_in_a_chunk(model, paged):
     with interpreted():

@@ -26,7 +26,8 @@ def outputs(model, paged):
     return torch.cat((chunk, step), 1), requests.pool.data
 
 
-@pytest.mark.parametrize("name", ["llama-mini", pytest.param("qwen3-mini", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["llama-mini", "qwen3-mini"])
 def test_joined_projections_are_the_projections(name, paged):
     """qwen3-mini norms its heads, so that its keys are stored by themselves, in two pools."""
     model = load_target(resolve_path(name), "cpu", torch.float16, deterministic=False)

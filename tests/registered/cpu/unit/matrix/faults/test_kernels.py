@@ -57,5 +57,5 @@ def test_a_kernels_fault_is_seen_in_the_interpreter_and_runs_no_cell_there(capsy
     assert fault.cells and fault in select([], "gpu1")
     assert main_faults(only=[fault.id]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "1 of 1 faults killed kernels: only killer of kernel-node-for-parent" in text
+    assert "1 of 1 fault killed kernels: only killer of kernel-node-for-parent" in text
     assert not [gate for gate in GATES if f"{gate}: only killer" in text]

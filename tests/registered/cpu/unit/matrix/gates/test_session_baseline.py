@@ -75,6 +75,7 @@ def test_the_gate_is_red_without_a_session_baseline_and_where_a_turn_leaves_it(m
     assert outcome.state is State.FAIL and ".turn3 at round 0" in outcome.message
 
 
+@pytest.mark.nightly
 def test_the_runner_brings_the_session_baseline():
     runner = reference_runner(0)
     record = runner.run_cell(Cell.from_id("nextn.deepseek.s2.v2.p4.pair.stream"))

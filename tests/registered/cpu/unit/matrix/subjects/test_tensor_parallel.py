@@ -94,6 +94,7 @@ def test_a_rank_that_is_killed_or_hangs_makes_its_cell_infra(number: int, said: 
     runner.close()
 
 
+@pytest.mark.nightly
 def test_a_rank_that_does_otherwise_makes_the_gate_red():
     class Parted(RankedSubject):
         def launch(self, config: EngineConfig) -> RunningEngine:
