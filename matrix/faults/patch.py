@@ -5,9 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from threading import Lock
+from typing import Final
 
 from specmatrix.errors import ConfigError
+
+# Python 3.11 counts the depth of a syntax tree across threads: two that parse at once may raise SystemError
+# (cpython#106905).
+PARSING: Final = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +70,19 @@ def _places(text: str, edit: Edit) -> set[int]:
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     places = set()
-    for name, first, last in _definitions(ast.parse(text)):
+    for name, first, last in _definitions_of(text):
         if name == edit.within:
             at = text.find(edit.old, starts[first - 1], starts[last])
             while at >= 0:
                 places.add(at)
                 at = text.find(edit.old, at + 1, starts[last])
     return places
+
+
+@lru_cache(1024)
+def _definitions_of(text: str) -> tuple[tuple[str, int, int], ...]:
+    with PARSING:
+        return tuple(_definitions(ast.parse(text)))
 
 
 def _definitions(node: ast.AST, prefix: str = "", local: bool = False) -> Iterator[tuple[str, int, int]]:

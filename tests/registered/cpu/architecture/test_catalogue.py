@@ -3,7 +3,6 @@
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,6 +65,11 @@ def test_every_gate_is_expected_of_some_fault():
 def sources() -> Iterator[Path]:
     with planted(None) as tree:
         yield tree
+
+
+def code(text: str) -> str:
+    """A source text without comments and white space."""
+    return re.sub(r"#.*|\s", "", text)
 
 
 def test_every_fault_applies_and_leaves_valid_python(sources: Path):
