@@ -72,18 +72,13 @@ def code(text: str) -> str:
     return re.sub(r"#.*|\s", "", text)
 
 
-def code(text: str) -> str:
-    """A source text without comments and white space."""
-    return re.sub(r"#.*|\s", "", text)
-
-
 def test_every_fault_applies_and_leaves_valid_python(sources: Path):
     for fault in CATALOGUE:
         changes = fault.patch.changes(sources)
         assert changes, fault.id
         for text in changes.values():
             ast.parse(text)
-        for edit in fault.edits:
+        for edit in fault.patch.edits:
             assert code(edit.old) != code(edit.new), fault.id
 
 

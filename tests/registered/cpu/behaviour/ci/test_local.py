@@ -39,6 +39,7 @@ def started(workers: int, job: ShardJob = JOB) -> Iterator[CellResult]:
     return run_plan(plan(CELLS, {}, [Host("here", workers=workers)]), job)
 
 
+@pytest.mark.nightly
 def test_every_cell_comes_back_once():
     seen: list[list[str]] = []
     records = list(run_plan(plan(CELLS, {}, [Host("here", workers=2)]), JOB, seen.append))

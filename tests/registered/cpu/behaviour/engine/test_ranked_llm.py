@@ -36,6 +36,7 @@ def nobody_left() -> Iterator[None]:
     end_spare()
 
 
+@pytest.mark.nightly
 def test_one_engine_over_two_ranks_generates_what_one_rank_generates():
     config = EngineConfig(
         "llama-mini", "EAGLE3", "llama-mini-eagle3", page_size=4, enable_streaming_session=True, **TREE

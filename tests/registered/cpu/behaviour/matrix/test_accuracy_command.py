@@ -77,6 +77,7 @@ def test_cut_answers_are_counted_and_thin_evidence_is_red(tmp_path):
     assert (shown["baseline"], [*shown["weights"]]) == ("none.deepseek.v1.nocache", ["deepseek-mini"])
 
 
+@pytest.mark.nightly
 def test_a_prompt_longer_than_the_context_is_refused(tmp_path):
     data = tmp_path / "long.jsonl"
     data.write_text(json.dumps({"question": "7 " * 5000, "answer": "#### 7"}) + "\n")

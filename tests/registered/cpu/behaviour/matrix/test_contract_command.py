@@ -251,6 +251,7 @@ def test_a_process_wide_change_by_a_file_is_a_violation(tmp_path, capsys, top, p
     assert re.search(violation.format(file=re.escape(file)), capsys.readouterr().out)
 
 
+@pytest.mark.nightly
 def test_standard_input_is_empty(tmp_path, capsys):
     file = written(tmp_path, "input('name: ')")
     assert main(["contract", file, "--timeout", "30"]) == 2

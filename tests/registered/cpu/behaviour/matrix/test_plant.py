@@ -91,6 +91,7 @@ def test_a_path_that_is_not_compacted_is_seen_by_its_gates():
     assert {gate for gate, (state, _) in verdict.gates.items() if state == "FAIL"} >= {"lossless", "ledger"}
 
 
+@pytest.mark.nightly
 def test_a_silent_downgrade_is_seen_by_the_effective_gate_alone():
     (fault,) = select(["v2-downgraded"])
     (verdict,) = trial(fault.patch, [PAIR]).verdicts

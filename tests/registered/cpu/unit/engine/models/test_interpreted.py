@@ -21,6 +21,7 @@ def model(request, target_folder):
     return load_target(target_folder(request.param), "cpu", DTYPE)
 
 
+@pytest.mark.nightly
 @torch.inference_mode()
 def test_both_forms_agree(model, paged):
     torch_form = paged(model, 2, 16).run(TOKENS[:, :5], [0, 0])

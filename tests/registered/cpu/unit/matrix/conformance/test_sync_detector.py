@@ -141,6 +141,7 @@ def test_a_watch_ends_with_an_error():
     assert "item" not in vars(torch.Tensor)
 
 
+@pytest.mark.nightly
 def test_a_watch_does_not_import_the_compiler_of_torch():
     out = subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, text=True, check=True).stdout
     assert out == "False\n"

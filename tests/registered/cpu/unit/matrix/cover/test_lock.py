@@ -100,6 +100,7 @@ def test_a_dropped_cover_row_is_noticed(lock, problems):
     assert any("combinations of 2 values uncovered: " in problem for problem in problems(lock))
 
 
+@pytest.mark.nightly
 def test_a_dropped_nightly_row_is_noticed_by_the_full_check_only(lock, problems):
     rows = [cell for cell in lock.cells["nightly"] if not explain(cell)][-30:]
     lock.cells["nightly"] = [cell for cell in lock.cells["nightly"] if cell not in rows]
@@ -190,6 +191,7 @@ def test_extending_renews_the_note_of_a_cell_that_runs_now(lock, tmp_path, value
     assert check(path).ok
 
 
+@pytest.mark.nightly
 def test_extending_an_absent_file_starts_one(tmp_path, values_only):
     path = tmp_path / "cells.lock"
     dropped, added = extend(path)

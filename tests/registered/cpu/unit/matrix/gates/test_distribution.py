@@ -29,7 +29,8 @@ def drawn(run, choose, share=1):
     return replace(run, answers=tuple(answers))
 
 
-@pytest.mark.parametrize("cell_id", [PLAIN, pytest.param(FILTERED, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("cell_id", [PLAIN, FILTERED])
 def test_the_reference_engine_draws_from_the_target(measured, cell_id):
     outcome = GATE.judge(*measured(cell_id))
     assert (outcome.state, outcome.message) == (State.PASS, "")

@@ -41,6 +41,7 @@ def test_the_reference_engine_shows_all_evidence(measured, cell_id):
     assert outcome.numbers["required"] > 5
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("row", EVIDENCE, ids=lambda row: f"{row.counter}{'+' if row.seen else '-'}")
 def test_each_missing_piece_of_evidence_alone_turns_the_cell_red(measured, with_evidence, row):
     found = [measured(cell_id) for cell_id in CELLS]
@@ -80,6 +81,7 @@ def test_rounds_on_a_gpu_must_be_replayed(measured, with_evidence):
     assert GATE.judge(prepared, few, baseline).state is State.PASS
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("cell_id", "share"),
     [

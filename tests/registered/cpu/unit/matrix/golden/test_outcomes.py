@@ -69,6 +69,7 @@ def otherwise(field, value):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("field", "value", "most"),
     [("speculative_num_steps", 4, 6), pytest.param("spec_version", "v1", 6, marks=pytest.mark.nightly)],

@@ -83,7 +83,8 @@ def test_a_selection_judges_no_counter(tree, tmp_path):
     assert "counter coverage is not checked: only 1 of the stage's 2 cells ran" in done.stdout
 
 
-@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("workers", ["0", "2"])
 def test_an_unhit_counter_fails_pytest(tree, tmp_path, workers):
     plugins = ("-p", "specmatrix.matrix.plugin", "-p", "xdist.plugin", "-p", "no:cacheprovider")
     words = ("--specmatrix-stage", "nightly", "--specmatrix-report", str(tmp_path))

@@ -44,6 +44,7 @@ class Signalled(RankedSubject):
         return engine
 
 
+@pytest.mark.nightly
 def test_an_engine_of_two_ranks_shows_what_one_process_does():
     config = asked(CELL)
     one = RankedSubject().launch(asked(CELL._replace(tp="1")))
