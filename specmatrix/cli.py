@@ -45,7 +45,7 @@ checkpoints = typer.Typer(help="Published checkpoints, for the GPU tiers.", rich
 app.add_typer(checkpoints, name="checkpoints")
 subjects = typer.Typer(help="The engines that cells can run on.", rich_markup_mode=None)
 app.add_typer(subjects, name="subjects")
-incident = typer.Typer(help="Real incidents, replayed.", rich_markup_mode=None)
+incident = typer.Typer(help="Replay real incidents.", rich_markup_mode=None)
 app.add_typer(incident, name="incident")
 
 Stage = Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly")]
@@ -368,7 +368,7 @@ def incident_all(
     out: Annotated[Path | None, typer.Option(help="also keep the reports and the rendered comparisons here")] = None,
     json_: Json = False,
 ) -> int:
-    """As `run` for every incident."""
+    """Replay every incident, as `run all`."""
     from specmatrix.matrix.cli.commands.incident import run_incidents
 
     return run_incidents("all", out, json_)

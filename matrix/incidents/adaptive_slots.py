@@ -1,4 +1,4 @@
-"""sglang#24055: adaptive steps by batch size; a new file format, and what its review and its users feared."""
+"""sglang#24055: adaptive steps by batch size; a new file format, and the defects that review and users feared."""
 
 from typing import Final
 
@@ -78,7 +78,7 @@ def _defect(name: str, story: str, head: CodeState, says: str, cell: str = TIERS
 INCIDENT: Final = Incident(
     name="adaptive-slots",
     origins=("sglang#24055",),
-    question="Whose files, depths and widths change when each range of batch sizes gets a slot of its own?",
+    question="Which files, depths and widths change when each range of batch sizes gets its own slot?",
     steps=(
         ComparedStep(
             name="format",
@@ -99,7 +99,7 @@ INCIDENT: Final = Incident(
         ),
         AskedStep(
             name="files",
-            story="Files in the old and in the new format, whole and broken, and an initial depth of no slot.",
+            story="Valid and invalid files in the old and the new format, and an initial depth that no slot lists.",
             asked=(
                 Asked({SOURCE: '{"candidate_steps": [1, 3]}'}),
                 Asked({SOURCE: '{"1": {"candidate_steps": [1, 3, 7]}, "8": {"candidate_steps": [1]}}'}),
@@ -126,14 +126,14 @@ INCIDENT: Final = Incident(
         ),
         _defect(
             "boundary",
-            "A slot's smallest batch size is counted for the slot below.",
+            "The smallest batch size of each slot is counted in the slot below.",
             OFF_BY_ONE,
             "round 21 of 2 requests has width 4; slot 2 is at 2 steps",
         ),
         _defect("average", "All slots share one average.", SHARED, "expected 1.75 from the slot's rounds"),
         ComparedStep(
             name="initial",
-            story="An initial depth that is no slot's candidate is taken, where it was refused.",
+            story="An initial depth that is not a candidate of any slot is accepted; it was refused before.",
             base=TODAY,
             head=UNLISTED,
             cells=(CHAIN, FOREIGN),

@@ -34,7 +34,7 @@ HEADS: Final = ("eagle3.s3.v2.pair", "eagle.s3.k1.n4.v2.pair")
 INCIDENT: Final = Incident(
     name="extension-points",
     origins=("sglang#24999",),
-    question="Does an algorithm from outside get what its hooks promise, and does one that errs fail alone?",
+    question="Does a third-party algorithm get what its hooks promise, and does a faulty one fail alone?",
     steps=(
         ContractStep(
             name="overrides",
@@ -44,14 +44,14 @@ INCIDENT: Final = Incident(
         ),
         ContractStep(
             name="lies",
-            story="An algorithm reads its tokens on the host, which its traits deny.",
+            story="An algorithm reads tokens on the host, although its traits say that it does not.",
             file="liar.py",
             state=TODAY,
             violated="read a tensor on the host (Tensor.tolist) in propose without the trait reads_host",
         ),
         ContractStep(
             name="forgets",
-            story="An algorithm's relay forgets the device among its arguments.",
+            story="An algorithm's relay function lacks the device argument.",
             file="forgetful.py",
             state=TODAY,
             refused="TypeError: relay() takes 2 positional arguments but 3 were given",
@@ -66,14 +66,14 @@ INCIDENT: Final = Incident(
         ),
         ContractStep(
             name="one-relay",
-            story="The engine builds its own relay whatever the algorithm asks for.",
+            story="The engine builds its own relay even if the algorithm has one.",
             file="every_hook.py",
             state=ONE_RELAY,
             violated="the drafter of EVERY_HOOK proposed a token outside the vocabulary",
         ),
         ComparedStep(
             name="refactoring",
-            story="The relay no longer knows its algorithm, and leaves the draft's hidden states behind.",
+            story="The relay is built without its algorithm, so it does not carry the draft's hidden states.",
             base=TODAY,
             head=NOT_CARRIED,
             cells=(PLAIN, *HEADS),

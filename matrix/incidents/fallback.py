@@ -8,7 +8,7 @@ from specmatrix.matrix.faults.patch import Edit
 
 
 def _trees_off_overlap(kind: str, message: str, got: str) -> tuple[Edit, ...]:
-    """Trees asked for on v2 are refused or rewritten. kind, message, got: of the rule, as source text."""
+    """Trees requested on v2 are refused or rewritten. kind, message, got: of the rule, as source text."""
     return (
         Edit(
             "RULES",
@@ -33,7 +33,7 @@ def _trees_off_overlap(kind: str, message: str, got: str) -> tuple[Edit, ...]:
     )
 
 
-# The configuration runs on v1, with a warning that nobody reads.
+# The configuration runs on v1, with only a warning.
 REWRITTEN: Final = _trees_off_overlap(
     "rewritten", 'f"spec v2 does not support topk {s.asked_topk}, so the draft runs on v1"', 'lambda s: "v1"'
 )

@@ -1,7 +1,8 @@
 """What an incident is: states of the code, and the comparisons that a reviewer of each change would have seen.
 
-An incident is told in steps. Each compares two states of the code, which are patches of this checkout in the form of
-the fault catalogue; the patch of a state includes its reviewed golden table, as a real change would.
+An incident is a sequence of steps. Most compare two states of the code, which are patches of this checkout in the form
+of the fault catalogue. Each state is judged by a golden table that is regenerated for it, as in a change whose author
+updated the table.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class CodeState:
 
 @dataclass(frozen=True, slots=True)
 class PromotedDefault:
-    """A default that a change promotes, judged on head's report.
+    """A default that a change promotes, judged by the report of head.
 
     field, condition: of the row of `DEFAULTS`, whose evidence is required. refused: the reasons against it, empty if it
     is accepted. shortfall: what is taken away from the report before it is judged, to show that it is then refused.
@@ -43,7 +44,7 @@ class Expected:
 
     cells: id -> state with the gates that turned red, `REGRESSED: lossless, ledger`, for every cell that is not SAME.
     factor: the conditions of the first common factor. rewrites: `new spec_version: v2 -> v1`, or a pattern of it, ->
-    "red", "acknowledged", "declared" or "told" (of no consequence). lost_pairs, gained_pairs: some of the effective
+    "red", "acknowledged", "declared" or "noted" (of no consequence). lost_pairs, gained_pairs: some of the effective
     pairs, `spec_version=v1 x topk=1`. by_default: some of the pairs that no cell reaches by a default any more. says:
     parts of what cells say.
     """
@@ -88,7 +89,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class AskedStep:
-    """Configurations that today's engine takes or refuses, before anything runs."""
+    """Configurations that the current engine accepts or refuses, before anything runs."""
 
     name: str
     story: str
@@ -99,8 +100,8 @@ class AskedStep:
 class ContractStep:
     """A user's own algorithm under the conformance suite, as `specmatrix contract` shows it.
 
-    file: in `matrix/incidents/algorithms`. state: of the engine. refused: part of the sentence that refuses it, or
-    violated: of a violation; neither if it satisfies the contract.
+    file: in `matrix/incidents/algorithms`. state: of the engine. refused: part of the error that refuses it.
+    violated: part of a violation. Both are empty if it satisfies the contract.
     """
 
     name: str

@@ -58,7 +58,7 @@ def _verdict(verdict: str, departures: str) -> Expected:
 INCIDENT: Final = Incident(
     name="overlap-by-default",
     origins=("sglang#21062",),
-    question="Who runs on another path when v2 becomes the default, and who was refused before?",
+    question="What runs on another path when v2 becomes the default, and what was refused before?",
     steps=(
         ComparedStep(
             name="flip",
@@ -83,7 +83,7 @@ INCIDENT: Final = Incident(
         ),
         ComparedStep(
             name="clean-up",
-            story="Tests that asked for v2 are removed, as the default has it.",
+            story="Tests that requested v2 are removed, since v2 is the default now.",
             base=FLIPPED,
             head=FLIPPED,
             cells=tuple(cell for cell in CELLS if cell != ASKED_V2),

@@ -1,4 +1,4 @@
-"""Whether the evidence of a default is green: every required gate, in every cell of a whole run."""
+"""Whether the evidence of a default is green: every required gate, in every cell of a complete run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _lacking(record: CellResult, gate: str, what: str) -> CellResult:
 
 
 def _state(record: CellResult, gate: str) -> str:
-    """What became of a gate in a cell; a cell without a verdict of its own has none of its gates."""
+    """The state of a gate in a cell, or "missing" if the cell has no result for it."""
     found = record.gate(gate)
     return ABSENT if found is None else found.state
 

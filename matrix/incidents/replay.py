@@ -47,7 +47,7 @@ from specmatrix.reports.wording import count
 STAGE: Final = "incident"
 # Processes at a time: base and head.
 WORKERS: Final = 2
-# The start of an AskedStep, and the field that names its slots.
+# The cell whose configuration each `Asked` modifies.
 ADAPTIVE: Final = "eagle3.tiers.v2"
 ALGORITHMS: Final = "matrix/incidents/algorithms"
 SUITE: Final = "specmatrix.matrix.conformance.child"
@@ -180,7 +180,7 @@ def _contract(step: ContractStep, processes: Processes) -> JudgedStep:
 
 
 def _asked(step: AskedStep) -> JudgedStep:
-    """What today's engine makes of configurations."""
+    """Whether the current engine accepts or refuses each configuration."""
     began, lines, wrong = monotonic(), [], []
     cell = Cell.from_id(ADAPTIVE)
     for each in step.asked:

@@ -82,7 +82,7 @@ SOME: Final = (LAG_0[0], LAG_1[0], LAG_1[3], SHARED)
 INCIDENT: Final = Incident(
     name="session-inheritance",
     origins=("sglang#22651", "sglang#28754"),
-    question="Does the next turn of a session inherit exactly the KV of what the user saw, at both timings?",
+    question="Does the next turn of a session inherit exactly the KV of the tokens that the user saw, on v1 and v2?",
     steps=(
         ComparedStep(
             name="late",
@@ -101,7 +101,7 @@ INCIDENT: Final = Incident(
         ComparedStep(
             name="pre-claim",
             story="The bonus token's slot is claimed when its round is launched, and accepted - 1 is added when it is "
-            "resolved. Sessions are right; but whoever else reads the committed length now sees one too many.",
+            "resolved. Sessions are right, but every other reader of the committed length now sees one token too many.",
             base=LATE,
             head=PRECLAIMED,
             cells=SOME,

@@ -48,7 +48,7 @@ MERGED: Final = CodeState("trees on v2, bonus with the wrong stride", WRONG_STRI
 AMENDED: Final = CodeState("trees on v2, path not compacted", NOT_COMPACTED)
 RELANDED: Final = CodeState("trees on v2 by default", PROMOTED)
 CHAINS: Final = ("standalone.pair", "eagle3.s3.v2.pair")
-# One request has no stride.
+# With one request the stride has no effect.
 ALONE: Final = ("eagle3.s3.k4.n8.v2", "eagle3.s3.k2.n6.v2", "standalone.s3.k2.n6.v2")
 ON_V1: Final = ("eagle3.s3.k4.n8.v1.pair",)
 AUTOMATIC: Final = "eagle3.s3.k4.n8.pair"
@@ -59,18 +59,18 @@ PAIRS: Final = (
     "standalone.s3.k2.n6.v2.pair",
     "standalone.s3.k2.n8.v2.pair",
 )
-# Their tests were deleted by the revert: the wide tree, and retraction under it.
+# Deleted by the revert: the wide tree, and retraction under it.
 DELETED: Final = ("eagle3.s5.k4.n16.v2.pair", "eagle3.s5.k4.n16.v2.tight.pair")
 ALL: Final = (*CHAINS, *ON_V1, AUTOMATIC, *ALONE, *PAIRS)
 TO_V2: Final = Acknowledgement("rewrite", "spec_version: v1 -> v2", "sglang#26997: trees run on v2", "2099-12-31")
 
-MOVED: Final = {"moved spec_version: v1 -> v2": "acknowledged", "gone spec_version: v2 -> v1": "told"}
+MOVED: Final = {"moved spec_version: v1 -> v2": "acknowledged", "gone spec_version: v2 -> v1": "noted"}
 ON_V2: Final = "spec_version=v2 x topk=4"
 
 INCIDENT: Final = Incident(
     name="trees-on-overlap",
     origins=("sglang#26866", "sglang#26981", "sglang#26997"),
-    question="Which change may run trees on v2, and which may make it the default?",
+    question="Which of the changes may run trees on v2, and which may make v2 their default?",
     steps=(
         ComparedStep(
             name="merge",

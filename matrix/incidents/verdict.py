@@ -1,4 +1,4 @@
-"""What a comparison says in a form that can be expected, and how it differs from that."""
+"""Compares the result of a comparison with the expected one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _known(signature: str, patterns: Iterable[str]) -> str:
 def _accepted(row: RewriteChange) -> str:
     if row.red:
         return "red"
-    return "acknowledged" if row.excused else "declared" if row.status in ("new", "moved") else "told"
+    return "acknowledged" if row.excused else "declared" if row.status in ("new", "moved") else "noted"
 
 
 def _pairs(rows: Sequence[LostPairs]) -> set[str]:

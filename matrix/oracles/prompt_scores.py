@@ -23,8 +23,8 @@ def prompt_scores(target: str, prompt: tuple[int, ...]) -> Tensor:
 
 
 def prompt_gap(request: RequestSpec, answer: Answer, scores: Tensor) -> float:
-    """The largest difference in nats between an answer's prompt log-probabilities and `scores`, alternatives included:
-    each has its own token's value, and together they have those of the likeliest tokens."""
+    """The largest difference in nats between an answer's prompt log-probabilities and `scores`. Alternatives count
+    too: each must have the value of its token, and together they must have the values of the likeliest tokens."""
     gaps = [0.0]
     first = request.prompt_logprobs
     columns = zip(answer.prompt_ids[first:], answer.prompt_logprobs, answer.prompt_top_logprobs, strict=False)

@@ -1,4 +1,4 @@
-"""What requests ask beyond plain sampling and single stops, by place in the batch, so that each step mixes them."""
+"""Logit rules and stop conditions of requests, by place in the batch, so that each step mixes them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from specmatrix.matrix.zoo.tokenizer import EOS_ID
 
 # Ids of frequent tokens of answers: digits, signs and short words.
 COMMON: Final = (449, 273, 27, 749, 313, 222, 24, 22, 19, 20, 16, 17)
-# By place; a request with more than one rule shows their order. At a high temperature min_p has much to remove,
-# and rewards for repetition, unlike penalties, show in the log-probability of every token. The last prompt is perhaps
-# in the prefix cache.
+# By place. A request with more than one rule tests their order. At a high temperature min_p removes many tokens.
+# Rewards for repetition, unlike penalties, show in the log-probability of every token. The last prompt may be in the
+# prefix cache.
 RULES: Final[tuple[dict[str, Any], ...]] = (
     {
         **{"repetition_penalty": 0.8, "frequency_penalty": -0.4, "presence_penalty": -0.5},
@@ -32,23 +32,23 @@ RULES: Final[tuple[dict[str, Any], ...]] = (
         **{"prompt_logprobs": 9},
     },
 )
-# Of the later turns of sessions: greedy ones, and sampled ones.
+# For the later turns of sessions: the first for greedy turns, the second for sampled ones.
 SPOKEN: Final[tuple[dict[str, Any], ...]] = (
     {"repetition_penalty": 0.8, "presence_penalty": -0.5},
     {"frequency_penalty": -0.6, "bad_words_ids": tuple((one, other) for one in COMMON[:8] for other in COMMON[:8])},
 )
-# Strings of an answer that begin or end with the same token, or lie in one another.
+# Stop strings that occur in answers and begin or end with the same token, or contain one another.
 OVERLAPPING: Final = ("<<", "=<", "=<<", "####", "\n####")
-# Ends with a token of one character.
+# Its last character is a token of its own.
 OF_TWO_TOKENS: Final = ".\n"
-# So much likelier that a request ends as soon as it may, within a round.
+# EOS is so likely that a request ends as soon as its minimum length allows, within a round.
 EAGER: Final = {"min_new_tokens": 41, "logit_bias": ((EOS_ID, 60.0),), "logprobs": True}
 THREE: Final = 3
 
 
 def ruled(request: RequestSpec, place: int, answer: Sequence[int]) -> RequestSpec:
-    """The request with the logit rules of its place, and log-probabilities, which show each rule's every effect.
-    answer: tokens of an answer like its own, of which bad words forbid every third sequence of three."""
+    """The request with the logit rules of its place, and log-probabilities, which show the effects of each rule.
+    answer: the tokens of the reference answer; bad words forbid its consecutive groups of three."""
     rules = RULES[place % len(RULES)]
     if "bad_words_ids" in rules:
         thirds = tuple(tuple(answer[at : at + THREE]) for at in range(0, len(answer) - THREE + 1, THREE))
@@ -57,7 +57,7 @@ def ruled(request: RequestSpec, place: int, answer: Sequence[int]) -> RequestSpe
 
 
 def spoken(turns: Sequence[RequestSpec]) -> list[RequestSpec]:
-    """The turns of sessions, those with a history with logit rules, which see the history as a prompt."""
+    """The turns of sessions, with logit rules for those with a history; the rules treat the history as a prompt."""
     return [
         replace(turn, logprobs=True, **SPOKEN[turn.temperature > 0])
         if turn.session is not None and turn.session.follows is not None and turn.refused is None
@@ -67,7 +67,7 @@ def spoken(turns: Sequence[RequestSpec]) -> list[RequestSpec]:
 
 
 def stopped(request: RequestSpec, place: int, stop: str, stop_id: int) -> RequestSpec:
-    """The request with the stops of its place. stop: a string that its answer has, stop_id: a token of it."""
+    """The request with the stops of its place. stop: a string in its answer; stop_id: a token in it."""
     ways: tuple[dict[str, Any], ...] = (
         EAGER,
         {"stop": (OF_TWO_TOKENS,), "no_stop_trim": True},

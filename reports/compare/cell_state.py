@@ -208,7 +208,7 @@ class LeftDefault:
     """An automatic value that changed, and what no passing cell runs with it any more by relying on the default.
 
     values: effective values of the `cells` that ran it by default in base. asked: head's cells that still run it
-    because they ask for it. gone: no cell at all runs it by default.
+    because they request it. gone: no cell at all runs it by default.
     """
 
     axis: str
@@ -220,12 +220,12 @@ class LeftDefault:
 
     @property
     def sentence(self) -> str:
-        """`no cell runs spec_version=v1 by default any more (3 did); 2 cells ask for it, such as eagle3.v1`."""
+        """`no cell runs spec_version=v1 by default any more (3 did); 2 cells request it, such as eagle3.v1`."""
         where = "" if self.gone else f" with {', '.join(f'{axis}={value}' for axis, value in self.values)}"
-        ask = "none asks for it"
+        ask = "none requests it"
         if self.asked:
-            verb = "asks" if len(self.asked) == 1 else "ask"
-            ask = f"{count(len(self.asked), 'cell')} {verb} for it, such as {self.asked[0]}"
+            verb = "requests" if len(self.asked) == 1 else "request"
+            ask = f"{count(len(self.asked), 'cell')} {verb} it, such as {self.asked[0]}"
         return f"no cell runs {self.axis}={self.value} by default{where} any more ({len(self.cells)} did); {ask}"
 
 

@@ -1,4 +1,4 @@
-"""Paths that cells ran because of a default, and that no cell reaches by a default any more."""
+"""Values that cells ran because of a default, and that no cell reaches through a default any more."""
 
 from __future__ import annotations
 

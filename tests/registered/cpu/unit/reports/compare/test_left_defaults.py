@@ -44,7 +44,7 @@ def test_a_default_that_moves_leaves_its_path_without_cells(against, cell):
     )
     assert ("batch", "ragged") in left.values and "spec_version" not in dict(left.values)
     assert (
-        left.sentence == "no cell runs spec_version=v1 by default any more (1 did); 1 cell asks for it, such as asked"
+        left.sentence == "no cell runs spec_version=v1 by default any more (1 did); 1 cell requests it, such as asked"
     )
 
 
@@ -53,7 +53,7 @@ def test_what_another_cell_still_reaches_by_default_is_not_left(against, cell):
     comparison = against([cell("a", "v1"), steady], [cell("a", "v2"), steady])
     assert comparison.left == (LeftDefault("spec_version", "v1", (("batch", "ragged"),), ("a",), (), False),)
     assert comparison.left[0].sentence == (
-        "no cell runs spec_version=v1 by default with batch=ragged any more (1 did); none asks for it"
+        "no cell runs spec_version=v1 by default with batch=ragged any more (1 did); none requests it"
     )
     steady = cell("steady", "v1")
     assert against([cell("a", "v1"), steady], [cell("a", "v2"), steady]).left == ()
