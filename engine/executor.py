@@ -86,7 +86,7 @@ class DeviceExecutor:
             return self.step.read(self.staging.take(handle.staged))
 
     def clear(self, free: Sequence[int], window_free: Sequence[int]) -> None:
-        """Fill pages that nobody owns with zeros."""
+        """Zero these pages of all pools."""
         with _device_errors():
             for pool in self.pools:
                 pool.clear(free)

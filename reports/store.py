@@ -415,7 +415,7 @@ def _decode(decoder: msgspec.json.Decoder[T], line: bytes, file: Path, number: i
 
 
 def _check_keys(line: bytes, record: object) -> None:
-    """ValueError if an object of a line has a duplicate key, of which the decoder would keep only the last value.
+    """Raise ValueError if a line has an object with a duplicate key; the decoder would silently keep the last value.
 
     A cell without escapes is encoded again, which is fast: a line with a duplicate key has more colons than that.
     """

@@ -129,8 +129,10 @@ def _run(incident: Incident, state: CodeState, names: Sequence[str], seed: int, 
     result = trial(patch, order(map(Cell.from_id, names)), seed, processes=processes, golden="blessed")
     if result.died is not None:
         raise ConfigError(f"{patch.name} has no verdict: {result.died}")
-    records = tuple(verdict.record for verdict in result.verdicts if verdict.record is not None)
-    return StateRun(records, monotonic() - began)
+    records = [verdict.record for verdict in result.verdicts if verdict.record is not None]
+    if state.edits:  # the cell alone runs the sources without the patch
+        records = [replace(record, repro=f"specmatrix incident run {incident.name}") for record in records]
+    return StateRun(tuple(records), monotonic() - began)
 
 
 def _judged(step: ComparedStep, base: StateRun, head: StateRun, folder: Path, header: Header) -> JudgedStep:
@@ -139,9 +141,10 @@ def _judged(step: ComparedStep, base: StateRun, head: StateRun, folder: Path, he
     whole = head.of(step.cells, step.added)
     comparison = compare(load(old), load(_written(folder / "head", header, step.head, whole)), step.acknowledged)
     write_comparison(comparison, folder)
-    judged = [(each, _refused(each, whole)) for each in step.promotions]
+    required = (*step.cells, *step.added)
+    judged = [(each, _refused(each, required, whole)) for each in step.promotions]
     wrong = (*differences(step.expected, comparison), *wrong_promotions(judged))
-    lines = tuple(_promotion_line(each, reasons, len(whole)) for each, reasons in judged)
+    lines = tuple(_promotion_line(each, reasons, len(required)) for each, reasons in judged)
     return JudgedStep(step, comparison, lines, wrong, max(base.seconds, head.seconds) + monotonic() - began)
 
 
@@ -152,10 +155,10 @@ def _written(folder: Path, header: Header, state: CodeState, records: Sequence[C
     return writer.path
 
 
-def _refused(promoted: PromotedDefault, records: Sequence[CellResult]) -> tuple[str, ...]:
+def _refused(promoted: PromotedDefault, required: Sequence[str], records: Sequence[CellResult]) -> tuple[str, ...]:
     evidence = evidence_of(promoted.field, promoted.condition)
     left = records if promoted.shortfall is None else without(records, promoted.shortfall)
-    return refusals([record.id for record in records], evidence, left)
+    return refusals(required, evidence, left)
 
 
 def _contract(step: ContractStep, processes: Processes) -> JudgedStep:

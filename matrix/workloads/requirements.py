@@ -33,17 +33,17 @@ RULES: Final[tuple[dict[str, Any], ...]] = (
     },
 )
 # For the later turns of sessions: the first for greedy turns, the second for sampled ones.
-SPOKEN: Final[tuple[dict[str, Any], ...]] = (
+LATER_TURN_RULES: Final[tuple[dict[str, Any], ...]] = (
     {"repetition_penalty": 0.8, "presence_penalty": -0.5},
     {"frequency_penalty": -0.6, "bad_words_ids": tuple((one, other) for one in COMMON[:8] for other in COMMON[:8])},
 )
 # Stop strings that occur in answers and begin or end with the same token, or contain one another.
 OVERLAPPING: Final = ("<<", "=<", "=<<", "####", "\n####")
 # Its last character is a token of its own.
-OF_TWO_TOKENS: Final = ".\n"
+TWO_TOKEN_STOP: Final = ".\n"
 # EOS is so likely that a request ends as soon as its minimum length allows, within a round.
-EAGER: Final = {"min_new_tokens": 41, "logit_bias": ((EOS_ID, 60.0),), "logprobs": True}
-THREE: Final = 3
+EARLY_EOS: Final = {"min_new_tokens": 41, "logit_bias": ((EOS_ID, 60.0),), "logprobs": True}
+BAD_WORDS_TOKENS: Final = 3
 
 
 def ruled(request: RequestSpec, place: int, answer: Sequence[int]) -> RequestSpec:
@@ -51,15 +51,16 @@ def ruled(request: RequestSpec, place: int, answer: Sequence[int]) -> RequestSpe
     answer: the tokens of the reference answer; bad words forbid its consecutive groups of three."""
     rules = RULES[place % len(RULES)]
     if "bad_words_ids" in rules:
-        thirds = tuple(tuple(answer[at : at + THREE]) for at in range(0, len(answer) - THREE + 1, THREE))
-        rules = {**rules, "bad_words_ids": rules["bad_words_ids"] + thirds}
+        size = BAD_WORDS_TOKENS
+        groups = tuple(tuple(answer[at : at + size]) for at in range(0, len(answer) - size + 1, size))
+        rules = {**rules, "bad_words_ids": rules["bad_words_ids"] + groups}
     return replace(request, logprobs=True, **rules)
 
 
 def spoken(turns: Sequence[RequestSpec]) -> list[RequestSpec]:
     """The turns of sessions, with logit rules for those with a history; the rules treat the history as a prompt."""
     return [
-        replace(turn, logprobs=True, **SPOKEN[turn.temperature > 0])
+        replace(turn, logprobs=True, **LATER_TURN_RULES[turn.temperature > 0])
         if turn.session is not None and turn.session.follows is not None and turn.refused is None
         else turn
         for turn in turns
@@ -69,8 +70,8 @@ def spoken(turns: Sequence[RequestSpec]) -> list[RequestSpec]:
 def stopped(request: RequestSpec, place: int, stop: str, stop_id: int) -> RequestSpec:
     """The request with the stops of its place. stop: a string in its answer; stop_id: a token in it."""
     ways: tuple[dict[str, Any], ...] = (
-        EAGER,
-        {"stop": (OF_TWO_TOKENS,), "no_stop_trim": True},
+        EARLY_EOS,
+        {"stop": (TWO_TOKEN_STOP,), "no_stop_trim": True},
         {"stop": OVERLAPPING},
         {"stop_token_ids": (stop_id,), "ignore_eos": True, "no_stop_trim": True, "n": 2},
         {"stop": (stop, "\n\n"), "stream": True},

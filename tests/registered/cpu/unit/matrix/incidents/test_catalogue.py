@@ -1,4 +1,4 @@
-"""The incidents apply to today's sources, and their verdicts are told apart from others."""
+"""Each patch of an incident applies to the current sources, and an unexpected verdict is reported."""
 
 import re
 from dataclasses import replace
