@@ -245,6 +245,10 @@ class ReplayEngine(RunningEngine):
         found = Answer(ask.id, ask.input_ids, tuple(text[: end.tokens]), end.text, end.reason, end.matched, 0, rounds)
         if self.fault == "refusal":
             return replace(found, finish="refused", output_ids=(), accept_lengths=(), refusal="too busy")
+        if self.fault == "prompt overflow":
+            return replace(found, prompt_logprobs=(None, nan))
+        if self.fault == "further overflow":
+            return replace(found, further=(replace(found, logprobs=(nan,)),))
         if self.fault.endswith("overflow"):
             return replace(found, logprobs=(-0.5, nan), top_logprobs=(((7, -0.5), (8, -inf)),))
         return found

@@ -106,7 +106,10 @@ def test_answers_in_another_order_are_red():
     assert found.error.startswith("the answers must have the asks' ids in order, ['q")
 
 
-@pytest.mark.parametrize(("fault", "part"), [("overflow", ""), ("baseline overflow", "baseline: ")])
+@pytest.mark.parametrize(
+    ("fault", "part"),
+    [("overflow", ""), ("prompt overflow", ""), ("further overflow", ""), ("baseline overflow", "baseline: ")],
+)
 def test_log_probabilities_that_are_no_numbers_are_red(fault, part):
     found = judged(fault)
     assert found.state == "FAIL" and found.error is not None
