@@ -261,11 +261,13 @@ class StartLine(StartRecord, frozen=True, tag_field="kind", tag="start", kw_only
     id: str
 
 
-class End(ReportRecord, frozen=True, tag_field="kind", tag="end"):
-    """The last line: the number of cells, and the sum of their evidence."""
+class End(ReportRecord, frozen=True, tag_field="kind", tag="end", omit_defaults=True):
+    """The last line: the number of cells, the sum of their evidence, and the ids of selected cells that did not run,
+    because `--fail-fast` ended the run."""
 
     cells: Count
     evidence: Mapping[str, Count]
+    not_run: tuple[str, ...] = ()
 
 
 def is_waived(cell: CellResult, today: str) -> bool:

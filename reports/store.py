@@ -108,6 +108,7 @@ class ReportWriter:
         self._cells: set[str] = set()
         self._starts: set[str] = set()
         self._evidence: Counter[str] = Counter()
+        self._not_run: tuple[str, ...] = ()
         self._descriptor: int | None = None
         first = _encode(header, "the header")
         check_place(directory, REPORT_FILE, PARTIAL_FILE, SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE)
@@ -137,9 +138,13 @@ class ReportWriter:
         self._cells.add(cell.id)
         self._evidence.update(evidence)
 
+    def leave_out(self, cells: Iterable[str]) -> None:
+        """Name selected cells that the run ended before; the report then is not a pass."""
+        self._not_run = tuple(cells)
+
     def close(self) -> Path:
         """Write the end line, flush to disk and give the report its name, which is returned."""
-        self._append(_encode(End(len(self._cells), self._evidence), "the end line"))
+        self._append(_encode(End(len(self._cells), self._evidence, self._not_run), "the end line"))
         try:
             # Pages of an earlier run must not stand beside this one's report.
             for stale in (SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE):
@@ -249,9 +254,12 @@ class Report:
         self.header: Final = _header(path, data)
         end_at, end = _end(path, data)
         self.evidence: Final = end.evidence
+        self.not_run: Final = end.not_run
         self._read(end_at)
         if end.cells != len(self._rows):
             raise ReportError(f"{path} has {len(self._rows)} cells, and its end line says {end.cells}")
+        if ran := next((cell for cell in end.not_run if cell in self._rows), None):
+            raise ReportError(f"{path} has cell {_named(ran)}, and its end line says that it did not run")
 
     def _read(self, stop: int) -> None:
         """Take the starts and where the cells lie from the lines between the header and `stop`."""

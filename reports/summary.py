@@ -35,13 +35,15 @@ STATE_KEYS: Final[dict[CellState, str]] = {
 class Summary:
     """Counts over one report.
 
-    `seconds` is the sum over cells, in seconds of wall time. `waived` cells are red under a waiver that has not
-    expired; they are counted in their state as well. `by_gate` has a row per gate that judged at least one cell.
-    `counters`: what the cells prove together. `coverage`: the combinations of axis values that they carry.
+    `not_run`: selected cells that the run ended before. `seconds` is the sum over cells, in seconds of wall time.
+    `waived` cells are red under a waiver that has not expired; they are counted in their state as well. `by_gate` has a
+    row per gate that judged at least one cell. `counters`: what the cells prove together. `coverage`: the combinations
+    of axis values that they carry.
     """
 
     header: Header
     cells: int
+    not_run: int
     states: dict[CellState, int]
     waived: int
     seconds: float
@@ -67,6 +69,7 @@ class Summary:
             **{key: self.states[state] for state, key in STATE_KEYS.items()},
             "waived": self.waived,
             "red": self.red,
+            "not_run": self.not_run,
             "seconds": round(self.seconds, 3),
             "tier": self.header.tier,
             "stage": self.header.stage,
@@ -96,7 +99,8 @@ def summarise(report: Report) -> Summary:
             gates.setdefault(gate.name, Counter())[gate.state] += 1
     header = report.header
     by_gate = {name: dict(row) for name, row in gates.items()}
-    return Summary(header, len(report), states, waived, seconds, by_gate, counters_of(report), covered(report))
+    counters, coverage = counters_of(report), covered(report)
+    return Summary(header, len(report), len(report.not_run), states, waived, seconds, by_gate, counters, coverage)
 
 
 def write_summary(summary: Summary, directory: Path) -> Path:

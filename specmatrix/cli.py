@@ -91,12 +91,16 @@ def run(
     waivers: Annotated[
         Path | None, typer.Option(help="YAML file of known failures; default: specmatrix-waivers.yaml, if it is there")
     ] = None,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="end at the first red cell")] = False,
+    rerun_failed: Annotated[
+        Path | None, typer.Option(help="run the cells of this report that are red or did not run")
+    ] = None,
     json_: Json = False,
 ) -> int:
     """Run cells and write their report."""
     from specmatrix.ci.commands.run import run as run_matrix
 
-    return run_matrix(tier, stage, out, cells, workers, seed, limit, json_, subject, waivers)
+    return run_matrix(tier, stage, out, cells, workers, seed, limit, json_, subject, waivers, fail_fast, rerun_failed)
 
 
 @app.command()

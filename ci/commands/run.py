@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -12,6 +12,7 @@ from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plan
 from specmatrix.ci.planner import Host, ShardPlan, plan
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cells.selection import of_gpus, select
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
@@ -28,6 +29,7 @@ from specmatrix.reports.render.run import write_run
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.schema import PAGE_FILE, RED_STATES, REFERENCE, REPORT_FILE, CellResult, Header
 from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
+from specmatrix.reports.summary import is_red
 from specmatrix.reports.wording import count, shorten
 
 # Characters shown of each worker's cell id in the progress bar.
@@ -45,10 +47,18 @@ def run(
     json_: bool,
     subject: str = REFERENCE,
     waivers: Path | None = None,
+    fail_fast: bool = False,
+    rerun_failed: Path | None = None,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
     engine, rules = foreign_subject(subject), load_waivers(waivers)
-    chosen = chosen_cells(tier, stage, cells, limit)
+    if rerun_failed is None:
+        chosen = chosen_cells(tier, stage, cells, limit)
+    else:
+        if cells is not None or limit is not None:
+            raise ConfigError("--rerun-failed selects the cells; it takes neither --cells nor --limit")
+        visible_gpus(tier)
+        chosen = failed_cells(rerun_failed, out, {"subject": subject, "tier": tier, "stage": stage, "seed": seed})
     check_parallel("workers", workers)
     check_seed(seed)
     verify_cells(chosen)
@@ -61,7 +71,7 @@ def run(
         seconds += 2 * (engine.profile.start_seconds + engine.profile.answer_seconds)
     records = _shown(work, ShardJob(seed, tier, stage, seconds, subject, rules), len(chosen))
     header = run_header(tier, stage, seed, gates, engine, rules)
-    view = write_run(load(_write(out, header, records, len(chosen))))
+    view = write_run(load(_write(out, header, records, chosen, fail_fast)))
     if json_:
         print(json.dumps(view.summary.to_json(), indent=2))
     else:
@@ -87,16 +97,46 @@ def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) ->
     return chosen
 
 
-def _write(out: Path, header: Header, records: Generator[CellResult], total: int) -> Path:
-    """Write the report; its path. Stopped is raised again with a message on the partial output."""
-    done = red = 0
+def failed_cells(source: Path, out: Path, options: Mapping[str, str | int]) -> list[Cell]:
+    """The cells of a report that are red without a waiver, or that its run ended before.
+
+    ConfigError if there are none, if the report is of other options, or if it is the one that the run would write.
+    """
+    report = load(source)
+    if (out / REPORT_FILE).resolve() == report.path.resolve():
+        raise ConfigError(f"--out {out} holds the report whose failed cells rerun; name another folder")
+    header = report.header
+    found = {"subject": header.subject.name, "tier": header.tier, "stage": header.stage, "seed": header.seed}
+    for name, value in options.items():
+        if found[name] != value:
+            raise ConfigError(f"{report.path} is of {name} {found[name]}, not {value}; add --{name} {found[name]}")
+    red = [cell for cell in report.red() if is_red(report[cell], header.created)]
+    cells = [Cell.from_id(text) for text in (*red, *report.not_run)]
+    if not cells:
+        raise ConfigError(f"{report.path} has no red cell, and all of its cells ran; there is nothing to rerun")
+    for cell in cells:
+        expect(cell)
+    return cells
+
+
+def _write(out: Path, header: Header, records: Generator[CellResult], cells: list[Cell], fail_fast: bool) -> Path:
+    """Write the report; its path. Stopped is raised again with a message on the partial output.
+
+    fail_fast: end the run at the first red cell that is not waived.
+    """
+    total, done, red = len(cells), 0, 0
+    left = {cell.id for cell in cells}
     try:
         # Workers end before an error is reported.
         with ReportWriter(out, header) as writer, closing(records):
             for record in records:
                 writer.write(record)
+                left.discard(record.id)
                 done += 1
                 red += record.state in RED_STATES
+                if fail_fast and is_red(record, header.created):
+                    writer.leave_out(cell.id for cell in cells if cell.id in left)
+                    break
     except Stopped as stop:
         report = out / REPORT_FILE
         if done == total and not (out / PARTIAL_FILE).exists():

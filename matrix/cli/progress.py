@@ -42,29 +42,42 @@ def _update(text: str, ended: Event) -> None:
 
 
 class Counter:
-    """How many of `total` items are done: a bar on a terminal, elsewhere a line every LINE_SECONDS by `clock`.
+    """How many of `total` items are done, how many of them are red, and the time left at the pace so far: a bar on a
+    terminal, elsewhere a line every LINE_SECONDS by `clock`.
 
     noun: an item, in the singular.
     """
 
     def __init__(self, progress: Progress, total: int, noun: str, clock: Callable[[], float]) -> None:
         self._progress = progress
-        self._task = progress.add_task("", total=total)
+        self._task = progress.add_task("", total=total, red="", left="")
         self._clock = clock
         self._began = self._last = clock()
-        self._total = count(total, noun)
+        self._total = total
+        self._noun = noun
         self._done = 0
 
     def __call__(self, text: str | None, advance: int = 1, red: int | None = None) -> None:
         """Show a text (rich markup; None keeps the last one) and advance the count. red: items that are red so far."""
-        shown = f"[red]{red} red[/red] {text}" if red and text is not None else text
-        self._progress.update(self._task, description=shown, advance=advance)
         self._done += advance
         now = self._clock()
+        after = now - self._began
+        left = _left(after, self._done, self._total)
+        reds = "" if red is None else f"{red:,} red"
+        bold = f"[red]{reds}[/red]" if red else ""
+        self._progress.update(self._task, description=text, advance=advance, red=bold, left=left)
         if self._progress.disable and now - self._last >= LINE_SECONDS:
             self._last = now
-            reds = "" if red is None else f", {red:,} red"
-            _print(f"{self._done:,} of {self._total}{reds}, after {duration(now - self._began)}")
+            done = f"{self._done:,} of {count(self._total, self._noun)}"
+            _print(", ".join(filter(None, (done, reds, f"after {duration(after)}", left))))
+
+
+def _left(seconds: float, done: int, total: int) -> str:
+    """The time that the rest takes if it goes on as the `done` items did in `seconds`."""
+    if not 0 < done < total:
+        return ""
+    rest = seconds / done * (total - done)
+    return "under 10 s left" if rest < 10 else f"about {duration(rest)} left"
 
 
 def _print(line: str) -> None:
@@ -81,7 +94,8 @@ def counting(total: int, noun: str, clock: Callable[[], float] = monotonic) -> I
     """A Counter of `total` items."""
     # Long texts are truncated, so that the bar stays on one line.
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
-    with _progress(SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), Elapsed(), text) as progress:
+    red, left = TextColumn("{task.fields[red]}"), TextColumn("{task.fields[left]}")
+    with _progress(SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), red, Elapsed(), left, text) as progress:
         yield Counter(progress, total, noun, clock)
 
 

@@ -81,8 +81,10 @@ class RunView:
 
     @property
     def verdict(self) -> str:
-        """ "green" if no cell is red and counter coverage did not fail, else "red"; so is a run that ran no cell."""
-        return "green" if not self.red and self.summary.ran and self.summary.counters.state != "FAIL" else "red"
+        """ "green" if every selected cell ran, none is red, and counter coverage did not fail, else "red"; so is a run
+        that ran no cell."""
+        whole = self.summary.ran and not self.summary.not_run
+        return "green" if not self.red and whole and self.summary.counters.state != "FAIL" else "red"
 
     @property
     def outcome(self) -> str:
@@ -91,12 +93,13 @@ class RunView:
         if not summary.ran:
             return "no cell ran"
         total = count(summary.cells, "cell")
+        left = f", and {count(summary.not_run, 'more cell')} did not run" * bool(summary.not_run)
         if self.red:
-            return f"{len(self.red):,} of {total} did not pass"
+            return f"{len(self.red):,} of {total} did not pass{left}"
         passed = f"{summary.states['PASS']:,} of {total} passed"
         passed += f", {summary.waived:,} waived" * bool(summary.waived)
         passed += f", {len(self.unsupported):,} unsupported" * bool(self.unsupported)
-        return f"{passed}, but counter coverage failed" if summary.counters.state == "FAIL" else passed
+        return f"{passed}, but counter coverage failed" if summary.counters.state == "FAIL" else passed + left
 
 
 class _TableRow(NamedTuple):

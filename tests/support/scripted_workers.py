@@ -15,6 +15,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import record
+from specmatrix.matrix.run.waivers import waive
 
 # Names a folder in which each worker leaves a file, so that it knows how many came before it.
 STARTS = "SCRIPTED_WORKER_STARTS"
@@ -27,6 +28,18 @@ def passes(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection
     for cell in cells:
         green = Outcome("config", State.PASS)
         connection.send(record(prepare(cell, job.tier, job.seed), "PASS", outcomes=(green,)))
+    signal.pause()
+
+
+def fails_drafts(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+    """Every cell with a drafter is red, or waived."""
+    become_worker(gpus)
+    connection.send(None)
+    for cell in cells:
+        red = cell.algorithm != "none"
+        gate = Outcome("config", State.FAIL if red else State.PASS, message="wrong" * red)
+        found = record(prepare(cell, job.tier, job.seed), "FAIL" if red else "PASS", outcomes=(gate,))
+        connection.send(waive(found, job.waivers, job.subject, None))
     signal.pause()
 
 

@@ -21,7 +21,8 @@ def shown(monkeypatch: pytest.MonkeyPatch, tty: bool) -> str:
     monkeypatch.setattr(sys, "stderr", os.fdopen(writer, "w"))
     with waiting("loading a[/b]"):
         pass
-    with counting(3, "cell") as advance:
+    times = iter([100, 126])
+    with counting(3, "cell", lambda: next(times)) as advance:
         advance("one", 2, red=1)
     sys.stderr.close()
     monkeypatch.undo()
@@ -41,7 +42,8 @@ def _read(descriptor: int) -> bytes:
 
 def test_a_terminal_shows_the_task_and_its_progress(monkeypatch: pytest.MonkeyPatch):
     text = shown(monkeypatch, tty=True)
-    assert "loading a[/b]" in text and "1 red" in text and "one" in text and "2/3" in text
+    assert "loading a[/b]" in text and "one" in text and "2/3" in text
+    assert "1 red" in text and "about 13 s left" in text
 
 
 def test_a_pipe_shows_nothing_soon(monkeypatch: pytest.MonkeyPatch):
@@ -59,13 +61,17 @@ def test_without_a_terminal_a_line_every_30_seconds_shows_the_progress(capsys: p
         advance(None, 92, red=1005)
     assert capsys.readouterr().err.splitlines() == [
         "0 of 1,200 cells, 0 red, after 30 s",
-        "8 of 1,200 cells, 2 red, after 1 min 0 s",
-        "1,108 of 1,200 cells, 1,005 red, after 20 min 0 s",
+        "8 of 1,200 cells, 2 red, after 1 min 0 s, about 149 min 0 s left",
+        "1,108 of 1,200 cells, 1,005 red, after 20 min 0 s, about 1 min 40 s left",
     ]
     times = iter([0, 30])
     with counting(1, "trial", lambda: next(times)) as advance:
         advance("trial 1")
     assert capsys.readouterr().err == "1 of 1 trial, after 30 s\n"
+    times = iter([0, 30])
+    with counting(5, "trial", lambda: next(times)) as advance:
+        advance("trial 4", 4)
+    assert capsys.readouterr().err == "4 of 5 trials, after 30 s, under 10 s left\n"
 
 
 def test_without_a_terminal_a_line_every_30_seconds_names_the_task(monkeypatch: pytest.MonkeyPatch):

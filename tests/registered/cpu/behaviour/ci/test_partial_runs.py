@@ -1,0 +1,121 @@
+"""Runs of a part of their cells: until the first red one, and only those that an earlier run left red."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specmatrix.ci import local
+from specmatrix.ci.commands.run import chosen_cells
+from specmatrix.cli import main
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import Outcome, State
+from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.run.provenance import run_header
+from specmatrix.matrix.run.record import lost, record
+from specmatrix.reports.render.run import view
+from specmatrix.reports.store import ReportWriter, load
+from tests.support import scripted_workers
+
+pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
+
+RUN = ["run", "--stage", "smoke", "--workers", "1"]
+FAILS = ("eagle3.s2.k2.n6.v1.ragged", "eagle3.s2.k2.n6.v1.pair")
+CELLS = ("none.length", *FAILS)
+
+
+def run(out: Path, *words: str) -> int:
+    return main([*RUN, "--out", str(out), *words])
+
+
+def report_of(out: Path, red: str = "", left: tuple[str, ...] = ()) -> None:
+    """A report of CELLS, the cell `red` without a result and the cells `left` not run."""
+    with ReportWriter(out, run_header("cpu", "smoke", 0, GATES)) as writer:
+        for text in CELLS:
+            prepared = prepare(Cell.from_id(text), "cpu", 0)
+            if text == red:
+                writer.write(lost(prepared, "its worker died"))
+            elif text not in left:
+                writer.write(record(prepared, "PASS", outcomes=(Outcome("config", State.PASS),)))
+        writer.leave_out(left)
+
+
+@pytest.fixture
+def ids(tmp_path: Path) -> list[str]:
+    """The smoke cells that the tests select."""
+    return [cell.id for cell in chosen_cells("cpu", "smoke", "batch in (ragged, single)", None)]
+
+
+def test_fail_fast_ends_at_the_first_red_cell_and_counts_those_that_did_not_run(ids, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(local, "work", scripted_workers.fails_drafts)
+    assert run(tmp_path, "--cells", "batch in (ragged, single)", "--fail-fast") == 1
+    report = load(tmp_path)
+    assert len(report.red()) == 1 and list(report.ids())[-1] == report.red()[0]
+    left = len(ids) - len(report)
+    assert left >= 2 and {*report.ids(), *report.not_run} == {*ids} and len(report.not_run) == left
+    said = f"red: 1 of {len(report)} cell{'s' * (len(report) > 1)} did not pass, and {left} more cells did not run"
+    assert said in capsys.readouterr().out.splitlines()
+    assert json.loads((tmp_path / "summary.json").read_text())["not_run"] == left
+    for page in ("report.md", "report.html"):
+        assert f"{left} more cells did not run" in (tmp_path / page).read_text()
+
+    before = (tmp_path / "report.jsonl").read_bytes()
+    monkeypatch.setattr(local, "work", scripted_workers.passes)
+    assert run(tmp_path / "again", "--rerun-failed", str(tmp_path)) == 0
+    again = load(tmp_path / "again")
+    assert {*again.ids()} == {*report.red(), *report.not_run} and not again.not_run
+    assert (tmp_path / "report.jsonl").read_bytes() == before
+    monkeypatch.undo()
+    assert run(tmp_path / "third", "--rerun-failed", str(tmp_path / "again")) == 2
+
+
+def test_fail_fast_goes_on_behind_waived_cells(ids, monkeypatch, tmp_path):
+    waivers = tmp_path / "waivers.yaml"
+    waivers.write_text("- {cells: not algorithm=none, gate: config, reason: known, expiry: 2999-12-31, issue: x#1}\n")
+    monkeypatch.setattr(local, "work", scripted_workers.fails_drafts)
+    assert run(tmp_path, "--cells", "batch in (ragged, single)", "--fail-fast", "--waivers", str(waivers)) == 0
+    report = load(tmp_path)
+    assert {*report.ids()} == {*ids} and report.red() and not report.not_run
+    assert run(tmp_path / "again", "--rerun-failed", str(tmp_path)) == 2
+
+
+def test_a_lost_cell_and_those_that_did_not_run_are_run_again(monkeypatch, tmp_path):
+    report_of(tmp_path, red=CELLS[0], left=CELLS[2:])
+    monkeypatch.setattr(local, "work", scripted_workers.passes)
+    assert run(tmp_path / "again", "--rerun-failed", str(tmp_path / "report.jsonl")) == 0
+    assert {*load(tmp_path / "again").ids()} == {CELLS[0], CELLS[2]}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "{out}/report.jsonl has no red cell, and all of its cells ran; there is nothing to rerun"),
+        (["--tier", "gpu1"], "tier 'gpu1' needs 1 GPU but this machine has none; use 'cpu'"),
+        (["--subject", "transformers"], "{out}/report.jsonl is of subject reference, not transformers; add --subject "
+         "reference"),
+        (["--stage", "pr"], "{out}/report.jsonl is of stage smoke, not pr; add --stage smoke"),
+        (["--seed", "7"], "{out}/report.jsonl is of seed 0, not 7; add --seed 0"),
+        (["--cells", "none.length"], "--rerun-failed selects the cells; it takes neither --cells nor --limit"),
+        (["--limit", "1"], "--rerun-failed selects the cells; it takes neither --cells nor --limit"),
+        (["--out", "{out}"], "--out {out} holds the report whose failed cells rerun; name another folder"),
+        (["--rerun-failed", "{out}/none"], "{out}/none does not exist; give a report file or a directory with "
+         "report.jsonl"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_rerun_is_refused_in_a_sentence(words, sentence, tmp_path, capsys):
+    report_of(tmp_path)
+    given = ["--rerun-failed", str(tmp_path), *(word.format(out=tmp_path) for word in words)]
+    assert run(tmp_path / "again", *given) == 2
+    assert capsys.readouterr() == ("", f"specmatrix: {sentence.format(out=tmp_path)}\n")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_report_that_ends_early_is_no_pass_and_cannot_name_a_cell_that_ran(tmp_path, capsys):
+    report_of(tmp_path, left=CELLS[1:])
+    run_view = view(load(tmp_path))
+    assert (run_view.verdict, run_view.outcome) == ("red", "1 of 1 cell passed, and 2 more cells did not run")
+    path = tmp_path / "report.jsonl"
+    path.write_text(path.read_text().replace(f'"not_run":["{CELLS[1]}"', '"not_run":["none.length"'))
+    assert run(tmp_path / "again", "--rerun-failed", str(tmp_path)) == 2
+    assert f"{path} has cell 'none.length', and its end line says that it did not run" in capsys.readouterr().err
