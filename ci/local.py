@@ -10,15 +10,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from threading import Thread
 from time import monotonic
 from typing import Final
 
+from specmatrix import HOME
 from specmatrix.ci.planner import ShardPlan
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cli.stopping import SIGNALS, deferred
 from specmatrix.matrix.run.prepared_cell import prepare
@@ -38,7 +42,8 @@ THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """The settings of every worker. limit: seconds per cell, including the worker's start. subject: by its name."""
+    """The settings of every worker. limit: seconds per cell, including the worker's start. subject: by its name.
+    tree: a copy of the packages with a planted fault that the workers import, None for this process's own."""
 
     seed: int
     tier: str
@@ -46,6 +51,7 @@ class ShardJob:
     limit: float = LIMIT_SECONDS
     subject: str = REFERENCE
     waivers: tuple[WaiverRule, ...] = ()
+    tree: Path | None = None
 
 
 @dataclass(slots=True)
@@ -148,12 +154,25 @@ def _start(
     with deferred():  # a signal leaves no worker behind that is in no list
         signals = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            process.start()
+            with _importing(job.tree):
+                process.start()
             workers.append(Worker(process, ours, list(cells), gpus, second, monotonic()))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     # Otherwise the pipe would stay open in this process, and the worker's death would go unnoticed.
     theirs.close()
+
+
+@contextmanager
+def _importing(tree: Path | None) -> Iterator[None]:
+    """Let a process that starts now import its packages from `tree`: it inherits this process's import path."""
+    path = sys.path[:]
+    if tree is not None:
+        sys.path.insert(0, str(tree))
+    try:
+        yield
+    finally:
+        sys.path[:] = path
 
 
 def _stop(worker: Worker) -> None:
@@ -165,6 +184,8 @@ def _stop(worker: Worker) -> None:
 def work(cells: tuple[Cell, ...], job: ShardJob, gpus: tuple[int, ...], connection: Connection) -> None:
     """The main function of a worker: send None when ready, then each cell's record. The parent handles Ctrl-C."""
     become_worker(gpus)
+    if job.tree is not None and not HOME.is_relative_to(job.tree.resolve()):
+        raise ConfigError(f"the worker imports {HOME}, not the patched packages in {job.tree}")
     import torch
 
     from specmatrix.matrix.run.runner import subject_runner

@@ -173,12 +173,72 @@ class StartRecord(ReportRecord, frozen=True):
 StartT = TypeVar("StartT")
 
 
+class Token(ReportRecord, frozen=True):
+    """A token and the text that it alone decodes to."""
+
+    id: int
+    text: str
+
+
+class TreeNode(ReportRecord, frozen=True):
+    """One node of a verify round's draft; the first is the root.
+
+    `parent` is the index of an earlier node, -1 for the root. `draw` is the target's own token after the node, `margin`
+    the difference in nats between the target's two best tokens there. `accepted`: on the accepted path.
+    """
+
+    parent: int
+    token: Token
+    draw: Token
+    margin: float
+    accepted: bool
+
+
+class AskPages(ReportRecord, frozen=True):
+    """The KV pages of one account: `cached` of them, the first ones, belong to the prefix cache. `committed` positions
+    are accepted tokens', and each launched step that is not resolved may write a width of `in_flight`."""
+
+    page_size: Count
+    pages: tuple[int, ...]
+    cached: Count
+    committed: Count
+    in_flight: tuple[int, ...]
+
+
+class RedAsk(ReportRecord, frozen=True, omit_defaults=True):
+    """The first request that a red gate blames, and what is known of it.
+
+    `prompt`, `got`, `expected` are texts. `token` is the index of the first wrong output token, None if tokens are not
+    at fault; `got_tokens` and `expected_tokens` are those around it, from index `first` on. `round` is the verify round
+    that yielded it, from 1 on, 0 for the prefill. `journal` lists the ledger's entries of the request around that step,
+    `pages` is its page table after it. `tree` is the draft of that round, of a second, traced run. `note` says in one
+    sentence what could not be shown.
+    """
+
+    gate: str
+    request: str
+    prompt: str = ""
+    got: str = ""
+    expected: str = ""
+    token: Count | None = None
+    first: Count = 0
+    got_tokens: tuple[Token, ...] = ()
+    expected_tokens: tuple[Token, ...] = ()
+    round: Count | None = None
+    lag: Count | None = None
+    journal: tuple[str, ...] = ()
+    pages: AskPages | None = None
+    tree: tuple[TreeNode, ...] = ()
+    note: str = ""
+
+
 class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", tag="cell", omit_defaults=True):
     """One cell: what was asked, what proved that it ran, and how each gate judged it.
 
     `start` is the engine start that it ran on; in a report's line it is the start line's id. `evidence` holds the
     engine's counters, as differences over the cell; a counter that it lacks is zero. `error` says in one sentence what
-    stopped a cell without a verdict, or why the subject does not support it. `seconds` is wall time.
+    stopped a cell without a verdict, or why the subject does not support it. `first_red` is the first request that a
+    red gate blames, None if none blames any. `seconds` is wall time.
     """
 
     id: str
@@ -191,6 +251,7 @@ class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", t
     gates: tuple[GateResult, ...] = ()
     evidence: Mapping[str, Count] = field(default_factory=dict)
     error: str | None = None
+    first_red: RedAsk | None = None
     seconds: Seconds = 0.0
 
     def __post_init__(self) -> None:
@@ -228,8 +289,9 @@ CellResult: TypeAlias = CellRecord[StartRecord]
 class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=True):
     """What the run was: code, data, machine and rules.
 
-    `subject` is the engine under test. `created` is an ISO 8601 time with zone. `thresholds` and `waivers` are the
-    rules that held. `counters` is None where the stage demands none.
+    `subject` is the engine under test; `fault` is the id of the defect that was planted in it, "" for none. `created`
+    is an ISO 8601 time with zone. `thresholds` and `waivers` are the rules that held. `counters` is None where the
+    stage demands none.
     """
 
     schema: int = SCHEMA
@@ -248,6 +310,7 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     waivers: tuple[WaiverRule, ...] = ()
     counters: CounterDemand | None = None
     subject: SubjectRecord = SubjectRecord(REFERENCE)
+    fault: str = ""
 
     def __post_init__(self) -> None:
         _check_time("created", self.created)

@@ -66,6 +66,7 @@ def provenance(header: Header) -> dict[str, str]:
     """What was run, where and on which inputs, by name."""
     return {
         "subject": f"{header.subject.name} {header.subject.version}".strip(),
+        **({"planted fault": header.fault} if header.fault else {}),
         "commit": build(header),
         "created": header.created,
         "tier / stage / seed": f"{header.tier} / {header.stage} / {header.seed}",

@@ -51,6 +51,9 @@ app.add_typer(incident, name="incident")
 Stage = Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly")]
 Workers = Annotated[int, typer.Option(help="worker processes, one compute thread each; on GPUs, per set of GPUs")]
 Seed = Annotated[int, typer.Option(help="seed for prompts and sampling")]
+PlantedFault = Annotated[
+    str | None, typer.Option("--fault", help="plant this fault of `specmatrix faults --list` in the engine first")
+]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 Models = Annotated[
     Path | None, typer.Option(help="folder of published checkpoints, by hub name; default: the hub's cache")
@@ -95,12 +98,15 @@ def run(
     rerun_failed: Annotated[
         Path | None, typer.Option(help="run the cells of this report that are red or did not run")
     ] = None,
+    fault: PlantedFault = None,
     json_: Json = False,
 ) -> int:
     """Run cells and write their report."""
     from specmatrix.ci.commands.run import run as run_matrix
 
-    return run_matrix(tier, stage, out, cells, workers, seed, limit, json_, subject, waivers, fail_fast, rerun_failed)
+    return run_matrix(
+        tier, stage, out, cells, workers, seed, limit, json_, subject, waivers, fail_fast, rerun_failed, fault
+    )
 
 
 @app.command()

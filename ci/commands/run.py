@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plan
 from specmatrix.ci.planner import Host, ShardPlan, plan
@@ -18,9 +20,12 @@ from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cli.stopping import Stopped
+from specmatrix.matrix.faults.command import select as select_faults
+from specmatrix.matrix.faults.patch import Patch
+from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.gates.registry import GATES, applied_gates
 from specmatrix.matrix.run.provenance import run_header
-from specmatrix.matrix.run.tiers import check_seed, visible_gpus
+from specmatrix.matrix.run.tiers import check_seed, repro, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.waivers import load_waivers
 from specmatrix.matrix.subjects.registry import foreign_subject
@@ -49,16 +54,25 @@ def run(
     waivers: Path | None = None,
     fail_fast: bool = False,
     rerun_failed: Path | None = None,
+    fault: str | None = None,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
     engine, rules = foreign_subject(subject), load_waivers(waivers)
+    patch = None if fault is None else fault_patch(fault, tier, subject)
     if rerun_failed is None:
         chosen = chosen_cells(tier, stage, cells, limit)
     else:
         if cells is not None or limit is not None:
             raise ConfigError("--rerun-failed selects the cells; it takes neither --cells nor --limit")
         visible_gpus(tier)
-        chosen = failed_cells(rerun_failed, out, {"subject": subject, "tier": tier, "stage": stage, "seed": seed})
+        asked: dict[str, str | int] = {
+            "subject": subject,
+            "tier": tier,
+            "stage": stage,
+            "seed": seed,
+            "fault": fault or "",
+        }
+        chosen = failed_cells(rerun_failed, out, asked)
     check_parallel("workers", workers)
     check_seed(seed)
     verify_cells(chosen)
@@ -69,9 +83,12 @@ def run(
         gates = applied_gates(engine.profile).gates
         # A cell may start its engine and the baseline's.
         seconds += 2 * (engine.profile.start_seconds + engine.profile.answer_seconds)
-    records = _shown(work, ShardJob(seed, tier, stage, seconds, subject, rules), len(chosen))
     header = run_header(tier, stage, seed, gates, engine, rules)
-    view = write_run(load(_write(out, header, records, chosen, fail_fast)))
+    if fault is not None:
+        header = replace(header, fault=fault, dirty=True)
+    with nullcontext() if patch is None else planted(patch) as tree:
+        records = _shown(work, ShardJob(seed, tier, stage, seconds, subject, rules, tree), len(chosen), fault or "")
+        view = write_run(load(_write(out, header, records, chosen, fail_fast)))
     if json_:
         print(json.dumps(view.summary.to_json(), indent=2))
     else:
@@ -79,6 +96,14 @@ def run(
         print_run(view, console)
         console.print(f"report: {out / PAGE_FILE}", highlight=False, markup=False, soft_wrap=True)
     return int(view.verdict != "green")
+
+
+def fault_patch(fault: str, tier: str, subject: str) -> Patch:
+    """The patch of a fault of the catalogue. ConfigError if it is unknown in the tier, or not the subject's."""
+    if subject != REFERENCE:
+        raise ConfigError(f"a fault is planted in the reference engine only; subject {shown(subject)} is another one")
+    [found] = select_faults([fault], tier)
+    return found.patch
 
 
 def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) -> list[Cell]:
@@ -107,9 +132,13 @@ def failed_cells(source: Path, out: Path, options: Mapping[str, str | int]) -> l
         raise ConfigError(f"--out {out} holds the report whose failed cells rerun; name another folder")
     header = report.header
     found = {"subject": header.subject.name, "tier": header.tier, "stage": header.stage, "seed": header.seed}
+    found["fault"] = header.fault
     for name, value in options.items():
+        if found[name] == "" != value:
+            raise ConfigError(f"{report.path} is of no {name}, not {value}; leave out --{name}")
         if found[name] != value:
-            raise ConfigError(f"{report.path} is of {name} {found[name]}, not {value}; add --{name} {found[name]}")
+            other = "none" if value == "" else value
+            raise ConfigError(f"{report.path} is of {name} {found[name]}, not {other}; add --{name} {found[name]}")
     red = [cell for cell in report.red() if is_red(report[cell], header.created)]
     cells = [Cell.from_id(text) for text in (*red, *report.not_run)]
     if not cells:
@@ -147,8 +176,9 @@ def _write(out: Path, header: Header, records: Generator[CellResult], cells: lis
     return writer.path
 
 
-def _shown(work: ShardPlan, job: ShardJob, total: int) -> Generator[CellResult]:
-    """The records of a plan, with a progress bar that counts them and the red ones and shows each worker's cell."""
+def _shown(work: ShardPlan, job: ShardJob, total: int, fault: str) -> Generator[CellResult]:
+    """The records of a plan, with a progress bar that counts them and the red ones and shows each worker's cell. Their
+    commands plant the run's fault again."""
     red = 0
     with counting(total, "cell") as update:
 
@@ -158,4 +188,4 @@ def _shown(work: ShardPlan, job: ShardJob, total: int) -> Generator[CellResult]:
         for record in run_plan(work, job, show):
             red += record.state in RED_STATES
             update(None, 1, red)
-            yield record
+            yield replace(record, repro=repro(record.id, job.tier, job.seed, fault=fault)) if fault else record

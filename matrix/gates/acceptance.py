@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.round_alignment import first_reach_mismatch, first_round_mismatch, oracle_rounds
 from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
 from specmatrix.matrix.gates.thresholds import Threshold, values
@@ -54,12 +54,18 @@ class RoundsPair(NamedTuple):
     retractions: int
     widths: Sequence[int] = ()
     reach: Sequence[int] = ()
+    request: str = ""
 
     def mismatch(self) -> int | None:
         """Index of the first round whose length differs from the oracle's; None if none."""
         if self.widths:
             return first_reach_mismatch(self.mine, self.widths, self.reach, self.retractions)
         return first_round_mismatch(self.mine, self.theirs, self.retractions)
+
+    def blame(self) -> Blame:
+        """The request, from the first token of the first round that differs."""
+        place = self.mismatch()
+        return Blame(self.request, None if place is None else first_token(self.mine, place))
 
 
 @dataclass
@@ -133,12 +139,14 @@ class AcceptanceGate:
         if low <= ends[0] and ends[1] <= high:
             exact = self.exact and run.resolved["dtype"] == "float32"
             text = self._mismatches(greedy, numbers) if exact else ""
-            return Outcome(self.name, State.FAIL if text else State.PASS, numbers, interval, text)
+            blame = next(pair.blame() for pair in greedy if pair.mismatch() is not None) if text else None
+            return Outcome(self.name, State.FAIL if text else State.PASS, numbers, interval, text, blame)
         text = (
             f"acceptance length {numbers['length']:.3f}, the oracle has {numbers['reference']:.3f}: "
             f"ratio {ends[0]:.3f} to {ends[1]:.3f} (95 % interval), allowed {low:g} to {high:g}"
         )
-        return Outcome(self.name, State.FAIL, numbers, interval, text)
+        first = next((pair for pair in greedy if pair.mismatch() is not None), greedy[0])
+        return Outcome(self.name, State.FAIL, numbers, interval, text, first.blame())
 
     def _replayed(self, run: Run) -> Outcome:
         """Compare each round of every request, sampled or greedy, with a replay of the shared n-gram index."""
@@ -164,7 +172,9 @@ class AcceptanceGate:
         if len(places) > self.thresholds["left"]:
             name = min(places, key=lambda name: places[name])
             text = f"{len(places)} of {len(due)} requests differ from the replay, first {name} at round {places[name]}"
-            return Outcome(self.name, State.FAIL, numbers, message=text)
+            mine = next(answer.accept_lengths for answer in run.answers if answer.name == name)
+            blame = Blame(name, first_token(mine, places[name]))
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
         if not rounds:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no request decoded a verify round")
         return Outcome(self.name, State.PASS, numbers)
@@ -185,6 +195,11 @@ def _in_oracle(cell: Cell) -> bool:
     return cell.algorithm != "none" and cell.abort == "none" and cell.sampling in ("greedy", "mixed")
 
 
+def first_token(lengths: Sequence[int], place: int) -> int:
+    """Index of the first output token of the round at `place`; the prefill yields the very first one."""
+    return 1 + sum(lengths[:place])
+
+
 def first_replay_mismatch(mine: Sequence[int], due: Sequence[Round]) -> int | None:
     """Index of the first round that the replay does not allow or that one side lacks; None if none."""
     for index, (accepted, one) in enumerate(zip(mine, due, strict=False)):
@@ -200,7 +215,7 @@ def _fixed(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | st
     if rounds is None:
         return f"the oracle has no rounds for {key[0]} with (steps, topk, draft tokens) = {key[1:]}"
     return [
-        RoundsPair(answer.accept_lengths, rounds[index], answer.retractions)
+        RoundsPair(answer.accept_lengths, rounds[index], answer.retractions, request=answer.name)
         for answer, index in _greedy(run)
         if index < len(rounds) and rounds[index]
     ]
@@ -214,7 +229,8 @@ def _adapted(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | 
     pairs = []
     for answer, index in _greedy(run):
         reach, mine, widths = oracle.reach[drafter][index], answer.accept_lengths, answer.round_widths
-        pairs.append(RoundsPair(mine, oracle_rounds(reach, widths, sum(mine)), answer.retractions, widths, reach))
+        theirs = oracle_rounds(reach, widths, sum(mine))
+        pairs.append(RoundsPair(mine, theirs, answer.retractions, widths, reach, answer.name))
     return pairs
 
 

@@ -9,7 +9,7 @@ from math import isclose
 from typing import Any, Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.finish import banned_early, ending, eos_ids, readings
 from specmatrix.matrix.run.prepared_cell import PreparedCell
@@ -48,11 +48,12 @@ class FinishGate:
             if not fault and Capability.HISTOGRAM in run.capabilities:
                 fault = _metrics(cell, run.resolved, answer)
             if fault:
-                faults.append(f"{request.name} {fault}")
+                faults.append((request.name, f"{request.name} {fault}"))
         reasons = Counter(answer.finish for answer in run.answers)
         numbers: dict[str, Number] = {"requests": len(run.requests), "faults": len(faults), **reasons}
         if faults:
-            return Outcome(self.name, State.FAIL, numbers, message=faults[0])
+            name, text = faults[0]
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(name))
         return Outcome(self.name, State.PASS, numbers)
 
 

@@ -23,14 +23,30 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Blame:
+    """The request that a red outcome is about.
+
+    token: index of its first wrong output token, None if its tokens are not at fault. got, expected: output tokens, if
+    they are not those of the run and of the baseline.
+    """
+
+    request: str
+    token: int | None = None
+    got: tuple[int, ...] | None = None
+    expected: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """One gate's result for one cell. `message` is one sentence, empty on PASS."""
+    """One gate's result for one cell. `message` is one sentence, empty on PASS. blame: the first request at fault, None
+    if the cell as a whole is."""
 
     gate: str
     state: State
     numbers: Mapping[str, Number] = field(default_factory=dict)
     interval: tuple[float, float] | None = None
     message: str = ""
+    blame: Blame | None = None
 
 
 class Gate(Protocol):

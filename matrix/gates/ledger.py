@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.ledger import AuditError, Move, audit
 from specmatrix.matrix.oracles.prefix import misread_pages, span_of
@@ -45,14 +45,16 @@ class LedgerGate:
         checked, wrong = run.evidence.get("stamp.checked", 0), run.evidence.get("stamp.wrong", 0)
         numbers: dict[str, Number] = {"pages": memory.pages, "leaked": leaked, "stamps": checked, "wrong_stamps": wrong}
         numbers["verbs"] = len(run.journal[0])
-        fault = _leaks(memory, leaked) or _audited(run, memory)
+        fault, blame = _leaks(memory, leaked), None
+        if not fault:
+            fault, blame = _audited(run, memory)
         if not fault:
             entries, _, size = run.journal
             numbers["shared"], fault = misread_pages(entries, size, run.served, span_of(prepared.cell, run.resolved))
         if not fault and wrong > self.thresholds["wrong_stamps"]:
             fault = f"{wrong} of {checked} checked KV slots held the stamp of another request or position"
         if fault:
-            return Outcome(self.name, State.FAIL, numbers, message=fault)
+            return Outcome(self.name, State.FAIL, numbers, message=fault, blame=blame)
         if not checked:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no KV slot stamp was checked")
         return Outcome(self.name, State.PASS, numbers)
@@ -66,20 +68,23 @@ def _leaks(memory: Memory, leaked: int) -> str:
     return ""
 
 
-def _audited(run: Run, memory: Memory) -> str:
+def _audited(run: Run, memory: Memory) -> tuple[str, Blame | None]:
+    """What the journal shows to be wrong, "" if nothing, and whose it is."""
     assert run.journal is not None
     try:
         replayed = audit(*run.journal)
     except AuditError as error:
-        return str(error)
+        names = [one.name for one in run.served if one.account == error.account]
+        return str(error), Blame(names[0]) if names else None
     expected = (replayed.pages, replayed.free, replayed.cached, len(replayed.holdings))
     held = (memory.pages, memory.free, memory.cached, memory.accounts)
     if expected != held:
-        return f"replaying the journal gives (pages, free, cached, accounts) = {expected}, the engine reports {held}"
+        text = f"replaying the journal gives (pages, free, cached, accounts) = {expected}, the engine reports {held}"
+        return text, None
     return _miscounted(replayed.moves, run)
 
 
-def _miscounted(moves: Mapping[int, Sequence[Move]], run: Run) -> str:
+def _miscounted(moves: Mapping[int, Sequence[Move]], run: Run) -> tuple[str, Blame | None]:
     """A sentence on the first request whose `cached_tokens` differ from the positions reused at its first admission.
 
     An account serves its requests in submission order, each once more per retraction.
@@ -92,8 +97,9 @@ def _miscounted(moves: Mapping[int, Sequence[Move]], run: Run) -> str:
         del own[: 2 * (one.retractions + 1)]
         answer = answers.get(one.id)
         if answer is not None and not answer.cached_tokens == found < one.prompt:
-            return (
+            text = (
                 f"{one.name} reports {answer.cached_tokens} of {one.prompt} prompt tokens as cached, but its first "
                 f"admission reused {found}"
             )
-    return ""
+            return text, Blame(one.name)
+    return "", None

@@ -6,11 +6,11 @@ Random draws depend on seed and position only, so sampled requests must agree to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.logprobs import max_logprob_gap
 from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_difference, is_tie, pairs, unpaired
 from specmatrix.matrix.gates.thresholds import Threshold, values
@@ -77,7 +77,8 @@ class LosslessGate:
         }
         if broken:
             text = f"{len(broken)} of {len(every)} requests differ from plain decoding, first {_describe(*broken[0])}"
-            return Outcome(self.name, State.FAIL, numbers, message=text)
+            pair, index = broken[0]
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(pair.request.name, index))
         if not numbers["tokens"]:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was generated")
         exact = baseline.resolved["dtype"] == "float32"
@@ -86,7 +87,7 @@ class LosslessGate:
         numbers |= {"scored": sum(count for _, count, _ in scored), "score_nats": nats}
         if exact and nats > self.thresholds["score_nats"]:
             text = f"a log-probability of {worst} differs from the baseline's by {nats:.2g} nats"
-            return Outcome(self.name, State.FAIL, numbers, message=text)
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(worst))
         outcome = Outcome(self.name, State.PASS, numbers)
         if self.oracle is not None:
             outcome = self._against_oracle(every, numbers, self.oracle(target), exact)
@@ -112,7 +113,7 @@ class LosslessGate:
         if outcome.state is State.PASS and exact and worst > self.thresholds["oracle_nats"]:
             text = f"a log-probability of a prompt's token differs from the oracle's by {worst:.2g} nats"
             return Outcome(self.name, State.FAIL, numbers, message=text)
-        return Outcome(self.name, outcome.state, numbers, message=outcome.message)
+        return replace(outcome, numbers=numbers)
 
     def _against_rules(self, ruled: list[AnswerPair], outcome: Outcome, target: str, exact: bool) -> Outcome:
         """The baseline's tokens under logit rules must be what transformers' processors leave: greedy ones the best up
@@ -125,14 +126,15 @@ class LosslessGate:
                 behind = request.temperature == 0 and token.behind >= self.thresholds["tie_nats"]
                 if outcome.state is State.PASS and (behind or not token.kept):
                     text = f"the baseline of {request.name} breaks its logit rules at token {index}"
-                    return Outcome(self.name, State.FAIL, outcome.numbers, message=text)
+                    blame = Blame(request.name, index, got=base.output_ids)
+                    return Outcome(self.name, State.FAIL, outcome.numbers, message=text, blame=blame)
             checked += len(found)
             worst = max(worst, _apart([token.logprob for token in found], base.logprobs))
         numbers = {**outcome.numbers, "ruled_tokens": checked, "rule_nats": worst}
         if outcome.state is State.PASS and exact and worst > self.thresholds["oracle_nats"]:
             text = f"a log-probability of the baseline differs from that under its logit rules by {worst:.2g} nats"
             return Outcome(self.name, State.FAIL, numbers, message=text)
-        return Outcome(self.name, outcome.state, numbers, message=outcome.message)
+        return replace(outcome, numbers=numbers)
 
     def _against_oracle(
         self, every: list[AnswerPair], numbers: dict[str, Number], oracle: Oracle | None, exact: bool
@@ -152,7 +154,8 @@ class LosslessGate:
                 text = f"the baseline of {pair.request.name} differs from the transformers oracle at token {index}"
                 place = _place(pair, pair.baseline.output_ids, expected, index)
                 numbers |= {"oracle_tokens": checked, "first_divergence": f"the baseline's {place}"}
-                return Outcome(self.name, State.FAIL, numbers, message=text)
+                blame = Blame(pair.request.name, index, got=pair.baseline.output_ids, expected=tuple(expected))
+                return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
             same = min(len(expected), len(pair.baseline.output_ids)) if index is None else index
             if exact and len(pair.baseline.logprobs) < same:
                 text = f"the baseline of {pair.request.name} has no log-probabilities to compare with the oracle's"

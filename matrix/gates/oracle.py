@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.pairing import TIE_NATS, first_difference
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.margins import margins
@@ -49,7 +49,7 @@ class OracleGate:
             text = "the target has no transformers oracle continuations, so the baseline itself is unverified"
             return Outcome(self.name, State.NOT_MEASURED, message=text)
         answers = {answer.name: answer for answer in baseline.answers}
-        compared, ties, wrong = 0, [], []
+        compared, ties, wrong, blame = 0, [], [], None
         for request in baseline.requests:
             if not comparable(request):
                 continue
@@ -61,6 +61,7 @@ class OracleGate:
                     ties.append(f"{request.name}@{start + index}")
                     index = None
             if index is not None:
+                blame = blame or Blame(request.name, index, got=got, expected=expected[start:])
                 wrong.append(
                     f"{request.name} at token {start + index}: {got[index]} instead of {expected[start + index]}"
                 )
@@ -69,7 +70,7 @@ class OracleGate:
         }  # fmt: skip
         if wrong:
             text = f"plain decoding of {len(wrong)} requests differs from the transformers oracle, first {wrong[0]}"
-            return Outcome(self.name, State.FAIL, numbers, message=text)
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
         if not compared:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was compared with the oracle")
         return Outcome(self.name, State.PASS, numbers)

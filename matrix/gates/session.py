@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.refusals import refusal_fault
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.ledger import AuditError, Move, audit
@@ -66,9 +66,10 @@ class SessionGate:
             return Outcome(self.name, State.FAIL, numbers, message=fault)
         if apart:
             text = f"the prompt of {apart[0]} is not its history followed by its own tokens"
-            return Outcome(self.name, State.FAIL, numbers, message=text)
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(apart[0]))
         if faults:
-            return Outcome(self.name, State.FAIL, numbers, message=faults[0])
+            turn, text = faults[0]
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(turn))
         if not any(request.session is not None and request.session.follows is not None for request in run.requests):
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no session request continued another")
         return Outcome(self.name, State.PASS, numbers)
@@ -107,20 +108,20 @@ class Walk:
         self.span = span
         self.inherited = self.resumed = self.restored = self.rolled_back = self.lost = 0
 
-    def faults(self) -> Iterator[str]:
-        """A sentence for each turn that inherited or left a wrong number of positions."""
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """(turn, sentence) for each turn that inherited or left a wrong number of positions."""
         kept = 0
         for turn, queued in self.turns:
             if queued:
                 continue
             stays = list(self._stays(turn))
             if not stays and turn.output_ids:
-                yield f"{turn.name} produced tokens without a ledger account"
+                yield turn.name, f"{turn.name} produced tokens without a ledger account"
             for index, (begin, end) in enumerate(stays):
                 last = index == len(stays) - 1
                 if begin.operation == "resume":
                     self.restored += index > 0
-                    yield from self._found(turn, begin, kept)
+                    yield from ((turn.name, text) for text in self._found(turn, begin, kept))
                 else:
                     self.lost += bool(kept)
                 back = not last or turn.finish == "abort"
@@ -128,7 +129,7 @@ class Walk:
                 left = end.keep if end.operation == "hold" else 0
                 if left != expected and not (self.windowed and back and not left):
                     when = "" if last else " when it was retracted"
-                    yield f"{turn.name} left {left} KV positions{when}; expected {expected}"
+                    yield turn.name, f"{turn.name} left {left} KV positions{when}; expected {expected}"
                 kept = left
 
     def _found(self, turn: Answer, begin: Move, kept: int) -> Iterator[str]:

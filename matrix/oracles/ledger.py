@@ -16,7 +16,11 @@ CACHE: Final = -1
 
 
 class AuditError(Exception):
-    """A journal entry breaks a law of KV ownership; the message names it."""
+    """A journal entry breaks a law of KV ownership; the message names it. index: of the entry; account: its own."""
+
+    def __init__(self, message: str, index: int, account: int) -> None:
+        super().__init__(message)
+        self.index, self.account = index, account
 
 
 @dataclass(slots=True)
@@ -239,15 +243,17 @@ def audit(journal: Iterable[tuple[str, int, tuple[int, ...]]], pages: int, size:
     replayed = Audit(pages, size)
     for index, (operation, rid, numbers) in enumerate(journal):
         if operation not in replayed.operations:
-            raise AuditError(f"journal entry {index} has the unknown operation {operation!r}")
+            raise AuditError(f"journal entry {index} has the unknown operation {operation!r}", index, rid)
         if operation not in ("window", "open", "evict") and rid not in replayed.holdings:
-            raise AuditError(f"journal entry {index} ({operation}): account {rid} is not open")
+            raise AuditError(f"journal entry {index} ({operation}): account {rid} is not open", index, rid)
         if operation not in ("open", "resume", "close") and rid in replayed.holdings and replayed.holdings[rid].held:
-            raise AuditError(f"journal entry {index} ({operation}): account {rid} is held and was not resumed")
+            text = f"journal entry {index} ({operation}): account {rid} is held and was not resumed"
+            raise AuditError(text, index, rid)
         try:
             replayed.operations[operation](rid, tuple(numbers))
         except _BrokenLaw as broken:
-            raise AuditError(f"journal entry {index} ({operation}, account {rid}): {broken}") from None
+            text = f"journal entry {index} ({operation}, account {rid}): {broken}"
+            raise AuditError(text, index, rid) from None
     return replayed
 
 

@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import structs
+
 from specmatrix.errors import ConfigError, EngineBug
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.prepared_cell import PreparedCell
@@ -21,6 +23,7 @@ from specmatrix.reports.schema import (
     CellState,
     GateResult,
     ReasonRecord,
+    RedAsk,
     RewriteRecord,
     StartRecord,
 )
@@ -42,6 +45,7 @@ def judged(
     engine: RunningEngine | None = None,
     evidence: Mapping[str, int] | None = None,
     command: EngineCommand | None = None,
+    first_red: RedAsk | None = None,
 ) -> CellResult:
     """The record of a cell with gate outcomes; NOT MEASURED without any."""
     states = {outcome.state for outcome in outcomes}
@@ -51,7 +55,8 @@ def judged(
     elif State.NOT_MEASURED in states or not outcomes:
         state = "NOT MEASURED"
     error = None if outcomes else "no gate applied to this cell"
-    return record(prepared, state, engine, evidence, outcomes, error, command)
+    made = record(prepared, state, engine, evidence, outcomes, error, command)
+    return structs.replace(made, first_red=first_red)
 
 
 def crashed(prepared: PreparedCell, error: Exception) -> CellResult:

@@ -25,6 +25,7 @@ from specmatrix.matrix.gates.registry import GATES, applied_gates
 from specmatrix.matrix.gates.session_baseline import has_session_baseline
 from specmatrix.matrix.run.prepared_cell import PreparedCell, Workload, prepare
 from specmatrix.matrix.run.record import BaselineError, crashed, judged, record
+from specmatrix.matrix.run.red_ask import red_ask
 from specmatrix.matrix.run.waivers import waive
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess, start_engine
 from specmatrix.matrix.subjects.protocol import (
@@ -174,7 +175,7 @@ class Runner:
             if has_session_baseline(prepared.cell):
                 run = replace(run, session_baseline=self.baselines.run(prepared.session_baseline))
         outcomes = [gate.judge(prepared, run, baseline) for gate in self._applied(prepared.cell)]
-        return judged(prepared, outcomes, engine, run.evidence, command)
+        return judged(prepared, outcomes, engine, run.evidence, command, red_ask(run, baseline, outcomes))
 
     def _started(self, command: EngineCommand) -> RunningEngine:
         start = replace(command, asks=())

@@ -13,6 +13,7 @@ from markupsafe import escape as escape_html
 from specmatrix.reports import wording as text
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import pair_text
+from specmatrix.reports.render import red_ask
 
 # A comparison that prints to the terminal needs no templates, and Jinja2 takes 0.1 s to import.
 if TYPE_CHECKING:
@@ -95,12 +96,17 @@ def _environment(**settings: object) -> Environment:
     )
     made.filters |= {
         "build": text.build,
+        "columns": red_ask.columns,
+        "neighbour": red_ask.neighbour_text,
+        "pages": red_ask.pages_text,
+        "place": red_ask.place,
         "duration": text.duration,
         "failure": text.failure,
         "first_divergence": text.first_divergence,
         "machine": text.machine,
         "pair": pair_text,
         "provenance": text.provenance,
+        "repr": repr,
         "shorten": text.shorten,
         "signature": signature,
         "tone": tone,

@@ -16,6 +16,7 @@ from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import effective
 from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.lengths import positive
+from specmatrix.reports.neighbour import Neighbour, nearest
 from specmatrix.reports.render.markup import html, markdown
 from specmatrix.reports.render.plots import (
     Point,
@@ -44,6 +45,8 @@ from specmatrix.reports.wording import count, failure, shorten
 MOST_ROWS: Final = 4000
 MOST_RED: Final = 200
 _MOST_NOTE: Final = 300
+# Red cells that are compared with every green one.
+MOST_NEIGHBOURS: Final = 4
 
 
 class RewriteRow(NamedTuple):
@@ -67,7 +70,8 @@ class ChoiceRow(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RunView:
     """What every output about one run shows, computed once. `red` cells come first in `cells`, then waived ones, then
-    those that the subject does not support, then the rest in file order."""
+    those that the subject does not support, then the rest in file order. `neighbours` has the nearest green cell of
+    the first red ones."""
 
     header: Header
     summary: Summary
@@ -78,6 +82,7 @@ class RunView:
     factors: tuple[Factor, ...]
     rewrites: tuple[RewriteRow, ...]
     choices: tuple[ChoiceRow, ...]
+    neighbours: dict[str, Neighbour | None]
 
     @property
     def verdict(self) -> str:
@@ -134,6 +139,7 @@ def view(report: Report) -> RunView:
         factors=common_factors([_values(cell) for cell in judged], [_values(cell) for cell in passing]),
         rewrites=_rewrites(cells),
         choices=_choices(cells),
+        neighbours={cell.id: nearest(cell, passing) for cell in judged[:MOST_NEIGHBOURS]},
     )
 
 

@@ -10,8 +10,10 @@ from rich.markup import escape
 from specmatrix.reports.compare.cell_state import ChangeState, Comparison
 from specmatrix.reports.effective import pair_text
 from specmatrix.reports.render.markup import tone
+from specmatrix.reports.render.red_ask import ask_lines, neighbour_text
 from specmatrix.reports.render.run import RunView
 from specmatrix.reports.repro import as_called
+from specmatrix.reports.schema import CellResult
 from specmatrix.reports.summary import STATE_KEYS
 from specmatrix.reports.wording import build, count, duration, failure, first_divergence, shorten, shorten_rewrite
 
@@ -30,8 +32,8 @@ def print_run(run: RunView, console: Console) -> None:
         _say(console, f"[bold red]{escape(factor.text)}[/bold red]")
     for cell in run.red[:MOST]:
         _say(console, f"[red]{cell.state}[/red] [bold]{escape(cell.id)}[/bold]: {escape(shorten(failure(cell), 240))}")
-        if first_divergence(cell):
-            _say(console, f"  [dim]{escape(first_divergence(cell))}[/dim]")
+        for line in _evidence(cell, run):
+            _say(console, f"  [dim]{escape(line)}[/dim]")
         _say(console, f"  {escape(as_called(cell.repro))}")
     if len(run.red) > MOST:
         _say(console, f"… and {count(len(run.red) - MOST, 'more red cell')} in the report")
@@ -54,6 +56,14 @@ def print_run(run: RunView, console: Console) -> None:
         _say(console, f"[dim]rewritten in {count(cells, 'cell')}: {escape(text)}[/dim]")
     colour = "green" if run.verdict == "green" else "red"
     _say(console, f"[bold {colour}]{run.verdict}[/bold {colour}]: {run.outcome}")
+
+
+def _evidence(cell: CellResult, run: RunView) -> list[str]:
+    """What a red cell shows of its first red request, at most seven lines: in full for the run's first red cells."""
+    if cell.first_red is None or cell.id not in run.neighbours:
+        return [first_divergence(cell)] if first_divergence(cell) else []
+    found = run.neighbours[cell.id]
+    return ask_lines(cell.first_red) + ([] if found is None else [neighbour_text(found)])
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:

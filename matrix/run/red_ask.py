@@ -1,0 +1,157 @@
+"""Describes the first request that a red gate blames: texts, tokens around the break, round, journal and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from specmatrix.errors import described
+from specmatrix.matrix.gates.gate import Blame, Outcome, State
+from specmatrix.matrix.gates.pairing import first_difference
+from specmatrix.matrix.oracles.ledger import Audit, AuditError, audit
+from specmatrix.matrix.subjects.protocol import Answer, Run, Served
+from specmatrix.matrix.workloads.build import tokenizer
+from specmatrix.reports.schema import AskPages, RedAsk, Token
+
+# Tokens shown before the first wrong one, and from it on.
+BEFORE: Final = 4
+AFTER: Final = 8
+# Entries of the journal shown up to the step, and after it.
+ENTRIES_BEFORE: Final = 7
+ENTRIES_AFTER: Final = 3
+MOST_TEXT: Final = 2000
+
+Entry = tuple[str, int, tuple[int, ...]]
+
+
+class Settled(NamedTuple):
+    """Where the journal resolves a token: the entry, and the request's verify round (0 for its prefill)."""
+
+    entry: int
+    round: int
+
+
+def red_ask(run: Run, baseline: Run, outcomes: Sequence[Outcome]) -> RedAsk | None:
+    """The first request that a red outcome blames; None if none blames any."""
+    for outcome in outcomes:
+        if outcome.state is not State.PASS and outcome.blame is not None:
+            try:
+                return _described(outcome.gate, outcome.blame, run, baseline)
+            except Exception as error:  # a run with a defect may hold anything, and keeps its verdict
+                note = f"the request could not be described: {described(error)}"
+                return RedAsk(outcome.gate, outcome.blame.request, note=note)
+    return None
+
+
+def _described(gate: str, blame: Blame, run: Run, baseline: Run) -> RedAsk:
+    request = next(each for each in run.requests if each.name == blame.request)
+    mine, base = _answer(run, request.name), _answer(baseline, request.name)
+    got = blame.got if blame.got is not None else mine.output_ids if mine else ()
+    expected = blame.expected if blame.expected is not None else base.output_ids if base else ()
+    # The break, or the end of a request whose tokens are right.
+    at = blame.token if blame.token is not None else first_difference(got, expected)
+    middle = max(0, len(got) - 1) if at is None else at
+    first = max(0, middle - BEFORE)
+    found = RedAsk(
+        gate,
+        request.name,
+        prompt=_cut(request.prompt),
+        got=_cut(mine.text if mine and blame.got is None else decoded(got)),
+        expected=_cut(decoded(expected)),
+        token=at,
+        first=first,
+        got_tokens=tokens_of(got[first : middle + AFTER]),
+        expected_tokens=tokens_of(expected[first : middle + AFTER]),
+        lag=run.resolved.get("lag"),
+    )
+    served = next((one for one in run.served if one.name == request.name), None)
+    return found if served is None or run.journal is None else _with_journal(found, run.journal, served, middle)
+
+
+def _with_journal(found: RedAsk, journal: tuple[Sequence[Entry], int, int], served: Served, token: int) -> RedAsk:
+    """Add the round that resolved a token, the ledger's entries around it and the page table after it.
+
+    If an entry of the account breaks a law, the entries around that one and the page table before it.
+    """
+    entries, pages, size = journal
+    place = resolved_at(entries, size, served, token)
+    end = None if place is None else place.entry + 1
+    try:
+        table = audit(entries[:end], pages, size)
+    except AuditError as broken:
+        end = broken.index
+        table = audit(entries[:end], pages, size)
+        place = None
+    if end is None:
+        return found
+    own = [index for index, entry in enumerate(entries) if entry[1] == served.account]
+    shown = [index for index in own if index < end][-ENTRIES_BEFORE:] + [i for i in own if i >= end][:ENTRIES_AFTER]
+    return replace(
+        found,
+        round=None if place is None else place.round,
+        journal=tuple(f"{index} {entry_text(entries[index])}" for index in shown),
+        pages=_page_table(table, served.account),
+    )
+
+
+def resolved_at(entries: Sequence[Entry], size: int, served: Served, token: int) -> Settled | None:
+    """The entry that settles the step of a request's output token; None if there is none.
+
+    The prefill, and each one after a retraction, ends with a token of its own; a round adds what it accepts.
+    """
+    committed = emitted = rounds = 0
+    prefilling = True
+    for index, (operation, account, numbers) in enumerate(entries):
+        if account != served.account:
+            continue
+        if operation in ("open", "hold"):
+            committed = len(numbers) * size if operation == "open" else numbers[0]
+            prefilling = True
+        elif operation == "resume":
+            committed -= numbers[0]
+            prefilling = True
+        elif operation == "settle":
+            committed += numbers[0]
+            if prefilling and committed < served.prompt + emitted:
+                continue  # a chunk that is not the last
+            rounds += not prefilling
+            prefilling, emitted = False, committed - served.prompt + 1
+            if emitted > token:
+                return Settled(index, rounds)
+    return None
+
+
+def _page_table(table: Audit, account: int) -> AskPages | None:
+    holding = table.holdings.get(account)
+    if holding is None:
+        return None
+    return AskPages(table.size, tuple(holding.pages), holding.shared, holding.committed, tuple(holding.flights))
+
+
+def entry_text(entry: Entry) -> str:
+    """A journal entry as text: `reserve 8: pages 5, 6`."""
+    operation, _, numbers = entry
+    if operation in ("reserve", "hold", "donate"):
+        amount, *pages = numbers
+        return f"{operation} {amount}" + (f": pages {', '.join(map(str, pages))}" if pages else "")
+    return " ".join([operation, *map(str, numbers)])
+
+
+def tokens_of(ids: Sequence[int]) -> tuple[Token, ...]:
+    """Tokens with their texts."""
+    return tuple(Token(int(one), decoded([one])) for one in ids)
+
+
+def decoded(ids: Sequence[int]) -> str:
+    """The text of tokens, special ones included."""
+    return str(tokenizer().decode(list(ids), skip_special_tokens=False))
+
+
+def _answer(run: Run, name: str) -> Answer | None:
+    return next((answer for answer in run.answers if answer.name == name), None)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"

@@ -1,0 +1,101 @@
+"""The first request that a red cell blames, in words: what terminal, Markdown and page show alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Final, NamedTuple
+
+from specmatrix.reports.neighbour import Neighbour, Probe
+from specmatrix.reports.schema import AskPages, RedAsk, Token
+from specmatrix.reports.wording import count, shorten
+
+MOST_PROBES: Final = 6
+MOST_SPANS: Final = 8
+PROMPT: Final = 70
+
+
+class Column(NamedTuple):
+    """An output token of both sides; `apart`: they differ."""
+
+    place: int
+    expected: str
+    got: str
+    apart: bool
+
+
+def columns(ask: RedAsk) -> list[Column]:
+    """The tokens around the break, side by side; "" where a side has ended."""
+    pairs = zip_longest(ask.expected_tokens, ask.got_tokens)
+    return [Column(ask.first + i, _shown(one), _shown(other), one != other) for i, (one, other) in enumerate(pairs)]
+
+
+def place(ask: RedAsk) -> str:
+    """Where the request broke: `q6 at token 2, verify round 2, lag 1`."""
+    words = [ask.request if ask.token is None else f"{ask.request} at token {ask.token}"]
+    if ask.round is not None:
+        words.append(f"verify round {ask.round}" if ask.round else "prefill")
+    words += [] if ask.lag is None else [f"lag {ask.lag}"]
+    return ", ".join(words)
+
+
+def ask_lines(ask: RedAsk) -> list[str]:
+    """The request on a terminal, at most six lines."""
+    lines = [f"{place(ask)}: {shorten(ask.prompt, PROMPT)}" if ask.prompt else place(ask)]
+    rows = columns(ask)
+    if rows:
+        for side in ("expected", "got"):
+            marks = [">" if row.place == ask.token else "" for row in rows]
+            widths = [max(len(row.expected), len(row.got)) for row in rows]
+            words = [mark + getattr(row, side).ljust(wide) for mark, row, wide in zip(marks, rows, widths, strict=True)]
+            line = " ".join(words)
+            lines.append(f"  {side:<8}  {line}".rstrip())
+    if ask.pages is not None:
+        lines.append(f"  {pages_text(ask.pages)}")
+    if ask.journal:
+        lines.append(f"  journal: {'; '.join(ask.journal[-5:])}")
+    if ask.note:
+        lines.append(f"  {ask.note}")
+    return lines
+
+
+def pages_text(table: AskPages) -> str:
+    """`pages 1-10, 22 of 4 positions, 10 cached; 47 positions committed, 6 in flight`."""
+    cached = f", {table.cached} cached" if table.cached else ""
+    flying = f", {' + '.join(map(str, table.in_flight))} in flight" if table.in_flight else ""
+    of = count(table.page_size, "position")
+    return f"pages {spans(table.pages)} of {of}{cached}; {table.committed} positions committed{flying}"
+
+
+def spans(pages: Sequence[int]) -> str:
+    """Page numbers in order, with runs of neighbours as `5-8`; at most MOST_SPANS of the last ones."""
+    runs: list[list[int]] = []
+    for page in pages:
+        if runs and page == runs[-1][-1] + 1:
+            runs[-1].append(page)
+        else:
+            runs.append([page])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[-MOST_SPANS:]]
+    return ", ".join((["…"] if len(runs) > MOST_SPANS else []) + texts) or "none"
+
+
+def neighbour_text(found: Neighbour) -> str:
+    """The nearest green cell and the counters that only one of the two hit."""
+    axes = ", ".join(f"{name}={green}" for name, (_, green) in found.axes.items())
+    return f"nearest green cell {found.cell.id} ({axes}): {probes_text(found.probes)}"
+
+
+def probes_text(probes: Sequence[Probe]) -> str:
+    """Which counters were hit in one of two cells only."""
+    here, there = ([each for each in probes if bool(each.red) is side] for side in (True, False))
+    parts = [f"hit only here: {_named(here)}"] * bool(here) + [f"hit only there: {_named(there)}"] * bool(there)
+    return "; ".join(parts) or "the same counters were hit"
+
+
+def _named(probes: Sequence[Probe]) -> str:
+    words = [f"{each.counter} {each.red or each.green}" for each in probes[:MOST_PROBES]]
+    return ", ".join(words) + (f" and {len(probes) - MOST_PROBES} more" if len(probes) > MOST_PROBES else "")
+
+
+def _shown(token: Token | None) -> str:
+    return "" if token is None else repr(token.text)

@@ -1,0 +1,93 @@
+"""What a red cell tells of its first red request, in every output."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from specmatrix.reports.neighbour import nearest
+from specmatrix.reports.render.red_ask import ask_lines, neighbour_text, spans
+from specmatrix.reports.render.run import run_page, view
+from specmatrix.reports.render.terminal import print_run
+from specmatrix.reports.schema import AskPages, RedAsk, Token, TreeNode
+from specmatrix.reports.store import load
+
+from ..conftest import cell, write_cells
+
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
+
+ASK = RedAsk(
+    "lossless",
+    "q6",
+    prompt="Question: <b>How many?</b>",
+    got="It is <script>alert(1)</script>",
+    expected="It is 4",
+    token=1,
+    first=0,
+    got_tokens=(Token(5, "It"), Token(7, "<script>")),
+    expected_tokens=(Token(5, "It"), Token(6, " is"), Token(8, " 4")),
+    round=2,
+    lag=1,
+    journal=("40 launch 8", "41 settle 1"),
+    pages=AskPages(4, (1, 2, 3, 9), 2, 13, (8,)),
+    tree=(
+        TreeNode(-1, Token(5, "It"), Token(6, " is"), 1.5, True),
+        TreeNode(0, Token(7, "<i>"), Token(5, "It"), 0.25, False),
+    ),
+)
+AXES = {"algorithm": "eagle3", "topk": "4", "spec_version": "auto", "batch": "ragged"}
+RED = cell("eagle3.k4", state="FAIL", first_red=ASK, evidence={"tree.compacted": 3, "spec.accepted": 9})
+NEAR = cell("eagle3", axes=AXES | {"topk": "1"}, evidence={"spec.accepted": 9, "chain": 2})
+FAR = cell("none", axes=dict.fromkeys(AXES, "other"), evidence={"tree.compacted": 1})
+
+
+def shown(tmp_path) -> tuple[str, str]:
+    run = view(load(write_cells(tmp_path, [FAR, NEAR, RED])))
+    out = StringIO()
+    print_run(run, Console(file=out, width=200))
+    return out.getvalue(), run_page(run)
+
+
+def test_the_terminal_sets_the_tokens_side_by_side(tmp_path):
+    lines = shown(tmp_path)[0].splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("  q6 at token 1"))
+    assert lines[start : start + 6] == [
+        "  q6 at token 1, verify round 2, lag 1: Question: <b>How many?</b>",
+        "    expected  'It' >' is'      ' 4'",
+        "    got       'It' >'<script>'",
+        "    pages 1-3, 9 of 4 positions, 2 cached; 13 positions committed, 8 in flight",
+        "    journal: 40 launch 8; 41 settle 1",
+        "  nearest green cell eagle3 (topk=1): hit only here: tree.compacted 3; hit only there: chain 2",
+    ]
+
+
+def test_the_page_holds_all_of_it_and_escapes_it(tmp_path):
+    page = shown(tmp_path)[1]
+    for text in ("verify round 2, lag 1", "It is 4", "41 settle 1", "margin 0.25", "hit only there: chain 2"):
+        assert text in page, text
+    assert '<li class="accepted"><code>&#39;It&#39;</code>' in page
+    assert "<script>alert" not in page and "<b>How" not in page and "<i>" not in page.split("<script")[0]
+
+
+def test_the_nearest_green_cell_differs_in_the_fewest_axes():
+    found = nearest(RED, [FAR, NEAR])
+    assert found.cell.id == "eagle3" and found.axes == {"topk": ("4", "1")}
+    assert "tree.compacted 3" in neighbour_text(found)
+    assert nearest(RED, []) is None and nearest(RED, [cell(evidence={})]) is None
+
+
+def test_a_request_without_tokens_is_one_line_or_two():
+    assert ask_lines(RedAsk("ledger", "q1", note="it could not be shown")) == ["q1", "  it could not be shown"]
+
+
+@pytest.mark.parametrize(
+    ("pages", "text"),
+    [
+        ((), "none"),
+        ((4,), "4"),
+        ((1, 2, 3, 9, 10), "1-3, 9-10"),
+        (range(1, 40, 2), "…, 25, 27, 29, 31, 33, 35, 37, 39"),
+    ],
+)
+def test_pages_are_told_as_runs(pages, text: str):
+    assert spans(tuple(pages)) == text
