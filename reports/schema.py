@@ -138,7 +138,8 @@ class GateResult(ReportRecord, frozen=True, omit_defaults=True):
     """One gate on one cell.
 
     `numbers` are the measured values, `interval` the 95 % interval of the gate's main number (see the module
-    docstring), `message` one sentence if the gate does not pass.
+    docstring), `message` one sentence if the gate does not pass, `accept` the command that accepts what the gate found,
+    if that is wanted.
     """
 
     name: str
@@ -146,6 +147,7 @@ class GateResult(ReportRecord, frozen=True, omit_defaults=True):
     numbers: Mapping[str, Json] = field(default_factory=dict)
     interval: tuple[float, float] | None = None
     message: str = ""
+    accept: str = ""
 
     def __post_init__(self) -> None:
         check_numbers(self.name, self.numbers)
@@ -237,7 +239,8 @@ class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", t
 
     `start` is the engine start that it ran on; in a report's line it is the start line's id. `evidence` holds the
     engine's counters, as differences over the cell; a counter that it lacks is zero. `error` says in one sentence what
-    stopped a cell without a verdict, or why the subject does not support it. `first_red` is the first request that a
+    stopped a cell without a verdict, or why the subject does not support it; `verb` is the engine's operation that
+    raised it, `traceback` where. `first_red` is the first request that a
     red gate blames, None if none blames any. `seconds` is wall time.
     """
 
@@ -251,6 +254,8 @@ class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", t
     gates: tuple[GateResult, ...] = ()
     evidence: Mapping[str, Count] = field(default_factory=dict)
     error: str | None = None
+    verb: str = ""
+    traceback: str = ""
     first_red: RedAsk | None = None
     seconds: Seconds = 0.0
 

@@ -12,7 +12,7 @@ from specmatrix.matrix.gates.round_alignment import first_reach_mismatch, first_
 from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.ngram_replay import NgramReplay, ReplayError, Round
-from specmatrix.matrix.oracles.transformers import Combination, Oracle, oracle_index, oracle_of
+from specmatrix.matrix.oracles.transformers import Combination, Oracle, oracle_index, oracle_of, rewriting
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.reports.stats import ratio_change
@@ -117,7 +117,7 @@ class AcceptanceGate:
         oracle = self.oracle(cell.target)
         greedy = _adapted(cell, run, oracle) if cell.adapts else _fixed(cell, run, oracle)
         if isinstance(greedy, str):
-            return Outcome(self.name, State.NOT_MEASURED, message=greedy)
+            return Outcome(self.name, State.NOT_MEASURED, message=greedy, accept=rewriting(cell.target))
         steady = [pair for pair in greedy if not pair.retractions]
         # Another engine may draft less in front of a length limit, so its last round is not compared.
         mine = [pair.mine if self.exact else pair.mine[:-1] for pair in steady or greedy]
@@ -140,13 +140,15 @@ class AcceptanceGate:
             exact = self.exact and run.resolved["dtype"] == "float32"
             text = self._mismatches(greedy, numbers) if exact else ""
             blame = next(pair.blame() for pair in greedy if pair.mismatch() is not None) if text else None
-            return Outcome(self.name, State.FAIL if text else State.PASS, numbers, interval, text, blame)
+            if not text:
+                return Outcome(self.name, State.PASS, numbers, interval)
+            return Outcome(self.name, State.FAIL, numbers, interval, text, blame, rewriting(cell.target))
         text = (
             f"acceptance length {numbers['length']:.3f}, the oracle has {numbers['reference']:.3f}: "
             f"ratio {ends[0]:.3f} to {ends[1]:.3f} (95 % interval), allowed {low:g} to {high:g}"
         )
         first = next((pair for pair in greedy if pair.mismatch() is not None), greedy[0])
-        return Outcome(self.name, State.FAIL, numbers, interval, text, first.blame())
+        return Outcome(self.name, State.FAIL, numbers, interval, text, first.blame(), rewriting(cell.target))
 
     def _replayed(self, run: Run) -> Outcome:
         """Compare each round of every request, sampled or greedy, with a replay of the shared n-gram index."""

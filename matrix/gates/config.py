@@ -46,13 +46,14 @@ class ConfigGate:
         golden = expected(self.golden, prepared.cell, prepared.gpus > 0)
         if REFUSED in golden:
             text = f"the golden table expects a refusal ({golden[REFUSED]!r}), but the engine started"
-            return Outcome(self.name, State.FAIL, numbers, message=text)
+            return Outcome(self.name, State.FAIL, numbers, message=text, accept=REVIEW)
         for name in found:
             if name in DEPENDS and name not in golden:
-                return Outcome(self.name, State.NOT_MEASURED, numbers, message=_not_reviewed(prepared.cell, name))
+                text = _not_reviewed(prepared.cell, name)
+                return Outcome(self.name, State.NOT_MEASURED, numbers, message=text, accept=REVIEW)
             if found[name] != golden.get(name):
                 text = f"{name} is {found[name]!r}; the golden table expects {golden.get(name)!r}"
-                return Outcome(self.name, State.FAIL, numbers, message=text)
+                return Outcome(self.name, State.FAIL, numbers, message=text, accept=REVIEW)
         return Outcome(self.name, State.PASS, numbers)
 
     def judge_refusal(self, prepared: PreparedCell, error: ConfigError | None) -> Outcome:
@@ -70,10 +71,11 @@ class ConfigGate:
             return Outcome(self.name, State.FAIL, numbers, message=text)
         golden = expected(self.golden, prepared.cell)
         if not golden:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message=_not_reviewed(prepared.cell, REFUSED))
+            text = _not_reviewed(prepared.cell, REFUSED)
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message=text, accept=REVIEW)
         if golden.get(REFUSED) != predicted:
             text = f"the refusal {predicted!r} differs from the golden table's {golden.get(REFUSED)!r}"
-            return Outcome(self.name, State.FAIL, numbers, message=text)
+            return Outcome(self.name, State.FAIL, numbers, message=text, accept=REVIEW)
         return Outcome(self.name, State.PASS, numbers)
 
 

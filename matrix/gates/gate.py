@@ -39,7 +39,7 @@ class Blame:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One gate's result for one cell. `message` is one sentence, empty on PASS. blame: the first request at fault, None
-    if the cell as a whole is."""
+    if the cell as a whole is. accept: the command that accepts what the gate found, if it is wanted; "" for none."""
 
     gate: str
     state: State
@@ -47,6 +47,7 @@ class Outcome:
     interval: tuple[float, float] | None = None
     message: str = ""
     blame: Blame | None = None
+    accept: str = ""
 
 
 class Gate(Protocol):

@@ -16,7 +16,7 @@ from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_differen
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.logit_rules import RuledToken, ruled_tokens
 from specmatrix.matrix.oracles.prompt_scores import prompt_gap, prompt_scores
-from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of
+from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of, rewriting
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, RequestSpec, Run
 
@@ -91,6 +91,8 @@ class LosslessGate:
         outcome = Outcome(self.name, State.PASS, numbers)
         if self.oracle is not None:
             outcome = self._against_oracle(every, numbers, self.oracle(target), exact)
+            if outcome.state is not State.PASS:
+                outcome = replace(outcome, accept=rewriting(target))
         scored_prompts = [pair for pair in every if pair.request.prompt_logprobs >= 0]
         if scored_prompts:
             outcome = self._against_prompts(scored_prompts, outcome, target, exact)

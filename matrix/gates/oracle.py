@@ -11,7 +11,7 @@ from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.pairing import TIE_NATS, first_difference
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.margins import margins
-from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of
+from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of, rewriting
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, RequestSpec, Run
 
@@ -70,7 +70,8 @@ class OracleGate:
         }  # fmt: skip
         if wrong:
             text = f"plain decoding of {len(wrong)} requests differs from the transformers oracle, first {wrong[0]}"
-            return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
+            accept = rewriting(prepared.cell.target)
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame, accept=accept)
         if not compared:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was compared with the oracle")
         return Outcome(self.name, State.PASS, numbers)

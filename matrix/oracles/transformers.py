@@ -44,6 +44,11 @@ class Oracle:
         return () if index is None else self.logprobs[index]
 
 
+def rewriting(target: str) -> str:
+    """The command that computes a target's oracle again and writes its file."""
+    return f"python -m specmatrix.matrix.zoo.oracle {target}"
+
+
 def oracle_index(request: RequestSpec) -> int | None:
     """Index of a request's prompt in the oracle, by its name (in waves by its text); None if not included, or if logit
     rules give the request another text."""

@@ -14,6 +14,7 @@ from specmatrix.errors import ConfigError, EngineBug
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.run.tiers import repro
+from specmatrix.matrix.run.verb import traceback_of, verb_of
 from specmatrix.matrix.subjects.engine_process import EngineFailed
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine
 from specmatrix.reports.schema import (
@@ -64,11 +65,15 @@ def crashed(prepared: PreparedCell, error: Exception) -> CellResult:
     that failed in its own process or refused a command that its subject translated, else INFRA."""
     cause, part = (error.cause, "baseline: ") if isinstance(error, BaselineError) else (error, "")
     if isinstance(cause, EngineFailed) or (isinstance(cause, ConfigError) and prepared.subject != REFERENCE):
-        return record(prepared, "FAIL", error=f"{part}{cause}")
+        told = record(prepared, "FAIL", error=f"{part}{cause}")
+        if isinstance(cause, EngineFailed):
+            return structs.replace(told, verb=cause.verb, traceback=cause.traceback)
+        return structs.replace(told, traceback=traceback_of(cause))
     frames = traceback.extract_tb(cause.__traceback__)
     places = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames[: -LAST_FRAMES - 1 : -1]]
     text = f"{part}{type(cause).__name__}: {cause}, in {' < '.join(places)}"
-    return record(prepared, "FAIL" if isinstance(cause, EngineBug) else "INFRA", error=text)
+    told = record(prepared, "FAIL" if isinstance(cause, EngineBug) else "INFRA", error=text)
+    return structs.replace(told, verb=verb_of(cause), traceback=traceback_of(cause))
 
 
 def lost(prepared: PreparedCell, reason: str) -> CellResult:
@@ -119,4 +124,4 @@ def requested(command: EngineCommand) -> dict[str, Any]:
 
 def _gate(outcome: Outcome) -> GateResult:
     numbers = {name: "none" if number is None else number for name, number in outcome.numbers.items()}
-    return GateResult(outcome.gate, outcome.state.value, numbers, outcome.interval, outcome.message)
+    return GateResult(outcome.gate, outcome.state.value, numbers, outcome.interval, outcome.message, outcome.accept)

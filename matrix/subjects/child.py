@@ -17,7 +17,8 @@ from specmatrix.engine.exit_with_parent import exit_with_parent
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.subjects.protocol import Diverged, RunningEngine, Subject
 
-# Statuses of an answer: the result, the message of what refuses the command, a divergence of ranks, or a traceback.
+# Statuses of an answer: the result, the message of what refuses the command, a divergence of ranks, or the text of an
+# exception with its traceback.
 DONE: Final = "done"
 REFUSED: Final = "refused"
 DIVERGED: Final = "diverged"
@@ -48,7 +49,7 @@ def serve(connection: Connection) -> None:
             answer = (DIVERGED, found.agreement)
         except Exception as error:  # the engine's, which its cell reports
             traceback.print_exc()
-            answer = (FAILED, " ".join(f"{type(error).__name__}: {error}".split()))
+            answer = (FAILED, (" ".join(f"{type(error).__name__}: {error}".split()), traceback.format_exc()))
         sys.stdout.flush()
         connection.send(answer)
 

@@ -25,7 +25,12 @@ REWRITTEN: Final = "the subject reports that it runs another value"
 
 
 class EngineFailed(Exception):
-    """An engine crashed, hung or broke the protocol; the message ends with the end of its log."""
+    """An engine crashed, hung or broke the protocol; the message ends with the end of its log. verb: the call of the
+    protocol that failed; traceback: of the exception that it raised, "" if none."""
+
+    def __init__(self, message: str, verb: str = "", traceback: str = "") -> None:
+        super().__init__(message)
+        self.verb, self.traceback = verb, traceback
 
 
 class EngineProcess(RunningEngine):
@@ -89,7 +94,7 @@ class EngineProcess(RunningEngine):
             got, due = [answer.name for answer in answers], [ask.id for ask in asks]
             wrong = f"the answers must have the asks' ids in order, {due!r:.60}, got {got!r:.60}"
         if wrong:
-            raise self._failure(wrong)
+            raise self._failure(wrong, "generate")
         return list(answers)
 
     def readback(self) -> Mapping[str, Any]:
@@ -131,12 +136,12 @@ class EngineProcess(RunningEngine):
         try:
             self._connection.send((method, arguments))
             if not self._connection.poll(limit):
-                raise self._failure(f"{method} took more than {limit:g} s")
+                raise self._failure(f"{method} took more than {limit:g} s", method)
             status, result = self._connection.recv()
         except (EOFError, OSError):
             code = self._process.wait(EXIT_SECONDS)
             how = "closed its connection" if code is None else f"ended with status {code}"
-            raise self._failure(f"the engine {how} during {method}") from None
+            raise self._failure(f"the engine {how} during {method}", method) from None
         if status == DONE:
             return result
         if status == DIVERGED:
@@ -144,13 +149,14 @@ class EngineProcess(RunningEngine):
         if status == REFUSED and method == "start":
             raise ConfigError(result)
         assert status in (FAILED, REFUSED)
-        raise self._failure(f"{method} failed with {result}")
+        said, trace = result if status == FAILED else (result, "")
+        raise self._failure(f"{method} failed with {said}", method, trace)
 
-    def _failure(self, text: str) -> EngineFailed:
+    def _failure(self, text: str, verb: str, trace: str = "") -> EngineFailed:
         """The error, after the process has ended and its log is whole."""
         self.stop()
         log = self._process.output_end(OUTPUT_TAIL)
-        return EngineFailed(f"{text}; " + (f"end of its log:\n{log}" if log else "its log is empty"))
+        return EngineFailed(f"{text}; " + (f"end of its log:\n{log}" if log else "its log is empty"), verb, trace)
 
     def pause(self) -> None:
         """Suspend the process, so that it never answers."""

@@ -34,6 +34,9 @@ def print_run(run: RunView, console: Console) -> None:
         _say(console, f"[red]{cell.state}[/red] [bold]{escape(cell.id)}[/bold]: {escape(shorten(failure(cell), 240))}")
         for line in _evidence(cell, run):
             _say(console, f"  [dim]{escape(line)}[/dim]")
+        for gate in cell.gates:
+            if gate.accept:
+                _say(console, f"  [dim]if {gate.name} should change: {escape(gate.accept)}[/dim]")
         _say(console, f"  {escape(as_called(cell.repro))}")
     if len(run.red) > MOST:
         _say(console, f"… and {count(len(run.red) - MOST, 'more red cell')} in the report")
@@ -60,6 +63,8 @@ def print_run(run: RunView, console: Console) -> None:
 
 def _evidence(cell: CellResult, run: RunView) -> list[str]:
     """What a red cell shows of its first red request, at most seven lines: in full for the run's first red cells."""
+    if cell.verb:
+        return [f"raised in {cell.verb}; the whole traceback is in the report"]
     if cell.first_red is None or cell.id not in run.neighbours:
         return [first_divergence(cell)] if first_divergence(cell) else []
     found = run.neighbours[cell.id]

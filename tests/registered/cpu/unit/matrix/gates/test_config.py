@@ -138,6 +138,7 @@ def test_a_different_reviewed_outcome_fails(measured):
     outcome = ConfigGate(golden=saying("spec_version", "v1: slower is safer")).judge(*measured(CELL))
     assert outcome.state is State.FAIL
     assert outcome.message == "spec_version is 'as asked'; the golden table expects 'v1: slower is safer'"
+    assert outcome.accept.endswith("golden/test_outcomes.py --force-regen")
     outcome = ConfigGate(golden=saying(REFUSED, "not today")).judge(*measured(CELL))
     assert outcome.message == "the golden table expects a refusal ('not today'), but the engine started"
 

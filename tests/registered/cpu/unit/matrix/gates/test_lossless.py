@@ -81,6 +81,8 @@ def test_a_baseline_that_leaves_the_oracle_fails(measured, gate):
     )
     assert outcome.state is State.FAIL
     assert outcome.message == f"the baseline of {run.requests[0].name} differs from the transformers oracle at token 2"
+    assert outcome.accept == "python -m specmatrix.matrix.zoo.oracle llama-mini"
+    assert outcome.blame is not None and (outcome.blame.request, outcome.blame.token) == (run.requests[0].name, 2)
     place = str(outcome.numbers["first_divergence"])
     assert place.startswith(f"the baseline's {run.requests[0].name} at token 2: ") and " instead of " in place
 

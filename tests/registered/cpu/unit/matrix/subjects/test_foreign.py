@@ -84,6 +84,8 @@ def test_a_failure_of_the_engine_is_the_red_of_its_cell_alone(fault, error):
     with running(ReplaySubject(fault)) as runner:
         found = runner.run_cell(DRAFTED)
         assert found.state == "FAIL" and found.error is not None and found.error.startswith(error)
+        assert found.verb == ("" if fault == "refuse" else "generate")
+        assert ("a wire came loose" in found.traceback) is (fault == "raise")
         assert runner.run_cell(Cell()).state == "PASS"
 
 

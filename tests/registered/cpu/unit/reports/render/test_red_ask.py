@@ -9,7 +9,7 @@ from specmatrix.reports.neighbour import nearest
 from specmatrix.reports.render.red_ask import ask_lines, neighbour_text, spans
 from specmatrix.reports.render.run import run_page, view
 from specmatrix.reports.render.terminal import print_run
-from specmatrix.reports.schema import AskPages, RedAsk, Token, TreeNode
+from specmatrix.reports.schema import AskPages, GateResult, RedAsk, Token, TreeNode
 from specmatrix.reports.store import load
 
 from ..conftest import cell, write_cells
@@ -67,6 +67,18 @@ def test_the_page_holds_all_of_it_and_escapes_it(tmp_path):
         assert text in page, text
     assert '<li class="accepted"><code>&#39;It&#39;</code>' in page
     assert "<script>alert" not in page and "<b>How" not in page and "<i>" not in page.split("<script")[0]
+
+
+def test_an_error_shows_its_verb_and_traceback_and_a_golden_the_command_that_accepts_it(tmp_path):
+    crashed = cell("none.p4", state="INFRA", error="LedgerError: no", verb="settle", traceback="Traceback <b>\n  File")
+    golden = GateResult("config", "FAIL", message="topk is 4", accept="python -m pytest golden --force-regen")
+    run = view(load(write_cells(tmp_path, [crashed, cell("ngram", gates=(golden,))])))
+    out = StringIO()
+    print_run(run, Console(file=out, width=200))
+    assert "  raised in settle; the whole traceback is in the report\n" in out.getvalue()
+    assert "  if config should change: python -m pytest golden --force-regen\n" in out.getvalue()
+    page = run_page(run)
+    assert "<pre>Traceback &lt;b&gt;\n  File</pre>" in page and "<code>python -m pytest golden --force-regen" in page
 
 
 def test_the_nearest_green_cell_differs_in_the_fewest_axes():

@@ -1,0 +1,48 @@
+"""The engine's operation that an exception came from, read from its traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from traceback import TracebackException, extract_tb
+from typing import Final
+
+from specmatrix import HOME
+
+# Characters kept of a traceback: its end, where the cause is.
+LONGEST: Final = 20_000
+# The end of a file's path -> function -> the verb; the innermost frame that has one wins.
+VERBS: Final[Mapping[str, Mapping[str, str]]] = {
+    "engine/core/memory/ledger.py": {
+        name: name
+        for name in (
+            "open", "reserve", "cover", "launch", "settle", "slide", "cancel", "donate", "hold", "resume", "close",
+            "evict", "check",
+        )
+    },
+    "engine/core/schedule/scheduler.py": {"plan": "schedule"},
+    "engine/loop.py": {"_launch": "launch", "_collect": "collect", "_resolve": "resolve"},
+    "engine/device_step.py": {"_prefill": "prefill"},
+    "engine/spec/verify.py": {"verify": "verify"},
+    "engine/api.py": {"__init__": "start", "add": "add"},
+    "matrix/subjects/in_process.py": {"launch": "start", "generate": "generate"},
+}  # fmt: skip
+# Of any drafter, wherever it is defined.
+HOOKS: Final = ("prime", "propose", "absorb")
+
+
+def verb_of(error: BaseException) -> str:
+    """The verb at fault, "" if no frame of the traceback is one."""
+    for frame in reversed(extract_tb(error.__traceback__)):
+        if frame.name in HOOKS:
+            return frame.name
+        for path, verbs in VERBS.items():
+            if Path(frame.filename).as_posix().endswith(path) and frame.name in verbs:
+                return verbs[frame.name]
+    return ""
+
+
+def traceback_of(error: BaseException) -> str:
+    """The whole traceback with its causes, paths inside the packages from their root on."""
+    text = "".join(TracebackException.from_exception(error).format()).replace(f"{HOME}/", "")
+    return text if len(text) <= LONGEST else f"…{text[1 - LONGEST :]}"
