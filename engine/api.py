@@ -413,6 +413,12 @@ class LLM:
         if rid in self.loop.scheduler.requests:
             self.loop.abandon(rid)
 
+    def flush_cache(self) -> int:
+        """Empty the prefix cache of what no request or session uses; the number of freed pages."""
+        with self._inside():
+            cache = self.loop.scheduler.cache
+            return cache.evict(len(cache.nodes))
+
     @property
     def health(self) -> str:
         """Why the engine accepts no more calls; "ok" while it does."""

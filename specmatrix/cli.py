@@ -166,6 +166,40 @@ def generate(
 
 
 @app.command(context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
+def serve(
+    words: Annotated[list[str] | None, typer.Argument(metavar="", hidden=True)] = None,
+    host: Annotated[str, typer.Option(help="address to listen on; this one is of this machine only")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on; 0: a free one, which is printed")] = 30000,
+    api_key: Annotated[str | None, typer.Option(help="key that every client must send as a bearer token")] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="the model's name in OpenAI's API; default: --model-path")
+    ] = None,
+    max_queued_requests: Annotated[int, typer.Option(help="requests that wait; further ones get status 429")] = 128,
+    max_connections: Annotated[int, typer.Option(help="HTTP requests at once; further ones get status 429")] = 512,
+    max_body_bytes: Annotated[int, typer.Option(help="longest body; a longer one gets status 413")] = 4 * 2**20,
+    drain_seconds: Annotated[float, typer.Option(help="how long running requests may last after a signal")] = 60.0,
+    threads: Annotated[int, typer.Option(help="compute threads")] = 1,
+    speculative_algorithm_file: Annotated[
+        Path | None, typer.Option(help="a Python file that registers a custom algorithm")
+    ] = None,
+) -> int:
+    """Serve a model over HTTP: SGLang's native endpoints and OpenAI's."""
+    from specmatrix.matrix.cli.commands.serve import serve as serve_model
+
+    options = {
+        "host": host,
+        "port": port,
+        "key": api_key,
+        "model": served_model_name,
+        "max_queued_requests": max_queued_requests,
+        "max_connections": max_connections,
+        "max_body_bytes": max_body_bytes,
+        "drain_seconds": drain_seconds,
+    }
+    return serve_model(words or [], speculative_algorithm_file, threads, options)
+
+
+@app.command(context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
 def contract(
     algorithm: Annotated[
         list[str] | None,

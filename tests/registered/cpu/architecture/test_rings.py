@@ -25,6 +25,7 @@ RINGS = {
     "engine/device": DEVICE | TENSORS,
     "engine/models": DEVICE | TENSORS,
     "engine/spec": SPEC | TENSORS,
+    "engine/server": SPEC | {"engine", "fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client", "jinja2"},
     "engine": SPEC | TENSORS | {"engine"},
 }
 # The clock, the environment and the world outside have no place where everything must replay.

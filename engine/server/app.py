@@ -1,0 +1,152 @@
+"""The application, and the process that serves it until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import current_thread, main_thread
+from typing import Final
+
+import uvicorn
+from fastapi import FastAPI
+
+from specmatrix import __version__
+from specmatrix.engine.api import LLM
+from specmatrix.engine.server.chat_template import ChatTemplate
+from specmatrix.engine.server.engine_thread import EngineThread
+from specmatrix.engine.server.limits import Limits
+from specmatrix.engine.server.metrics import ServerMetrics, metrics_router
+from specmatrix.engine.server.native import native_router
+from specmatrix.engine.server.openai_routes import openai_router
+from specmatrix.engine.server.refusals import install
+from specmatrix.errors import ConfigError, shown
+
+MEBIBYTE: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How a server is reached and what it accepts.
+
+    port 0: a free one. key: asked of clients, None for none. model: the name under which the model is served.
+    max_queued_requests: beside the running ones. max_connections: HTTP requests at once. drain_seconds: for requests
+    that still run after a signal.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 30000
+    key: str | None = None
+    model: str | None = None
+    max_queued_requests: int = 128
+    max_connections: int = 512
+    max_body_bytes: int = 4 * MEBIBYTE
+    drain_seconds: float = 60.0
+
+    def check(self) -> None:
+        """ConfigError on a value that cannot be served."""
+        for name, value, least, most in (
+            ("port", self.port, 0, 65535),
+            ("max-queued-requests", self.max_queued_requests, 0, 10**6),
+            ("max-connections", self.max_connections, 1, 10**6),
+            ("max-body-bytes", self.max_body_bytes, 1, 2**40),
+            ("drain-seconds", self.drain_seconds, 0, 10**6),
+        ):
+            if not least <= value <= most:
+                raise ConfigError(f"--{name} is {shown(value)}; allowed: {least} to {most}")
+        if self.key == "":
+            raise ConfigError("--api-key is empty; give a key, or leave the option out")
+        if self.key is not None and not (self.key.isascii() and self.key.isprintable() and " " not in self.key):
+            raise ConfigError("--api-key has characters that a header cannot hold; allowed: printable ASCII, no blanks")
+
+
+def application(llm: LLM, folder: Path, options: ServerOptions) -> tuple[FastAPI, EngineThread]:
+    """The application over a loaded engine, and its engine thread, which `Server` starts and stops."""
+    model = options.model or llm.resolved.model_path
+    engine = EngineThread(llm, options.max_queued_requests)
+    app = FastAPI(title="specmatrix", version=__version__, docs_url=None, redoc_url=None)
+    install(app)
+    app.include_router(native_router(engine, llm.resolved.model_path))
+    app.include_router(openai_router(engine, model, ChatTemplate(folder)))
+    app.include_router(metrics_router(ServerMetrics(engine, model)))
+    app.add_middleware(
+        Limits, key=options.key, most_bytes=options.max_body_bytes, most_requests=options.max_connections
+    )
+    return app, engine
+
+
+class Server(uvicorn.Server):
+    """Stops accepting at the first SIGINT or SIGTERM and ends once every answer is sent; stops at once at the second.
+
+    force: the number of the second one.
+    """
+
+    def __init__(self, config: uvicorn.Config, engine: EngineThread) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self.force: int | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until `stop`, and end the engine's thread."""
+        self._engine.start()
+        try:
+            await super().serve(sockets)
+        finally:
+            await self._engine.stop(waits=self.force is None)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if current_thread() is not main_thread():  # which alone receives signals
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.getsignal(number) for number in numbers}
+        for number in numbers:
+            loop.add_signal_handler(number, self.stop, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+                signal.signal(number, before[number])
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Drain; at once, if it drains already."""
+        if self.should_exit:
+            self.force_exit, self.force = True, number
+            return
+        self.should_exit = self._engine.stopping = True
+        print(f"draining {self._engine.load} requests; a second signal stops at once", file=sys.stderr, flush=True)
+
+
+def bind(options: ServerOptions) -> socket.socket:
+    """A listening socket. ConfigError if the address cannot be used."""
+    try:
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        bound = socket.create_server((options.host, options.port), family=family, backlog=2048)
+    except (OSError, UnicodeError) as error:
+        number = getattr(error, "errno", None) or 0
+        why = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot listen on {shown(options.host)}, port {options.port}: {why}") from None
+    bound.setblocking(False)
+    return bound
+
+
+def server(app: FastAPI, engine: EngineThread, options: ServerOptions) -> Server:
+    """A server that has not started."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=max(1, int(options.drain_seconds)),
+    )
+    return Server(config, engine)

@@ -1,0 +1,344 @@
+"""One engine in a thread of its own, and the requests of an asyncio event loop that it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import monotonic
+from typing import Any, Final, TypeVar
+from uuid import uuid4
+
+from specmatrix.engine.api import LLM, Output, Prompt
+from specmatrix.engine.core.schedule.request import Phase, Request, SamplingParams
+from specmatrix.engine.core.schedule.session import SessionParams
+from specmatrix.engine.core.schedule.stop_rules import readable
+from specmatrix.engine.server.refusals import Busy, Stopping
+from specmatrix.errors import EngineError, RequestError, described, shown
+
+log = logging.getLogger("specmatrix.server")
+
+# How often an idle engine closes sessions that exceeded their timeout.
+IDLE_SECONDS: Final = 1.0
+# Each open session keeps its tokens, so their number is limited.
+MOST_SESSIONS: Final = 1024
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTurn:
+    """Session parameters as HTTP clients write them: `rid` is a request's name."""
+
+    id: str
+    rid: str | None = None
+    offset: int = 0
+    replace: bool = False
+    drop_previous_output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One completion of one prompt. name: the request's name (SGLang's rid), None for a new one. drops: its output is
+    not wanted, as with SGLang's max_new_tokens 0."""
+
+    prompt: Prompt
+    params: SamplingParams
+    name: str | None = None
+    session: SessionTurn | None = None
+    streams: bool = False
+    drops: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A queued request, read by the event loop.
+
+    name: "" if it was refused with others of its batch. text, tokens: what has been produced so far, written only if it
+    streams. output: its result, once it has ended. began, first, ended: seconds of the monotonic clock.
+    """
+
+    name: str
+    rid: int
+    request: Request
+    streams: bool
+    text: str = ""
+    tokens: int = 0
+    output: Output | None = None
+    began: float = field(default_factory=monotonic)
+    first: float | None = None
+    ended: float = 0.0
+    _moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def wake(self) -> None:
+        """Wake the reader. Called by the event loop only."""
+        self._moved.set()
+
+    async def moved(self) -> None:
+        """Wait until there is something new to read: a slow reader gets more at once."""
+        await self._moved.wait()
+        self._moved.clear()
+
+    async def done(self) -> Output:
+        """The result, once the request has ended."""
+        while self.output is None:
+            await self.moved()
+        return self.output
+
+
+class EngineThread:
+    """Runs an engine's steps while requests are open.
+
+    Its methods belong to one event loop; only the thread calls the engine. most_queued: requests that may wait beside
+    the running ones; one more is Busy.
+    """
+
+    def __init__(self, llm: LLM, most_queued: int) -> None:
+        self.resolved, self.tokenizer, self.vocab_size = llm.resolved, llm.tokenizer, llm.vocab_size
+        self.most = llm.resolved.max_running_requests + most_queued
+        self.stopping = False
+        self.open: dict[str, Ticket] = {}  # by name
+        self.on_end: Callable[[Ticket], None] = lambda ticket: None
+        self._reserved = 0  # requests on their way to the thread
+        self._names: set[str] = set()
+        self._llm = llm
+        self._tickets: dict[int, Ticket] = {}  # the thread's own
+        self._turns: dict[str, dict[str, int]] = {}  # the thread's own: session to the rids of its named requests
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; called within the event loop that will call the other methods."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self, waits: bool = True) -> None:
+        """Abort what is still open, close the sessions, and end the thread. waits: otherwise only tell it to end."""
+        self.stopping = True
+        if not waits:
+            self._calls.put(None)
+            return
+        self.abort([*self.open.values()])
+        while self.open:
+            await next(iter(self.open.values())).done()
+        if self.health == "ok":
+            await self.call(lambda llm: [llm.close_session(name) for name in [*llm.sessions.sessions]])
+        self._calls.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    @property
+    def load(self) -> int:
+        """Requests that have not ended."""
+        return len(self.open) + self._reserved
+
+    @property
+    def health(self) -> str:
+        """Why the engine accepts no more calls; "ok" while it does."""
+        return self._llm.health if self._thread.is_alive() else "the engine's thread has ended"
+
+    async def call(self, function: Callable[[LLM], Result]) -> Result:
+        """A function of the engine, called by its thread between two steps."""
+        return await asyncio.wrap_future(self._post(lambda: function(self._llm)))
+
+    async def submit(self, asked: Sequence[Asked]) -> list[Ticket]:
+        """Queue requests, all or none. RequestError for one that cannot run, Busy or Stopping where none is accepted.
+
+        If the caller is cancelled, they are aborted.
+        """
+        if self.stopping:
+            raise Stopping("the server is shutting down and accepts no more requests")
+        if self.load + len(asked) > self.most:
+            raise Busy(
+                f"{self.load} requests are running or queued and {len(asked)} more do not fit; allowed: {self.most} "
+                "(max_running_requests + --max-queued-requests)"
+            )
+        names = [one.name or uuid4().hex for one in asked]
+        taken = next((name for i, name in enumerate(names) if name in self._names or name in names[:i]), None)
+        if taken is not None:
+            raise RequestError(f"rid {shown(taken)} belongs to a request that has not ended; choose another one")
+        self._names.update(names)
+        self._reserved += len(asked)
+        future = self._post(lambda: self._add(names, asked))
+        future.add_done_callback(lambda done: self._send(self._accept, names, done))
+        waiting = asyncio.wrap_future(future)
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            waiting.add_done_callback(lambda done: done.exception() or self.abort(done.result()))
+            raise
+
+    def _accept(self, names: Sequence[str], added: Future[list[Ticket]]) -> None:
+        self._reserved -= len(names)
+        if added.exception() is not None:
+            self._names.difference_update(names)
+        else:
+            self.open.update((ticket.name, ticket) for ticket in added.result())
+
+    def abort(self, tickets: Sequence[Ticket]) -> None:
+        """Stop requests that still run; each ends with what it has."""
+        for rid in [ticket.rid for ticket in tickets if ticket.output is None]:
+            self._post(lambda rid=rid: self._llm.abort(rid))
+
+    def _post(self, function: Callable[[], Result]) -> Future[Result]:
+        future: Future[Result] = Future()
+
+        def answer() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._calls.put(answer)
+        return future
+
+    def _send(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call a function in the event loop, unless that is closed."""
+        with suppress(RuntimeError):
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _run(self) -> None:
+        """The thread: calls and steps in turn."""
+        busy = False
+        while True:
+            try:
+                while (call := self._calls.get(block=not busy, timeout=IDLE_SECONDS)) is not None:
+                    call()
+                    busy = busy or bool(self._tickets)
+                return
+            except Empty:
+                pass
+            busy = self._step()
+            self._publish()
+
+    def _step(self) -> bool:
+        if self._llm.health != "ok":
+            return False
+        try:
+            return self._llm.step()
+        except Exception as error:  # the engine is broken, and its requests have ended with an error
+            log.error("the engine broke: %s", described(error), exc_info=error)
+            return False
+
+    def _publish(self) -> None:
+        """Show the event loop what its requests have produced."""
+        moved, ended, now = [], [], monotonic()
+        for rid, ticket in list(self._tickets.items()):
+            request = ticket.request
+            count = len(request.output)
+            if count and ticket.first is None:
+                ticket.first = now
+            if request.phase is Phase.DONE:
+                ticket.ended = now
+                ticket.output = self._llm.take(rid)
+                del self._tickets[rid]
+                if ticket.name:
+                    ended.append(ticket)
+            elif ticket.streams and count > ticket.tokens:
+                ticket.text, ticket.tokens = readable(request), count
+                moved.append(ticket)
+        if moved or ended:
+            self._send(self._wake, moved, ended)
+
+    def _wake(self, moved: list[Ticket], ended: list[Ticket]) -> None:
+        for ticket in ended:
+            self._names.remove(ticket.name)
+            del self.open[ticket.name]
+            self.on_end(ticket)
+        for ticket in (*moved, *ended):
+            ticket.wake()
+
+    def _add(self, names: Sequence[str], asked: Sequence[Asked]) -> list[Ticket]:
+        tickets: list[Ticket] = []
+        try:
+            for name, one in zip(names, asked, strict=True):
+                turn = None if one.session is None else self._turn(one.session)
+                rid = self._llm.add(one.prompt, one.params, turn)
+                if one.session is not None:
+                    self._turns.setdefault(one.session.id, {})[name] = rid
+                tickets.append(Ticket(name, rid, self._llm.request(rid), one.streams))
+        except BaseException:
+            for ticket in tickets:
+                self._llm.abort(ticket.rid)
+                ticket.name = ""  # nobody waits for it
+                self._tickets[ticket.rid] = ticket
+            raise
+        self._tickets.update((ticket.rid, ticket) for ticket in tickets)
+        return tickets
+
+    def _turn(self, turn: SessionTurn) -> SessionParams:
+        """The engine's parameters. RequestError if `rid` names no request of the session."""
+        session = self._llm.sessions.sessions.get(turn.id)
+        rid = None
+        if turn.rid is not None and session is not None and not session.streaming:
+            rid = self._turns.get(turn.id, {}).get(turn.rid)
+            if rid not in session.tree:
+                raise RequestError(
+                    f"session {shown(turn.id)} has no request {shown(turn.rid)}; allowed: the rid of one of its "
+                    "requests, or null for a fresh start"
+                )
+        return SessionParams(turn.id, rid, turn.offset, turn.replace, turn.drop_previous_output)
+
+    async def open_session(self, capacity: int, name: str | None, streaming: bool, timeout: float | None) -> str:
+        """As LLM.open_session. Busy if too many are open."""
+
+        def opened(llm: LLM) -> str:
+            known = llm.sessions.sessions
+            if len(known) >= MOST_SESSIONS:
+                raise Busy(f"{len(known)} sessions are open; allowed: {MOST_SESSIONS}, so close one first")
+            self._turns = {session: turns for session, turns in self._turns.items() if session in known}
+            return llm.open_session(capacity, name, streaming, timeout)
+
+        return await self.call(opened)
+
+    async def close_session(self, name: str) -> None:
+        """As LLM.close_session."""
+
+        def closed(llm: LLM) -> None:
+            llm.close_session(name)
+            self._turns.pop(name, None)
+
+        await self.call(closed)
+
+    async def flush_cache(self) -> int:
+        """Empty the prefix cache; the number of freed pages. RequestError while requests are open."""
+        if self.load:
+            raise RequestError(
+                f"the cache cannot be flushed while {self.load} requests are running or queued; wait for their end"
+            )
+        return await self.call(lambda llm: llm.flush_cache())
+
+    async def memory(self) -> dict[str, int]:
+        """KV pages in all, free, cached and in open accounts (requests and sessions)."""
+
+        def read(llm: LLM) -> dict[str, int]:
+            ledger = llm.loop.scheduler.ledger
+            free, cached = len(ledger.free), ledger.cached
+            held = ledger.num_pages - free - cached
+            return {"pages": ledger.num_pages, "free": free, "cached": cached, "held": held}
+
+        return await self.call(read)
+
+    async def state(self) -> dict[str, Any]:
+        """What runs, read from the running components."""
+
+        def read(llm: LLM) -> dict[str, Any]:
+            return {
+                "readback": llm.readback(),
+                "counters": llm.counters,
+                "running": len(llm.loop.scheduler.active),
+                "queued": len(llm.loop.scheduler.waiting),
+                "sessions": len(llm.sessions.sessions),
+            }
+
+        return await self.call(read)
+
+
+def failure(output: Output) -> EngineError | None:
+    """The error that ended a request, None if none did."""
+    return EngineError(output.finish.message or "") if output.finish.reason == "error" else None

@@ -1,0 +1,356 @@
+"""SGLang's native endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Final
+from uuid import uuid4
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import Field
+
+from specmatrix import __version__
+from specmatrix.engine.api import Output, Prompt
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.server.engine_thread import Asked, EngineThread, SessionTurn, Ticket, failure
+from specmatrix.engine.server.refusals import NativeErrorBody, Stopping, body_of, documented
+from specmatrix.engine.server.responses import DONE, EventStream, event, finished, merged, number
+from specmatrix.engine.server.sampling import NATIVE_ABSENT, Body, NativeSampling, TokenId, engine_params, refuse
+from specmatrix.errors import RequestError
+
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
+Flags = bool | list[bool]
+Integers = int | list[int]
+# Inputs that this engine has no counterpart of.
+ABSENT: Final = ("input_embeds", "image_data", "audio_data", "video_data", "lora_path", "token_ids_logprob")
+PROBE: Final = SamplingParams(max_new_tokens=1)
+
+
+class SessionField(Body):
+    """SGLang's session_params."""
+
+    id: Name
+    rid: Name | None = None
+    offset: int | None = None
+    replace: bool | None = None
+    drop_previous_output: bool | None = None
+
+
+class GenerateBody(Body):
+    """The body of /generate; lists make a batch."""
+
+    text: str | list[str] | None = None
+    input_ids: list[TokenId] | list[list[TokenId]] | None = None
+    sampling_params: NativeSampling | list[NativeSampling] | None = None
+    rid: Name | list[Name] | None = None
+    stream: bool = False
+    return_logprob: Flags | None = None
+    logprob_start_len: Integers | None = None
+    top_logprobs_num: Integers | None = None
+    return_text_in_logprobs: bool = False
+    session_params: SessionField | list[SessionField] | None = None
+    log_metrics: bool = True
+    input_embeds: Any = None
+    image_data: Any = None
+    audio_data: Any = None
+    video_data: Any = None
+    lora_path: Any = None
+    token_ids_logprob: Any = None
+
+    def prompts(self) -> tuple[list[Prompt], bool]:
+        """The prompts, and whether they are a batch. RequestError unless there is text or token ids, not both."""
+        given = [value for value in (self.text, self.input_ids) if value is not None]
+        if len(given) != 1:
+            raise RequestError("text and input_ids: exactly one of them must be given")
+        (one,) = given
+        if isinstance(one, str) or (one and isinstance(one[0], int)):
+            return [one], False  # type: ignore[list-item]  # a list of integers
+        if not one:
+            raise RequestError("the prompt is empty; allowed: a text, token ids, or a list of these")
+        return [*one], True  # type: ignore[list-item]
+
+    def asks(self, seed: int) -> list[Asked]:
+        """One ask per completion, those of a prompt one after another. seed: the engine's."""
+        prompts, batch = self.prompts()
+        refuse(self, ABSENT)
+        count, asks = len(prompts), list[Asked]()
+        samplings = _each("sampling_params", self.sampling_params, count, batch, NativeSampling())
+        names = _each("rid", self.rid, count, batch, None)
+        turns = _each("session_params", self.session_params, count, batch, None)
+        scored = _each("return_logprob", self.return_logprob, count, batch, False)
+        starts = _each("logprob_start_len", self.logprob_start_len, count, batch, -1)
+        tops = _each("top_logprobs_num", self.top_logprobs_num, count, batch, 0)
+        for i, prompt in enumerate(prompts):
+            params = _params(samplings[i], scored[i], starts[i], tops[i])
+            if params.n > 1 and turns[i] is not None:
+                raise RequestError(f"n is {params.n}; allowed: 1 for a session's turn")
+            drops = samplings[i].max_new_tokens == 0
+            for place, one in enumerate(params.completions(seed)):
+                name = None if names[i] is None else names[i] if params.n == 1 else f"{names[i]}-{place}"
+                asks.append(Asked(prompt, one, name, _turn(turns[i]), self.stream, drops))
+        return asks
+
+
+def _each(name: str, value: Any, count: int, batch: bool, default: Any) -> list[Any]:  # noqa: ANN401 - of any member
+    """A member's value for each prompt. RequestError if it is a list of another length."""
+    if value is None:
+        return [default] * count
+    if not isinstance(value, list):
+        return [value] * count
+    if not batch or len(value) != count:
+        raise RequestError(f"{name} has {len(value)} values for {count} prompts; allowed: one, or one per prompt")
+    return value
+
+
+def _params(asked: NativeSampling, scored: bool, start: int, top: int) -> SamplingParams:
+    refuse(asked, NATIVE_ABSENT)
+    most = 128 if asked.max_new_tokens is None else asked.max_new_tokens
+    return engine_params(
+        asked,
+        # 0 computes the prompt only; the one token is not shown.
+        max_new_tokens=max(1, most),
+        min_new_tokens=asked.min_new_tokens,
+        seed=asked.sampling_seed,
+        logprobs=scored,
+        top_logprobs=top if scored else 0,
+        first_scored=start if scored else -1,
+    )
+
+
+def _turn(given: SessionField | None) -> SessionTurn | None:
+    if given is None:
+        return None
+    return SessionTurn(given.id, given.rid, given.offset or 0, bool(given.replace), bool(given.drop_previous_output))
+
+
+def meta_info(ticket: Ticket, output: Output, decode: Callable[[int], str | None] | None) -> dict[str, Any]:
+    """SGLang's meta_info. decode: the text of a token, None to leave log-probabilities out."""
+    finish = output.finish
+    reason: dict[str, Any] = {"type": finish.reason}
+    if finish.reason == "length":
+        reason["length"] = len(output.output_ids)
+    elif finish.reason == "stop":
+        reason["matched"] = finish.matched
+    elif finish.reason == "abort":
+        reason["message"] = "the request was aborted"
+    elif finish.message is not None:
+        reason["message"] = finish.message
+    found = {
+        **output.meta_info,
+        "id": ticket.name,
+        "finish_reason": reason,
+        "total_retractions": output.retractions,
+        "weight_version": "default",
+        "e2e_latency": ticket.ended - ticket.began,
+    }
+    if decode is not None:
+        first = max(0, ticket.request.params.logprob_start_len)
+        prompt = ticket.request.prompt[first:]
+        found |= {
+            "input_token_logprobs": _scores(output.prompt_logprobs, prompt, decode),
+            "output_token_logprobs": _scores(output.logprobs, output.output_ids, decode),
+        }
+        if ticket.request.params.top_logprobs_num:
+            found |= {
+                "input_top_logprobs": [_tops(top, decode) or None for top in output.prompt_top_logprobs],
+                "output_top_logprobs": [_tops(top, decode) for top in output.top_logprobs],
+            }
+    return found
+
+
+def _scores(
+    values: Sequence[float | None], tokens: Sequence[int], decode: Callable[[int], str | None]
+) -> list[list[Any]]:
+    return [[number(value), token, decode(token)] for value, token in zip(values, tokens, strict=False)]
+
+
+def _tops(pairs: Sequence[tuple[int, float]], decode: Callable[[int], str | None]) -> list[list[Any]]:
+    return [[number(value), token, decode(token)] for token, value in pairs]
+
+
+def native_router(engine: EngineThread, model: str) -> APIRouter:
+    """The endpoints over an engine. model: its path."""
+    router = APIRouter(responses=documented(NativeErrorBody))
+
+    def decode(body: GenerateBody) -> Callable[[int], str | None] | None:
+        if not (any(body.return_logprob) if isinstance(body.return_logprob, list) else body.return_logprob):
+            return None
+        return (lambda token: engine.tokenizer.decode([token])) if body.return_text_in_logprobs else lambda _: None
+
+    def whole(body: GenerateBody, ticket: Ticket, output: Output, ask: Asked) -> dict[str, Any]:
+        info = meta_info(ticket, output, decode(body))
+        if (error := failure(output)) is not None:
+            raise error
+        if ask.drops:
+            scores = ("output_token_logprobs", "output_top_logprobs")
+            info |= {"completion_tokens": 0, **{name: [] for name in scores if name in info}}
+            return {"text": "", "output_ids": [], "meta_info": info}
+        return {"text": output.text, "output_ids": [*output.output_ids], "meta_info": info}
+
+    async def events(body: GenerateBody, asks: list[Asked], tickets: list[Ticket], batch: bool) -> AsyncIterator[bytes]:
+        async for index in merged(tickets):
+            ticket = tickets[index]
+            place = {"index": index} if batch else {}
+            if ticket.output is not None:
+                if (error := failure(ticket.output)) is not None:
+                    yield event(body_of("/generate", str(error), 500, ""))
+                    continue
+                yield event(whole(body, ticket, ticket.output, asks[index]) | place)
+            elif not asks[index].drops:
+                count = ticket.tokens
+                info = {
+                    "id": ticket.name,
+                    "finish_reason": None,
+                    "prompt_tokens": len(ticket.request.prompt),
+                    "completion_tokens": count,
+                    "cached_tokens": ticket.request.cached_tokens,
+                }
+                shown = {"text": ticket.text, "output_ids": ticket.request.output[:count], "meta_info": info}
+                yield event(shown | place)
+        yield DONE
+
+    @router.post("/generate", response_model=None)
+    @router.put("/generate", response_model=None, include_in_schema=False)
+    async def generate(body: GenerateBody, http: Request) -> Response:
+        """Complete a prompt or a batch of prompts."""
+        asks = body.asks(engine.resolved.random_seed)
+        batch = body.prompts()[1] or len(asks) > 1
+        tickets = await engine.submit(asks)
+        if body.stream:
+            return EventStream(engine, tickets, events(body, asks, tickets, batch))
+        outputs = await finished(http, engine, tickets)
+        answers = [whole(body, *one) for one in zip(tickets, outputs, asks, strict=True)]
+        return JSONResponse(answers if batch else answers[0])
+
+    _control_routes(router, engine)
+    _state_routes(router, engine, model)
+    return router
+
+
+class AbortBody(Body):
+    """Which requests to stop."""
+
+    rid: Name | None = None
+    abort_all: bool = False
+
+
+class OpenBody(Body):
+    """The body of /open_session."""
+
+    capacity_of_str_len: Annotated[int, Field(ge=1)]
+    session_id: Name | None = None
+    streaming: bool | None = None
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+class CloseBody(Body):
+    """The body of /close_session."""
+
+    session_id: Name
+
+
+def _control_routes(router: APIRouter, engine: EngineThread) -> None:
+    @router.post("/abort_request")
+    async def abort_request(body: AbortBody) -> dict[str, int]:
+        """Stop one request, or all; each answers with what it has. Unknown ids, which may have ended, are no error."""
+        if body.rid is None and not body.abort_all:
+            raise RequestError("rid and abort_all: one of them must be given")
+        found = [*engine.open.values()] if body.abort_all else [t for t in [engine.open.get(body.rid or "")] if t]
+        engine.abort(found)
+        return {"aborted": len(found)}
+
+    @router.post("/flush_cache", response_class=PlainTextResponse)
+    @router.get("/flush_cache", response_class=PlainTextResponse, include_in_schema=False)
+    async def flush_cache() -> str:
+        """Empty the prefix cache; refused while requests are open."""
+        return f"Cache flushed: {await engine.flush_cache()} pages.\n"
+
+    @router.post("/open_session")
+    async def open_session(body: OpenBody) -> str:
+        """Open a session; the answer is its id."""
+        return await engine.open_session(body.capacity_of_str_len, body.session_id, bool(body.streaming), body.timeout)
+
+    @router.post("/close_session", response_class=PlainTextResponse)
+    async def close_session(body: CloseBody) -> str:
+        """Close a session."""
+        await engine.close_session(body.session_id)
+        return ""
+
+
+def _state_routes(router: APIRouter, engine: EngineThread, model: str) -> None:
+    def check() -> None:
+        if engine.stopping:
+            raise Stopping("the server is shutting down")
+        if engine.health != "ok":
+            raise Stopping(f"the engine accepts no more requests: {engine.health}")
+
+    @router.get("/health", response_class=PlainTextResponse)
+    async def health() -> str:
+        """Whether requests are accepted."""
+        check()
+        return ""
+
+    @router.get("/health_generate", response_class=PlainTextResponse)
+    async def health_generate(http: Request) -> str:
+        """Whether a request of one token is answered."""
+        check()
+        asked = Asked((min(engine.tokenizer.eos_ids, default=0),), replace(PROBE), f"HEALTH_CHECK_{uuid4().hex}")
+        (output,) = await finished(http, engine, await engine.submit([asked]))
+        if (error := failure(output)) is not None:
+            raise error
+        return ""
+
+    @router.get("/model_info")
+    @router.get("/get_model_info")
+    async def model_info() -> dict[str, Any]:
+        """The model that is served."""
+        return {
+            "model_path": model,
+            "tokenizer_path": model,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": "default",
+        }
+
+    @router.get("/server_info")
+    @router.get("/get_server_info")
+    async def server_info() -> dict[str, Any]:
+        """The running configuration under SGLang's flag names, and what the engine has done."""
+        state = await engine.state()
+        running, resolved = state["readback"], engine.resolved
+        drafts = running["algorithm"] != "NONE"
+        return {
+            "version": __version__,
+            "model_path": resolved.model_path,
+            "speculative_algorithm": running["algorithm"] if drafts else None,
+            "speculative_draft_model_path": resolved.draft_path,
+            "speculative_num_steps": running["num_steps"] if drafts else None,
+            "speculative_eagle_topk": running["topk"] if drafts else None,
+            "speculative_num_draft_tokens": running["num_draft_tokens"] if drafts else None,
+            "speculative_adaptive": bool(running["adaptive_slots"]),
+            "disable_overlap_schedule": resolved.spec_version == "v1",
+            "spec_version": resolved.spec_version,
+            "page_size": running["page_size"],
+            "disable_radix_cache": not running["radix_cache"],
+            "chunked_prefill_size": running["chunked_prefill_size"] or -1,
+            "context_length": running["context_length"],
+            "max_running_requests": running["max_running_requests"],
+            "max_total_tokens": resolved.max_total_tokens,
+            "max_total_num_tokens": running["num_pages"] * running["page_size"],
+            "dtype": running["dtype"],
+            "device": running["device"],
+            "tp_size": running["tp_size"],
+            "random_seed": resolved.random_seed,
+            "enable_streaming_session": running["enable_streaming_session"],
+            "internal_states": [
+                {
+                    "kv_pages": await engine.memory(),
+                    "num_running_reqs": state["running"],
+                    "num_queue_reqs": state["queued"],
+                    "num_sessions": state["sessions"],
+                    "counters": state["counters"],
+                }
+            ],
+        }

@@ -1,0 +1,265 @@
+"""OpenAI's endpoints: models, completions and chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import time
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from specmatrix.engine.api import Output, Prompt
+from specmatrix.engine.server.chat_template import ChatTemplate
+from specmatrix.engine.server.engine_thread import Asked, EngineThread, Ticket, failure
+from specmatrix.engine.server.openai_bodies import (
+    CHAT_ABSENT,
+    COMPLETION_ABSENT,
+    ChatBody,
+    CompletionBody,
+    OpenAICommon,
+)
+from specmatrix.engine.server.refusals import NoSuchModel, OpenAIErrorBody, body_of, documented
+from specmatrix.engine.server.responses import DONE, EventStream, event, finished, merged, number
+from specmatrix.engine.server.sampling import engine_params, refuse
+from specmatrix.errors import RequestError, shown
+
+OWNER: Final = "specmatrix"
+# Of SGLang's `sglext.spec_tokens_details` (sglang#33518).
+SPEC_KEYS: Final = (
+    "spec_accept_rate",
+    "spec_accept_length",
+    "spec_num_correct_drafts",
+    "spec_num_proposed_drafts",
+    "spec_verify_ct",
+    "spec_correct_drafts_histogram",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """One HTTP request: its tickets by choice, and how choices of its kind look.
+
+    choices: the number of a prompt. scored: number of alternatives, None without log-probabilities. echo: the prompt is
+    part of the text.
+    """
+
+    engine: EngineThread
+    body: OpenAICommon
+    tickets: list[Ticket]
+    model: str
+    chat: bool
+    scored: int | None
+    echo: bool = False
+
+    @property
+    def id(self) -> str:
+        return f"{'chatcmpl' if self.chat else 'cmpl'}-{self.tickets[0].name}"
+
+    def head(self, streams: bool) -> dict[str, Any]:
+        """What every object begins with."""
+        kind = ("chat.completion" + ".chunk" * streams) if self.chat else "text_completion"
+        return {"id": self.id, "object": kind, "created": int(time()), "model": self.model}
+
+    def text(self, index: int, text: str) -> str:
+        """A choice's whole text so far."""
+        if not self.echo:
+            return text
+        return self.engine.tokenizer.decode(self.tickets[index].request.prompt) + text
+
+    def choice(self, index: int, output: Output) -> dict[str, Any]:
+        """A finished choice."""
+        text = self.text(index, output.text)
+        said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        return {
+            "index": index,
+            **said,
+            "logprobs": self.logprobs(index, output),
+            "finish_reason": output.finish.reason,
+        }
+
+    def chunk(self, index: int, text: str, finish: str | None, scores: dict[str, Any] | None) -> dict[str, Any]:
+        """A part of a streamed choice."""
+        said: dict[str, Any] = {"delta": {"content": text}} if self.chat else {"text": text}
+        return {**self.head(True), "choices": [{"index": index, **said, "logprobs": scores, "finish_reason": finish}]}
+
+    def logprobs(self, index: int, output: Output) -> dict[str, Any] | None:
+        """The log-probabilities of a finished choice, None if not wanted."""
+        if self.scored is None:
+            return None
+        tokens, values, tops = list(output.output_ids), [*output.logprobs], [*output.top_logprobs]
+        if self.echo:
+            tokens = [*self.tickets[index].request.prompt, *tokens]
+            values = [*output.prompt_logprobs, *values]  # type: ignore[list-item]
+            tops = [*output.prompt_top_logprobs, *tops]
+        texts = [self.engine.tokenizer.decode([token]) for token in tokens]
+        return (self._chat_logprobs if self.chat else self._completion_logprobs)(texts, values, tops)
+
+    def _completion_logprobs(
+        self, texts: Sequence[str], values: Sequence[float | None], tops: Sequence[Sequence[tuple[int, float]]]
+    ) -> dict[str, Any]:
+        offsets = [0]
+        for text in texts:
+            offsets.append(offsets[-1] + len(text))
+        decode = self.engine.tokenizer.decode
+        best = [{decode([token]): number(value) for token, value in reversed(top)} or None for top in tops]
+        return {
+            "tokens": texts,
+            "token_logprobs": [*map(number, values)],
+            "top_logprobs": best if self.scored else None,
+            "text_offset": offsets[:-1],
+        }
+
+    def _chat_logprobs(
+        self, texts: Sequence[str], values: Sequence[float | None], tops: Sequence[Sequence[tuple[int, float]]]
+    ) -> dict[str, Any]:
+        decode = self.engine.tokenizer.decode
+
+        def token(text: str, value: float | None) -> dict[str, Any]:
+            return {"token": text, "bytes": [*text.encode()], "logprob": number(value)}
+
+        rows = [
+            {**token(text, value), "top_logprobs": [token(decode([i]), score) for i, score in top]}
+            for text, value, top in zip(texts, values, tops or [()] * len(texts), strict=True)
+        ]
+        return {"content": rows}
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens of the prompts, each once, and of all outputs."""
+        first = self.tickets[:: self.body.n]
+        prompt = sum(len(ticket.request.prompt) for ticket in first)
+        output = sum(
+            ticket.tokens if ticket.output is None else len(ticket.output.output_ids) for ticket in self.tickets
+        )
+        cached = sum(ticket.request.cached_tokens for ticket in first)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def extension(self) -> dict[str, Any]:
+        """SGLang's `sglext`, if it was asked for: of one choice an object, of several a list."""
+        if not self.body.return_spec_tokens_details:
+            return {}
+        metas = [ticket.output.meta_info if ticket.output else {} for ticket in self.tickets]
+        details = [{key: meta[key] for key in SPEC_KEYS if key in meta} for meta in metas]
+        return {"sglext": {"spec_tokens_details": details[0] if len(details) == 1 else details}}
+
+    def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
+        """The object of an answer that is not streamed. EngineError if a choice failed."""
+        for output in outputs:
+            if (error := failure(output)) is not None:
+                raise error
+        choices = [self.choice(index, output) for index, output in enumerate(outputs)]
+        return {**self.head(False), "choices": choices, "usage": self.usage(), **self.extension()}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The events of a streamed answer."""
+        sent = [0] * len(self.tickets)
+        options = self.body.stream_options
+        if self.chat:
+            for index in range(len(self.tickets)):
+                first = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
+                yield event({**self.head(True), "choices": [{**first, "finish_reason": None}]})
+        async for index in merged(self.tickets):
+            output = self.tickets[index].output
+            if output is not None and (error := failure(output)) is not None:
+                yield event(body_of("/v1", str(error), 500, "server_error"))
+                continue
+            text = self.text(index, self.tickets[index].text if output is None else output.text)
+            fresh, sent[index] = text[sent[index] :], max(sent[index], len(text))
+            if not fresh and output is None:
+                continue
+            # All at the end: a part of the text may wait for a character or a stop string that its tokens begin.
+            scores = None if output is None else self.logprobs(index, output)
+            yield event(self.chunk(index, fresh, None if output is None else output.finish.reason, scores))
+        if options is not None and options.include_usage:
+            yield event({**self.head(True), "choices": [], "usage": self.usage(), **self.extension()})
+        elif extension := self.extension():
+            yield event({**self.head(True), "choices": [], **extension})
+        yield DONE
+
+
+def openai_router(engine: EngineThread, model: str, template: ChatTemplate) -> APIRouter:
+    """The endpoints over an engine. model: the name under which it is served."""
+    router = APIRouter(prefix="/v1", responses=documented(OpenAIErrorBody))
+    created = int(time())
+
+    @router.get("/models")
+    async def models() -> dict[str, Any]:
+        """The one model that is served."""
+        return {"object": "list", "data": [card()]}
+
+    @router.get("/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        """One model."""
+        check(name)
+        return card()
+
+    def card() -> dict[str, Any]:
+        longest = engine.resolved.context_length
+        return {"id": model, "object": "model", "created": created, "owned_by": OWNER, "max_model_len": longest}
+
+    def check(name: str) -> None:
+        if name != model:
+            raise NoSuchModel(f"model {shown(name)} is not served; allowed: {shown(model)}")
+
+    async def answered(
+        http: Request,
+        body: OpenAICommon,
+        prompts: Sequence[Prompt],
+        asked: Callable[[Prompt], list[Asked]],
+        answering: Callable[[list[Ticket]], Answering],
+    ) -> Response:
+        check(body.model)
+        tickets = await engine.submit([one for prompt in prompts for one in asked(prompt)])
+        found = answering(tickets)
+        if body.stream:
+            return EventStream(engine, tickets, found.events())
+        return JSONResponse(found.whole(await finished(http, engine, tickets)))
+
+    def asks(body: OpenAICommon, most: int, scored: int | None, echo: bool = False) -> Callable[[Prompt], list[Asked]]:
+        params = engine_params(
+            body,
+            max_new_tokens=most,
+            min_new_tokens=body.min_tokens,
+            seed=body.seed,
+            logprobs=scored is not None,
+            top_logprobs=scored or 0,
+            first_scored=0 if echo and scored is not None else -1,
+        )
+        each = params.completions(engine.resolved.random_seed)
+        names = [(body.rid and f"{body.rid}-{place}" * (len(each) > 1)) or body.rid for place in range(len(each))]
+        return lambda prompt: [
+            Asked(prompt, one, name, streams=body.stream) for one, name in zip(each, names, strict=True)
+        ]
+
+    @router.post("/completions", response_model=None)
+    async def completions(body: CompletionBody, http: Request) -> Response:
+        """Complete prompts."""
+        refuse(body, COMPLETION_ABSENT)
+        if body.best_of not in (None, body.n):
+            raise RequestError(f"best_of is {body.best_of}; allowed: n, {body.n}, as every completion is returned")
+        prompts = body.prompts()
+        if body.rid is not None and len(prompts) > 1:
+            raise RequestError(f"rid is {shown(body.rid)} for {len(prompts)} prompts; allowed: a rid for one prompt")
+        ask = asks(body, 16 if body.max_tokens is None else body.max_tokens, body.logprobs, body.echo)
+        answering = partial(Answering, engine, body, model=model, chat=False, scored=body.logprobs, echo=body.echo)
+        return await answered(http, body, prompts, ask, answering)
+
+    @router.post("/chat/completions", response_model=None)
+    async def chat_completions(body: ChatBody, http: Request) -> Response:
+        """Answer a chat with the checkpoint's own template."""
+        refuse(body, CHAT_ABSENT)
+        prompt = engine.tokenizer.encode(template.render([message.plain() for message in body.messages]))
+        left = max(1, engine.resolved.context_length - len(prompt))
+        most = body.max_completion_tokens or body.max_tokens or left
+        scored = (body.top_logprobs or 0) if body.logprobs else None
+        answering = partial(Answering, engine, body, model=model, chat=True, scored=scored)
+        return await answered(http, body, [prompt], asks(body, most, scored), answering)
+
+    return router

@@ -1,0 +1,156 @@
+"""What the server refuses, with its HTTP status, and the bodies of errors: OpenAI's under /v1, SGLang's elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from specmatrix.errors import EngineError, RequestError, shown
+
+
+class Refused(RequestError):
+    """A request that is refused for another reason than its values; `status` and `kind` are of the HTTP answer."""
+
+    status = 400
+    kind = "invalid_request_error"
+
+
+class Busy(Refused):
+    """Too many requests, connections or sessions."""
+
+    status, kind = 429, "rate_limit_error"
+
+
+class Stopping(Refused):
+    """The server is shutting down."""
+
+    status, kind = 503, "service_unavailable"
+
+
+class TooLarge(Refused):
+    """The body has too many bytes."""
+
+    status = 413
+
+
+class TooSlow(Refused):
+    """The body did not arrive in time."""
+
+    status = 408
+
+
+class Unauthorized(Refused):
+    """No key, or a wrong one."""
+
+    status, kind = 401, "authentication_error"
+
+
+class NoSuchModel(Refused):
+    """Another model than the one that is served."""
+
+    status = 404
+
+
+class OpenAIError(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | int | None = None
+
+
+class OpenAIErrorBody(BaseModel):
+    """The body of an error under /v1."""
+
+    error: OpenAIError
+
+
+class NativeError(BaseModel):
+    """What went wrong, in one sentence."""
+
+    message: str
+
+
+class NativeErrorBody(BaseModel):
+    """The body of an error of SGLang's endpoints."""
+
+    error: NativeError
+
+
+STATUSES: Final = (400, 401, 404, 405, 408, 413, 429, 500, 503)
+
+
+def documented(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Error responses for the OpenAPI description of a route."""
+    # FastAPI documents 422 where there is a body, unless it is named here.
+    return {status: {"model": body} for status in (*STATUSES, 422)}
+
+
+def status_of(error: EngineError) -> tuple[int, str]:
+    """HTTP status and OpenAI's type of error."""
+    if isinstance(error, Refused):
+        return error.status, error.kind
+    return (400, "invalid_request_error") if isinstance(error, RequestError) else (500, "server_error")
+
+
+def body_of(path: str, message: str, status: int, kind: str) -> dict[str, Any]:
+    """The body of an error, in the shape of the path's API."""
+    if path.startswith("/v1"):
+        return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    return {"error": {"message": message}}
+
+
+def answer(path: str, error: EngineError) -> JSONResponse:
+    """The response for an error."""
+    status, kind = status_of(error)
+    headers = {429: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}.get(status)
+    return JSONResponse(body_of(path, str(error), status, kind), status, headers)
+
+
+def sentence(errors: Sequence[Mapping[str, Any]]) -> str:
+    """The first error that pydantic found, as one sentence."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return f"the body is not JSON: {first['ctx']['error']}"
+    place = ".".join(str(part) for part in first["loc"][1:] if not _is_kind(part)) or "the body"
+    if first["type"] == "extra_forbidden":
+        return f"{place} is unknown; the OpenAPI description at /openapi.json lists what is allowed"
+    if first["type"] == "missing":
+        return f"{place} is missing"
+    text = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return f"{place} is {shown(first.get('input'))}; it {text}"
+
+
+def _is_kind(part: str | int) -> bool:
+    """Whether a part of a place is not a member but one of the types that it may have."""
+    return isinstance(part, str) and (part in ("str", "int", "bool", "float") or not part.islower() or "[" in part)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the application in the shape of its API."""
+
+    @app.exception_handler(EngineError)
+    async def refused(request: Request, error: EngineError) -> JSONResponse:
+        return answer(request.url.path, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return answer(request.url.path, RequestError(sentence(error.errors())))
+
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> JSONResponse:
+        path = request.url.path
+        body = body_of(path, f"{request.method} {path}: {error.detail}", error.status_code, "invalid_request_error")
+        return JSONResponse(body, error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        text = "the server failed; its log has the cause"
+        return JSONResponse(body_of(request.url.path, text, 500, "server_error"), 500)

@@ -1,0 +1,77 @@
+"""`specmatrix serve`: an engine behind HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from socket import socket
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from specmatrix.engine.algorithm_file import load_algorithms
+from specmatrix.engine.api import LLM
+from specmatrix.errors import ConfigError, shown
+from specmatrix.matrix.cli.commands.flags import flags_of
+from specmatrix.matrix.cli.commands.generate import configuration
+from specmatrix.matrix.cli.errors import check_parallel
+from specmatrix.matrix.cli.progress import waiting
+from specmatrix.matrix.zoo.registry import resolve_path, verify_models
+
+if TYPE_CHECKING:
+    from specmatrix.engine.server.app import ServerOptions
+
+PACKAGES: Final = ("fastapi", "uvicorn", "prometheus_client")
+
+
+def serve(words: list[str], file: Path | None, threads: int, options: Mapping[str, object]) -> int:
+    """Serve until a signal; 0 if every page came home, 1 if not. ConfigError on what cannot be served."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{missing[0]} is not installed; install the extra: pip install 'specmatrix[serve]'")
+    from specmatrix.engine.server.app import ServerOptions, bind
+
+    others, flags = flags_of(words)
+    if others:
+        raise ConfigError(f"unexpected argument {shown(others[0])}; serve takes flags only")
+    check_parallel("threads", threads)
+    torch.set_num_threads(threads)
+    if file is not None:
+        load_algorithms(file)
+    chosen = ServerOptions(**options)  # type: ignore[arg-type]  # as the command line has parsed them
+    chosen.check()
+    asked = configuration(flags)
+    verify_models((asked.model_path, asked.speculative_draft_model_path))
+    listening = bind(chosen)
+    with waiting("loading the models"):
+        llm = LLM(asked, resolve_path)
+    for rewrite in llm.resolved.rewrites:
+        print(f"rewritten {rewrite.field}: {rewrite.asked} -> {rewrite.got}: {rewrite.reason}", file=sys.stderr)
+    host, port = listening.getsockname()[:2]
+    shown_host = f"[{host}]" if ":" in host else host
+    print(f"serving {llm.resolved.model_path} ({llm.resolved.algorithm}) on http://{shown_host}:{port}", flush=True)
+    return _run(llm, chosen, listening)
+
+
+def _run(llm: LLM, options: ServerOptions, listening: socket) -> int:
+    from specmatrix.engine.server.app import application, server
+
+    app, engine = application(llm, resolve_path(llm.resolved.model_path), options)
+    one = server(app, engine, options)
+
+    async def served() -> None:
+        await one.serve(sockets=[listening])
+        if one.force is not None:
+            # Whatever still runs is of no interest any more, and the engine's thread may be in the middle of a step.
+            print("stopped at once; requests were cut off", file=sys.stderr, flush=True)
+            os._exit(128 + one.force)
+
+    asyncio.run(served())
+    ledger = llm.loop.scheduler.ledger
+    held = ledger.num_pages - len(ledger.free) - ledger.cached
+    print(f"drained; {ledger.num_pages - held} of {ledger.num_pages} pages are free or cached", file=sys.stderr)
+    return int(held > 0)

@@ -1,0 +1,18 @@
+"""One server for all tests that only send requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.served import Served, served
+
+
+@pytest.fixture(scope="package")
+def server() -> Iterator[Served]:
+    """EAGLE3 over llama-mini; every page is home after the last test."""
+    with served() as one:
+        yield one
+    ledger = one.llm.loop.scheduler.ledger
+    assert len(ledger.free) + ledger.cached == ledger.num_pages

@@ -1,0 +1,239 @@
+"""SGLang's native endpoints, with requests as SGLang's own clients write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from specmatrix.engine.core.schedule.request import SamplingParams
+from tests.support.served import QUESTION, Served
+
+pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+
+GREEDY = {"temperature": 0, "max_new_tokens": 40}
+# What SGLang's frontend language sends with each call.
+FRONTEND = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "n": 1, "stop": [], "top_k": -1}
+# Long enough to be aborted.
+LONG = {"temperature": 0, "max_new_tokens": 3000, "ignore_eos": True}
+
+
+def lines(text: str) -> list[str]:
+    """The data of server-sent events."""
+    return [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+
+
+def test_an_answer_has_the_text_the_ids_and_the_identities_of_sglang_33518(server: Served):
+    found = server.generate(text=QUESTION, sampling_params={**FRONTEND, **GREEDY})
+    info, ids = found["meta_info"], found["output_ids"]
+    assert found["text"] == " Now: Tom has 12+15=<<12+15=27>>27 apples.\n#### 27"
+    assert info["finish_reason"] == {"type": "stop", "matched": ids[-1]}
+    assert (info["completion_tokens"], info["prompt_tokens"]) == (len(ids), len(server.llm.tokenizer.encode(QUESTION)))
+    rounds, drafts = info["spec_verify_ct"], info["spec_num_proposed_drafts"]
+    assert info["spec_accept_length"] == len(ids) / rounds and drafts == rounds * 3
+    assert info["spec_accept_rate"] == info["spec_num_correct_drafts"] / drafts
+    histogram = info["spec_correct_drafts_histogram"]
+    assert sum(histogram) == rounds
+    assert sum(i * count for i, count in enumerate(histogram)) == info["spec_num_correct_drafts"]
+
+
+def test_what_http_says_of_rounds_is_what_the_engine_counted(server: Served):
+    before = Counter(server.llm.counters)
+    answers = server.generate(text=[QUESTION, "Question: Eli has 3 pens."], sampling_params=GREEDY)
+    counted = Counter(server.llm.counters)
+    counted.subtract(before)
+    assert sum(a["meta_info"]["spec_num_correct_drafts"] for a in answers) <= counted["spec.accepted"]
+    assert sum(a["meta_info"]["spec_num_proposed_drafts"] for a in answers) <= counted["spec.drafted"]
+    assert sum(a["meta_info"]["completion_tokens"] for a in answers) == sum(len(a["output_ids"]) for a in answers)
+
+
+def test_token_ids_batches_completions_and_names(server: Served):
+    ids = server.llm.tokenizer.encode(QUESTION)
+    alone = server.generate(input_ids=ids, sampling_params=GREEDY)
+    batch = server.generate(input_ids=[ids, ids[:9]], sampling_params=[GREEDY, {**GREEDY, "n": 1}], rid=["one", "two"])
+    assert batch[0]["output_ids"] == alone["output_ids"] and [a["meta_info"]["id"] for a in batch] == ["one", "two"]
+    several = server.generate(
+        text=QUESTION, sampling_params={"temperature": 0.9, "n": 3, "sampling_seed": 5, "max_new_tokens": 20}
+    )
+    (again,) = server.llm_outputs(QUESTION, SamplingParams(max_new_tokens=20, temperature=0.9, seed=7))
+    assert several[2]["output_ids"] == list(again.output_ids)
+
+
+def test_log_probabilities_of_prompt_and_output(server: Served):
+    info = server.generate(
+        text=QUESTION,
+        sampling_params={**GREEDY, "max_new_tokens": 3},
+        return_logprob=True,
+        logprob_start_len=2,
+        top_logprobs_num=2,
+        return_text_in_logprobs=True,
+    )["meta_info"]
+    prompt = server.llm.tokenizer.encode(QUESTION)
+    assert [token for _, token, _ in info["input_token_logprobs"]] == prompt[2:]
+    assert "".join(text for *_, text in info["output_token_logprobs"]) == " Now:"
+    assert all(value <= 0 for value, *_ in (*info["input_token_logprobs"], *info["output_token_logprobs"]))
+    assert [len(top) for top in info["output_top_logprobs"]] == [2, 2, 2]
+    assert info["output_top_logprobs"][0][0][:2] == info["output_token_logprobs"][0][:2]
+
+
+def test_no_new_tokens_computes_the_prompt_only(server: Served):
+    found = server.generate(text=QUESTION, sampling_params={"max_new_tokens": 0}, return_logprob=True)
+    assert (found["text"], found["output_ids"], found["meta_info"]["completion_tokens"]) == ("", [], 0)
+    assert found["meta_info"]["output_token_logprobs"] == []
+
+
+def test_a_stream_grows_to_the_whole_answer(server: Served):
+    whole = server.generate(text=QUESTION, sampling_params=GREEDY)
+    *events, end = lines(server.post("/generate", text=QUESTION, sampling_params=GREEDY, stream=True).text)
+    answers = [json.loads(event) for event in events]
+    assert end == "[DONE]" and len(answers) > 2
+    assert all(whole["text"].startswith(answer["text"]) for answer in answers)
+    assert (answers[-1]["text"], answers[-1]["output_ids"]) == (whole["text"], whole["output_ids"])
+    assert [answer["meta_info"]["finish_reason"] is None for answer in answers] == [True] * len(answers[1:]) + [False]
+    batch = lines(server.post("/generate", text=[QUESTION, "A"], sampling_params=GREEDY, stream=True).text)
+    last = {answer["index"]: answer["text"] for answer in map(json.loads, batch[:-1])}
+    assert last[0] == whole["text"] and set(last) == {0, 1}
+
+
+def test_an_abort_by_name_ends_a_stream_with_what_it_has(server: Served):
+    with server.client.stream(
+        "POST", "/generate", json={"text": QUESTION, "sampling_params": LONG, "stream": True, "rid": "doomed"}
+    ) as response:
+        rows = (json.loads(row[6:]) for row in response.iter_lines() if row.startswith("data: {"))
+        next(rows)
+        assert server.post("/abort_request", rid="doomed").json() == {"aborted": 1}
+        *_, last = rows
+    assert last["meta_info"]["finish_reason"]["type"] == "abort" and last["output_ids"]
+    assert server.post("/abort_request", rid="doomed").json() == {"aborted": 0}
+
+
+def test_a_client_that_leaves_frees_its_pages(server: Served):
+    body = json.dumps({"text": QUESTION, "sampling_params": LONG, "rid": "left"})
+    for stream in (False, True):
+        while not server.ended.empty():
+            server.ended.get()
+        connection = server.raw("/generate", body[:-1] + f', "stream": {str(stream).lower()}' + "}")
+        if stream:
+            connection.recv(1)
+        else:
+            while not server.call(server.engine.memory)["held"]:  # it runs
+                pass
+        connection.close()
+        ticket = server.ended.get(timeout=60)
+        assert ticket.output is not None and ticket.output.finish.reason == "abort", ticket.output
+        assert server.held() == 0
+
+
+def test_sessions_continue_by_the_names_of_requests(server: Served):
+    opened = server.post("/open_session", capacity_of_str_len=4000, session_id="tree")
+    assert (opened.status_code, opened.json()) == (200, "tree")
+    first = server.generate(text=QUESTION, sampling_params=GREEDY, session_params={"id": "tree"}, rid="turn")
+    more = {"id": "tree", "rid": "turn", "offset": None, "replace": None}
+    second = server.generate(text=" Next", sampling_params=GREEDY, session_params=more)
+    grown = second["meta_info"]["prompt_tokens"]
+    assert grown > first["meta_info"]["prompt_tokens"] + first["meta_info"]["completion_tokens"]
+    wrong = server.post("/generate", text="x", session_params={"id": "tree", "rid": "never"})
+    assert wrong.status_code == 400 and wrong.json()["error"]["message"] == (
+        "session 'tree' has no request 'never'; allowed: the rid of one of its requests, or null for a fresh start"
+    )
+    taken = server.post("/open_session", capacity_of_str_len=4000, session_id="tree")
+    assert taken.status_code == 400 and "is already open" in taken.text
+    assert server.post("/close_session", session_id="tree").status_code == 200
+    assert server.post("/close_session", session_id="tree").status_code == 400
+
+
+def test_a_streaming_session_holds_pages_until_it_is_closed(server: Served):
+    name = server.post("/open_session", capacity_of_str_len=4000, streaming=True).json()
+    server.generate(text=QUESTION, sampling_params=GREEDY, session_params={"id": name})
+    assert server.held() > 0
+    server.post("/close_session", session_id=name)
+    assert server.held() == 0
+
+
+def test_the_cache_is_flushed_when_nothing_runs(server: Served):
+    server.generate(text=QUESTION, sampling_params=GREEDY)
+    assert server.call(server.engine.memory)["cached"] > 0
+    assert re.fullmatch(r"Cache flushed: \d+ pages\.\n", server.client.post("/flush_cache").text)
+    assert server.call(server.engine.memory)["cached"] == 0
+    connection = server.raw("/generate", json.dumps({"text": QUESTION, "sampling_params": LONG, "stream": True}))
+    connection.recv(1)
+    busy = server.client.post("/flush_cache")
+    connection.close()
+    server.ended.get(timeout=60)
+    assert busy.status_code == 400 and "the cache cannot be flushed while 1 requests" in busy.text
+
+
+def test_the_server_says_what_runs(server: Served):
+    info = server.client.get("/server_info").json()
+    assert info["speculative_algorithm"] == "EAGLE3" and info["page_size"] == 4
+    shape = [info[f"speculative_{name}"] for name in ("num_steps", "eagle_topk", "num_draft_tokens")]
+    assert shape == [3, 1, 4] and info["internal_states"][0]["kv_pages"]["pages"] == 2048
+    model = server.client.get("/get_model_info").json()
+    assert model["model_path"].endswith("llama-mini") and model == server.client.get("/model_info").json()
+    for path in ("/health", "/health_generate", "/get_server_info"):
+        assert server.client.get(path).status_code == 200
+
+
+def test_metrics_count_requests_and_pages(server: Served):
+    def read(name: str) -> float:
+        rows = [row for row in server.client.get("/metrics").text.splitlines() if row.startswith(name)]
+        return float(rows[0].split()[-1])
+
+    tokens, requests = "sglang:generation_tokens_total", "sglang:num_requests_total"
+    before = read(tokens), read(requests)
+    found = server.generate(text=QUESTION, sampling_params=GREEDY)
+    assert read(tokens) == before[0] + found["meta_info"]["completion_tokens"]
+    assert read(requests) == before[1] + 1
+    assert read("specmatrix:kv_pages") == 2048 and read("sglang:num_used_tokens") == 0
+    assert read('specmatrix:engine_events_total{event="spec.drafted"}') == server.llm.counters["spec.drafted"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "text and input_ids: exactly one of them must be given"),
+        ({"text": "a", "input_ids": [1]}, "text and input_ids: exactly one of them must be given"),
+        ({"text": 3}, "text is 3; it should be a valid string"),
+        ({"text": []}, "the prompt is empty; allowed: a text, token ids, or a list of these"),
+        (
+            {"text": "a", "sampling_parms": {}},
+            "sampling_parms is unknown; the OpenAPI description at /openapi.json lists",
+        ),
+        ({"text": "a", "sampling_params": {"top_p": 0}}, "top_p is 0.0; allowed: above 0 and at most 1"),
+        ({"text": "a", "sampling_params": {"regex": "a*"}}, "regex is 'a*'; allowed: null, as this engine has no such"),
+        (
+            {"text": "a", "sampling_params": {"skip_special_tokens": False}},
+            "skip_special_tokens is false; allowed: true",
+        ),
+        ({"text": "a", "rid": ["b", "c"]}, "rid has 2 values for 1 prompts; allowed: one, or one per prompt"),
+        (
+            {"text": ["a", "b"], "rid": ["b", "b"]},
+            "rid 'b' belongs to a request that has not ended; choose another one",
+        ),
+        ({"input_ids": [999]}, "prompt token 999 is outside the vocabulary"),
+        (
+            {"input_ids": [1] * 9000},
+            "prompt (9000) plus max_new_tokens (128) is 9128 tokens; allowed: at most the",
+        ),
+        (
+            {"text": "a", "sampling_params": {"n": 2}, "session_params": {"id": "x"}},
+            "n is 2; allowed: 1 for a session's",
+        ),
+        ({"text": "a", "lora_path": "x"}, "lora_path is 'x'; allowed: null, as this engine has no such feature"),
+        ({"text": ["a", "b"], "sampling_params": [{}, {"top_k": 0}]}, "top_k is 0; allowed: -1"),
+    ],
+)
+def test_a_wrong_body_is_one_sentence(server: Served, body: dict[str, object], message: str):
+    response = server.post("/generate", **body)
+    text = response.json()["error"]["message"]
+    assert response.status_code == 400 and text.startswith(message) and "\n" not in text
+    assert server.held() == 0
+
+
+def test_a_body_that_is_no_json_and_an_abort_of_nothing_are_refused(server: Served):
+    response = server.client.post("/generate", content=b"{", headers={"Content-Type": "application/json"})
+    assert response.status_code == 400 and response.json()["error"]["message"].startswith("the body is not JSON: ")
+    nothing = server.post("/abort_request")
+    assert nothing.json() == {"error": {"message": "rid and abort_all: one of them must be given"}}

@@ -1,0 +1,167 @@
+"""OpenAI's own client against the server, unchanged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from tests.support.engines import CHECKPOINTS
+from tests.support.served import MODEL, QUESTION, Served, served
+
+pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
+
+ANSWER = " Now: Tom has 12+15=<<12+15=27>>27 apples.\n#### 27"
+# The zoo's prompt as a chat template, with a loop and the functions that real templates call.
+TEMPLATE = (
+    "{%- for m in messages %}{%- if m.role not in ('user', 'system') %}{{ raise_exception('no ' + m.role) }}{% endif %}"
+    "{{- bos_token + 'Question: ' + m.content + '\n' }}{%- endfor %}{%- if add_generation_prompt %}Answer:{%- endif %}"
+)
+CHAT = "Tom has 12 apples and buys 15 more. How many apples does he have?"
+
+
+def client_of(server: Served) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[OpenAI]:
+    with client_of(server) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+    """A client of a server whose checkpoint has a chat template."""
+    folder = tmp_path_factory.mktemp("templated")
+    for file in (CHECKPOINTS / MODEL).iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    with served(folder=folder) as server, client_of(server) as one:
+        yield one
+
+
+def test_models(client: OpenAI):
+    (model,) = client.models.list().data
+    assert (model.id, model.object) == (MODEL, "model")
+    assert client.models.retrieve(MODEL).id == MODEL
+
+
+def test_a_completion_with_usage_and_speculation(client: OpenAI):
+    found = client.completions.create(
+        model=MODEL, prompt=QUESTION, max_tokens=40, temperature=0, extra_body={"return_spec_tokens_details": True}
+    )
+    assert (found.choices[0].text, found.choices[0].finish_reason) == (ANSWER, "stop")
+    assert found.usage is not None and found.usage.total_tokens == found.usage.prompt_tokens + 31
+    details = found.model_extra["sglext"]["spec_tokens_details"]
+    assert details["spec_accept_length"] == 31 / details["spec_verify_ct"]
+
+
+def test_several_prompts_and_completions(client: OpenAI):
+    found = client.completions.create(model=MODEL, prompt=[QUESTION, QUESTION], n=2, seed=3, temperature=0.8)
+    texts = [choice.text for choice in found.choices]
+    assert texts[:2] == texts[2:] and [choice.index for choice in found.choices] == [0, 1, 2, 3]
+    assert [choice.finish_reason for choice in found.choices] == ["length"] * 4
+    assert found.usage is not None and found.usage.completion_tokens == 64
+
+
+def test_a_streamed_completion(client: OpenAI):
+    stream = client.completions.create(
+        model=MODEL,
+        prompt=QUESTION,
+        max_tokens=40,
+        temperature=0,
+        stream=True,
+        logprobs=1,
+        stream_options={"include_usage": True},
+    )
+    *parts, end, usage = list(stream)
+    text = "".join(part.choices[0].text for part in (*parts, end))
+    assert text == ANSWER and len(parts) > 2 and end.choices[0].finish_reason == "stop"
+    assert end.choices[0].logprobs is not None and len(end.choices[0].logprobs.tokens or ()) == 31
+    assert not usage.choices and usage.usage is not None and usage.usage.completion_tokens == 31
+
+
+def test_an_echo_scores_the_prompt(client: OpenAI, server: Served):
+    ids = server.llm.tokenizer.encode(QUESTION)
+    found = client.completions.create(model=MODEL, prompt=ids, max_tokens=1, temperature=0, logprobs=1, echo=True)
+    scores = found.choices[0].logprobs
+    assert scores is not None and scores.token_logprobs is not None and scores.top_logprobs is not None
+    assert len(scores.token_logprobs) == len(ids) + 1 and scores.token_logprobs[0] is None
+    assert found.choices[0].text == QUESTION + " N"
+    assert max(scores.top_logprobs[-1].values()) == scores.token_logprobs[-1]
+    assert scores.text_offset is not None and scores.text_offset[-1] == len(QUESTION)
+
+
+def test_a_stop_string_and_a_stream_that_never_shows_its_begin(client: OpenAI):
+    words = {"model": MODEL, "prompt": QUESTION, "max_tokens": 40, "temperature": 0, "stop": ["12+15=27"]}
+    whole = client.completions.create(**words)
+    assert (whole.choices[0].text, whole.choices[0].finish_reason) == (" Now: Tom has 12+15=<<", "stop")
+    stream = client.completions.create(**words, stream=True)
+    assert "".join(part.choices[0].text for part in stream) == whole.choices[0].text
+
+
+def test_a_chat_with_the_checkpoints_template(chat: OpenAI):
+    model = chat.models.list().data[0].id
+    words = {"model": model, "messages": [{"role": "user", "content": CHAT}], "temperature": 0, "max_tokens": 40}
+    found = chat.chat.completions.create(**words, logprobs=True, top_logprobs=2)
+    assert (found.choices[0].message.role, found.choices[0].message.content) == ("assistant", ANSWER)
+    scores = found.choices[0].logprobs
+    assert scores is not None and scores.content is not None and len(scores.content[0].top_logprobs) == 2
+    parts = [{"type": "text", "text": CHAT}]
+    stream = chat.chat.completions.create(**(words | {"messages": [{"role": "user", "content": parts}]}), stream=True)
+    first, *rest = list(stream)
+    assert first.choices[0].delta.role == "assistant"
+    assert "".join(part.choices[0].delta.content or "" for part in rest) == ANSWER
+    assert rest[-1].choices[0].finish_reason == "stop"
+
+
+def test_a_chat_that_the_template_refuses(chat: OpenAI):
+    model = chat.models.list().data[0].id
+    with pytest.raises(BadRequestError, match=r"the chat template refuses the messages \(TemplateError: no critic\)"):
+        chat.chat.completions.create(model=model, messages=[{"role": "critic", "content": "x"}])
+
+
+def test_a_checkpoint_without_a_template_refuses_chats(client: OpenAI):
+    with pytest.raises(BadRequestError, match=r"this checkpoint has no chat template .* use /v1/completions"):
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hello"}])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"prompt": []}, r"prompt is \[\]; allowed: a text, token ids, or a list of these"),
+        ({"prompt": "a", "temperature": -1}, r"temperature is -1\.0; allowed: 0, or a number from"),
+        ({"prompt": "a", "best_of": 2}, r"best_of is 2; allowed: n, 1, as every completion is returned"),
+        ({"prompt": "a", "suffix": "b"}, r"suffix is 'b'; allowed: null"),
+        ({"prompt": "a", "max_tokens": 0}, r"max_tokens is 0; it should be greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_value_is_an_error_of_openais_shape(client: OpenAI, words: dict[str, object], message: str):
+    with pytest.raises(BadRequestError, match=message) as caught:
+        client.completions.create(model=MODEL, **words)
+    assert (caught.value.type, caught.value.code, caught.value.param) == ("invalid_request_error", "400", None)
+
+
+def test_another_model_and_another_path_are_not_found(client: OpenAI, server: Served):
+    with pytest.raises(NotFoundError, match="model 'gpt-9' is not served; allowed: 'llama-mini'"):
+        client.completions.create(model="gpt-9", prompt="a")
+    assert json.loads(server.client.get("/v1/x").text)["error"]["message"] == "GET /v1/x: Not Found"
+
+
+@pytest.mark.parametrize("text", ["{{ messages", '{"chat_template": 3}'])
+def test_a_template_that_cannot_be_read(tmp_path: Path, text: str):
+    from specmatrix.engine.server.chat_template import ChatTemplate
+    from specmatrix.errors import ConfigError, RequestError
+
+    if text.startswith("{{"):
+        (tmp_path / "chat_template.jinja").write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"the chat template of .* cannot be read"):
+            ChatTemplate(tmp_path)
+    else:
+        (tmp_path / "tokenizer_config.json").write_text(text, encoding="utf-8")
+        with pytest.raises(RequestError, match="no chat template"):
+            ChatTemplate(tmp_path).render([])
