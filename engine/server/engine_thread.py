@@ -42,7 +42,7 @@ class SessionTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Submission:
     """One completion of one prompt. name: the request's name (SGLang's rid), None for a new one. drops: its output is
     not wanted, as with SGLang's max_new_tokens 0."""
 
@@ -145,7 +145,7 @@ class EngineThread:
         """A function of the engine, called by its thread between two steps."""
         return await asyncio.wrap_future(self._post(lambda: function(self._llm)))
 
-    async def submit(self, asked: Sequence[Asked]) -> list[Ticket]:
+    async def submit(self, asked: Sequence[Submission]) -> list[Ticket]:
         """Queue requests, all or none. RequestError for one that cannot run, Busy or Stopping where none is accepted.
 
         If the caller is cancelled, they are aborted.
@@ -253,7 +253,7 @@ class EngineThread:
         for ticket in (*moved, *ended):
             ticket.wake()
 
-    def _add(self, names: Sequence[str], asked: Sequence[Asked]) -> list[Ticket]:
+    def _add(self, names: Sequence[str], asked: Sequence[Submission]) -> list[Ticket]:
         tickets: list[Ticket] = []
         try:
             for name, one in zip(names, asked, strict=True):

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from specmatrix import __version__
 from specmatrix.engine.api import Output, Prompt
+from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.engine.server.engine_thread import Asked, EngineThread, SessionTurn, Ticket, failure
+from specmatrix.engine.server.engine_thread import EngineThread, SessionTurn, Submission, Ticket, failure
 from specmatrix.engine.server.refusals import NativeErrorBody, Stopping, body_of, documented
 from specmatrix.engine.server.responses import DONE, EventStream, event, finished, merged, number
-from specmatrix.engine.server.sampling import NATIVE_ABSENT, Body, NativeSampling, TokenId, engine_params, refuse
+from specmatrix.engine.server.sampling import NATIVE_ABSENT, JsonBody, NativeSampling, TokenId, engine_params, refuse
 from specmatrix.errors import RequestError
 
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -28,7 +29,7 @@ ABSENT: Final = ("input_embeds", "image_data", "audio_data", "video_data", "lora
 PROBE: Final = SamplingParams(max_new_tokens=1)
 
 
-class SessionField(Body):
+class SessionField(JsonBody):
     """SGLang's session_params."""
 
     id: Name
@@ -38,7 +39,7 @@ class SessionField(Body):
     drop_previous_output: bool | None = None
 
 
-class GenerateBody(Body):
+class GenerateBody(JsonBody):
     """The body of /generate; lists make a batch."""
 
     text: str | list[str] | None = None
@@ -71,11 +72,11 @@ class GenerateBody(Body):
             raise RequestError("the prompt is empty; allowed: a text, token ids, or a list of these")
         return [*one], True  # type: ignore[list-item]
 
-    def asks(self, seed: int) -> list[Asked]:
+    def asks(self, seed: int) -> list[Submission]:
         """One ask per completion, those of a prompt one after another. seed: the engine's."""
         prompts, batch = self.prompts()
         refuse(self, ABSENT)
-        count, asks = len(prompts), list[Asked]()
+        count, asks = len(prompts), list[Submission]()
         samplings = _each("sampling_params", self.sampling_params, count, batch, NativeSampling())
         names = _each("rid", self.rid, count, batch, None)
         turns = _each("session_params", self.session_params, count, batch, None)
@@ -89,7 +90,7 @@ class GenerateBody(Body):
             drops = samplings[i].max_new_tokens == 0
             for place, one in enumerate(params.completions(seed)):
                 name = None if names[i] is None else names[i] if params.n == 1 else f"{names[i]}-{place}"
-                asks.append(Asked(prompt, one, name, _turn(turns[i]), self.stream, drops))
+                asks.append(Submission(prompt, one, name, _turn(turns[i]), self.stream, drops))
         return asks
 
 
@@ -179,7 +180,7 @@ def native_router(engine: EngineThread, model: str) -> APIRouter:
             return None
         return (lambda token: engine.tokenizer.decode([token])) if body.return_text_in_logprobs else lambda _: None
 
-    def whole(body: GenerateBody, ticket: Ticket, output: Output, ask: Asked) -> dict[str, Any]:
+    def whole(body: GenerateBody, ticket: Ticket, output: Output, ask: Submission) -> dict[str, Any]:
         info = meta_info(ticket, output, decode(body))
         if (error := failure(output)) is not None:
             raise error
@@ -189,7 +190,9 @@ def native_router(engine: EngineThread, model: str) -> APIRouter:
             return {"text": "", "output_ids": [], "meta_info": info}
         return {"text": output.text, "output_ids": [*output.output_ids], "meta_info": info}
 
-    async def events(body: GenerateBody, asks: list[Asked], tickets: list[Ticket], batch: bool) -> AsyncIterator[bytes]:
+    async def events(
+        body: GenerateBody, asks: list[Submission], tickets: list[Ticket], batch: bool
+    ) -> AsyncIterator[bytes]:
         async for index in merged(tickets):
             ticket = tickets[index]
             place = {"index": index} if batch else {}
@@ -212,7 +215,6 @@ def native_router(engine: EngineThread, model: str) -> APIRouter:
         yield DONE
 
     @router.post("/generate", response_model=None)
-    @router.put("/generate", response_model=None, include_in_schema=False)
     async def generate(body: GenerateBody, http: Request) -> Response:
         """Complete a prompt or a batch of prompts."""
         asks = body.asks(engine.resolved.random_seed)
@@ -229,14 +231,14 @@ def native_router(engine: EngineThread, model: str) -> APIRouter:
     return router
 
 
-class AbortBody(Body):
+class AbortBody(JsonBody):
     """Which requests to stop."""
 
     rid: Name | None = None
     abort_all: bool = False
 
 
-class OpenBody(Body):
+class OpenBody(JsonBody):
     """The body of /open_session."""
 
     capacity_of_str_len: Annotated[int, Field(ge=1)]
@@ -245,7 +247,7 @@ class OpenBody(Body):
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
-class CloseBody(Body):
+class CloseBody(JsonBody):
     """The body of /close_session."""
 
     session_id: Name
@@ -261,22 +263,20 @@ def _control_routes(router: APIRouter, engine: EngineThread) -> None:
         engine.abort(found)
         return {"aborted": len(found)}
 
-    @router.post("/flush_cache", response_class=PlainTextResponse)
-    @router.get("/flush_cache", response_class=PlainTextResponse, include_in_schema=False)
-    async def flush_cache() -> str:
+    @router.post("/flush_cache")
+    async def flush_cache() -> dict[str, int]:
         """Empty the prefix cache; refused while requests are open."""
-        return f"Cache flushed: {await engine.flush_cache()} pages.\n"
+        return {"freed_pages": await engine.flush_cache()}
 
     @router.post("/open_session")
     async def open_session(body: OpenBody) -> str:
         """Open a session; the answer is its id."""
         return await engine.open_session(body.capacity_of_str_len, body.session_id, bool(body.streaming), body.timeout)
 
-    @router.post("/close_session", response_class=PlainTextResponse)
-    async def close_session(body: CloseBody) -> str:
+    @router.post("/close_session")
+    async def close_session(body: CloseBody) -> None:
         """Close a session."""
         await engine.close_session(body.session_id)
-        return ""
 
 
 def _state_routes(router: APIRouter, engine: EngineThread, model: str) -> None:
@@ -286,21 +286,19 @@ def _state_routes(router: APIRouter, engine: EngineThread, model: str) -> None:
         if engine.health != "ok":
             raise Stopping(f"the engine accepts no more requests: {engine.health}")
 
-    @router.get("/health", response_class=PlainTextResponse)
-    async def health() -> str:
+    @router.get("/health")
+    async def health() -> None:
         """Whether requests are accepted."""
         check()
-        return ""
 
-    @router.get("/health_generate", response_class=PlainTextResponse)
-    async def health_generate(http: Request) -> str:
+    @router.get("/health_generate")
+    async def health_generate(http: Request) -> None:
         """Whether a request of one token is answered."""
         check()
-        asked = Asked((min(engine.tokenizer.eos_ids, default=0),), replace(PROBE), f"HEALTH_CHECK_{uuid4().hex}")
+        asked = Submission((min(engine.tokenizer.eos_ids, default=0),), replace(PROBE), f"HEALTH_CHECK_{uuid4().hex}")
         (output,) = await finished(http, engine, await engine.submit([asked]))
         if (error := failure(output)) is not None:
             raise error
-        return ""
 
     @router.get("/model_info")
     @router.get("/get_model_info")
@@ -318,39 +316,43 @@ def _state_routes(router: APIRouter, engine: EngineThread, model: str) -> None:
     @router.get("/get_server_info")
     async def server_info() -> dict[str, Any]:
         """The running configuration under SGLang's flag names, and what the engine has done."""
-        state = await engine.state()
-        running, resolved = state["readback"], engine.resolved
-        drafts = running["algorithm"] != "NONE"
-        return {
-            "version": __version__,
-            "model_path": resolved.model_path,
-            "speculative_algorithm": running["algorithm"] if drafts else None,
-            "speculative_draft_model_path": resolved.draft_path,
-            "speculative_num_steps": running["num_steps"] if drafts else None,
-            "speculative_eagle_topk": running["topk"] if drafts else None,
-            "speculative_num_draft_tokens": running["num_draft_tokens"] if drafts else None,
-            "speculative_adaptive": bool(running["adaptive_slots"]),
-            "disable_overlap_schedule": resolved.spec_version == "v1",
-            "spec_version": resolved.spec_version,
-            "page_size": running["page_size"],
-            "disable_radix_cache": not running["radix_cache"],
-            "chunked_prefill_size": running["chunked_prefill_size"] or -1,
-            "context_length": running["context_length"],
-            "max_running_requests": running["max_running_requests"],
-            "max_total_tokens": resolved.max_total_tokens,
-            "max_total_num_tokens": running["num_pages"] * running["page_size"],
-            "dtype": running["dtype"],
-            "device": running["device"],
-            "tp_size": running["tp_size"],
-            "random_seed": resolved.random_seed,
-            "enable_streaming_session": running["enable_streaming_session"],
-            "internal_states": [
-                {
-                    "kv_pages": await engine.memory(),
-                    "num_running_reqs": state["running"],
-                    "num_queue_reqs": state["queued"],
-                    "num_sessions": state["sessions"],
-                    "counters": state["counters"],
-                }
-            ],
-        }
+        return running_flags(engine.resolved, await engine.state(), await engine.memory())
+
+
+def running_flags(resolved: Resolved, state: Mapping[str, Any], pages: Mapping[str, int]) -> dict[str, Any]:
+    """What runs, under SGLang's flag names. state, pages: as EngineThread reads them."""
+    running = state["readback"]
+    drafts = running["algorithm"] != "NONE"
+    return {
+        "version": __version__,
+        "model_path": resolved.model_path,
+        "speculative_algorithm": running["algorithm"] if drafts else None,
+        "speculative_draft_model_path": resolved.draft_path,
+        "speculative_num_steps": running["num_steps"] if drafts else None,
+        "speculative_eagle_topk": running["topk"] if drafts else None,
+        "speculative_num_draft_tokens": running["num_draft_tokens"] if drafts else None,
+        "speculative_adaptive": bool(running["adaptive_slots"]),
+        "disable_overlap_schedule": resolved.spec_version == "v1",
+        "spec_version": resolved.spec_version,
+        "page_size": running["page_size"],
+        "disable_radix_cache": not running["radix_cache"],
+        "chunked_prefill_size": running["chunked_prefill_size"] or -1,
+        "context_length": running["context_length"],
+        "max_running_requests": running["max_running_requests"],
+        "max_total_tokens": resolved.max_total_tokens,
+        "max_total_num_tokens": running["num_pages"] * running["page_size"],
+        "dtype": running["dtype"],
+        "device": running["device"],
+        "tp_size": running["tp_size"],
+        "random_seed": resolved.random_seed,
+        "enable_streaming_session": running["enable_streaming_session"],
+        "internal_states": [
+            {
+                "kv_pages": pages,
+                "num_running_reqs": state["running"],
+                "num_queue_reqs": state["queued"],
+                "num_sessions": state["sessions"],
+                "counters": state["counters"],
+            }
+        ],
+    }

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from specmatrix.engine.api import Prompt
-from specmatrix.engine.server.sampling import Body, Common, TokenId
+from specmatrix.engine.server.sampling import Common, JsonBody, TokenId
 from specmatrix.errors import RequestError
 
 # Members of bodies that ask for what this engine lacks; empty values do not.
@@ -16,7 +16,7 @@ CHAT_ABSENT: Final = ("tools", "functions", "function_call", "audio", "predictio
 MOST_LOGPROBS: Final = 100
 
 
-class StreamOptions(Body):
+class StreamOptions(JsonBody):
     """Options of a streamed answer."""
 
     include_usage: bool = False
@@ -58,14 +58,14 @@ class CompletionBody(OpenAICommon):
         return [*one]  # type: ignore[list-item]
 
 
-class TextPart(Body):
+class TextPart(JsonBody):
     """A part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(Body):
+class ChatMessage(JsonBody):
     """A message of a chat."""
 
     role: Annotated[str, Field(min_length=1)]
@@ -79,7 +79,7 @@ class ChatMessage(Body):
         return {"role": self.role, "content": text} | ({} if self.name is None else {"name": self.name})
 
 
-class ResponseFormat(Body):
+class ResponseFormat(JsonBody):
     """Text, as this engine has no grammars."""
 
     type: Literal["text"] = "text"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from time import time
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from specmatrix.engine.api import Output, Prompt
 from specmatrix.engine.server.chat_template import ChatTemplate
-from specmatrix.engine.server.engine_thread import Asked, EngineThread, Ticket, failure
+from specmatrix.engine.server.engine_thread import EngineThread, Submission, Ticket, failure
 from specmatrix.engine.server.openai_bodies import (
     CHAT_ABSENT,
     COMPLETION_ABSENT,
@@ -38,21 +37,46 @@ SPEC_KEYS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answering:
-    """One HTTP request: its tickets by choice, and how choices of its kind look.
+    """One HTTP request, and how answers of its kind look.
 
-    choices: the number of a prompt. scored: number of alternatives, None without log-probabilities. echo: the prompt is
-    part of the text.
+    scored: number of alternatives, None without log-probabilities. echo: the prompt is part of the text. tickets: by
+    choice, once they are queued.
     """
 
     engine: EngineThread
     body: OpenAICommon
-    tickets: list[Ticket]
     model: str
     chat: bool
     scored: int | None
     echo: bool = False
+    tickets: list[Ticket] = field(default_factory=list)
+
+    async def respond(self, http: Request, prompts: Sequence[Prompt], most: int) -> Response:
+        """Queue the prompts, and answer when they have ended or as they grow. most: tokens of each completion."""
+        body, engine = self.body, self.engine
+        params = engine_params(
+            body,
+            max_new_tokens=most,
+            min_new_tokens=body.min_tokens,
+            seed=body.seed,
+            logprobs=self.scored is not None,
+            top_logprobs=self.scored or 0,
+            first_scored=0 if self.echo and self.scored is not None else -1,
+        )
+        each = params.completions(engine.resolved.random_seed)
+        names = [body.rid if body.rid is None or body.n == 1 else f"{body.rid}-{place}" for place in range(body.n)]
+        self.tickets += await engine.submit(
+            [
+                Submission(prompt, one, name, streams=body.stream)
+                for prompt in prompts
+                for one, name in zip(each, names, strict=True)
+            ]
+        )
+        if body.stream:
+            return EventStream(engine, self.tickets, self.events())
+        return JSONResponse(self.whole(await finished(http, engine, self.tickets)))
 
     @property
     def id(self) -> str:
@@ -208,58 +232,28 @@ def openai_router(engine: EngineThread, model: str, template: ChatTemplate) -> A
         if name != model:
             raise NoSuchModel(f"model {shown(name)} is not served; allowed: {shown(model)}")
 
-    async def answered(
-        http: Request,
-        body: OpenAICommon,
-        prompts: Sequence[Prompt],
-        asked: Callable[[Prompt], list[Asked]],
-        answering: Callable[[list[Ticket]], Answering],
-    ) -> Response:
-        check(body.model)
-        tickets = await engine.submit([one for prompt in prompts for one in asked(prompt)])
-        found = answering(tickets)
-        if body.stream:
-            return EventStream(engine, tickets, found.events())
-        return JSONResponse(found.whole(await finished(http, engine, tickets)))
-
-    def asks(body: OpenAICommon, most: int, scored: int | None, echo: bool = False) -> Callable[[Prompt], list[Asked]]:
-        params = engine_params(
-            body,
-            max_new_tokens=most,
-            min_new_tokens=body.min_tokens,
-            seed=body.seed,
-            logprobs=scored is not None,
-            top_logprobs=scored or 0,
-            first_scored=0 if echo and scored is not None else -1,
-        )
-        each = params.completions(engine.resolved.random_seed)
-        names = [(body.rid and f"{body.rid}-{place}" * (len(each) > 1)) or body.rid for place in range(len(each))]
-        return lambda prompt: [
-            Asked(prompt, one, name, streams=body.stream) for one, name in zip(each, names, strict=True)
-        ]
-
     @router.post("/completions", response_model=None)
     async def completions(body: CompletionBody, http: Request) -> Response:
         """Complete prompts."""
+        check(body.model)
         refuse(body, COMPLETION_ABSENT)
         if body.best_of not in (None, body.n):
             raise RequestError(f"best_of is {body.best_of}; allowed: n, {body.n}, as every completion is returned")
         prompts = body.prompts()
         if body.rid is not None and len(prompts) > 1:
             raise RequestError(f"rid is {shown(body.rid)} for {len(prompts)} prompts; allowed: a rid for one prompt")
-        ask = asks(body, 16 if body.max_tokens is None else body.max_tokens, body.logprobs, body.echo)
-        answering = partial(Answering, engine, body, model=model, chat=False, scored=body.logprobs, echo=body.echo)
-        return await answered(http, body, prompts, ask, answering)
+        answering = Answering(engine, body, model, chat=False, scored=body.logprobs, echo=body.echo)
+        return await answering.respond(http, prompts, 16 if body.max_tokens is None else body.max_tokens)
 
     @router.post("/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, http: Request) -> Response:
         """Answer a chat with the checkpoint's own template."""
+        check(body.model)
         refuse(body, CHAT_ABSENT)
         prompt = engine.tokenizer.encode(template.render([message.plain() for message in body.messages]))
         left = max(1, engine.resolved.context_length - len(prompt))
         most = body.max_completion_tokens or body.max_tokens or left
         scored = (body.top_logprobs or 0) if body.logprobs else None
-        answering = partial(Answering, engine, body, model=model, chat=True, scored=scored)
-        return await answered(http, body, [prompt], asks(body, most, scored), answering)
+        return await Answering(engine, body, model, chat=True, scored=scored).respond(http, [prompt], most)
 
     return router

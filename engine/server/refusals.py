@@ -45,6 +45,12 @@ class TooSlow(Refused):
     status = 408
 
 
+class Disconnected(Refused):
+    """The client went away, so nobody reads the answer; the status is for logs only."""
+
+    status = 499
+
+
 class Unauthorized(Refused):
     """No key, or a wrong one."""
 

@@ -13,14 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from specmatrix.engine.api import Output
 from specmatrix.engine.server.engine_thread import EngineThread, Ticket
+from specmatrix.engine.server.refusals import Disconnected
 
 DONE: Final = b"data: [DONE]\n\n"
 # JSON has no infinity; clients of OpenAI's API know this number as the log-probability of what cannot be.
 LEAST: Final = -9999.0
-
-
-class Disconnected(Exception):
-    """The client went away before its answer was complete."""
 
 
 async def finished(http: Request, engine: EngineThread, tickets: Sequence[Ticket]) -> list[Output]:
@@ -30,7 +27,7 @@ async def finished(http: Request, engine: EngineThread, tickets: Sequence[Ticket
     try:
         await asyncio.wait((gone, outputs), return_when=asyncio.FIRST_COMPLETED)
         if not outputs.done():
-            raise Disconnected
+            raise Disconnected("the client left before its answer was complete")
         return outputs.result()
     finally:
         gone.cancel()

@@ -17,13 +17,13 @@ Bias = dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Number]
 MOST_COMPLETIONS: Final = 128
 
 
-class Body(BaseModel):
+class JsonBody(BaseModel):
     """A JSON object without unknown members, whose values have exactly the types of the description."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class Common(Body):
+class Common(JsonBody):
     """What SGLang's sampling_params and OpenAI's bodies share, with SGLang's defaults."""
 
     temperature: Number = 1.0

@@ -18,7 +18,7 @@ from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.server.app import Server, ServerOptions, application, bind, server
-from specmatrix.engine.server.engine_thread import Asked, EngineThread, Ticket
+from specmatrix.engine.server.engine_thread import EngineThread, Submission, Ticket
 from tests.support.engines import CHECKPOINTS
 
 MODEL = "llama-mini"
@@ -27,7 +27,7 @@ SECONDS = 60.0
 
 
 @dataclass
-class Served:
+class RunningServer:
     """A running server. ended: its requests, as they end."""
 
     url: str
@@ -55,7 +55,7 @@ class Served:
 
     def llm_outputs(self, prompt: str, params: SamplingParams) -> list[Output]:
         """What the engine itself answers."""
-        asked = [Asked(prompt, params)]
+        asked = [Submission(prompt, params)]
 
         async def outputs() -> list[Output]:
             return [await ticket.done() for ticket in await self.engine.submit(asked)]
@@ -85,7 +85,7 @@ class Served:
 @contextmanager
 def served(
     options: ServerOptions | None = None, folder: Path = CHECKPOINTS / MODEL, **config: object
-) -> Iterator[Served]:
+) -> Iterator[RunningServer]:
     """A server with EAGLE3 over the smallest target and few pages, until the block ends."""
     chosen = options or ServerOptions(port=0, model=MODEL)
     shape: dict[str, Any] = {
@@ -118,7 +118,7 @@ def served(
     url = "http://{}:{}".format(*listening.getsockname()[:2])
     key = {"Authorization": f"Bearer {chosen.key}"} if chosen.key else {}
     with httpx.Client(base_url=url, timeout=SECONDS, headers=key, trust_env=False) as client:
-        one = Served(url, llm, engine, running, client, ended, thread, loops[0])
+        one = RunningServer(url, llm, engine, running, client, ended, thread, loops[0])
         client.get("/health")  # the connection waits until the server has started
         try:
             yield one

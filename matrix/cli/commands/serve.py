@@ -45,16 +45,18 @@ def serve(words: list[str], file: Path | None, threads: int, options: Mapping[st
     chosen = ServerOptions(**options)  # type: ignore[arg-type]  # as the command line has parsed them
     chosen.check()
     asked = configuration(flags)
+    if asked.tp_size != 1:
+        raise ConfigError(f"tp_size is {asked.tp_size}; allowed: 1, as the server has its engine in its own process")
     verify_models((asked.model_path, asked.speculative_draft_model_path))
-    listening = bind(chosen)
-    with waiting("loading the models"):
-        llm = LLM(asked, resolve_path)
-    for rewrite in llm.resolved.rewrites:
-        print(f"rewritten {rewrite.field}: {rewrite.asked} -> {rewrite.got}: {rewrite.reason}", file=sys.stderr)
-    host, port = listening.getsockname()[:2]
-    shown_host = f"[{host}]" if ":" in host else host
-    print(f"serving {llm.resolved.model_path} ({llm.resolved.algorithm}) on http://{shown_host}:{port}", flush=True)
-    return _run(llm, chosen, listening)
+    with bind(chosen) as listening:
+        with waiting("loading the models"):
+            llm = LLM(asked, resolve_path)
+        for rewrite in llm.resolved.rewrites:
+            print(f"rewritten {rewrite.field}: {rewrite.asked} -> {rewrite.got}: {rewrite.reason}", file=sys.stderr)
+        host, port = listening.getsockname()[:2]
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        print(f"serving {llm.resolved.model_path} ({llm.resolved.algorithm}) on http://{place}", flush=True)
+        return _run(llm, chosen, listening)
 
 
 def _run(llm: LLM, options: ServerOptions, listening: socket) -> int:

@@ -18,6 +18,7 @@ CORE = {"engine.core", "errors"}
 DEVICE = CORE | {"files", "engine.device", "engine.models", "kernels"}
 SPEC = DEVICE | {"engine.spec"}
 TENSORS = {"torch", "safetensors", "tokenizers", "numpy"}
+HTTP = {"fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client"}
 # Folder or file -> what it may import beside itself and the standard library.
 RINGS = {
     "engine/core": CORE,
@@ -25,7 +26,7 @@ RINGS = {
     "engine/device": DEVICE | TENSORS,
     "engine/models": DEVICE | TENSORS,
     "engine/spec": SPEC | TENSORS,
-    "engine/server": SPEC | {"engine", "fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client", "jinja2"},
+    "engine/server": SPEC | {"engine", "__version__", "jinja2"} | HTTP,
     "engine": SPEC | TENSORS | {"engine"},
 }
 # The clock, the environment and the world outside have no place where everything must replay.

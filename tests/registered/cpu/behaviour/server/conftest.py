@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.served import Served, served
+from tests.support.served import RunningServer, served
 
 
 @pytest.fixture(scope="package")
-def server() -> Iterator[Served]:
+def server() -> Iterator[RunningServer]:
     """EAGLE3 over llama-mini; every page is home after the last test."""
     with served() as one:
         yield one

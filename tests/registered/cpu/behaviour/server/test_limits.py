@@ -19,7 +19,7 @@ from specmatrix.engine.server import limits
 from specmatrix.engine.server.app import ServerOptions, application, bind, server
 from specmatrix.errors import ConfigError
 from tests.support.engines import CHECKPOINTS
-from tests.support.served import MODEL, QUESTION, Served, served
+from tests.support.served import MODEL, QUESTION, RunningServer, served
 
 pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
 
@@ -29,7 +29,7 @@ STREAM = json.dumps({"text": QUESTION, "sampling_params": LONG, "stream": True})
 
 
 @pytest.fixture(scope="module")
-def strict() -> Iterator[Served]:
+def strict() -> Iterator[RunningServer]:
     """A server with a key and small limits."""
     options = ServerOptions(
         port=0, key=KEY, model=MODEL, max_queued_requests=1, max_connections=3, max_body_bytes=20_000
@@ -43,7 +43,7 @@ def error(response: httpx.Response) -> str:
 
 
 @pytest.mark.parametrize("header", [None, "Bearer no", KEY, f"Basic {KEY}", "Bearer", f"Bearer {KEY}x", "Bearer \xff"])
-def test_a_missing_or_wrong_key_is_refused(strict: Served, header: str | None):
+def test_a_missing_or_wrong_key_is_refused(strict: RunningServer, header: str | None):
     headers = {} if header is None else {"Authorization": header.encode("latin-1")}
     for path in ("/v1/models", "/server_info", "/openapi.json"):
         response = httpx.get(strict.url + path, headers=headers, trust_env=False)
@@ -51,13 +51,13 @@ def test_a_missing_or_wrong_key_is_refused(strict: Served, header: str | None):
         assert error(response) == "the key is missing or wrong; send the header Authorization: Bearer KEY"
 
 
-def test_the_right_key_is_accepted_and_probes_need_none(strict: Served):
+def test_the_right_key_is_accepted_and_probes_need_none(strict: RunningServer):
     assert strict.client.get("/v1/models").status_code == 200
     for path in ("/health", "/health_generate", "/metrics"):
         assert httpx.get(strict.url + path, trust_env=False).status_code == 200
 
 
-def test_a_body_over_the_limit_is_refused(strict: Served):
+def test_a_body_over_the_limit_is_refused(strict: RunningServer):
     response = strict.post("/generate", text="a" * 20_000)
     assert response.status_code == 413 and error(response).endswith("bytes; allowed: 20,000 (--max-body-bytes)")
 
@@ -70,7 +70,7 @@ def test_a_body_over_the_limit_is_refused(strict: Served):
     assert error(response) == "the body has more than 20,000 bytes; allowed: 20,000 (--max-body-bytes)"
 
 
-def test_a_body_that_does_not_come_is_refused(strict: Served, monkeypatch: pytest.MonkeyPatch):
+def test_a_body_that_does_not_come_is_refused(strict: RunningServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "BODY_SECONDS", 0.05)
     host, port = strict.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as slow:
@@ -79,14 +79,14 @@ def test_a_body_that_does_not_come_is_refused(strict: Served, monkeypatch: pytes
         assert b" 408 " in slow.recv(100)
 
 
-def running(one: Served, body: str = STREAM) -> Iterator[str]:
+def running(one: RunningServer, body: str = STREAM) -> Iterator[str]:
     """Start a streamed answer; its lines."""
     with one.client.stream("POST", "/generate", content=body, headers={"Content-Type": "application/json"}) as answer:
         assert answer.status_code == 200
         yield from answer.iter_lines()
 
 
-def test_a_full_queue_and_too_many_requests_are_refused_with_a_reason(strict: Served):
+def test_a_full_queue_and_too_many_requests_are_refused_with_a_reason(strict: RunningServer):
     first, second = running(strict), running(strict)
     next(first)
     waiting = Thread(target=lambda: [*second])
@@ -107,7 +107,7 @@ def test_a_full_queue_and_too_many_requests_are_refused_with_a_reason(strict: Se
     assert strict.held() == 0
 
 
-def test_more_connections_than_allowed_are_refused(strict: Served):
+def test_more_connections_than_allowed_are_refused(strict: RunningServer):
     host, port = strict.url.removeprefix("http://").split(":")
     head = f"POST /generate HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 9\r\n\r\n{{"
     held = [socket.create_connection((host, int(port)), timeout=30) for _ in range(3)]
@@ -193,7 +193,7 @@ def test_options_that_cannot_be_served(options: ServerOptions, message: str):
         options.check()
 
 
-def test_an_address_that_is_taken_or_foreign(strict: Served):
+def test_an_address_that_is_taken_or_foreign(strict: RunningServer):
     port = int(strict.url.rpartition(":")[2])
     with pytest.raises(ConfigError, match=rf"^cannot listen on '127\.0\.0\.1', port {port}: Address already in use$"):
         bind(ServerOptions(port=port))

@@ -10,7 +10,7 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from tests.support.engines import CHECKPOINTS
-from tests.support.served import MODEL, QUESTION, Served, served
+from tests.support.served import MODEL, QUESTION, RunningServer, served
 
 pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
 
@@ -23,12 +23,12 @@ TEMPLATE = (
 CHAT = "Tom has 12 apples and buys 15 more. How many apples does he have?"
 
 
-def client_of(server: Served) -> OpenAI:
+def client_of(server: RunningServer) -> OpenAI:
     return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[OpenAI]:
+def client(server: RunningServer) -> Iterator[OpenAI]:
     with client_of(server) as one:
         yield one
 
@@ -85,7 +85,7 @@ def test_a_streamed_completion(client: OpenAI):
     assert not usage.choices and usage.usage is not None and usage.usage.completion_tokens == 31
 
 
-def test_an_echo_scores_the_prompt(client: OpenAI, server: Served):
+def test_an_echo_scores_the_prompt(client: OpenAI, server: RunningServer):
     ids = server.llm.tokenizer.encode(QUESTION)
     found = client.completions.create(model=MODEL, prompt=ids, max_tokens=1, temperature=0, logprobs=1, echo=True)
     scores = found.choices[0].logprobs
@@ -146,7 +146,7 @@ def test_a_wrong_value_is_an_error_of_openais_shape(client: OpenAI, words: dict[
     assert (caught.value.type, caught.value.code, caught.value.param) == ("invalid_request_error", "400", None)
 
 
-def test_another_model_and_another_path_are_not_found(client: OpenAI, server: Served):
+def test_another_model_and_another_path_are_not_found(client: OpenAI, server: RunningServer):
     with pytest.raises(NotFoundError, match="model 'gpt-9' is not served; allowed: 'llama-mini'"):
         client.completions.create(model="gpt-9", prompt="a")
     assert json.loads(server.client.get("/v1/x").text)["error"]["message"] == "GET /v1/x: Not Found"
