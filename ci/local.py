@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
 from time import monotonic
-from typing import Final
+from typing import Final, Literal
 
 from specmatrix import HOME
 from specmatrix.ci.planner import ShardPlan
@@ -43,7 +43,8 @@ THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 @dataclass(frozen=True, slots=True)
 class ShardJob:
     """The settings of every worker. limit: seconds per cell, including the worker's start. subject: by its name.
-    tree: a copy of the packages with a planted fault that the workers import, None for this process's own."""
+    tree: a copy of the packages with a planted fault that the workers import, None for this process's own. explain: the
+    cells that run a second time with a trace: "none", "red" or "every"."""
 
     seed: int
     tier: str
@@ -52,6 +53,7 @@ class ShardJob:
     subject: str = REFERENCE
     waivers: tuple[WaiverRule, ...] = ()
     tree: Path | None = None
+    explain: Literal["none", "red", "every"] = "none"
 
 
 @dataclass(slots=True)
@@ -191,7 +193,7 @@ def work(cells: tuple[Cell, ...], job: ShardJob, gpus: tuple[int, ...], connecti
     from specmatrix.matrix.run.runner import subject_runner
 
     torch.set_num_threads(1)
-    runner = subject_runner(job.subject, job.seed, job.tier, job.waivers)
+    runner = subject_runner(job.subject, job.seed, job.tier, job.waivers, job.explain)
     connection.send(None)
     for cell in cells:
         connection.send(runner.run_cell(cell))

@@ -45,7 +45,8 @@ class Step(Protocol):
 
 
 class DeviceStep:
-    """The step itself, without checks. capture: the target layers whose input states the drafter needs."""
+    """The step itself, without checks. capture: the target layers whose input states the drafter needs. verify: the
+    verifier, which a trace wraps."""
 
     repeatable = True
 
@@ -66,6 +67,7 @@ class DeviceStep:
         self.relay = relay
         self.rules = rules
         self.ranks = ranks
+        self.verify = verify
         self._dtype = kv.full.pool.data.dtype
 
     def run(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
@@ -133,7 +135,7 @@ class DeviceStep:
         finite = _finite(logits)
         if plan.adjusts:
             shown, logits = self._adjusted(plan, batch, logits, batch.start, tree, rows)
-        verdict = verify(logits, tree, batch.start, rows, self.ranks)
+        verdict = self.verify(logits, tree, batch.start, rows, self.ranks)
         if plan.adjusts:
             self.rules.record(batch.rows, batch.start + 1, verdict.tokens)
         output = StepOutput(tokens=verdict.tokens, count=verdict.count, stamps=kv.stamps, finite=finite)

@@ -40,6 +40,7 @@ CellState = Literal["PASS", "FAIL", "NOT MEASURED", "INFRA", "UNSUPPORTED"]
 GateState = Literal["PASS", "FAIL", "NOT MEASURED"]
 Expect = Literal["runs", "refused", "rewritten"]
 WaiverKind = Literal["known", "flaky"]
+Phase = Literal["schedule", "launch", "resolve"]
 WAIVER_KINDS: Final[tuple[WaiverKind, ...]] = ("known", "flaky")
 # The name of the subject that the matrix brings, and of what a waiver covers if no gate judged the cell.
 REFERENCE: Final = "reference"
@@ -234,6 +235,51 @@ class RedAsk(ReportRecord, frozen=True, omit_defaults=True):
     note: str = ""
 
 
+class StepRow(ReportRecord, frozen=True, omit_defaults=True):
+    """One request in an event of a trace.
+
+    `width` positions are written; `pages` are those of its account in order, runs of neighbours as `5-8`; `committed`
+    and `in_flight` as in AskPages. `tokens` are delivered from output index `start` on, with what came of them as
+    `outcome`. `tree` is the draft of a launched round. `note` says in one sentence what contradicts an earlier event.
+    """
+
+    request: str
+    width: Count
+    pages: str = ""
+    committed: Count = 0
+    in_flight: tuple[int, ...] = ()
+    tokens: tuple[Token, ...] = ()
+    start: Count | None = None
+    outcome: str = ""
+    tree: tuple[TreeNode, ...] = ()
+    note: str = ""
+
+
+class StepEvent(ReportRecord, frozen=True, omit_defaults=True):
+    """One moment of a step: scheduled, launched or resolved.
+
+    `in_flight` steps are launched and unread, `free` and `cached` pages are left, `waiting` requests are queued.
+    `journal` lists the ledger's entries since the event before.
+    """
+
+    event: Phase
+    step: Count
+    prefill: bool
+    rows: tuple[StepRow, ...]
+    in_flight: Count = 0
+    free: Count = 0
+    cached: Count = 0
+    waiting: tuple[str, ...] = ()
+    journal: tuple[str, ...] = ()
+
+
+class Timeline(ReportRecord, frozen=True, omit_defaults=True):
+    """The steps of a cell's second run, on a fresh engine that is traced; `note`: why there are none or not all."""
+
+    events: tuple[StepEvent, ...] = ()
+    note: str = ""
+
+
 class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", tag="cell", omit_defaults=True):
     """One cell: what was asked, what proved that it ran, and how each gate judged it.
 
@@ -241,7 +287,7 @@ class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", t
     engine's counters, as differences over the cell; a counter that it lacks is zero. `error` says in one sentence what
     stopped a cell without a verdict, or why the subject does not support it; `verb` is the engine's operation that
     raised it, `traceback` where. `first_red` is the first request that a
-    red gate blames, None if none blames any. `seconds` is wall time.
+    red gate blames, None if none blames any. `timeline` is of a traced run, None without one. `seconds` is wall time.
     """
 
     id: str
@@ -257,6 +303,7 @@ class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", t
     verb: str = ""
     traceback: str = ""
     first_red: RedAsk | None = None
+    timeline: Timeline | None = None
     seconds: Seconds = 0.0
 
     def __post_init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specmatrix.reports.schema import CellResult, Header
 
 
@@ -14,6 +16,17 @@ def shorten(text: str, most: int) -> str:
     """One line of at most `most` characters; an ellipsis says that there was more."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def spans(pages: Sequence[int]) -> str:
+    """Page numbers in order, with runs of neighbours as `5-8`."""
+    runs: list[list[int]] = []
+    for page in pages:
+        if runs and page == runs[-1][-1] + 1:
+            runs[-1][1:] = [page]
+        else:
+            runs.append([page])
+    return ", ".join("-".join(map(str, run)) for run in runs) or "none"
 
 
 def shorten_rewrite(signature: str) -> str:

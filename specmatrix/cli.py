@@ -99,13 +99,17 @@ def run(
         Path | None, typer.Option(help="run the cells of this report that are red or did not run")
     ] = None,
     fault: PlantedFault = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="trace a second run of each red cell, or of the only one, as a page of steps"),
+    ] = False,
     json_: Json = False,
 ) -> int:
     """Run cells and write their report."""
     from specmatrix.ci.commands.run import run as run_matrix
 
     return run_matrix(
-        tier, stage, out, cells, workers, seed, limit, json_, subject, waivers, fail_fast, rerun_failed, fault
+        tier, stage, out, cells, workers, seed, limit, json_, subject, waivers, fail_fast, rerun_failed, fault, explain
     )
 
 

@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping
-from contextlib import closing, nullcontext
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Final
 
 from msgspec.structs import replace
 
-from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plan
-from specmatrix.ci.planner import Host, ShardPlan, plan
+from specmatrix.ci.cell_runs import cell_runs
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cells.selection import of_gpus, select
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
-from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cli.stopping import Stopped
-from specmatrix.matrix.faults.command import select as select_faults
-from specmatrix.matrix.faults.patch import Patch
-from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.gates.registry import GATES, applied_gates
 from specmatrix.matrix.run.provenance import run_header
-from specmatrix.matrix.run.tiers import check_seed, repro, visible_gpus
+from specmatrix.matrix.run.tiers import check_seed, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.waivers import load_waivers
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.zoo.registry import verify_cells
-from specmatrix.reports.render.run import write_run
+from specmatrix.reports.render.explain import write_explained
+from specmatrix.reports.render.run import RunView, write_run
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.schema import PAGE_FILE, RED_STATES, REFERENCE, REPORT_FILE, CellResult, Header
 from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
 from specmatrix.reports.summary import is_red
-from specmatrix.reports.wording import count, shorten
-
-# Characters shown of each worker's cell id in the progress bar.
-SHOWN: Final = 32
+from specmatrix.reports.wording import count
 
 
 def run(
@@ -55,55 +47,48 @@ def run(
     fail_fast: bool = False,
     rerun_failed: Path | None = None,
     fault: str | None = None,
+    explain: bool = False,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
     engine, rules = foreign_subject(subject), load_waivers(waivers)
-    patch = None if fault is None else fault_patch(fault, tier, subject)
-    if rerun_failed is None:
-        chosen = chosen_cells(tier, stage, cells, limit)
-    else:
-        if cells is not None or limit is not None:
+    with cell_runs(tier, stage, seed, workers, subject, rules, fault) as runs:
+        if rerun_failed is None:
+            chosen = chosen_cells(tier, stage, cells, limit)
+        elif cells is None and limit is None:
+            visible_gpus(tier)
+            options: dict[str, str | int] = {
+                "subject": subject,
+                "tier": tier,
+                "stage": stage,
+                "seed": seed,
+                "fault": runs.fault,
+            }
+            chosen = failed_cells(rerun_failed, out, options)
+        else:
             raise ConfigError("--rerun-failed selects the cells; it takes neither --cells nor --limit")
-        visible_gpus(tier)
-        asked: dict[str, str | int] = {
-            "subject": subject,
-            "tier": tier,
-            "stage": stage,
-            "seed": seed,
-            "fault": fault or "",
-        }
-        chosen = failed_cells(rerun_failed, out, asked)
-    check_parallel("workers", workers)
-    check_seed(seed)
-    verify_cells(chosen)
-    gpus = find_tier(tier).gpus
-    work = plan(chosen, {}, [Host("local", gpus=visible_gpus(tier), workers=workers)], gpus)
-    seconds, gates = LIMIT_SECONDS, GATES
-    if engine is not None:
-        gates = applied_gates(engine.profile).gates
-        # A cell may start its engine and the baseline's.
-        seconds += 2 * (engine.profile.start_seconds + engine.profile.answer_seconds)
-    header = run_header(tier, stage, seed, gates, engine, rules)
-    if fault is not None:
-        header = replace(header, fault=fault, dirty=True)
-    with nullcontext() if patch is None else planted(patch) as tree:
-        records = _shown(work, ShardJob(seed, tier, stage, seconds, subject, rules, tree), len(chosen), fault or "")
+        check_parallel("workers", workers)
+        check_seed(seed)
+        verify_cells(chosen)
+        header = run_header(
+            tier, stage, seed, GATES if engine is None else applied_gates(engine.profile).gates, engine, rules
+        )
+        header = replace(header, fault=runs.fault, dirty=header.dirty or bool(runs.fault))
+        traced = ("every" if len(chosen) == 1 else "red") if explain else "none"
+        records = runs(chosen, explain=traced, limit=runs.job.limit * (1 + explain))
         view = write_run(load(_write(out, header, records, chosen, fail_fast)))
-    if json_:
-        print(json.dumps(view.summary.to_json(), indent=2))
-    else:
-        console = StdoutConsole()
-        print_run(view, console)
-        console.print(f"report: {out / PAGE_FILE}", highlight=False, markup=False, soft_wrap=True)
+    _tell(view, out, write_explained(view, out), json_)
     return int(view.verdict != "green")
 
 
-def fault_patch(fault: str, tier: str, subject: str) -> Patch:
-    """The patch of a fault of the catalogue. ConfigError if it is unknown in the tier, or not the subject's."""
-    if subject != REFERENCE:
-        raise ConfigError(f"a fault is planted in the reference engine only; subject {shown(subject)} is another one")
-    [found] = select_faults([fault], tier)
-    return found.patch
+def _tell(view: RunView, out: Path, explained: Sequence[Path], json_: bool) -> None:
+    if json_:
+        print(json.dumps(view.summary.to_json(), indent=2))
+        return
+    console = StdoutConsole()
+    print_run(view, console)
+    for page in explained:
+        console.print(f"explained: {page}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"report: {out / PAGE_FILE}", highlight=False, markup=False, soft_wrap=True)
 
 
 def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) -> list[Cell]:
@@ -174,18 +159,3 @@ def _write(out: Path, header: Header, records: Generator[CellResult], cells: lis
         text = f"interrupted after {done:,} of {count(total, 'cell')}, {red:,} of them red"
         raise stop.saying(f"{text}; partial results are in {out / PARTIAL_FILE}, which is not a report{kept}") from None
     return writer.path
-
-
-def _shown(work: ShardPlan, job: ShardJob, total: int, fault: str) -> Generator[CellResult]:
-    """The records of a plan, with a progress bar that counts them and the red ones and shows each worker's cell. Their
-    commands plant the run's fault again."""
-    red = 0
-    with counting(total, "cell") as update:
-
-        def show(workers: list[str]) -> None:
-            update(" · ".join(shorten(at, SHOWN) for at in workers), 0, red)
-
-        for record in run_plan(work, job, show):
-            red += record.state in RED_STATES
-            update(None, 1, red)
-            yield replace(record, repro=repro(record.id, job.tier, job.seed, fault=fault)) if fault else record

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec import structs
 
@@ -23,6 +23,7 @@ from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.registry import GATES, applied_gates
 from specmatrix.matrix.gates.session_baseline import has_session_baseline
+from specmatrix.matrix.run.explain import explained
 from specmatrix.matrix.run.prepared_cell import PreparedCell, Workload, prepare
 from specmatrix.matrix.run.record import BaselineError, crashed, judged, record
 from specmatrix.matrix.run.red_ask import red_ask
@@ -44,8 +45,9 @@ from specmatrix.matrix.subjects.protocol import (
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.build import workload
-from specmatrix.reports.schema import CellResult, WaiverRule
+from specmatrix.reports.schema import RED_STATES, CellResult, WaiverRule
 
+Explain = Literal["none", "red", "every"]
 SHAPE: Final = ("num_steps", "topk", "num_draft_tokens")
 
 
@@ -102,8 +104,8 @@ class Runner:
 
     workload: the requests of a cell for a seed. gates: in the order in which they judge. refusal: judges a start that
     was refused (with the error) or should have been (with None). divergence: judges ranks that stopped because they
-    diverged. tier: of the records. waivers: of the user's tree. engine: the running engine, of the last cell.
-    baselines: runs so far.
+    diverged. tier: of the records. waivers: of the user's tree. explain: the cells that run a second time with a trace.
+    engine: the running engine, of the last cell. baselines: runs so far.
     """
 
     subject: Subject
@@ -114,6 +116,7 @@ class Runner:
     divergence: Callable[[PreparedCell, Agreement | None], Outcome] = RanksGate().judge_agreement
     tier: str = "cpu"
     waivers: Sequence[WaiverRule] = ()
+    explain: Explain = "none"
     engine: RunningEngine | None = field(default=None, init=False)
     baselines: Baselines = field(init=False)
     _command: EngineCommand | None = field(default=None, init=False)
@@ -144,6 +147,8 @@ class Runner:
         except Exception as error:  # A crash of the subject is this cell's result; the other cells go on.
             self._drop()
             result = crashed(prepared, error)
+        if self.explain == "every" or (self.explain == "red" and result.state in RED_STATES):
+            result = explained(result, self.subject, prepared)
         result = waive(result, self.waivers, self.subject.name, self.subject.version())
         return structs.replace(result, seconds=perf_counter() - began)
 
@@ -220,10 +225,14 @@ def reference_runner(seed: int, tier: str = "cpu") -> Runner:
     return Runner(RankedSubject(), seed, tier=tier)
 
 
-def subject_runner(name: str, seed: int, tier: str, waivers: Sequence[WaiverRule] = ()) -> Runner:
+def subject_runner(
+    name: str, seed: int, tier: str, waivers: Sequence[WaiverRule] = (), explain: Explain = "none"
+) -> Runner:
     """A runner for a subject by name, with the gates that apply to it. ConfigError if there is none."""
     subject = load_subject(name)
-    return Runner(subject, seed, gates=applied_gates(subject.profile).gates, tier=tier, waivers=waivers)
+    return Runner(
+        subject, seed, gates=applied_gates(subject.profile).gates, tier=tier, waivers=waivers, explain=explain
+    )
 
 
 def known_shape(prepared: PreparedCell) -> dict[str, Any]:

@@ -121,7 +121,8 @@ def _html() -> Environment:
     made = _environment()
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     made.filters["breakable"] = _breakable
-    files = {"style": "page.css", "script": "page.js"}
+    made.filters["red_gate"] = lambda gate: f"{gate.name}: {gate.message or gate.state}"
+    files = {"style": "page.css", "script": "page.js", "steps": "steps.js"}
     made.globals |= {name: Markup((_HERE / file).read_text(encoding="utf-8")) for name, file in files.items()}
     return made
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from specmatrix.reports.neighbour import Neighbour, Probe
 from specmatrix.reports.schema import AskPages, RedAsk, Token
-from specmatrix.reports.wording import count, shorten
+from specmatrix.reports.wording import count, shorten, spans
 
 MOST_PROBES: Final = 6
 MOST_SPANS: Final = 8
@@ -64,19 +64,9 @@ def pages_text(table: AskPages) -> str:
     cached = f", {table.cached} cached" if table.cached else ""
     flying = f", {' + '.join(map(str, table.in_flight))} in flight" if table.in_flight else ""
     of = count(table.page_size, "position")
-    return f"pages {spans(table.pages)} of {of}{cached}; {table.committed} positions committed{flying}"
-
-
-def spans(pages: Sequence[int]) -> str:
-    """Page numbers in order, with runs of neighbours as `5-8`; at most MOST_SPANS of the last ones."""
-    runs: list[list[int]] = []
-    for page in pages:
-        if runs and page == runs[-1][-1] + 1:
-            runs[-1].append(page)
-        else:
-            runs.append([page])
-    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[-MOST_SPANS:]]
-    return ", ".join((["…"] if len(runs) > MOST_SPANS else []) + texts) or "none"
+    runs = spans(table.pages).split(", ")
+    pages = ", ".join((["…"] if len(runs) > MOST_SPANS else []) + runs[-MOST_SPANS:])
+    return f"pages {pages} of {of}{cached}; {table.committed} positions committed{flying}"
 
 
 def neighbour_text(found: Neighbour) -> str:

@@ -1,5 +1,7 @@
 """What a red cell tells, from a fault planted by the command line to the report."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ CELL = "eagle3.s3.k4.n8.v2.ragged"
 @pytest.fixture(scope="module")
 def red(tmp_path_factory) -> tuple[Path, CellResult]:
     out = tmp_path_factory.mktemp("red")
-    words = ["run", "--cells", CELL, "--fault", "bonus-stride", "--workers", "1", "--out", str(out)]
+    (out / "explain").mkdir()
+    (out / "explain" / "eagle.html").write_text("of an earlier run")
+    words = ["run", "--cells", CELL, "--fault", "bonus-stride", "--explain", "--workers", "1", "--out", str(out)]
     assert main(words) == 1
     [cell] = load(out)
     return out, cell
@@ -34,6 +38,23 @@ def test_the_command_of_a_red_cell_plants_its_fault_and_writes_elsewhere(red):
     out, cell = red
     assert cell.repro == f"specmatrix run --fault bonus-stride --cells '{CELL}' --seed 0 --out \"$(mktemp -d)\""
     assert str(out) not in cell.repro
+
+
+def test_an_explained_cell_shows_the_draft_of_the_broken_round_and_what_contradicts_it(red):
+    found = red[1].first_red
+    assert len(found.tree) == 8 and found.tree[0].draw.id == found.got_tokens[2].id
+    assert found.note == "its root is ' k' (456); the step before ended with 'irst' (379)"
+    assert {event.event for event in red[1].timeline.events} == {"schedule", "launch", "resolve"}
+
+
+def test_an_explained_cell_has_a_page_of_its_own_that_needs_no_network(red):
+    pages = {page.name: page.read_text() for page in (red[0] / "explain").iterdir()}
+    assert [*pages] == [f"{CELL}.html"]
+    [page] = pages.values()
+    assert "verify round 2, lag 1" in page and "its root is &#39; k&#39; (456)" in page
+    assert not re.findall(r"""(?:src|href)=|https?://|@import|url\(""", page)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+    assert data["at"] == {"request": "q6", "token": 2} and len(data["events"]) > 50
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from specmatrix.reports.neighbour import nearest
-from specmatrix.reports.render.red_ask import ask_lines, neighbour_text, spans
+from specmatrix.reports.render.red_ask import ask_lines, neighbour_text, pages_text
 from specmatrix.reports.render.run import run_page, view
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.schema import AskPages, GateResult, RedAsk, Token, TreeNode
@@ -102,4 +102,4 @@ def test_a_request_without_tokens_is_one_line_or_two():
     ],
 )
 def test_pages_are_told_as_runs(pages, text: str):
-    assert spans(tuple(pages)) == text
+    assert pages_text(AskPages(1, tuple(pages), 0, 0, ())).startswith(f"pages {text} of 1 position; 0 positions")

@@ -1,0 +1,80 @@
+"""How the cells of a command run: on which engine, with which planted fault, on how many workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec.structs import replace
+
+from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plan
+from specmatrix.ci.planner import Host, plan
+from specmatrix.errors import ConfigError, shown
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cli.progress import counting
+from specmatrix.matrix.faults.command import select as select_faults
+from specmatrix.matrix.faults.plant import planted
+from specmatrix.matrix.run.tiers import repro, visible_gpus
+from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.subjects.registry import foreign_subject
+from specmatrix.reports.schema import RED_STATES, REFERENCE, CellResult, WaiverRule
+from specmatrix.reports.wording import shorten
+
+# Characters shown of each worker's cell id in the progress bar.
+SHOWN: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CellRuns:
+    """Runs cells as its job says, on so many workers; the fault is planted in the job's tree."""
+
+    job: ShardJob
+    workers: int
+    fault: str = ""
+
+    def __call__(self, cells: Sequence[Cell], **changes: object) -> Generator[CellResult]:
+        """The cells' records as they finish, with a progress bar that counts them and the red ones and shows each
+        worker's cell. changes: of the job. Their commands plant the fault again."""
+        job = dataclasses.replace(self.job, **changes)  # type: ignore[arg-type]  # fields of ShardJob
+        hosts = [Host("local", gpus=visible_gpus(job.tier), workers=self.workers)]
+        work, red = plan(cells, {}, hosts, find_tier(job.tier).gpus), 0
+        with counting(len(cells), "cell") as update:
+
+            def show(workers: list[str]) -> None:
+                update(" · ".join(shorten(at, SHOWN) for at in workers), 0, red)
+
+            for record in run_plan(work, job, show):
+                red += record.state in RED_STATES
+                update(None, 1, red)
+                yield self._named(record)
+
+    def _named(self, record: CellResult) -> CellResult:
+        if not self.fault:
+            return record
+        return replace(record, repro=repro(record.id, self.job.tier, self.job.seed, fault=self.fault))
+
+
+@contextmanager
+def cell_runs(
+    tier: str,
+    stage: str,
+    seed: int,
+    workers: int,
+    subject: str = REFERENCE,
+    waivers: tuple[WaiverRule, ...] = (),
+    fault: str | None = None,
+) -> Iterator[CellRuns]:
+    """Runs of cells while their fault is planted. ConfigError on a fault that is unknown in the tier or cannot be
+    planted in the subject."""
+    engine = foreign_subject(subject)
+    if fault is not None and engine is not None:
+        raise ConfigError(f"a fault is planted in the reference engine only; subject {shown(subject)} is another one")
+    patch = None if fault is None else select_faults([fault], tier)[0].patch
+    seconds = LIMIT_SECONDS
+    if engine is not None:  # A cell may start its engine and the baseline's.
+        seconds += 2 * (engine.profile.start_seconds + engine.profile.answer_seconds)
+    with nullcontext() if patch is None else planted(patch) as tree:
+        yield CellRuns(ShardJob(seed, tier, stage, seconds, subject, waivers, tree), workers, fault or "")

@@ -1,0 +1,87 @@
+"""Runs a cell's requests a second time on a fresh engine that is traced, and adds what that shows to the record."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from specmatrix.errors import described
+from specmatrix.matrix.run.prepared_cell import PreparedCell
+from specmatrix.matrix.subjects.protocol import Subject, Unsupported
+from specmatrix.reports.schema import CellResult, RedAsk, StepEvent, Timeline
+
+UNTRACED: Final = "only the reference engine with one rank is traced"
+UNLIKE: Final = (
+    "the traced run on a fresh engine yielded other tokens, so what is red depends on what its engine ran before"
+)
+
+
+def explained(result: CellResult, subject: Subject, prepared: PreparedCell) -> CellResult:
+    """The record with a timeline, and its first red request with the draft of its round."""
+    timeline = traced(subject, prepared)
+    ask = result.first_red
+    if ask is not None and timeline.events:
+        ask = with_tree(ask, timeline)
+    return replace(result, timeline=timeline, first_red=ask)
+
+
+def traced(subject: Subject, prepared: PreparedCell) -> Timeline:
+    """The steps of the cell's requests on a fresh engine; up to its error if it raises one."""
+    # Imports torch, which reading a report does not need.
+    from specmatrix.matrix.run.runner import completions
+    from specmatrix.matrix.subjects.in_process import Conversation, ReferenceEngine
+    from specmatrix.matrix.subjects.traced import MOST_EVENTS, Tracer
+
+    command = subject.translate(prepared)
+    if isinstance(command, Unsupported) or not subject.profile.in_process:
+        return Timeline(note=UNTRACED)
+    try:
+        engine = subject.start(command)
+    except Exception as error:  # what refuses the cell is in its record
+        return Timeline(note=f"the engine did not start: {described(error)}")
+    if not isinstance(engine, ReferenceEngine):
+        engine.close()
+        return Timeline(note=UNTRACED)
+    tracer, note, names = Tracer(engine), "", dict[int, str]()
+    talk = Conversation(engine.llm, engine.clock, prepared.requests)
+    try:
+        answers = talk.answers()
+        for request, answer in zip(prepared.requests, answers, strict=True):
+            names |= {int(one.meta_info["id"]): one.name for _, one in completions(request, answer) if one.meta_info}
+    except Exception as error:  # the trace up to it is what the reader wants
+        note = f"the traced run ended with {described(error)}"
+        names = {rid: name for name, rid in talk.rids.items()}
+    if tracer.cut:
+        note = "; ".join(filter(None, (note, f"the trace ends after {MOST_EVENTS:,} events")))
+    return Timeline(tracer.events(names), note)
+
+
+def with_tree(ask: RedAsk, timeline: Timeline) -> RedAsk:
+    """The request with the draft of the round that yielded its wrong token, in a trace that shows the same tokens."""
+    if ask.token is None:
+        return ask
+    yielded: dict[int, int] = {}
+    for event in timeline.events:
+        for row in event.rows:
+            if row.request == ask.request and row.start is not None:
+                yielded |= {row.start + place: token.id for place, token in enumerate(row.tokens)}
+    got = {ask.first + place: token.id for place, token in enumerate(ask.got_tokens)}
+    if any(yielded.get(place) != token for place, token in got.items()):
+        return replace(ask, note=UNLIKE)
+    step = yielding_step(ask, timeline.events)
+    for event in timeline.events:
+        for row in event.rows:
+            if (event.event, event.step, row.request) == ("launch", step, ask.request):
+                return replace(ask, tree=row.tree, note=row.note or ask.note)
+    return ask
+
+
+def yielding_step(ask: RedAsk, events: tuple[StepEvent, ...]) -> int | None:
+    """The step that yielded the wrong token; None if the trace does not reach it."""
+    for event in events:
+        for row in event.rows:
+            mine = row.request == ask.request and row.start is not None and ask.token is not None
+            if mine and row.start <= ask.token < row.start + len(row.tokens):  # type: ignore[operator]  # not None here
+                return event.step
+    return None
