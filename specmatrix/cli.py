@@ -103,13 +103,30 @@ def run(
         bool,
         typer.Option("--explain", help="trace a second run of each red cell, or of the only one, as a page of steps"),
     ] = False,
+    decide: Annotated[
+        bool, typer.Option("--decide", help="also run the cells that tell the candidate causes of red cells apart")
+    ] = False,
     json_: Json = False,
 ) -> int:
     """Run cells and write their report."""
     from specmatrix.ci.commands.run import run as run_matrix
 
     return run_matrix(
-        tier, stage, out, cells, workers, seed, limit, json_, subject, waivers, fail_fast, rerun_failed, fault, explain
+        tier,
+        stage,
+        out,
+        cells,
+        workers,
+        seed,
+        limit,
+        json_,
+        subject,
+        waivers,
+        fail_fast,
+        rerun_failed,
+        fault,
+        explain,
+        decide,
     )
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from specmatrix.ci.cell_runs import cell_runs
+from specmatrix.ci.cell_runs import CellRuns, cell_runs
+from specmatrix.ci.variants import decided
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
@@ -48,8 +49,11 @@ def run(
     rerun_failed: Path | None = None,
     fault: str | None = None,
     explain: bool = False,
+    decide: bool = False,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
+    if decide and fail_fast:
+        raise ConfigError("--decide compares red cells with green ones; it cannot be combined with --fail-fast")
     engine, rules = foreign_subject(subject), load_waivers(waivers)
     with cell_runs(tier, stage, seed, workers, subject, rules, fault) as runs:
         if rerun_failed is None:
@@ -75,9 +79,21 @@ def run(
         header = replace(header, fault=runs.fault, dirty=header.dirty or bool(runs.fault))
         traced = ("every" if len(chosen) == 1 else "red") if explain else "none"
         records = runs(chosen, explain=traced, limit=runs.job.limit * (1 + explain))
+        if decide:
+            records = _with_decided(runs, records)
         view = write_run(load(_write(out, header, records, chosen, fail_fast)))
     _tell(view, out, write_explained(view, out), json_)
     return int(view.verdict != "green")
+
+
+def _with_decided(runs: CellRuns, records: Generator[CellResult]) -> Generator[CellResult]:
+    """The records, and then those of the cells that tell the causes of the red ones apart."""
+    found = []
+    with closing(records):
+        for record in records:
+            found.append(record)
+            yield record
+    yield from decided(runs, found)
 
 
 def _tell(view: RunView, out: Path, explained: Sequence[Path], json_: bool) -> None:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from itertools import combinations
+from operator import and_
 from typing import Final, NamedTuple
 
 from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, Factor
@@ -44,6 +47,41 @@ def common_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tupl
         found.append(_factor(named, p, all_failing, len(failing), len(passing)))
         open_cells &= ~rule.cells
     return tuple(found)
+
+
+def exact_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tuple[tuple[str, ...], ...]:
+    """The shortest conjunctions that every failing and no passing cell meets, all of one length, up to
+    `MOST_CONDITIONS`; empty if there are none, or nothing to compare.
+
+    Unlike `common_factors` they need no significance, so that one failure has many of them: each may be the cause.
+    """
+    if not failing or not passing:
+        return ()
+    everything, all_failing = (1 << len(failing) + len(passing)) - 1, (1 << len(failing)) - 1
+    shared: list[_Condition] = []
+    for axis in dict.fromkeys(axis for values in failing for axis in values):
+        holders = _holders([*failing, *passing], axis)
+        # Of conditions that the same cells meet, the first; a threshold says more than "not this value".
+        rows = {
+            mask: text
+            for text, mask in reversed((*_thresholds(axis, holders), *_equalities(axis, holders, everything)))
+        }
+        own = [
+            _Condition((text,), mask)
+            for mask, text in reversed(rows.items())
+            if mask & all_failing == all_failing and mask != everything
+        ]
+        # A value that all failing cells have says all that the other conditions on its axis say.
+        shared += [rule for rule in own if rule.conditions[0].startswith(f"{axis}=")] or own
+    for size in range(1, MOST_CONDITIONS + 1):
+        found = [
+            tuple(rule.conditions[0] for rule in rules)
+            for rules in combinations(shared, size)
+            if not reduce(and_, (rule.cells for rule in rules)) & ~all_failing
+        ]
+        if found:
+            return tuple(found)
+    return ()
 
 
 def _conditions(cells: Sequence[Values]) -> list[_Condition]:

@@ -15,6 +15,7 @@ from specmatrix.reports.compare.common_factors import common_factors
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import effective
 from specmatrix.reports.gate_numbers import GATES
+from specmatrix.reports.groups import RedGroup, red_groups
 from specmatrix.reports.lengths import positive
 from specmatrix.reports.neighbour import Neighbour, nearest
 from specmatrix.reports.render.markup import html, markdown
@@ -70,8 +71,8 @@ class ChoiceRow(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RunView:
     """What every output about one run shows, computed once. `red` cells come first in `cells`, then waived ones, then
-    those that the subject does not support, then the rest in file order. `neighbours` has the nearest green cell of
-    the first red ones."""
+    those that the subject does not support, then the rest in file order. `groups` are the red ones by equal failures,
+    and `neighbours` has the nearest green cell of the first cell of each."""
 
     header: Header
     summary: Summary
@@ -82,6 +83,7 @@ class RunView:
     factors: tuple[Factor, ...]
     rewrites: tuple[RewriteRow, ...]
     choices: tuple[ChoiceRow, ...]
+    groups: tuple[RedGroup, ...]
     neighbours: dict[str, Neighbour | None]
 
     @property
@@ -129,6 +131,7 @@ def view(report: Report) -> RunView:
     unsupported = [cell for cell in cells if cell.state == "UNSUPPORTED"]
     passing = [cell for cell in cells if cell.state == "PASS"]
     judged = [cell for cell in red if cell.state != "INFRA"]
+    groups = red_groups(red, passing)
     return RunView(
         header=report.header,
         summary=summarise(report),
@@ -139,7 +142,8 @@ def view(report: Report) -> RunView:
         factors=common_factors([_values(cell) for cell in judged], [_values(cell) for cell in passing]),
         rewrites=_rewrites(cells),
         choices=_choices(cells),
-        neighbours={cell.id: nearest(cell, passing) for cell in judged[:MOST_NEIGHBOURS]},
+        groups=groups,
+        neighbours={cell.id: nearest(cell, passing) for cell in (group.cells[0] for group in groups[:MOST_NEIGHBOURS])},
     )
 
 

@@ -30,7 +30,10 @@ def print_run(run: RunView, console: Console) -> None:
     )
     for factor in run.factors:
         _say(console, f"[bold red]{escape(factor.text)}[/bold red]")
-    for cell in run.red[:MOST]:
+    for group in run.groups[:MOST]:
+        if group.factors or len(group.cells) > 1:
+            _say(console, f"[bold]{escape(group.text)}[/bold]")
+    for cell in [cell for group in run.groups for cell in group.cells][:MOST]:
         _say(console, f"[red]{cell.state}[/red] [bold]{escape(cell.id)}[/bold]: {escape(shorten(failure(cell), 240))}")
         for line in _evidence(cell, run):
             _say(console, f"  [dim]{escape(line)}[/dim]")

@@ -65,9 +65,13 @@ def test_an_explained_cell_has_a_page_of_its_own_that_needs_no_network(red):
             ["--fault", "bonus-stride", "--subject", "transformers"],
             "a fault is planted in the reference engine only; subject 'transformers' is another one",
         ),
+        (
+            ["--decide", "--fail-fast"],
+            "--decide compares red cells with green ones; it cannot be combined with --fail-fast",
+        ),
     ],
 )
-def test_a_fault_that_cannot_be_planted_is_refused(words: list[str], sentence: str, tmp_path, capsys):
+def test_what_cannot_run_together_is_refused(words: list[str], sentence: str, tmp_path, capsys):
     assert main(["run", "--cells", CELL, "--out", str(tmp_path / "out"), *words]) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -79,3 +83,11 @@ def test_the_failed_cells_of_a_planted_fault_rerun_with_the_same_fault_only(red,
     assert "is of fault bonus-stride, not none; add --fault bonus-stride" in capsys.readouterr().err
     assert main([*words, "--fault", "path-not-compacted"]) == 2
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.nightly
+def test_further_cells_name_the_cause_of_a_planted_fault(tmp_path, capsys):
+    words = ["run", "--cells", CELL, "--fault", "bonus-stride", "--decide", "--workers", "1", "--out", str(tmp_path)]
+    assert main(words) == 1
+    assert "all at topk > 1 x batch != single" in capsys.readouterr().out
+    assert len(list(load(tmp_path))) > 8

@@ -1,0 +1,78 @@
+"""Equal failures as groups, each with what its cells have in common and no green cell has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from specmatrix.reports.compare.common_factors import exact_factors
+from specmatrix.reports.effective import effective
+from specmatrix.reports.schema import CellResult
+from specmatrix.reports.wording import count, failure, shorten
+
+# Groups whose common factors are looked for, the largest first.
+MOST_FACTORED: Final = 4
+# Candidates that a sentence names.
+MOST_NAMED: Final = 3
+# Names of requests and numbers, which differ between equal failures.
+_VARYING: Final = re.compile(r"\b[qwd]\d+(?:\.\w+)*\b|\d[\d.,]*|'[^']*'")
+
+Conditions = tuple[str, ...]
+
+
+class RedGroup(NamedTuple):
+    """Red cells with an equal failure: the same first red gate or error, with the same message up to names and numbers.
+
+    factors: the shortest conjunctions of axis values that all of them and no green cell have; any of them may be the
+    cause.
+    """
+
+    failure: str
+    cells: tuple[CellResult, ...]
+    factors: tuple[Conditions, ...]
+
+    @property
+    def text(self) -> str:
+        """The group in a sentence."""
+        first = self.cells[0]
+        what = f"{count(len(self.cells), 'red cell')} with {failure_name(first)}"
+        if not self.factors:
+            return what
+        named = "; or at ".join(" x ".join(each) for each in self.factors[:MOST_NAMED])
+        more = len(self.factors) - MOST_NAMED
+        text = f"{what}{', all' if len(self.cells) > 1 else ','} at {named}"
+        text += f"; or at {more} more" if more > 0 else ""
+        return f"{text}, where no cell is green" + ("; --decide tells them apart" if len(self.factors) > 1 else "")
+
+
+def red_groups(red: Sequence[CellResult], green: Sequence[CellResult]) -> tuple[RedGroup, ...]:
+    """The groups of red cells, the largest first; those of one size in the order of their first cells."""
+    found: dict[str, list[CellResult]] = {}
+    for cell in red:
+        found.setdefault(kind_of(cell), []).append(cell)
+    passing = [effective(cell.axes, cell.resolved) for cell in green]
+    groups: list[RedGroup] = []
+    for kind, cells in sorted(found.items(), key=lambda item: -len(item[1])):
+        factored = len(groups) < MOST_FACTORED
+        failing = [effective(cell.axes, cell.resolved) for cell in cells]
+        groups.append(RedGroup(kind, tuple(cells), exact_factors(failing, passing) if factored else ()))
+    return tuple(groups)
+
+
+def axis_of(condition: str) -> str:
+    """The axis of a condition such as `topk=4`, `topk != 1` or `topk > 1`."""
+    return re.split(r"[ =]", condition, maxsplit=1)[0]
+
+
+def kind_of(cell: CellResult) -> str:
+    """What equal failures share: the first red gate and its message without names and numbers, or the error."""
+    gate = next((gate for gate in cell.gates if gate.state != "PASS"), None)
+    text = f"{gate.name} {gate.state} {gate.message}" if gate and not cell.error else cell.error or cell.state
+    return _VARYING.sub("#", text)
+
+
+def failure_name(cell: CellResult) -> str:
+    """The first red gate, or the error, of a cell in a few words."""
+    gate = next((gate for gate in cell.gates if gate.state != "PASS"), None)
+    return f"{gate.name} {gate.state}" if gate and not cell.error else shorten(failure(cell), 80)

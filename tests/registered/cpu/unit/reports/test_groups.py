@@ -1,0 +1,90 @@
+"""Groups of equal failures, and what their cells have in common and no green cell has."""
+
+import pytest
+
+from specmatrix.reports.compare.common_factors import exact_factors
+from specmatrix.reports.groups import axis_of, kind_of, red_groups
+from specmatrix.reports.render.run import run_markdown, run_page, view
+from specmatrix.reports.schema import GateResult
+from specmatrix.reports.store import load
+
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
+
+
+def axes(text: str) -> dict[str, str]:
+    return dict(zip(("algorithm", "topk", "batch"), text.split(), strict=True))
+
+
+def test_the_shortest_conjunctions_that_no_passing_cell_meets_are_the_candidates():
+    failing = [axes("eagle3 4 ragged")]
+    passing = [axes("eagle3 4 single"), axes("eagle3 1 ragged"), axes("none 4 ragged")]
+    assert exact_factors(failing, passing) == (("algorithm=eagle3", "topk=4", "batch=ragged"),)
+    assert exact_factors(failing, passing[1:]) == (("algorithm=eagle3", "topk=4"),)
+    assert exact_factors(failing, passing[:1]) == (("batch=ragged",),)
+    assert exact_factors(failing, [axes("eagle3 1 single")]) == (("topk=4",), ("batch=ragged",))
+
+
+def test_values_that_failing_cells_do_not_share_are_told_by_what_they_exclude():
+    failing, passing = (
+        [axes("eagle3 2 ragged"), axes("eagle3 4 pair")],
+        [axes("eagle3 1 ragged"), axes("eagle3 4 single")],
+    )
+    assert exact_factors(failing, passing) == (("topk > 1", "batch != single"),)
+
+
+@pytest.mark.parametrize(
+    ("failing", "passing"), [([], ["none 1 pair"]), (["none 1 pair"], []), (["none 1 pair"], ["none 1 pair"])]
+)
+def test_nothing_to_compare_has_no_factor(failing, passing):
+    assert exact_factors([*map(axes, failing)], [*map(axes, passing)]) == ()
+
+
+def red(make_cell, name: str, values: str, message: str):
+    gates = (GateResult("lossless", "FAIL", message=message),)
+    return make_cell(name, gates=gates, axes=axes(values), resolved=None)
+
+
+def reds(make_cell) -> list:
+    return [
+        red(make_cell, "a", "eagle3 4 ragged", "3 of 5 requests differ, first q6 at token 2: 79 instead of 340"),
+        red(make_cell, "b", "eagle3 4 pair", "1 of 2 requests differ, first q12.again at token 40: 1 instead of 2"),
+        red(make_cell, "c", "none 1 ragged", "a log-probability differs by 0.02 nats"),
+    ]
+
+
+def green(make_cell) -> list:
+    return [make_cell("d", axes=axes("eagle3 1 ragged"), resolved=None)]
+
+
+def test_equal_failures_are_one_group_whatever_their_names_and_numbers(make_cell):
+    groups = red_groups(reds(make_cell)[::-1], green(make_cell))
+    assert [[cell.id for cell in group.cells] for group in groups] == [["b", "a"], ["c"]]
+    assert groups[0].text == "2 red cells with lossless FAIL, all at topk=4, where no cell is green"
+    assert groups[1].text == "1 red cell with lossless FAIL, at algorithm=none, where no cell is green"
+
+
+def test_several_candidates_are_named_with_the_option_that_decides(make_cell):
+    cells = [make_cell("d", axes=axes("none 1 single"), resolved=None)]
+    [group] = red_groups(reds(make_cell)[:1], cells)
+    assert group.text == (
+        "1 red cell with lossless FAIL, at algorithm=eagle3; or at topk=4; or at batch=ragged, where no cell is green; "
+        "--decide tells them apart"
+    )
+
+
+def test_errors_and_states_differ_in_kind(make_cell):
+    crash = make_cell("e", state="INFRA", error="KeyError: 'q6', in step (loop.py:120)")
+    other = make_cell("f", state="INFRA", error="KeyError: 'q7', in step (loop.py:121)")
+    assert kind_of(crash) == kind_of(other) != kind_of(make_cell("g", state="INFRA", error="it hung"))
+
+
+@pytest.mark.parametrize("condition", ["topk=4", "topk != 1", "topk > 1", "topk < 4"])
+def test_a_condition_names_its_axis(condition: str):
+    assert axis_of(condition) == "topk"
+
+
+def test_every_output_tells_the_groups(make_cell, write_report, tmp_path):
+    run = view(load(write_report(tmp_path, [*reds(make_cell), *green(make_cell)])))
+    assert "2 red cells with lossless FAIL, all at topk=4" in run_markdown(run)
+    assert "2 red cells with lossless FAIL, all at topk=4" in run_page(run)
+    assert [*run.neighbours] == ["a", "c"]
