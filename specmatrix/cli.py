@@ -22,6 +22,8 @@ from specmatrix import __version__
 from specmatrix.errors import ConfigError, EngineError, shown, text_of
 from specmatrix.matrix.cli.commands.flags import EPILOG
 from specmatrix.matrix.cli.errors import misuse
+from specmatrix.matrix.cli.model_commands import checkpoints, zoo
+from specmatrix.matrix.cli.options import WORKERS, Json, Models, PlantedFault, Seed, Stage, Workers
 from specmatrix.matrix.cli.stopping import Stopped, stoppable
 from specmatrix.reports.schema import REFERENCE, ReportError
 
@@ -32,32 +34,18 @@ UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno
 # The system has no more to give to this user.
 EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 STREAMS: Final = {"stdin": "r", "stdout": "w", "stderr": "w"}
-WORKERS: Final = min(os.cpu_count() or 1, 8)
 app = typer.Typer(
     name="specmatrix",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-zoo = typer.Typer(help="The fixture models.", rich_markup_mode=None)
 app.add_typer(zoo, name="zoo")
-checkpoints = typer.Typer(help="Published checkpoints, for the GPU tiers.", rich_markup_mode=None)
 app.add_typer(checkpoints, name="checkpoints")
 subjects = typer.Typer(help="The engines that cells can run on.", rich_markup_mode=None)
 app.add_typer(subjects, name="subjects")
 incident = typer.Typer(help="Replay real incidents.", rich_markup_mode=None)
 app.add_typer(incident, name="incident")
-
-Stage = Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly")]
-Workers = Annotated[int, typer.Option(help="worker processes, one compute thread each; on GPUs, per set of GPUs")]
-Seed = Annotated[int, typer.Option(help="seed for prompts and sampling")]
-PlantedFault = Annotated[
-    str | None, typer.Option("--fault", help="plant this fault of `specmatrix faults --list` in the engine first")
-]
-Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
-Models = Annotated[
-    Path | None, typer.Option(help="folder of published checkpoints, by hub name; default: the hub's cache")
-]
 
 
 def _print_version(asked: bool) -> None:
@@ -344,51 +332,6 @@ def simulate(
     return run_simulation(minutes, seed, schedules, replay, json_)
 
 
-@zoo.command("list")
-def zoo_list(json_: Json = False) -> int:
-    """Print the model cards."""
-    from specmatrix.matrix.cli.commands.zoo import list_models
-
-    return list_models(json_)
-
-
-@zoo.command("verify")
-def zoo_verify() -> int:
-    """Verify the checksums of every model."""
-    from specmatrix.matrix.cli.commands.zoo import verify_models
-
-    return verify_models()
-
-
-@zoo.command("acceptance")
-def zoo_acceptance(
-    targets: Annotated[list[str] | None, typer.Argument(metavar="TARGET", help="targets; default: all")] = None,
-    data: Annotated[Path | None, typer.Option(help="questions in GSM8K format; default: gsm-mini test")] = None,
-    algorithm: Annotated[list[str] | None, typer.Option(help="only this one; repeatable")] = None,
-    prompts: Annotated[int, typer.Option(help="number of questions")] = 100,
-    tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 128,
-    json_: Json = False,
-) -> int:
-    """Measure each draft's tokens per round for several draft shapes, and those of random-weight drafts."""
-    from specmatrix.matrix.cli.commands.lengths import acceptance
-
-    return acceptance(targets or [], algorithm or [], data, prompts, tokens, json_)
-
-
-@zoo.command("train")
-def zoo_train(
-    names: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="models; default: all")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    out: Annotated[Path, typer.Option(help="folder for the checkpoints")] = Path("out/zoo"),
-    minutes: Annotated[float, typer.Option(help="wall-clock limit; one model takes 8 on an H100, all take 30")] = 8.0,
-    quick: Annotated[bool, typer.Option("--quick", help="a few steps only, as a smoke test")] = False,
-) -> int:
-    """Train models from their recipes."""
-    from specmatrix.matrix.cli.commands.zoo import train_models
-
-    return train_models(names or [], device, out, minutes, quick)
-
-
 @subjects.callback(invoke_without_command=True)
 def subjects_list(context: typer.Context, json_: Json = False) -> int:
     """List the engines that cells can run on, with their versions and what they can show."""
@@ -437,37 +380,6 @@ def incident_all(
     from specmatrix.matrix.cli.commands.incident import run_incidents
 
     return run_incidents("all", out, json_)
-
-
-@checkpoints.command("list")
-def checkpoints_list(json_: Json = False) -> int:
-    """List targets and drafts with their memory requirements."""
-    from specmatrix.matrix.cli.commands.checkpoints import list_pairs
-
-    return list_pairs(json_)
-
-
-@checkpoints.command("show")
-def checkpoints_show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="a name of the list")],
-    json_: Json = False,
-) -> int:
-    """Print a checkpoint's source, unverified fields, memory and GSM8K command."""
-    from specmatrix.matrix.cli.commands.checkpoints import show
-
-    return show(name, json_)
-
-
-@checkpoints.command("check")
-def checkpoints_check(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="names of the list; default: all")] = None,
-    models: Models = None,
-    json_: Json = False,
-) -> int:
-    """Report what this machine lacks to run them: a GPU, its memory, or checkpoint files."""
-    from specmatrix.matrix.cli.commands.checkpoints import check
-
-    return check(names or [], models, json_)
 
 
 def main(words: Sequence[str] | None = None) -> int:

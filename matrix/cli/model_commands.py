@@ -1,0 +1,89 @@
+"""The commands of the fixture models and of published checkpoints. Each one's code is imported when it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specmatrix.matrix.cli.options import Json, Models
+
+zoo = typer.Typer(help="The fixture models.", rich_markup_mode=None)
+checkpoints = typer.Typer(help="Published checkpoints, for the GPU tiers.", rich_markup_mode=None)
+
+
+@zoo.command("list")
+def zoo_list(json_: Json = False) -> int:
+    """Print the model cards."""
+    from specmatrix.matrix.cli.commands.zoo import list_models
+
+    return list_models(json_)
+
+
+@zoo.command("verify")
+def zoo_verify() -> int:
+    """Verify the checksums of every model."""
+    from specmatrix.matrix.cli.commands.zoo import verify_models
+
+    return verify_models()
+
+
+@zoo.command("acceptance")
+def zoo_acceptance(
+    targets: Annotated[list[str] | None, typer.Argument(metavar="TARGET", help="targets; default: all")] = None,
+    data: Annotated[Path | None, typer.Option(help="questions in GSM8K format; default: gsm-mini test")] = None,
+    algorithm: Annotated[list[str] | None, typer.Option(help="only this one; repeatable")] = None,
+    prompts: Annotated[int, typer.Option(help="number of questions")] = 100,
+    tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 128,
+    json_: Json = False,
+) -> int:
+    """Measure each draft's tokens per round for several draft shapes, and those of random-weight drafts."""
+    from specmatrix.matrix.cli.commands.lengths import acceptance
+
+    return acceptance(targets or [], algorithm or [], data, prompts, tokens, json_)
+
+
+@zoo.command("train")
+def zoo_train(
+    names: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="models; default: all")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    out: Annotated[Path, typer.Option(help="folder for the checkpoints")] = Path("out/zoo"),
+    minutes: Annotated[float, typer.Option(help="wall-clock limit; one model takes 8 on an H100, all take 30")] = 8.0,
+    quick: Annotated[bool, typer.Option("--quick", help="a few steps only, as a smoke test")] = False,
+) -> int:
+    """Train models from their recipes."""
+    from specmatrix.matrix.cli.commands.zoo import train_models
+
+    return train_models(names or [], device, out, minutes, quick)
+
+
+@checkpoints.command("list")
+def checkpoints_list(json_: Json = False) -> int:
+    """List targets and drafts with their memory requirements."""
+    from specmatrix.matrix.cli.commands.checkpoints import list_pairs
+
+    return list_pairs(json_)
+
+
+@checkpoints.command("show")
+def checkpoints_show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a name of the list")],
+    json_: Json = False,
+) -> int:
+    """Print a checkpoint's source, unverified fields, memory and GSM8K command."""
+    from specmatrix.matrix.cli.commands.checkpoints import show
+
+    return show(name, json_)
+
+
+@checkpoints.command("check")
+def checkpoints_check(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="names of the list; default: all")] = None,
+    models: Models = None,
+    json_: Json = False,
+) -> int:
+    """Report what this machine lacks to run them: a GPU, its memory, or checkpoint files."""
+    from specmatrix.matrix.cli.commands.checkpoints import check
+
+    return check(names or [], models, json_)

@@ -1,0 +1,21 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+WORKERS: Final = min(os.cpu_count() or 1, 8)
+Stage = Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly")]
+Workers = Annotated[int, typer.Option(help="worker processes, one compute thread each; on GPUs, per set of GPUs")]
+Seed = Annotated[int, typer.Option(help="seed for prompts and sampling")]
+PlantedFault = Annotated[
+    str | None, typer.Option("--fault", help="plant this fault of `specmatrix faults --list` in the engine first")
+]
+Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
+Models = Annotated[
+    Path | None, typer.Option(help="folder of published checkpoints, by hub name; default: the hub's cache")
+]
