@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -18,16 +19,19 @@ from specmatrix.reports.atomic import check_place, write_text
 GROUPS: Final = ("decoding", "overhead", "speculation", "simulation", "harness")
 FILES: Final = ("bench.json", "bench.md")
 GPU: Final = "gpu"
-# Measured only if named: the plain figures of `decoding`, and speculative ones beside them.
+# Measured only if named: the plain figures of `decoding`, and speculative ones beside them; when a run's first red cell
+# comes.
 SUBJECTS: Final = "subjects"
+ORDER: Final = "order"
+NAMED: Final = (*GROUPS, SUBJECTS, ORDER)
 SIGNS: Final = {"higher": ">=", "lower": "<="}
 
 
-def main_bench(json_: bool = False, out: Path | None = None, groups: Iterable[str] = GROUPS) -> int:
+def main_bench(json_: bool = False, out: Path | None = None, groups: Iterable[str] = GROUPS, sample: int = 0) -> int:
     """Measure, print (JSON with `json_`, else a table) and, with `out`, write bench.json and bench.md there.
 
-    Returns 0 if every goal is met, else 1; noisy, red and unmeasured figures do not meet their goal.
-    ConfigError if a zoo file is damaged, ReportError if `out` cannot be written.
+    sample: faults that `order` plants. Returns 0 if every goal is met, else 1; noisy, red and unmeasured figures do not
+    meet their goal. ConfigError if a zoo file is damaged, ReportError if `out` cannot be written.
     """
     verify_models(NAMES)
     if out is not None:
@@ -35,7 +39,7 @@ def main_bench(json_: bool = False, out: Path | None = None, groups: Iterable[st
     found: list[Metric] = []
     for group in groups:
         with waiting(f"measuring {group}"):
-            found += _measure(group)()
+            found += _measure(group, sample)()
     record = {"metrics": [metric.as_dict() for metric in found], "machine": machine()}
     if out is not None:
         for name, text in zip(FILES, (json.dumps(record, indent=1) + "\n", markdown(record)), strict=True):
@@ -44,13 +48,24 @@ def main_bench(json_: bool = False, out: Path | None = None, groups: Iterable[st
     return 0 if all(metric.state in ("met", "reported") or metric.goal is None for metric in found) else 1
 
 
-def _measure(group: str) -> Callable[[], list[Metric]]:
+def _measure(group: str, sample: int) -> Callable[[], list[Metric]]:
     """The measure function of a group; imports torch and sets one compute thread."""
     import torch
 
-    from specmatrix.benchmarks import against_transformers, decoding, gpu, harness, overhead, simulation, speculation
+    from specmatrix.benchmarks import (
+        against_transformers,
+        decoding,
+        gpu,
+        harness,
+        order,
+        overhead,
+        simulation,
+        speculation,
+    )
 
     torch.set_num_threads(1)
+    if group == ORDER:
+        return partial(order.measure, sample)
     modules = {
         "decoding": decoding,
         "overhead": overhead,

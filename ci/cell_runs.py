@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from specmatrix.ci.planner import Host, plan
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cli.progress import counting
+from specmatrix.matrix.cover.order import stored_ranks
 from specmatrix.matrix.faults.command import select as select_faults
 from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.run.tiers import repro, visible_gpus
@@ -25,22 +27,26 @@ from specmatrix.reports.wording import shorten
 
 # Characters shown of each worker's cell id in the progress bar.
 SHOWN: Final = 32
+NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class CellRuns:
-    """Runs cells as its job says, on so many workers; the fault is planted in the job's tree."""
+    """Runs cells as its job says, on so many workers; the fault is planted in the job's tree. durations: seconds by
+    cell id, estimates by default."""
 
     job: ShardJob
     workers: int
     fault: str = ""
+    durations: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self, cells: Sequence[Cell], **changes: object) -> Generator[CellResult]:
         """The cells' records as they finish, with a progress bar that counts them and the red ones and shows each
         worker's cell. changes: of the job. Their commands plant the fault again."""
         job = dataclasses.replace(self.job, **changes)  # type: ignore[arg-type]  # fields of ShardJob
         hosts = [Host("local", gpus=visible_gpus(job.tier), workers=self.workers)]
-        work, red = plan(cells, {}, hosts, find_tier(job.tier).gpus), 0
+        work = plan(cells, self.durations, hosts, find_tier(job.tier).gpus, ranks=stored_ranks())
+        red = 0
         with counting(len(cells), "cell") as update:
 
             def show(workers: list[str]) -> None:
@@ -66,6 +72,7 @@ def cell_runs(
     subject: str = REFERENCE,
     waivers: tuple[WaiverRule, ...] = (),
     fault: str | None = None,
+    durations: Mapping[str, float] = NO_SECONDS,
 ) -> Iterator[CellRuns]:
     """Runs of cells while their fault is planted. ConfigError on a fault that is unknown in the tier or cannot be
     planted in the subject."""
@@ -77,4 +84,4 @@ def cell_runs(
     if engine is not None:  # A cell may start its engine and the baseline's.
         seconds += 2 * (engine.profile.start_seconds + engine.profile.answer_seconds)
     with nullcontext() if patch is None else planted(patch) as tree:
-        yield CellRuns(ShardJob(seed, tier, stage, seconds, subject, waivers, tree), workers, fault or "")
+        yield CellRuns(ShardJob(seed, tier, stage, seconds, subject, waivers, tree), workers, fault or "", durations)

@@ -1,33 +1,40 @@
 """Assignment of cells to hosts: a pure function from cells, durations and hosts to a plan.
 
 Cells with the same start key form a group, because one engine start serves them all. Groups longer than SPLIT average
-shards are split; then each group, longest first, goes to the shortest shard (LPT). Executors only read the plan.
+shards are split; then each group goes to the shortest shard: first those with ranked cells, which find most faults
+(`matrix/cover/order.py`), by rank, then the others, longest first (LPT). Executors only read the plan.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import ceil
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from math import ceil, inf
+from types import MappingProxyType
+from typing import Annotated, Any, Final
 
-from specmatrix.errors import ConfigError
+from msgspec import Meta, Struct
+
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
 
 SPLIT: Final = 1.3
 START_SECONDS: Final = 0.5
+# Hosts, GPUs and workers that a plan may have.
+MOST: Final = 1000
+NO_RANKS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True, forbid_unknown_fields=True):
     """One machine: its number of GPUs, and of concurrent workers on its CPU or on each set of GPUs."""
 
     name: str
-    gpus: int = 0
-    workers: int = 1
+    gpus: Annotated[int, Meta(ge=0, le=MOST)] = 0
+    workers: Annotated[int, Meta(ge=1, le=MOST)] = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Cells of one engine start, the longest first; seconds include the start."""
+    """Cells of one engine start, the ranked ones first, then the longest; seconds include the start."""
 
     start_key: tuple[str, ...]
     cells: tuple[Cell, ...]
@@ -84,16 +91,41 @@ def _shard(shard: Shard) -> dict[str, Any]:
     }
 
 
+def parse_shard(text: str) -> tuple[int, int]:
+    """Number and count of a shard given as `2/4`. ConfigError on another format."""
+    match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise ConfigError(
+            f"shard must have the form NUMBER/COUNT, such as 2/4 for the second of four, got {shown(text)}"
+        )
+    return number, count
+
+
+def shard_plan(cells: Sequence[Cell], durations: Mapping[str, float], count: int, gpus: int = 0) -> ShardPlan:
+    """The plan for `count` hosts with one worker each, named 1/4, 2/4 and so on: the same on every host.
+
+    ConfigError if a shard would be empty.
+    """
+    made = plan(cells, durations, [Host(f"{n}/{count}", gpus) for n in range(1, count + 1)], gpus)
+    most = sum(bool(shard.groups) for shard in made.shards)
+    if most < count:
+        raise ConfigError(f"shard count must be at most {most} for these cells, got {count}")
+    return made
+
+
 def plan(
     cells: Iterable[Cell],
     durations: Mapping[str, float],
     hosts: Sequence[Host],
     gpus: int = 0,
     start_seconds: float = START_SECONDS,
+    ranks: Mapping[str, int] = NO_RANKS,
 ) -> ShardPlan:
     """A plan for cells with `gpus` GPUs each; the order of `cells` does not matter.
 
-    durations: measured seconds by cell id; the default is the cell's estimate. start_seconds: per engine start.
+    durations: measured seconds by cell id; the default is the cell's estimate. start_seconds: per engine start. ranks:
+    by cell id, the place of cells that run early.
     ConfigError if no host has enough GPUs, a cell needs more GPUs, or a duration is not a positive number.
     """
     shards = _lanes(hosts, gpus)
@@ -101,10 +133,15 @@ def plan(
     groups = _groups(costs, start_seconds)
     average = sum(group.seconds for group in groups) / len(shards)
     parts = [part for group in groups for part in _split(group, costs, average, start_seconds)]
-    for part in sorted(parts, key=lambda part: (-part.seconds, part.cells)):
+    parts = [replace(part, cells=tuple(sorted(part.cells, key=lambda cell: _rank(cell, ranks)))) for part in parts]
+    for part in sorted(parts, key=lambda part: (_rank(part.cells[0], ranks), -part.seconds, part.cells)):
         min(shards, key=lambda shard: shard.seconds).groups.append(part)
     longest = max((part.seconds for part in parts), default=0.0)
     return ShardPlan(gpus, tuple(shards), max(longest, sum(part.seconds for part in parts) / len(shards)))
+
+
+def _rank(cell: Cell, ranks: Mapping[str, int]) -> float:
+    return ranks.get(cell.id, inf)
 
 
 def _lanes(hosts: Sequence[Host], gpus: int) -> list[Shard]:

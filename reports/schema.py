@@ -135,6 +135,16 @@ class CounterDemand(ReportRecord, frozen=True):
     cells: Count
 
 
+class ShardRecord(ReportRecord, frozen=True):
+    """Which part of a selection a run is: shard `number`, from 1, of `count`. The whole selection has `cells` cells,
+    and `digest` is 12 hexadecimal digits over their ids."""
+
+    number: Annotated[int, Meta(ge=1)]
+    count: Annotated[int, Meta(ge=1)]
+    cells: Count
+    digest: str
+
+
 class GateResult(ReportRecord, frozen=True, omit_defaults=True):
     """One gate on one cell.
 
@@ -343,7 +353,7 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
 
     `subject` is the engine under test; `fault` is the id of the defect that was planted in it, "" for none. `created`
     is an ISO 8601 time with zone. `thresholds` and `waivers` are the rules that held. `counters` is None where the
-    stage demands none.
+    stage demands none, `shard` for a run of all selected cells.
     """
 
     schema: int = SCHEMA
@@ -363,6 +373,7 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     counters: CounterDemand | None = None
     subject: SubjectRecord = SubjectRecord(REFERENCE)
     fault: str = ""
+    shard: ShardRecord | None = None
 
     def __post_init__(self) -> None:
         _check_time("created", self.created)

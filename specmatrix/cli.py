@@ -6,34 +6,26 @@ Exit status: 0 on success, 1 if something is red, 2 for invalid input (one error
 
 from __future__ import annotations
 
-import errno
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Final, cast
+from typing import Annotated, cast
 
 import typer
 
 from specmatrix import __version__
-from specmatrix.errors import ConfigError, EngineError, shown, text_of
+from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.matrix.cli.commands.flags import EPILOG
 from specmatrix.matrix.cli.errors import misuse
+from specmatrix.matrix.cli.exit_status import empty_word, failed, open_streams, unwritten, wrong
 from specmatrix.matrix.cli.model_commands import checkpoints, zoo
-from specmatrix.matrix.cli.options import WORKERS, Json, Models, PlantedFault, Seed, Stage, Workers
+from specmatrix.matrix.cli.options import WORKERS, Durations, Json, Models, PlantedFault, Seed, Shard, Stage, Workers
 from specmatrix.matrix.cli.stopping import Stopped, stoppable
 from specmatrix.reports.schema import REFERENCE, ReportError
 
 # The base class of typer's usage errors, which typer itself does not export.
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
-# Writing stdout failed: a full disk, a quota, a file size limit, a closed pipe, or a terminal that is gone.
-UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EIO)
-# The system has no more to give to this user.
-EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
-STREAMS: Final = {"stdin": "r", "stdout": "w", "stderr": "w"}
 app = typer.Typer(
     name="specmatrix",
     add_completion=False,
@@ -94,6 +86,8 @@ def run(
     decide: Annotated[
         bool, typer.Option("--decide", help="also run the cells that tell the candidate causes of red cells apart")
     ] = False,
+    shard: Shard = "1/1",
+    durations: Durations = None,
     json_: Json = False,
 ) -> int:
     """Run cells and write their report."""
@@ -115,7 +109,39 @@ def run(
         fault,
         explain,
         decide,
+        shard,
+        durations,
     )
+
+
+@app.command()
+def plan(
+    tier: Annotated[str, typer.Option(help="tiers, such as gpu1,gpu2")] = "cpu",
+    stage: Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly")] = "pr",
+    cells: Annotated[str | None, typer.Option(help="select cells, as `run` does")] = None,
+    shards: Annotated[int | None, typer.Option(help="number of shards, those of `run --shard`")] = None,
+    hosts: Annotated[
+        Path | None, typer.Option(help="YAML file of hosts instead: a list of name, gpus and workers")
+    ] = None,
+    durations: Durations = None,
+    json_: Json = False,
+) -> int:
+    """Divide the cells of tiers over hosts."""
+    from specmatrix.ci.commands.plan import print_plan
+
+    return print_plan(tier, stage, cells, shards, hosts, durations, json_)
+
+
+@app.command()
+def merge(
+    reports: Annotated[list[Path], typer.Argument(metavar="OUT", help="the reports of all shards of a run")],
+    out: Annotated[Path, typer.Option(help="folder for the report of the whole run")],
+    json_: Json = False,
+) -> int:
+    """Merge the reports of shards into that of the whole run."""
+    from specmatrix.ci.commands.merge import merge as merge_reports
+
+    return merge_reports(reports, out, json_)
 
 
 @app.command()
@@ -130,6 +156,22 @@ def compare(
     from specmatrix.matrix.cli.commands.compare import compare_reports
 
     return compare_reports(base, head, acknowledge, out, json_)
+
+
+@app.command()
+def bisect(
+    good: Annotated[str, typer.Argument(metavar="GOOD", help="a commit at which the cells pass")],
+    bad: Annotated[str, typer.Argument(metavar="BAD", help="a later commit at which one is red")],
+    cells: Annotated[str, typer.Option(help="the cells, by id or selector")],
+    tier: Annotated[str, typer.Option(help="hardware of the cells: cpu, gpu1, gpu2, gpu4 or gpu8")] = "cpu",
+    stage: Stage = "pr",
+    seed: Seed = 0,
+    subject: Annotated[str, typer.Option(help="the engine under test")] = REFERENCE,
+) -> int:
+    """Find the first commit at which a cell is red, in a worktree of its own."""
+    from specmatrix.ci.commands.bisect import main_bisect
+
+    return main_bisect(good, bad, cells, tier, stage, seed, subject)
 
 
 @app.command()
@@ -148,11 +190,15 @@ def lock(
     check: Annotated[bool, typer.Option("--check", help="only verify it (the default)")] = False,
     extend: Annotated[bool, typer.Option("--extend", help="append what is missing")] = False,
     full: Annotated[bool, typer.Option("--full", help="also verify the triples of the nightly stage")] = False,
+    order: Annotated[
+        Path | None, typer.Option(metavar="KILLS.json", help="renew the order of the cells from this kill matrix")
+    ] = None,
+    durations: Durations = None,
 ) -> int:
     """Prove or extend the lock file, the list of cells that run."""
     from specmatrix.matrix.cli.commands.lock import lock as lock_cells
 
-    return lock_cells(check, extend, full)
+    return lock_cells(check, extend, full, order, durations)
 
 
 @app.command(context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
@@ -236,6 +282,9 @@ def faults(
     verbose: Annotated[bool, typer.Option("--verbose", help="also print each gate's message")] = False,
     json_: Json = False,
     tier: Annotated[str, typer.Option(help="where to plant them: cpu, or gpu1 for GPU-only faults")] = "cpu",
+    first: Annotated[
+        int | None, typer.Option(help="run so many cells of the stage before a fault's own, to the first red one")
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="only list the faults")] = False,
 ) -> int:
     """Plant faults and report which gates detect each."""
@@ -244,7 +293,7 @@ def faults(
     chosen = [*(names or ()), *(only or ())]
     if list_:
         return list_faults(chosen, tier, json_)
-    return main_faults(stage, json_, chosen, seed, workers, verbose, out, tier)
+    return main_faults(stage, json_, chosen, seed, workers, verbose, out, tier, first)
 
 
 @app.command()
@@ -285,11 +334,12 @@ def accuracy(
 def bench(
     groups: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="benchmarks to run; default: all")] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="run the GPU benchmarks instead")] = False,
+    measure: Annotated[int, typer.Option(help="`order`: faults to plant, beside the estimate")] = 0,
     out: Annotated[Path | None, typer.Option(help="also write bench.json and bench.md here")] = None,
     json_: Json = False,
 ) -> int:
     """Run the benchmarks and compare each figure with its goal."""
-    from specmatrix.benchmarks.command import GPU, GROUPS, SUBJECTS, main_bench
+    from specmatrix.benchmarks.command import GPU, GROUPS, NAMED, ORDER, main_bench
 
     if gpu:
         if groups:
@@ -298,24 +348,25 @@ def bench(
             )
         return main_bench(json_, out, (GPU,))
     for group in groups or ():
-        if group not in (*GROUPS, SUBJECTS):
-            known = ", ".join((*GROUPS, SUBJECTS))
-            raise ConfigError(f"benchmark {shown(group)} is unknown; it must be one of {known}")
-    return main_bench(json_, out, groups or GROUPS)
+        if group not in NAMED:
+            raise ConfigError(f"benchmark {shown(group)} is unknown; it must be one of {', '.join(NAMED)}")
+    if measure and ORDER not in (groups or ()):
+        raise ConfigError(f"--measure is for the benchmark {ORDER!r}; name it")
+    return main_bench(json_, out, groups or GROUPS, measure)
 
 
 @app.command()
 def tests(
     tier: Annotated[str, typer.Option(help="hardware of the tests: cpu, gpu1, gpu2, gpu4 or gpu8")] = "cpu",
     stage: Annotated[str, typer.Option(help="smoke, pr or nightly; each includes the earlier ones")] = "pr",
-    part: Annotated[str, typer.Option(help="one of several equally long parts, such as 2/4")] = "1/1",
+    shard: Shard = "1/1",
     paths: Annotated[bool, typer.Option("--paths", help="print only the paths, for pytest")] = False,
     json_: Json = False,
 ) -> int:
     """List the registered tests of a tier and their estimated seconds."""
     from specmatrix.ci.commands.tests import list_tests
 
-    return list_tests(tier, stage, part, paths, json_)
+    return list_tests(tier, stage, shard, paths, json_)
 
 
 @app.command()
@@ -384,77 +435,29 @@ def incident_all(
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line `words` (by default that of this process) and return its exit status."""
-    _open_streams()
+    open_streams()
     given = list(sys.argv[1:] if words is None else words)
-    if empty := _empty(given):
-        return _wrong(f"{empty} is empty, perhaps an unset shell variable; give a value or omit it")
+    if empty := empty_word(given):
+        return wrong(f"{empty} is empty, perhaps an unset shell variable; give a value or omit it")
     try:
         with stoppable():
             status = app(args=given, prog_name="specmatrix", standalone_mode=False)
         sys.stdout.flush()
     except (EngineError, ReportError) as error:
-        return _wrong(str(error))
+        return wrong(str(error))
     except UsageError as error:
-        return _wrong(f"{misuse(error, given)}; see `specmatrix --help`")
+        return wrong(f"{misuse(error, given)}; see `specmatrix --help`")
     except MemoryError:
-        return _wrong("memory is exhausted; free some, or raise the limit, see `ulimit -a`")
+        return wrong("memory is exhausted; free some, or raise the limit, see `ulimit -a`")
     except OSError as error:
-        return _failed(error)
+        return failed(error)
     except SystemExit as end:
         # typer exits with 1 if the reader closed stdout, but 1 means that something is red.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
-        return _unwritten(end.__context__)
+        return unwritten(end.__context__)
     except Stopped as stop:
         with suppress(OSError):
             print(stop, file=sys.stderr, flush=True)
         return stop.status
     return int(status or 0)
-
-
-def _empty(words: Sequence[str]) -> str:
-    """What of a command line is empty, "" if nothing is: an empty path would be the current folder."""
-    for before, word in zip(("", *words), words, strict=False):
-        if word.startswith("--") and word.endswith("="):
-            return text_of(word[:-1])
-        if not word:
-            return text_of(before) if before.startswith("--") else "an argument"
-    return ""
-
-
-def _open_streams() -> None:
-    """Open the null device for each standard stream that the caller closed, as the next file would take its descriptor,
-    and escape characters that the locale's encoding lacks."""
-    for name, mode in STREAMS.items():
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _failed(error: OSError) -> int:
-    """The exit status for what the operating system refused; raises again what names no file, as that is a defect."""
-    if error.errno in EXHAUSTED:
-        return _wrong(f"the system's limits are reached ({error.strerror}); raise them, see `ulimit -a`")
-    if error.filename is not None:
-        return _wrong(f"cannot use {text_of(os.fsdecode(error.filename))}: {error.strerror}")
-    if error.errno not in UNWRITABLE:
-        raise error
-    return _unwritten(error)
-
-
-def _unwritten(error: OSError) -> int:
-    # The rest of the buffer would fail again when Python closes stdout.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if error.errno == errno.EPIPE:
-        # As a shell reports SIGPIPE, for example in `| head`.
-        return 128 + signal.SIGPIPE
-    return _wrong(f"cannot write the output: {error.strerror}")
-
-
-def _wrong(sentence: str) -> int:
-    # If stderr is closed, the exit status still reports it.
-    with suppress(OSError):
-        print(f"specmatrix: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
-    return 2

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
+from hashlib import blake2b
 from pathlib import Path
+from typing import Final
 
 from msgspec.structs import replace
 
 from specmatrix.ci.cell_runs import CellRuns, cell_runs
+from specmatrix.ci.planner import parse_shard, shard_plan
 from specmatrix.ci.variants import decided
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
@@ -18,6 +21,7 @@ from specmatrix.matrix.cells.selection import of_gpus, select
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.stopping import Stopped
+from specmatrix.matrix.cover.order import measured_seconds
 from specmatrix.matrix.gates.registry import GATES, applied_gates
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.tiers import check_seed, visible_gpus
@@ -28,10 +32,20 @@ from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.render.explain import write_explained
 from specmatrix.reports.render.run import RunView, write_run
 from specmatrix.reports.render.terminal import print_run
-from specmatrix.reports.schema import PAGE_FILE, RED_STATES, REFERENCE, REPORT_FILE, CellResult, Header
+from specmatrix.reports.schema import (
+    PAGE_FILE,
+    RED_STATES,
+    REFERENCE,
+    REPORT_FILE,
+    CellResult,
+    Header,
+    ShardRecord,
+)
 from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
 from specmatrix.reports.summary import is_red
 from specmatrix.reports.wording import count
+
+WHOLE: Final = "1/1"
 
 
 def run(
@@ -50,16 +64,20 @@ def run(
     fault: str | None = None,
     explain: bool = False,
     decide: bool = False,
+    shard: str = WHOLE,
+    durations: Path | None = None,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
-    if decide and fail_fast:
-        raise ConfigError("--decide compares red cells with green ones; it cannot be combined with --fail-fast")
+    if decide and (fail_fast or shard != WHOLE):
+        other = "--fail-fast" if fail_fast else "--shard"
+        raise ConfigError(f"--decide compares red cells with green ones; it cannot be combined with {other}")
     engine, rules = foreign_subject(subject), load_waivers(waivers)
-    with cell_runs(tier, stage, seed, workers, subject, rules, fault) as runs:
+    visible_gpus(tier)
+    seconds = measured_seconds(durations)
+    with cell_runs(tier, stage, seed, workers, subject, rules, fault, seconds) as runs:
         if rerun_failed is None:
             chosen = chosen_cells(tier, stage, cells, limit)
         elif cells is None and limit is None:
-            visible_gpus(tier)
             options: dict[str, str | int] = {
                 "subject": subject,
                 "tier": tier,
@@ -72,17 +90,18 @@ def run(
             raise ConfigError("--rerun-failed selects the cells; it takes neither --cells nor --limit")
         check_parallel("workers", workers)
         check_seed(seed)
+        part, chosen = of_shard(chosen, seconds, shard, find_tier(tier).gpus)
         verify_cells(chosen)
         header = run_header(
             tier, stage, seed, GATES if engine is None else applied_gates(engine.profile).gates, engine, rules
         )
-        header = replace(header, fault=runs.fault, dirty=header.dirty or bool(runs.fault))
+        header = replace(header, fault=runs.fault, shard=part, dirty=header.dirty or bool(runs.fault))
         traced = ("every" if len(chosen) == 1 else "red") if explain else "none"
         records = runs(chosen, explain=traced, limit=runs.job.limit * (1 + explain))
         if decide:
             records = _with_decided(runs, records)
         view = write_run(load(_write(out, header, records, chosen, fail_fast)))
-    _tell(view, out, write_explained(view, out), json_)
+    tell(view, out, write_explained(view, out), json_)
     return int(view.verdict != "green")
 
 
@@ -96,7 +115,8 @@ def _with_decided(runs: CellRuns, records: Generator[CellResult]) -> Generator[C
     yield from decided(runs, found)
 
 
-def _tell(view: RunView, out: Path, explained: Sequence[Path], json_: bool) -> None:
+def tell(view: RunView, out: Path, explained: Sequence[Path], json_: bool) -> None:
+    """Print a run, as text or as the JSON of its summary. explained: pages of steps."""
     if json_:
         print(json.dumps(view.summary.to_json(), indent=2))
         return
@@ -110,10 +130,9 @@ def _tell(view: RunView, out: Path, explained: Sequence[Path], json_: bool) -> N
 def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) -> list[Cell]:
     """The selected cells of a tier and a stage: one GPU per rank, or one or two ranks on a CPU.
 
-    ConfigError if there are none, or if the machine has fewer GPUs than the tier needs.
+    ConfigError if there are none.
     """
     gpus = find_tier(tier).gpus
-    visible_gpus(tier)
     chosen = of_gpus(select(stage, cells, limit), gpus)
     if not chosen:
         ranks = count(gpus, "rank") if gpus else "1 or 2 ranks"
@@ -121,6 +140,18 @@ def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) ->
             f"tier {shown(tier)} has none of the selected cells of stage {shown(stage)}; its cells have {ranks}"
         )
     return chosen
+
+
+def of_shard(
+    cells: list[Cell], seconds: Mapping[str, float], shard: str, gpus: int
+) -> tuple[ShardRecord | None, list[Cell]]:
+    """The cells of a shard, and what the header says of it; all cells and None for 1/1. ConfigError if it is none."""
+    number, total = parse_shard(shard)
+    if total == 1:
+        return None, cells
+    own = {cell for group in shard_plan(cells, seconds, total, gpus).shards[number - 1].groups for cell in group.cells}
+    digest = blake2b("\n".join(sorted(cell.id for cell in cells)).encode(), digest_size=6).hexdigest()
+    return ShardRecord(number, total, len(cells), digest), [cell for cell in cells if cell in own]
 
 
 def failed_cells(source: Path, out: Path, options: Mapping[str, str | int]) -> list[Cell]:

@@ -15,6 +15,10 @@ Seed = Annotated[int, typer.Option(help="seed for prompts and sampling")]
 PlantedFault = Annotated[
     str | None, typer.Option("--fault", help="plant this fault of `specmatrix faults --list` in the engine first")
 ]
+Shard = Annotated[str, typer.Option(help="one of several about equally long shards, such as 2/4")]
+Durations = Annotated[
+    Path | None, typer.Option(help="a report whose cells' seconds replace the estimates of the lock file")
+]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 Models = Annotated[
     Path | None, typer.Option(help="folder of published checkpoints, by hub name; default: the hub's cache")

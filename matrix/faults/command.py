@@ -11,11 +11,13 @@ from rich.console import Console
 
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError, shown
+from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cli.stopping import Stopped
 from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.cover.order import in_order
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kill_matrix import Matrix, kill_matrix
@@ -39,15 +41,19 @@ def main_faults(
     verbose: bool = False,
     out: Path | None = None,
     tier: str = "cpu",
+    first: int | None = None,
 ) -> int:
     """Print the kill matrix of a tier's faults (or of the faults `only`), as a table or JSON; return the exit status.
 
     With `out`, also keep it up to date as JSON in `out`/faults.json; ReportError if that cannot be written. On Stopped,
     print what is complete and raise it again with a message that says how much that is.
 
-    1 if a fault survives or only crashes, or if a cell fails without any fault. ConfigError for an unknown stage or id,
-    more workers than this machine should start, and a fault that no longer applies.
+    1 if a fault survives or only crashes, or if a cell fails without any fault. first: as in `kill_matrix`. ConfigError
+    for an unknown stage or id, more workers than this machine should start, `first` below 1, and a fault that no longer
+    applies.
     """
+    if first is not None and first < 1:
+        raise ConfigError(f"--first must be at least 1, got {first}")
     visible_gpus(tier)
     faults = select(only, tier)
     check_parallel("workers", workers)
@@ -68,7 +74,7 @@ def main_faults(
             _show(matrix, _console(), whole=whole, verbose=verbose)
 
     try:
-        matrix = _run(faults, stage, seed, workers, keep, tier)
+        matrix = _run(faults, stage, seed, workers, keep, tier, first)
     except Stopped as stop:
         show(so_far)
         raise stop.saying(f"interrupted after {len(so_far.kills)} of {count(len(faults), 'fault')}") from None
@@ -107,10 +113,17 @@ def _console() -> Console:
 
 
 def _run(
-    faults: Sequence[Fault], stage: str, seed: int, workers: int, keep: Callable[[Matrix], None], tier: str
+    faults: Sequence[Fault],
+    stage: str,
+    seed: int,
+    workers: int,
+    keep: Callable[[Matrix], None],
+    tier: str,
+    first: int | None,
 ) -> Matrix:
+    cells = of_gpus(in_order(stage_cells(stage)), find_tier(tier).gpus) if first else stage_cells(stage)
     with counting(len(faults) + workers, "trial") as advance:
-        return kill_matrix(faults, stage_cells(stage), seed, workers, lambda name: advance(name, 1), keep, tier)
+        return kill_matrix(faults, cells, seed, workers, lambda name: advance(name, 1), keep, tier, first)
 
 
 def _show(matrix: Matrix, console: Console, whole: bool, verbose: bool) -> None:

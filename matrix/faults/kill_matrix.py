@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from specmatrix.matrix.cells.cell import Cell, order
@@ -22,18 +22,20 @@ DETECTORS: Final = (*(gate for gate in GATES if gate not in FOREIGN_GATES), KERN
 
 
 class TrialJob(NamedTuple):
-    """One process: a fault or none, and the cells and operations to check with it."""
+    """One process: a fault or none, and the cells and operations to check with it; first: up to the first red cell."""
 
     fault: Fault | None
     cells: tuple[Cell, ...]
     operations: tuple[str, ...] = ()
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
     """The outcome for one fault. killed_by: detectors that fail with the fault and pass without, as in DETECTORS.
 
-    crashed: the first crash with the fault, None if every cell completed.
+    crashed: the first crash with the fault, None if every cell completed. cells: the red ones, in the order in which
+    they ran.
     """
 
     fault: Fault
@@ -41,6 +43,7 @@ class Kill:
     crashed: str | None
     messages: dict[str, str]
     seconds: float
+    cells: tuple[str, ...] = ()
 
     @property
     def killed(self) -> bool:
@@ -55,11 +58,12 @@ class Kill:
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """One Kill per fault; `unfaulted_red`: failures and crashes without any fault; `missing`: ids of faults that have
-    not run yet."""
+    not run yet; `seconds`: of each cell without any fault."""
 
     kills: tuple[Kill, ...]
     unfaulted_red: tuple[str, ...]
     missing: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def survivors(self) -> tuple[Kill, ...]:
@@ -89,9 +93,11 @@ class Matrix:
                     "origin": kill.fault.origin,
                     "killed_by": list(kill.killed_by),
                     "crashed": kill.crashed is not None,
+                    "cells": list(kill.cells),
                 }
                 for kill in self.kills
             ],
+            "cell_seconds": {cell: round(seconds, 3) for cell, seconds in self.seconds.items()},
         }
 
 
@@ -103,15 +109,19 @@ def kill_matrix(
     progress: Callable[[str], None] = lambda text: None,
     keep: Callable[[Matrix], None] = lambda matrix: None,
     tier: str = "cpu",
+    first: int | None = None,
 ) -> Matrix:
     """Run every fault's cells, once without any fault and once with it, `workers` processes at a time.
 
+    first: run at most so many of the `locked` cells in front of a fault's own, and stop at the first red one.
     progress: called with the name of each trial as it ends. keep: called with the matrix so far, after each fault, once
     all trials without a fault have ended. ConfigError if a fault does not apply or matches no cell, or if a zoo
     checkpoint is damaged.
     """
     gpu = find_tier(tier).gpus > 0
     chosen = {fault.id: [] if fault.operations and not gpu else fault.chosen(locked) for fault in faults}
+    if first is not None:
+        chosen = {name: [*dict.fromkeys((*locked[:first], *own))] if own else own for name, own in chosen.items()}
     every = order(cell for cells in chosen.values() for cell in cells)
     verify_cells(every)
     plain: list[Trial] = []
@@ -119,7 +129,9 @@ def kill_matrix(
     parts = [TrialJob(None, tuple(part)) for part in shares(every, workers)]
     if operations := tuple(sorted({name for fault in faults for name in fault.operations})):
         parts.append(TrialJob(None, (), operations))
-    jobs = [*parts, *(TrialJob(fault, tuple(chosen[fault.id]), fault.operations) for fault in faults)]
+    run_order = chosen if first is not None else {name: order(cells) for name, cells in chosen.items()}
+    of_faults = (TrialJob(fault, tuple(run_order[fault.id]), fault.operations, first is not None) for fault in faults)
+    jobs = [*parts, *of_faults]
     for fault, result in _run(jobs, seed, workers, tier):
         if fault is None:
             plain.append(result)
@@ -135,7 +147,8 @@ def _matrix(faults: Sequence[Fault], found: Mapping[str, Trial], plain: Sequence
     """The matrix of the trials in `found`, compared with the trials without a fault."""
     passed = _passed(plain)
     kills = tuple(kill_of(fault, found[fault.id], passed) for fault in faults if fault.id in found)
-    return Matrix(kills, _reds(plain), tuple(fault.id for fault in faults if fault.id not in found))
+    seconds = {verdict.cell: verdict.seconds for result in plain for verdict in result.verdicts}
+    return Matrix(kills, _reds(plain), tuple(fault.id for fault in faults if fault.id not in found), seconds)
 
 
 def shares(cells: Sequence[Cell], count: int) -> list[list[Cell]]:
@@ -152,14 +165,18 @@ def shares(cells: Sequence[Cell], count: int) -> list[list[Cell]]:
 def kill_of(fault: Fault, result: Trial, passed: dict[tuple[str, str], bool]) -> Kill:
     """A detector kills a fault if it fails with the fault and passes without. A crash kills nothing."""
     messages: dict[str, str] = {}
+    red: dict[str, None] = {}
     crashed = result.died
     for verdict in result.verdicts:
         crashed = crashed or verdict.error
+        if verdict.error:
+            red[verdict.cell] = None
         for gate, (state, message) in verdict.gates.items():
             if state in RED and passed.get((verdict.cell, gate)):
                 messages.setdefault(gate, f"{verdict.cell}: {message}")
+                red[verdict.cell] = None
     killed_by = tuple(detector for detector in DETECTORS if detector in messages)
-    return Kill(fault, killed_by, crashed, messages, sum(verdict.seconds for verdict in result.verdicts))
+    return Kill(fault, killed_by, crashed, messages, sum(verdict.seconds for verdict in result.verdicts), tuple(red))
 
 
 def _run(jobs: Sequence[TrialJob], seed: int, workers: int, tier: str) -> Iterator[tuple[Fault | None, Trial]]:
@@ -182,9 +199,8 @@ def _run(jobs: Sequence[TrialJob], seed: int, workers: int, tier: str) -> Iterat
 def _trial(job: TrialJob, seed: int, processes: Processes, tier: str) -> Trial:
     """The run without a fault covers the cells of all faults, so it gets a longer time limit."""
     seconds = SECONDS if job.fault is not None else 3600.0
-    return trial(
-        None if job.fault is None else job.fault.patch, job.cells, seed, seconds, processes, tier, job.operations
-    )
+    patch = None if job.fault is None else job.fault.patch
+    return trial(patch, job.cells, seed, seconds, processes, tier, job.operations, first=job.first)
 
 
 def _passed(plain: Sequence[Trial]) -> dict[tuple[str, str], bool]:

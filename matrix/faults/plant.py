@@ -87,11 +87,13 @@ def trial(
     tier: str = "cpu",
     operations: Sequence[str] = (),
     golden: Goldens = "reviewed",
+    first: bool = False,
 ) -> Trial:
-    """Check cells and operations in a fresh process with the patch made, run by `processes`.
+    """Check cells, in this order, and operations in a fresh process with the patch made, run by `processes`.
 
-    golden: what the gate `config` expects: the table of the sources, or that of the patched engine, as if the patch
-    came with its reviewed table ("blessed"). ConfigError if there are no cells and operations.
+    first: stop at the first red cell. golden: what the gate `config` expects: the table of the sources, or that of the
+    patched engine, as if the patch came with its reviewed table ("blessed"). ConfigError if there are no cells and
+    operations.
     """
     if not cells and not operations:
         raise ConfigError("a trial needs at least one cell or operation")
@@ -105,6 +107,7 @@ def trial(
             tier,
             str(seed),
             golden,
+            "red" if first else "end",
             str(file),
         ]
         words = [*command, *(cell.id for cell in cells), *(PREFIX + name for name in operations)]

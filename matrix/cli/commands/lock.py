@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.cover.lock import check, extend
+from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
+from specmatrix.matrix.cover.order import renew
+from specmatrix.matrix.faults.command import select
 
 
-def lock(check_only: bool, extend_it: bool, full: bool) -> int:
+def lock(
+    check_only: bool, extend_it: bool, full: bool, order: Path | None = None, durations: Path | None = None
+) -> int:
     """Print the result and return the exit status: 0 if the lock file is complete.
 
-    ConfigError if both options are given.
+    ConfigError if two of the options are given, or if the kill matrix `order` cannot be read.
     """
-    if check_only and extend_it:
-        raise ConfigError("--check and --extend are mutually exclusive")
+    if sum((check_only, extend_it, order is not None)) > 1:
+        raise ConfigError("--check, --extend and --order are mutually exclusive")
+    if durations is not None and order is None:
+        raise ConfigError("--durations is for --order")
+    if order is not None:
+        print(renew(order, declared(), durations))
+        return 0
     if extend_it:
         with waiting("covering every pair and triple"):
             dropped, added = extend()
@@ -22,3 +34,9 @@ def lock(check_only: bool, extend_it: bool, full: bool) -> int:
         report = check(full=full)
     print(report.text())
     return int(not report.ok)
+
+
+def declared() -> dict[str, list[str]]:
+    """The faults of the CPU tier that cells find, with the cells that the catalogue names for each."""
+    cells = stage_cells(STAGES[-1])
+    return {fault.id: [cell.id for cell in fault.chosen(cells)] for fault in select(()) if fault.cells}

@@ -64,7 +64,11 @@ WRONG = {
         "/no/base does not exist; give a report file or a directory with report.jsonl"
     ),
     ("explain", "topk"): "cell id 'topk' has the axis name topk in place of a value; its values are written k1, ",
-    ("lock", "--check", "--extend"): "--check and --extend are mutually exclusive",
+    ("lock", "--durations", "out"): "--durations is for --order",
+    ("bench", "overhead", "--measure", "2"): "--measure is for the benchmark 'order'; name it",
+    ("bench", "order", "--measure", "-1"): "--measure must be between 0 and ",
+    ("faults", "--first", "0"): "--first must be at least 1, got 0",
+    ("lock", "--check", "--extend"): "--check, --extend and --order are mutually exclusive",
     ("faults", "none-such"): "fault 'none-such' is unknown in tier cpu; `specmatrix faults --list` names all ",
     (
         "faults",

@@ -15,6 +15,8 @@ from rich.console import Console
 
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.cover.order import in_order
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.command import list_faults, main_faults, select
 from specmatrix.matrix.faults.kill_matrix import DETECTORS, Kill, Matrix
@@ -76,7 +78,9 @@ def test_faults_of_a_gpu_need_one(monkeypatch):
 @pytest.mark.nightly
 def test_json_on_a_real_fault(capsys):
     assert main_faults("smoke", json_=True, only=["v2-downgraded"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
+    found = json.loads(capsys.readouterr().out)
+    assert {*found.pop("cell_seconds")} >= {*found["faults"][0].pop("cells")} > set()
+    assert found == {
         "total": 1,
         "killed": 1,
         "faults": [
@@ -89,6 +93,17 @@ def test_json_on_a_real_fault(capsys):
             }
         ],
     }
+
+
+@pytest.mark.nightly
+def test_the_first_cells_of_the_stage_run_before_a_faults_own_up_to_a_red_one(tmp_path):
+    cells = [cell.id for cell in in_order(stage_cells("pr"))]
+    own = select(["bonus-stride"])[0].cells
+    red = cells.index(next(cell for cell in cells if cell in own))
+    assert main_faults("pr", only=["bonus-stride", "nextn-pair-swapped"], first=red + 1, out=tmp_path, workers=1) == 0
+    one, other = json.loads((tmp_path / "faults.json").read_text())["faults"]
+    assert one["cells"] == [cells[red]]
+    assert len(other["cells"]) == 1 and other["cells"] != one["cells"]
 
 
 @pytest.fixture(scope="module")

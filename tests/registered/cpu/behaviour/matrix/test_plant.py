@@ -127,7 +127,7 @@ def test_a_process_that_never_ends_is_stopped():
 
 def test_a_trial_of_the_wrong_engine_is_refused(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        main([str(tmp_path), "cpu", "0", "reviewed", str(tmp_path / "out"), PAIR.id])
+        main([str(tmp_path), "cpu", "0", "reviewed", "end", str(tmp_path / "out"), PAIR.id])
     assert "is " + str(ROOT / "engine" / "__init__.py") in str(caught.value)
     assert str(caught.value).endswith(f"not the one in {tmp_path}; put {tmp_path} first on PYTHONPATH")
 

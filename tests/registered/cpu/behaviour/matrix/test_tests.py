@@ -1,4 +1,4 @@
-"""`specmatrix tests` as typed: parts that join to the whole tier, in three forms, one sentence for what is wrong."""
+"""`specmatrix tests` as typed: shards that join to the whole tier, in three forms, one sentence for what is wrong."""
 
 import json
 
@@ -19,28 +19,28 @@ def printed(capsys, *words: str):
     return capsys.readouterr().out
 
 
-def test_the_parts_join_to_every_test_file_of_the_tier(capsys):
-    parts = [printed(capsys, "--part", f"{number}/3", "--paths").splitlines() for number in (1, 2, 3)]
+def test_the_shards_join_to_every_test_file_of_the_tier(capsys):
+    shards = [printed(capsys, "--shard", f"{number}/3", "--paths").splitlines() for number in (1, 2, 3)]
     there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/registered/cpu").rglob("test_*.py")}
     nightly = {path for path in there if path.startswith("tests/registered/cpu/nightly/")}
-    assert sorted(path for part in parts for path in part) == sorted(there - nightly)
+    assert sorted(path for shard in shards for path in shard) == sorted(there - nightly)
 
 
 def test_the_table_ends_in_the_sum(capsys):
     *rows, last = printed(capsys, "--tier", "gpu2").splitlines()
     assert "     30 s  tests/registered/gpu2/test_matrix.py" in rows
     seconds = sum(int(row.split(" s ")[0]) for row in rows)
-    assert last == f"{seconds:7} s  {len(rows)} files of tier gpu2, stage pr, part 1/1"
+    assert last == f"{seconds:7} s  {len(rows)} files of tier gpu2, stage pr, shard 1/1"
 
 
 def test_the_sum_of_one_file_is_its_own(capsys):
-    row, last = printed(capsys, "--tier", "gpu4", "--part", "1/2").splitlines()
-    assert last == f"{row.split(' s ')[0]} s  1 file of tier gpu4, stage pr, part 1/2"
+    row, last = printed(capsys, "--tier", "gpu4", "--shard", "1/2").splitlines()
+    assert last == f"{row.split(' s ')[0]} s  1 file of tier gpu4, stage pr, shard 1/2"
 
 
 def test_the_json_holds_the_seconds(capsys):
     shown = json.loads(printed(capsys, "--tier", "gpu1", "--stage", "nightly", "--json"))
-    assert (shown["tier"], shown["stage"], shown["part"]) == ("gpu1", "nightly", "1/1")
+    assert (shown["tier"], shown["stage"], shown["shard"]) == ("gpu1", "nightly", "1/1")
     assert shown["est_seconds"] == sum(file["est_seconds"] for file in shown["files"]) > 0
     assert {file["path"].split("/")[2] for file in shown["files"]} == {"gpu1"}
 

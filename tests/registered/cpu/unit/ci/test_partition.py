@@ -1,11 +1,11 @@
-"""Parts of the registered tests: every file once, evenly, and the same on every host."""
+"""Shards of the registered tests: every file once, evenly, and the same on every host."""
 
 import random
 from pathlib import Path
 
 import pytest
 
-from specmatrix.ci.partition import of_stage, part_of, partition
+from specmatrix.ci.partition import file_shard, of_stage, partition
 from specmatrix.ci.registry import Registration
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cover.lockfile import STAGES
@@ -17,17 +17,17 @@ FILES = [Registration(Path(f"test_{i:02}.py"), seconds, "cpu", "pr") for i, seco
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 20])
-def test_every_file_is_in_one_part_and_the_parts_are_even(count):
-    parts = partition(FILES, count)
-    assert sorted(file.path for part in parts for file in part.files) == [file.path for file in FILES]
-    # No part can be shorter than the longest file, or than an even share (Graham 1969: 4/3 of the best at most).
+def test_every_file_is_in_one_shard_and_the_shards_are_even(count):
+    shards = partition(FILES, count)
+    assert sorted(file.path for shard in shards for file in shard.files) == [file.path for file in FILES]
+    # No shard can be shorter than the longest file, or than an even share (Graham 1969: 4/3 of the best at most).
     least = max(9.0, sum(file.est_seconds for file in FILES) / count)
-    assert least <= max(part.seconds for part in parts) <= 4 / 3 * least
+    assert least <= max(shard.seconds for shard in shards) <= 4 / 3 * least
 
 
 def test_by_hand():
-    parts = partition(FILES[:4], 2)
-    assert [(part.seconds, [file.path.name for file in part.files]) for part in parts] == [
+    shards = partition(FILES[:4], 2)
+    assert [(shard.seconds, [file.path.name for file in shard.files]) for shard in shards] == [
         (9.0, ["test_00.py"]),
         (9.0, ["test_01.py", "test_02.py", "test_03.py"]),
     ]
@@ -36,7 +36,7 @@ def test_by_hand():
 def test_the_order_of_the_files_does_not_matter():
     shuffled = random.Random(1).sample(FILES, len(FILES))
     assert partition(shuffled, 3) == partition(FILES, 3)
-    assert part_of(shuffled, "2/3") == partition(FILES, 3)[1]
+    assert file_shard(shuffled, "2/3") == partition(FILES, 3)[1]
 
 
 def test_a_stage_includes_the_earlier_stages():
@@ -50,15 +50,15 @@ def test_a_stage_includes_the_earlier_stages():
     ("which", "sentence"),
     [
         *(
-            (text, f"part must have the form NUMBER/COUNT, such as 2/4 for the second of four, got '{text}'")
+            (text, f"shard must have the form NUMBER/COUNT, such as 2/4 for the second of four, got '{text}'")
             for text in ("0/4", "5/4", "2", "a/b", "-1/2")
         ),
-        ("1/21", "part count must be at most 20, the number of test files, got 21"),
+        ("1/21", "shard count must be at most 20, the number of test files, got 21"),
     ],
 )
-def test_a_part_that_is_none_is_refused(which, sentence):
+def test_a_shard_that_is_none_is_refused(which, sentence):
     with pytest.raises(ConfigError) as caught:
-        part_of(FILES, which)
+        file_shard(FILES, which)
     assert str(caught.value) == sentence
 
 

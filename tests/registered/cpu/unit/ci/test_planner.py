@@ -44,6 +44,22 @@ def test_the_committed_cells_are_planned_close_to_the_bound():
     assert made.seconds <= 1.1 * made.bound
 
 
+def test_ranked_cells_run_first_on_every_worker_and_nothing_else_changes():
+    early = ["none.length", "eagle3.k4", "none.pair.length", "ngram.v2.pair", "dflash.n4.ragged"]
+    ranks = {name: place for place, name in enumerate(early)}
+    cells = [*CELLS, *(cell for cell in map(Cell.from_id, early) if cell not in CELLS)]
+    plain, ranked = plan(cells, {}, TWO), plan(cells, {}, TWO, ranks=ranks)
+    for shard in ranked.shards:
+        places = [ranks.get(group.cells[0].id, len(ranks)) for group in shard.groups]
+        assert places[0] < len(ranks) and places == sorted(places)
+    (start,) = (group for shard in ranked.shards for group in shard.groups if Cell.from_id(early[0]) in group.cells)
+    assert [cell.id for cell in start.cells[:2]] == [early[0], early[2]]
+    assert {frozenset(group.cells) for s in ranked.shards for group in s.groups} == {
+        frozenset(group.cells) for s in plain.shards for group in s.groups
+    }
+    assert ranked.seconds <= 1.05 * ranked.bound
+
+
 def test_a_group_longer_than_its_share_is_split():
     start = [cell for cell in CELLS if cell.start_key == Cell.from_id("eagle3.s3.k4.n8.v2.p16").start_key]
     made = plan(start, {}, [Host("a", workers=4)], start_seconds=0.1)

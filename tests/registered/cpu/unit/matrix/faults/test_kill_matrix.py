@@ -64,7 +64,7 @@ def test_only_killers_are_named():
 
 def test_the_machine_readable_form():
     kill = kill_of(FAULT, seen(error="IndexError: 4", lossless="FAIL", finish="FAIL"), GREEN)
-    assert Matrix((kill, kill_of(FAULT, seen(), GREEN)), ()).as_dict() == {
+    assert Matrix((kill, kill_of(FAULT, seen(), GREEN)), (), seconds={"none": 0.12345}).as_dict() == {
         "total": 2,
         "killed": 1,
         "faults": [
@@ -74,10 +74,25 @@ def test_the_machine_readable_form():
                 "origin": "sglang#1",
                 "killed_by": ["lossless", "finish"],
                 "crashed": True,
+                "cells": ["none"],
             },
-            {"id": "made-up", "class": "class", "origin": "sglang#1", "killed_by": [], "crashed": False},
+            {"id": "made-up", "class": "class", "origin": "sglang#1", "killed_by": [], "crashed": False, "cells": []},
         ],
+        "cell_seconds": {"none": 0.123},
     }
+
+
+def test_the_red_cells_of_a_fault_are_listed_in_the_order_in_which_they_ran():
+    verdicts = [
+        CellVerdict(cell, {"lossless": (state, "")}, error, 1.0)
+        for cell, state, error in (
+            ("none.pair", "FAIL", None),
+            ("none", "PASS", None),
+            ("eagle3", "PASS", "IndexError"),
+        )
+    ]
+    passed = {(verdict.cell, "lossless"): True for verdict in verdicts}
+    assert kill_of(FAULT, Trial(tuple(verdicts), None), passed).cells == ("none.pair", "eagle3")
 
 
 def test_shares_keep_a_start_together():

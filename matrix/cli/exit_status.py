@@ -1,0 +1,68 @@
+"""Standard streams of the command line, and the exit status for what goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from io import TextIOWrapper
+from typing import Final
+
+from specmatrix.errors import text_of
+
+# Writing stdout failed: a full disk, a quota, a file size limit, a closed pipe, or a terminal that is gone.
+UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EIO)
+# The system has no more to give to this user.
+EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+STREAMS: Final = {"stdin": "r", "stdout": "w", "stderr": "w"}
+
+
+def empty_word(words: Sequence[str]) -> str:
+    """What of a command line is empty, "" if nothing is: an empty path would be the current folder."""
+    for before, word in zip(("", *words), words, strict=False):
+        if word.startswith("--") and word.endswith("="):
+            return text_of(word[:-1])
+        if not word:
+            return text_of(before) if before.startswith("--") else "an argument"
+    return ""
+
+
+def open_streams() -> None:
+    """Open the null device for each standard stream that the caller closed, as the next file would take its descriptor,
+    and escape characters that the locale's encoding lacks."""
+    for name, mode in STREAMS.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def failed(error: OSError) -> int:
+    """The exit status for what the operating system refused; raises again what names no file, as that is a defect."""
+    if error.errno in EXHAUSTED:
+        return wrong(f"the system's limits are reached ({error.strerror}); raise them, see `ulimit -a`")
+    if error.filename is not None:
+        return wrong(f"cannot use {text_of(os.fsdecode(error.filename))}: {error.strerror}")
+    if error.errno not in UNWRITABLE:
+        raise error
+    return unwritten(error)
+
+
+def unwritten(error: OSError) -> int:
+    # The rest of the buffer would fail again when Python closes stdout.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:
+        # As a shell reports SIGPIPE, for example in `| head`.
+        return 128 + signal.SIGPIPE
+    return wrong(f"cannot write the output: {error.strerror}")
+
+
+def wrong(sentence: str) -> int:
+    # If stderr is closed, the exit status still reports it.
+    with suppress(OSError):
+        print(f"specmatrix: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
+    return 2

@@ -1,0 +1,152 @@
+"""The order in which cells run: those first that find most faults per second, as a kill matrix shows.
+
+`cells.order` beside the lock file has a line for each of them: its id, its measured seconds, and the faults that it is
+known to find. Cells that it does not name follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import msgspec
+
+from specmatrix.errors import ConfigError, shown
+from specmatrix.files import read_text
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
+from specmatrix.reports.atomic import write_text
+from specmatrix.reports.schema import UNJUDGED_STATES
+from specmatrix.reports.store import load
+from specmatrix.reports.wording import count
+
+ORDER_FILE: Final = Path(__file__).with_name("cells.order")
+HEAD: Final = "# Cells that run first, with their seconds and the faults that they find; `specmatrix lock --order`\n"
+# What a cell saves whose engine another one has started, and the least that a cell costs.
+START_SECONDS: Final = 0.5
+LEAST_SECONDS: Final = 0.05
+# A plan has no cell that takes no time.
+SHORTEST: Final = 0.001
+
+
+NONE: Final[Mapping[str, Sequence[str]]] = MappingProxyType({})
+
+
+class OrderedCell(NamedTuple):
+    """A line of the order: a cell's id, its seconds on one thread, and ids of faults that it finds."""
+
+    cell: str
+    seconds: float
+    faults: tuple[str, ...]
+
+
+class KilledFault(msgspec.Struct):
+    """A fault of a kill matrix: the cells that it made red."""
+
+    id: str
+    cells: tuple[str, ...]
+
+
+class KillMatrix(msgspec.Struct):
+    """What the order needs of a file of `specmatrix faults`. cell_seconds: of each cell without any fault."""
+
+    faults: tuple[KilledFault, ...]
+    cell_seconds: dict[str, float]
+
+
+def read_kills(path: Path) -> KillMatrix:
+    """The kill matrix of a file. ConfigError, one sentence, if it is none."""
+    try:
+        return msgspec.json.decode(read_text(path), type=KillMatrix)
+    except OSError as error:
+        raise ConfigError(f"cannot read the kill matrix {shown(str(path))}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{shown(str(path))} is no kill matrix of `specmatrix faults --out`: {error}") from None
+
+
+def renew(
+    source: Path,
+    declared: Mapping[str, Sequence[str]] = NONE,
+    durations: Path | None = None,
+    path: Path = ORDER_FILE,
+) -> str:
+    """Write the order that a kill matrix gives; what it holds, in a sentence. ConfigError if no fault has a locked
+    cell that it made red.
+
+    declared: fault to the cells that find it, for faults that the kill matrix lacks. durations: a report whose seconds
+    replace those of the kill matrix.
+    """
+    kills = read_kills(source)
+    locked = {cell.id for cell in stage_cells(STAGES[-1])}
+    given = {**declared, **{fault.id: fault.cells for fault in kills.faults}}
+    known = {fault: found for fault, cells in given.items() if (found := locked.intersection(cells))}
+    measured = {**kills.cell_seconds, **measured_seconds(durations)}
+    chosen = greedy(known, measured)
+    if not chosen:
+        raise ConfigError(f"{source} has no fault that a locked cell finds, so it gives no order")
+    lines = [HEAD]
+    for cell in chosen:
+        faults = (fault for fault, cells in known.items() if cell in cells)
+        seconds = measured.get(cell, Cell.from_id(cell).seconds)
+        lines.append(" ".join((cell, f"{seconds:.2f}", *faults)) + "\n")
+    write_text(path, "".join(lines))
+    return f"{path.name}: {count(len(chosen), 'cell')} find {len(known):,} of {count(len(given), 'fault')}"
+
+
+def greedy(kills: Mapping[str, set[str]], seconds: Mapping[str, float]) -> list[str]:
+    """Cells that together find every fault, each chosen for the most faults per second that those before it miss.
+
+    kills: fault to the cells that find it. seconds: by cell, its estimate by default. A cell whose engine a cell before
+    it has started saves the start.
+    """
+    left = dict(kills)
+    chosen: list[str] = []
+    started: set[tuple[str, ...]] = set()
+    cells = {name: Cell.from_id(name) for name in sorted({name for names in kills.values() for name in names})}
+
+    def gain(name: str) -> float:
+        cost = seconds.get(name, cells[name].seconds) - START_SECONDS * (cells[name].start_key in started)
+        return sum(name in names for names in left.values()) / max(cost, LEAST_SECONDS)
+
+    while left:
+        best = max(cells, key=gain)
+        chosen.append(best)
+        started.add(cells[best].start_key)
+        left = {fault: names for fault, names in left.items() if best not in names}
+    return chosen
+
+
+def measured_seconds(report: Path | None) -> dict[str, float]:
+    """The seconds of the cells of a report that ran, by id; empty for None. ReportError if it cannot be read."""
+    if report is None:
+        return {}
+    return {cell.id: max(cell.seconds, SHORTEST) for cell in load(report) if cell.state not in UNJUDGED_STATES}
+
+
+def stored_order(path: Path = ORDER_FILE) -> tuple[OrderedCell, ...]:
+    """The stored order; empty without one. ConfigError on an invalid line."""
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), start=1):
+        if line.startswith("#"):
+            continue
+        try:
+            cell, seconds, *faults = line.split()
+            found.append(OrderedCell(cell, float(seconds), tuple(faults)))
+        except ValueError:
+            raise ConfigError(
+                f"{path.name} line {number} is invalid: {line!r:.200}; restore it, or run `specmatrix lock --order`"
+            ) from None
+    return tuple(found)
+
+
+def stored_ranks(path: Path = ORDER_FILE) -> dict[str, int]:
+    """The place of each cell of the stored order, by id."""
+    return {row.cell: place for place, row in enumerate(stored_order(path))}
+
+
+def in_order(cells: Sequence[Cell], path: Path = ORDER_FILE) -> list[Cell]:
+    """The cells in the stored order, the others behind them as they are."""
+    ranks = stored_ranks(path)
+    return sorted(cells, key=lambda cell: ranks.get(cell.id, len(ranks)))

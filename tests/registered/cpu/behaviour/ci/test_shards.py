@@ -1,0 +1,166 @@
+"""A run divided over hosts: the plan, its shards, and the merged report."""
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+import specmatrix
+from specmatrix.ci import local
+from specmatrix.ci.commands.run import chosen_cells, of_shard
+from specmatrix.cli import main
+from specmatrix.matrix.gates.gate import Outcome, State
+from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.run.provenance import run_header
+from specmatrix.matrix.run.record import record
+from specmatrix.reports.store import ReportWriter, load
+from tests.support import scripted_workers
+
+pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+
+SELECTOR = "batch in (ragged, pair)"
+CELLS = chosen_cells("cpu", "smoke", SELECTOR, None)
+RUN = ["run", "--stage", "smoke", "--cells", SELECTOR, "--workers", "1"]
+
+
+def write(
+    out: Path, shard: str, left: int = 0, cells=CELLS, seconds: dict[str, float] | None = None, **changes: object
+):
+    """A report of a shard whose cells pass; `left` of them did not run."""
+    part, own = of_shard(cells, seconds or {}, shard, 0)
+    header = replace(run_header("cpu", "smoke", 0, GATES), shard=part, **changes)
+    with ReportWriter(out, header) as writer:
+        for cell in own[left:]:
+            writer.write(record(prepare(cell, "cpu", 0), "PASS", outcomes=(Outcome("config", State.PASS),)))
+        writer.leave_out(cell.id for cell in own[:left])
+    return out
+
+
+def merge(*words: object) -> int:
+    return main(["merge", *map(str, words)])
+
+
+def test_shards_run_apart_merge_to_the_whole_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(local, "work", scripted_workers.fails_drafts)
+    outs = [tmp_path / name for name in ("a", "b")]
+    found = [main([*RUN, "--shard", f"{number}/2", "--out", str(out)]) for number, out in enumerate(outs, 1)]
+    assert main([*RUN, "--out", str(tmp_path / "whole")]) == max(found) == 1
+    capsys.readouterr()
+    assert merge(*reversed(outs), "--out", tmp_path / "all") == 1
+    out = capsys.readouterr().out.splitlines()
+    merged, whole = load(tmp_path / "all"), load(tmp_path / "whole")
+    assert out[-1] == f"report: {tmp_path}/all/report.html" and f"of {len(CELLS)} cells did not pass" in out[-2]
+    assert {cell.id: cell.state for cell in merged} == {cell.id: cell.state for cell in whole}
+    assert {cell.id for cell in merged} == {cell.id for cell in CELLS} and merged.header.shard is None
+    assert all(0 < len(load(out)) < len(CELLS) for out in outs)
+    # The merged report is one like any other.
+    assert main(["compare", str(tmp_path / "whole"), str(tmp_path / "all")]) == 0
+    assert len(specmatrix.load(tmp_path / "all").cells()) == len(CELLS)
+    assert json.loads((tmp_path / "all/summary.json").read_text())["cells"] == len(CELLS)
+    assert (tmp_path / "all/report.md").exists()
+
+
+def test_the_plan_names_the_cells_of_each_shard(capsys):
+    words = ["plan", "--stage", "smoke", "--cells", SELECTOR, "--shards", "2"]
+    assert main([*words, "--json"]) == 0
+    (tier,) = json.loads(capsys.readouterr().out)["plans"]
+    assert tier["tier"] == "cpu" and [shard["host"] for shard in tier["shards"]] == ["1/2", "2/2"]
+    for shard in tier["shards"]:
+        _, own = of_shard(CELLS, {}, shard["host"], 0)
+        assert {cell.id for cell in own} == {cell for group in shard["groups"] for cell in group["cells"]}
+    assert main(words) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("cpu 1/2: ") and second.startswith("cpu 2/2: ") and "cells, about " in first
+
+
+def test_a_plan_divides_gpu_tiers_over_hosts_without_a_gpu_here(tmp_path, capsys):
+    hosts = tmp_path / "hosts.yaml"
+    hosts.write_text("[{name: a, gpus: 4, workers: 2}, {name: b, gpus: 2}]\n")
+    assert main(["plan", "--tier", "gpu1,gpu2", "--hosts", str(hosts), "--json"]) == 0
+    one, two = json.loads(capsys.readouterr().out)["plans"]
+    assert (one["tier"], one["gpus"], len(one["shards"])) == ("gpu1", 1, 10)
+    assert (two["tier"], two["gpus"], len(two["shards"])) == ("gpu2", 2, 5)
+    for plan in (one, two):
+        planned = [cell for shard in plan["shards"] for group in shard["groups"] for cell in group["cells"]]
+        assert sorted(planned) == sorted(cell.id for cell in chosen_cells(plan["tier"], "pr", None, None))
+    assert main(["plan", "--tier", "gpu2", "--hosts", str(hosts)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith("gpu2 a worker 0: ")
+
+
+def test_durations_come_from_a_report(tmp_path, capsys):
+    write(tmp_path / "a", "1/1")
+    words = ["plan", "--stage", "smoke", "--cells", SELECTOR, "--shards", "2", "--json"]
+    assert main([*words, "--durations", str(tmp_path / "a")]) == 0
+    (measured,) = json.loads(capsys.readouterr().out)["plans"]
+    assert main(words) == 0
+    (estimated,) = json.loads(capsys.readouterr().out)["plans"]
+    starts = len({cell.start_key for cell in CELLS})
+    assert sum(shard["seconds"] for shard in measured["shards"]) == pytest.approx(0.5 * starts, abs=0.1)
+    assert estimated["seconds"] > measured["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["plan"], "give either --shards or --hosts"),
+        (["plan", "--shards", "0"], "--shards must be between 1 and 1000, got 0"),
+        (["plan", "--shards", "2", "--tier", "cpu,cpu"], "tier 'cpu' is given twice; give it once"),
+        (["plan", "--shards", "2", "--tier", "cpu,"], "tier '' is unknown"),
+        (["plan", "--hosts", "{}/none"], "cannot read the hosts '{}/none': No such file or directory"),
+        (["plan", "--hosts", "{}/odd"], "the hosts '{}/odd' are invalid: Object contains unknown field `cpus`"),
+        (["plan", "--hosts", "{}/open"], "the hosts '{}/open' are invalid: while parsi"),
+        (["plan", "--hosts", "{}/twice"], "host 'a' is listed twice in {}/twice"),
+        (["plan", "--tier", "gpu4", "--hosts", "{}/small"], "no host has 4 GPUs; hosts: a"),
+        (["plan", "--shards", "2", "--durations", "{}/none"], "{}/none does not exist; give a report file or a dir"),
+        (["run", "--shard", "1/2", "--decide"], "--decide compares red cells with green ones; it cannot be combined"),
+        (["run", "--shard", "3/2"], "shard must have the form NUMBER/COUNT, such as 2/4 for the second of four"),
+        (["run", "--cells", "none", "--shard", "1/2"], "shard count must be at most 1 for these cells, got 2"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_planned_is_refused(words, sentence, tmp_path, capsys):
+    (tmp_path / "odd").write_text("[{name: a, cpus: 4}]")
+    (tmp_path / "open").write_text("[{name: a")
+    (tmp_path / "twice").write_text("[{name: a}, {name: a}]")
+    (tmp_path / "small").write_text("[{name: a, gpus: 2}]")
+    given = [word.format(tmp_path) for word in words] + ["--out", str(tmp_path / "out")] * (words[0] == "run")
+    assert main(given) == 2
+    assert capsys.readouterr().err.startswith(f"specmatrix: {sentence.format(tmp_path)}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_reports_that_are_not_the_shards_of_one_run_are_refused(tmp_path, capsys):
+    a, b = write(tmp_path / "a", "1/2"), write(tmp_path / "b", "2/2")
+    new = tmp_path / "new"
+
+    def refused(*outs: Path, out: Path = new) -> str:
+        assert merge(*outs, "--out", out) == 2
+        assert not new.exists()
+        said = capsys.readouterr().err.removeprefix("specmatrix: ").strip()
+        return said.replace(str(tmp_path), "").replace("/report.jsonl", "")
+
+    one = "; merge takes the shards of one run"
+    assert refused(a) == "shard 2/2 is missing; merge takes the reports of all shards"
+    assert refused(a, b, a) == "/a and /a are both shard 1/2; give one of them"
+    assert refused(a, b, out=b) == "--out /b holds one of the reports that are merged; name another folder"
+    assert refused(a, write(tmp_path / "c", "2/2", commit="abc")).endswith(f" and abc{one}")
+    assert refused(a, write(tmp_path / "d", "2/2", seed=7)) == f"/a and /d differ in seed: 0 and 7{one}"
+    subject = replace(load(a).header.subject, name="other")
+    assert refused(a, write(tmp_path / "e", "2/2", subject=subject)) == f"/a and /e differ in subject{one}"
+    assert refused(a, write(tmp_path / "f", "2/3")) == f"/a and /f differ in shards: 2 and 3{one}"
+    assert refused(a, write(tmp_path / "g", "2/2", cells=CELLS[1:])) == f"/a and /g differ in selected cells{one}"
+    assert refused(a, write(tmp_path / "h", "1/1")) == "/h is not a shard; run its cells with `specmatrix run --shard`"
+    other = write(tmp_path / "i", "2/2", seconds={next(iter(load(a).ids())): 0.001})
+    assert "give every shard the same --durations" in refused(a, other)
+
+
+def test_cells_that_a_shard_did_not_run_are_none_of_the_whole_run_either(tmp_path, capsys):
+    second = {"cpu": "other", "cores": 3, "gpus": ["x"]}
+    outs = write(tmp_path / "a", "1/2", left=1), write(tmp_path / "b", "2/2", host=second)
+    assert merge(*outs, "--out", tmp_path / "all", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["not_run"] == 1
+    mine = load(outs[0]).header.host
+    assert load(tmp_path / "all").header.host == {
+        "cpu": f"{mine['cpu']}, other", "cores": mine["cores"] + 3, "gpus": ["x"]
+    }  # fmt: skip
