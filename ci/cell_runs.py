@@ -42,7 +42,7 @@ class CellRuns:
 
     def __call__(self, cells: Sequence[Cell], **changes: object) -> Generator[CellResult]:
         """The cells' records as they finish, with a progress bar that counts them and the red ones and shows each
-        worker's cell. changes: of the job. Their commands plant the fault again."""
+        worker's cell. changes: of the job. Their commands plant the fault and select the requests again."""
         job = dataclasses.replace(self.job, **changes)  # type: ignore[arg-type]  # fields of ShardJob
         hosts = [Host("local", gpus=visible_gpus(job.tier), workers=self.workers)]
         work = plan(cells, self.durations, hosts, find_tier(job.tier).gpus, ranks=stored_ranks())
@@ -55,12 +55,9 @@ class CellRuns:
             for record in run_plan(work, job, show):
                 red += record.state in RED_STATES
                 update(None, 1, red)
-                yield self._named(record)
-
-    def _named(self, record: CellResult) -> CellResult:
-        if not self.fault:
-            return record
-        return replace(record, repro=repro(record.id, self.job.tier, self.job.seed, fault=self.fault))
+                options = "" if job.only is None else job.only.options
+                again = repro(record.id, job.tier, job.seed, job.subject, self.fault, options)
+                yield replace(record, repro=again)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import lost
 from specmatrix.matrix.run.tiers import VISIBLE
 from specmatrix.matrix.run.waivers import waive
+from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.reports.schema import REFERENCE, CellResult, WaiverRule
 
 # A cell takes seconds; a worker that sends nothing for this long hangs.
@@ -44,7 +45,7 @@ THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 class ShardJob:
     """The settings of every worker. limit: seconds per cell, including the worker's start. subject: by its name.
     tree: a copy of the packages with a planted fault that the workers import, None for this process's own. explain: the
-    cells that run a second time with a trace: "none", "red" or "every"."""
+    cells that run a second time with a trace: "none", "red" or "every". only: the requests that run, None for all."""
 
     seed: int
     tier: str
@@ -54,6 +55,7 @@ class ShardJob:
     waivers: tuple[WaiverRule, ...] = ()
     tree: Path | None = None
     explain: Literal["none", "red", "every"] = "none"
+    only: Subset | None = None
 
 
 @dataclass(slots=True)
@@ -194,6 +196,7 @@ def work(cells: tuple[Cell, ...], job: ShardJob, gpus: tuple[int, ...], connecti
 
     torch.set_num_threads(1)
     runner = subject_runner(job.subject, job.seed, job.tier, job.waivers, job.explain)
+    runner.workload = job.only or runner.workload
     connection.send(None)
     for cell in cells:
         connection.send(runner.run_cell(cell))

@@ -51,6 +51,12 @@ def failure(cell: CellResult) -> str:
     return "; ".join(texts)
 
 
+def accepting(cell: CellResult) -> str:
+    """How to accept what the first red gate of a cell found, or "": what other gates found may follow from it."""
+    gate = next((gate for gate in cell.gates if gate.state != "PASS"), None)
+    return f"if {gate.name} should change: {gate.accept}" if gate is not None and gate.accept else ""
+
+
 def first_divergence(cell: CellResult) -> str:
     """Where the text of a cell first left that of plain decoding, as its lossless gate recorded it, or ""."""
     gate = cell.gate("lossless")

@@ -20,7 +20,21 @@ from specmatrix.matrix.cli.commands.flags import EPILOG
 from specmatrix.matrix.cli.errors import misuse
 from specmatrix.matrix.cli.exit_status import empty_word, failed, open_streams, unwritten, wrong
 from specmatrix.matrix.cli.model_commands import checkpoints, zoo
-from specmatrix.matrix.cli.options import WORKERS, Durations, Json, Models, PlantedFault, Seed, Shard, Stage, Workers
+from specmatrix.matrix.cli.options import (
+    WORKERS,
+    Decide,
+    Durations,
+    Explain,
+    Json,
+    Models,
+    PlantedFault,
+    Requests,
+    Seed,
+    Shard,
+    Stage,
+    Tokens,
+    Workers,
+)
 from specmatrix.matrix.cli.stopping import Stopped, stoppable
 from specmatrix.reports.schema import REFERENCE, ReportError
 
@@ -79,20 +93,19 @@ def run(
         Path | None, typer.Option(help="run the cells of this report that are red or did not run")
     ] = None,
     fault: PlantedFault = None,
-    explain: Annotated[
-        bool,
-        typer.Option("--explain", help="trace a second run of each red cell, or of the only one, as a page of steps"),
-    ] = False,
-    decide: Annotated[
-        bool, typer.Option("--decide", help="also run the cells that tell the candidate causes of red cells apart")
-    ] = False,
+    explain: Explain = False,
+    decide: Decide = False,
     shard: Shard = "1/1",
     durations: Durations = None,
+    requests: Requests = None,
+    tokens: Tokens = None,
     json_: Json = False,
 ) -> int:
     """Run cells and write their report."""
     from specmatrix.ci.commands.run import run as run_matrix
+    from specmatrix.matrix.workloads.subset import subset
 
+    only = subset(requests, tokens)
     return run_matrix(
         tier,
         stage,
@@ -111,6 +124,7 @@ def run(
         decide,
         shard,
         durations,
+        only,
     )
 
 
@@ -142,6 +156,21 @@ def merge(
     from specmatrix.ci.commands.merge import merge as merge_reports
 
     return merge_reports(reports, out, json_)
+
+
+@app.command()
+def shrink(
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="the id of a red cell")],
+    gate: Annotated[str | None, typer.Option(help="the gate that must stay red; default: the first red one")] = None,
+    tier: Annotated[str, typer.Option(help="hardware of the cell: cpu, gpu1, gpu2, gpu4 or gpu8")] = "cpu",
+    workers: Workers = WORKERS,
+    seed: Seed = 0,
+    fault: PlantedFault = None,
+) -> int:
+    """Find the smallest axis values, requests and tokens with which a red cell stays red."""
+    from specmatrix.ci.commands.shrink import shrink as shrink_cell
+
+    return shrink_cell(cell, tier, seed, workers, gate, fault)
 
 
 @app.command()

@@ -28,6 +28,7 @@ from specmatrix.matrix.run.tiers import check_seed, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.waivers import load_waivers
 from specmatrix.matrix.subjects.registry import foreign_subject
+from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.render.explain import write_explained
 from specmatrix.reports.render.run import RunView, write_run
@@ -66,10 +67,11 @@ def run(
     decide: bool = False,
     shard: str = WHOLE,
     durations: Path | None = None,
+    only: Subset | None = None,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
-    if decide and (fail_fast or shard != WHOLE):
-        other = "--fail-fast" if fail_fast else "--shard"
+    if decide and (fail_fast or shard != WHOLE or only is not None):
+        other = "--fail-fast" if fail_fast else "--shard" if shard != WHOLE else only and only.options.split()[0]
         raise ConfigError(f"--decide compares red cells with green ones; it cannot be combined with {other}")
     engine, rules = foreign_subject(subject), load_waivers(waivers)
     visible_gpus(tier)
@@ -78,14 +80,11 @@ def run(
         if rerun_failed is None:
             chosen = chosen_cells(tier, stage, cells, limit)
         elif cells is None and limit is None:
-            options: dict[str, str | int] = {
-                "subject": subject,
-                "tier": tier,
-                "stage": stage,
-                "seed": seed,
-                "fault": runs.fault,
-            }
-            chosen = failed_cells(rerun_failed, out, options)
+            chosen = failed_cells(
+                rerun_failed,
+                out,
+                {"subject": subject, "tier": tier, "stage": stage, "seed": seed, "fault": runs.fault},
+            )
         else:
             raise ConfigError("--rerun-failed selects the cells; it takes neither --cells nor --limit")
         check_parallel("workers", workers)
@@ -96,13 +95,23 @@ def run(
             tier, stage, seed, GATES if engine is None else applied_gates(engine.profile).gates, engine, rules
         )
         header = replace(header, fault=runs.fault, shard=part, dirty=header.dirty or bool(runs.fault))
+        if only is not None:
+            header = replace(header, data_hash=hash_of(only, chosen, seed, header.data_hash))
         traced = ("every" if len(chosen) == 1 else "red") if explain else "none"
-        records = runs(chosen, explain=traced, limit=runs.job.limit * (1 + explain))
+        records = runs(chosen, explain=traced, only=only, limit=runs.job.limit * (1 + explain))
         if decide:
             records = _with_decided(runs, records)
         view = write_run(load(_write(out, header, records, chosen, fail_fast)))
     tell(view, out, write_explained(view, out), json_)
     return int(view.verdict != "green")
+
+
+def hash_of(only: Subset, cells: Sequence[Cell], seed: int, data_hash: str) -> str:
+    """The header's hash of the data for a part of the requests: other prompts, which no comparison takes for the same.
+    ConfigError if a cell has none of them."""
+    for cell in cells:
+        only(cell, seed)
+    return f"{data_hash} {only.options}"
 
 
 def _with_decided(runs: CellRuns, records: Generator[CellResult]) -> Generator[CellResult]:

@@ -23,3 +23,13 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")
 Models = Annotated[
     Path | None, typer.Option(help="folder of published checkpoints, by hub name; default: the hub's cache")
 ]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="trace a second run of each red cell, or of the only one, as a page of steps")
+]
+Decide = Annotated[
+    bool, typer.Option("--decide", help="also run the cells that tell the candidate causes of red cells apart")
+]
+Requests = Annotated[
+    str | None, typer.Option(help="only these requests of each cell, by name: q6,q7; with those that they wait for")
+]
+Tokens = Annotated[int | None, typer.Option(help="at most this many output tokens of each request")]

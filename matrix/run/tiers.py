@@ -48,15 +48,16 @@ def check_seed(seed: int) -> None:
         raise ConfigError(f"seed must be between 0 and {2**31 - 1}, got {seed}")
 
 
-def repro(cell_id: str, tier: str, seed: int, subject: str = REFERENCE, fault: str = "") -> str:
+def repro(cell_id: str, tier: str, seed: int, subject: str = REFERENCE, fault: str = "", options: str = "") -> str:
     """The command that reruns a cell, for a shell. It writes to a new folder, never over the report that shows it.
 
-    fault: the id of a planted fault, "" for none.
+    fault: the id of a planted fault, "" for none. options: further ones of `specmatrix run`.
     """
     where = "" if tier == TIERS[0].name else f"--tier {tier} "
     where += "" if subject == REFERENCE else f"--subject {subject} "
     where += f"--fault {fault} " if fault else ""
-    return f"specmatrix run {where}--cells '{cell_id}' --seed {seed} --out \"$(mktemp -d)\""
+    options = f" {options}" if options else ""
+    return f"specmatrix run {where}--cells '{cell_id}'{options} --seed {seed} --out \"$(mktemp -d)\""
 
 
 def tier(name: str) -> Tier:

@@ -95,6 +95,7 @@ def _environment(**settings: object) -> Environment:
         **settings,  # type: ignore[arg-type]  # passed on as they are
     )
     made.filters |= {
+        "accepting": text.accepting,
         "build": text.build,
         "columns": red_ask.columns,
         "neighbour": red_ask.neighbour_text,

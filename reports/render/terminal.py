@@ -15,7 +15,16 @@ from specmatrix.reports.render.run import RunView
 from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.summary import STATE_KEYS
-from specmatrix.reports.wording import build, count, duration, failure, first_divergence, shorten, shorten_rewrite
+from specmatrix.reports.wording import (
+    accepting,
+    build,
+    count,
+    duration,
+    failure,
+    first_divergence,
+    shorten,
+    shorten_rewrite,
+)
 
 COLOURS = {"good": "green", "bad": "red", "warn": "yellow", "calm": "cyan"}
 MOST = 12
@@ -37,9 +46,8 @@ def print_run(run: RunView, console: Console) -> None:
         _say(console, f"[red]{cell.state}[/red] [bold]{escape(cell.id)}[/bold]: {escape(shorten(failure(cell), 240))}")
         for line in _evidence(cell, run):
             _say(console, f"  [dim]{escape(line)}[/dim]")
-        for gate in cell.gates:
-            if gate.accept:
-                _say(console, f"  [dim]if {gate.name} should change: {escape(gate.accept)}[/dim]")
+        if accepting(cell):
+            _say(console, f"  [dim]{escape(accepting(cell))}[/dim]")
         _say(console, f"  {escape(as_called(cell.repro))}")
     if len(run.red) > MOST:
         _say(console, f"… and {count(len(run.red) - MOST, 'more red cell')} in the report")

@@ -69,6 +69,10 @@ def test_an_explained_cell_has_a_page_of_its_own_that_needs_no_network(red):
             ["--decide", "--fail-fast"],
             "--decide compares red cells with green ones; it cannot be combined with --fail-fast",
         ),
+        (
+            ["--decide", "--tokens", "3"],
+            "--decide compares red cells with green ones; it cannot be combined with --tokens",
+        ),
     ],
 )
 def test_what_cannot_run_together_is_refused(words: list[str], sentence: str, tmp_path, capsys):

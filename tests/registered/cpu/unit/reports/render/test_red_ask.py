@@ -72,13 +72,17 @@ def test_the_page_holds_all_of_it_and_escapes_it(tmp_path):
 def test_an_error_shows_its_verb_and_traceback_and_a_golden_the_command_that_accepts_it(tmp_path):
     crashed = cell("none.p4", state="INFRA", error="LedgerError: no", verb="settle", traceback="Traceback <b>\n  File")
     golden = GateResult("config", "FAIL", message="topk is 4", accept="python -m pytest golden --force-regen")
-    run = view(load(write_cells(tmp_path, [crashed, cell("ngram", gates=(golden,))])))
+    late = GateResult("acceptance", "FAIL", message="too low", accept="python -m oracle")
+    run = view(load(write_cells(tmp_path, [crashed, cell("ngram", gates=(golden, late))])))
     out = StringIO()
     print_run(run, Console(file=out, width=200))
     assert "  raised in settle; the whole traceback is in the report\n" in out.getvalue()
     assert "  if config should change: python -m pytest golden --force-regen\n" in out.getvalue()
     page = run_page(run)
-    assert "<pre>Traceback &lt;b&gt;\n  File</pre>" in page and "<code>python -m pytest golden --force-regen" in page
+    assert (
+        "<pre>Traceback &lt;b&gt;\n  File</pre>" in page and "if config should change: python -m pytest golden" in page
+    )
+    assert "python -m oracle" not in page.split("<script")[0] + out.getvalue()
 
 
 def test_the_nearest_green_cell_differs_in_the_fewest_axes():
