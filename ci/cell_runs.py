@@ -21,6 +21,7 @@ from specmatrix.matrix.faults.command import select as select_faults
 from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.run.tiers import repro, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.reports.schema import RED_STATES, REFERENCE, CellResult, WaiverRule
 from specmatrix.reports.wording import shorten
@@ -55,8 +56,8 @@ class CellRuns:
             for record in run_plan(work, job, show):
                 red += record.state in RED_STATES
                 update(None, 1, red)
-                options = "" if job.only is None else job.only.options
-                again = repro(record.id, job.tier, job.seed, job.subject, self.fault, options)
+                given = [one.options for one in (job.endpoint, job.only) if one is not None]
+                again = repro(record.id, job.tier, job.seed, job.subject, self.fault, " ".join(given))
                 yield replace(record, repro=again)
 
 
@@ -70,10 +71,11 @@ def cell_runs(
     waivers: tuple[WaiverRule, ...] = (),
     fault: str | None = None,
     durations: Mapping[str, float] = NO_SECONDS,
+    endpoint: Endpoint | None = None,
 ) -> Iterator[CellRuns]:
     """Runs of cells while their fault is planted. ConfigError on a fault that is unknown in the tier or cannot be
     planted in the subject."""
-    engine = foreign_subject(subject)
+    engine = foreign_subject(subject, endpoint)
     if fault is not None and engine is not None:
         raise ConfigError(f"a fault is planted in the reference engine only; subject {shown(subject)} is another one")
     patch = None if fault is None else select_faults([fault], tier)[0].patch
@@ -81,4 +83,5 @@ def cell_runs(
     if engine is not None:  # A cell may start its engine and the baseline's.
         seconds += 2 * (engine.profile.start_seconds + engine.profile.answer_seconds)
     with nullcontext() if patch is None else planted(patch) as tree:
-        yield CellRuns(ShardJob(seed, tier, stage, seconds, subject, waivers, tree), workers, fault or "", durations)
+        job = ShardJob(seed, tier, stage, seconds, subject, waivers, tree, endpoint=endpoint)
+        yield CellRuns(job, workers, fault or "", durations)

@@ -29,6 +29,7 @@ from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import lost
 from specmatrix.matrix.run.tiers import VISIBLE
 from specmatrix.matrix.run.waivers import waive
+from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.reports.schema import REFERENCE, CellResult, WaiverRule
 
@@ -56,6 +57,7 @@ class ShardJob:
     tree: Path | None = None
     explain: Literal["none", "red", "every"] = "none"
     only: Subset | None = None
+    endpoint: Endpoint | None = None
 
 
 @dataclass(slots=True)
@@ -195,7 +197,7 @@ def work(cells: tuple[Cell, ...], job: ShardJob, gpus: tuple[int, ...], connecti
     from specmatrix.matrix.run.runner import subject_runner
 
     torch.set_num_threads(1)
-    runner = subject_runner(job.subject, job.seed, job.tier, job.waivers, job.explain)
+    runner = subject_runner(job.subject, job.seed, job.tier, job.waivers, job.explain, job.endpoint)
     runner.workload = job.only or runner.workload
     connection.send(None)
     for cell in cells:

@@ -22,10 +22,13 @@ from specmatrix.matrix.cli.exit_status import empty_word, failed, open_streams, 
 from specmatrix.matrix.cli.model_commands import checkpoints, zoo
 from specmatrix.matrix.cli.options import (
     WORKERS,
+    ApiKey,
+    BaselineUrl,
     Decide,
     Durations,
     Explain,
     Json,
+    Launch,
     Models,
     PlantedFault,
     Requests,
@@ -33,9 +36,11 @@ from specmatrix.matrix.cli.options import (
     Shard,
     Stage,
     Tokens,
+    Url,
     Workers,
 )
 from specmatrix.matrix.cli.stopping import Stopped, stoppable
+from specmatrix.matrix.subjects.http.endpoint import endpoint_of
 from specmatrix.reports.schema import REFERENCE, ReportError
 
 # The base class of typer's usage errors, which typer itself does not export.
@@ -99,6 +104,10 @@ def run(
     durations: Durations = None,
     requests: Requests = None,
     tokens: Tokens = None,
+    url: Url = None,
+    baseline_url: BaselineUrl = None,
+    launch: Launch = None,
+    api_key: ApiKey = None,
     json_: Json = False,
 ) -> int:
     """Run cells and write their report."""
@@ -106,6 +115,7 @@ def run(
     from specmatrix.matrix.workloads.subset import subset
 
     only = subset(requests, tokens)
+    place = endpoint_of(url, baseline_url, launch, api_key)
     return run_matrix(
         tier,
         stage,
@@ -125,6 +135,7 @@ def run(
         shard,
         durations,
         only,
+        place,
     )
 
 
@@ -423,12 +434,15 @@ def subjects_list(context: typer.Context, json_: Json = False) -> int:
 @subjects.command("check")
 def subjects_check(
     name: Annotated[str, typer.Argument(help="a name of the list")],
+    url: Url = None,
+    launch: Launch = None,
+    api_key: ApiKey = None,
     json_: Json = False,
 ) -> int:
     """Run the contract suite for subjects."""
     from specmatrix.matrix.cli.commands.subjects import check_subject
 
-    return check_subject(name, json_)
+    return check_subject(name, json_, endpoint_of(url, None, launch, api_key))
 
 
 @incident.command("list")

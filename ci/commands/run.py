@@ -27,6 +27,7 @@ from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.tiers import check_seed, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.waivers import load_waivers
+from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.matrix.zoo.registry import verify_cells
@@ -68,15 +69,16 @@ def run(
     shard: str = WHOLE,
     durations: Path | None = None,
     only: Subset | None = None,
+    endpoint: Endpoint | None = None,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
     if decide and (fail_fast or shard != WHOLE or only is not None):
         other = "--fail-fast" if fail_fast else "--shard" if shard != WHOLE else only and only.options.split()[0]
         raise ConfigError(f"--decide compares red cells with green ones; it cannot be combined with {other}")
-    engine, rules = foreign_subject(subject), load_waivers(waivers)
+    engine, rules = foreign_subject(subject, endpoint), load_waivers(waivers)
     visible_gpus(tier)
     seconds = measured_seconds(durations)
-    with cell_runs(tier, stage, seed, workers, subject, rules, fault, seconds) as runs:
+    with cell_runs(tier, stage, seed, workers, subject, rules, fault, seconds, endpoint) as runs:
         if rerun_failed is None:
             chosen = chosen_cells(tier, stage, cells, limit)
         elif cells is None and limit is None:

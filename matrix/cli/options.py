@@ -33,3 +33,9 @@ Requests = Annotated[
     str | None, typer.Option(help="only these requests of each cell, by name: q6,q7; with those that they wait for")
 ]
 Tokens = Annotated[int | None, typer.Option(help="at most this many output tokens of each request")]
+Url = Annotated[str | None, typer.Option(help="a running server, for the subjects sglang, openai and openai-chat")]
+BaselineUrl = Annotated[str | None, typer.Option(help="its twin without speculation")]
+Launch = Annotated[
+    str | None, typer.Option(help="instead of --url: a command that starts a server, with {flags} for a cell's flags")
+]
+ApiKey = Annotated[str | None, typer.Option(help="key of these servers")]

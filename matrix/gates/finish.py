@@ -45,7 +45,7 @@ class FinishGate:
             fault = _end(request, answer, cell.target) or _read(request, answer, run)
             if not fault and Capability.LOGPROBS in run.capabilities:
                 fault = _logprobs(request, answer)
-            if not fault and Capability.HISTOGRAM in run.capabilities:
+            if not fault and run.capabilities >= {Capability.HISTOGRAM, Capability.ROUNDS}:
                 fault = _metrics(cell, run.resolved, answer)
             if fault:
                 faults.append((request.name, f"{request.name} {fault}"))

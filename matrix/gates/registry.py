@@ -14,11 +14,13 @@ from specmatrix.matrix.gates.distribution import DistributionGate
 from specmatrix.matrix.gates.effective import EffectiveGate
 from specmatrix.matrix.gates.finish import FinishGate
 from specmatrix.matrix.gates.gate import Gate
+from specmatrix.matrix.gates.identities import IdentitiesGate
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.session import SessionGate
+from specmatrix.matrix.gates.text import TextGate
 from specmatrix.matrix.subjects.protocol import Capability, Profile
 
 GATES: Final[tuple[Gate, ...]] = (
@@ -77,4 +79,8 @@ def _foreign(profile: Profile) -> tuple[Gate, ...]:
     }
     lossless.sampled = Capability.SAMPLED_IDENTITY in profile.capabilities
     own: dict[str, Gate] = {"lossless": lossless, "acceptance": AcceptanceGate(exact=False)}
-    return (ClaimsGate(), oracle, *(own.get(gate.name, gate) for gate in GATES))
+    text = TextGate(target_oracle=None if "oracle" in profile.excluded else oracle)
+    more: tuple[Gate, ...] = (IdentitiesGate(),)
+    if Capability.TOKEN_IDS not in profile.capabilities:
+        more = (*more, text)
+    return (ClaimsGate(), oracle, *more, *(own.get(gate.name, gate) for gate in GATES))

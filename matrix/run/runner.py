@@ -29,6 +29,7 @@ from specmatrix.matrix.run.record import BaselineError, crashed, judged, record
 from specmatrix.matrix.run.red_ask import red_ask
 from specmatrix.matrix.run.waivers import waive
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess, start_engine
+from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Ask,
@@ -173,14 +174,22 @@ class Runner:
         self._served = run.served
         if self.foreign:
             run = replace(run, resolved={**known_shape(prepared), **run.resolved})
-            plain = self.baselines.run(prepared.default_baseline)
-            baseline = replace(plain, resolved={**known_shape(prepared.default_baseline), **plain.resolved})
+            baseline = self._foreign_baseline(prepared, engine, command, run)
         else:
             baseline = self.baselines.run(prepared.baseline)
             if has_session_baseline(prepared.cell):
                 run = replace(run, session_baseline=self.baselines.run(prepared.session_baseline))
         outcomes = [gate.judge(prepared, run, baseline) for gate in self._applied(prepared.cell)]
         return judged(prepared, outcomes, engine, run.evidence, command, red_ask(run, baseline, outcomes))
+
+    def _foreign_baseline(self, prepared: PreparedCell, engine: RunningEngine, command: EngineCommand, run: Run) -> Run:
+        """The baseline's run; without a twin that could make one, the cell's own, which the oracle then judges."""
+        if self.subject.profile.twin:
+            plain = self.baselines.run(prepared.default_baseline)
+            return replace(plain, resolved={**known_shape(prepared.default_baseline), **plain.resolved})
+        if self.baselines.oracle is None:
+            return run
+        return replace(run, resumed=resumed(engine, command, prepared, run, self.baselines.oracle))
 
     def _started(self, command: EngineCommand) -> RunningEngine:
         start = replace(command, asks=())
@@ -226,10 +235,16 @@ def reference_runner(seed: int, tier: str = "cpu") -> Runner:
 
 
 def subject_runner(
-    name: str, seed: int, tier: str, waivers: Sequence[WaiverRule] = (), explain: Explain = "none"
+    name: str,
+    seed: int,
+    tier: str,
+    waivers: Sequence[WaiverRule] = (),
+    explain: Explain = "none",
+    endpoint: Endpoint | None = None,
 ) -> Runner:
-    """A runner for a subject by name, with the gates that apply to it. ConfigError if there is none."""
-    subject = load_subject(name)
+    """A runner for a subject by name, with the gates that apply to it. ConfigError if there is none. endpoint: of a
+    subject over HTTP."""
+    subject = load_subject(name, endpoint)
     return Runner(
         subject, seed, gates=applied_gates(subject.profile).gates, tier=tier, waivers=waivers, explain=explain
     )

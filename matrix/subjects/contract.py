@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.run.prepared_cell import prepare
@@ -29,8 +30,10 @@ from specmatrix.matrix.subjects.protocol import (
 )
 from specmatrix.matrix.subjects.translations import translated
 
-# The first of these that the subject supports; two asks also show whether they depend on each other.
-CELLS: Final = (Cell(batch="pair"), Cell())
+# The first of these that the subject supports; two asks also show whether they depend on each other. A running server
+# may support none without a drafter.
+PLAIN: Final = (Cell(batch="pair"), Cell())
+DRAFTED: Final = tuple(Cell(algorithm=name, batch="pair") for name in axis("algorithm").names[1:])
 # More tokens than any zoo model's context.
 TOO_MANY: Final = 20_000
 ABORT_AFTER: Final = 5
@@ -63,10 +66,10 @@ def check_contract(subject: Subject) -> Iterator[ContractCheck]:
         )
     yield ContractCheck("translations are pure data", _translated(subject))
     yield ContractCheck("no request field is ignored", _ignored(subject))
-    commands = (subject.translate(prepare(cell, subject=subject.name)) for cell in CELLS)
+    commands = (subject.translate(prepare(cell, subject=subject.name)) for cell in (*PLAIN, *DRAFTED))
     command = next((found for found in commands if isinstance(found, EngineCommand)), None)
     if command is None:
-        raise ConfigError(f"subject {subject.name!r} supports neither {' nor '.join(cell.id for cell in CELLS)}")
+        raise ConfigError(f"subject {subject.name!r} supports neither {' nor '.join(cell.id for cell in PLAIN)}")
     session = _Checks(subject, command)
     try:
         for name, check in session.checks().items():

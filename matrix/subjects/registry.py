@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
 from specmatrix.errors import ConfigError, shown
+from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.protocol import Profile, Subject
 from specmatrix.reports.schema import REFERENCE
 
@@ -14,6 +15,9 @@ GROUP: Final = "specmatrix.subjects"
 # Name to module and class.
 BUILT_IN: Final[Mapping[str, str]] = {
     REFERENCE: "specmatrix.matrix.subjects.tensor_parallel:RankedSubject",
+    "sglang": "specmatrix.matrix.subjects.http.sglang:SglangSubject",
+    "openai": "specmatrix.matrix.subjects.http.openai:OpenAISubject",
+    "openai-chat": "specmatrix.matrix.subjects.http.openai:OpenAIChatSubject",
     "transformers": "specmatrix.matrix.subjects.transformers.subject:TransformersSubject",
     "transformers-dynamic": "specmatrix.matrix.subjects.transformers.subject:DynamicSubject",
     "transformers-heuristic": "specmatrix.matrix.subjects.transformers.subject:HeuristicSubject",
@@ -33,21 +37,28 @@ def known_subjects() -> dict[str, EntryPoint]:
     return found
 
 
-def installed_subject(name: str) -> Subject:
-    """As `load_subject`, and ConfigError if its engine's package is not installed."""
-    subject = load_subject(name)
+def installed_subject(name: str, endpoint: Endpoint | None = None) -> Subject:
+    """As `load_subject`, and ConfigError if its engine's package is not installed, or if a server is needed and no
+    endpoint is given."""
+    subject = load_subject(name, endpoint)
+    if endpoint is None and hasattr(subject, "at"):
+        raise ConfigError(f"subject {shown(name)} is a server; give --url URL or --launch COMMAND")
     if subject.version() is None:
         raise ConfigError(f"subject {shown(name)} is not installed; `specmatrix subjects` says what is")
     return subject
 
 
-def foreign_subject(name: str) -> Subject | None:
+def foreign_subject(name: str, endpoint: Endpoint | None = None) -> Subject | None:
     """As `installed_subject`, but None for the reference engine, whose module imports torch."""
-    return None if name == REFERENCE else installed_subject(name)
+    if name != REFERENCE:
+        return installed_subject(name, endpoint)
+    if endpoint is not None:
+        raise ConfigError("--url and --launch need --subject sglang, openai or openai-chat")
+    return None
 
 
-def load_subject(name: str) -> Subject:
-    """The subject of a name. ConfigError if there is none, or if it is no Subject."""
+def load_subject(name: str, endpoint: Endpoint | None = None) -> Subject:
+    """The subject of a name, at an endpoint if one is given. ConfigError if there is none, or if it is no Subject."""
     known = known_subjects()
     if name not in known:
         raise ConfigError(f"subject {shown(name)} is unknown; it must be one of {', '.join(known)}")
@@ -64,4 +75,9 @@ def load_subject(name: str) -> Subject:
     for part in PARTS:
         if not callable(getattr(subject, part, None)):
             raise ConfigError(f"subject {shown(name)} of {place} has no {part}; it needs {', '.join(PARTS)}")
-    return subject
+    if endpoint is None:
+        return subject
+    if not hasattr(subject, "at"):
+        raise ConfigError(f"subject {shown(name)} is no server; --url and --launch are for those that are")
+    found: Subject = subject.at(endpoint)
+    return found

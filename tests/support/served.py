@@ -16,6 +16,7 @@ import httpx
 
 from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.server.app import Server, ServerOptions, application, bind, server
 from specmatrix.engine.server.engine_thread import EngineThread, Submission, Ticket
@@ -38,6 +39,7 @@ class RunningServer:
     ended: Queue[Ticket]
     thread: Thread
     loop: asyncio.AbstractEventLoop
+    journal: list[Entry]
 
     def call(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:  # noqa: ANN401 - as the coroutine
         """The result of a coroutine in the server's event loop."""
@@ -100,6 +102,8 @@ def served(
         "enable_streaming_session": True,
     }
     llm = LLM(EngineConfig(str(folder), **{**shape, **config}))
+    journal: list[Entry] = []
+    llm.subscribe_journal(journal.append)
     listening = bind(chosen)
     app, engine = application(llm, folder, chosen)
     running, ended = server(app, engine, chosen), Queue[Ticket]()
@@ -118,7 +122,7 @@ def served(
     url = "http://{}:{}".format(*listening.getsockname()[:2])
     key = {"Authorization": f"Bearer {chosen.key}"} if chosen.key else {}
     with httpx.Client(base_url=url, timeout=SECONDS, headers=key, trust_env=False) as client:
-        one = RunningServer(url, llm, engine, running, client, ended, thread, loops[0])
+        one = RunningServer(url, llm, engine, running, client, ended, thread, loops[0], journal)
         client.get("/health")  # the connection waits until the server has started
         try:
             yield one

@@ -17,7 +17,7 @@ from specmatrix.engine.algorithm_file import load_algorithms
 from specmatrix.engine.api import LLM
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cli.commands.flags import flags_of
-from specmatrix.matrix.cli.commands.generate import configuration
+from specmatrix.matrix.cli.commands.generate import ALGORITHM, configuration
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.zoo.registry import resolve_path, verify_models
@@ -44,7 +44,7 @@ def serve(words: list[str], file: Path | None, threads: int, options: Mapping[st
         load_algorithms(file)
     chosen = ServerOptions(**options)  # type: ignore[arg-type]  # as the command line has parsed them
     chosen.check()
-    asked = configuration(flags)
+    asked = configuration({ALGORITHM: "NONE", **flags})  # as SGLang's server, which speculates only if asked to
     if asked.tp_size != 1:
         raise ConfigError(f"tp_size is {asked.tp_size}; allowed: 1, as the server has its engine in its own process")
     verify_models((asked.model_path, asked.speculative_draft_model_path))

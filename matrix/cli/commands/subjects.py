@@ -9,6 +9,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.run.provenance import subject_record
 from specmatrix.matrix.subjects.contract import check_contract
+from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.registry import installed_subject, known_subjects, load_subject
 
 
@@ -40,9 +41,9 @@ def list_subjects(json_: bool) -> int:
     return int(red)
 
 
-def check_subject(name: str, json_: bool) -> int:
+def check_subject(name: str, json_: bool, endpoint: Endpoint | None = None) -> int:
     """Run the contract for a subject; 0 if it holds. ConfigError if there is none of this name, or it is missing."""
-    subject = installed_subject(name)
+    subject = installed_subject(name, endpoint)
     console, done = StdoutConsole(soft_wrap=True, highlight=False, quiet=json_), []
     for check in check_contract(subject):
         done.append(check)

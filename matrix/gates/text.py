@@ -1,0 +1,94 @@
+"""Compares the texts of a subject that shows no token ids: with the oracle's, and with its twin's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.oracle import OracleGate, comparable
+from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.oracles.finish import ending, text_of
+from specmatrix.matrix.run.prepared_cell import PreparedCell
+from specmatrix.matrix.subjects.protocol import Answer, Capability, RequestSpec, Run
+
+THRESHOLDS: Final = {
+    "wrong": Threshold(0, "greedy texts are equal, or part where the oracle's two best tokens are within tie_nats"),
+}
+SHOWN: Final = 20  # characters
+
+
+@dataclass
+class TextGate:
+    """Greedy texts: the run's equal the twin's, where there is one, and the oracle's on its prompts.
+
+    target_oracle: None where the server makes the prompt's tokens itself, so that the oracle's differ.
+    """
+
+    name: str = "text"
+    needs: frozenset[Capability] = frozenset()
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    target_oracle: OracleGate | None = field(default_factory=OracleGate)
+
+    def applies(self, cell: Cell) -> bool:
+        """Cells with greedy requests."""
+        return cell.sampling in ("greedy", "mixed", "rules")
+
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED if no text was compared."""
+        target, twins = prepared.cell.target, {answer.name: answer for answer in baseline.answers}
+        answers = {answer.name: answer for answer in run.answers}
+        characters, ties, wrong = 0, 0, list[str]()
+        for request in run.requests:
+            answer, twin = answers[request.name], twins.get(request.name)
+            if request.temperature or answer.refusal or answer.finish == "abort":
+                continue
+            due = self._due(target, request)
+            for other in (due, None if baseline is run or twin is None else twin.text):
+                if other is None:
+                    continue
+                characters += len(other)
+                at = _parting(answer, other, whole=other is not due)
+                if at is None:
+                    continue
+                if self._tied(target, request, other[:at]):
+                    ties += 1
+                else:
+                    wrong.append(
+                        f"{request.name} at character {at}: {answer.text[at : at + 20]!r}, not {other[at : at + 20]!r}"
+                    )
+        numbers: dict[str, Number] = {"characters": characters, "ties": ties, "wrong": len(wrong)}
+        if len(wrong) > self.thresholds["wrong"]:
+            text = f"{len(wrong)} texts differ from the oracle or from plain decoding, first {wrong[0]}"
+            return Outcome(self.name, State.FAIL, numbers, message=text)
+        if not characters:
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no text was compared")
+        return Outcome(self.name, State.PASS, numbers)
+
+    def _due(self, target: str, request: RequestSpec) -> str | None:
+        """The text that the oracle implies, as far as it goes; None if it has none."""
+        if self.target_oracle is None or request.ruled or not comparable(request):
+            return None
+        ids = self.target_oracle.text(target, request)
+        return ending(request, ids, target).text if ids else None
+
+    def _tied(self, target: str, request: RequestSpec, common: str) -> bool:
+        """Whether the oracle's tokens behind a common text have a tie at the first one."""
+        if self.target_oracle is None or not comparable(request):
+            return False
+        ids = self.target_oracle.text(target, request)
+        places = [count for count in range(len(ids)) if common.startswith(text_of(ids[:count]))]
+        return bool(places) and self.target_oracle.is_tie(target, request, places[-1])
+
+
+def _parting(answer: Answer, other: str, whole: bool) -> int | None:
+    """The first character at which an answer's text is not another one; None if none. whole: also where it goes on
+    behind the other's end, which for the oracle is only as far as its tokens go."""
+    text = answer.text
+    shorter = min(len(text), len(other))
+    at = next((i for i in range(shorter) if text[i] != other[i]), shorter)
+    if at < shorter or len(text) < len(other) or (whole and len(text) != len(other)):
+        return at
+    return None

@@ -1,0 +1,126 @@
+"""Requests to a server, and servers that are started here."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from collections.abc import Iterator, Mapping
+from json import JSONDecodeError, loads
+from time import monotonic
+from typing import Any, Final, Self
+
+import httpx
+
+from specmatrix.errors import ConfigError, text_of
+from specmatrix.matrix.run.child_process import ChildProcess
+from specmatrix.matrix.subjects.http.endpoint import FLAGS, Endpoint
+
+# A server that answers nothing for this long hangs.
+SECONDS: Final = 120.0
+POLL_SECONDS: Final = 0.2
+OUTPUT_TAIL: Final = 2000
+# Ends the server's process group once this process, which alone holds the other end of its standard input, is gone.
+GUARD: Final = 'exec 3<&0; "$@" 3<&- </dev/null & { read -r _ <&3; kill -KILL 0; } & wait %1'
+REFUSED: Final = range(400, 500)
+
+
+class RefusedAsk(Exception):
+    """The server refused one request."""
+
+
+class Connection:
+    """One server. Every method may be called by several threads."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self.url = url.rstrip("/")
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        limits = httpx.Limits(max_connections=None)
+        self._client = httpx.Client(base_url=self.url, headers=headers, timeout=SECONDS, limits=limits, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def get(self, *paths: str) -> dict[str, Any]:
+        """The object at the first of these paths that exists. ConfigError if none answers."""
+        why = ""
+        for path in paths:
+            try:
+                response = self._client.get(path)
+            except httpx.HTTPError as error:
+                raise ConfigError(f"{self.url} cannot be reached: {text_of(error)}") from None
+            if response.status_code == 200:
+                found = response.json()
+                if isinstance(found, dict):
+                    return found
+            why = f"{path} answers with status {response.status_code}"
+        raise ConfigError(f"{self.url} does not say what it runs: {why}")
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 - as the server answers
+        """The JSON answer. RefusedAsk for a status of 400 to 499; every other error is raised."""
+        response = self._client.post(path, json=body)
+        if response.status_code in REFUSED:
+            raise RefusedAsk(_message(response.text))
+        response.raise_for_status()
+        return response.json() if response.content else None
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The objects of a stream of server-sent events. Raises as `post`."""
+        with self._client.stream("POST", path, json={**body, "stream": True}) as response:
+            if response.status_code in REFUSED:
+                response.read()
+                raise RefusedAsk(_message(response.text))
+            response.raise_for_status()
+            for line in response.iter_lines():
+                data = line.removeprefix("data:").strip()
+                if line.startswith("data:") and data != "[DONE]":
+                    yield loads(data)
+
+    def healthy(self) -> bool:
+        """Whether /health answers with status 200."""
+        try:
+            return self._client.get("/health").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+def _message(text: str) -> str:
+    """The sentence of an error's body, in any of the shapes that servers use."""
+    try:
+        found = loads(text)
+    except JSONDecodeError:
+        return text_of(text)
+    inner = found.get("error", found) if isinstance(found, dict) else found
+    return text_of(inner.get("message", inner) if isinstance(inner, dict) else inner)
+
+
+def launched(endpoint: Endpoint, flags: Mapping[str, Any], seconds: float) -> tuple[Connection, ChildProcess]:
+    """Start a server with these flags on a free port, and wait until it is healthy. ConfigError if it ends first or is
+    not healthy in time."""
+    assert endpoint.launch is not None
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [*flag_words(flags), "--host=127.0.0.1", f"--port={port}"]
+    text = endpoint.launch.replace(FLAGS, shlex.join(words))
+    process = ChildProcess(["/bin/sh", "-c", GUARD, "sh", *shlex.split(text)])
+    connection, end = Connection(f"http://127.0.0.1:{port}", endpoint.key), monotonic() + seconds
+    while not connection.healthy():
+        code = process.wait(POLL_SECONDS)
+        if code is not None or monotonic() > end:
+            process.stop()
+            connection.close()
+            what = f"was not healthy within {seconds:g} s" if code is None else f"ended with status {code}"
+            raise ConfigError(f"the server {what}; end of its output: {process.output_end(OUTPUT_TAIL)}")
+    return connection, process
+
+
+def flag_words(flags: Mapping[str, Any]) -> list[str]:
+    """Flags as a command line; what is off or unset is left out."""
+    given = [(name.replace("_", "-"), value) for name, value in flags.items() if value not in (None, False)]
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given]

@@ -1,0 +1,48 @@
+"""Where a server under test is."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Final
+
+from specmatrix.errors import ConfigError, shown
+
+FLAGS: Final = "{flags}"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server under test. url: of a running one. baseline_url: of its twin without speculation. launch: a command that
+    starts one, with `{flags}` where a cell's flags go. key: sent as a bearer token."""
+
+    url: str | None = None
+    baseline_url: str | None = None
+    launch: str | None = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        for option, url in (("--url", self.url), ("--baseline-url", self.baseline_url)):
+            if url is not None and not url.startswith(("http://", "https://")):
+                raise ConfigError(f"{option} is {shown(url)}; allowed: a URL such as http://127.0.0.1:30000")
+        if (self.url is None) == (self.launch is None):
+            raise ConfigError("--url and --launch: exactly one of them must be given")
+        if self.baseline_url is not None and self.launch is not None:
+            raise ConfigError("--baseline-url goes with --url; --launch starts the baseline itself")
+        if self.launch is not None and FLAGS not in self.launch:
+            raise ConfigError(f"--launch is {shown(self.launch)}; it must hold {FLAGS}, where the flags of a cell go")
+
+    @property
+    def options(self) -> str:
+        """The command-line options that name it, without the key."""
+        named = {"--url": self.url, "--baseline-url": self.baseline_url, "--launch": self.launch}
+        return " ".join(f"{option} {shlex.quote(value)}" for option, value in named.items() if value is not None)
+
+
+def endpoint_of(url: str | None, baseline_url: str | None, launch: str | None, key: str | None) -> Endpoint | None:
+    """The endpoint that a command line names, None if it names none. ConfigError if it names half of one."""
+    if (url, baseline_url, launch) == (None, None, None):
+        if key is not None:
+            raise ConfigError("--api-key is for a server; give --url or --launch too")
+        return None
+    return Endpoint(url, baseline_url, launch, key)

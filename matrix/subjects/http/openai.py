@@ -1,0 +1,195 @@
+"""OpenAI's HTTP API as subjects: any server that speaks it, judged by its texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.axes import axis
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.subjects.http.endpoint import Endpoint
+from specmatrix.matrix.subjects.protocol import (
+    Answer,
+    Ask,
+    Capability,
+    EngineCommand,
+    Profile,
+    RequestSpec,
+    RunningEngine,
+    Subject,
+    Unsupported,
+)
+from specmatrix.matrix.workloads.build import prompt_ids
+
+if TYPE_CHECKING:
+    from specmatrix.matrix.run.prepared_cell import PreparedCell
+
+NO_TWIN: Final = "there is no twin without speculation to compare with; give --baseline-url"
+# Fields that are translated or ask for what is not claimed; any other must have its default.
+TAKEN: Final = frozenset(
+    {
+        *("name", "prompt", "max_new_tokens", "temperature", "top_p", "seed", "stop", "answer", "after", "stream"),
+        *("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs"),
+        *("top_k", "min_p", "repetition_penalty", "min_new_tokens", "ignore_eos", "stop_token_ids"),
+    }
+)
+# What vLLM and SGLang take beside OpenAI's own members, under their names; sent only where a request asks for it.
+EXTENSIONS: Final = {
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "min_new_tokens": "min_tokens",
+    "ignore_eos": "ignore_eos",
+    "stop_token_ids": "stop_token_ids",
+}
+DEFAULTS: Final = {one.name: one.default for one in fields(RequestSpec)}
+# Axes on which OpenAI's API says nothing of what runs: only their defaults are supported.
+SHOWN: Final = ("algorithm", "model", "batch", "sampling", "finish", "abort")
+TWIN: Final = "baseline"
+TEXTS: Final = Profile(
+    frozenset({Capability.ARRIVAL}),
+    cannot={Capability.TOKEN_IDS: "OpenAI's API answers with text, not with token ids"},
+    start_seconds=600.0,
+    answer_seconds=300.0,
+)
+
+
+@dataclass
+class OpenAISubject(Subject):
+    """/v1/completions with the prompt's token ids. model: the name under which the server has its model."""
+
+    name: str = "openai"
+    profile: Profile = TEXTS
+    endpoint: Endpoint | None = None
+    model: str = ""
+    chat: bool = False
+
+    def at(self, endpoint: Endpoint) -> Self:
+        """The subject at a URL, whose first model is taken. ConfigError if no server is there."""
+        if endpoint.url is None:
+            raise ConfigError(f"subject {self.name!r} is reached by --url; --launch is for sglang")
+        from specmatrix.matrix.subjects.http.connection import Connection
+
+        with Connection(endpoint.url, endpoint.key) as server:
+            found = server.get("/v1/models").get("data") or []
+        if not found:
+            raise ConfigError(f"{endpoint.url} serves no model")
+        profile = self.profile if endpoint.baseline_url is not None else replace(self.profile, twin=False)
+        return replace(self, endpoint=endpoint, model=str(found[0]["id"]), profile=profile)
+
+    def version(self) -> str | None:
+        return self.model or "over HTTP"
+
+    def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
+        """Bodies of the endpoint. The API does not say what runs, so of the start axes every algorithm is taken as
+        claimed by the user, who names the server's own by --cells."""
+        cell = prepared.cell
+        if reason := _obstacle(cell, prepared.requests):
+            return Unsupported(reason)
+        asks = tuple(self._ask(request) for request in prepared.requests)
+        return EngineCommand({}, {"target": cell.target}, asks, variant=TWIN if cell.algorithm == "none" else "")
+
+    def start(self, command: EngineCommand) -> RunningEngine:
+        """Connect to the server. ConfigError without an endpoint."""
+        if self.endpoint is None or self.endpoint.url is None:
+            raise ConfigError(f"subject {self.name!r} needs --url")
+        url = self.endpoint.baseline_url if command.variant == TWIN else None
+        return OpenAIEngine(url or self.endpoint.url, self.endpoint.key, self.chat)
+
+    def _ask(self, request: RequestSpec) -> Ask:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": request.max_new_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "stop": list(request.stop) or None,
+            "presence_penalty": request.presence_penalty,
+            "frequency_penalty": request.frequency_penalty,
+            "stream": request.stream,
+        }
+        if request.seed is not None:
+            body["seed"] = request.seed
+        if request.logit_bias:
+            body["logit_bias"] = {str(token): bias for token, bias in request.logit_bias}
+        for name, theirs in EXTENSIONS.items():
+            if (value := getattr(request, name)) != DEFAULTS[name]:
+                body[theirs] = list(value) if isinstance(value, tuple) else value
+        if self.chat:
+            body["messages"] = [{"role": "user", "content": request.prompt}]
+        return Ask(request.name, prompt_ids(request), body, request.after)
+
+
+@dataclass
+class OpenAIChatSubject(OpenAISubject):
+    """/v1/chat/completions: the server's template makes the prompt, so texts are compared with its twin's only."""
+
+    name: str = "openai-chat"
+    profile: Profile = field(
+        default_factory=lambda: replace(
+            TEXTS, excluded={"oracle": "the server's chat template makes the prompt, so the oracle has another one"}
+        )
+    )
+    chat: bool = True
+
+    def at(self, endpoint: Endpoint) -> Self:
+        """As OpenAISubject.at. ConfigError without a twin."""
+        if endpoint.baseline_url is None:
+            raise ConfigError(f"subject 'openai-chat' compares texts with a twin only: {NO_TWIN}")
+        return super().at(endpoint)
+
+
+def _obstacle(cell: Cell, requests: Sequence[RequestSpec]) -> str:
+    """Why a cell cannot run, "" if it can."""
+    for name, value in cell.values.items():
+        if name not in SHOWN and value != axis(name).default:
+            return f"OpenAI's API does not say which {name} runs"
+    for request in requests:
+        for one in fields(request):
+            if one.name not in TAKEN and getattr(request, one.name) != one.default:
+                return f"OpenAI's API has no {one.name}"
+    return ""
+
+
+class OpenAIEngine(RunningEngine):
+    """A server at a URL."""
+
+    def __init__(self, url: str, key: str | None, chat: bool) -> None:
+        from specmatrix.matrix.subjects.http.connection import Connection
+
+        self._server, self._path = Connection(url, key), "/v1/chat/completions" if chat else "/v1/completions"
+        self._chat = chat
+
+    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+        """All asks, together where they do not wait for each other."""
+        from specmatrix.matrix.subjects.http.asking import ask_all
+
+        return ask_all(asks, self._send, lambda ask, answer: None)
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _send(self, ask: Ask) -> Answer:
+        from specmatrix.matrix.subjects.http.connection import RefusedAsk
+
+        body = dict(ask.fields) | ({} if self._chat else {"prompt": list(ask.input_ids)})
+        text, finish, pieces = "", "", list[str]()
+        try:
+            for choice in self._choices(body):
+                text += _said(choice)
+                pieces += [text] if body["stream"] else []
+                finish = choice.get("finish_reason") or finish
+        except RefusedAsk as refused:
+            return Answer(ask.id, ask.input_ids, (), "", "refused", None, 0, (), refusal=str(refused))
+        return Answer(ask.id, ask.input_ids, (), text, finish, None, 0, (), pieces=tuple(dict.fromkeys(pieces)))
+
+    def _choices(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        parts = [*self._server.stream(self._path, body)] if body["stream"] else [self._server.post(self._path, body)]
+        return [choice for part in parts for choice in part["choices"]]
+
+
+def _said(choice: Mapping[str, Any]) -> str:
+    """The text of a choice or of a part of it."""
+    found = choice.get("message") or choice.get("delta") or choice
+    return str(found.get("content" if found is not choice else "text") or "")

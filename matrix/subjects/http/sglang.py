@@ -1,0 +1,175 @@
+"""SGLang's native HTTP API as a subject: SGLang's server, `specmatrix serve`, or any other that speaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.subjects.http.endpoint import Endpoint
+from specmatrix.matrix.subjects.http.launch_flags import OTHERS, launch_flags, mismatches
+from specmatrix.matrix.subjects.protocol import (
+    Ask,
+    Capability,
+    EngineCommand,
+    Profile,
+    RequestSpec,
+    RunningEngine,
+    Subject,
+    Unsupported,
+)
+from specmatrix.matrix.workloads.build import prompt_ids
+
+if TYPE_CHECKING:
+    from specmatrix.matrix.run.prepared_cell import PreparedCell
+
+INFO: Final = ("/server_info", "/get_server_info")
+TWIN: Final = "baseline"
+NO_TWIN: Final = "there is no twin without speculation to compare with; give --baseline-url"
+PAIRED: Final = ("lossless", "distribution", "accuracy")
+# Fields of a request that another value than the default makes unsupported.
+ABSENT: Final = {
+    "bad_words_ids": "SGLang's API has no bad_words_ids",
+    "allowed_token_ids": "SGLang's API has no allowed_token_ids",
+    "n": "SGLang's further completions have no seeds of their own",
+    "beside": "HTTP does not show which requests run at one time",
+    "clock": "the clock of a server cannot be set",
+    "replaced": "HTTP does not show which requests run at one time",
+}
+NATIVE: Final = Profile(
+    frozenset(
+        {
+            Capability.TOKEN_IDS,
+            Capability.LOGPROBS,
+            Capability.HISTOGRAM,
+            Capability.TOTALS,
+            Capability.READBACK,
+            Capability.ABORT,
+            Capability.SESSIONS,
+            Capability.ARRIVAL,
+            Capability.PREEMPTIONS,
+        }
+    ),
+    cannot={
+        Capability.ROUNDS: "SGLang reports a histogram of accepted drafts, not each round",
+        Capability.JOURNAL: "a server does not show its journal",
+        Capability.MEMORY: "SGLang's server does not report its KV pages",
+        Capability.SAMPLED_IDENTITY: "SGLang's sampled tokens depend on the batch and on the drafts",
+    },
+    start_seconds=600.0,
+    answer_seconds=300.0,
+)
+
+
+@dataclass
+class SglangSubject(Subject):
+    """Without an endpoint it only translates. running: what the server reports, if it runs already."""
+
+    name: str = "sglang"
+    profile: Profile = NATIVE
+    endpoint: Endpoint | None = None
+    running: dict[str, Any] = field(default_factory=dict)
+
+    def at(self, endpoint: Endpoint) -> Self:
+        """The subject at an endpoint. ConfigError if no server is there, or if the twin speculates."""
+        if endpoint.url is None:
+            return replace(self, endpoint=endpoint)
+        from specmatrix.matrix.subjects.http.connection import Connection
+
+        with Connection(endpoint.url, endpoint.key) as server:
+            running = server.get(*INFO)
+        if endpoint.baseline_url is not None:
+            with Connection(endpoint.baseline_url, endpoint.key) as server:
+                twin = server.get(*INFO)
+            if twin.get("speculative_algorithm") is not None:
+                raise ConfigError(f"--baseline-url runs {twin['speculative_algorithm']}; allowed: no speculation")
+        profile = self.profile
+        if endpoint.baseline_url is None and running.get("speculative_algorithm") is not None:
+            profile = replace(profile, excluded=dict.fromkeys(PAIRED, NO_TWIN), twin=False)
+        return replace(self, endpoint=endpoint, running=running, profile=profile)
+
+    def version(self) -> str | None:
+        return str(self.running.get("version", "over HTTP"))
+
+    def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
+        """Flags as SGLang's server has them, asks as bodies of /generate."""
+        cell, twin = prepared.cell, False
+        reason = next(_unread(prepared.requests), "")
+        if self.endpoint is not None and self.endpoint.url is not None:
+            twin = cell.algorithm == "none" and self.running.get("speculative_algorithm") is not None
+            if twin and self.endpoint.baseline_url is None:
+                reason = NO_TWIN
+            elif not twin:
+                reason = next(mismatches(cell, self.running), "") or reason
+        elif cell.adaptive != "off":
+            reason = reason or OTHERS
+        if reason:
+            return Unsupported(reason)
+        checkpoints = {"target": cell.target} | ({} if cell.draft is None else {"draft": cell.draft})
+        # The twin has the defaults that it was started with.
+        flags = {"speculative_algorithm": None} if twin else launch_flags(cell)
+        return EngineCommand(flags, checkpoints, tuple(map(_ask, prepared.requests)), variant=TWIN if twin else "")
+
+    def start(self, command: EngineCommand) -> RunningEngine:
+        """Connect to the server, or start it. ConfigError if it is not there or refuses its flags."""
+        from specmatrix.matrix.subjects.http.sglang_engine import SglangEngine
+
+        if self.endpoint is None:
+            raise ConfigError(f"subject {self.name!r} needs --url or --launch")
+        return SglangEngine(self.endpoint, command, self.profile.start_seconds)
+
+
+def _unread(requests: tuple[RequestSpec, ...]) -> Iterator[str]:
+    """A reason for each field of a request that is not translated."""
+    for request in requests:
+        if request.refused is not None:
+            continue
+        for one in fields(request):
+            if one.name in ABSENT and getattr(request, one.name) != one.default:
+                yield ABSENT[one.name]
+        if request.abort_after == 0:
+            yield "HTTP does not show when a request is queued"
+        if request.abort_after is not None and request.session is not None and request.session.streaming:
+            yield "a turn may end before its abort arrives, which decides what the next turn continues"
+
+
+def _ask(request: RequestSpec) -> Ask:
+    """A body of /generate without the prompt: sampling_params, and what concerns log-probabilities and streaming.
+
+    A request that a session of the reference engine must refuse is not sent, as no gate judges it here; what waits for
+    it waits for the turn during which it was due.
+    """
+    if request.refused is not None:
+        after = request.after if request.beside is None else (*request.after, request.beside)
+        return Ask(request.name, prompt_ids(request), {"sent": False}, after)
+    sampling: dict[str, Any] = {
+        "max_new_tokens": request.max_new_tokens,
+        "temperature": request.temperature,
+        "top_k": request.top_k,
+        "top_p": request.top_p,
+        "min_p": request.min_p,
+        "min_new_tokens": request.min_new_tokens,
+        "stop": list(request.stop),
+        "stop_token_ids": list(request.stop_token_ids),
+        "ignore_eos": request.ignore_eos,
+        "no_stop_trim": request.no_stop_trim,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "repetition_penalty": request.repetition_penalty,
+    }
+    if request.seed is not None:
+        sampling["sampling_seed"] = request.seed
+    if request.logit_bias:
+        sampling["logit_bias"] = {str(token): bias for token, bias in request.logit_bias}
+    scored = bool(request.logprobs or request.top_logprobs or request.prompt_logprobs >= 0)
+    body = {
+        "sampling_params": sampling,
+        "return_logprob": scored,
+        "logprob_start_len": request.prompt_logprobs,
+        "top_logprobs_num": request.top_logprobs,
+        "stream": request.stream,
+    }
+    if request.closes_after is not None:
+        body["closes_after"] = request.closes_after  # not sent: when the engine closes the session
+    return Ask(request.name, prompt_ids(request), body, request.after, request.abort_after, request.session)

@@ -1,0 +1,149 @@
+"""Cells over HTTP: the subjects sglang and openai against servers of this engine, whose journal says what happened."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from specmatrix.cli import main
+from specmatrix.engine.core.memory.replay import replay
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.run.runner import subject_runner
+from specmatrix.matrix.subjects.contract import check_contract
+from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
+from specmatrix.matrix.subjects.registry import load_subject
+from specmatrix.reports.schema import CellResult
+from tests.support.served import RunningServer, served
+
+pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
+
+CELL = "eagle3.s3.k1.n4.p4"
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[RunningServer]:
+    """The twin without speculation."""
+    with served(
+        speculative_algorithm="NONE", speculative_draft_model_path=None, speculative_num_steps="auto",
+        speculative_eagle_topk="auto",
+    ) as one:  # fmt: skip
+        yield one
+
+
+def run(subject: str, endpoint: Endpoint, *cells: str) -> list[CellResult]:
+    """The records of cells."""
+    runner = subject_runner(subject, 0, "cpu", endpoint=endpoint)
+    try:
+        return [runner.run_cell(Cell.from_id(cell)) for cell in cells]
+    finally:
+        runner.shut_down()
+
+
+def test_cells_pass_on_a_server_and_its_twin_and_the_journal_agrees(server: RunningServer, plain: RunningServer):
+    before = dict(server.llm.counters)
+    endpoint = Endpoint(server.url, plain.url)
+    pair, aborted, turns, other = run(
+        "sglang", endpoint, f"{CELL}.pair", f"{CELL}.pair.abort_running", f"{CELL}.stream", "eagle3.s5.k1.p4"
+    )
+    for found in (pair, aborted, turns):
+        assert found.state == "PASS", [(gate.name, gate.message) for gate in found.gates]
+    assert {gate.name for gate in pair.gates} == {"claims", "oracle", "identities", "lossless", "finish"}
+    assert (other.state, other.error) == ("UNSUPPORTED", "the server runs speculative_num_steps 3, not 5")
+    after = server.llm.counters
+    grown = {name: after[name] - before[name] for name in after}
+    assert grown["abort.running"] >= 1
+    rounds = pair.gate("identities")
+    assert rounds is not None and 0 < rounds.numbers["rounds"] <= grown["decode.round"] * 4
+    assert grown["session.opened"] and server.held() == 0
+    ledger = server.llm.loop.scheduler.ledger
+    state = replay(server.journal, ledger.num_pages, ledger.page_size)
+    assert not state.accounts and len(state.free) + state.cached == ledger.num_pages
+
+
+def test_without_a_twin_the_oracle_judges_the_run_itself(server: RunningServer):
+    pair, none = run("sglang", Endpoint(server.url), f"{CELL}.pair", "none.p4")
+    assert pair.state == "PASS", pair
+    assert {gate.name for gate in pair.gates} == {"claims", "oracle", "identities", "finish"}
+    reason = "there is no twin without speculation to compare with; give --baseline-url"
+    assert (none.state, none.error) == ("UNSUPPORTED", reason)
+    excluded = load_subject("sglang", Endpoint(server.url)).profile.excluded
+    assert excluded == dict.fromkeys(("lossless", "distribution", "accuracy"), reason)
+
+
+def test_openais_api_is_judged_by_its_texts(server: RunningServer, plain: RunningServer):
+    (pair,) = run("openai", Endpoint(server.url, plain.url), "eagle3.pair.stop_string")
+    text = pair.gate("text")
+    assert pair.state == "PASS" and text is not None and text.numbers["characters"] > 50, pair
+    with pytest.raises(ConfigError, match=r"^subject 'openai-chat' compares texts with a twin only: there is no twin"):
+        load_subject("openai-chat", Endpoint(server.url))
+
+
+@pytest.mark.nightly
+def test_the_contract_holds_over_http():
+    with served(page_size=1) as server:
+        checks = list(check_contract(load_subject("sglang", Endpoint(server.url))))
+    assert len(checks) == 9 and not [check for check in checks if check.fault]
+
+
+@pytest.mark.nightly
+def test_a_server_is_started_for_each_cell_and_none_is_left(tmp_path: Path):
+    launch = f"{sys.executable} -m specmatrix serve {{flags}} --served-model-name={tmp_path}"
+    words = ["--stage", "product", "--cells", "eagle3.s3.k4.n8.p4.pair", "--workers", "1", "--out", str(tmp_path)]
+    assert main(["run", "--subject", "sglang", "--launch", launch, *words]) == 0
+    ends = monotonic() + 30  # the workers are killed, and the servers end with them
+    while left := [path for path in Path("/proc").glob("[0-9]*/cmdline") if names(path, str(tmp_path))]:
+        assert monotonic() < ends, left
+
+
+def names(path: Path, word: str) -> bool:
+    """Whether a process has a word on its command line."""
+    try:
+        return word.encode() in path.read_bytes()
+    except OSError:  # it has ended
+        return False
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "--subject", "sglang"), "subject 'sglang' is a server; give --url URL or --launch COMMAND"),
+        (("run", "--url", "http://127.0.0.1:1"), "--url and --launch need --subject sglang, openai or openai-chat"),
+        (("run", "--subject", "transformers", "--url", "http://x"), "subject 'transformers' is no server; --url and "),
+        (("run", "--subject", "sglang", "--url", "x"), "--url is 'x'; allowed: a URL such as http://127.0.0.1:30000"),
+        (("run", "--subject", "sglang", "--launch", "x"), "--launch is 'x'; it must hold {flags}, where the flags "),
+        (
+            ("run", "--subject", "sglang", "--launch", "{flags}", "--url", "http://x"),
+            "--url and --launch: exactly one of them must be given",
+        ),
+        (
+            ("run", "--subject", "sglang", "--launch", "{flags}", "--baseline-url", "http://x"),
+            "--baseline-url goes with --url; --launch starts the baseline itself",
+        ),
+        (("run", "--api-key", "x"), "--api-key is for a server; give --url or --launch too"),
+        (("subjects", "check", "openai", "--launch", "{flags}"), "subject 'openai' is reached by --url; --launch is "),
+        (("run", "--subject", "sglang", "--url", "http://127.0.0.1:1"), "http://127.0.0.1:1 cannot be reached: "),
+    ],
+)
+def test_half_an_endpoint_is_refused(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]):
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"specmatrix: {message}") and err.count("\n") == 1
+
+
+def test_a_twin_that_speculates_or_is_none_is_refused(server: RunningServer):
+    with pytest.raises(ConfigError, match=r"^--baseline-url runs EAGLE3; allowed: no speculation$"):
+        load_subject("sglang", Endpoint(server.url, server.url))
+    with pytest.raises(ConfigError, match=r"does not say what it runs: /get_server_info answers with status 404$"):
+        load_subject("sglang", Endpoint(server.url + "/v1"))
+    assert endpoint_of(None, None, None, None) is None
+
+
+def test_the_options_of_an_endpoint_are_part_of_a_repro_without_the_key():
+    text = Endpoint("http://a", "http://b", key="secret").options
+    assert text == "--url http://a --baseline-url http://b"
+    assert Endpoint(launch="run {flags}").options == "--launch 'run {flags}'"

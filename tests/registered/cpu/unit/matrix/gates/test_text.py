@@ -1,0 +1,52 @@
+"""Texts that differ from the oracle's or the twin's are seen, ties are not held against a subject."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.oracle import OracleGate
+from specmatrix.matrix.gates.text import TextGate
+from specmatrix.matrix.oracles.finish import ending
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.subjects.protocol import Answer, Run
+
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+
+PREPARED = prepare(Cell.from_id("eagle3.pair"))
+
+
+def run(**texts: str) -> Run:
+    """Answers with the oracle's texts, or with these."""
+    oracle, answers = OracleGate(), []
+    for request in PREPARED.requests:
+        due = ending(request, oracle.text("llama-mini", request), "llama-mini")
+        text = texts.get(request.name, due.text)
+        answers.append(Answer(request.name, (), (), text, due.reason, due.matched, 0, ()))
+    return Run(PREPARED.requests, tuple(answers), {}, {}, {}, None, None, 1.0)
+
+
+def test_the_oracles_texts_pass_and_another_text_fails():
+    gate, good = TextGate(), run()
+    assert gate.judge(PREPARED, good, good).state is State.PASS
+    name, text = PREPARED.requests[0].name, good.answers[0].text
+    for other in ("X" + text[1:], text[:-3], text[:9] + "??" + text[11:]):
+        outcome = gate.judge(PREPARED, run(**{name: other}), good)
+        assert outcome.state is State.FAIL and f"first {name} at character" in outcome.message
+
+
+def test_a_tie_of_the_oracle_is_no_failure():
+    gate, good = TextGate(target_oracle=OracleGate(margins=lambda *_: [0.0] * 400)), run()
+    text = good.answers[0].text
+    outcome = gate.judge(PREPARED, run(**{PREPARED.requests[0].name: text[:9] + "??"}), good)
+    assert outcome.state is State.PASS and outcome.numbers["ties"] == 2
+
+
+def test_without_an_oracle_the_twin_decides():
+    gate, good = TextGate(target_oracle=None), run()
+    assert gate.judge(PREPARED, good, replace(good)).state is State.PASS
+    assert gate.judge(PREPARED, run(**{PREPARED.requests[0].name: "no"}), good).state is State.FAIL
+    assert gate.judge(PREPARED, good, good).state is State.NOT_MEASURED
