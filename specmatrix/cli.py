@@ -117,26 +117,9 @@ def run(
     only = subset(requests, tokens)
     place = endpoint_of(url, baseline_url, launch, api_key)
     return run_matrix(
-        tier,
-        stage,
-        out,
-        cells,
-        workers,
-        seed,
-        limit,
-        json_,
-        subject,
-        waivers,
-        fail_fast,
-        rerun_failed,
-        fault,
-        explain,
-        decide,
-        shard,
-        durations,
-        only,
-        place,
-    )
+        tier, stage, out, cells, workers, seed, limit, json_, subject, waivers, fail_fast, rerun_failed, fault, explain,
+        decide, shard, durations, only, place,
+    )  # fmt: skip
 
 
 @app.command()
