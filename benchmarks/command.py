@@ -20,18 +20,27 @@ GROUPS: Final = ("decoding", "overhead", "speculation", "simulation", "harness")
 FILES: Final = ("bench.json", "bench.md")
 GPU: Final = "gpu"
 # Measured only if named: the plain figures of `decoding`, and speculative ones beside them; when a run's first red cell
-# comes.
+# comes; the HTTP server.
 SUBJECTS: Final = "subjects"
+SERVING: Final = "serve"
 ORDER: Final = "order"
-NAMED: Final = (*GROUPS, SUBJECTS, ORDER)
+NAMED: Final = (*GROUPS, SUBJECTS, ORDER, SERVING)
 SIGNS: Final = {"higher": ">=", "lower": "<="}
 
 
-def main_bench(json_: bool = False, out: Path | None = None, groups: Iterable[str] = GROUPS, sample: int = 0) -> int:
+def main_bench(
+    json_: bool = False,
+    out: Path | None = None,
+    groups: Iterable[str] = GROUPS,
+    sample: int = 0,
+    soak: int = 0,
+    beside: str | None = None,
+) -> int:
     """Measure, print (JSON with `json_`, else a table) and, with `out`, write bench.json and bench.md there.
 
-    sample: faults that `order` plants. Returns 0 if every goal is met, else 1; noisy, red and unmeasured figures do not
-    meet their goal. ConfigError if a zoo file is damaged, ReportError if `out` cannot be written.
+    sample: faults that `order` plants. soak, beside: of `serving.measure`. Returns 0 if every goal is met, else 1;
+    noisy, red and unmeasured figures do not meet their goal. ConfigError if a zoo file is damaged or a server cannot be
+    reached, ReportError if `out` cannot be written.
     """
     verify_models(NAMES)
     if out is not None:
@@ -39,7 +48,7 @@ def main_bench(json_: bool = False, out: Path | None = None, groups: Iterable[st
     found: list[Metric] = []
     for group in groups:
         with waiting(f"measuring {group}"):
-            found += _measure(group, sample)()
+            found += serving(soak, beside) if group == SERVING else _measure(group, sample)()
     record = {"metrics": [metric.as_dict() for metric in found], "machine": machine()}
     if out is not None:
         for name, text in zip(FILES, (json.dumps(record, indent=1) + "\n", markdown(record)), strict=True):
@@ -77,6 +86,13 @@ def _measure(group: str, sample: int) -> Callable[[], list[Metric]]:
     }
     measure: Callable[[], list[Metric]] = modules[group].measure
     return measure
+
+
+def serving(soak: int, beside: str | None) -> list[Metric]:
+    """The figures of the HTTP server, whose packages are an extra."""
+    from specmatrix.benchmarks.serving import measure
+
+    return measure(soak, beside)
 
 
 def machine() -> dict[str, Any]:

@@ -358,11 +358,13 @@ def bench(
     groups: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="benchmarks to run; default: all")] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="run the GPU benchmarks instead")] = False,
     measure: Annotated[int, typer.Option(help="`order`: faults to plant, beside the estimate")] = 0,
+    soak: Annotated[int, typer.Option(help="`serve`: also send this many mixed requests")] = 0,
+    beside: Annotated[str | None, typer.Option(help="`serve`: URL of another server on the same checkpoint")] = None,
     out: Annotated[Path | None, typer.Option(help="also write bench.json and bench.md here")] = None,
     json_: Json = False,
 ) -> int:
     """Run the benchmarks and compare each figure with its goal."""
-    from specmatrix.benchmarks.command import GPU, GROUPS, NAMED, ORDER, main_bench
+    from specmatrix.benchmarks.command import GPU, GROUPS, NAMED, ORDER, SERVING, main_bench
 
     if gpu:
         if groups:
@@ -375,7 +377,11 @@ def bench(
             raise ConfigError(f"benchmark {shown(group)} is unknown; it must be one of {', '.join(NAMED)}")
     if measure and ORDER not in (groups or ()):
         raise ConfigError(f"--measure is for the benchmark {ORDER!r}; name it")
-    return main_bench(json_, out, groups or GROUPS, measure)
+    if (soak or beside) and SERVING not in (groups or ()):
+        raise ConfigError(f"--soak and --beside are for the benchmark {SERVING!r}; name it")
+    if soak < 0:
+        raise ConfigError(f"--soak is {soak}; allowed: a number of requests, or 0 for none")
+    return main_bench(json_, out, groups or GROUPS, measure, soak, beside)
 
 
 @app.command()

@@ -1,0 +1,76 @@
+"""The figures of the HTTP server: a soak sees pages that stay away, and speed is measured beside another server."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from specmatrix.benchmarks import serving
+from specmatrix.cli import main
+from tests.support.served import served
+
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+
+
+def soak_here(monkeypatch: pytest.MonkeyPatch, requests: int) -> list[serving.Metric]:
+    """A soak of a server in this process."""
+    with served(page_size=4, max_running_requests=8) as one:
+        context = serving.contextmanager(lambda: iter([(one.url, os.getpid())]))
+        monkeypatch.setattr(serving, "server", context)
+        return serving.soaked(requests)
+
+
+def test_a_soak_ends_with_every_page_home(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serving, "MOST_GROWTH", 10.0)  # pytest's own process
+    size, home = soak_here(monkeypatch, 60)
+    assert (size.state, home.state) == ("met", "met")
+    assert all(kind in size.note for kind in ("abort", "disconnect", "session", "slow reader", "stream", "refused"))
+
+
+def test_a_soak_sees_a_page_that_stays_away(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serving.Soak, "session", leak)
+    _, home = soak_here(monkeypatch, 30)
+    assert home.state == "red" and "pages did not come home" in home.note
+
+
+async def leak(soak: serving.Soak, number: int, body: dict[str, object]) -> None:
+    """A session that nobody closes."""
+    opened = await soak.http.post("/open_session", json={"capacity_of_str_len": 10_000, "streaming": True})
+    await soak.http.post("/generate", json=body | {"session_params": {"id": opened.json()}})
+
+
+def test_speed_is_measured_beside_another_server(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serving, "RUNS", 2)
+    monkeypatch.setattr(serving, "REQUESTS", 4)
+    with served() as one:
+        alone = serving.throughput(2, one.url, None, ["Question:"] * 4)
+        both = serving.throughput(2, one.url, one.url, ["Question:"] * 4)
+    assert alone.name == "served_tokens_per_second_2_clients" and alone.ratio is not None and alone.ratio > 1
+    assert both.pairs == 2 and "tokens/s against" in both.note
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--soak", "5"), "--soak and --beside are for the benchmark 'serve'; name it"),
+        (("decoding", "--beside", "http://x"), "--soak and --beside are for the benchmark 'serve'; name it"),
+        (("serve", "--soak=-1"), "--soak is -1; allowed: a number of requests, or 0 for none"),
+    ],
+)
+def test_options_without_their_benchmark_are_refused(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["bench", *words]) == 2
+    assert capsys.readouterr().err == f"specmatrix: {message}\n"
+
+
+def test_a_server_that_is_not_there_is_named():
+    with pytest.raises(serving.ConfigError, match=r"^http://127\.0\.0\.1:1 does not say which model it serves: "):
+        serving.throughput(1, "http://127.0.0.1:1", None, [])
+
+
+@pytest.mark.nightly
+def test_the_bench_of_a_server_process():
+    found = serving.measure(soak=3000)
+    assert [metric.state for metric in found[-2:]] == ["met", "met"], found[-2:]
