@@ -15,9 +15,10 @@ import pytest
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.schedule.step import StepPlan
 from specmatrix.engine.server import limits
 from specmatrix.engine.server.app import ServerOptions, application, bind, server
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, LedgerError
 from tests.support.engines import CHECKPOINTS
 from tests.support.served import MODEL, QUESTION, RunningServer, served
 
@@ -199,3 +200,22 @@ def test_an_address_that_is_taken_or_foreign(strict: RunningServer):
         bind(ServerOptions(port=port))
     with pytest.raises(ConfigError, match=r"^cannot listen on 'no\.such\.host\.invalid', port 0: "):
         bind(ServerOptions(host="no.such.host.invalid", port=0))
+
+
+def test_a_broken_engine_ends_its_requests_and_says_why():
+    with served() as one:
+        launch, steps = one.llm.loop.executor.launch, iter(range(4))
+
+        def failing(plan: StepPlan) -> object:
+            if next(steps, None) is None:
+                raise LedgerError("two owners")
+            return launch(plan)
+
+        one.llm.loop.executor.launch = failing  # type: ignore[method-assign]
+        cut = one.client.post("/generate", content=STREAM, headers={"Content-Type": "application/json"}).text
+        assert "the engine broke: LedgerError: two owners" in cut and cut.endswith("data: [DONE]\n\n")
+        health = one.client.get("/health")
+        assert health.status_code == 503 and error(health).endswith("broken: LedgerError: two owners")
+        later = one.post("/v1/completions", model=MODEL, prompt=QUESTION)
+        assert (later.status_code, later.json()["error"]["type"]) == (500, "server_error")
+        assert one.client.get("/metrics").status_code == 200

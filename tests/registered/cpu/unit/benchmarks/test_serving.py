@@ -43,6 +43,7 @@ async def leak(soak: serving.Soak, number: int, body: dict[str, object]) -> None
 def test_speed_is_measured_beside_another_server(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(serving, "RUNS", 2)
     monkeypatch.setattr(serving, "REQUESTS", 4)
+    monkeypatch.setattr(serving, "NEW_TOKENS", 8)
     with served() as one:
         alone = serving.throughput(2, one.url, None, ["Question:"] * 4)
         both = serving.throughput(2, one.url, one.url, ["Question:"] * 4)
