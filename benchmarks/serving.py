@@ -43,7 +43,7 @@ SECONDS: Final = 300.0
 def server() -> Iterator[tuple[str, int]]:
     """URL and process id of `specmatrix serve` in a process of its own, which drains at the end."""
     command = [sys.executable, "-m", "specmatrix", *SERVE]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8") as process:
         assert process.stdout is not None and process.stderr is not None
         found = SAID.fullmatch(process.stdout.readline())
         if found is None:

@@ -48,7 +48,7 @@ def test_without_its_packages_it_names_the_extra(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_process_with_every_page_home(number: signal.Signals):
     command = [sys.executable, "-m", "specmatrix", "serve", "--port", "0", "--speculative-algorithm", "EAGLE3"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8") as process:
         assert process.stdout is not None and process.stderr is not None
         said = process.stdout.readline()
         found = re.fullmatch(r"serving llama-mini \(EAGLE3\) on (http://127\.0\.0\.1:\d+)\n", said)
