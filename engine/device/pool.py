@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,7 +67,7 @@ class KVPool:
         self.deterministic = deterministic
         self.spare = torch.arange(slots, slots + spare, device=device) if spare else None
         shape = (layout.layers, slots + spare, layout.planes, layout.kv_heads, layout.head_dim)
-        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.data = _zeros(shape, dtype, torch.device(device))
         heads = layout.planes * layout.kv_heads
         self.rows = list(self.data.view(layout.layers, slots + spare, heads * layout.head_dim).unbind())
         self.heads = list(self.data.view(layout.layers, (slots + spare) * heads, layout.head_dim).unbind())
@@ -86,3 +88,12 @@ class KVPool:
         compact_kv(self.data, source, target)
         if self.stamps is not None:
             compact_kv(self.stamps[None], source, target)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on the CPU the system provides a memory page only when it is first written (torch.zeros writes all)."""
+    count = math.prod(shape)
+    if device.type != "cpu" or not count:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, count * dtype.itemsize, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
