@@ -150,9 +150,10 @@ def freed(llm: LLM) -> Iterator[LLM]:
 
 
 def free() -> None:
-    """Return unreferenced memory to the device."""
-    gc.collect()
-    torch.cuda.empty_cache()
+    """Return unreferenced memory to the GPU, if there is one."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @contextmanager

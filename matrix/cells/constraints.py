@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
+from operator import itemgetter
 from typing import Final, Literal
 
 from specmatrix.engine.core.config.context import Rule, RuleContext
@@ -45,6 +46,11 @@ class Constraint:
         return tuple(INDEX[name] for name in self.axes)
 
     @cached_property
+    def values(self) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
+        """Takes a cell's values of `axes`; they are at least two, for which itemgetter gives a tuple."""
+        return itemgetter(*self.columns)
+
+    @cached_property
     def forbidden(self) -> frozenset[tuple[str, ...]]:
         """All combinations of values of `axes` to which the constraint applies."""
         combinations = product(*(axis(name).names for name in self.axes))
@@ -52,7 +58,7 @@ class Constraint:
 
     def applies(self, cell: Cell) -> bool:
         """The result of `forbids`, from the table."""
-        return tuple([cell[column] for column in self.columns]) in self.forbidden
+        return self.values(cell) in self.forbidden
 
 
 @cache

@@ -35,7 +35,7 @@ def _grown(
     may: Callable[[Prefix], bool] | None = None,
 ) -> Iterator[Prefix]:
     for column in range(begin, stop):
-        judges = [(c.columns, c.forbidden) for c in rules if max(c.columns) == column]
+        judges = [(c.values, c.forbidden) for c in rules if max(c.columns) == column]
         prefixes = _longer(prefixes, AXES[column].names, judges, may)
     return iter(prefixes)
 
@@ -43,13 +43,13 @@ def _grown(
 def _longer(
     prefixes: Iterable[Prefix],
     values: Prefix,
-    judges: list[tuple[tuple[int, ...], frozenset[Prefix]]],
+    judges: list[tuple[Callable[[Prefix], Prefix], frozenset[Prefix]]],
     may: Callable[[Prefix], bool] | None,
 ) -> Iterator[Prefix]:
     for prefix in prefixes:
         for value in values:
             longer = (*prefix, value)
-            if any(tuple([longer[c] for c in columns]) in forbidden for columns, forbidden in judges):
+            if any(chosen(longer) in forbidden for chosen, forbidden in judges):
                 continue
             if may is None or may(longer):
                 yield longer

@@ -69,7 +69,8 @@ def _feasible(strength: int, pivots: Sequence[str]) -> set[Combination]:
         home |= dict.fromkeys(component, component)
         for size in range(1, strength + 1):
             for names in combinations(component, size):
-                occurring[names] = list({tuple((name, row[name]) for name in names) for row in rows})
+                values = {tuple([row[name] for name in names]) for row in rows}
+                occurring[names] = [tuple(zip(names, each, strict=True)) for each in values]
     found: set[Combination] = set()
     for names in combinations(NAMES, strength):
         parts = [tuple(n for n in names if home[n] == c) for c in dict.fromkeys(home[n] for n in names)]
