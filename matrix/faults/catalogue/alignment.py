@@ -36,7 +36,7 @@ ALIGNMENT_FAULTS: Final[tuple[Fault, ...]] = (
         klass="NaN / uninitialised memory",
         origin="sglang#19897",
         within="KVPool.__init__",
-        old="        self.data = torch.zeros(shape, dtype=dtype, device=device)\n",
+        old="        self.data = _zeros(shape, dtype, torch.device(device))\n",
         new='        self.data = torch.full(shape, float("nan"), dtype=dtype, device=device)\n',
         expected=("lossless", "acceptance"),
         cells=("standalone.s3.v2.p64.c32.pair",),
