@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from specmatrix import HOME
-from specmatrix.engine import device_step as step_module
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.memory.replay import replay
@@ -21,7 +20,7 @@ PROMPTS = (
 )
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
 VERSIONS = ("v1", "v2")
-# Where a step can fail, as (attribute of the executor or None for the step's module, function).
+# Where a step can fail, as (attribute of the executor, function).
 PLACES = {
     "upload": ("kv", "extend"),
     "admission of rows": ("relay", "admit"),
@@ -29,7 +28,7 @@ PLACES = {
     "graph capture": ("graphs", "run"),
     "drafter": ("drafter", "propose"),
     "target": ("target", "forward"),
-    "verification": (None, "verify"),
+    "verification": ("plain", "verify"),
     "collect": ("staging", "take"),
 }
 # Every place while a step is in flight, and without one in front of the launch, on the device and behind it.
@@ -82,7 +81,7 @@ def plant(monkeypatch, llm: LLM, place: str, error: BaseException, victim=None, 
     monkeypatch.setattr(executor, "launch", launched)
     monkeypatch.setattr(executor, "collect", collected)
     owner, name = PLACES[place]
-    at = step_module if owner is None else getattr(executor, owner)
+    at = getattr(executor, owner)
     real = getattr(at, name)
 
     def raising(*args: object, **kwargs: object):
