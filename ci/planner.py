@@ -97,7 +97,8 @@ def parse_shard(text: str) -> tuple[int, int]:
     number, count = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= count:
         raise ConfigError(
-            f"shard must have the form NUMBER/COUNT, such as 2/4 for the second of four, got {shown(text)}"
+            "shard must be NUMBER/COUNT with NUMBER from 1 to COUNT, such as 2/4 for the second of four, got "
+            f"{shown(text)}"
         )
     return number, count
 

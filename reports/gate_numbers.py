@@ -12,6 +12,8 @@ LARGEST: Final = 10**9
 AMOUNTS: Final[Mapping[str, tuple[str, ...]]] = {
     "claims": ("answers", "claims"),
     "oracle": ("oracle_tokens",),
+    "identities": ("rounds",),
+    "text": ("characters",),
     "ledger": ("pages", "stamps", "verbs"),
     "ranks": ("ranks", "planned", "read"),
     "session": ("sessions", "attempts"),
@@ -28,6 +30,8 @@ AMOUNTS: Final[Mapping[str, tuple[str, ...]]] = {
 FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "claims": ("broken",),
     "oracle": ("wrong",),
+    "identities": ("faults",),
+    "text": ("wrong",),
     "ledger": ("leaked", "wrong_stamps"),
     "ranks": ("divergent",),
     "session": ("wrong", "apart"),
@@ -39,7 +43,7 @@ FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 GATES: Final = tuple(AMOUNTS)
 # Gates of other subjects than the reference engine, in whose source no fault can be planted.
-FOREIGN_GATES: Final = ("claims", "oracle")
+FOREIGN_GATES: Final = ("claims", "oracle", "identities", "text")
 
 
 class Limit(NamedTuple):

@@ -34,7 +34,7 @@ Requests = Annotated[
 ]
 Tokens = Annotated[int | None, typer.Option(help="at most this many output tokens of each request")]
 Url = Annotated[str | None, typer.Option(help="a running server, for the subjects sglang, openai and openai-chat")]
-BaselineUrl = Annotated[str | None, typer.Option(help="its twin without speculation")]
+BaselineUrl = Annotated[str | None, typer.Option(help="the same server without speculation")]
 Launch = Annotated[
     str | None, typer.Option(help="instead of --url: a command that starts a server, with {flags} for a cell's flags")
 ]

@@ -1,4 +1,4 @@
-"""Compares the texts of a subject that shows no token ids: with the oracle's, and with its twin's."""
+"""Compares the texts of a subject that shows no token ids: with the oracle's, and with the baseline's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOWN: Final = 20  # characters
 
 @dataclass
 class TextGate:
-    """Greedy texts: the run's equal the twin's, where there is one, and the oracle's on its prompts.
+    """Greedy texts: the run's equal the baseline's, where there is one, and the oracle's on its prompts.
 
     target_oracle: None where the server makes the prompt's tokens itself, so that the oracle's differ.
     """
@@ -38,15 +38,15 @@ class TextGate:
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED if no text was compared."""
-        target, twins = prepared.cell.target, {answer.name: answer for answer in baseline.answers}
+        target, plain = prepared.cell.target, {answer.name: answer for answer in baseline.answers}
         answers = {answer.name: answer for answer in run.answers}
         characters, ties, wrong = 0, 0, list[str]()
         for request in run.requests:
-            answer, twin = answers[request.name], twins.get(request.name)
+            answer, undrafted = answers[request.name], plain.get(request.name)
             if request.temperature or answer.refusal or answer.finish == "abort":
                 continue
             due = self._due(target, request)
-            for other in (due, None if baseline is run or twin is None else twin.text):
+            for other in (due, None if baseline is run or undrafted is None else undrafted.text):
                 if other is None:
                     continue
                 characters += len(other)

@@ -183,8 +183,8 @@ class Runner:
         return judged(prepared, outcomes, engine, run.evidence, command, red_ask(run, baseline, outcomes))
 
     def _foreign_baseline(self, prepared: PreparedCell, engine: RunningEngine, command: EngineCommand, run: Run) -> Run:
-        """The baseline's run; without a twin that could make one, the cell's own, which the oracle then judges."""
-        if self.subject.profile.twin:
+        """The baseline's run; if there is no baseline, the cell's own, which the oracle then judges."""
+        if self.subject.profile.has_baseline:
             plain = self.baselines.run(prepared.default_baseline)
             return replace(plain, resolved={**known_shape(prepared.default_baseline), **plain.resolved})
         if self.baselines.oracle is None:

@@ -337,8 +337,8 @@ class Profile:
     that does not apply although the subject claims what it needs, and one sentence on why. tie_nats: the margin in
     nats of the oracle's two best tokens below which another library's rounding may choose the other one. start_seconds,
     answer_seconds: limits of a start and of the answers to one cell's asks, after which the engine hangs. in_process:
-    runs in the runner's own process, without limits. twin: an engine without speculation is there for baselines;
-    without one the gate `oracle` judges the cell's own run, and gates that pair runs must be excluded.
+    runs in the runner's own process, without limits. has_baseline: the same engine can run without speculation;
+    otherwise the gate `oracle` judges the cell's own run, and gates that pair runs must be excluded.
     """
 
     capabilities: frozenset[Capability]
@@ -348,7 +348,7 @@ class Profile:
     start_seconds: float = 120.0
     answer_seconds: float = 120.0
     in_process: bool = False
-    twin: bool = True
+    has_baseline: bool = True
 
 
 class Subject(Protocol):

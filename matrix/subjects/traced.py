@@ -59,7 +59,7 @@ class TracedEvent:
 
 
 class Tracer:
-    """Observes an engine from now on; its results are those of an engine that nobody observes.
+    """Attaches to an engine and records its steps, without changing its results.
 
     A round that replays as a CUDA graph has no draft here: a graph runs no Python.
     """

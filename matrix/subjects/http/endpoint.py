@@ -9,12 +9,17 @@ from typing import Final
 from specmatrix.errors import ConfigError, shown
 
 FLAGS: Final = "{flags}"
+# The variant of a command that goes to the baseline server.
+BASELINE: Final = "baseline"
+NO_BASELINE: Final = "there is no server without speculation to compare with; give --baseline-url"
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server under test. url: of a running one. baseline_url: of its twin without speculation. launch: a command that
-    starts one, with `{flags}` where a cell's flags go. key: sent as a bearer token."""
+    """A server under test. url: of a running one. baseline_url: of the same server without speculation.
+
+    launch: a command that starts one, with `{flags}` where a cell's flags go. key: sent as a bearer token.
+    """
 
     url: str | None = None
     baseline_url: str | None = None

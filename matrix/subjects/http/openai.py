@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.subjects.http.endpoint import Endpoint
+from specmatrix.matrix.subjects.http.endpoint import BASELINE, NO_BASELINE, Endpoint
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Ask,
@@ -26,7 +26,6 @@ from specmatrix.matrix.workloads.build import prompt_ids
 if TYPE_CHECKING:
     from specmatrix.matrix.run.prepared_cell import PreparedCell
 
-NO_TWIN: Final = "there is no twin without speculation to compare with; give --baseline-url"
 # Fields that are translated or ask for what is not claimed; any other must have its default.
 TAKEN: Final = frozenset(
     {
@@ -47,7 +46,6 @@ EXTENSIONS: Final = {
 DEFAULTS: Final = {one.name: one.default for one in fields(RequestSpec)}
 # Axes on which OpenAI's API says nothing of what runs: only their defaults are supported.
 SHOWN: Final = ("algorithm", "model", "batch", "sampling", "finish", "abort")
-TWIN: Final = "baseline"
 TEXTS: Final = Profile(
     frozenset({Capability.ARRIVAL}),
     cannot={Capability.TOKEN_IDS: "OpenAI's API answers with text, not with token ids"},
@@ -76,7 +74,7 @@ class OpenAISubject(Subject):
             found = server.get("/v1/models").get("data") or []
         if not found:
             raise ConfigError(f"{endpoint.url} serves no model")
-        profile = self.profile if endpoint.baseline_url is not None else replace(self.profile, twin=False)
+        profile = self.profile if endpoint.baseline_url is not None else replace(self.profile, has_baseline=False)
         return replace(self, endpoint=endpoint, model=str(found[0]["id"]), profile=profile)
 
     def version(self) -> str | None:
@@ -89,13 +87,13 @@ class OpenAISubject(Subject):
         if reason := _obstacle(cell, prepared.requests):
             return Unsupported(reason)
         asks = tuple(self._ask(request) for request in prepared.requests)
-        return EngineCommand({}, {"target": cell.target}, asks, variant=TWIN if cell.algorithm == "none" else "")
+        return EngineCommand({}, {"target": cell.target}, asks, variant=BASELINE if cell.algorithm == "none" else "")
 
     def start(self, command: EngineCommand) -> RunningEngine:
         """Connect to the server. ConfigError without an endpoint."""
         if self.endpoint is None or self.endpoint.url is None:
             raise ConfigError(f"subject {self.name!r} needs --url")
-        url = self.endpoint.baseline_url if command.variant == TWIN else None
+        url = self.endpoint.baseline_url if command.variant == BASELINE else None
         return OpenAIEngine(url or self.endpoint.url, self.endpoint.key, self.chat)
 
     def _ask(self, request: RequestSpec) -> Ask:
@@ -123,7 +121,7 @@ class OpenAISubject(Subject):
 
 @dataclass
 class OpenAIChatSubject(OpenAISubject):
-    """/v1/chat/completions: the server's template makes the prompt, so texts are compared with its twin's only."""
+    """/v1/chat/completions: the server's template makes the prompt, so texts are compared with the baseline's only."""
 
     name: str = "openai-chat"
     profile: Profile = field(
@@ -134,9 +132,9 @@ class OpenAIChatSubject(OpenAISubject):
     chat: bool = True
 
     def at(self, endpoint: Endpoint) -> Self:
-        """As OpenAISubject.at. ConfigError without a twin."""
+        """As OpenAISubject.at. ConfigError without a baseline."""
         if endpoint.baseline_url is None:
-            raise ConfigError(f"subject 'openai-chat' compares texts with a twin only: {NO_TWIN}")
+            raise ConfigError(f"subject 'openai-chat' compares texts with a baseline's only: {NO_BASELINE}")
         return super().at(endpoint)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.subjects.http.endpoint import Endpoint
+from specmatrix.matrix.subjects.http.endpoint import BASELINE, NO_BASELINE, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import OTHERS, launch_flags, mismatches
 from specmatrix.matrix.subjects.protocol import (
     Ask,
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from specmatrix.matrix.run.prepared_cell import PreparedCell
 
 INFO: Final = ("/server_info", "/get_server_info")
-TWIN: Final = "baseline"
-NO_TWIN: Final = "there is no twin without speculation to compare with; give --baseline-url"
 PAIRED: Final = ("lossless", "distribution", "accuracy")
 # Fields of a request that another value than the default makes unsupported.
 ABSENT: Final = {
@@ -72,7 +70,7 @@ class SglangSubject(Subject):
     running: dict[str, Any] = field(default_factory=dict)
 
     def at(self, endpoint: Endpoint) -> Self:
-        """The subject at an endpoint. ConfigError if no server is there, or if the twin speculates."""
+        """The subject at an endpoint. ConfigError if no server is there, or if the baseline speculates."""
         if endpoint.url is None:
             return replace(self, endpoint=endpoint)
         from specmatrix.matrix.subjects.http.connection import Connection
@@ -81,12 +79,12 @@ class SglangSubject(Subject):
             running = server.get(*INFO)
         if endpoint.baseline_url is not None:
             with Connection(endpoint.baseline_url, endpoint.key) as server:
-                twin = server.get(*INFO)
-            if twin.get("speculative_algorithm") is not None:
-                raise ConfigError(f"--baseline-url runs {twin['speculative_algorithm']}; allowed: no speculation")
+                baseline = server.get(*INFO)
+            if baseline.get("speculative_algorithm") is not None:
+                raise ConfigError(f"--baseline-url runs {baseline['speculative_algorithm']}; allowed: no speculation")
         profile = self.profile
         if endpoint.baseline_url is None and running.get("speculative_algorithm") is not None:
-            profile = replace(profile, excluded=dict.fromkeys(PAIRED, NO_TWIN), twin=False)
+            profile = replace(profile, excluded=dict.fromkeys(PAIRED, NO_BASELINE), has_baseline=False)
         return replace(self, endpoint=endpoint, running=running, profile=profile)
 
     def version(self) -> str | None:
@@ -94,22 +92,24 @@ class SglangSubject(Subject):
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags as SGLang's server has them, asks as bodies of /generate."""
-        cell, twin = prepared.cell, False
+        cell, baseline = prepared.cell, False
         reason = next(_unread(prepared.requests), "")
         if self.endpoint is not None and self.endpoint.url is not None:
-            twin = cell.algorithm == "none" and self.running.get("speculative_algorithm") is not None
-            if twin and self.endpoint.baseline_url is None:
-                reason = NO_TWIN
-            elif not twin:
+            baseline = cell.algorithm == "none" and self.running.get("speculative_algorithm") is not None
+            if baseline and self.endpoint.baseline_url is None:
+                reason = NO_BASELINE
+            elif not baseline:
                 reason = next(mismatches(cell, self.running), "") or reason
         elif cell.adaptive != "off":
             reason = reason or OTHERS
         if reason:
             return Unsupported(reason)
         checkpoints = {"target": cell.target} | ({} if cell.draft is None else {"draft": cell.draft})
-        # The twin has the defaults that it was started with.
-        flags = {"speculative_algorithm": None} if twin else launch_flags(cell)
-        return EngineCommand(flags, checkpoints, tuple(map(_ask, prepared.requests)), variant=TWIN if twin else "")
+        # The baseline server has the defaults that it was started with.
+        flags = {"speculative_algorithm": None} if baseline else launch_flags(cell)
+        return EngineCommand(
+            flags, checkpoints, tuple(map(_ask, prepared.requests)), variant=BASELINE if baseline else ""
+        )
 
     def start(self, command: EngineCommand) -> RunningEngine:
         """Connect to the server, or start it. ConfigError if it is not there or refuses its flags."""

@@ -11,9 +11,9 @@ from uuid import uuid4
 from specmatrix.matrix.run.child_process import ChildProcess
 from specmatrix.matrix.subjects.http.asking import ask_all
 from specmatrix.matrix.subjects.http.connection import Connection, RefusedAsk, launched
-from specmatrix.matrix.subjects.http.endpoint import Endpoint
+from specmatrix.matrix.subjects.http.endpoint import BASELINE, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import same
-from specmatrix.matrix.subjects.http.sglang import INFO, TWIN
+from specmatrix.matrix.subjects.http.sglang import INFO
 from specmatrix.matrix.subjects.protocol import Answer, Ask, Continuation, EngineCommand, RunningEngine
 from specmatrix.matrix.zoo.registry import resolve_path
 
@@ -44,7 +44,7 @@ class SglangEngine(RunningEngine):
             flags = {**{flag: str(resolve_path(name)) for flag, name in paths.items()}, **command.flags}
             self._server, self._process = launched(endpoint, flags, seconds)
         else:
-            url = endpoint.baseline_url if command.variant == TWIN else endpoint.url
+            url = endpoint.baseline_url if command.variant == BASELINE else endpoint.url
             assert url is not None
             self._server = Connection(url, endpoint.key)
         self._running = self._server.get(*INFO)

@@ -166,6 +166,7 @@ def test_ends_that_are_not_good_and_bad_are_refused(repository, capsys, tmp_path
     monkeypatch.undo()
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("received", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupt_leaves_nothing(received, repository):
     hashes = repository.commits("good", "hangs")

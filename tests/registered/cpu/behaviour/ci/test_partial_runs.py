@@ -9,6 +9,7 @@ from specmatrix.ci import local
 from specmatrix.ci.commands.run import chosen_cells
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cover.order import stored_ranks
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.prepared_cell import prepare
@@ -119,3 +120,12 @@ def test_a_report_that_ends_early_is_no_pass_and_cannot_name_a_cell_that_ran(tmp
     path.write_text(path.read_text().replace(f'"not_run":["{CELLS[1]}"', '"not_run":["none.length"'))
     assert run(tmp_path / "again", "--rerun-failed", str(tmp_path)) == 2
     assert f"{path} has cell 'none.length', and its end line says that it did not run" in capsys.readouterr().err
+
+
+def test_the_cell_that_finds_most_runs_first(monkeypatch, tmp_path):
+    monkeypatch.setattr(local, "work", scripted_workers.passes)
+    assert run(tmp_path) == 0
+    lines = map(json.loads, (tmp_path / "report.jsonl").read_text(encoding="utf-8").splitlines())
+    ids, ranks = [line["id"] for line in lines if line["kind"] == "cell"], stored_ranks()
+    assert len(ranks.keys() & ids) > 1
+    assert ids[0] == min(ids, key=lambda cell: ranks.get(cell, len(ranks)))

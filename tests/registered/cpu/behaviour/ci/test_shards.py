@@ -115,7 +115,7 @@ def test_durations_come_from_a_report(tmp_path, capsys):
         (["plan", "--tier", "gpu4", "--hosts", "{}/small"], "no host has 4 GPUs; hosts: a"),
         (["plan", "--shards", "2", "--durations", "{}/none"], "{}/none does not exist; give a report file or a dir"),
         (["run", "--shard", "1/2", "--decide"], "--decide compares red cells with green ones; it cannot be combined"),
-        (["run", "--shard", "3/2"], "shard must have the form NUMBER/COUNT, such as 2/4 for the second of four"),
+        (["run", "--shard", "3/2"], "shard must be NUMBER/COUNT with NUMBER from 1 to COUNT, such as 2/4 for"),
         (["run", "--cells", "none", "--shard", "1/2"], "shard count must be at most 1 for these cells, got 2"),
     ],
 )  # fmt: skip

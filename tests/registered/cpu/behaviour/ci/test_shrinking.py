@@ -1,11 +1,14 @@
 """`specmatrix shrink` and `run --requests --tokens` as a user calls them."""
 
 import re
+import signal
 
 import pytest
 
 from specmatrix.ci import local
+from specmatrix.ci.commands import shrink
 from specmatrix.cli import main
+from specmatrix.matrix.cli.stopping import Stopped
 from specmatrix.reports.schema import Header
 from specmatrix.reports.store import load
 from tests.support.scripted_workers import fails_drafts, passes
@@ -23,6 +26,18 @@ def test_a_red_cell_shrinks_to_a_command(red_drafts, capsys):
     *_, why, command = capsys.readouterr().out.rstrip().splitlines()
     assert why == "standalone: config: wrong"
     assert re.fullmatch(r"  .*specmatrix run --cells 'standalone' --tokens 1 --seed 0 --out .*", command)
+
+
+def test_an_interrupt_names_the_smallest_run_so_far(red_drafts, monkeypatch, capsys):
+    def interrupted(best):
+        assert best.takes(best.cell, best.only)
+        yield "axes: eagle3.s3"
+        raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(shrink, "reduced", interrupted)
+    assert main(["shrink", "eagle3.s3", "--workers", "1"]) == 128 + signal.SIGTERM
+    last = capsys.readouterr().err.rstrip().splitlines()[-1]
+    assert last.startswith("interrupted after 2 runs; ") and "run --cells 'eagle3.s3' --seed 0" in last
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ CELL = "eagle3.s3.k1.n4.p4"
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[RunningServer]:
-    """The twin without speculation."""
+    """The baseline: the same server without speculation."""
     with served(
         speculative_algorithm="NONE", speculative_draft_model_path=None, speculative_num_steps="auto",
         speculative_eagle_topk="auto",
@@ -44,7 +44,7 @@ def run(subject: str, endpoint: Endpoint, *cells: str) -> list[CellResult]:
         runner.shut_down()
 
 
-def test_cells_pass_on_a_server_and_its_twin_and_the_journal_agrees(server: RunningServer, plain: RunningServer):
+def test_cells_pass_on_a_server_and_its_baseline_and_the_journal_agrees(server: RunningServer, plain: RunningServer):
     before = dict(server.llm.counters)
     endpoint = Endpoint(server.url, plain.url)
     pair, aborted, turns, other = run(
@@ -65,11 +65,11 @@ def test_cells_pass_on_a_server_and_its_twin_and_the_journal_agrees(server: Runn
     assert not state.accounts and len(state.free) + state.cached == ledger.num_pages
 
 
-def test_without_a_twin_the_oracle_judges_the_run_itself(server: RunningServer):
+def test_without_a_baseline_the_oracle_judges_the_run_itself(server: RunningServer):
     pair, none = run("sglang", Endpoint(server.url), f"{CELL}.pair", "none.p4")
     assert pair.state == "PASS", pair
     assert {gate.name for gate in pair.gates} == {"claims", "oracle", "identities", "finish"}
-    reason = "there is no twin without speculation to compare with; give --baseline-url"
+    reason = "there is no server without speculation to compare with; give --baseline-url"
     assert (none.state, none.error) == ("UNSUPPORTED", reason)
     excluded = load_subject("sglang", Endpoint(server.url)).profile.excluded
     assert excluded == dict.fromkeys(("lossless", "distribution", "accuracy"), reason)
@@ -79,7 +79,9 @@ def test_openais_api_is_judged_by_its_texts(server: RunningServer, plain: Runnin
     (pair,) = run("openai", Endpoint(server.url, plain.url), "eagle3.pair.stop_string")
     text = pair.gate("text")
     assert pair.state == "PASS" and text is not None and text.numbers["characters"] > 50, pair
-    with pytest.raises(ConfigError, match=r"^subject 'openai-chat' compares texts with a twin only: there is no twin"):
+    with pytest.raises(
+        ConfigError, match=r"^subject 'openai-chat' compares texts with a baseline's only: there is no server"
+    ):
         load_subject("openai-chat", Endpoint(server.url))
 
 
@@ -135,7 +137,7 @@ def test_half_an_endpoint_is_refused(words: tuple[str, ...], message: str, capsy
     assert err.startswith(f"specmatrix: {message}") and err.count("\n") == 1
 
 
-def test_a_twin_that_speculates_or_is_none_is_refused(server: RunningServer):
+def test_a_baseline_that_speculates_or_is_none_is_refused(server: RunningServer):
     with pytest.raises(ConfigError, match=r"^--baseline-url runs EAGLE3; allowed: no speculation$"):
         load_subject("sglang", Endpoint(server.url, server.url))
     with pytest.raises(ConfigError, match=r"does not say what it runs: /get_server_info answers with status 404$"):

@@ -35,7 +35,7 @@ def test_a_soak_sees_a_page_that_stays_away(monkeypatch: pytest.MonkeyPatch):
 
 
 async def leak(soak: serving.Soak, number: int, body: dict[str, object]) -> None:
-    """A session that nobody closes."""
+    """Open a session and never close it."""
     opened = await soak.http.post("/open_session", json={"capacity_of_str_len": 10_000, "streaming": True})
     await soak.http.post("/generate", json=body | {"session_params": {"id": opened.json()}})
 

@@ -50,7 +50,11 @@ def test_a_stage_includes_the_earlier_stages():
     ("which", "sentence"),
     [
         *(
-            (text, f"shard must have the form NUMBER/COUNT, such as 2/4 for the second of four, got '{text}'")
+            (
+                text,
+                "shard must be NUMBER/COUNT with NUMBER from 1 to COUNT, such as 2/4 for the second of four, got "
+                f"'{text}'",
+            )
             for text in ("0/4", "5/4", "2", "a/b", "-1/2")
         ),
         ("1/21", "shard count must be at most 20, the number of test files, got 21"),

@@ -1,4 +1,4 @@
-"""Texts that differ from the oracle's or the twin's are seen, ties are not held against a subject."""
+"""Texts that differ from the oracle's or the baseline's are found, and ties are not counted against a subject."""
 
 from __future__ import annotations
 
@@ -45,8 +45,22 @@ def test_a_tie_of_the_oracle_is_no_failure():
     assert outcome.state is State.PASS and outcome.numbers["ties"] == 2
 
 
-def test_without_an_oracle_the_twin_decides():
+def test_without_an_oracle_the_baseline_decides():
     gate, good = TextGate(target_oracle=None), run()
     assert gate.judge(PREPARED, good, replace(good)).state is State.PASS
     assert gate.judge(PREPARED, run(**{PREPARED.requests[0].name: "no"}), good).state is State.FAIL
     assert gate.judge(PREPARED, good, good).state is State.NOT_MEASURED
+
+
+def test_a_text_that_goes_on_behind_the_baselines_end_is_wrong():
+    gate, good = TextGate(target_oracle=None), run()
+    longer = good.answers[0].text + " and on"
+    outcome = gate.judge(PREPARED, run(**{PREPARED.requests[0].name: longer}), good)
+    assert (outcome.state, outcome.numbers["wrong"]) == (State.FAIL, 1)
+
+
+def test_sampled_texts_are_not_compared():
+    gate, good = TextGate(target_oracle=None), run()
+    sampled = replace(good, requests=tuple(replace(each, temperature=0.8) for each in PREPARED.requests))
+    other = replace(sampled, answers=tuple(replace(each, text="another") for each in good.answers))
+    assert gate.judge(PREPARED, other, good).state is State.NOT_MEASURED

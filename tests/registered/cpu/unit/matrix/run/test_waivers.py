@@ -114,7 +114,7 @@ def written(**changed: str) -> str:
         ),
         (written(reason="3"), "reason of waiver 1 of w.yaml must be a text, got 3"),
         (written(reason='" "'), "reason of waiver 1 of w.yaml must be a text, got ' '"),
-        (written(gate="leaks"), "gate of waiver 1 of w.yaml must be one of claims, oracle, ledger, "),
+        (written(gate="leaks"), "gate of waiver 1 of w.yaml must be one of claims, oracle, identities, text, ledger, "),
         (written(kind="often"), "kind of waiver 1 of w.yaml must be known or flaky, got 'often'"),
         (written(expiry="soon"), "expiry of waiver 1 of w.yaml must be a date such as 2026-12-31, got 'soon'"),
         (written(versions="new"), "versions of waiver 1 of w.yaml must be a range such as '>=5.17,<5.20', got 'new'"),

@@ -8,10 +8,15 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.registry import GATES as REFERENCE_GATES
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.oracles.transformers import oracle_of
 from specmatrix.matrix.run.runner import Runner
+from specmatrix.matrix.subjects.http.openai import TEXTS
+from specmatrix.matrix.subjects.http.sglang import NATIVE
+from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import NOT_REFUSED
+from specmatrix.reports.gate_numbers import FOREIGN_GATES, GATES
 from specmatrix.reports.schema import CellResult
 from tests.support.tiny_subject import ReplaySubject
 
@@ -146,3 +151,9 @@ def test_a_tie_is_counted_and_the_comparison_goes_on_along_the_oracles_text():
         assert oracle.numbers["oracle_tokens"] == min(96, len(continuation)) - 1
         ((start, after),) = plain.resumed[plain.requests[0].name]
         assert start == 5 and after[:20] == continuation[5:25]
+
+
+def test_reports_and_waivers_know_every_gate_of_a_subject():
+    applied = map(applied_gates, (load_subject("transformers").profile, NATIVE, TEXTS))
+    names = {name for found in applied for name in (*(gate.name for gate in found.gates), *found.excluded)}
+    assert names - {gate.name for gate in REFERENCE_GATES} == set(FOREIGN_GATES) <= set(GATES)
