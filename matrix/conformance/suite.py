@@ -32,8 +32,14 @@ PARAMS: Final = (
     SamplingParams(max_new_tokens=17, temperature=0.6, top_k=20, seed=4, return_logprob=True),
 )
 STARTS: Final[dict[str, dict[str, object]]] = {
-    "v2": {"spec_version": "v2"},
-    "v1, pages of 7, chunks of 5": {"spec_version": "v1", "page_size": 7, "chunked_prefill_size": 5},
+    # The ledger looks at every page of the pool in every step.
+    "v2": {"spec_version": "v2", "max_total_tokens": 4096},
+    "v1, pages of 7, chunks of 5": {
+        "spec_version": "v1",
+        "max_total_tokens": 4096,
+        "page_size": 7,
+        "chunked_prefill_size": 5,
+    },
     "v2, memory for two": {
         "spec_version": "v2",
         # Each of PROMPTS fits alone; all three do not with the zoo's tokenizer, so one is retracted.

@@ -37,12 +37,11 @@ class Patch:
     name: str
     edits: tuple[Edit, ...]
 
-    def changes(self, root: Path) -> dict[Path, str]:
-        """New texts of the files under `root` that it changes. ConfigError if it does not apply."""
-        texts = {path: path.read_text(encoding="utf-8") for path in sorted(root.rglob("*.py"))}
+    def changes(self, sources: dict[Path, str]) -> dict[Path, str]:
+        """New texts of those source files that it changes. ConfigError if it does not apply."""
         changed: dict[Path, str] = {}
         for edit in self.edits:
-            found = [(path, at) for path, text in texts.items() for at in _places(text, edit)]
+            found = [(path, at) for path, text in (sources | changed).items() for at in _places(text, edit)]
             if len(found) != 1:
                 first = edit.old.strip().splitlines()[0]
                 raise ConfigError(
@@ -50,16 +49,21 @@ class Patch:
                     "update it to match the code"
                 )
             [(path, at)] = found
-            text = texts[path]
-            changed[path] = texts[path] = text[:at] + edit.new + text[at + len(edit.old) :]
+            text = changed.get(path, sources[path])
+            changed[path] = text[:at] + edit.new + text[at + len(edit.old) :]
         return changed
 
     def apply(self, root: Path) -> list[Path]:
         """Make the replacements in the tree at `root`; the files changed. ConfigError if it does not apply."""
-        changed = self.changes(root)
+        changed = self.changes(sources(root))
         for path, text in changed.items():
             path.write_text(text, encoding="utf-8")
         return list(changed)
+
+
+def sources(root: Path) -> dict[Path, str]:
+    """The texts of the Python files under `root`, by path."""
+    return {path: path.read_text(encoding="utf-8") for path in sorted(root.rglob("*.py"))}
 
 
 def _places(text: str, edit: Edit) -> set[int]:

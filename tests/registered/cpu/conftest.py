@@ -1,6 +1,7 @@
 """The CPU tier: GPUs are hidden, and Triton's kernels run in its interpreter. Both settings are read when torch and
 triton are first imported."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -14,6 +15,12 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["TRITON_INTERPRET"] = "1"
 # Runs where it is named: the nightly workflow does.
 collect_ignore = ["nightly"]
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded now stays, so the garbage collector need not look at it after every few tests."""
+    gc.freeze()
+    gc.set_threshold(20000, 20, 20)
 
 
 @pytest.fixture

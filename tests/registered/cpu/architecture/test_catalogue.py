@@ -10,6 +10,7 @@ import pytest
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.kill_matrix import DETECTORS
+from specmatrix.matrix.faults.patch import sources
 from specmatrix.matrix.faults.plant import planted
 
 pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
@@ -62,9 +63,9 @@ def test_every_gate_is_expected_of_some_fault():
 
 
 @pytest.fixture(scope="module")
-def sources() -> Iterator[Path]:
+def texts() -> Iterator[dict[Path, str]]:
     with planted(None) as tree:
-        yield tree
+        yield sources(tree)
 
 
 def code(text: str) -> str:
@@ -72,9 +73,9 @@ def code(text: str) -> str:
     return re.sub(r"#.*|\s", "", text)
 
 
-def test_every_fault_applies_and_leaves_valid_python(sources: Path):
+def test_every_fault_applies_and_leaves_valid_python(texts: dict[Path, str]):
     for fault in CATALOGUE:
-        changes = fault.patch.changes(sources)
+        changes = fault.patch.changes(texts)
         assert changes, fault.id
         for text in changes.values():
             ast.parse(text)

@@ -21,6 +21,7 @@ def red_drafts(monkeypatch):
     monkeypatch.setattr(local, "work", fails_drafts)
 
 
+@pytest.mark.nightly
 def test_a_red_cell_shrinks_to_a_command(red_drafts, capsys):
     assert main(["shrink", "eagle3.s3", "--workers", "1"]) == 0
     *_, why, command = capsys.readouterr().out.rstrip().splitlines()

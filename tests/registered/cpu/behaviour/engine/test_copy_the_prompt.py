@@ -47,7 +47,8 @@ def test_the_example_shows_acceptance_and_equal_tokens(capsys):
 
 @pytest.mark.parametrize("more", [{}, {"spec_version": "v1", "page_size": 3, "chunked_prefill_size": 4}])
 def test_it_copies_what_followed_the_last_two_tokens(copying, more):
-    llm = LLM(EngineConfig("llama-mini", "COPY", speculative_num_steps=3, strict_memory=2, **more), resolve_path)
+    sizes = {"speculative_num_steps": 3, "max_total_tokens": 1024}
+    llm = LLM(EngineConfig("llama-mini", "COPY", strict_memory=2, **sizes, **more), resolve_path)
     drafter = llm.loop.executor.drafter
     trees = []
 

@@ -18,11 +18,13 @@ PROMPTS = (
     "Question: Eli had 75 keys.",
 )
 GREEDY = SamplingParams(max_new_tokens=40)
+# The ledger looks at every page of the pool in every step.
+STRICT = {"strict_memory": 2, "kv_stamps": True, "max_total_tokens": 1024}
 HOT = SamplingParams(max_new_tokens=40, temperature=0.9, seed=3, ignore_eos=True)
 
 
 def start_engine(zoo, **more: object) -> LLM:
-    return LLM(EngineConfig("llama-mini", "NGRAM", strict_memory=2, kv_stamps=True, **more), zoo)
+    return LLM(EngineConfig("llama-mini", "NGRAM", **STRICT | more), zoo)
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +67,7 @@ def test_tokens_are_those_of_plain_decoding(zoo, plain, params, asked):
 def test_every_target_keeps_its_tokens(zoo, target, topk):
     """Sliding windows and latent KV concern only the target."""
     said = [o.output_ids for o in LLM(EngineConfig(target), zoo).generate(PROMPTS, GREEDY)]
-    asked = {"speculative_eagle_topk": topk, "page_size": 4, "strict_memory": 2, "kv_stamps": True}
-    llm = LLM(EngineConfig(target, "NGRAM", **asked), zoo)
+    llm = LLM(EngineConfig(target, "NGRAM", speculative_eagle_topk=topk, page_size=4, **STRICT), zoo)
     for _ in range(2):
         assert [o.output_ids for o in llm.generate(PROMPTS, GREEDY)] == said
     assert llm.counters["spec.accepted"] > 20 and llm.counters["stamp.wrong"] == 0

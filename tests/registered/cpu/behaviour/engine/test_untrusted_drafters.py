@@ -33,6 +33,9 @@ from tests.support.misbehaving_drafter import (
 
 pytestmark = pytest.mark.register(est_seconds=30, stage="pr")
 
+# The ledger looks at every page of the pool in every step.
+STRICT = {"strict_memory": 2, "max_total_tokens": 1024}
+
 
 @pytest.fixture
 def registered():
@@ -141,7 +144,7 @@ ODD = Traits(
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 def test_an_odd_registered_algorithm_runs_with_its_own_hooks(zoo, plain, registered, start):
     traits = registered(ODD, Odd, check=few_steps, relay=CountingRelay)
-    llm = LLM(EngineConfig("llama-mini", "odd", speculative_num_steps=3, strict_memory=2, **start), zoo)
+    llm = LLM(EngineConfig("llama-mini", "odd", speculative_num_steps=3, **STRICT | start), zoo)
     assert run(llm) == run(llm) == plain("llama-mini")
     assert llm.readback()["algorithm"] == traits.name == "ODD"
     relay = llm.loop.executor.relay
@@ -181,7 +184,7 @@ def test_an_honest_registered_drafter_is_guarded_and_left_alone(zoo, plain, regi
 
 @pytest.mark.parametrize(("liar", "lie"), ROW_LIES.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_a_lie_about_a_row_costs_its_request_alone(zoo, plain, registered, liar, lie):
-    llm = pretending(zoo, registered, liar, spec_version="v2", strict_memory=2)
+    llm = pretending(zoo, registered, liar, spec_version="v2", **STRICT)
     first, *others = llm.generate(PROMPTS, PARAMS)
     truth = plain("llama-mini")
     assert [output.output_ids for output in others] == truth[1:]
@@ -224,7 +227,7 @@ def test_writes_of_a_drafter_into_its_inputs_have_no_effect(zoo, plain, register
     assert run(llm) == run(llm) == plain("llama-mini")
     assert llm.drafter_error is None and llm.counters["spec.drafted"] > 0
     forget_algorithm("PRETENDER")
-    honest = pretending(zoo, register_algorithm, Pretender, spec_version="v2", strict_memory=2)
+    honest = pretending(zoo, register_algorithm, Pretender, spec_version="v2", **STRICT)
     assert run(honest) == plain("llama-mini") and honest.drafter_error is None
 
 
@@ -260,7 +263,7 @@ def test_a_chain_is_its_drafters_own(zoo, plain, registered):
     assert llm.generate(PROMPTS[:1], PARAMS[:1])[0].finish.reason == "error"
     forget_algorithm("ODD")
     register_algorithm(ODD, Odd)
-    honest = LLM(EngineConfig("llama-mini", "odd", speculative_num_steps=3, strict_memory=2), zoo)
+    honest = LLM(EngineConfig("llama-mini", "odd", speculative_num_steps=3, **STRICT), zoo)
     assert honest.generate(PROMPTS[:1], PARAMS[:1])[0].output_ids == plain("llama-mini")[0]
     assert honest.drafter_error is None
 
@@ -272,7 +275,7 @@ def test_an_engines_own_bug_passes_through_a_drafter(zoo, registered):
 
 
 def test_a_built_in_drafter_that_raises_is_a_bug_of_ours(zoo, monkeypatch):
-    llm = LLM(EngineConfig("llama-mini", "NGRAM", strict_memory=2, speculative_num_steps=3), zoo)
+    llm = LLM(EngineConfig("llama-mini", "NGRAM", **STRICT, speculative_num_steps=3), zoo)
     monkeypatch.setattr(llm.loop.executor.drafter, "propose", lambda batch, relay: 1 // 0)
     (stopped,) = {out.finish for out in llm.generate(["one prompt", "another"])}
     assert stopped.reason == "error" and "raise ZeroDivisionError" in stopped.message

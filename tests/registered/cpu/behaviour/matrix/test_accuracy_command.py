@@ -40,6 +40,7 @@ def run(**asked: str | int | Path):
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.nightly
 def test_a_cell_equals_plain_decoding_on_the_zoos_questions(tmp_path):
     done = run(data=QUESTIONS, limit=24, max_new_tokens=160, out=tmp_path, json_=True, cell="eagle3.s2.k2.n6.p4.tight")
     assert (done.returncode, done.stderr) == (0, "")

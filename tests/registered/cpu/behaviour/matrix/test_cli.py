@@ -271,11 +271,6 @@ def test_explain_prints_the_resolution(capsys: pytest.CaptureFixture[str]):
     assert "page_size: 4" in capsys.readouterr().out
 
 
-def test_lock_is_complete(capsys: pytest.CaptureFixture[str]):
-    assert main(["lock", "--check"]) == 0
-    assert "cells.lock: complete" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("flags", "model", "draft", "steps"),
     [

@@ -32,11 +32,11 @@ SLOW = {
     ("generate", "Tom has 2 apples and buys 3 more. How many has he?"): "#### 5",
     ("contract", "none"): "NONE satisfies the contract in 3 engine starts",
     ("faults", "--only", "bonus-stride"): "1 of 1 fault killed",
+    ("lock", "--check"): "",
 }
 COMMANDS = SLOW | {
     ("zoo", "verify"): "llama-mini-eagle3: whole",
     ("explain", "eagle3.qwen3"): "",
-    ("lock", "--check"): "",
 }
 
 
@@ -118,7 +118,7 @@ def test_a_command_runs_installed(words: tuple[str, ...], installed: Path, pytho
 @pytest.mark.parametrize("folder", [pytest.param(".", marks=pytest.mark.nightly), ".lint"])
 def test_a_checkout_runs_by_its_path_alone(folder: str, checkout: Path, python: Run, tmp_path: Path):
     words = (
-        ("run", "--cells", "none.length", "--workers", "1", "--out", "out") if folder == "." else ("lock", "--check")
+        ("run", "--cells", "none.length", "--workers", "1", "--out", "out") if folder == "." else ("explain", "eagle3")
     )
     done = python(checkout / folder, "-m", "specmatrix", *words)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -196,6 +196,7 @@ except ConfigError as error:
 """
 
 
+@pytest.mark.nightly
 def test_a_gpu_without_triton_names_the_extra(installed: Path, required: Path, python: Run):
     if (required / "triton").exists():
         pytest.skip("this build of torch brings triton")
@@ -204,6 +205,7 @@ def test_a_gpu_without_triton_names_the_extra(installed: Path, required: Path, p
     assert done.stdout == expected
 
 
+@pytest.mark.nightly
 def test_the_commit_of_a_foreign_repository_is_not_reported(installed: Path, python: Run, tmp_path: Path):
     """An environment may lie in the checkout of another project."""
     git = ("git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path))

@@ -11,6 +11,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.command import select
 from specmatrix.matrix.faults.fault import Fault
+from specmatrix.matrix.faults.patch import sources
 from specmatrix.matrix.faults.plant import ROOT, planted, trial
 from specmatrix.matrix.faults.trial import main
 
@@ -22,7 +23,7 @@ PAIR = Cell.from_id("standalone.s2.k2.n6.v2.p4.pair")
 def test_the_copy_holds_the_fault_and_the_sources_do_not():
     (fault,) = select(["path-not-compacted"])
     with planted(None) as clean, planted(fault.patch) as tree:
-        changes = fault.patch.changes(clean)
+        changes = fault.patch.changes(sources(clean))
         assert len(changes) == 1
         for path, text in changes.items():
             source = ROOT / path.relative_to(clean)
@@ -65,6 +66,7 @@ def test_a_trial_ends_with_its_parent():
             "cpu",
             "0",
             "reviewed",
+            "end",
             os.devnull,
             *[PAIR.id] * 99,
         ],

@@ -160,6 +160,7 @@ def tiny_plan(out):
     return replace(plan, data=tiny, recipes=recipes)
 
 
+@pytest.mark.nightly
 def test_a_few_steps_on_a_cpu_write_loadable_checkpoints(tmp_path, capsys):
     train(tiny_plan(tmp_path), list(RECIPES))
     assert "llama-mini-eagle3" in capsys.readouterr().out

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
 
 MUTATIONS = 1500
 # One in so many is tried with every change.
-SAMPLE = 6
+SAMPLE = 9
 MOST = 500
 # Nats below which two libraries may choose either token.
 CLOSE = 1e-3

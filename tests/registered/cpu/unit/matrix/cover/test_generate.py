@@ -112,7 +112,13 @@ def test_all_refused_and_rewritten_constraints_are_tested():
     assert {c.kind for c in CONSTRAINTS if c not in negative_constraints()} == {"impossible", "redundant"}
 
 
-@pytest.mark.parametrize("text", [*SWEEPS["pr"], SWEEPS["nightly"][0]])
+@pytest.mark.parametrize(
+    "text",
+    [
+        SWEEPS["pr"][0],
+        *(pytest.param(text, marks=pytest.mark.nightly) for text in (*SWEEPS["pr"][1:], SWEEPS["nightly"][0])),
+    ],
+)
 def test_a_sweep_holds_every_request_pair_on_one_start(text):
     start = Cell.from_id(text)
     cells = sweep(start)

@@ -39,12 +39,12 @@ def test_the_resolution_is_golden(groups, file_regression, request):
 def test_every_start_resolves_as_its_groups_say(groups):
     """Those of the lock file, and random ones of the whole product."""
     golden, chance = compiled(groups), random.Random(0)
-    drawn = [Cell(**{name: chance.choice(axis(name).names) for name in START_AXES}) for _ in range(3000)]
+    drawn = [Cell(**{name: chance.choice(axis(name).names) for name in START_AXES}) for _ in range(1000)]
     ran = 0
     for cell in [*stage_cells("nightly"), *drawn]:
         assert expected(golden, cell) == start_outcomes(cell), cell.id
         ran += REFUSED not in expected(golden, cell)
-    assert ran > 1000
+    assert ran > 400
 
 
 def test_every_resolved_field_is_compared():
@@ -72,7 +72,7 @@ def otherwise(field, value):
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("field", "value", "most"),
-    [("speculative_num_steps", 4, 6), pytest.param("spec_version", "v1", 6, marks=pytest.mark.nightly)],
+    [("speculative_num_steps", 4, 6), ("spec_version", "v1", 6)],
 )
 def test_a_changed_default_moves_a_few_lines(groups, monkeypatch, field, value, most):
     monkeypatch.setattr(specmatrix.engine.core.config.defaults, "DEFAULTS", otherwise(field, value))
@@ -81,9 +81,8 @@ def test_a_changed_default_moves_a_few_lines(groups, monkeypatch, field, value, 
     assert any(str(value) in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("name", "most"), [("window-uncached", 9), pytest.param("no-step-in-flight", 6, marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "most"), [("window-uncached", 9), ("no-step-in-flight", 6)])
 def test_a_dropped_rule_moves_a_few_lines(groups, monkeypatch, name, most):
     monkeypatch.setattr(
         specmatrix.engine.core.config.resolve, "RULES", tuple(rule for rule in RULES if rule.name != name)

@@ -10,7 +10,7 @@ import pytest
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.faults.patch import Patch
+from specmatrix.matrix.faults.patch import Patch, sources
 from specmatrix.matrix.incidents.catalogue import INCIDENTS, incidents
 from specmatrix.matrix.incidents.incident import ComparedStep, ContractStep, Expected, PromotedDefault, each
 from specmatrix.matrix.incidents.replay import ALGORITHMS
@@ -48,7 +48,7 @@ def changed(edits) -> set[Path]:
         hits = []
         for folder in ("engine", "matrix/cells"):
             try:
-                hits += Patch("x", (edit,)).changes(HOME / folder)
+                hits += Patch("x", (edit,)).changes(sources(HOME / folder))
             except ConfigError:
                 continue
         assert len(hits) == 1, edit
