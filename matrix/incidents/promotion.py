@@ -36,18 +36,19 @@ def refusals(required: Collection[str], evidence: Sequence[str], records: Iterab
     if not evidence:
         return ("the default names no gate as its evidence",)
     found = {record.id: record for record in records}
-    absent = [cell for cell in required if cell not in found]
+    names = sorted(required)
+    absent = [cell for cell in names if cell not in found]
     verb = "is" if len(absent) == 1 else "are"
     which = f"{len(absent)} of {count(len(required), 'cell')} {verb} missing, {_first(absent)}"
     reasons = [f"the run is partial: {which}"] if absent else []
     for gate in evidence:
         cells: dict[str, list[str]] = {}
-        for name in required:
+        for name in names:
             if name in found and (state := _state(found[name], gate)) != "PASS":
                 cells.setdefault(state, []).append(name)
         reasons += [
-            f"{gate} is {state} in {len(names)} of {count(len(required), 'cell')}, {_first(names)}"
-            for state, names in cells.items()
+            f"{gate} is {state} in {len(bad)} of {count(len(required), 'cell')}, {_first(bad)}"
+            for state, bad in cells.items()
         ]
     return tuple(reasons)
 

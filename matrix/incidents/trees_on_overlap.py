@@ -81,7 +81,7 @@ INCIDENT: Final = Incident(
             cells=(*ALL, *DELETED),
             acknowledged=(TO_V2,),
             promotions=(
-                PromotedDefault(*ROW, refused=(f"lossless is FAIL in 7 of 14 cells, the first is {PAIRS[3]}",)),
+                PromotedDefault(*ROW, refused=(f"lossless is FAIL in 7 of 14 cells, the first is {PAIRS[1]}",)),
             ),
             expected=Expected(
                 "red",
