@@ -1,7 +1,8 @@
 """The local executor: one process per shard of a plan, records streamed back as cells finish.
 
-Workers are spawned with one compute thread each. If a worker dies or hangs, its current cell is recorded as INFRA and a
-new worker continues with the rest of the shard. If it has not started yet, a new worker takes its place once.
+Workers are spawned with one compute thread each. They take the plan's groups one by one from a common queue, so that
+none is idle while another has groups to spare. If a worker dies or hangs, its current cell is recorded as INFRA, the
+rest of its group returns to the queue, and a new worker takes its place. One that does not start is replaced once.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -21,7 +22,7 @@ from time import monotonic
 from typing import Final, Literal
 
 from specmatrix import HOME
-from specmatrix.ci.planner import ShardPlan
+from specmatrix.ci.planner import Group, ShardPlan, take
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cli.stopping import SIGNALS, deferred
@@ -62,24 +63,24 @@ class ShardJob:
 
 @dataclass(slots=True)
 class Worker:
-    """One process and its remaining cells, in the order in which it runs them.
+    """One process and the group that it runs.
 
     gpus: indices of the devices that it may use. second: it replaces a worker that did not start. heard: time of its
-    last message. ready: startup has finished.
+    last message. group: its remaining cells, None until it is ready. baselines: of its groups so far.
     """
 
     process: BaseProcess
     connection: Connection
-    remaining: list[Cell]
     gpus: tuple[int, ...]
     second: bool
     heard: float
-    ready: bool = False
+    group: Group | None = None
+    baselines: set[tuple[object, ...]] = field(default_factory=set)
 
     @property
     def current(self) -> str:
         """The id of the cell that it runs, or "starting"."""
-        return self.remaining[0].id if self.ready else "starting"
+        return self.group.cells[0].id if self.group else "starting"
 
 
 def run_plan(
@@ -89,22 +90,21 @@ def run_plan(
 
     on_progress: called with the current cell of each worker whenever they may have changed, and every TICK_SECONDS.
     """
-    shards = [([cell for group in shard.groups for cell in group.cells], shard.gpus) for shard in plan.shards]
+    queue = plan.queue
     workers: list[Worker] = []
     try:
-        for cells, gpus in shards:
-            if cells:
-                _start(workers, cells, job, gpus)
+        for shard in plan.shards[: len(queue)]:
+            _start(workers, job, shard.gpus)
         while workers:
             on_progress([worker.current for worker in workers])
-            yield from _receive(workers, job)
+            yield from _receive(workers, queue, job)
     finally:
         with deferred():  # a second signal leaves no worker behind either
             for worker in workers:
                 _stop(worker)
 
 
-def _receive(workers: list[Worker], job: ShardJob) -> Iterator[CellResult]:
+def _receive(workers: list[Worker], queue: list[Group], job: ShardJob) -> Iterator[CellResult]:
     """Wait for messages and receive them from every worker that sent one; replace workers that died or hang."""
     timeout = min(worker.heard for worker in workers) + job.limit - monotonic()
     ready = wait([worker.connection for worker in workers], min(max(timeout, 0.0), TICK_SECONDS))
@@ -115,45 +115,64 @@ def _receive(workers: list[Worker], job: ShardJob) -> Iterator[CellResult]:
             worker.process.join(EXIT_SECONDS)
             code = worker.process.exitcode
             what = "closed its pipe without ending" if code is None else f"died with exit code {code}"
-            yield from _replace(workers, worker, job, what)
+            yield from _replace(workers, worker, queue, job, what)
             continue
         worker.heard = monotonic()
-        if message is None:
-            worker.ready = True
-            continue
-        worker.remaining = [cell for cell in worker.remaining if cell.id != message.id]
-        if not worker.remaining:
-            _stop(worker)
-            workers.remove(worker)
-        yield message
+        cells = worker.group.cells[1:] if worker.group else ()
+        if cells and worker.group:
+            worker.group = replace(worker.group, cells=cells)
+        else:
+            _give(workers, worker, queue)
+        if message is not None:
+            yield message
     for worker in [worker for worker in workers if monotonic() - worker.heard > job.limit]:
-        yield from _replace(workers, worker, job, f"was silent for more than {job.limit:g} s")
+        yield from _replace(workers, worker, queue, job, f"was silent for more than {job.limit:g} s")
 
 
-def _replace(workers: list[Worker], worker: Worker, job: ShardJob, what: str) -> Iterator[CellResult]:
-    """Record a worker's current cell as INFRA and start another worker for its remaining cells.
+def _give(workers: list[Worker], worker: Worker, queue: list[Group]) -> None:
+    """Send a worker its next group, or end it if none is left."""
+    if not queue:
+        _stop(worker)
+        workers.remove(worker)
+        return
+    others = set[tuple[object, ...]]().union(*(other.baselines for other in workers if other is not worker))
+    worker.group = take(queue, worker.baselines, others)
+    worker.baselines |= worker.group.baselines
+    with suppress(OSError):  # it died; the next message is its end
+        worker.connection.send(worker.group.cells)
 
-    A worker that never became ready loses no cell, unless it is the second: then a third would not start either, and
-    all its cells are recorded as INFRA.
+
+def _replace(
+    workers: list[Worker], worker: Worker, queue: list[Group], job: ShardJob, what: str
+) -> Iterator[CellResult]:
+    """Record a worker's current cell as INFRA, return the others of its group to the queue and start another worker.
+
+    A worker that never became ready loses no cell. If it is the second, a third would not start either; without other
+    workers all cells of the queue are recorded as INFRA.
     """
     _stop(worker)
     workers.remove(worker)
-    missing = worker.remaining[:1] if worker.ready else worker.remaining if worker.second else []
-    rest = worker.remaining[len(missing) :]
-    if rest:
-        _start(workers, rest, job, worker.gpus, second=not worker.ready)
-    reason = f"its worker {what}" if worker.ready else f"two workers in a row did not start; the second {what}"
+    reason = f"its worker {what}"
+    missing: Sequence[Cell] = ()
+    if worker.group:
+        missing, rest = worker.group.cells[:1], worker.group.cells[1:]
+        if rest:
+            queue.insert(0, replace(worker.group, cells=rest))
+    if worker.group or not worker.second:
+        if queue:
+            _start(workers, job, worker.gpus, second=worker.group is None)
+    elif not workers:
+        reason = f"two workers in a row did not start; the second {what}"
+        missing = [cell for group in queue for cell in group.cells]
     for cell in missing:
         record = lost(prepare(cell, job.tier, job.seed, subject=job.subject), reason)
         yield waive(record, job.waivers, job.subject, None)
 
 
-def _start(
-    workers: list[Worker], cells: Sequence[Cell], job: ShardJob, gpus: tuple[int, ...], second: bool = False
-) -> None:
+def _start(workers: list[Worker], job: ShardJob, gpus: tuple[int, ...], second: bool = False) -> None:
     """Start a worker and add it to `workers`."""
-    ours, theirs = get_context("spawn").Pipe(duplex=False)
-    process = get_context("spawn").Process(target=work, args=(tuple(cells), job, gpus, theirs), daemon=True)
+    ours, theirs = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=work, args=(job, gpus, theirs), daemon=True)
     # Ctrl-C signals every process of the terminal; a worker inherits the blocked SIGINT, so it never handles it. The
     # shared resource tracker unblocks signals when it starts, so it is started first.
     resource_tracker.ensure_running()
@@ -162,7 +181,7 @@ def _start(
         try:
             with _importing(job.tree):
                 process.start()
-            workers.append(Worker(process, ours, list(cells), gpus, second, monotonic()))
+            workers.append(Worker(process, ours, gpus, second, monotonic()))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     # Otherwise the pipe would stay open in this process, and the worker's death would go unnoticed.
@@ -187,7 +206,7 @@ def _stop(worker: Worker) -> None:
     worker.connection.close()
 
 
-def work(cells: tuple[Cell, ...], job: ShardJob, gpus: tuple[int, ...], connection: Connection) -> None:
+def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection) -> None:
     """The main function of a worker: send None when ready, then each cell's record. The parent handles Ctrl-C."""
     become_worker(gpus)
     if job.tree is not None and not HOME.is_relative_to(job.tree.resolve()):
@@ -200,10 +219,17 @@ def work(cells: tuple[Cell, ...], job: ShardJob, gpus: tuple[int, ...], connecti
     runner = subject_runner(job.subject, job.seed, job.tier, job.waivers, job.explain, job.endpoint)
     runner.workload = job.only or runner.workload
     connection.send(None)
-    for cell in cells:
+    for cell in received(connection):
         connection.send(runner.run_cell(cell))
     runner.shut_down()
     connection.close()
+
+
+def received(connection: Connection) -> Iterator[Cell]:
+    """The cells of the groups that the parent sends, until it ends."""
+    with suppress(EOFError, OSError):
+        while True:
+            yield from connection.recv()
 
 
 def become_worker(gpus: Sequence[int]) -> None:

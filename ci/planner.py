@@ -2,12 +2,14 @@
 
 Cells with the same start key form a group, because one engine start serves them all. Groups longer than SPLIT average
 shards are split; then each group goes to the shortest shard: first those with ranked cells, which find most faults
-(`matrix/cover/order.py`), by rank, then the others, longest first (LPT). Executors only read the plan.
+(`matrix/cover/order.py`), by rank, then the others, longest first (LPT). Executors only read the plan; workers of one
+machine take the groups from one queue, in the order of their planned beginnings.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import ceil, inf
 from types import MappingProxyType
 from typing import Annotated, Any, Final
@@ -15,10 +17,13 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 
 from specmatrix.errors import ConfigError, shown
+from specmatrix.matrix.cells.axes import START_AXES, axis
 from specmatrix.matrix.cells.cell import Cell
 
 SPLIT: Final = 1.3
 START_SECONDS: Final = 0.5
+# A worker chooses among so many groups at the head of the queue.
+AHEAD: Final = 8
 # Hosts, GPUs and workers that a plan may have.
 MOST: Final = 1000
 NO_RANKS: Final[Mapping[str, int]] = MappingProxyType({})
@@ -39,6 +44,16 @@ class Group:
     start_key: tuple[str, ...]
     cells: tuple[Cell, ...]
     seconds: float
+
+    @property
+    def baselines(self) -> frozenset[tuple[object, ...]]:
+        """A key for each baseline run of its cells; a few cells with equal keys have different baselines."""
+        return frozenset(_baseline(cell) for cell in self.cells)
+
+
+def _baseline(cell: Cell) -> tuple[object, ...]:
+    requests = cell._replace(abort=axis("abort").default)[len(START_AXES) :]
+    return cell.canonical, cell.memory, cell.memory != "ample" and cell.page_size, requests
 
 
 @dataclass(slots=True)
@@ -67,6 +82,18 @@ class ShardPlan:
     def seconds(self) -> float:
         """Duration of the longest shard."""
         return max(shard.seconds for shard in self.shards)
+
+    @property
+    def queue(self) -> list[Group]:
+        """The groups of all shards, by their planned beginnings."""
+        begun = [
+            (begin, place, group)
+            for place, shard in enumerate(self.shards)
+            for begin, group in zip(
+                accumulate((g.seconds for g in shard.groups), initial=0.0), shard.groups, strict=False
+            )
+        ]
+        return [group for *_, group in sorted(begun, key=lambda one: one[:2])]
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON-serialisable data in a fixed order: shards -> ordered groups -> cell ids."""
@@ -139,6 +166,14 @@ def plan(
         min(shards, key=lambda shard: shard.seconds).groups.append(part)
     longest = max((part.seconds for part in parts), default=0.0)
     return ShardPlan(gpus, tuple(shards), max(longest, sum(part.seconds for part in parts) / len(shards)))
+
+
+def take(queue: list[Group], own: Set[object], others: Set[object]) -> Group:
+    """Remove the group that a worker runs next from a queue that is not empty: of the first AHEAD, the one with the
+    fewest baselines that only other workers have run. own, others: baselines that the workers have run."""
+    foreign = others - own
+    index = min(range(len(queue[:AHEAD])), key=lambda place: len(queue[place].baselines & foreign))
+    return queue.pop(index)
 
 
 def _rank(cell: Cell, ranks: Mapping[str, int]) -> float:

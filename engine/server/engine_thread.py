@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
@@ -127,7 +128,7 @@ class EngineThread:
         while self.open:
             await next(iter(self.open.values())).done()
         if self.health == "ok":
-            await self.call(lambda llm: [llm.close_session(name) for name in [*llm.sessions.sessions]])
+            await self.call(_close_sessions)
         self._calls.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -169,8 +170,12 @@ class EngineThread:
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
-            waiting.add_done_callback(lambda done: done.exception() or self.abort(done.result()))
+            waiting.add_done_callback(self._abandon)
             raise
+
+    def _abandon(self, added: asyncio.Future[list[Ticket]]) -> None:
+        if added.exception() is None:
+            self.abort(added.result())
 
     def _accept(self, names: Sequence[str], added: Future[list[Ticket]]) -> None:
         self._reserved -= len(names)
@@ -182,7 +187,7 @@ class EngineThread:
     def abort(self, tickets: Sequence[Ticket]) -> None:
         """Stop requests that still run; each ends with what it has."""
         for rid in [ticket.rid for ticket in tickets if ticket.output is None]:
-            self._post(lambda rid=rid: self._llm.abort(rid))
+            self._post(partial(self._llm.abort, rid))
 
     def _post(self, function: Callable[[], Result]) -> Future[Result]:
         future: Future[Result] = Future()
@@ -337,6 +342,11 @@ class EngineThread:
             }
 
         return await self.call(read)
+
+
+def _close_sessions(llm: LLM) -> None:
+    for name in [*llm.sessions.sessions]:
+        llm.close_session(name)
 
 
 def failure(output: Output) -> EngineError | None:

@@ -67,10 +67,10 @@ class GenerateBody(JsonBody):
             raise RequestError("text and input_ids: exactly one of them must be given")
         (one,) = given
         if isinstance(one, str) or (one and isinstance(one[0], int)):
-            return [one], False  # type: ignore[list-item]  # a list of integers
+            return [one], False
         if not one:
             raise RequestError("the prompt is empty; allowed: a text, token ids, or a list of these")
-        return [*one], True  # type: ignore[list-item]
+        return [*one], True
 
     def asks(self, seed: int) -> list[Submission]:
         """One ask per completion, those of a prompt one after another. seed: the engine's."""

@@ -52,10 +52,10 @@ class CompletionBody(OpenAICommon):
         """The prompts."""
         one = self.prompt
         if isinstance(one, str) or (one and isinstance(one[0], int)):
-            return [one]  # type: ignore[list-item]  # a list of integers
+            return [one]
         if not one:
             raise RequestError("prompt is []; allowed: a text, token ids, or a list of these")
-        return [*one]  # type: ignore[list-item]
+        return [*one]
 
 
 class TextPart(JsonBody):

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from specmatrix.ci.local import ShardJob, become_worker
-from specmatrix.matrix.cells.cell import Cell
+from specmatrix.ci.local import ShardJob, become_worker, received
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import record
@@ -21,84 +20,82 @@ from specmatrix.matrix.run.waivers import waive
 STARTS = "SCRIPTED_WORKER_STARTS"
 
 
-def passes(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
-    """A worker without a defect. It does not end by itself."""
+def passes(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+    """A worker without a defect."""
     become_worker(gpus)
     connection.send(None)
-    for cell in cells:
+    for cell in received(connection):
         green = Outcome("config", State.PASS)
         connection.send(record(prepare(cell, job.tier, job.seed), "PASS", outcomes=(green,)))
-    signal.pause()
 
 
-def fails_drafts(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+def fails_drafts(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """Every cell with a drafter is red, or waived."""
     become_worker(gpus)
     connection.send(None)
-    for cell in cells:
+    for cell in received(connection):
         red = cell.algorithm != "none"
         gate = Outcome("config", State.FAIL if red else State.PASS, message="wrong" * red)
         found = record(prepare(cell, job.tier, job.seed), "FAIL" if red else "PASS", outcomes=(gate,))
         connection.send(waive(found, job.waivers, job.subject, None))
-    signal.pause()
 
 
-def dies_at_its_first_start(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+def dies_at_its_first_start(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """SIGKILL before it is ready; the second worker passes."""
     if first():
         os.kill(os.getpid(), signal.SIGKILL)
-    passes(cells, job, gpus, connection)
+    passes(job, gpus, connection)
 
 
-def never_starts(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+def never_starts(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """Exit status 3 before it is ready."""
     first()
     os._exit(3)
 
 
-def dies_in_a_message(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+def dies_in_a_message(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """SIGKILL after a part of its first record; the second worker passes."""
     if first():
         connection.send(None)
         os.write(connection.fileno(), struct.pack("!i", 1000) + b"half a record")
         os.kill(os.getpid(), signal.SIGKILL)
-    passes(cells, job, gpus, connection)
+    passes(job, gpus, connection)
 
 
-def is_terminated(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+def is_terminated(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """SIGTERM when it is ready; the second worker passes."""
     if first():
         become_worker(gpus)
         connection.send(None)
         os.kill(os.getpid(), signal.SIGTERM)
-    passes(cells, job, gpus, connection)
+    passes(job, gpus, connection)
 
 
-def closes_its_pipe(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+def closes_its_pipe(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """The pipe is closed and the process stays; the second worker passes."""
     if first():
         connection.send(None)
         connection.close()
         signal.pause()
-    passes(cells, job, gpus, connection)
+    passes(job, gpus, connection)
 
 
-def falls_silent(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+def falls_silent(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """Nothing comes after it was ready; the second worker passes."""
     if first():
         connection.send(None)
         signal.pause()
-    passes(cells, job, gpus, connection)
+    passes(job, gpus, connection)
 
 
-def prints(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+def prints(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """Half a megabyte on each standard stream and on descriptor 1."""
     become_worker(gpus)
     for _ in range(1000):
         os.write(1, b"noise" * 100 + b"\n")
         print("noise" * 100, flush=True)
         print("noise" * 100, file=sys.stderr, flush=True)
-    passes(cells, job, gpus, connection)
+    passes(job, gpus, connection)
 
 
 def first() -> bool:

@@ -94,6 +94,17 @@ def test_a_worker_that_dies_while_it_starts_is_started_once_more(scripted, tmp_p
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_worker_takes_what_another_would_have_run(monkeypatch, tmp_path):
+    """The first worker never answers: its first cell alone is lost, in the end."""
+    monkeypatch.setattr(local, "work", scripted_workers.falls_silent)
+    monkeypatch.setenv(STARTS, str(tmp_path))
+    passed: list[CellResult] = []
+    monkeypatch.setattr(local, "monotonic", lambda: 1000.0 * (len(passed) == len(CELLS) - 1))
+    for record in run_plan(plan(CELLS, {}, [Host("here", workers=2)]), JOB):
+        passed.append(record)
+    assert [record.state for record in passed] == ["PASS"] * (len(CELLS) - 1) + ["INFRA"]
+
+
 def test_cells_whose_workers_do_not_start_are_lost(scripted, tmp_path):
     error = "the cell has no result: two workers in a row did not start; the second died with exit code 3"
     assert scripted(scripted_workers.never_starts) == [("INFRA", error)] * len(CELLS)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specmatrix.ci.planner import SPLIT, Host, plan
+from specmatrix.ci.planner import SPLIT, Host, plan, take
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import GPUS, Cell
 from specmatrix.matrix.cells.selection import of_gpus
@@ -58,6 +58,35 @@ def test_ranked_cells_run_first_on_every_worker_and_nothing_else_changes():
         frozenset(group.cells) for s in plain.shards for group in s.groups
     }
     assert ranked.seconds <= 1.05 * ranked.bound
+
+
+def test_the_queue_holds_the_groups_of_all_shards_as_they_begin():
+    cells = [Cell(page_size=size) for size in ("1", "4", "16", "64")]
+    durations = {cell.id: seconds for cell, seconds in zip(cells, (9.0, 4.0, 3.0, 2.0), strict=True)}
+    made = plan(cells, durations, TWO, start_seconds=1.0)
+    assert [[group.cells[0] for group in shard.groups] for shard in made.shards] == [cells[:1], cells[1:]]
+    assert [group.cells[0] for group in made.queue] == cells
+
+
+def baselines(text: str) -> frozenset[tuple[object, ...]]:
+    (group,) = plan([Cell.from_id(text)], {}, TWO).queue
+    return group.baselines
+
+
+def test_groups_with_equal_requests_share_a_baseline():
+    """Of the memory sizes, those that the requests depend on."""
+
+    assert baselines("eagle3.s3.p4.pair") == baselines("none.v1.pair.abort_running")
+    assert baselines("none.pair") != baselines("none.ragged") != baselines("none.qwen3.ragged")
+    assert baselines("none.p4.tight.pair") != baselines("none.p16.tight.pair") != baselines("none.p16.pair")
+
+
+def test_of_the_next_groups_a_worker_takes_one_whose_baseline_no_other_has_run():
+    names = ["none.p4.ragged", "none.p16.pair.length", "none.p64.pair.stop_string"]
+    queue = plan(map(Cell.from_id, names), {}, TWO, ranks={name: at for at, name in enumerate(names)}).queue
+    assert take(queue, set(), baselines(names[0])).cells == (Cell.from_id(names[1]),)
+    assert take(queue, set(), {*baselines(names[0]), *baselines(names[2])}).cells == (Cell.from_id(names[0]),)
+    assert take(queue, set(), set()).cells == (Cell.from_id(names[2]),) and not queue
 
 
 def test_a_group_longer_than_its_share_is_split():
