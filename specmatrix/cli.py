@@ -19,6 +19,7 @@ from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.matrix.cli.commands.flags import EPILOG
 from specmatrix.matrix.cli.errors import misuse
 from specmatrix.matrix.cli.exit_status import empty_word, failed, open_streams, unwritten, wrong
+from specmatrix.matrix.cli.history_commands import history, site
 from specmatrix.matrix.cli.model_commands import checkpoints, zoo
 from specmatrix.matrix.cli.options import (
     WORKERS,
@@ -53,6 +54,8 @@ app = typer.Typer(
 )
 app.add_typer(zoo, name="zoo")
 app.add_typer(checkpoints, name="checkpoints")
+app.add_typer(history, name="history")
+app.command()(site)
 subjects = typer.Typer(help="The engines that cells can run on.", rich_markup_mode=None)
 app.add_typer(subjects, name="subjects")
 incident = typer.Typer(help="Replay real incidents.", rich_markup_mode=None)

@@ -123,7 +123,7 @@ def _html() -> Environment:
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     made.filters["breakable"] = _breakable
     made.filters["red_gate"] = lambda gate: f"{gate.name}: {gate.message or gate.state}"
-    files = {"style": "page.css", "script": "page.js", "steps": "steps.js"}
+    files = {"style": "page.css", "script": "page.js", "steps": "steps.js", "site": "site.js"}
     made.globals |= {name: Markup((_HERE / file).read_text(encoding="utf-8")) for name, file in files.items()}
     return made
 

@@ -1,0 +1,165 @@
+"""`specmatrix history` and `specmatrix site`: many runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from specmatrix.errors import ConfigError, shown
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.selector import parse_selector
+from specmatrix.matrix.cli.console import StdoutConsole
+from specmatrix.matrix.cli.progress import waiting
+from specmatrix.matrix.run.waivers import load_waivers
+from specmatrix.reports.history.changes import ALL_CELLS, NEWEST, SMALLEST, changes
+from specmatrix.reports.history.flaky import Flaky, flaky, sentence
+from specmatrix.reports.history.store import History, add, read
+from specmatrix.reports.render.site import change_text, write_site
+from specmatrix.reports.schema import RED_STATES, REFERENCE
+from specmatrix.reports.wording import count
+
+# Red cells that a line of `show` names.
+MOST_NAMED: Final = 5
+MOST_DAYS: Final = 366
+
+
+def add_reports(reports: Sequence[Path], folder: Path) -> int:
+    """Add each report; one that is there already stays as it is."""
+    for report in reports:
+        run, new = add(report, folder)
+        print(f"{'added' if new else 'already there:'} {run}")
+    return 0
+
+
+def show(folder: Path, cells: str | None, last: int, json_: bool) -> int:
+    """Print the newest runs, the newest first, with the selected cells that are red."""
+    if last < 1:
+        raise ConfigError(f"--last must be at least 1, got {last}")
+    history = read(folder)
+    chosen = set(_selected(history, cells))
+    rows: list[dict[str, Any]] = []
+    for run in range(len(history.runs) - 1, max(-1, len(history.runs) - 1 - last), -1):
+        line, counts = history.runs.loc[run], history.counts(run)
+        red = [row for row in history.red if row.run == run and row.cell in chosen]
+        rows.append(
+            {
+                "run": line["run"], "created": line["created"], "commit": history.builds[run], "tier": line["tier"],
+                "stage": line["stage"], "seed": int(line["seed"]), "subject": line["subject"],
+                "cells": sum(counts.values()), "red": sum(counts[state] for state in RED_STATES),
+                "red_cells": [
+                    {"cell": history.cells[row.cell], "gates": row.gates, "waived": row.waived} for row in red
+                ],
+            }
+        )  # fmt: skip
+    if json_:
+        print(json.dumps({"schema": 1, "runs": rows}, indent=2))
+        return 0
+    for row in rows:
+        what = f"{row['subject']} {row['tier']} {row['stage']} seed {row['seed']}"
+        verdict = f"{row['red']:,} of {count(row['cells'], 'cell')} red"
+        _print(f"{row['created'][:16].replace('T', ' ')}  {row['commit']}  {what}  {verdict}")
+        for cell in row["red_cells"][:MOST_NAMED]:
+            _print(f"  {cell['cell']}: {', '.join(cell['gates'])}{' (waived)' * cell['waived']}")
+        if more := len(row["red_cells"]) - MOST_NAMED:
+            _print(f"  and {more:,} more") if more > 0 else None
+    return 0
+
+
+def trend(folder: Path, cells: str | None, measures: Sequence[str], json_: bool) -> int:
+    """Print the change points, the newest first."""
+    for name in measures:
+        if name not in SMALLEST:
+            raise ConfigError(f"measure {shown(name)} is unknown; it must be one of {', '.join(SMALLEST)}")
+    history = read(folder)
+    with waiting("searching for change points"):
+        found = changes(history, measures or tuple(SMALLEST), _selected(history, cells) if cells else ())
+    if json_:
+        rows = [
+            {
+                "cell": change.cell or None, "measure": change.measure, "old": change.old, "new": change.new,
+                "before": history.builds[change.before], "after": history.builds[change.after],
+                "runs_before": change.lasted[0], "runs_since": change.lasted[1],
+            }
+            for change in found
+        ]  # fmt: skip
+        print(json.dumps({"schema": 1, "changes": rows}, indent=2))
+        return 0
+    for change in found:
+        which = "all cells" if change.cell == ALL_CELLS else change.cell
+        _print(f"{change.measure} of {which}: {change_text(history, change)}, {count(change.lasted[1], 'run')} ago")
+    _print(f"{count(len(found), 'change point')} in the newest {min(NEWEST, len(history.runs))} runs")
+    return 0
+
+
+def print_flaky(folder: Path, cells: str | None, waivers: Path | None, days: int, json_: bool) -> int:
+    """Print the flaky cells, or with `waivers` the entries that this file lacks."""
+    if not 1 <= days <= MOST_DAYS:
+        raise ConfigError(f"--days must be between 1 and {MOST_DAYS}, got {days}")
+    history = read(folder)
+    chosen = {history.cells[cell] for cell in _selected(history, cells)}
+    found = [row for row in flaky(history) if row.cell in chosen]
+    if waivers is not None:
+        entries = list(_entries(found, waivers, (date.today() + timedelta(days)).isoformat()))
+        if entries:
+            print(yaml.safe_dump(entries, sort_keys=False, allow_unicode=True, width=120), end="")
+        else:
+            print(f"# {waivers} lacks no waiver of a flaky cell")
+    elif json_:
+        print(json.dumps({"schema": 1, "flaky": [row._asdict() for row in found]}, indent=2))
+    else:
+        for row in found:
+            _print(f"{row.cell}: {row.gate} {sentence(row)}")
+            red, green = history.runs["run"][row.first_red], history.runs["run"][row.first_green]
+            _print(f"  red in {red}, green in {green}")
+        _print(f"{count(len({row.cell for row in found}), 'flaky cell')} in {count(len(history.runs), 'run')}")
+    return 0
+
+
+def write_dashboard(out: Path, folder: Path, repository: str) -> int:
+    """Write the dashboard and print where it is."""
+    if repository and not repository.startswith(("https://", "http://")):
+        raise ConfigError(f"--repository must be like https://github.com/owner/name, got {shown(repository)}")
+    history = read(folder)
+    with waiting(f"drawing {count(len(history.runs), 'run')}"):
+        page = write_site(history, out, repository)
+    print(f"dashboard of {count(len(history.runs), 'run')} of {count(len(history.cells), 'cell')}: {page}")
+    return 0
+
+
+def _selected(history: History, cells: str | None) -> list[int]:
+    """The cells of a selector, by index; all without one. ConfigError if there is none."""
+    if cells is None:
+        return list(range(len(history.cells)))
+    picks = parse_selector(cells)
+    found = [index for index, cell in enumerate(history.cells) if (known := _known(cell)) is not None and picks(known)]
+    if not found:
+        raise ConfigError(f"no cell of the history is selected by {shown(cells)}; `specmatrix history show` names them")
+    return found
+
+
+def _known(cell: str) -> Cell | None:
+    """A cell by its id, None for one whose axes have changed since."""
+    try:
+        return Cell.from_id(cell)
+    except ConfigError:
+        return None
+
+
+def _entries(found: Iterable[Flaky], file: Path, expiry: str) -> Iterable[dict[str, str]]:
+    """The waivers that a file lacks. One that has expired no longer counts."""
+    today = date.today().isoformat()
+    rules = load_waivers(file) if file.exists() else ()
+    there = {(rule.cells, rule.gate, rule.subject) for rule in rules if rule.expiry >= today}
+    for row in found:
+        if (row.cell, row.gate, row.subject) not in there:
+            entry = {"cells": row.cell, "gate": row.gate, "kind": "flaky", "reason": sentence(row), "expiry": expiry}
+            yield entry if row.subject == REFERENCE else entry | {"subject": row.subject}
+
+
+def _print(line: str) -> None:
+    StdoutConsole(soft_wrap=True, highlight=False).print(line, markup=False)

@@ -1,0 +1,244 @@
+"""The folder of a history: `RUN.parquet` with a row per cell, and `pages/RUN.html`, the page of the run if it has one.
+
+Any reader of Parquet can query it, for example DuckDB: `select * from 'history/*.parquet'`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from specmatrix.errors import ConfigError, shown
+from specmatrix.reports.atomic import check_place
+from specmatrix.reports.lengths import positive
+from specmatrix.reports.schema import (
+    CRASH,
+    PAGE_FILE,
+    RED_STATES,
+    CellResult,
+    CellState,
+    Header,
+    ReportError,
+    is_waived,
+)
+from specmatrix.reports.store import Report, load
+from specmatrix.reports.wording import failure, machine, shorten
+
+if TYPE_CHECKING:
+    import numpy as np
+    from pandas import DataFrame
+
+SUFFIX: Final = ".parquet"
+PAGES: Final = "pages"
+# What is followed over time, and the gate and the number that it is; seconds are the cell's own.
+MEASURES: Final = {
+    "acceptance": ("acceptance", "length"),
+    "accuracy": ("accuracy", "accuracy"),
+    "speed": ("speed", "tokens_per_second"),
+    "seconds": ("", ""),
+}
+LETTERS: Final[dict[CellState, str]] = {"PASS": "P", "FAIL": "F", "NOT MEASURED": "N", "INFRA": "I", "UNSUPPORTED": "U"}
+ABSENT: Final = "-"
+RUN_COLUMNS: Final = (
+    "run", "created", "commit", "dirty", "tier", "stage", "seed", "subject", "version", "machine", "inputs",
+)  # fmt: skip
+CELL_COLUMNS: Final = ("cell", "state", "red", "waived", "message", *MEASURES)
+_MOST_MESSAGE: Final = 300
+
+
+class RedCell(NamedTuple):
+    """A red cell of a run, both as indices of the history. gates: the red ones, or `CRASH`."""
+
+    run: int
+    cell: int
+    gates: tuple[str, ...]
+    waived: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class History:
+    """All runs in order of time, and what each says of each cell.
+
+    runs: a row per run, `RUN_COLUMNS`. states: of shape (runs, cells), letters of `LETTERS` as bytes, `ABSENT` where a
+    run has no such cell. measures: of the same shape, NaN where a run measured nothing.
+    """
+
+    folder: Path
+    runs: DataFrame
+    cells: tuple[str, ...]
+    states: np.ndarray
+    measures: dict[str, np.ndarray]
+    red: tuple[RedCell, ...]
+
+    def page(self, run: int) -> Path | None:
+        """The page of a run, None if there was none."""
+        path = self.folder / PAGES / f"{self.runs['run'][run]}.html"
+        return path if path.is_file() else None
+
+    @cached_property
+    def builds(self) -> list[str]:
+        """Each run's commit as people name it."""
+        rows = zip(self.runs["commit"], self.runs["dirty"], strict=True)
+        return [commit[:12] + " + changes" * bool(dirty) for commit, dirty in rows]
+
+    def counts(self, run: int) -> dict[CellState, int]:
+        """The cells of a run by state."""
+        row = self.states[run].tobytes().decode()
+        return {state: row.count(letter) for state, letter in LETTERS.items()}
+
+
+def add(source: Path, folder: Path) -> tuple[str, bool]:
+    """Add a report to the history; the name of its run, and whether it is new there.
+
+    ReportError if it cannot be read, if it is one shard of a run or has a planted fault, or if `folder` cannot be
+    written; ConfigError without pyarrow.
+    """
+    arrow = library("pyarrow.parquet")
+    report = load(source)
+    header = report.header
+    if header.shard is not None:
+        part = f"shard {header.shard.number}/{header.shard.count}"
+        raise ReportError(f"{report.path} is {part} of a run; merge all shards first: specmatrix merge")
+    if header.fault:
+        raise ReportError(f"{report.path} is of the planted fault {header.fault}; a history holds runs without one")
+    run = _name(header, report)
+    target = folder / f"{run}{SUFFIX}"
+    check_place(folder)
+    if target.exists():
+        return run, False
+    frame = _frame(run, report)
+    page = report.path.with_name(PAGE_FILE)
+    partial = target.with_suffix(".partial")
+    try:
+        if page.is_file():
+            (folder / PAGES).mkdir(exist_ok=True)
+            shutil.copyfile(page, folder / PAGES / f"{run}.html")
+        arrow.write_table(library("pyarrow").Table.from_pandas(frame, preserve_index=False), partial)
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ReportError(f"cannot write in {folder}: {error.strerror or error}") from error
+    return run, True
+
+
+def read(folder: Path) -> History:
+    """The history of a folder. ReportError if it has none or a file is damaged, ConfigError without pyarrow."""
+    files = sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+    if not files:
+        raise ReportError(f"{folder} holds no run; add one: specmatrix history add OUT --history {folder}")
+    arrow = library("pyarrow")
+    parquet = library("pyarrow.parquet")
+    tables = []
+    for file in files:
+        try:
+            tables.append(parquet.ParquetFile(file, memory_map=True).read())
+        except (OSError, arrow.ArrowException) as error:
+            raise ReportError(f"{file} cannot be read: {shorten(str(error), 160)}") from error
+        names = set(tables[-1].column_names)
+        if missing := [name for name in (*RUN_COLUMNS, *CELL_COLUMNS) if name not in names]:
+            raise ReportError(f"{file} has no column {missing[0]}; it was not written by specmatrix history add")
+    return _history(folder, tables)
+
+
+def library(name: str) -> Any:  # noqa: ANN401  # these modules have no types
+    """A module of the extra `history`. ConfigError if it is missing."""
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise ConfigError(f"{package} is not installed; run: pip install 'specmatrix[history]'") from error
+
+
+def _name(header: Header, report: Report) -> str:
+    when = datetime.fromisoformat(header.created).strftime("%Y%m%dT%H%M%S")
+    digest = blake2b(report.path.read_bytes(), digest_size=4).hexdigest()
+    return f"{when}-{header.tier}-{header.stage}-{header.commit[:12]}-{digest}"
+
+
+def _frame(run: str, report: Report) -> DataFrame:
+    """The rows of a run. What all rows share is stored as a dictionary and costs next to nothing."""
+    import pandas as pd
+
+    header = report.header
+    inputs = (*header.versions.items(), header.data_hash, header.zoo_hash)
+    shared = {
+        "run": run, "created": header.created, "commit": header.commit, "dirty": header.dirty, "tier": header.tier,
+        "stage": header.stage, "seed": header.seed, "subject": header.subject.name, "version": header.subject.version,
+        "machine": machine(header), "inputs": blake2b(repr(inputs).encode(), digest_size=6).hexdigest(),
+    }  # fmt: skip
+    rows = [
+        {"cell": cell.id, "state": cell.state, **_judged(cell, header.created), **_measured(cell)} for cell in report
+    ]
+    frame = pd.DataFrame(rows, columns=list(CELL_COLUMNS)).astype(dict.fromkeys(MEASURES, "float64"))
+    for place, (name, value) in enumerate(shared.items()):
+        frame.insert(place, name, value)
+    return frame
+
+
+def _judged(cell: CellResult, today: str) -> dict[str, Any]:
+    """Whether and why a cell is red."""
+    if cell.state not in RED_STATES:
+        return {"red": "", "waived": False, "message": ""}
+    gates = ", ".join(gate.name for gate in cell.gates if gate.state != "PASS") or CRASH
+    return {"red": gates, "waived": is_waived(cell, today), "message": shorten(failure(cell), _MOST_MESSAGE)}
+
+
+def _measured(cell: CellResult) -> dict[str, float | None]:
+    found: dict[str, float | None] = {"seconds": cell.seconds}
+    for name, (gate, number) in MEASURES.items():
+        if gate and (result := cell.gate(gate)) is not None:
+            found[name] = positive(result.numbers.get(number))
+    return found
+
+
+def _history(folder: Path, tables: Sequence[Any]) -> History:
+    import numpy as np
+    import pandas as pd
+
+    heads = [{name: table.column(name)[0].as_py() for name in RUN_COLUMNS} for table in tables if len(table)]
+    if not heads:
+        raise ReportError(f"{folder} holds only runs without a cell")
+    moments = [datetime.fromisoformat(head["created"]) for head in heads]
+    order = sorted(range(len(heads)), key=lambda row: (moments[row], heads[row]["run"]))
+    runs = pd.DataFrame([heads[row] for row in order])
+    tables = [tables[row] for row in order]
+    whole = library("pyarrow").concat_tables([table.select(CELL_COLUMNS) for table in tables]).combine_chunks()
+    run_of = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+
+    def codes(name: str) -> tuple[np.ndarray, list[str]]:
+        encoded = whole.column(name).combine_chunks().dictionary_encode()
+        return encoded.indices.to_numpy(), encoded.dictionary.to_pylist()
+
+    cell_of, cells = codes("cell")
+    shape = len(tables), len(cells)
+    states = np.full(shape, ord(ABSENT), dtype=np.uint8)
+    state_of, names = codes("state")
+    letters = {str(state): letter for state, letter in LETTERS.items()}
+    if unknown := next((name for name in names if name not in letters), None):
+        raise ReportError(f"{folder} has a cell in the unknown state {shown(unknown)}")
+    states[run_of, cell_of] = np.array([ord(letters[name]) for name in names], dtype=np.uint8)[state_of]
+    measures = {name: np.full(shape, np.nan) for name in MEASURES}
+    for name, values in measures.items():
+        values[run_of, cell_of] = whole.column(name).to_numpy()
+    waived = whole.column("waived").to_numpy()
+    red, messages = whole.column("red"), whole.column("message")
+    found = [
+        RedCell(
+            int(run_of[row]),
+            int(cell_of[row]),
+            tuple(red[row].as_py().split(", ")),
+            bool(waived[row]),
+            messages[row].as_py(),
+        )
+        for row in np.flatnonzero(np.isin(states[run_of, cell_of], [ord(LETTERS[state]) for state in RED_STATES]))
+    ]
+    return History(folder, runs, tuple(cells), states, measures, tuple(found))

@@ -1,0 +1,146 @@
+"""A static dashboard of many runs: `index.html`, a script per cell with what was measured, and the runs' own pages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from specmatrix.reports.atomic import check_place, write_text
+from specmatrix.reports.history.changes import ALL_CELLS, Change, changes, over_cells
+from specmatrix.reports.history.flaky import flaky, sentence
+from specmatrix.reports.history.store import LETTERS, PAGES, History
+from specmatrix.reports.render.markup import html
+from specmatrix.reports.schema import RED_STATES, Json, ReportError
+from specmatrix.reports.wording import count
+
+if TYPE_CHECKING:
+    import numpy as np
+
+INDEX_FILE: Final = "index.html"
+CELLS: Final = "cells"
+# Change points that the page lists.
+MOST_CHANGES: Final = 200
+
+
+def write_site(history: History, out: Path, repository: str = "") -> Path:
+    """Write the dashboard into the folder `out`; the path of its first page. ReportError if it cannot be written.
+
+    repository: address of the repository in which commits are found, as `https://github.com/owner/name`.
+    """
+    check_place(out, INDEX_FILE)
+    try:
+        pages = _copy_pages(history, out / PAGES)
+        _write_cells(history, out / CELLS)
+    except OSError as error:
+        raise ReportError(f"cannot write in {out}: {error.strerror}") from error
+    found, unstable = changes(history), flaky(history)
+    page = html(
+        "site.html.j2",
+        history=history,
+        latest=list(_latest(history)),
+        changes=[(change, change_text(history, change)) for change in found[:MOST_CHANGES]],
+        left_out=max(0, len(found) - MOST_CHANGES),
+        flaky=[(row, sentence(row)) for row in unstable],
+        data={
+            "repository": repository.rstrip("/"),
+            "runs": _runs(history, pages),
+            "cells": history.cells,
+            "states": [row.tobytes().decode() for row in history.states],
+            "letters": {letter: state for state, letter in LETTERS.items()},
+            "flaky": sorted({row.cell for row in unstable}),
+            "changes": [[change.cell, change.measure, change.after] for change in found],
+            "measures": {name: _rounded(over_cells(values)) for name, values in history.measures.items()},
+        },
+    )
+    path = out / INDEX_FILE
+    write_text(path, page)
+    return path
+
+
+def _copy_pages(history: History, folder: Path) -> frozenset[int]:
+    """The runs that have a page, each of which is in `folder` afterwards, without a copy where a link will do."""
+    folder.mkdir(exist_ok=True)
+    there = frozenset(run for run in range(len(history.runs)) if history.page(run))
+    for run in there:
+        source = history.page(run)
+        target = folder / f"{history.runs['run'][run]}.html"
+        if source is not None and not target.exists():
+            try:
+                os.link(source, target)
+            except OSError:
+                shutil.copyfile(source, target)
+    return there
+
+
+def _write_cells(history: History, folder: Path) -> None:
+    """A script per cell, named by its index: a page that was opened as a file cannot read other files than scripts."""
+    folder.mkdir(exist_ok=True)
+    red: dict[int, list[Json]] = {}
+    for row in history.red:
+        red.setdefault(row.cell, []).append([row.run, ", ".join(row.gates), row.message, row.waived])
+    for cell in range(len(history.cells)):
+        measured = {name: _rounded(values[:, cell]) for name, values in history.measures.items()}
+        record = {"cell": cell, "measures": {k: v for k, v in measured.items() if v}, "red": red.get(cell, [])}
+        (folder / f"{cell}.js").write_bytes(b"specmatrixCell(" + msgspec.json.encode(record) + b");\n")
+    # Of an earlier history with more cells.
+    cell = len(history.cells)
+    with suppress(FileNotFoundError):
+        while True:
+            (folder / f"{cell}.js").unlink()
+            cell += 1
+
+
+def _rounded(values: np.ndarray) -> list[float | None]:
+    """Four significant digits, and None for what was not measured; empty if nothing was."""
+    import numpy as np
+
+    known = ~np.isnan(values)
+    if not known.any():
+        return []
+    size = np.ones_like(values)
+    size[known] = 10.0 ** (3 - np.floor(np.log10(np.maximum(np.abs(values[known]), 1e-9))))
+    rounded: list[float | None] = (np.round(values * size) / size).tolist()
+    return rounded if known.all() else [value if there else None for value, there in zip(rounded, known, strict=True)]
+
+
+def _runs(history: History, pages: frozenset[int]) -> list[list[Json]]:
+    """Per run: name, time, commit, whether it had changes, series, counts by letter, red, waived, has a page."""
+    waived = [0] * len(history.runs)
+    for row in history.red:
+        waived[row.run] += row.waived
+    names = ("run", "created", "commit", "dirty", "subject", "tier", "stage", "seed")
+    found = []
+    for run, (name, created, commit, dirty, *line) in enumerate(
+        zip(*(history.runs[name].tolist() for name in names), strict=True)
+    ):
+        counts = history.counts(run)
+        red = sum(counts[state] for state in RED_STATES) - waived[run]
+        passed, paged = counts["PASS"], run in pages
+        found.append([name, created, commit, dirty, " ".join(map(str, line)), passed, red, waived[run], paged])
+    return found
+
+
+def _latest(history: History) -> Iterator[tuple[str, str]]:
+    """The newest run of each subject, tier and stage: its verdict, and a sentence."""
+    newest = history.runs.drop_duplicates(["subject", "tier", "stage"], keep="last")
+    waived = {(row.run, row.cell) for row in history.red if row.waived}
+    for run, row in newest[::-1].iterrows():
+        red = sorted({each.cell for each in history.red if each.run == run and (each.run, each.cell) not in waived})
+        total = sum(history.counts(run).values())
+        text = f"{row['subject']} {row['tier']} / {row['stage']} at {history.builds[run]}: "
+        text += f"{count(len(red), 'red cell')} of {total:,}, {row['created'][:16].replace('T', ' ')}"
+        yield "red" if red else "green", text
+
+
+def change_text(history: History, change: Change) -> str:
+    """`3.68 to 2.48 (-33 %) from 0123456789ab to 123456789abc`."""
+    share = f"{100 * (change.ratio - 1):+.1f} %"
+    unit = " s" if change.measure == "seconds" and change.cell != ALL_CELLS else ""
+    levels = f"{change.old:.4g} to {change.new:.4g}{unit} ({share})"
+    return f"{levels} between {history.builds[change.before]} and {history.builds[change.after]}"
