@@ -19,8 +19,9 @@ LEAST: Final = 3
 NEWEST: Final = 250
 # Measured on Gaussian noise over 250 runs, a series then has a false change point in about 1 of 10,000.
 PENALTY: Final = 6.0
-# Standard deviations from the running median of five at which an outlier is cut.
-CUT: Final = 4.0
+# Standard deviations from the running median at which an outlier is cut, and the runs of that median.
+CUT: Final = 2.5
+WINDOW: Final = 5
 ALL_CELLS: Final = ""
 
 
@@ -100,7 +101,6 @@ def _of_series(cell: str, measure: str, rows: np.ndarray, values: np.ndarray) ->
 def _ends(values: np.ndarray, smallest: float) -> list[int]:
     """Where a new level begins, by index."""
     import numpy as np
-    from scipy.ndimage import median_filter
 
     if len(values) < 2 * LEAST or values.max() - values.min() < smallest * np.median(values):
         return []
@@ -108,7 +108,10 @@ def _ends(values: np.ndarray, smallest: float) -> list[int]:
     # The noise from one run to the next, which a change of level hardly moves, and at least what a quarter of the
     # smallest visible change is.
     noise = max(float(np.median(np.abs(np.diff(scaled)))) / (0.6745 * 2**0.5), smallest / 4)
-    running = median_filter(scaled, 5, mode="nearest")
+    # At both ends the median of the outermost runs goes on, so that the last two runs alone are outliers.
+    sides = [np.repeat(np.median(side), WINDOW // 2) for side in (scaled[:WINDOW], scaled[-WINDOW:])]
+    padded = np.concatenate([sides[0], scaled, sides[1]])
+    running = np.median(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1)
     clipped = np.clip(scaled, running - CUT * noise, running + CUT * noise) / noise
     search = library("ruptures").KernelCPD(kernel="linear", min_size=LEAST)
     ends = search.fit(clipped.reshape(-1, 1)).predict(pen=PENALTY * float(np.log(len(values))))

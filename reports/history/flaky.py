@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from specmatrix.reports.history.store import ABSENT, LETTERS, History
 from specmatrix.reports.schema import CRASH
+from specmatrix.reports.wording import count
 
 # Runs that must give equal results if equal in all of these.
 SAME: Final = ["commit", "tier", "seed", "subject", "version", "inputs"]
@@ -63,5 +64,5 @@ def sentence(row: Flaky) -> str:
     """What a flaky cell does, in words."""
     what = "crashes" if row.gate == CRASH else "is red"
     where = f" on {row.machines} machines" if row.machines > 1 else ""
-    more = f", and flips at {row.commits - 1} more commits" if row.commits > 1 else ""
+    more = f", and flips at {count(row.commits - 1, 'more commit')}" if row.commits > 1 else ""
     return f"{what} in {row.red} of {row.runs} runs of {row.build}{where}{more}"

@@ -193,7 +193,7 @@ def _judged(cell: CellResult, today: str) -> dict[str, Any]:
 
 
 def _measured(cell: CellResult) -> dict[str, float | None]:
-    found: dict[str, float | None] = {"seconds": cell.seconds}
+    found: dict[str, float | None] = {"seconds": positive(cell.seconds)}
     for name, (gate, number) in MEASURES.items():
         if gate and (result := cell.gate(gate)) is not None:
             found[name] = positive(result.numbers.get(number))

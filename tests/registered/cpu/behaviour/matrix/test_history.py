@@ -1,0 +1,110 @@
+"""`specmatrix history` and `specmatrix site`, as a user runs them."""
+
+import json
+from datetime import date, timedelta
+
+import pytest
+
+from specmatrix.cli import main
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.run.waivers import load_waivers, waive
+from specmatrix.reports.schema import CellRecord, GateResult, Header, StartRecord
+from specmatrix.reports.store import ReportWriter, load
+
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+
+CHAIN, TREE = "eagle3.s3.k1.n4.v2", "eagle3.s3.k4.n8.v2.ragged"
+
+
+def write(folder, number, red=(), length=3.0):
+    """A report of both cells at a commit per two runs."""
+    header = Header(
+        tier="cpu", stage="pr", seed=0, created=f"2026-09-01T{number:02}:00:00+00:00", commit=f"{number // 2:x}" * 40,
+        dirty=False, versions={"python": "3.11"}, host={"cpu": "x", "gpus": []}, lock_hash="l", data_hash="d",
+        zoo_hash="z",
+    )  # fmt: skip
+    with ReportWriter(folder / f"run{number}", header) as writer:
+        for cell in (CHAIN, TREE):
+            gate = GateResult("lossless", "FAIL", message="3 tokens differ") if cell in red else None
+            gates = (GateResult("acceptance", "PASS", {"length": length}), *([gate] if gate else []))
+            state = "FAIL" if gate else "PASS"
+            start, values = StartRecord({}), Cell.from_id(cell).values
+            writer.write(CellRecord(id=cell, state=state, start=start, axes=values, repro="x", gates=gates))
+    return folder / f"run{number}"
+
+
+@pytest.fixture
+def folder(tmp_path, capsys):
+    """Eight runs: the tree fails in the fourth, and acceptance falls with the fifth."""
+    runs = [write(tmp_path, n, red=(TREE,) if n == 3 else (), length=3.0 if n < 4 else 2.4) for n in range(8)]
+    history = tmp_path / "history"
+    assert main(["history", "add", *map(str, runs), "--history", str(history)]) == 0
+    assert capsys.readouterr().out.count("added 20260901T") == 8
+    return history
+
+
+def out_of(capsys, *words: object):
+    assert main([str(word) for word in words]) == 0
+    return capsys.readouterr().out
+
+
+def test_show_lists_the_newest_runs_and_their_red_cells(folder, capsys):
+    lines = out_of(capsys, "history", "show", "--history", folder, "--last", 5).splitlines()
+    assert lines[0] == "2026-09-01 07:00  333333333333  reference cpu pr seed 0  0 of 2 cells red"
+    assert lines[4:] == [
+        "2026-09-01 03:00  111111111111  reference cpu pr seed 0  1 of 2 cells red", f"  {TREE}: lossless",
+    ]  # fmt: skip
+    found = json.loads(out_of(capsys, "history", "show", "--history", folder, "--cells", CHAIN, "--json"))
+    assert [len(run["red_cells"]) for run in found["runs"]] == [0] * 8
+
+
+def test_trend_names_the_commits_between_which_a_level_moved(folder, capsys):
+    lines = out_of(capsys, "history", "trend", "--history", folder, "--cells", "topk=4").splitlines()
+    change = "3 to 2.4 (-20.0 %) between 111111111111 and 222222222222"
+    assert lines == [f"acceptance of {TREE}: {change}, 4 runs ago", "1 change point in the newest 8 runs"]
+    found = json.loads(out_of(capsys, "history", "trend", "--history", folder, "--measure", "acceptance", "--json"))
+    assert [row["cell"] for row in found["changes"]] == [None, CHAIN, TREE]
+    assert out_of(capsys, "history", "trend", "--history", folder, "--measure", "accuracy").startswith("0 change")
+
+
+def test_flaky_proposes_waivers_that_the_run_then_takes(folder, tmp_path, capsys):
+    lines = out_of(capsys, "history", "flaky", "--history", folder).splitlines()
+    assert (
+        lines[0] == f"{TREE}: lossless is red in 1 of 2 runs of 111111111111" and lines[-1] == "1 flaky cell in 8 runs"
+    )
+    file = tmp_path / "waivers.yaml"
+    file.write_text(out_of(capsys, "history", "flaky", "--history", folder, "--waivers", file, "--days", 7))
+    (rule,) = load_waivers(file)
+    assert rule.kind == "flaky" and rule.expiry == (date.today() + timedelta(7)).isoformat()
+    report = load(tmp_path / "run3")
+    assert waive(report[TREE], (rule,), "reference", None).waived is not None
+    assert waive(load(tmp_path / "run4")[TREE], (rule,), "reference", None).state == "PASS"
+    again = out_of(capsys, "history", "flaky", "--history", folder, "--waivers", file)
+    assert again == f"# {file} lacks no waiver of a flaky cell\n"
+
+
+def test_site_is_written_with_links_to_the_repository(folder, tmp_path, capsys):
+    words = ("site", tmp_path / "site", "--history", folder, "--repository", "https://example.org/a/b")
+    assert out_of(capsys, *words) == f"dashboard of 8 runs of 2 cells: {tmp_path / 'site' / 'index.html'}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("show", "--last", "0"), "--last must be at least 1, got 0"),
+        (
+            ("trend", "--measure", "speeed"),
+            "measure 'speeed' is unknown; it must be one of acceptance, accuracy, speed",
+        ),
+        (("trend", "--cells", "algorithm=ngram"), "no cell of the history is selected by 'algorithm=ngram'"),
+        (("flaky", "--days", "0"), "--days must be between 1 and 366, got 0"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(folder, capsys, words, why):
+    assert main(["history", *words, "--history", str(folder)]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_repository_that_is_no_address_is_refused(folder, tmp_path, capsys):
+    assert main(["site", str(tmp_path / "site"), "--history", str(folder), "--repository", "javascript:alert(1)"]) == 2
+    assert "--repository must be like https://github.com/owner/name" in capsys.readouterr().err
