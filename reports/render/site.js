@@ -59,7 +59,9 @@
     for (const name of ["when", "commit", "passed", "red", "report"]) head.append(node("th", name));
     for (const cell of cells) {
       const column = node("th", undefined, "turned");
-      column.append(link(data.cells[cell] + (flaky.has(data.cells[cell]) ? " (flaky)" : ""), `#cell=${encodeURIComponent(data.cells[cell])}`));
+      const name = link((flaky.has(data.cells[cell]) ? "flaky: " : "") + data.cells[cell], `#cell=${encodeURIComponent(data.cells[cell])}`);
+      name.title = data.cells[cell];
+      column.append(name);
       head.append(column);
     }
     const body = rows.map((run) => {

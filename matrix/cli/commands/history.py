@@ -113,7 +113,7 @@ def print_flaky(folder: Path, cells: str | None, waivers: Path | None, days: int
         print(json.dumps({"schema": 1, "flaky": [row._asdict() for row in found]}, indent=2))
     else:
         for row in found:
-            _print(f"{row.cell}: {row.gate} {sentence(row)}")
+            _print(f"{row.cell}: {sentence(row)}")
             red, green = history.runs["run"][row.first_red], history.runs["run"][row.first_green]
             _print(f"  red in {red}, green in {green}")
         _print(f"{count(len({row.cell for row in found}), 'flaky cell')} in {count(len(history.runs), 'run')}")

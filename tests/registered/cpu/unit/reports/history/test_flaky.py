@@ -16,7 +16,7 @@ def test_a_cell_that_flips_at_one_commit_is_flaky_and_one_that_a_commit_broke_is
     assert [(row.cell, row.gate, row.red, row.runs, row.first_red, row.first_green) for row in found] == [
         ("flips", "lossless", 1, 3, 1, 0)
     ]
-    assert sentence(found[0]) == "is red in 1 of 3 runs of 0f3c2a9d41b7"
+    assert sentence(found[0]) == "lossless is red in 1 of 3 runs of 0f3c2a9d41b7"
 
 
 @pytest.mark.parametrize(
