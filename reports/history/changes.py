@@ -1,4 +1,4 @@
-"""Change points in what runs measured, by ruptures."""
+"""ChangePoint points in what runs measured, by ruptures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WINDOW: Final = 5
 ALL_CELLS: Final = ""
 
 
-class Change(NamedTuple):
+class ChangePoint(NamedTuple):
     """A level that changed from run `before` to run `after`, two indices of the history's runs, by the factor `ratio`.
 
     cell: its id, or `ALL_CELLS` for the mean over cells, each relative to its own median. lasted: runs before and
@@ -46,12 +46,14 @@ class Change(NamedTuple):
         return self.new / self.old
 
 
-def changes(history: History, measures: Sequence[str] = tuple(SMALLEST), cells: Sequence[int] = ()) -> list[Change]:
+def changes(
+    history: History, measures: Sequence[str] = tuple(SMALLEST), cells: Sequence[int] = ()
+) -> list[ChangePoint]:
     """All change points, the newest first. cells: only of these, by index; by default also over all cells together.
 
     Runs are compared within a subject, tier and seed, and in speed and seconds also within a machine.
     """
-    found: list[Change] = []
+    found: list[ChangePoint] = []
     for measure in measures:
         values = history.measures[measure]
         for rows in series(history, measure):
@@ -81,7 +83,7 @@ def over_cells(values: np.ndarray) -> np.ndarray:
     return found
 
 
-def _of_series(cell: str, measure: str, rows: np.ndarray, values: np.ndarray) -> list[Change]:
+def _of_series(cell: str, measure: str, rows: np.ndarray, values: np.ndarray) -> list[ChangePoint]:
     import numpy as np
 
     known = np.flatnonzero(values > 0)[-NEWEST:]
@@ -92,7 +94,9 @@ def _of_series(cell: str, measure: str, rows: np.ndarray, values: np.ndarray) ->
     bounds = [0, *ends, len(values)]
     levels = [float(np.median(values[low:high])) for low, high in pairwise(bounds)]
     return [
-        Change(cell, measure, int(rows[at - 1]), int(rows[at]), old, new, (at - bounds[place], bounds[place + 2] - at))
+        ChangePoint(
+            cell, measure, int(rows[at - 1]), int(rows[at]), old, new, (at - bounds[place], bounds[place + 2] - at)
+        )
         for place, (at, old, new) in enumerate(zip(ends, levels, levels[1:], strict=False))
         if abs(new / old - 1) >= SMALLEST[measure]
     ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from specmatrix.reports.atomic import check_place, write_text
-from specmatrix.reports.history.changes import ALL_CELLS, Change, changes, over_cells
+from specmatrix.reports.history.changes import ALL_CELLS, ChangePoint, changes, over_cells
 from specmatrix.reports.history.flaky import flaky, sentence
 from specmatrix.reports.history.store import LETTERS, PAGES, History
 from specmatrix.reports.render.markup import html
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 INDEX_FILE: Final = "index.html"
 CELLS: Final = "cells"
-# Change points that the page lists.
+# ChangePoint points that the page lists.
 MOST_CHANGES: Final = 200
 
 
@@ -138,7 +138,7 @@ def _latest(history: History) -> Iterator[tuple[str, str]]:
         yield "red" if red else "green", text
 
 
-def change_text(history: History, change: Change) -> str:
+def change_text(history: History, change: ChangePoint) -> str:
     """`3.68 to 2.48 (-33 %) from 0123456789ab to 123456789abc`."""
     share = f"{100 * (change.ratio - 1):+.1f} %"
     unit = " s" if change.measure == "seconds" and change.cell != ALL_CELLS else ""

@@ -164,7 +164,7 @@ def test_commands_parse_and_name_what_exists(one: Shown):
     if "stage" in options:
         assert options["stage"] in (*STAGES, "product")
     if options.get("cells"):
-        assert select(options["stage"], options["cells"], options.get("limit"))
+        assert select(options.get("stage", "nightly"), options["cells"], options.get("limit"))
     if names[0] == "faults":
         assert {*(options["names"] or ()), *(options["only"] or ())} <= {fault.id for fault in CATALOGUE}
     if names[0] == "explain":

@@ -30,9 +30,9 @@ def test_every_run_says_of_every_cell_what_it_was_and_measured(history, gated):
 
 def test_runs_stand_in_order_of_time_whatever_their_zone(tmp_path, write_report, gated):
     times = {
-        "third": "2026-09-01T12:30:00+05:00",
+        "third": "2026-09-01T01:30:00-06:00",
         "second": "2026-09-01T07:00:00+00:00",
-        "first": "2026-08-31T23:00:00-07:00",
+        "first": "2026-09-01T11:00:00+05:00",
     }
     for name, created in times.items():
         add(write_report(tmp_path / name, [gated()], commit=name, created=created), tmp_path / "history")
