@@ -7,6 +7,8 @@ TORCH ?= torch==2.13.0$(BUILD)
 # Where PyTorch's CPU wheels are, for a machine without a GPU whose own package index lacks them.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 OUT ?= out/pr
+# The report that a run is compared with at its end, which does not change its exit status.
+BASELINE ?= reports/baselines/cpu-pr.jsonl.gz
 WORKERS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
@@ -20,7 +22,12 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: run test quick lint setup clean
 
 run: .venv/.ready
-	$(BIN)/specmatrix run --tier cpu --stage pr --workers $(WORKERS) --out $(OUT)
+	@echo $(BIN)/specmatrix run --tier cpu --stage pr --workers $(WORKERS) --out $(OUT)
+	@$(BIN)/specmatrix run --tier cpu --stage pr --workers $(WORKERS) --out $(OUT); status=$$?; \
+	if [ $$status -le 1 ]; then \
+		echo; echo "compared with $(BASELINE), for information only:"; \
+		$(BIN)/specmatrix compare $(BASELINE) $(OUT) || true; \
+	fi; exit $$status
 
 test: .venv/.ready
 	$(BIN)/python -m pytest tests/registered/cpu -n $(WORKERS) --dist loadfile

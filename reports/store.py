@@ -7,9 +7,11 @@ import errno
 import fcntl
 import json
 import os
+import zlib
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView
+from gzip import GzipFile
 from hashlib import blake2b
 from io import BytesIO
 from mmap import ACCESS_READ, mmap
@@ -55,6 +57,7 @@ EAGER_BYTES: Final = 32_000_000
 MOST_SAID: Final = 240
 # The last version that reads an older schema.
 READERS: Final = {1: "commit a470250 of specmatrix, the last one that reads schema 1"}
+GZIP: Final = b"\x1f\x8b"
 _TIME: Final = b',"seconds":'
 
 
@@ -356,7 +359,7 @@ def _untimed(data: bytes | mmap, row: _CellLine) -> bytes:
 
 @paused()
 def load(path: Path | str) -> Report:
-    """Read the report `path`, a file or a directory that holds `report.jsonl`.
+    """Read the report `path`, a file (plain or compressed by gzip) or a directory that holds `report.jsonl`.
 
     Raises ReportError, one sentence, if it is missing, empty, cut off, from another schema, holds a broken line or a
     cell twice, or has not as many cells as its end line says. In reports above `EAGER_BYTES` a value of the wrong type
@@ -373,6 +376,9 @@ def load(path: Path | str) -> Report:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     except OSError as error:
         raise ReportError(f"cannot read {shorten(str(file), MOST_SAID)}: {error.strerror}") from error
+    if data[:2] == GZIP:
+        data = _unpacked(file, data)
+        large = len(data) > EAGER_BYTES
     if not data:
         raise ReportError(f"{file} is empty; the run that wrote it did not finish")
     report = Report(file, data)
@@ -383,6 +389,18 @@ def load(path: Path | str) -> Report:
         if +counted != +Counter(report.evidence):
             raise ReportError(f"{file}: the counters of its cells do not add up to those of its end line")
     return report
+
+
+def _unpacked(file: Path, data: bytes | mmap) -> bytes:
+    """The content of a compressed report, of at most `LARGEST` bytes: a small file may unpack without an end."""
+    try:
+        with GzipFile(fileobj=BytesIO(data)) as source:
+            found = source.read(LARGEST + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ReportError(f"{file} is a damaged gzip file: {_problem(error)}") from None
+    if len(found) > LARGEST:
+        raise ReportError(f"{file} unpacks to more than {LARGEST:,} bytes; unpack it and read the plain file")
+    return found
 
 
 def _header(file: Path, data: bytes | mmap) -> Header:

@@ -1,5 +1,6 @@
 """Reports read back: what was written, or one sentence that names the file and the line."""
 
+import gzip
 import json
 from typing import get_args
 
@@ -327,3 +328,27 @@ def test_a_large_report_is_mapped_and_outlives_the_next_one_in_its_place(three, 
     write_report(three, [make_cell("z")])
     assert list(load(three).ids()) == ["z"]
     assert [report[cell].id for cell in report.ids()] == ["a", "b", "c"]
+
+
+def test_a_compressed_report_reads_as_the_plain_one(tmp_path, make_cell, write_report):
+    plain = write_report(tmp_path, [make_cell("a"), make_cell("b")]) / "report.jsonl"
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert list(load(packed)) == list(load(plain)) and load(packed).header == load(plain).header
+
+
+@pytest.mark.parametrize("keep", [12, -9])
+def test_a_compressed_report_that_was_cut_off_is_named(tmp_path, make_cell, write_report, keep):
+    plain = write_report(tmp_path, [make_cell("a")]) / "report.jsonl"
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes())[:keep])
+    with pytest.raises(ReportError, match=r"packed\.jsonl\.gz is a damaged gzip file: Compressed file ended"):
+        load(packed)
+
+
+def test_a_compressed_file_without_an_end_is_refused(tmp_path, monkeypatch):
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(b"0" * 100_000))
+    monkeypatch.setattr(specmatrix.reports.store, "LARGEST", 50_000)
+    with pytest.raises(ReportError, match="unpacks to more than 50,000 bytes; unpack it and read the plain file"):
+        load(packed)
