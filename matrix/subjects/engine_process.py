@@ -12,6 +12,7 @@ from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from specmatrix import HOME
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.run.child_process import ChildProcess
@@ -19,6 +20,11 @@ from specmatrix.matrix.subjects.child import DIVERGED, DONE, FAILED, REFUSED
 from specmatrix.matrix.subjects.protocol import Answer, Diverged, EngineCommand, Memory, RunningEngine, Subject, Trace
 
 CHILD: Final = "specmatrix.matrix.subjects.child"
+# Runs a module of this package in another interpreter, whose other packages stay its own.
+FOREIGN: Final = (
+    "import runpy, sys; place, module = sys.argv[1:3]; del sys.argv[1:3]; sys.path.insert(0, place); import specmatrix; "
+    "sys.path.remove(place); runpy.run_module(module, run_name='__main__', alter_sys=True)"
+)
 OUTPUT_TAIL: Final = 2000  # characters
 EXIT_SECONDS: Final = 5.0
 REWRITTEN: Final = "the subject reports that it runs another value"
@@ -44,10 +50,15 @@ class EngineProcess(RunningEngine):
         self.answer_seconds = subject.profile.answer_seconds
         ours, theirs = socket.socketpair()
         environment = {**os.environ, **command.environment}
-        if not command.python:  # what this process can import, that one can
+        if python := subject.python():
+            environment.pop("PYTHONPATH", None)
+            place = HOME if (HOME / "specmatrix").is_dir() else HOME.parent
+            words = [python, "-uP", "-c", FOREIGN, str(place), CHILD]
+        else:  # what this process can import, that one can
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        words = [command.python or sys.executable, "-u", "-m", CHILD, str(theirs.fileno())]
+            words = [sys.executable, "-u", "-m", CHILD]
         with theirs:
+            words.append(str(theirs.fileno()))
             self._process = ChildProcess(words, environment=environment, pass_fds=(theirs.fileno(),))
         self._connection: Connection | None = Connection(ours.detach())
         try:

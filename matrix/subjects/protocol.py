@@ -246,10 +246,10 @@ class EngineCommand:
     """A prepared cell in a subject's own words: data, of which a golden file holds every cell's.
 
     flags: the engine's arguments under its own names, as JSON values; cells with equal flags, checkpoints, variant,
-    environment and python share an engine start. checkpoints: role ("target", "draft") to the zoo's name of a model or
+    and environment share an engine start. checkpoints: role ("target", "draft") to the zoo's name of a model or
     a path (`zoo.registry.resolve_path` finds its folder). variant: of these checkpoints, "" for the files as they are.
     asks: of the cell; the reference engine takes its RequestSpecs as they are. environment: variables that its process
-    gets besides this process's own. python: path of its interpreter, "" for this one.
+    gets besides this process's own.
     """
 
     flags: Mapping[str, Any]
@@ -257,7 +257,6 @@ class EngineCommand:
     asks: tuple[Ask, ...] | tuple[RequestSpec, ...] = ()
     variant: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
-    python: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +364,11 @@ class Subject(Protocol):
     def version(self) -> str | None:
         """The version of the engine's package; None if it is not installed."""
         ...
+
+    def python(self) -> str:
+        """The path of the interpreter in which its engines run, "" for this one. Of this process's packages, another
+        interpreter can import this one alone, and of it only what needs no other."""
+        return ""
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """A cell's start and requests in the engine's own words; pure, and needs no installed package.

@@ -22,8 +22,10 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "transformers-dynamic": "specmatrix.matrix.subjects.transformers.subject:DynamicSubject",
     "transformers-heuristic": "specmatrix.matrix.subjects.transformers.subject:HeuristicSubject",
     "transformers-early-exit": "specmatrix.matrix.subjects.transformers.subject:EarlyExitSubject",
+    "vllm": "specmatrix.matrix.subjects.vllm.subject:VllmSubject",
+    "vllm-suffix": "specmatrix.matrix.subjects.vllm.subject:SuffixSubject",
 }
-PARTS: Final = ("version", "translate", "start")
+PARTS: Final = ("version", "python", "translate", "start")
 
 
 def known_subjects() -> dict[str, EntryPoint]:

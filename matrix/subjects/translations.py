@@ -34,7 +34,7 @@ def translation_table(subject: Subject, cells: Iterable[Cell]) -> str:
             reasons.setdefault(command.reason, []).append(cell.id)
             continue
         models = {**command.checkpoints, **({"variant": command.variant} if command.variant else {})}
-        words = [dict(command.flags), models, dict(command.environment), command.python]
+        words = [dict(command.flags), models, dict(command.environment)]
         lines = starts.setdefault(" ".join(json.dumps(word, sort_keys=True) for word in words if word), [])
         lines.append(f"  {cell.id}: {count(len(command.asks), 'ask')}")
         lines += [f"    {_ask_text(ask)}" for ask in command.asks[:SHOWN] if isinstance(ask, Ask)]

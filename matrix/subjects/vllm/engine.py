@@ -1,0 +1,317 @@
+"""Runs asks on vLLM's own engine, step by step, so that each round of each request is seen. Runs in vLLM's environment,
+where this package's dependencies are not installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import exp, isfinite, log
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from specmatrix.errors import ConfigError, text_of
+from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, RunningEngine
+from specmatrix.matrix.zoo.registry import resolve_path
+
+# vLLM's counters by the names of `engine.core.observe.counters`.
+COUNTERS: Final = {
+    "spec.verify_rounds": "vllm:spec_decode_num_drafts",
+    "spec.drafted": "vllm:spec_decode_num_draft_tokens",
+    "spec.accepted": "vllm:spec_decode_num_accepted_tokens",
+    "retract.done": "vllm:num_preemptions",
+    "prefix.hit": "vllm:prefix_cache_hits",
+}
+# Fields of an ask that are read here; the others are SamplingParams.
+OWN: Final = ("top_logprobs", "prompt_logprob_from", "bad_words_token_ids", "stream")
+# Where the running value of a flag is, if its path in vLLM's configuration does not end with its name.
+PLACES: Final = {"num_gpu_blocks_override": "num_gpu_blocks", "tensor_parallel_size": "tensor_parallel_size"}
+PARTS: Final = ("model_config", "cache_config", "scheduler_config", "parallel_config", "observability_config")
+EVERY: Final = -1
+ENDS: Final = ("stop", "length")
+
+
+@dataclass
+class Running:
+    """One completion that runs: vLLM's last output of it, and its number of tokens after each step."""
+
+    output: Any = None
+    counts: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    finish: str = ""
+
+    @property
+    def tokens(self) -> int:
+        return self.counts[-1] if self.counts else 0
+
+    def saw(self, output: Any) -> None:
+        """Note a step's output, which is cumulative."""
+        self.output = output
+        if len(output.token_ids) > self.tokens:
+            self.counts.append(len(output.token_ids))
+        self.pieces.append(output.text)
+        self.finish = output.finish_reason or ""
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """Tokens that each step after the first emitted."""
+        return tuple(after - before for before, after in zip(self.counts, self.counts[1:], strict=False))
+
+
+@dataclass
+class Asked:
+    """An ask that was sent: its completions, and what vLLM says of the whole request."""
+
+    ask: Ask
+    ids: tuple[str, ...]
+    completions: dict[int, Running]
+    last: Any = None
+    finish: str = ""
+    refusal: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.finish) or all(one.finish for one in self.completions.values())
+
+
+class VllmEngine(RunningEngine):
+    """vLLM's LLMEngine in this process. llm, sampling: in place of vLLM's own, for a replay."""
+
+    def __init__(
+        self, command: EngineCommand, llm: Any = None, sampling: Callable[[Mapping[str, Any]], Any] | None = None
+    ) -> None:
+        self._command = command
+        self._folder = TemporaryDirectory()
+        self._llm = self._started() if llm is None else llm
+        self._sampling = _sampling_params if sampling is None else sampling
+        self._sent = 0
+
+    @property
+    def resolved(self) -> Mapping[str, Any]:
+        """The shape of a draft. The depth of a lookup differs from round to round."""
+        spec = self._command.flags.get("speculative_config")
+        if spec is None:
+            return {}
+        depth = spec["num_speculative_tokens"]
+        return {"num_steps": 1 if spec["method"] == "dflash" else depth, "topk": 1, "num_draft_tokens": depth + 1}
+
+    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+        """All asks, each once those that it waits for have ended. What vLLM refuses is an answer; all else is raised."""
+        waiting, sent = list(asks), dict[str, Asked]()
+        while waiting or not all(one.ended for one in sent.values()):
+            ended = {name for name, one in sent.items() if one.ended}
+            due = [ask for ask in waiting if ended.issuperset(ask.after)]
+            waiting = [ask for ask in waiting if ask not in due]
+            sent |= {ask.id: self._send(ask) for ask in due}
+            self._abort(sent.values())
+            if not due and not self._llm.has_unfinished_requests():
+                stuck = [ask.id for ask in waiting] or [name for name, one in sent.items() if not one.ended]
+                raise RuntimeError(f"vLLM has no unfinished request, but {stuck[0]} has not ended")
+            self._step(sent)
+        return [_answer(sent[ask.id]) for ask in asks]
+
+    def readback(self) -> Mapping[str, Any]:
+        """The values in vLLM's configuration, under the names of the flags."""
+        config = self._llm.vllm_config
+        found = {flag: _running(config, flag) for flag in self._command.flags}
+        found["dtype"] = str(config.model_config.dtype).removeprefix("torch.")
+        if asked := self._command.flags.get("speculative_config"):
+            found["speculative_config"] = {name: getattr(config.speculative_config, name) for name in asked}
+        return found
+
+    def counters(self) -> Mapping[str, int]:
+        """vLLM's own counts since the start."""
+        values = {metric.name: metric for metric in self._llm.get_metrics()}
+        return {ours: int(values[theirs].value) for ours, theirs in COUNTERS.items() if theirs in values}
+
+    def close(self) -> None:
+        with suppress(AttributeError):
+            self._llm.engine_core.shutdown()
+        self._folder.cleanup()
+
+    def _started(self) -> Any:
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        flags, models = dict(self._command.flags), self._command.checkpoints
+        if spec := flags.get("speculative_config"):
+            model = {"model": self._draft(models["draft"])} if "draft" in models else {}
+            flags["speculative_config"] = {**spec, **model}
+        try:
+            arguments = EngineArgs(model=str(resolve_path(models["target"])), disable_log_stats=False, **flags)
+            return LLMEngine.from_engine_args(arguments)
+        except Exception as error:  # whatever a version raises for what it does not take
+            raise ConfigError(f"vLLM does not start: {type(error).__name__}: {text_of(error)}") from error
+
+    def _draft(self, name: str) -> str:
+        """The folder of a draft, under the architecture that the command's variant names."""
+        source = resolve_path(name)
+        if not self._command.variant:
+            return str(source)
+        for path in source.iterdir():
+            (Path(self._folder.name) / path.name).symlink_to(path)
+        config = Path(self._folder.name) / "config.json"
+        config.unlink()
+        found = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        config.write_text(json.dumps({**found, "architectures": [self._command.variant]}), encoding="utf-8")
+        return self._folder.name
+
+    def _send(self, ask: Ask) -> Asked:
+        """Add an ask. vLLM refuses n > 1 where tokens are not drawn, so these completions are requests of their own."""
+        count = int(ask.fields.get("n", 1))
+        alone = count > 1 and not ask.fields["temperature"]
+        copies = [{**ask.fields, "n": 1}] * count if alone else [ask.fields]
+        ids = []
+        sent = Asked(ask, (), {index: Running() for index in range(count)})
+        for fields in copies:
+            self._sent += 1
+            name = f"{self._sent}"
+            try:
+                prompt = {"prompt_token_ids": list(ask.input_ids)}
+                self._llm.add_request(name, prompt, self._sampling(fields))
+            except (ValueError, TypeError) as error:
+                return replace(sent, finish="refused", refusal=text_of(error))
+            ids.append(name)
+        return replace(sent, ids=tuple(ids))
+
+    def _abort(self, sent: Any) -> None:
+        for one in sent:
+            after = one.ask.abort_after
+            if after is not None and not one.ended and one.completions[0].tokens >= after:
+                self._llm.abort_request(list(one.ids))
+                one.finish = "abort"
+
+    def _step(self, sent: Mapping[str, Asked]) -> None:
+        """One step of the engine."""
+        owners = {name: (one, place) for one in sent.values() for place, name in enumerate(one.ids)}
+        for output in self._llm.step():
+            one, place = owners.get(output.request_id, (None, 0))
+            if one is None or one.finish:
+                continue
+            one.last = output
+            for completion in output.outputs:
+                one.completions[completion.index + place].saw(completion)
+
+
+def _sampling_params(fields: Mapping[str, Any]) -> Any:
+    from vllm import SamplingParams
+
+    given = {name: value for name, value in fields.items() if name not in OWN}
+    if "logit_bias" in given:
+        given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
+    found = SamplingParams(**given)
+    if "bad_words_token_ids" in fields:  # vLLM takes words; these are what it makes of them
+        found._bad_words_token_ids = [list(word) for word in fields["bad_words_token_ids"]]
+    return found
+
+
+def _running(config: Any, flag: str) -> Any:
+    """A flag's value in the part of vLLM's configuration that has it; None if none has."""
+    name = PLACES.get(flag, flag)
+    for part in PARTS:
+        found = getattr(getattr(config, part), name, None)
+        if found is not None:
+            return found
+    return None
+
+
+def _answer(sent: Asked) -> Answer:
+    ask = sent.ask
+    if sent.refusal:
+        return Answer(ask.id, ask.input_ids, (), "", "refused", None, 0, (), refusal=sent.refusal)
+    first, *further = (_completion(sent, one) for one in sent.completions.values())
+    return replace(first, further=tuple(further))
+
+
+def _completion(sent: Asked, one: Running) -> Answer:
+    ask, output, last = sent.ask, one.output, sent.last
+    if output is None:  # aborted before its first token
+        return Answer(ask.id, ask.input_ids, (), "", sent.finish, None, 0, ())
+    ids = tuple(output.token_ids)
+    finish = sent.finish or one.finish
+    matched = output.stop_reason if finish == "stop" else None
+    if finish == "stop" and matched is None:  # vLLM does not name its end-of-sequence token
+        matched = ids[-1]
+    metrics = getattr(output, "spec_decode_metrics", None)
+    if metrics is not None and finish in ENDS and not agree(one.rounds, metrics.per_step_accepted):
+        accepted = list(metrics.per_step_accepted)
+        raise RuntimeError(f"vLLM reports {accepted} accepted drafts by round of {ask.id}; its steps emitted {one.rounds}")
+    logprobs, top = _scores(ask, output, ids)
+    prompt, prompt_top = _prompt_scores(ask, last)
+    stats = getattr(last, "metrics", None)
+    return Answer(
+        ask.id,
+        ask.input_ids,
+        ids,
+        output.text,
+        finish,
+        matched,
+        int(last.num_cached_tokens or 0),
+        one.rounds if metrics is not None else (),
+        logprobs=logprobs,
+        top_logprobs=top,
+        retractions=int(getattr(stats, "num_preemptions", 0) or 0),
+        pieces=tuple(dict.fromkeys(one.pieces)) if ask.fields.get("stream") else (),
+        prompt_logprobs=prompt,
+        prompt_top_logprobs=prompt_top,
+    )
+
+
+def agree(rounds: Sequence[int], accepted: Sequence[int]) -> bool:
+    """Whether vLLM's accepted drafts by round are those of the tokens that its steps emitted. Steps without drafts emit
+    one token and are left out there; the last round may be cut by the end of the text."""
+    left = [count + 1 for count in accepted]
+    for place, emitted in enumerate(rounds):
+        cut = place == len(rounds) - 1
+        if left and (left[0] == emitted or (cut and left[0] > emitted)):
+            left.pop(0)
+        elif emitted != 1:
+            return False
+    return not left
+
+
+def _scores(
+    ask: Ask, output: Any, ids: Sequence[int]
+) -> tuple[tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]:
+    """Log-probabilities of the output tokens and their likeliest alternatives, after the temperature."""
+    if ask.fields["logprobs"] is None:
+        return (), ()
+    heat = ask.fields["temperature"] if ask.fields["logprobs"] == EVERY else 1.0
+    rows = [dict(_tempered(row, heat)) for row in output.logprobs]
+    chosen = tuple(row[token] for row, token in zip(rows, ids, strict=True))
+    count = ask.fields["top_logprobs"]
+    return chosen, tuple(_best(row, count) for row in rows) if count else ()
+
+
+def _prompt_scores(
+    ask: Ask, last: Any
+) -> tuple[tuple[float | None, ...], tuple[tuple[tuple[int, float], ...], ...]]:
+    """The same of the prompt's tokens from the first that the ask wants; None for the prompt's first."""
+    start = ask.fields.get("prompt_logprob_from")
+    if start is None:
+        return (), ()
+    chosen: list[float | None] = []
+    top: list[tuple[tuple[int, float], ...]] = []
+    for token, row in list(zip(ask.input_ids, last.prompt_logprobs, strict=True))[start:]:
+        scores = {} if row is None else dict(_tempered(row, 1.0))
+        chosen.append(scores.get(token))
+        top.append(_best(scores, ask.fields["top_logprobs"]))
+    return tuple(chosen), tuple(top)
+
+
+def _tempered(row: Mapping[int, Any], heat: float) -> Iterator[tuple[int, float]]:
+    """A row of scores at a temperature. Other than 1 needs the score of every token."""
+    scores = {token: score.logprob for token, score in row.items() if isfinite(score.logprob)}
+    if heat == 1:
+        yield from scores.items()
+        return
+    whole = log(sum(exp(score / heat) for score in scores.values()))
+    for token, score in scores.items():
+        yield token, score / heat - whole
+
+
+def _best(scores: Mapping[int, float], count: int) -> tuple[tuple[int, float], ...]:
+    """The likeliest tokens, those of equal score by id."""
+    return tuple(sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))[:count])

@@ -1,0 +1,246 @@
+"""Translates cells into vLLM's engine arguments and sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final
+
+from specmatrix.matrix.cells.axes import axis
+from specmatrix.matrix.subjects.protocol import (
+    Ask,
+    Capability,
+    EngineCommand,
+    Profile,
+    RequestSpec,
+    RunningEngine,
+    Subject,
+    Unsupported,
+)
+from specmatrix.matrix.subjects.vllm import environment
+
+if TYPE_CHECKING:
+    from specmatrix.matrix.cells.cell import Cell
+    from specmatrix.matrix.run.prepared_cell import PreparedCell
+
+# vLLM's name of each drafter; ngram is prompt lookup, or suffix decoding in the variant of the subject.
+METHODS: Final[Mapping[str, str]] = {
+    "standalone": "draft_model",
+    "eagle3": "eagle3",
+    "eagle": "eagle",
+    "ngram": "ngram",
+    "dflash": "dflash",
+}
+# Axes of which only the default runs, any other value for this reason not.
+ABSENT: Final[Mapping[str, str]] = {
+    "adaptive": "vLLM chooses the depth of its drafts by batch size alone, not by acceptance",
+    "session": "vLLM has no sessions",
+}
+LATENT: Final = "vLLM serves latent attention with heads of 320, 512 or 576 only, not of 48"
+CHAINS: Final = "vLLM drafts chains only"
+SIZES: Final = "vLLM verifies all drafts of a chain, so draft_tokens must be steps + 1"
+BLOCKS: Final = "vLLM's attention takes no block of this size"
+RANKS: Final = "vLLM's CPU build runs here in one process"
+VARIANT: Final = "this variant of the subject changes only how n-grams are drafted"
+# Values of page_size by device: vLLM's CPU attention takes multiples of 32 tokens, others multiples of 16. The default
+# of the axis, a page of one token, stands for the smallest.
+SMALLEST: Final = {"cpu": 32, "cuda": 16}
+# Depths where a cell leaves them to the engine: the matrix's of a chain, that of the block-wise draft, and a lookup's.
+AUTO_DEPTH: Final = 3
+AUTO_DEPTHS: Final = {"dflash": 5, "ngram": 10}
+LOOKUP: Final = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+# The architecture that vLLM knows a draft by, where its checkpoint has SGLang's name.
+RENAMED: Final = {"llama-mini-eagle": "EagleLlamaForCausalLM"}
+OFFLINE: Final = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+ONE_THREAD: Final = {"VLLM_CPU_OMP_THREADS_BIND": "0", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+# Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
+READ: Final = frozenset(
+    {
+        *("name", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "stop_token_ids"),
+        *("ignore_eos", "top_logprobs", "abort_after", "answer", "after", "logprobs", "min_new_tokens", "min_p"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words_ids"),
+        *("allowed_token_ids", "no_stop_trim", "stream", "n", "prompt_logprobs"),
+    }
+)
+# Those that are sent if they have another value than their default, with vLLM's names.
+EQUAL: Final = {
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "min_new_tokens": "min_tokens",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "allowed_token_ids": "allowed_token_ids",
+    "no_stop_trim": "include_stop_str_in_output",
+    "n": "n",
+    "stream": "stream",
+}
+HOTTEST: Final = 2.0
+EVERY: Final = -1
+
+
+class VllmSubject(Subject):
+    """vLLM's engine loop in one process, float32; on a CPU on one thread.
+
+    lookup: the method of the n-gram drafter.
+    """
+
+    name = "vllm"
+    lookup = "ngram"
+    profile = Profile(
+        capabilities=frozenset(
+            {
+                Capability.TOKEN_IDS,
+                Capability.LOGPROBS,
+                Capability.ROUNDS,
+                Capability.TOTALS,
+                Capability.READBACK,
+                Capability.ABORT,
+                Capability.ARRIVAL,
+                Capability.PREEMPTIONS,
+            }
+        ),
+        cannot={
+            Capability.SAMPLED_IDENTITY: "it samples by rejection, so its sampled tokens depend on the drafts",
+            Capability.SESSIONS: ABSENT["session"],
+            Capability.HISTOGRAM: "its metrics of a request leave out the rounds without drafts",
+        },
+        start_seconds=180.0,
+    )
+
+    def version(self) -> str | None:
+        return environment.version()
+
+    def python(self) -> str:
+        return environment.python()
+
+    def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
+        """Flags are vLLM's EngineArgs, fields of an ask its SamplingParams, less those that `engine` reads itself."""
+        cell, device = prepared.cell, "cuda" if prepared.gpus else "cpu"
+        reason = next(self._obstacles(cell, device), "") or next(_unread(prepared.requests), "")
+        if reason:
+            return Unsupported(reason)
+        checkpoints = {"target": cell.target} | ({} if cell.draft is None else {"draft": cell.draft})
+        return EngineCommand(
+            self._flags(prepared, device),
+            checkpoints,
+            tuple(_ask(request) for request in prepared.requests),
+            variant=RENAMED.get(cell.draft or "", ""),
+            environment=OFFLINE | (ONE_THREAD if device == "cpu" else {}),
+        )
+
+    def start(self, command: EngineCommand) -> RunningEngine:
+        """Start vLLM. ConfigError if it refuses the flags."""
+        from specmatrix.matrix.subjects.vllm.engine import VllmEngine
+
+        return VllmEngine(command)
+
+    def _obstacles(self, cell: Cell, device: str) -> Iterator[str]:
+        """Why a cell cannot run, the first reason first."""
+        if cell.model == "deepseek":
+            yield LATENT
+        if self.lookup != "ngram" and cell.algorithm not in ("none", "ngram"):
+            yield VARIANT
+        for name, reason in ABSENT.items():
+            if cell.values[name] != axis(name).default:
+                yield reason
+        if cell.topk not in ("auto", "1"):
+            yield CHAINS
+        if "auto" not in (cell.steps, cell.draft_tokens) and int(cell.draft_tokens) != int(cell.steps) + 1:
+            yield SIZES
+        if cell.page_size != "1" and int(cell.page_size) % SMALLEST[device]:
+            yield BLOCKS
+        if device == "cpu" and cell.ranks > 1:
+            yield RANKS
+
+    def _flags(self, prepared: PreparedCell, device: str) -> dict[str, Any]:
+        """Engine arguments that all requests of a start share."""
+        cell, asked = prepared.cell, prepared.asked
+        block = SMALLEST[device] if cell.page_size == "1" else int(cell.page_size)
+        flags: dict[str, Any] = {
+            "dtype": "float32",
+            "seed": asked.random_seed,
+            "block_size": block,
+            "enable_prefix_caching": cell.prefix_cache == "on",
+            "max_logprobs": EVERY,
+        }
+        if device == "cpu":
+            flags["enforce_eager"] = True
+        if cell.ranks > 1:
+            flags["tensor_parallel_size"] = cell.ranks
+        if cell.prefill_chunk != "off":
+            flags["long_prefill_token_threshold"] = int(cell.prefill_chunk)
+        if cell.slots != "auto":
+            flags["max_num_seqs"] = int(cell.slots)
+        if cell.spec_version != "auto" or cell.overlap == "off":
+            flags["async_scheduling"] = cell.spec_version == "v2" and cell.overlap == "on"
+        if cell.context != "model":
+            flags["max_model_len"] = asked.context_length
+        if cell.memory != "ample":
+            # vLLM wants room for one text of the greatest length, and keeps one block for itself.
+            flags["num_gpu_blocks_override"] = -(-cell.memory_tokens // block) + 1
+            flags["max_model_len"] = min(cell.memory_tokens, flags.get("max_model_len", cell.memory_tokens))
+        if any(request.ruled for request in prepared.requests):
+            flags["logprobs_mode"] = "processed_logprobs"
+        if cell.algorithm != "none":
+            flags["speculative_config"] = self._drafter(cell)
+            flags["per_request_spec_decode_metrics"] = "detailed"
+        return flags
+
+    def _drafter(self, cell: Cell) -> dict[str, Any]:
+        """vLLM's speculative_config, without the path of the draft."""
+        given = cell.steps if cell.steps != "auto" else cell.draft_tokens
+        depth = int(given) - (cell.steps == "auto") if given != "auto" else AUTO_DEPTHS.get(cell.algorithm, AUTO_DEPTH)
+        if cell.algorithm != "ngram":
+            return {"method": METHODS[cell.algorithm], "num_speculative_tokens": depth}
+        more = LOOKUP if self.lookup == "ngram" else {}
+        return {"method": self.lookup, "num_speculative_tokens": depth, **more}
+
+
+class SuffixSubject(VllmSubject):
+    """With suffix decoding in place of prompt lookup."""
+
+    name = "vllm-suffix"
+    lookup = "suffix"
+
+    def version(self) -> str | None:
+        return environment.version() if environment.has_suffix() else None
+
+
+def _unread(requests: tuple[RequestSpec, ...]) -> Iterator[str]:
+    """A reason for each field of a request that is not translated."""
+    for request in requests:
+        for field in fields(request):
+            if field.name not in READ and getattr(request, field.name) != field.default:
+                yield f"this subject does not translate {field.name} of a request"
+        if request.temperature > HOTTEST:
+            yield f"vLLM takes temperatures up to {HOTTEST:g}"
+
+
+def _ask(request: RequestSpec) -> Ask:
+    from specmatrix.matrix.workloads.build import prompt_ids
+
+    scored = request.logprobs or request.top_logprobs > 0 or request.prompt_logprobs >= 0
+    # vLLM scores tokens before the temperature, which needs every token's score to correct.
+    width = EVERY if request.temperature not in (0, 1) else request.top_logprobs
+    values: dict[str, Any] = {
+        "max_tokens": request.max_new_tokens,
+        "temperature": request.temperature,
+        "seed": request.seed,
+        "ignore_eos": request.ignore_eos,
+        "logprobs": width if scored else None,
+        "top_logprobs": request.top_logprobs,
+    }
+    if request.temperature:
+        values |= {"top_k": request.top_k, "top_p": request.top_p, "min_p": request.min_p}
+    if request.prompt_logprobs >= 0:
+        values |= {"prompt_logprobs": request.top_logprobs, "prompt_logprob_from": request.prompt_logprobs}
+    for name, theirs in EQUAL.items():
+        value, default = getattr(request, name), RequestSpec.__dataclass_fields__[name].default
+        if value != default:
+            values[theirs] = list(value) if isinstance(value, tuple) else value
+    if request.logit_bias:
+        values["logit_bias"] = {str(token): bias for token, bias in request.logit_bias}
+    if request.bad_words_ids:
+        values["bad_words_token_ids"] = [list(word) for word in request.bad_words_ids]
+    return Ask(request.name, prompt_ids(request), values, request.after, request.abort_after)
