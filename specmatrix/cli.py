@@ -41,6 +41,7 @@ from specmatrix.matrix.cli.options import (
     Workers,
 )
 from specmatrix.matrix.cli.stopping import Stopped, stoppable
+from specmatrix.matrix.cli.subject_commands import subjects
 from specmatrix.matrix.subjects.http.endpoint import endpoint_of
 from specmatrix.reports.schema import REFERENCE, ReportError
 
@@ -56,7 +57,6 @@ app.add_typer(zoo, name="zoo")
 app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(history, name="history")
 app.command()(site)
-subjects = typer.Typer(help="The engines that cells can run on.", rich_markup_mode=None)
 app.add_typer(subjects, name="subjects")
 incident = typer.Typer(help="Replay real incidents.", rich_markup_mode=None)
 app.add_typer(incident, name="incident")
@@ -413,28 +413,6 @@ def simulate(
     from specmatrix.matrix.cli.commands.simulate import simulate as run_simulation
 
     return run_simulation(minutes, seed, schedules, replay, json_)
-
-
-@subjects.callback(invoke_without_command=True)
-def subjects_list(context: typer.Context, json_: Json = False) -> int:
-    """List the engines that cells can run on, with their versions and what they can show."""
-    from specmatrix.matrix.cli.commands.subjects import list_subjects
-
-    return 0 if context.invoked_subcommand else list_subjects(json_)
-
-
-@subjects.command("check")
-def subjects_check(
-    name: Annotated[str, typer.Argument(help="a name of the list")],
-    url: Url = None,
-    launch: Launch = None,
-    api_key: ApiKey = None,
-    json_: Json = False,
-) -> int:
-    """Run the contract suite for subjects."""
-    from specmatrix.matrix.cli.commands.subjects import check_subject
-
-    return check_subject(name, json_, endpoint_of(url, None, launch, api_key))
 
 
 @incident.command("list")

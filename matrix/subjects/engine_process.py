@@ -22,8 +22,8 @@ from specmatrix.matrix.subjects.protocol import Answer, Diverged, EngineCommand,
 CHILD: Final = "specmatrix.matrix.subjects.child"
 # Runs a module of this package in another interpreter, whose other packages stay its own.
 FOREIGN: Final = (
-    "import runpy, sys; place, module = sys.argv[1:3]; del sys.argv[1:3]; sys.path.insert(0, place); import specmatrix; "
-    "sys.path.remove(place); runpy.run_module(module, run_name='__main__', alter_sys=True)"
+    "import runpy, sys; place, module = sys.argv[1:3]; del sys.argv[1:3]; sys.path.insert(0, place); "
+    "import specmatrix; sys.path.remove(place); runpy.run_module(module, run_name='__main__', alter_sys=True)"
 )
 OUTPUT_TAIL: Final = 2000  # characters
 EXIT_SECONDS: Final = 5.0

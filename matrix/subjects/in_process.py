@@ -28,6 +28,7 @@ from specmatrix.matrix.subjects.protocol import (
     Refusal,
     RequestSpec,
     RunningEngine,
+    Subject,
     Trace,
 )
 from specmatrix.matrix.zoo.registry import resolve_path
@@ -49,7 +50,7 @@ class ManualClock:
         return self.seconds
 
 
-class ReferenceSubject:
+class ReferenceSubject(Subject):
     """Starts the engine in this process, with every capability. locate: model name to checkpoint folder."""
 
     name = "reference"

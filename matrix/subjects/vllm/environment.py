@@ -14,7 +14,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
-from specmatrix.errors import ConfigError, shown, text_of
+from specmatrix.errors import ConfigError, text_of
 
 # Names the folder in place of the user's cache.
 VARIABLE: Final = "SPECMATRIX_VLLM"
@@ -99,21 +99,20 @@ def install(place: Path, wanted: str | None) -> str:
 
 def _pip(place: Path, *words: str) -> None:
     """Run pip in the environment, its output on stderr. ConfigError with the end of what it says if it fails."""
-    process = subprocess.Popen(
-        [python(place), *PIP, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
     said: list[str] = []
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            sys.stderr.write(line)
-            said.append(line)
-        status = process.wait()
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    if status:
+    command = [python(place), *PIP, *words]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
+    ) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                sys.stderr.write(line)
+                said.append(line)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
         errors = [line for line in said if line.startswith("ERROR")] or said
         text = text_of(" ".join(errors[-ERROR_LINES:]))
-        raise ConfigError(f"pip {words[0]} failed with status {status}: {shown(text)}; the folder is {place}")
+        raise ConfigError(f"pip {words[0]} failed with status {process.returncode} in {place}: {text}")

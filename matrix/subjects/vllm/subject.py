@@ -41,6 +41,7 @@ CHAINS: Final = "vLLM drafts chains only"
 SIZES: Final = "vLLM verifies all drafts of a chain, so draft_tokens must be steps + 1"
 BLOCKS: Final = "vLLM's attention takes no block of this size"
 RANKS: Final = "vLLM's CPU build runs here in one process"
+WAITS: Final = "vLLM schedules n-gram drafts synchronously"
 VARIANT: Final = "this variant of the subject changes only how n-grams are drafted"
 # Values of page_size by device: vLLM's CPU attention takes multiples of 32 tokens, others multiples of 16. The default
 # of the axis, a page of one token, stands for the smallest.
@@ -117,7 +118,7 @@ class VllmSubject(Subject):
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags are vLLM's EngineArgs, fields of an ask its SamplingParams, less those that `engine` reads itself."""
         cell, device = prepared.cell, "cuda" if prepared.gpus else "cpu"
-        reason = next(self._obstacles(cell, device), "") or next(_unread(prepared.requests), "")
+        reason = next(self._obstacles(cell, device), "") or next(_unread(prepared), "")
         if reason:
             return Unsupported(reason)
         checkpoints = {"target": cell.target} | ({} if cell.draft is None else {"draft": cell.draft})
@@ -150,6 +151,8 @@ class VllmSubject(Subject):
             yield SIZES
         if cell.page_size != "1" and int(cell.page_size) % SMALLEST[device]:
             yield BLOCKS
+        if cell.algorithm == "ngram" and cell.spec_version == "v2" and cell.overlap == "on":
+            yield WAITS
         if device == "cpu" and cell.ranks > 1:
             yield RANKS
 
@@ -207,9 +210,11 @@ class SuffixSubject(VllmSubject):
         return environment.version() if environment.has_suffix() else None
 
 
-def _unread(requests: tuple[RequestSpec, ...]) -> Iterator[str]:
+def _unread(prepared: PreparedCell) -> Iterator[str]:
     """A reason for each field of a request that is not translated."""
-    for request in requests:
+    for request in prepared.requests:
+        if prepared.cell.algorithm != "none" and (request.min_p or request.logit_bias):
+            yield "vLLM takes neither min_p nor logit_bias with speculative decoding"
         for field in fields(request):
             if field.name not in READ and getattr(request, field.name) != field.default:
                 yield f"this subject does not translate {field.name} of a request"

