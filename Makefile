@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM = false
 # Tests start hundreds of processes; without bytecode each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick lint setup clean
+.PHONY: run test quick lint subjects setup clean
 
 run: .venv/.ready
 	@echo $(BIN)/specmatrix run --tier cpu --stage pr --workers $(WORKERS) --out $(OUT)
@@ -38,6 +38,11 @@ quick: .venv/.ready
 lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# vLLM in an environment of its own: gigabytes, and half an hour.
+subjects: .venv/.ready
+	$(BIN)/specmatrix subjects install vllm
+	$(BIN)/specmatrix run --subject vllm --stage nightly --waivers examples/vllm-waivers.yaml --workers $(WORKERS) --out out/vllm
 
 setup: .venv/.ready
 

@@ -184,5 +184,5 @@ def test_each_finding_is_still_there(name):
 
 
 def test_the_page_lists_every_finding():
-    page = (HOME / "docs" / "findings.md").read_text(encoding="utf-8")
+    page = (HOME / "docs" / "findings.md").read_text(encoding="utf-8").partition("\n## vLLM ")[0]
     assert sorted(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == sorted(findings.FINDINGS)

