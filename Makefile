@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM = false
 # Tests start hundreds of processes; without bytecode each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick lint subjects setup clean
+.PHONY: run test quick lint lint-workflows subjects setup clean
 
 run: .venv/.ready
 	@echo $(BIN)/specmatrix run --tier cpu --stage pr --workers $(WORKERS) --out $(OUT)
@@ -43,6 +43,14 @@ lint: .venv/.ready
 subjects: .venv/.ready
 	$(BIN)/specmatrix subjects install vllm
 	$(BIN)/specmatrix run --subject vllm --stage nightly --waivers examples/vllm-waivers.yaml --workers $(WORKERS) --out out/vllm
+
+# With the programs of the path: they are no part of .venv, which the tests run in.
+lint-workflows:
+	check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	check-jsonschema --builtin-schema vendor.github-actions ci/github/action.yml
+	check-jsonschema --builtin-schema vendor.gitlab-ci --data-transform gitlab-ci ci/gitlab/specmatrix.yml
+	check-jsonschema --builtin-schema vendor.buildkite ci/buildkite/pipeline.yml
+	zizmor --offline --config .github/zizmor.yml .github ci/github
 
 setup: .venv/.ready
 

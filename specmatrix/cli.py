@@ -15,6 +15,7 @@ from typing import Annotated, cast
 import typer
 
 from specmatrix import __version__
+from specmatrix.ci.commands.cli import merge, plan, review
 from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.matrix.cli.commands.flags import EPILOG
 from specmatrix.matrix.cli.errors import misuse
@@ -29,6 +30,7 @@ from specmatrix.matrix.cli.options import (
     Durations,
     Explain,
     Json,
+    Junit,
     Launch,
     Models,
     PlantedFault,
@@ -111,6 +113,7 @@ def run(
     baseline_url: BaselineUrl = None,
     launch: Launch = None,
     api_key: ApiKey = None,
+    junit: Junit = None,
     json_: Json = False,
 ) -> int:
     """Run cells and write their report."""
@@ -121,38 +124,12 @@ def run(
     place = endpoint_of(url, baseline_url, launch, api_key)
     return run_matrix(
         tier, stage, out, cells, workers, seed, limit, json_, subject, waivers, fail_fast, rerun_failed, fault, explain,
-        decide, shard, durations, only, place,
+        decide, shard, durations, only, place, junit,
     )  # fmt: skip
 
 
-@app.command()
-def plan(
-    tier: Annotated[str, typer.Option(help="tiers, such as gpu1,gpu2")] = "cpu",
-    stage: Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly")] = "pr",
-    cells: Annotated[str | None, typer.Option(help="select cells, as `run` does")] = None,
-    shards: Annotated[int | None, typer.Option(help="number of shards, those of `run --shard`")] = None,
-    hosts: Annotated[
-        Path | None, typer.Option(help="YAML file of hosts instead: a list of name, gpus and workers")
-    ] = None,
-    durations: Durations = None,
-    json_: Json = False,
-) -> int:
-    """Divide the cells of tiers over hosts."""
-    from specmatrix.ci.commands.plan import print_plan
-
-    return print_plan(tier, stage, cells, shards, hosts, durations, json_)
-
-
-@app.command()
-def merge(
-    reports: Annotated[list[Path], typer.Argument(metavar="OUT", help="the reports of all shards of a run")],
-    out: Annotated[Path, typer.Option(help="folder for the report of the whole run")],
-    json_: Json = False,
-) -> int:
-    """Merge the reports of shards into that of the whole run."""
-    from specmatrix.ci.commands.merge import merge as merge_reports
-
-    return merge_reports(reports, out, json_)
+for command in (plan, merge, review):
+    app.command()(command)
 
 
 @app.command()

@@ -18,7 +18,7 @@ from specmatrix.reports.store import Report, ReportWriter, load
 OWN: Final = ("created", "host", "shard")
 
 
-def merge(sources: Sequence[Path], out: Path, json_: bool) -> int:
+def merge(sources: Sequence[Path], out: Path, json_: bool, junit: Path | None = None) -> int:
     """Write and print the report of the whole run; the exit status is that of the run.
 
     ConfigError if the reports are not all shards of one run, or if `out` holds one of them.
@@ -34,7 +34,7 @@ def merge(sources: Sequence[Path], out: Path, json_: bool) -> int:
                 writer.write(cell)
         writer.leave_out(cell for report in reports for cell in report.not_run)
     view = write_run(load(writer.path))
-    tell(view, out, (), json_)
+    tell(view, out, (), json_, junit)
     return int(view.verdict != "green")
 
 

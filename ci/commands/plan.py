@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from math import ceil
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import yaml
@@ -16,6 +19,10 @@ from specmatrix.matrix.cover.order import measured_seconds
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.reports.wording import count, duration, shorten
 
+# Minutes of a job beside its cells, such as the installation, and how much slower than estimated a machine may be.
+GRACE_MINUTES: Final = 20
+SLACK: Final = 3
+
 
 def print_plan(
     tiers: str,
@@ -25,8 +32,13 @@ def print_plan(
     hosts: Path | None,
     durations: Path | None,
     json_: bool,
+    max_gpu_minutes: int | None = None,
+    matrix: str | None = None,
 ) -> int:
-    """Print a plan for each tier, as a line per shard or as JSON. ConfigError or ReportError on a bad option."""
+    """Print a plan for each tier, as a line per shard, as JSON or as a job matrix. ConfigError or ReportError on a bad
+    option, or if the plan needs more than `max_gpu_minutes`."""
+    if matrix is not None and (shards is None or json_):
+        raise ConfigError("--matrix is a matrix of shards; give it with --shards and without --json")
     if (shards is None) == (hosts is None):
         raise ConfigError("give either --shards or --hosts")
     if shards is not None and not 1 <= shards <= MOST:
@@ -42,6 +54,11 @@ def print_plan(
         plans[name] = (
             plan(chosen, seconds, there, gpus) if shards is None else shard_plan(chosen, seconds, shards, gpus)
         )
+    if max_gpu_minutes is not None:
+        check_budget(plans, max_gpu_minutes)
+    if matrix is not None:
+        print(json.dumps({"include": job_matrix(plans, read_runners(matrix), max_gpu_minutes)}))
+        return 0
     if json_:
         print(json.dumps({"stage": stage, "plans": [{"tier": name} | made.as_dict() for name, made in plans.items()]}))
         return 0
@@ -51,6 +68,47 @@ def print_plan(
             lane = "" if shards is not None else f" worker {shard.lane}"
             print(f"{name} {shard.host}{lane}: {count(number, 'cell')}, about {duration(shard.seconds)}")
     return 0
+
+
+def check_budget(plans: Mapping[str, ShardPlan], most: int) -> None:
+    """ConfigError if the plans need more GPU minutes than `most`, by their estimates."""
+    if most < 1:
+        raise ConfigError(f"--max-gpu-minutes must be at least 1, got {most}")
+    needed = sum(made.gpus * shard.seconds for made in plans.values() for shard in made.shards) / 60
+    if needed > most:
+        raise ConfigError(
+            f"the plan needs about {needed:.1f} GPU minutes, and --max-gpu-minutes is {most}; choose a smaller stage "
+            "or fewer cells, or raise it"
+        )
+
+
+def read_runners(text: str) -> dict[str, str]:
+    """The runner of each tier, from `cpu=LABEL,gpu1=LABEL`. ConfigError on anything else."""
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    if wrong := next((part for part in pairs if not (part[0] and part[1])), None):
+        raise ConfigError(f"--matrix must be like cpu=LABEL,gpu1=LABEL, got {shown(''.join(wrong))}")
+    return {tier: label for tier, _, label in pairs if label}
+
+
+def job_matrix(
+    plans: Mapping[str, ShardPlan], runners: Mapping[str, str], max_gpu_minutes: int | None
+) -> list[dict[str, Any]]:
+    """A job per shard, with the minutes after which it is ended: generous on CPUs, on GPUs an equal part of the
+    budget. ConfigError for a tier without a runner."""
+    for tier in plans:
+        if tier not in runners:
+            raise ConfigError(f"--matrix has no runner for tier {shown(tier)}; it has {', '.join(runners) or 'none'}")
+    gpus = sum(made.gpus for made in plans.values() for _ in made.shards)
+    return [
+        {
+            "tier": tier, "runner": runners[tier], "gpus": made.gpus,
+            "shard": shard.host, "name": shard.host.replace("/", "-of-"),
+            "minutes": max(1, max_gpu_minutes // gpus) if made.gpus and max_gpu_minutes is not None
+            else GRACE_MINUTES + ceil(SLACK * shard.seconds / 60),
+        }
+        for tier, made in plans.items()
+        for shard in made.shards
+    ]  # fmt: skip
 
 
 def read_hosts(path: Path) -> tuple[Host, ...]:

@@ -31,7 +31,9 @@ from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.matrix.zoo.registry import verify_cells
+from specmatrix.reports.atomic import check_place
 from specmatrix.reports.render.explain import write_explained
+from specmatrix.reports.render.junit import write_junit
 from specmatrix.reports.render.run import RunView, write_run
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.schema import (
@@ -70,11 +72,14 @@ def run(
     durations: Path | None = None,
     only: Subset | None = None,
     endpoint: Endpoint | None = None,
+    junit: Path | None = None,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
     if decide and (fail_fast or shard != WHOLE or only is not None):
         other = "--fail-fast" if fail_fast else "--shard" if shard != WHOLE else only and only.options.split()[0]
         raise ConfigError(f"--decide compares red cells with green ones; it cannot be combined with {other}")
+    if junit is not None:
+        check_place(junit.parent, junit.name)
     engine, rules = foreign_subject(subject, endpoint), load_waivers(waivers)
     visible_gpus(tier)
     seconds = measured_seconds(durations)
@@ -104,7 +109,7 @@ def run(
         if decide:
             records = _with_decided(runs, records)
         view = write_run(load(_write(out, header, records, chosen, fail_fast)))
-    tell(view, out, write_explained(view, out), json_)
+    tell(view, out, write_explained(view, out), json_, junit)
     return int(view.verdict != "green")
 
 
@@ -126,8 +131,10 @@ def _with_decided(runs: CellRuns, records: Generator[CellResult]) -> Generator[C
     yield from decided(runs, found)
 
 
-def tell(view: RunView, out: Path, explained: Sequence[Path], json_: bool) -> None:
-    """Print a run, as text or as the JSON of its summary. explained: pages of steps."""
+def tell(view: RunView, out: Path, explained: Sequence[Path], json_: bool, junit: Path | None = None) -> None:
+    """Print a run, as text or as the JSON of its summary, and write it to `junit`. explained: pages of steps."""
+    if junit is not None:
+        write_junit(view, junit)
     if json_:
         print(json.dumps(view.summary.to_json(), indent=2))
         return

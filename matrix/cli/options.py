@@ -20,6 +20,7 @@ Durations = Annotated[
     Path | None, typer.Option(help="a report whose cells' seconds replace the estimates of the lock file")
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
+Junit = Annotated[Path | None, typer.Option(help="also write the run as JUnit XML to this file")]
 Models = Annotated[
     Path | None, typer.Option(help="folder of published checkpoints, by hub name; default: the hub's cache")
 ]

@@ -1,9 +1,10 @@
-"""The workflows: what they run exists, and each tier that has faults plants them every night."""
+"""The workflows: what they run exists, who may do what, and each tier that has faults plants them every night."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +23,106 @@ WORKFLOWS = HOME / ".github" / "workflows"
 NIGHTLY = WORKFLOWS / "nightly.yml"
 
 
+CI = HOME / "ci"
+FILES = [*sorted(WORKFLOWS.iterdir()), CI / "github" / "action.yml", *CI.glob("gitlab/*"), *CI.glob("buildkite/*")]
+# Of GitHub, and of a shell; an optional word of a shell stands for itself.
+EXPRESSION = re.compile(r"\$\{\{.*?\}\}|\$\{\w+:\+(.*)\}(?= --out)|\$+\(\(.*?\)\)")
+SCRIPTS = [*sorted((CI / "github").glob("*.sh"))]
+
+
+def texts(node: object) -> Iterator[str]:
+    """The commands of a file of GitHub, GitLab or Buildkite."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name in ("run", "script", "commands") and isinstance(value, str | list):
+                yield from [value] if isinstance(value, str) else value
+            else:
+                yield from texts(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from texts(value)
+
+
 def steps(file: Path) -> list[list[str]]:
-    """The words of every command; expressions of a job are replaced by 1."""
-    jobs: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"]
-    found = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
-    return [shlex.split(re.sub(r"\$\{\{.*?\}\}", "1", text)) for text in found]
+    """The words of every command; an expression or a variable is replaced by 1."""
+    read = file.read_text(encoding="utf-8")
+    found = read.splitlines() if file.suffix == ".sh" else texts(yaml.safe_load(read))
+    lines = [line for text in found for line in text.splitlines() if not line.lstrip().startswith("#")]
+    masked = [EXPRESSION.sub(lambda match: match[1] or "1", line) for line in lines]
+    commands = [re.split(r"\s*\|\|\s*|\)$", line)[0].removeprefix("matrix=$(") for line in masked]
+    program = r'^\s*(?:\.venv/bin/specmatrix|"\$(?:SPECMATRIX|specmatrix)"|python -m specmatrix) '
+    return [shlex.split(re.sub(program, "x/specmatrix ", line)) for line in commands if line.count("'") % 2 == 0]
+
+
+def ours(file: Path) -> list[list[str]]:
+    return [words for words in steps(file) if words[:1] == ["x/specmatrix"]]
 
 
 def parsed(words: list[str]) -> dict[str, Any]:
     """The options of a specmatrix command, by name; an unknown one raises."""
-    command = get_command(app).commands[words[1]]  # type: ignore[attr-defined]
-    options: dict[str, Any] = command.make_context(words[1], words[2:]).params
+    node, rest = get_command(app), words[1:]
+    while hasattr(node, "commands"):
+        name, *rest = rest
+        node = node.commands[name]
+    # The positions of values are what counts, so numbers stand for variables.
+    options: dict[str, Any] = node.make_context(name, [re.sub(r"^\$+\{?[\w\[@\]]+\}?$", "1", w) for w in rest]).params
     return options
 
 
-@pytest.mark.parametrize("file", sorted(WORKFLOWS.iterdir()), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [*FILES, *SCRIPTS], ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_commands_exist(file: Path):
-    ours = [parsed(words) for words in steps(file) if words[0].endswith("/specmatrix")]
-    assert all(options["tier"] in {tier.name for tier in TIERS} for options in ours)
+    found = [parsed(words) for words in ours(file)]
+    tiers = {tier.name for tier in TIERS} | {"1"}
+    assert all(options.get("tier", "1") in tiers for options in found)
+    assert found or file.name in ("pull-request.yml",)
     folders = [word for words in steps(file) if "pytest" in words for word in words if word.startswith("tests/")]
     assert all((WORKFLOWS.parents[1] / folder).is_dir() for folder in folders)
 
 
 def test_every_tier_with_faults_plants_them_nightly():
-    planted = {
-        parsed(words)["tier"] for words in steps(NIGHTLY) if words[0].endswith("/specmatrix") and "faults" in words
-    }
+    planted = {parsed(words)["tier"] for words in ours(NIGHTLY) if "faults" in words}
     assert planted == {tier.name for tier in TIERS if any(fault.runs_on(tier.name) for fault in CATALOGUE)} >= {"gpu1"}
+
+
+def uses(node: object) -> Iterator[dict[str, Any]]:
+    """The steps and jobs of a workflow that use another one's code."""
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from uses(value)
+    if isinstance(node, dict) and "uses" in node:
+        yield node
+
+
+@pytest.mark.parametrize(
+    "file", [*sorted(WORKFLOWS.iterdir()), CI / "github" / "action.yml"], ids=lambda file: file.name
+)
+def test_actions_are_pinned_and_keep_no_credentials(file: Path):
+    for step in uses(yaml.safe_load(file.read_text(encoding="utf-8"))):
+        name, _, commit = step["uses"].partition("@")
+        assert name.startswith("./") or re.fullmatch(r"[0-9a-f]{40}", commit), step
+        assert name != "actions/checkout" or step["with"]["persist-credentials"] is False, step
+
+
+@pytest.mark.parametrize("file", sorted(WORKFLOWS.iterdir()), ids=lambda file: file.name)
+def test_permissions_are_stated_and_only_two_jobs_may_write(file: Path):
+    whole = yaml.safe_load(file.read_text(encoding="utf-8"))
+    assert whole["permissions"] in ({}, {"contents": "read"})
+    may = {
+        f"{name}: {scope}"
+        for name, job in whole["jobs"].items()
+        for scope, level in job.get("permissions", {}).items()
+        if level == "write"
+    }
+    assert may == {
+        "specmatrix-comment.yml": {"post: checks", "post: pull-requests"}, "pull-request.yml": {"store: contents"},
+    }.get(file.name, set())  # fmt: skip
+
+
+def test_no_expression_of_a_user_is_pasted_into_a_command():
+    for file in [*WORKFLOWS.iterdir(), CI / "github" / "action.yml"]:
+        assert not [text for text in texts(yaml.safe_load(file.read_text(encoding="utf-8"))) if "${{" in text], file
+
+
+def test_the_comment_needs_no_more_than_its_requirements_and_they_are_pinned_alike():
+    pinned = set((HOME / "requirements.txt").read_text(encoding="utf-8").splitlines())
+    lines = (CI / "github" / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    assert {line for line in lines if not line.startswith("#")} <= pinned

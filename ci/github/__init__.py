@@ -1,0 +1,1 @@
+"""What GitHub Actions runs: the composite action, and what posts a review."""

@@ -1,0 +1,155 @@
+"""What a pull request's reviewer sees: one comment that is renewed, annotations, a check run.
+
+With a report of the base commit the verdict is that of the comparison: what was red there already does not count.
+Without one it is that of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from specmatrix.reports.compare.cell_state import CellChange, ChangeState, Comparison
+from specmatrix.reports.render.markup import markdown
+from specmatrix.reports.render.run import RunView
+from specmatrix.reports.schema import Json
+from specmatrix.reports.wording import count, failure, shorten
+
+# The first line of the comment, by which the next run finds it.
+MARKER: Final = "<!-- specmatrix review -->"
+# GitHub shows ten annotations of a step, and takes fifty at once for a check run.
+MOST_ANNOTATIONS: Final = 10
+_MOST_MESSAGE: Final = 500
+
+
+class RedLine(NamedTuple):
+    """A red cell in words, with the command that runs it again."""
+
+    cell: str
+    why: str
+    repro: str
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """One run beside the base commit's. missing: why there is no comparison."""
+
+    run: RunView
+    comparison: Comparison | None
+    missing: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """ "green" or "red"."""
+        return self.run.verdict if self.comparison is None else self.comparison.verdict
+
+    @property
+    def name(self) -> str:
+        """Tier and stage, and the subject unless it is the reference engine."""
+        header = self.run.header
+        subject = "" if header.subject.name == "reference" else f"{header.subject.name}, "
+        return f"{subject}{header.tier} / {header.stage}"
+
+    @property
+    def new(self) -> tuple[RedLine, ...]:
+        """Red now and not before; all red cells without a comparison."""
+        if self.comparison is None:
+            return tuple(RedLine(cell.id, failure(cell), cell.repro) for cell in self.run.red)
+        return tuple(RedLine(each.id, each.why, each.repro) for each in self.comparison.changes if each.red)
+
+    @property
+    def old(self) -> tuple[str, ...]:
+        """Red in base already."""
+        new = {row.cell for row in self.new}
+        return () if self.comparison is None else tuple(c for c in self.comparison.still_red if c not in new)
+
+    @property
+    def improved(self) -> tuple[CellChange, ...]:
+        """Better than in base."""
+        changes = () if self.comparison is None else self.comparison.changes
+        return tuple(change for change in changes if change.state is ChangeState.IMPROVED)
+
+    @property
+    def outcome(self) -> str:
+        """The verdict in a few words."""
+        if self.comparison is None:
+            return self.run.outcome
+        words = [(len(self.new), "red now and not before"), (len(self.old), "red on the base already")]
+        words += [(len(self.improved), "improved")]
+        found = [f"{number:,} {text}" for number, text in words if number]
+        if not found:
+            found = [self.comparison.outcome[0]]
+        return ", ".join(found)
+
+
+class Annotation(NamedTuple):
+    """A message of a check run at a line of a file; without one at the workflow file."""
+
+    title: str
+    message: str
+    path: str = ""
+    line: int = 0
+
+
+def comment(reviews: Sequence[Review], link: str = "") -> str:
+    """The comment, at most as long as GitHub takes. link: address of the CI run, which holds the reports."""
+    # A link may end a Markdown link or begin HTML.
+    safe = Markup(quote(link, safe="%/:?#&=+~"))
+    return f"{MARKER}\n" + markdown("review.md.j2", reviews=reviews, link=safe, verdict=verdict(reviews))
+
+
+def verdict(reviews: Sequence[Review]) -> str:
+    """ "red" if one of them is."""
+    return "red" if any(review.verdict == "red" for review in reviews) else "green"
+
+
+def marked(reviews: Sequence[Review]) -> list[Annotation]:
+    """The first red cells."""
+    rows = [(review, row) for review in reviews for row in review.new]
+    found = [
+        Annotation(f"{row.cell} ({review.name})", shorten(f"{row.why}; rerun: {row.repro}", _MOST_MESSAGE))
+        for review, row in rows[:MOST_ANNOTATIONS]
+    ]
+    return found
+
+
+def workflow_commands(found: Sequence[Annotation]) -> Iterator[str]:
+    """The lines that GitHub Actions reads from a step's output. No value can end its line or begin a command."""
+    for each in found:
+        place = f"file={_property(each.path)},line={each.line}," if each.path else ""
+        yield f"::error {place}title={_property(each.title)}::{_data(each.message)}"
+
+
+def check_run(reviews: Sequence[Review], link: str = "") -> dict[str, Json]:
+    """The body of a check run in GitHub's API, without the commit."""
+    red = sum(len(review.new) for review in reviews)
+    title = f"{count(red, 'cell')} red now" if red else reviews[0].outcome if len(reviews) == 1 else verdict(reviews)
+    return {
+        "name": "specmatrix",
+        "status": "completed",
+        "conclusion": "failure" if verdict(reviews) == "red" else "success",
+        **({"details_url": link} if link else {}),
+        "output": {
+            "title": title,
+            "summary": comment(reviews, link),
+            "annotations": [
+                {
+                    "path": each.path or ".github", "start_line": each.line or 1, "end_line": each.line or 1,
+                    "annotation_level": "failure", "title": each.title, "message": each.message,
+                }
+                for each in marked(reviews)
+            ],
+        },
+    }  # fmt: skip
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,91 @@
+"""The shell scripts of the workflows, with real reports and a real git repository."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specmatrix import HOME
+from specmatrix.reports.schema import CellRecord, GateResult, Header, ShardRecord, StartRecord
+from specmatrix.reports.store import ReportWriter, load
+
+pytestmark = [pytest.mark.register(est_seconds=10, stage="nightly"), pytest.mark.nightly]
+
+
+def write(folder, cells, red=(), shard=None):
+    header = Header(
+        tier="cpu", stage="pr", seed=0, created="2026-09-01T00:00:00+00:00", commit="a" * 40, dirty=False,
+        versions={"python": "3.11"}, host={"cpu": "x", "cores": 2, "gpus": []}, lock_hash="l", data_hash="d",
+        zoo_hash="z", shard=shard,
+    )  # fmt: skip
+    with ReportWriter(folder, header) as writer:
+        for cell in cells:
+            state = "FAIL" if cell in red else "PASS"
+            gate = GateResult("lossless", state, message="differs" * (cell in red))
+            writer.write(CellRecord(id=cell, state=state, start=StartRecord({}), axes={}, repro="x", gates=(gate,)))
+    return folder
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Runs a script in a folder of its own, with this interpreter's specmatrix."""
+    program = tmp_path / "specmatrix"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m specmatrix "$@"\n')
+    program.chmod(0o755)
+
+    def run(name: str, *words: str, **settings: str):
+        source = os.environ.get("PYTHONPATH", str(HOME / ".lint"))
+        environment = {**os.environ, "SPECMATRIX": str(program), "PYTHONPATH": source, **settings}
+        command = ["bash", str(HOME / "ci" / "github" / name), *words]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+def shards(folder: Path, red=()):
+    for number, cells in enumerate((("a", "b"), ("c",)), 1):
+        shard = ShardRecord(number, 2, 3, "0" * 12)
+        write(folder / "shards" / f"specmatrix-shard-cpu-{number}-of-2", cells, red, shard)
+
+
+def test_shards_are_merged_and_reviewed_beside_the_stored_base(script, tmp_path):
+    shards(tmp_path, red=("b", "c"))
+    base = write(tmp_path / "before", ("a", "b", "c"), red=("c",))
+    (tmp_path / "data" / "base").mkdir(parents=True)
+    shutil.copy(base / "report.jsonl", tmp_path / "data" / "base" / "cpu-pr.jsonl.gz")
+    summary = tmp_path / "summary.md"
+    done = script("review.sh", TIERS="cpu", SHARDS="2", LINK="https://example.org/1", GITHUB_STEP_SUMMARY=str(summary))
+    assert done.returncode == 1, done.stderr
+    assert "cpu / pr: red, 1 red now and not before, 1 red on the base already" in done.stdout
+    assert "::error title=b (cpu / pr)::" in done.stdout and "Red now and not before" in summary.read_text()
+    assert len(load(tmp_path / "out" / "whole" / "cpu")) == 3
+
+
+def test_a_lost_shard_fails_the_review_with_its_number(script, tmp_path):
+    shards(tmp_path)
+    shutil.rmtree(tmp_path / "shards" / "specmatrix-shard-cpu-2-of-2")
+    done = script("review.sh", TIERS="cpu", SHARDS="2", LINK="https://example.org/1")
+    assert done.returncode and "shard 2/2 is missing" in done.stderr
+
+
+def test_reports_of_main_become_the_base_and_the_history_of_a_branch(script, tmp_path):
+    hub = tmp_path / "hub" / "owner"
+    subprocess.run(["git", "init", "--quiet", "--bare", str(hub / "name")], check=True)
+    settings = {"SERVER": "https://example.org", "REPOSITORY": "owner/name", "GITHUB_TOKEN": "secret"}
+    settings["REMOTE"] = f"file://{hub / 'name'}"
+    for number, cells in enumerate((("a",), ("a", "b"))):
+        report = write(tmp_path / f"run{number}" / "cpu", cells)
+        done = script("store.sh", str(report), **settings)
+        assert done.returncode == 0, done.stderr
+        shutil.rmtree(tmp_path / "data")
+    words = ["git", "-C", str(hub / "name"), "ls-tree", "-r", "--name-only", "specmatrix-data"]
+    names = subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert "base/cpu-pr.jsonl.gz" in names and "site/index.html" in names
+    assert sum(name.startswith("history/") and name.endswith(".parquet") for name in names) == 2
+    log = subprocess.run(
+        ["git", "-C", str(hub / "name"), "log", "--oneline", "specmatrix-data"], capture_output=True, text=True
+    )
+    assert len(log.stdout.splitlines()) == 2

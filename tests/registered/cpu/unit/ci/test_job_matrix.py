@@ -1,0 +1,44 @@
+"""`specmatrix plan` for GitHub Actions: a job per shard, and a budget of GPU minutes."""
+
+import json
+
+import pytest
+
+from specmatrix.cli import main
+
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
+
+WORDS = ("plan", "--tier", "cpu,gpu2", "--shards", "2")
+RUNNERS = "cpu=ubuntu-latest,gpu2=h100"
+
+
+def test_a_job_a_shard_with_its_runner_and_its_share_of_the_gpu_minutes(capsys):
+    assert main([*WORDS, "--max-gpu-minutes", "30", "--matrix", RUNNERS]) == 0
+    jobs = json.loads(capsys.readouterr().out)["include"]
+    assert [(job["tier"], job["runner"], job["shard"], job["name"]) for job in jobs] == [
+        ("cpu", "ubuntu-latest", "1/2", "1-of-2"), ("cpu", "ubuntu-latest", "2/2", "2-of-2"),
+        ("gpu2", "h100", "1/2", "1-of-2"), ("gpu2", "h100", "2/2", "2-of-2"),
+    ]  # fmt: skip
+    assert sum(job["gpus"] * job["minutes"] for job in jobs) <= 30
+    assert all(job["minutes"] >= 20 for job in jobs if not job["gpus"])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--max-gpu-minutes", "0"), "--max-gpu-minutes must be at least 1, got 0"),
+        (("--matrix", "cpu=x"), "--matrix has no runner for tier 'gpu2'; it has cpu"),
+        (("--matrix", "cpu=x,gpu2="), "--matrix has no runner for tier 'gpu2'; it has cpu"),
+        (("--matrix", "h100"), "--matrix must be like cpu=LABEL,gpu1=LABEL, got 'h100'"),
+        (("--matrix", RUNNERS, "--json"), "give it with --shards and without --json"),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(capsys, words, why):
+    assert main([*WORDS, *words]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_plan_beyond_the_budget_is_refused(capsys):
+    words = ["plan", "--tier", "gpu1", "--stage", "nightly", "--shards", "4", "--max-gpu-minutes", "2"]
+    assert main(words) == 2
+    assert "GPU minutes, and --max-gpu-minutes is 2; choose a smaller stage or fewer cells" in capsys.readouterr().err
