@@ -308,6 +308,7 @@ def drive(
         evidence=evidence,
         memory=engine.memory(),
         journal=journal,
+        work=engine.work() if Capability.WORK in capabilities else None,
         seconds=seconds,
         trace=engine.trace() if traces else None,
         earlier=earlier,

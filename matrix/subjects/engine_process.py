@@ -17,7 +17,7 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.run.child_process import ChildProcess
 from specmatrix.matrix.subjects.child import DIVERGED, DONE, FAILED, REFUSED
-from specmatrix.matrix.subjects.protocol import Answer, Diverged, EngineCommand, Memory, RunningEngine, Subject, Trace
+from specmatrix.matrix.subjects.protocol import Answer, Diverged, EngineCommand, Memory, RunningEngine, Subject, Trace, WorkLog
 
 CHILD: Final = "specmatrix.matrix.subjects.child"
 # Runs a module of this package in another interpreter, whose other packages stay its own.
@@ -118,6 +118,10 @@ class EngineProcess(RunningEngine):
 
     def journal(self) -> tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int] | None:
         found: tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int] | None = self._call("journal")
+        return found
+
+    def work(self) -> WorkLog | None:
+        found: WorkLog | None = self._call("work")
         return found
 
     def trace(self) -> Trace | None:

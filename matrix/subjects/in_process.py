@@ -17,6 +17,7 @@ from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.errors import RequestError
 from specmatrix.matrix.conformance.inspector import SPARSE, inspect_drafter
+from specmatrix.matrix.subjects.progress import Progress
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Capability,
@@ -30,7 +31,9 @@ from specmatrix.matrix.subjects.protocol import (
     RunningEngine,
     Subject,
     Trace,
+    WorkLog,
 )
+from specmatrix.matrix.subjects.work_log import WorkRecorder
 from specmatrix.matrix.zoo.registry import resolve_path
 
 if TYPE_CHECKING:
@@ -85,6 +88,7 @@ class ReferenceEngine:
         self._inspected = inspect_drafter(llm, SPARSE)
         self._journal: list[Entry] = []
         llm.subscribe_journal(self._journal.append)
+        self._work = WorkRecorder(llm, self._journal)
 
     @property
     def resolved(self) -> Mapping[str, Any]:
@@ -95,7 +99,8 @@ class ReferenceEngine:
         return self.llm.resolved.start_hash()
 
     def generate(self, requests: Sequence[RequestSpec]) -> list[Answer]:
-        """Run the requests to their end. RequestError if one that is no session turn can never run."""
+        """Run the requests to their end. RequestError if one that is no session turn can never run, Stalled if they
+        take more steps than they can need."""
         return Conversation(self.llm, self.clock, requests).answers()
 
     def readback(self) -> Mapping[str, Any]:
@@ -109,6 +114,9 @@ class ReferenceEngine:
     def journal(self) -> tuple[Sequence[Entry], int, int]:
         ledger = self.llm.loop.scheduler.ledger
         return list(self._journal), ledger.num_pages, ledger.page_size
+
+    def work(self) -> WorkLog | None:
+        return self._work.log()
 
     def trace(self) -> Trace | None:
         seen = self.llm.readback().get("adaptive")
@@ -133,6 +141,7 @@ class Conversation:
         self.llm = llm
         self.clock = clock
         self.requests = requests
+        self.progress = Progress(llm.resolved.chunked_prefill_size, llm.resolved.lag)
         self.refusals: dict[str, str] = {}
         self.rids: dict[str, int] = {}
         self.stops: dict[int, int] = {}
@@ -152,7 +161,7 @@ class Conversation:
                 self.open[request.session.id] = self.open.get(request.session.id, 0) + 1
 
     def answers(self) -> list[Answer]:
-        """Run all requests. RequestError if one can never run or never becomes due."""
+        """Run all requests. RequestError if one can never run or never becomes due, Stalled after too many steps."""
         waiting = list(self.requests)
         running: list[RequestSpec] = []
         while waiting or running or self.llm.loop.busy:
@@ -163,7 +172,7 @@ class Conversation:
             running += due
             if waiting and not running and not self.llm.loop.busy:
                 raise RequestError(f"request {waiting[0].name} waits for {waiting[0].after}, which did not all end")
-            self._step()
+            self._step([request.name for request in running])
             self._stop()
             running = self._settle(running)
         return [self._answer(request) for request in self.requests]
@@ -180,6 +189,8 @@ class Conversation:
         here = request.session
         self.clock.seconds += request.clock
         if request.n > 1:
+            for _ in range(request.n):
+                self.progress.sent(len(self._encoded(request)), request.max_new_tokens)
             self.completing[request.name] = self.llm.generation([request.prompt], sampling(request))
             return
         if here is None:
@@ -193,6 +204,7 @@ class Conversation:
                 self.refusals[request.name] = str(refusal)
                 return
         self.rids[request.name] = rid
+        self.progress.sent(len(self.llm.request(rid).prompt), request.max_new_tokens)
         if request.abort_after is not None:
             self.stops[rid] = request.abort_after
         if request.closes_after is not None and here is not None:
@@ -226,8 +238,11 @@ class Conversation:
             _, session = self.closes.pop(rid)
             self.llm.close_session(session)
 
-    def _step(self) -> None:
+    def _step(self, running: Sequence[str]) -> None:
         """Run a step of the engine, and one of each call for several completions, which also queues them."""
+        if self.llm.loop.busy:
+            outputs = {name: self.llm.request(self.rids[name]).output for name in running if self._runs(name)}
+            self.progress.step({name: len(output) for name, output in outputs.items()})
         if not self.completing:
             self.llm.step()
             self._read()
@@ -254,6 +269,10 @@ class Conversation:
                 if not self.open[request.session.id]:
                     self.llm.close_session(request.session.id)
         return still
+
+    def _runs(self, name: str) -> bool:
+        """Whether it was sent as a request of its own, and has not ended."""
+        return name in self.rids and not self._ended(name)
 
     def _ended(self, name: str) -> bool:
         if name in self.refusals or name in self.completed:

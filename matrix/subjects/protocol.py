@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 
@@ -28,6 +28,7 @@ class Capability(StrEnum):
     HISTOGRAM = "histogram"  # the metrics of each request (`Answer.meta_info`), with SGLang's keys
     COUNTERS = "counters"  # the counters of engine.core.observe.counters, which prove which paths ran
     JOURNAL = "journal"  # the ledger's journal
+    WORK = "work"  # when each request was sent or aborted, and the forwards of each step
     MEMORY = "memory"  # KV pages in all, free and cached
     READBACK = "readback"  # the running value of every flag of its command
     ABORT = "abort"  # ends a request after a given number of tokens
@@ -214,6 +215,46 @@ class Served:
     retractions: int
 
 
+class Sent(NamedTuple):
+    """A request as it was sent: its ledger account, prompt, length limit, whether its account outlives it, and the
+    first prompt token with a log-probability (-1: none)."""
+
+    id: int
+    account: int
+    prompt: tuple[int, ...]
+    new_tokens: int
+    keeps: bool
+    scored_from: int
+
+
+class Moment(NamedTuple):
+    """Something that was asked of an engine. at: number of journal entries before it. what: "send" or "abort" a
+    request, "end" a session's account, or "step". id: of the request or account, 0 for a step."""
+
+    at: int
+    what: str
+    id: int
+
+
+class StepForwards(NamedTuple):
+    """The forwards of one launched step. at: number of journal entries before its launch. read: KV positions that the
+    target reads for each request. target, draft: (requests, tokens of each) of every forward of the networks."""
+
+    at: int
+    read: int
+    target: tuple[tuple[int, int], ...]
+    draft: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkLog:
+    """What an engine was asked to do since its start, and the forwards that it ran, oldest first."""
+
+    moments: tuple[Moment, ...]
+    sent: Mapping[int, Sent]
+    forwards: tuple[StepForwards, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """KV pages; free + cached must equal pages once the engine is idle. accounts: open ledger accounts."""
@@ -304,6 +345,10 @@ class RunningEngine(Protocol):
         """(entries, number of pages, page size)."""
         return None
 
+    def work(self) -> WorkLog | None:
+        """What it was asked to do, and the forwards that it ran, since the start."""
+        return None
+
     def trace(self) -> Trace | None:
         """The trace of adaptive steps; None if the depth is static."""
         return None
@@ -326,6 +371,25 @@ class Diverged(Exception):
     def __init__(self, agreement: Agreement) -> None:
         super().__init__(agreement.divergence)
         self.agreement = agreement
+
+
+class Stalled(Exception):
+    """An engine took more steps than its workload can take, so it cannot end.
+
+    request: the one that has made no progress for longest, "" if none runs; tokens: its output tokens; since: the step
+    after which their number did not change.
+    """
+
+    def __init__(self, steps: int, limit: int, request: str, tokens: int, since: int) -> None:
+        super().__init__(steps, limit, request, tokens, since)
+        self.steps, self.limit, self.request, self.tokens, self.since = steps, limit, request, tokens, since
+
+    def __str__(self) -> str:
+        who = f"{self.request} has had {self.tokens} output tokens since step {self.since}"
+        return (
+            f"the requests have not ended after {self.limit} steps, twice as many as they take one after another; "
+            f"{who if self.request else 'none of them runs, but the engine is busy'}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +451,7 @@ class Subject(Protocol):
 class Run:
     """One workload on one running engine.
 
-    evidence: by how much each counter grew during the workload. trace: since the engine's start, None without adaptive
+    evidence: by how much each counter grew during the workload. work: since the engine's start. trace: since the engine's start, None without adaptive
     steps; earlier: the trace before this workload. memory: None if the subject does not show it. served: every request
     since the start, in submission order; empty without a journal. attempts: requests that must be refused, each with
     the engine's error message ("" if it answered); `requests` are all others. ranks: the comparison of several ranks
@@ -404,6 +468,7 @@ class Run:
     memory: Memory | None
     journal: tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int] | None
     seconds: float
+    work: WorkLog | None = None
     trace: Trace | None = None
     earlier: Trace | None = None
     served: tuple[Served, ...] = ()

@@ -15,7 +15,7 @@ from specmatrix.engine.parallel.group import PATIENCE, RankGroup, RanksDiverged
 from specmatrix.engine.parallel.pool import Lease
 from specmatrix.engine.parallel.worker import Rank
 from specmatrix.matrix.subjects.in_process import ManualClock, ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Answer, Diverged, Memory, RequestSpec, RunningEngine, Trace
+from specmatrix.matrix.subjects.protocol import Answer, Diverged, Memory, RequestSpec, RunningEngine, Trace, WorkLog
 from specmatrix.matrix.zoo.registry import resolve_path
 
 Entry = tuple[str, int, tuple[int, ...]]
@@ -78,6 +78,10 @@ class RankedEngine:
 
     def journal(self) -> tuple[Sequence[Entry], int, int]:
         found: tuple[Sequence[Entry], int, int] = self.call_ranks(_read, "journal")
+        return found
+
+    def work(self) -> WorkLog | None:
+        found: WorkLog | None = self.call_ranks(_read, "work")
         return found
 
     def trace(self) -> Trace | None:

@@ -1,0 +1,471 @@
+"""The work that a workload needs: a second scheduler, which predicts every step and compares it with the journal.
+
+It knows when requests were sent and aborted, how many tokens each round accepted, and the sizes of the engine. From
+these follow, step by step: who is admitted, retracted and read again in which order, which cached pages are reused,
+which are evicted, and how many positions are computed and reserved. Page numbers are the engine's choice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from specmatrix.matrix.oracles.page_trie import PageTrie
+from specmatrix.matrix.subjects.protocol import Moment, Sent
+
+Entry = tuple[str, int, tuple[int, ...]]
+# Entries that follow from the others; their own laws are those of oracles/window.py.
+WINDOWED: Final = ("window", "cover", "slide")
+EVERYTHING: Final = 1 << 60
+
+
+class WorkMismatch(Exception):
+    """The engine did other work than needed. id: of the request, 0 for none."""
+
+    def __init__(self, message: str, request: int = 0) -> None:
+        super().__init__(message)
+        self.request = request
+
+
+class Sizes(NamedTuple):
+    """chunk: tokens of a prefill step, None for any number. rows: requests that run at once. width: positions of the
+    widest round. span: tokens past a page that its KV depends on. window: (tokens, pages) of sliding layers."""
+
+    pages: int
+    page: int
+    chunk: int | None
+    rows: int
+    lag: int
+    width: int
+    span: int
+    caches: bool
+    window: tuple[int, int] | None = None
+
+    @property
+    def slack(self) -> int:
+        """Positions that a request may need past its known tokens: a round for each step that may be in flight."""
+        return (self.lag + 1) * self.width
+
+
+class Launched(NamedTuple):
+    """One request in one step. end: KV length that its host knows as a bound."""
+
+    request: int
+    width: int
+    end: int
+
+
+class Step(NamedTuple):
+    """What one step launches."""
+
+    prefill: bool
+    rows: tuple[Launched, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Stay:
+    """A request: `final` is the number of output tokens after which it ends, unless it is aborted earlier."""
+
+    sent: Sent
+    tokens: tuple[int, ...]  # prompt and whole output
+    final: int
+    out: int = 0
+    running: bool = False
+    draining: bool = False
+    retracting: bool = False
+    aborted: bool = False
+    prefilled: int = 0
+    target: int = 0
+    inherited: int = 0
+    scored: int = 0  # end of the prompt positions whose next token has its log-probability
+
+    @property
+    def known(self) -> int:
+        return len(self.sent.prompt) + self.out
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        return self.tokens[: self.known]
+
+    @property
+    def readable(self) -> tuple[int, ...]:
+        """The tokens of which all but the last may be read from the cache."""
+        first = self.sent.scored_from
+        done = len(self.sent.prompt) if first < 0 else min(len(self.sent.prompt), max(first, self.scored))
+        return self.text if done == len(self.sent.prompt) else self.tokens[: max(done, 1)]
+
+    @property
+    def decoding(self) -> bool:
+        return self.running and self.prefilled == self.target
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """An account: `shared` cached pages, `own` private ones, and the steps in flight."""
+
+    shared: list[int]
+    own: int = 0
+    committed: int = 0
+    kept: int = 0
+    flights: deque[tuple[Stay, bool, Launched]] = field(default_factory=deque)
+
+    @property
+    def pages(self) -> int:
+        return len(self.shared) + self.own
+
+    @property
+    def end(self) -> int:
+        return self.committed + sum(one.width for _, _, one in self.flights)
+
+
+@dataclass(slots=True)
+class Account:
+    """What was done in all. held: pages that were not free at once, at most."""
+
+    computed: int = 0
+    reused: int = 0
+    evicted: int = 0
+    retracted: int = 0
+    dropped: int = 0
+    steps: list[Step] = field(default_factory=list)
+    held: int = 0
+
+
+class WorkReplay:
+    """outputs: prompt and output of each request that was answered, by id. aborted requests end when they are told."""
+
+    def __init__(self, journal: Sequence[Entry], sizes: Sizes, sent: Mapping[int, Sent], outputs: Mapping[int, tuple[int, ...]]) -> None:
+        self.journal = [entry for entry in journal if entry[0] not in WINDOWED]
+        self.places = [place for place, entry in enumerate(journal) if entry[0] not in WINDOWED]
+        self.sizes, self.sent, self.outputs = sizes, sent, outputs
+        self.at = 0
+        self.done = Account()
+        self.trie = PageTrie(sizes.page, sizes.span)
+        self.rows: dict[int, Row] = {}
+        self.held: dict[int, None] = {}  # idle accounts, the longest idle first
+        self.ending: set[int] = set()
+        self.waiting: list[Stay] = []
+        self.active: list[Stay] = []
+        self.stays: dict[int, Stay] = {}
+
+    def run(self, moments: Sequence[Moment]) -> Account:
+        """Everything that was done. WorkMismatch at the first departure."""
+        effective = {moment.id for moment in moments if moment.what == "abort"}
+        ends = [moment.at for moment in moments[1:]] + [EVERYTHING]
+        for moment, end in zip(moments, ends, strict=True):
+            if moment.what == "send":
+                self._send(self.sent[moment.id], moment.id in effective)
+            elif moment.what == "abort":
+                self._abort(self.stays[moment.id])
+            elif moment.what == "end":
+                self.ending.add(moment.id)
+            else:
+                self.done.steps.append(self._plan()) if self.waiting or self.active else None
+            self._resolve(end)
+        return self.done
+
+    # What was asked.
+
+    def _send(self, sent: Sent, aborted: bool) -> None:
+        tokens = self.outputs.get(sent.id, sent.prompt)
+        final = EVERYTHING if aborted else len(tokens) - len(sent.prompt)
+        self.stays[sent.id] = stay = Stay(sent, tokens, final)
+        self.waiting.append(stay)
+
+    def _abort(self, stay: Stay) -> None:
+        if stay in self.waiting:
+            self.waiting.remove(stay)
+        elif stay.running or stay.retracting:
+            stay.running, stay.draining, stay.retracting, stay.aborted = False, True, False, True
+
+    # What a step launches.
+
+    def _plan(self) -> Step:
+        rows = self._prefill()
+        prefill = bool(rows)
+        return Step(prefill, tuple(rows or self._rounds()))
+
+    def _prefill(self) -> list[Launched]:
+        budget = EVERYTHING if self.sizes.chunk is None else self.sizes.chunk
+        rows: list[Launched] = []
+        for stay in list(self.active):
+            take = min(budget, stay.target - stay.prefilled)
+            if stay.running and take and self._room(stay, take):
+                rows.append(self._chunk(stay, take))
+                budget -= take
+        while budget and self.waiting and len(self.active) < self.sizes.rows and self._fits(self.waiting[0]):
+            stay = self.waiting.pop(0)
+            self._admit(stay)
+            rows.append(self._chunk(stay, take := min(budget, stay.target - stay.prefilled)))
+            budget -= take
+        return rows
+
+    def _chunk(self, stay: Stay, take: int) -> Launched:
+        self._reserve(stay, take)
+        stay.prefilled += take
+        self.done.computed += take
+        return self._launch(stay, take, prefill=True)
+
+    def _rounds(self) -> list[Launched]:
+        """Every request with its prompt in KV takes part, with room for the widest round; all have one width."""
+        ready = []
+        for stay in list(self.active):
+            if stay.decoding and self._room(stay, self.sizes.width):
+                self._reserve(stay, self.sizes.width)
+                ready.append(stay)
+        width = self._peek()[2][0] if ready and self._peek()[0] == "launch" else self.sizes.width
+        return [self._launch(stay, width, prefill=False) for stay in ready]
+
+    def _reserve(self, stay: Stay, width: int) -> None:
+        row = self._row(stay)
+        numbers = self._take("reserve", stay.sent.account, f"{width} positions of {_name(stay)} are reserved", stay)
+        if numbers[0] != width:
+            raise self._wrong(f"{width} positions of {_name(stay)} are reserved", f"{numbers[0]}", stay)
+        row.own += len(numbers) - 1
+        self.done.held = max(self.done.held, self.sizes.pages - self._free)
+
+    def _launch(self, stay: Stay, width: int, prefill: bool) -> Launched:
+        kind = "a prompt chunk" if prefill else "a round"
+        expected = f"{kind} of {_name(stay)} with {width} positions is launched"
+        numbers = self._take("launch", stay.sent.account, expected, stay)
+        if numbers[0] != width:
+            raise self._wrong(expected, f"{numbers[0]} positions", stay)
+        row = self._row(stay)
+        launched = Launched(stay.sent.id, width, row.end + width)
+        row.flights.append((stay, prefill, launched))
+        return launched
+
+    # Memory.
+
+    @property
+    def _free(self) -> int:
+        return self.sizes.pages - sum(row.own for row in self.rows.values()) - self.trie.size
+
+    def _pinned(self, rows: Sequence[Row]) -> set[int]:
+        return {page for row in rows for page in row.shared}
+
+    def _fits(self, stay: Stay) -> bool:
+        """Whether its tokens and rounds fit beside those of all that run, if idle sessions and the cache gave all."""
+        account = stay.sent.account
+        if any(other.retracting for other in self.active) or not self._windows_fit(stay):
+            return False
+        if account in self.rows and account not in self.held:
+            return False  # its session's turn before it still has its pages
+        mine = self.rows.get(account)
+        shared = self._match(stay) if mine is None else mine.shared
+        busy = [row for number, row in self.rows.items() if number not in self.held or number == account]
+        fixed = len(self._pinned(busy) | set(shared)) + sum(row.own for row in busy)
+        growth = self._pages(stay.known) - (len(shared) if mine is None else mine.pages)
+        for other in self.active:
+            if other.running:
+                row = self._row(other)
+                growth += max(0, self._pages(max(row.committed, other.target)) - row.pages)
+        return fixed + growth <= self.sizes.pages
+
+    def _pages(self, length: int) -> int:
+        """Pages for a text with the rounds that may be in flight behind it."""
+        return -(-(length + self.sizes.slack) // self.sizes.page)
+
+    def _windows_fit(self, stay: Stay) -> bool:
+        """Whether every request could hold the most window pages that it can ever need."""
+        if self.sizes.window is None:
+            return True
+        return sum(map(self._window_peak, [*self.active, stay])) <= self.sizes.window[1]
+
+    def _window_peak(self, stay: Stay) -> int:
+        assert self.sizes.window is not None
+        sizes, longest = self.sizes, len(stay.sent.prompt) + stay.sent.new_tokens + self.sizes.slack
+        step = max(sizes.width, longest if sizes.chunk is None else sizes.chunk)
+        live = sizes.window[0] + sizes.slack + (sizes.lag + 1) * step
+        return min(-(-longest // sizes.page), -(-live // sizes.page) + 1)
+
+    def _match(self, stay: Stay) -> list[int]:
+        return self.trie.match(stay.readable) if self.sizes.caches else []
+
+    def _admit(self, stay: Stay) -> None:
+        account, name = stay.sent.account, _name(stay)
+        if account in self.held:
+            (again,) = self._take("resume", account, f"{name} resumes its session", stay)
+            row = self.rows[account]
+            del self.held[account]
+            stay.inherited = row.committed
+            most = min(self.sizes.span, row.committed - len(row.shared) * self.sizes.page)
+            if again != most and self.sizes.window is None:
+                raise self._wrong(f"{name} computes {most} positions of its session again", f"{again}", stay)
+            row.committed -= again
+        else:
+            shared = self._match(stay)
+            found = list(self._take("open", account, f"{name} is admitted", stay))
+            if found != shared:
+                expected = f"{name} reuses {len(shared) * self.sizes.page} cached tokens"
+                raise self._wrong(expected, f"{len(found) * self.sizes.page}", stay)
+            self.rows[account] = row = Row(shared, committed=len(shared) * self.sizes.page)
+            stay.inherited = 0
+        self.done.reused += row.committed
+        stay.running, stay.prefilled, stay.target = True, row.committed, stay.known
+        self._reclaim(stay, stay.known + self.sizes.width - row.committed)
+        while self.sizes.window is not None and self._peek()[0] == "close" and self._peek()[1] in self.held:
+            self._drop(stay)  # it makes room for window pages
+        self.active = sorted([*self.active, stay], key=lambda one: one.sent.id)
+
+    def _room(self, stay: Stay, width: int) -> bool:
+        """Make room for a step, by retracting the youngest if nothing else helps. False if it cannot take part."""
+        if not stay.running:
+            return False
+        while not self._reclaim(stay, width):
+            if any(other.draining for other in self.active):
+                return False
+            victim = max((other for other in self.active if other.running), key=lambda other: other.sent.id)
+            self._retract(victim)
+            if victim is stay or victim.draining:
+                return False
+        return True
+
+    def _reclaim(self, stay: Stay, width: int) -> bool:
+        """Free pages for a step: cached ones that nobody reads, the least recently used first, then idle sessions."""
+        row = self._row(stay)
+        while (short := -(-(row.end + width) // self.sizes.page) - row.pages - self._free) > 0:
+            pinned = self._pinned(list(self.rows.values()))
+            for _ in range(short):
+                leaves = self.trie.oldest(pinned)
+                if not leaves:
+                    break
+                (page,) = self._take("evict", 0, f"a page is evicted for {_name(stay)}", stay)
+                if page not in leaves:
+                    raise self._wrong(f"the page evicted for {_name(stay)} is a least recently used one", "another", stay)
+                self.trie.remove(page)
+                self.done.evicted += 1
+            else:
+                continue
+            if not self._drop(stay):
+                return False
+        return True
+
+    def _drop(self, stay: Stay) -> bool:
+        """Close the session that is idle for longest; those with a turn in the queue last, the next turn's last."""
+        queued = [one.sent.account for one in self.waiting]
+        idle = [account for account in self.held if account != stay.sent.account and account not in queued]
+        others = [account for account in reversed(queued) if account != stay.sent.account and account in self.held]
+        for account in [*idle, *others][:1]:
+            self._take("close", account, f"session account {account} is closed for {_name(stay)}", stay)
+            del self.rows[account], self.held[account]
+            self.done.dropped += 1
+            return True
+        return False
+
+    def _retract(self, victim: Stay) -> None:
+        self.done.retracted += 1
+        victim.running, victim.draining, victim.retracting = False, True, True
+        if not self._row(victim).flights:
+            operation = self._peek()[0]
+            expected = f"{_name(victim)}, the youngest, is retracted"
+            numbers = self._take("hold" if operation == "hold" else "close", victim.sent.account, expected, victim)
+            self._release(victim, operation, numbers)
+
+    # What a step leaves.
+
+    def _resolve(self, end: int) -> None:
+        """Follow the journal up to entry `end`: results, and pages given back."""
+        while self.at < len(self.journal) and self.places[self.at] < end:
+            operation, account, numbers = self.journal[self.at]
+            if account in self.ending and operation == "close" and account in self.held:
+                self.at += 1
+                del self.rows[account], self.held[account]
+                continue
+            row = self.rows.get(account)
+            if row is not None and operation == "settle" and row.flights:
+                self.at += 1
+                self._settle(row, numbers[0])
+                continue
+            owner = next((one for one in self.active if one.sent.account == account and one.draining), None)
+            if row is None or owner is None or row.flights or operation not in ("close", "hold", "donate"):
+                raise self._wrong("nothing more is launched or freed in this step", "", owner)
+            if operation == "donate":
+                self._donate(owner, row)
+                continue
+            self.at += 1
+            self._release(owner, operation, numbers)
+        late = next((one for one in self.active if one.draining and not self._row(one).flights), None)
+        if late is not None:
+            raise WorkMismatch(f"step {len(self.done.steps)}: {_name(late)} keeps its pages after its last step", late.sent.id)
+
+    def _settle(self, row: Row, count: int) -> None:
+        stay, prefill, launched = row.flights.popleft()
+        row.committed += count
+        if not stay.running:
+            return
+        if prefill:
+            stay.scored = max(stay.scored, launched.end + 1)
+            if launched.end < stay.target:
+                return
+            count = 1
+        stay.out = min(stay.out + count, stay.final)
+        if stay.out == stay.final:
+            stay.running, stay.draining = False, True
+        elif prefill:
+            self._donate(stay, row)
+
+    def _donate(self, stay: Stay, row: Row) -> None:
+        """The cache takes the pages that a request filled, up to a text that it has already."""
+        if stay.inherited or not self.sizes.caches:
+            return
+        new = self.trie.missing(stay.text, row.shared, row.committed)
+        if new:
+            expected = f"{new} pages of {_name(stay)} are cached"
+            count, *pages = self._take("donate", stay.sent.account, expected, stay)
+            if count != new:
+                raise self._wrong(expected, f"{count}", stay)
+            self.trie.insert(stay.text, row.shared, pages)
+            row.shared += pages
+            row.own -= new
+
+    def _release(self, stay: Stay, operation: str, numbers: tuple[int, ...]) -> None:
+        row, account = self._row(stay), stay.sent.account
+        undone = stay.aborted or stay.retracting
+        keep = stay.inherited if undone else min(stay.known, max(row.committed, row.kept))
+        keeps = stay.sent.keeps and keep > 0
+        if (operation == "hold") != keeps and not (keeps and self.sizes.window is not None):
+            raise self._wrong(f"{_name(stay)} leaves {keep if keeps else 0} positions to its session", operation, stay)
+        if operation == "hold":
+            if numbers[0] != keep:
+                raise self._wrong(f"{_name(stay)} leaves {keep} positions to its session", f"{numbers[0]}", stay)
+            row.own -= len(numbers) - 1
+            row.committed = row.kept = keep
+            self.held[account] = None
+        else:
+            missing = 0 if undone and stay.retracting or stay.inherited or not self.sizes.caches else self.trie.missing(stay.text, row.shared, row.committed)
+            if missing:
+                raise self._wrong(f"{missing} pages of {_name(stay)} are cached", "none", stay)
+            del self.rows[account]
+        self.active.remove(stay)
+        stay.draining = False
+        if stay.retracting:
+            stay.retracting, stay.prefilled, stay.target = False, 0, 0
+            self.waiting = sorted([*self.waiting, stay], key=lambda one: one.sent.id)
+
+    # The journal.
+
+    def _row(self, stay: Stay) -> Row:
+        return self.rows[stay.sent.account]
+
+    def _peek(self) -> Entry:
+        return self.journal[self.at] if self.at < len(self.journal) else ("nothing", 0, ())
+
+    def _take(self, operation: str, account: int, expected: str, stay: Stay) -> tuple[int, ...]:
+        found = self._peek()
+        if found[:2] != (operation, account):
+            raise self._wrong(expected, "", stay)
+        self.at += 1
+        return tuple(found[2])
+
+    def _wrong(self, expected: str, got: str, stay: Stay | None) -> WorkMismatch:
+        operation, account, numbers = self._peek()
+        told = got or f"{operation} of {account}" + (f" ({numbers[0]})" if numbers else "")
+        text = f"step {len(self.done.steps)}: expected that {expected}; got {told}"
+        return WorkMismatch(text, 0 if stay is None else stay.sent.id)
+
+
+def _name(stay: Stay) -> str:
+    return f"request {stay.sent.id}"

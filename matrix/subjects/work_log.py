@@ -1,0 +1,112 @@
+"""Records what a reference engine is asked to do and which forwards it runs, each with its place in the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+from weakref import WeakMethod
+
+from torch import Tensor
+
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.memory.ledger import Entry
+from specmatrix.engine.core.schedule.request import Request
+from specmatrix.engine.core.schedule.step import StepPlan
+from specmatrix.matrix.subjects.protocol import Moment, Sent, StepForwards, WorkLog
+
+
+class WorkRecorder:
+    """Attaches to an engine without changing its results. journal: of the engine, as it grows.
+
+    A round that replays as a CUDA graph has no forwards here: a graph runs no Python.
+    """
+
+    def __init__(self, llm: LLM, journal: Sequence[Entry]) -> None:
+        self._journal = journal
+        self._moments: list[Moment] = []
+        self._sent: dict[int, Sent] = {}
+        self._forwards: list[StepForwards] = []
+        loop, executor, sessions = cast(Any, llm.loop), cast(Any, llm.loop.executor), cast(Any, llm.sessions)
+        add, step, abort = _method(loop, "add"), _method(loop, "step"), _method(loop.scheduler, "abort")
+        close, opened = _method(sessions, "close"), sessions.sessions
+        launch, begin = _method(executor, "launch"), _method(executor.plain.kv, "begin")
+
+        def noted_add(request: Request) -> None:
+            add(request)
+            params = request.params
+            facts = request.prompt, params.max_new_tokens, request.holds, params.logprob_start_len
+            self._sent[request.rid] = Sent(request.rid, request.account, *facts)
+            self._note("send", request.rid)
+
+        def noted_step() -> None:
+            self._note("step")
+            step()
+
+        def noted_abort(rid: int) -> bool:
+            self._note("abort", rid)
+            place = len(self._moments)
+            stopped: bool = abort(rid)
+            if not stopped:  # it had ended before
+                del self._moments[place - 1]
+            return stopped
+
+        def noted_close(name: str) -> None:
+            if name in opened and opened[name].account:
+                self._note("end", opened[name].account)
+            close(name)
+
+        def noted_launch(plan: StepPlan) -> object:
+            self._forwards.append(StepForwards(len(self._journal), 0, (), ()))
+            return launch(plan)
+
+        def noted_begin(*given: object) -> object:
+            kv = begin(*given)
+            last = self._forwards[-1]
+            self._forwards[-1] = last._replace(read=last.read + kv.slots[0].read.shape[1])
+            return kv
+
+        loop.add, loop.step, loop.scheduler.abort, sessions.close = noted_add, noted_step, noted_abort, noted_close
+        executor.launch, executor.plain.kv.begin = noted_launch, noted_begin
+        self._count(executor.target, "forward", "target")
+        for model in _models(executor.drafter):
+            self._count(model, "forward", "draft")
+            if hasattr(model, "context"):
+                self._count(model, "context", "draft")
+
+    def log(self) -> WorkLog:
+        """Everything since the engine's start."""
+        return WorkLog(tuple(self._moments), dict(self._sent), tuple(self._forwards))
+
+    def _note(self, what: str, number: int = 0) -> None:
+        self._moments.append(Moment(len(self._journal), what, number))
+
+    def _count(self, model: Any, name: str, kind: str) -> None:  # noqa: ANN401 - a target or any draft model
+        run = _method(model, name)
+
+        def counted(tokens: Tensor, *given: object, **named: object) -> object:
+            shape = int(tokens.shape[0]), int(tokens.shape[1])
+            last = self._forwards[-1]
+            self._forwards[-1] = last._replace(**{kind: (*getattr(last, kind), shape)})
+            return run(tokens, *given, **named)
+
+        setattr(model, name, counted)
+
+
+def _method(owner: Any, name: str) -> Callable[..., Any]:  # noqa: ANN401 - any part of the engine
+    """A method that does not keep its owner alive, so that a dropped engine is freed at once."""
+    if name in vars(owner):  # attached before, in the same way
+        wrapped: Callable[..., Any] = vars(owner)[name]
+        return wrapped
+    bound = WeakMethod(getattr(owner, name))
+
+    def call(*given: object, **named: object) -> Any:  # noqa: ANN401 - as the method
+        method = bound()
+        assert method is not None
+        return method(*given, **named)
+
+    return call
+
+
+def _models(drafter: Any) -> list[Any]:  # noqa: ANN401 - the draft networks of any built-in drafter
+    found = getattr(drafter, "layers", None) or [getattr(drafter, "model", None)]
+    return [model for model in dict.fromkeys(found) if model is not None]
