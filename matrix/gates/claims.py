@@ -52,6 +52,8 @@ def _run_faults(cell: Cell, run: Run) -> Iterator[str]:
         yield "the subject claims memory, but reports none"
     if Capability.JOURNAL in claims and (run.journal is None or not run.journal[0]):
         yield "the subject claims a journal, but has none"
+    if Capability.WORK in claims and run.work is None:
+        yield "the subject claims a log of its work, but has none"
     if Capability.TRACE in claims and cell.adapts and run.trace is None:
         yield "the subject claims a trace, but has none"
     if Capability.COUNTERS in claims and not any(run.evidence.values()):

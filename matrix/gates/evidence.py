@@ -97,7 +97,7 @@ def _splits(cell: Cell, run: Run) -> bool:
     return any(len(a.prompt_ids) - a.cached_tokens > int(cell.prefill_chunk) for a in run.answers if a.output_ids)
 
 
-def _widest(run: Run) -> int:
+def widest(run: Run) -> int:
     """Nodes (root included) of the widest possible round, for which memory is reserved."""
     depths = [steps for slot in run.resolved["adaptive_slots"] for steps in slot["candidate_steps"]]
     return int(max(depths) + 1 if depths else run.resolved["num_draft_tokens"])
@@ -111,7 +111,7 @@ def _two_run(cell: Cell, run: Run) -> bool:
         return True
     if chunk is None:
         return False
-    steps, width, page = run.resolved["lag"] + 1, _widest(run), run.resolved["page_size"]
+    steps, width, page = run.resolved["lag"] + 1, widest(run), run.resolved["page_size"]
     reach = window + steps * width + steps * max(width, chunk)
     return bool(2 * (-(-reach // page) + 1) <= run.resolved["window_pages"])
 
@@ -134,7 +134,7 @@ def _spares(cell: Cell, run: Run) -> bool:
 def _slides(cell: Cell, run: Run) -> bool:
     """Some text exceeds the window by more than a page and the positions that a rollback may restore."""
     window, page = run.resolved.get("window"), run.resolved["page_size"]
-    back = (run.resolved["lag"] + 2) * _widest(run)
+    back = (run.resolved["lag"] + 2) * widest(run)
     lengths = [len(a.prompt_ids) + len(a.output_ids) for a in run.answers if a.finish != "abort"]
     return window is not None and any(length > window + page + back for length in lengths)
 

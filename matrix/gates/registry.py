@@ -21,12 +21,14 @@ from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.session import SessionGate
 from specmatrix.matrix.gates.text import TextGate
+from specmatrix.matrix.gates.work import WorkGate
 from specmatrix.matrix.subjects.protocol import Capability, Profile
 
 GATES: Final[tuple[Gate, ...]] = (
     ConfigGate(),
     EffectiveGate(),
     LedgerGate(),
+    WorkGate(),
     RanksGate(),
     SessionGate(),
     AdaptiveGate(),

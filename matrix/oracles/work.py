@@ -69,6 +69,7 @@ class Stay:
     """A request: `final` is the number of output tokens after which it ends, unless it is aborted earlier."""
 
     sent: Sent
+    name: str
     tokens: tuple[int, ...]  # prompt and whole output
     final: int
     out: int = 0
@@ -136,10 +137,17 @@ class Account:
 class WorkReplay:
     """outputs: prompt and output of each request that was answered, by id. aborted requests end when they are told."""
 
-    def __init__(self, journal: Sequence[Entry], sizes: Sizes, sent: Mapping[int, Sent], outputs: Mapping[int, tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        journal: Sequence[Entry],
+        sizes: Sizes,
+        sent: Mapping[int, Sent],
+        outputs: Mapping[int, tuple[int, ...]],
+        names: Mapping[int, str],
+    ) -> None:
         self.journal = [entry for entry in journal if entry[0] not in WINDOWED]
         self.places = [place for place, entry in enumerate(journal) if entry[0] not in WINDOWED]
-        self.sizes, self.sent, self.outputs = sizes, sent, outputs
+        self.sizes, self.sent, self.outputs, self.names = sizes, sent, outputs, names
         self.at = 0
         self.done = Account()
         self.trie = PageTrie(sizes.page, sizes.span)
@@ -171,7 +179,8 @@ class WorkReplay:
     def _send(self, sent: Sent, aborted: bool) -> None:
         tokens = self.outputs.get(sent.id, sent.prompt)
         final = EVERYTHING if aborted else len(tokens) - len(sent.prompt)
-        self.stays[sent.id] = stay = Stay(sent, tokens, final)
+        name = self.names.get(sent.id, f"request {sent.id}")
+        self.stays[sent.id] = stay = Stay(sent, name, tokens, final)
         self.waiting.append(stay)
 
     def _abort(self, stay: Stay) -> None:
@@ -220,15 +229,15 @@ class WorkReplay:
 
     def _reserve(self, stay: Stay, width: int) -> None:
         row = self._row(stay)
-        numbers = self._take("reserve", stay.sent.account, f"{width} positions of {_name(stay)} are reserved", stay)
+        numbers = self._take("reserve", stay.sent.account, f"{width} positions of {stay.name} are reserved", stay)
         if numbers[0] != width:
-            raise self._wrong(f"{width} positions of {_name(stay)} are reserved", f"{numbers[0]}", stay)
+            raise self._wrong(f"{width} positions of {stay.name} are reserved", f"{numbers[0]}", stay)
         row.own += len(numbers) - 1
         self.done.held = max(self.done.held, self.sizes.pages - self._free)
 
     def _launch(self, stay: Stay, width: int, prefill: bool) -> Launched:
         kind = "a prompt chunk" if prefill else "a round"
-        expected = f"{kind} of {_name(stay)} with {width} positions is launched"
+        expected = f"{kind} of {stay.name} with {width} positions is launched"
         numbers = self._take("launch", stay.sent.account, expected, stay)
         if numbers[0] != width:
             raise self._wrong(expected, f"{numbers[0]} positions", stay)
@@ -285,7 +294,7 @@ class WorkReplay:
         return self.trie.match(stay.readable) if self.sizes.caches else []
 
     def _admit(self, stay: Stay) -> None:
-        account, name = stay.sent.account, _name(stay)
+        account, name = stay.sent.account, stay.name
         if account in self.held:
             (again,) = self._take("resume", account, f"{name} resumes its session", stay)
             row = self.rows[account]
@@ -332,9 +341,9 @@ class WorkReplay:
                 leaves = self.trie.oldest(pinned)
                 if not leaves:
                     break
-                (page,) = self._take("evict", 0, f"a page is evicted for {_name(stay)}", stay)
+                (page,) = self._take("evict", 0, f"a page is evicted for {stay.name}", stay)
                 if page not in leaves:
-                    raise self._wrong(f"the page evicted for {_name(stay)} is a least recently used one", "another", stay)
+                    raise self._wrong(f"the page evicted for {stay.name} is a least recently used one", "another", stay)
                 self.trie.remove(page)
                 self.done.evicted += 1
             else:
@@ -349,7 +358,7 @@ class WorkReplay:
         idle = [account for account in self.held if account != stay.sent.account and account not in queued]
         others = [account for account in reversed(queued) if account != stay.sent.account and account in self.held]
         for account in [*idle, *others][:1]:
-            self._take("close", account, f"session account {account} is closed for {_name(stay)}", stay)
+            self._take("close", account, f"session account {account} is closed for {stay.name}", stay)
             del self.rows[account], self.held[account]
             self.done.dropped += 1
             return True
@@ -360,7 +369,7 @@ class WorkReplay:
         victim.running, victim.draining, victim.retracting = False, True, True
         if not self._row(victim).flights:
             operation = self._peek()[0]
-            expected = f"{_name(victim)}, the youngest, is retracted"
+            expected = f"{victim.name}, the youngest, is retracted"
             numbers = self._take("hold" if operation == "hold" else "close", victim.sent.account, expected, victim)
             self._release(victim, operation, numbers)
 
@@ -382,14 +391,14 @@ class WorkReplay:
             owner = next((one for one in self.active if one.sent.account == account and one.draining), None)
             if row is None or owner is None or row.flights or operation not in ("close", "hold", "donate"):
                 raise self._wrong("nothing more is launched or freed in this step", "", owner)
-            if operation == "donate":
+            if operation == "donate" and self._missing(owner, row):
                 self._donate(owner, row)
                 continue
             self.at += 1
             self._release(owner, operation, numbers)
         late = next((one for one in self.active if one.draining and not self._row(one).flights), None)
         if late is not None:
-            raise WorkMismatch(f"step {len(self.done.steps)}: {_name(late)} keeps its pages after its last step", late.sent.id)
+            raise WorkMismatch(f"step {len(self.done.steps)}: {late.name} keeps its pages after its last step", late.sent.id)
 
     def _settle(self, row: Row, count: int) -> None:
         stay, prefill, launched = row.flights.popleft()
@@ -409,11 +418,9 @@ class WorkReplay:
 
     def _donate(self, stay: Stay, row: Row) -> None:
         """The cache takes the pages that a request filled, up to a text that it has already."""
-        if stay.inherited or not self.sizes.caches:
-            return
-        new = self.trie.missing(stay.text, row.shared, row.committed)
+        new = self._missing(stay, row)
         if new:
-            expected = f"{new} pages of {_name(stay)} are cached"
+            expected = f"{new} pages of {stay.name} are cached"
             count, *pages = self._take("donate", stay.sent.account, expected, stay)
             if count != new:
                 raise self._wrong(expected, f"{count}", stay)
@@ -421,23 +428,28 @@ class WorkReplay:
             row.shared += pages
             row.own -= new
 
+    def _missing(self, stay: Stay, row: Row) -> int:
+        """Pages that the cache takes from a request now."""
+        if stay.inherited or stay.retracting or not self.sizes.caches:
+            return 0
+        return self.trie.missing(stay.text, row.shared, row.committed)
+
     def _release(self, stay: Stay, operation: str, numbers: tuple[int, ...]) -> None:
         row, account = self._row(stay), stay.sent.account
         undone = stay.aborted or stay.retracting
         keep = stay.inherited if undone else min(stay.known, max(row.committed, row.kept))
         keeps = stay.sent.keeps and keep > 0
-        if (operation == "hold") != keeps and not (keeps and self.sizes.window is not None):
-            raise self._wrong(f"{_name(stay)} leaves {keep if keeps else 0} positions to its session", operation, stay)
+        if operation == "donate" or ((operation == "hold") != keeps and not (keeps and self.sizes.window is not None)):
+            raise self._wrong(f"{stay.name} leaves {keep if keeps else 0} positions to its session", operation, stay)
         if operation == "hold":
             if numbers[0] != keep:
-                raise self._wrong(f"{_name(stay)} leaves {keep} positions to its session", f"{numbers[0]}", stay)
+                raise self._wrong(f"{stay.name} leaves {keep} positions to its session", f"{numbers[0]}", stay)
             row.own -= len(numbers) - 1
             row.committed = row.kept = keep
             self.held[account] = None
         else:
-            missing = 0 if undone and stay.retracting or stay.inherited or not self.sizes.caches else self.trie.missing(stay.text, row.shared, row.committed)
-            if missing:
-                raise self._wrong(f"{missing} pages of {_name(stay)} are cached", "none", stay)
+            if missing := self._missing(stay, row):
+                raise self._wrong(f"{missing} pages of {stay.name} are cached", "none", stay)
             del self.rows[account]
         self.active.remove(stay)
         stay.draining = False
@@ -465,7 +477,3 @@ class WorkReplay:
         told = got or f"{operation} of {account}" + (f" ({numbers[0]})" if numbers else "")
         text = f"step {len(self.done.steps)}: expected that {expected}; got {told}"
         return WorkMismatch(text, 0 if stay is None else stay.sent.id)
-
-
-def _name(stay: Stay) -> str:
-    return f"request {stay.sent.id}"

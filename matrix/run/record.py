@@ -16,7 +16,7 @@ from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.run.tiers import repro
 from specmatrix.matrix.run.verb import traceback_of, verb_of
 from specmatrix.matrix.subjects.engine_process import EngineFailed
-from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine
+from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, Stalled
 from specmatrix.reports.schema import (
     REFERENCE,
     CellRecord,
@@ -61,8 +61,9 @@ def judged(
 
 
 def crashed(prepared: PreparedCell, error: Exception) -> CellResult:
-    """The record of a cell whose run raised: FAIL for an EngineBug, which the engine detected itself, and for an engine
-    that failed in its own process or refused a command that its subject translated, else INFRA."""
+    """The record of a cell whose run raised: FAIL for an EngineBug, which the engine detected itself, for a baseline
+    that never ends, and for an engine that failed in its own process or refused a command that its subject translated,
+    else INFRA."""
     cause, part = (error.cause, "baseline: ") if isinstance(error, BaselineError) else (error, "")
     if isinstance(cause, EngineFailed) or (isinstance(cause, ConfigError) and prepared.subject != REFERENCE):
         told = record(prepared, "FAIL", error=f"{part}{cause}")
@@ -72,7 +73,7 @@ def crashed(prepared: PreparedCell, error: Exception) -> CellResult:
     frames = traceback.extract_tb(cause.__traceback__)
     places = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames[: -LAST_FRAMES - 1 : -1]]
     text = f"{part}{type(cause).__name__}: {cause}, in {' < '.join(places)}"
-    told = record(prepared, "FAIL" if isinstance(cause, EngineBug) else "INFRA", error=text)
+    told = record(prepared, "FAIL" if isinstance(cause, EngineBug | Stalled) else "INFRA", error=text)
     return structs.replace(told, verb=verb_of(cause), traceback=traceback_of(cause))
 
 

@@ -23,6 +23,7 @@ from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.registry import GATES, applied_gates
 from specmatrix.matrix.gates.session_baseline import has_session_baseline
+from specmatrix.matrix.gates.work import WorkGate
 from specmatrix.matrix.run.explain import explained
 from specmatrix.matrix.run.prepared_cell import PreparedCell, Workload, prepare
 from specmatrix.matrix.run.record import BaselineError, crashed, judged, record
@@ -40,6 +41,7 @@ from specmatrix.matrix.subjects.protocol import (
     Run,
     RunningEngine,
     Served,
+    Stalled,
     Subject,
     Unsupported,
 )
@@ -105,7 +107,7 @@ class Runner:
 
     workload: the requests of a cell for a seed. gates: in the order in which they judge. refusal: judges a start that
     was refused (with the error) or should have been (with None). divergence: judges ranks that stopped because they
-    diverged. tier: of the records. waivers: of the user's tree. explain: the cells that run a second time with a trace.
+    diverged. stall: judges an engine that does not end. tier: of the records. waivers: of the user's tree. explain: the cells that run a second time with a trace.
     engine: the running engine, of the last cell. baselines: runs so far.
     """
 
@@ -115,6 +117,7 @@ class Runner:
     gates: Sequence[Gate] = GATES
     refusal: Callable[[PreparedCell, ConfigError | None], Outcome] = ConfigGate().judge_refusal
     divergence: Callable[[PreparedCell, Agreement | None], Outcome] = RanksGate().judge_agreement
+    stall: Callable[[Stalled], Outcome] = WorkGate().judge_stall
     tier: str = "cpu"
     waivers: Sequence[WaiverRule] = ()
     explain: Explain = "none"
@@ -171,6 +174,9 @@ class Runner:
         except Diverged as found:  # Diverged ranks return no answers to judge.
             self._drop()
             return judged(prepared, [self.divergence(prepared, found.agreement)], engine)
+        except Stalled as stalled:  # It would never return any; the next cell gets a new engine.
+            self._drop()
+            return judged(prepared, [self.stall(stalled)], engine)
         self._served = run.served
         if self.foreign:
             run = replace(run, resolved={**known_shape(prepared), **run.resolved})

@@ -7,8 +7,8 @@ from typing import Final
 
 from specmatrix.matrix.subjects.protocol import Stalled
 
-# The oldest request proceeds in every step, so requests take no more steps together than one after another. Younger
-# ones may lose prefill work to a retraction: measured, no cell takes more than 0.6 of the steps of a run in sequence.
+# The oldest request always proceeds, so several requests take fewer steps together than one after another, although
+# younger ones are prefilled again after a retraction; a single request without drafts takes all of them.
 SPARE: Final = 2
 
 

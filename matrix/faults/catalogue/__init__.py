@@ -27,6 +27,7 @@ from specmatrix.matrix.faults.catalogue.sizes import SIZE_FAULTS
 from specmatrix.matrix.faults.catalogue.spares import SPARE_FAULTS
 from specmatrix.matrix.faults.catalogue.timing import TIMING_FAULTS
 from specmatrix.matrix.faults.catalogue.windows import WINDOW_FAULTS
+from specmatrix.matrix.faults.catalogue.work import WORK_FAULTS
 from specmatrix.matrix.faults.fault import Fault
 
 CATALOGUE: Final[tuple[Fault, ...]] = (
@@ -55,4 +56,5 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *GRAPH_FAULTS,
     *KERNEL_FAULTS,
     *SPARE_FAULTS,
+    *WORK_FAULTS,
 )

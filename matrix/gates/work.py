@@ -1,0 +1,109 @@
+"""Checks that an engine did the work that its workload needs, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.evidence import widest
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
+from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.oracles.forwards import DraftShape, needless_forwards
+from specmatrix.matrix.oracles.prefix import span_of
+from specmatrix.matrix.oracles.work import Account, Sizes, WorkMismatch, WorkReplay
+from specmatrix.matrix.run.prepared_cell import PreparedCell
+from specmatrix.matrix.subjects.protocol import Capability, Run, Stalled
+
+THRESHOLDS: Final = {
+    "needless": Threshold(0, "what a step launches follows from the workload, the sizes and the accepted tokens"),
+    "spare_positions": Threshold(15, "a step reads KV in multiples of 16 positions, so that shapes recur"),
+}
+
+
+@dataclass
+class WorkGate:
+    """Predicts every step with a second scheduler, and compares what was admitted, reused, evicted, retracted, computed
+    and read with the journal and with the forwards that ran.
+
+    The journal starts with the engine, so needless work in an earlier cell of the same start also fails here.
+    """
+
+    name: str = "work"
+    needs: frozenset[Capability] = frozenset({Capability.JOURNAL, Capability.WORK})
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+
+    def applies(self, cell: Cell) -> bool:
+        """Every cell works."""
+        return True
+
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED without a journal, without a log of the work, or if no forward was seen."""
+        log = run.work
+        if run.journal is None or log is None or not log.moments:
+            missing = "ledger journal" if run.journal is None else "log of its work"
+            return Outcome(self.name, State.NOT_MEASURED, message=f"the subject provides no {missing}")
+        entries, pages, page = run.journal
+        resolved, names = run.resolved, {one.id: one.name for one in run.served}
+        sizes = Sizes(
+            pages=pages,
+            page=page,
+            chunk=resolved["chunked_prefill_size"],
+            rows=resolved["max_running_requests"],
+            lag=resolved["lag"],
+            width=widest(run),
+            span=span_of(prepared.cell, resolved),
+            caches=resolved["radix_cache"],
+            window=None if resolved["window"] is None else (resolved["window"], resolved["window_pages"]),
+        )
+        replay = WorkReplay(entries, sizes, log.sent, {one.id: one.tokens for one in run.served}, names)
+        try:
+            done = replay.run(log.moments)
+        except WorkMismatch as mismatch:
+            blame = Blame(names[mismatch.request]) if mismatch.request in names else None
+            numbers = _numbers(replay.done, run, 1)
+            return Outcome(self.name, State.FAIL, numbers, message=str(mismatch), blame=blame)
+        fault = self._needless(prepared.cell, run, done)
+        numbers = _numbers(done, run, int(bool(fault)))
+        if not fault and not numbers["forwards"]:
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no forward of the networks was seen")
+        return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, message=fault)
+
+    def judge_stall(self, stalled: Stalled) -> Outcome:
+        """The verdict on an engine that did not end."""
+        blame = Blame(stalled.request) if stalled.request else None
+        numbers: dict[str, Number] = {"steps": stalled.steps, "needless": 1}
+        return Outcome(self.name, State.FAIL, numbers, message=str(stalled), blame=blame)
+
+    def _needless(self, cell: Cell, run: Run, done: Account) -> str:
+        """A sentence on the first step whose forwards are not those that it needs, else ""."""
+        assert run.work is not None
+        steps, shape = [step for step in done.steps if step.rows], DraftShape.of(cell.algorithm, run.resolved)
+        if len(steps) != len(run.work.forwards):
+            return f"{len(run.work.forwards)} steps were launched, and {len(steps)} are in the journal"
+        graphs = bool(run.resolved["cuda_graph_max_bs"])
+        for number, (step, ran) in enumerate(zip(steps, run.work.forwards, strict=True)):
+            if graphs and not step.prefill and not ran.target:
+                continue  # a graph replays without running Python
+            spare = int(self.thresholds["spare_positions"])
+            if fault := needless_forwards(step, ran, shape, spare):
+                return f"launch {number}: {fault}"
+        return ""
+
+
+def _numbers(done: Account, run: Run, needless: int) -> dict[str, Number]:
+    assert run.work is not None
+    forwards = [shape for step in run.work.forwards for shape in (*step.target, *step.draft)]
+    return {
+        "steps": len(done.steps),
+        "computed": done.computed,
+        "reused": done.reused,
+        "evicted": done.evicted,
+        "retracted": done.retracted,
+        "dropped": done.dropped,
+        "peak_pages": done.held,
+        "forwards": len(forwards),
+        "read": sum(step.read for step in run.work.forwards),
+        "needless": needless,
+    }

@@ -1,0 +1,67 @@
+"""The forwards that one step needs: of the target one, and of the draft those that its rounds verify."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from specmatrix.matrix.oracles.work import Step
+from specmatrix.matrix.subjects.protocol import StepForwards
+
+
+class DraftShape(NamedTuple):
+    """How a drafter works. kind: "none", "token" (a forward per depth), "layers" (one layer per depth) or "block"."""
+
+    kind: str
+    steps: int
+    topk: int
+    nodes: int
+
+    @classmethod
+    def of(cls, algorithm: str, resolved: Mapping[str, Any]) -> DraftShape:
+        """The shape of a cell's algorithm as it was resolved."""
+        kind = {"none": "none", "ngram": "none", "dflash": "block"}.get(algorithm, "token")
+        if resolved["enable_multi_layer_eagle"]:
+            kind = "layers"
+        return cls(kind, resolved["num_steps"], resolved["topk"], resolved["num_draft_tokens"])
+
+
+def draft_forwards(shape: DraftShape, prefill: bool, requests: int, width: int) -> list[tuple[int, int]]:
+    """(requests, tokens of each) of every draft forward of a step that is `width` positions wide."""
+    if shape.kind == "none":
+        return []
+    if shape.kind == "layers":
+        # The layers compute the positions again that rested on drafts.
+        return [(requests, shape.steps - 1 + width)] * shape.steps
+    if shape.kind == "block":
+        return [(requests, width)] if prefill else [(requests, width)] * 2
+    if prefill:
+        return [(requests, width)]
+    if shape.topk > 1:  # the last depth's tokens are never read; afterwards the accepted path is
+        return [(requests, shape.topk)] * (shape.steps - 1) + [(requests, min(shape.steps, shape.nodes - 1) + 1)]
+    return [(requests, 1)] * (width - 2) + [(requests, width)]
+
+
+def needless_forwards(step: Step, ran: StepForwards, shape: DraftShape, spare: int) -> str:
+    """A sentence if a step's forwards are not those that it needs, else "".
+
+    spare: positions that a step may read past those that it needs.
+    """
+    kind = "prefill" if step.prefill else "round"
+    requests, width = len(step.rows), max(row.width for row in step.rows)
+    needed = max(row.end for row in step.rows)
+    if list(ran.target) != [(requests, width)]:
+        return f"a {kind} of {requests} requests by {width} runs target forwards {_shown(ran.target)}"
+    expected = draft_forwards(shape, step.prefill, requests, width)
+    if list(ran.draft) != expected:
+        return (
+            f"a {kind} of {requests} requests by {width} runs draft forwards {_shown(ran.draft)}, and "
+            f"{_shown(expected)} are needed"
+        )
+    if not needed <= ran.read <= needed + spare:
+        return f"a {kind} reads {ran.read} KV positions of each request, and {needed} are needed"
+    return ""
+
+
+def _shown(forwards: object) -> str:
+    return ", ".join(f"{requests} x {tokens}" for requests, tokens in forwards) or "none"  # type: ignore[attr-defined]
