@@ -258,12 +258,13 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         ),
     ),
     Constraint(
-        "snug-for-two",
+        "snug-for-turns",
         "redundant",
-        "snug memory is sized for two conversations of known length, and only a session keeps KV between turns",
+        "snug memory is sized for conversations of known length, and only a session keeps KV between turns",
         ("memory", "batch", "session", "finish"),
         lambda cell: (
-            cell.memory == "snug" and (cell.batch, cell.session, cell.finish) != ("pair", "streaming", "length")
+            cell.memory == "snug"
+            and (cell.batch not in ("pair", "ragged") or (cell.session, cell.finish) != ("streaming", "length"))
         ),
     ),
     Constraint(

@@ -85,6 +85,7 @@ PR: Final[dict[str, str]] = {
     "nextn.deepseek.s3.k4.n8.v2.p64.ragged": "latent keys of a tree smaller than a page",
     "nextn.deepseek.s3.k4.n8.v2.ragged.stream": "sessions: trees of bundled layers, token by token",
     "none.v1.p256.snug.pair.stream.length": "sessions: a retracted turn resumes from its KV, large pages, lag 0",
+    "none.p4.snug.ragged.stream.length": "sessions: several are idle, and the one used last stays longest",
     "none.v2.p16.c7.snug.pair.stream.length": "sessions: a retracted turn resumes from its KV, over chunks, lag 1",
     "eagle3.s3.k1.n4.v1.p64.snug.pair.stream.length": "sessions: a drafted chain resumes, lag 0",
     "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length": "sessions: a tree resumes, lag 1",

@@ -1,4 +1,4 @@
-"""The steps that a workload may take at most, and which request stopped making progress when it takes more."""
+"""The steps that a workload may take at most, and which request made no progress when it takes more."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ from specmatrix.matrix.subjects.protocol import Stalled
 SPARE: Final = 2
 
 
-def sequential_steps(prompt: int, new_tokens: int, chunk: int | None, lag: int) -> int:
-    """The steps of one request that runs alone and accepts no draft: prompt chunks, a round per token, unread steps."""
-    chunks = 1 if chunk is None else -(-(prompt + new_tokens) // chunk)
-    return chunks + new_tokens + lag + 1
-
-
 class Progress:
     """Counts an engine's steps, and the tokens of every request. chunk: tokens of a prefill step, None for whole
-    prompts; lag: steps that may be unread."""
+    prompts; lag: steps that may be unread.
+
+    limit: steps that the requests sent so far may take. patience: those in which none of them may get a token, since
+    all of them are prefilled.
+    """
 
     def __init__(self, chunk: int | None, lag: int) -> None:
         self._chunk, self._lag = chunk, lag
-        self.steps = 0
-        self.limit = 0
+        self.steps = self.limit = self.patience = 0
+        self._latest = 0  # the last step after which some request had another number of tokens
         self._seen: dict[str, tuple[int, int]] = {}  # by name: number of tokens, and the step at which it last changed
 
     def sent(self, prompt: int, new_tokens: int) -> None:
         """A request was sent, or one of several completions."""
-        self.limit += SPARE * sequential_steps(prompt, new_tokens, self._chunk, self._lag)
+        chunks = 1 if self._chunk is None else -(-(prompt + new_tokens) // self._chunk)
+        self.patience += SPARE * (chunks + self._lag + 1)
+        self.limit += SPARE * (chunks + self._lag + 1 + new_tokens)
 
     def step(self, tokens: Mapping[str, int]) -> None:
-        """One step was run. tokens: of the requests that have not ended. Stalled if there were too many steps."""
+        """A step will be run. tokens: of the requests that have not ended. Stalled if there were too many steps."""
         self.steps += 1
         for name, count in tokens.items():
             if name not in self._seen or self._seen[name][0] != count:
                 self._seen[name] = count, self.steps
-        if self.steps > self.limit:
+                self._latest = self.steps
+        idle = self.steps - self._latest
+        if self.steps > self.limit or idle > self.patience:
             stuck = min(tokens, key=lambda name: self._seen[name][1], default="")
             count, since = self._seen.get(stuck, (0, 0))
-            raise Stalled(self.steps, self.limit, stuck, count, since)
+            raise Stalled(self.steps, self.limit, idle, stuck, count, since)

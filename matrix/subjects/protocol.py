@@ -376,20 +376,21 @@ class Diverged(Exception):
 class Stalled(Exception):
     """An engine took more steps than its workload can take, so it cannot end.
 
-    request: the one that has made no progress for longest, "" if none runs; tokens: its output tokens; since: the step
-    after which their number did not change.
+    steps: run so far; limit: of the workload; idle: steps since any request got a token. request: the one that has made
+    no progress for longest, "" if none runs; tokens: its output tokens; since: the step at which it had them first.
     """
 
-    def __init__(self, steps: int, limit: int, request: str, tokens: int, since: int) -> None:
-        super().__init__(steps, limit, request, tokens, since)
-        self.steps, self.limit, self.request, self.tokens, self.since = steps, limit, request, tokens, since
+    def __init__(self, steps: int, limit: int, idle: int, request: str, tokens: int, since: int) -> None:
+        super().__init__(steps, limit, idle, request, tokens, since)
+        self.steps, self.limit, self.idle = steps, limit, idle
+        self.request, self.tokens, self.since = request, tokens, since
 
     def __str__(self) -> str:
+        text = f"the requests have not ended after {self.steps} steps, of which the last {self.idle} yielded no token"
+        if self.steps > self.limit:
+            text = f"the requests have not ended after {self.steps} steps; they need at most {self.limit}"
         who = f"{self.request} has had {self.tokens} output tokens since step {self.since}"
-        return (
-            f"the requests have not ended after {self.limit} steps, twice as many as they take one after another; "
-            f"{who if self.request else 'none of them runs, but the engine is busy'}"
-        )
+        return f"{text}; {who if self.request else 'none of them runs, but the engine is busy'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,17 +21,6 @@ WORK_FAULTS: Final[tuple[Fault, ...]] = (
         why="the last cached page of a prefix is computed again",
     ),
     Fault(
-        id="evicted-by-insertion",
-        klass=REUSE,
-        origin="rule: the least recently used pages are evicted",
-        within="PrefixCache.match",
-        old="            child.used = self._clock\n",
-        new="",
-        expected=("work",),
-        cells=("standalone.s1.k1.v2.p4.tight.burst",),
-        why="pages are evicted in the order of their insertion, however often they are read",
-    ),
-    Fault(
         id="evicted-by-halves",
         klass=REUSE,
         origin="sglang#32459: reusable prefixes are evicted",
@@ -138,7 +127,7 @@ WORK_FAULTS: Final[tuple[Fault, ...]] = (
         old="        idle = next((a for a in self.order if",
         new="        idle = next((a for a in reversed(self.order) if",
         expected=("work",),
-        cells=("none.v1.p16.c7.tight.burst.stream.topk_topp",),
+        cells=("none.p4.snug.ragged.stream.length",),
         why="the session that was used last is closed first",
     ),
     Fault(
@@ -149,7 +138,7 @@ WORK_FAULTS: Final[tuple[Fault, ...]] = (
         old="        queued = next((a for a in reversed(waiting) if",
         new="        queued = next((a for a in waiting if",
         expected=("work",),
-        cells=("none.v1.p16.c7.tight.burst.stream.topk_topp",),
+        cells=("none.p4.snug.ragged.stream.length",),
         why="the session whose turn runs next is closed before those that wait for longer",
     ),
     Fault(
