@@ -12,7 +12,7 @@ from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.forwards import DraftShape, needless_forwards
 from specmatrix.matrix.oracles.prefix import span_of
-from specmatrix.matrix.oracles.work import Account, Sizes, WorkMismatch, WorkReplay
+from specmatrix.matrix.oracles.work import Sizes, WorkDone, WorkMismatch, WorkReplay
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run, Stalled
 
@@ -76,7 +76,7 @@ class WorkGate:
         numbers: dict[str, Number] = {"steps": stalled.steps, "needless": 1}
         return Outcome(self.name, State.FAIL, numbers, message=str(stalled), blame=blame)
 
-    def _needless(self, cell: Cell, run: Run, done: Account) -> str:
+    def _needless(self, cell: Cell, run: Run, done: WorkDone) -> str:
         """A sentence on the first step whose forwards are not those that it needs, else ""."""
         assert run.work is not None
         steps, shape = [step for step in done.steps if step.rows], DraftShape.of(cell.algorithm, run.resolved)
@@ -92,7 +92,7 @@ class WorkGate:
         return ""
 
 
-def _numbers(done: Account, run: Run, needless: int) -> dict[str, Number]:
+def _numbers(done: WorkDone, run: Run, needless: int) -> dict[str, Number]:
     assert run.work is not None
     forwards = [shape for step in run.work.forwards for shape in (*step.target, *step.draft)]
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from specmatrix.matrix.oracles.work import Step
+from specmatrix.matrix.oracles.work import NeededStep
 from specmatrix.matrix.subjects.protocol import StepForwards
 
 
@@ -42,7 +42,7 @@ def draft_forwards(shape: DraftShape, prefill: bool, requests: int, width: int) 
     return [(requests, 1)] * (width - 2) + [(requests, width)]
 
 
-def needless_forwards(step: Step, ran: StepForwards, shape: DraftShape, spare: int) -> str:
+def needless_forwards(step: NeededStep, ran: StepForwards, shape: DraftShape, spare: int) -> str:
     """A sentence if a step's forwards are not those that it needs, else "".
 
     spare: positions that a step may read past those that it needs.

@@ -57,7 +57,7 @@ class Launched(NamedTuple):
     end: int
 
 
-class Step(NamedTuple):
+class NeededStep(NamedTuple):
     """What one step launches."""
 
     prefill: bool
@@ -92,7 +92,8 @@ class Stay:
 
     @property
     def readable(self) -> tuple[int, ...]:
-        """The tokens of which all but the last may be read from the cache."""
+        """The tokens of which all but the last may be read from the cache: a prompt token's log-probability needs the
+        step before it."""
         first = self.sent.scored_from
         done = len(self.sent.prompt) if first < 0 else min(len(self.sent.prompt), max(first, self.scored))
         return self.text if done == len(self.sent.prompt) else self.tokens[: max(done, 1)]
@@ -103,7 +104,7 @@ class Stay:
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class KVRow:
     """An account: `shared` cached pages, `own` private ones, and the steps in flight."""
 
     shared: list[int]
@@ -122,7 +123,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Account:
+class WorkDone:
     """What was done in all. held: pages that were not free at once, at most."""
 
     computed: int = 0
@@ -130,12 +131,13 @@ class Account:
     evicted: int = 0
     retracted: int = 0
     dropped: int = 0
-    steps: list[Step] = field(default_factory=list)
+    steps: list[NeededStep] = field(default_factory=list)
     held: int = 0
 
 
 class WorkReplay:
-    """outputs: prompt and output of each request that was answered, by id. aborted requests end when they are told."""
+    """Replays a journal from the engine's start. outputs: prompt and output of each answered request; names: of
+    requests, in messages; both by request id. An aborted request ends when it is aborted, any other with its output."""
 
     def __init__(
         self,
@@ -149,16 +151,16 @@ class WorkReplay:
         self.places = [place for place, entry in enumerate(journal) if entry[0] not in WINDOWED]
         self.sizes, self.sent, self.outputs, self.names = sizes, sent, outputs, names
         self.at = 0
-        self.done = Account()
+        self.done = WorkDone()
         self.trie = PageTrie(sizes.page, sizes.span)
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, KVRow] = {}
         self.held: dict[int, None] = {}  # idle accounts, the longest idle first
         self.ending: set[int] = set()
         self.waiting: list[Stay] = []
         self.active: list[Stay] = []
         self.stays: dict[int, Stay] = {}
 
-    def run(self, moments: Sequence[Moment]) -> Account:
+    def run(self, moments: Sequence[Moment]) -> WorkDone:
         """Everything that was done. WorkMismatch at the first departure."""
         effective = {moment.id for moment in moments if moment.what == "abort"}
         ends = [moment.at for moment in moments[1:]] + [EVERYTHING]
@@ -170,7 +172,7 @@ class WorkReplay:
             elif moment.what == "end":
                 self.ending.add(moment.id)
             else:
-                self.done.steps.append(self._plan()) if self.waiting or self.active else None
+                self.done.steps.append(self._plan())
             self._resolve(end)
         return self.done
 
@@ -191,10 +193,10 @@ class WorkReplay:
 
     # What a step launches.
 
-    def _plan(self) -> Step:
+    def _plan(self) -> NeededStep:
         rows = self._prefill()
         prefill = bool(rows)
-        return Step(prefill, tuple(rows or self._rounds()))
+        return NeededStep(prefill, tuple(rows or self._rounds()))
 
     def _prefill(self) -> list[Launched]:
         budget = EVERYTHING if self.sizes.chunk is None else self.sizes.chunk
@@ -252,7 +254,7 @@ class WorkReplay:
     def _free(self) -> int:
         return self.sizes.pages - sum(row.own for row in self.rows.values()) - self.trie.size
 
-    def _pinned(self, rows: Sequence[Row]) -> set[int]:
+    def _pinned(self, rows: Sequence[KVRow]) -> set[int]:
         return {page for row in rows for page in row.shared}
 
     def _fits(self, stay: Stay) -> bool:
@@ -281,13 +283,14 @@ class WorkReplay:
         """Whether every request could hold the most window pages that it can ever need."""
         if self.sizes.window is None:
             return True
-        return sum(map(self._window_peak, [*self.active, stay])) <= self.sizes.window[1]
+        tokens, pages = self.sizes.window
+        return sum(self._window_peak(one, tokens) for one in (*self.active, stay)) <= pages
 
-    def _window_peak(self, stay: Stay) -> int:
-        assert self.sizes.window is not None
+    def _window_peak(self, stay: Stay, tokens: int) -> int:
+        """The most window pages that a request can need at once."""
         sizes, longest = self.sizes, len(stay.sent.prompt) + stay.sent.new_tokens + self.sizes.slack
         step = max(sizes.width, longest if sizes.chunk is None else sizes.chunk)
-        live = sizes.window[0] + sizes.slack + (sizes.lag + 1) * step
+        live = tokens + sizes.slack + (sizes.lag + 1) * step
         return min(-(-longest // sizes.page), -(-live // sizes.page) + 1)
 
     def _match(self, stay: Stay) -> list[int]:
@@ -310,7 +313,7 @@ class WorkReplay:
             if found != shared:
                 expected = f"{name} reuses {len(shared) * self.sizes.page} cached tokens"
                 raise self._wrong(expected, f"{len(found) * self.sizes.page}", stay)
-            self.rows[account] = row = Row(shared, committed=len(shared) * self.sizes.page)
+            self.rows[account] = row = KVRow(shared, committed=len(shared) * self.sizes.page)
             stay.inherited = 0
         self.done.reused += row.committed
         stay.running, stay.prefilled, stay.target = True, row.committed, stay.known
@@ -343,7 +346,8 @@ class WorkReplay:
                     break
                 (page,) = self._take("evict", 0, f"a page is evicted for {stay.name}", stay)
                 if page not in leaves:
-                    raise self._wrong(f"the page evicted for {stay.name} is a least recently used one", "another", stay)
+                    expected = f"the page evicted for {stay.name} is a least recently used one"
+                    raise self._wrong(expected, "another", stay)
                 self.trie.remove(page)
                 self.done.evicted += 1
             else:
@@ -398,9 +402,10 @@ class WorkReplay:
             self._release(owner, operation, numbers)
         late = next((one for one in self.active if one.draining and not self._row(one).flights), None)
         if late is not None:
-            raise WorkMismatch(f"step {len(self.done.steps)}: {late.name} keeps its pages after its last step", late.sent.id)
+            text = f"step {len(self.done.steps)}: {late.name} keeps its pages after its last step"
+            raise WorkMismatch(text, late.sent.id)
 
-    def _settle(self, row: Row, count: int) -> None:
+    def _settle(self, row: KVRow, count: int) -> None:
         stay, prefill, launched = row.flights.popleft()
         row.committed += count
         if not stay.running:
@@ -416,7 +421,7 @@ class WorkReplay:
         elif prefill:
             self._donate(stay, row)
 
-    def _donate(self, stay: Stay, row: Row) -> None:
+    def _donate(self, stay: Stay, row: KVRow) -> None:
         """The cache takes the pages that a request filled, up to a text that it has already."""
         new = self._missing(stay, row)
         if new:
@@ -428,7 +433,7 @@ class WorkReplay:
             row.shared += pages
             row.own -= new
 
-    def _missing(self, stay: Stay, row: Row) -> int:
+    def _missing(self, stay: Stay, row: KVRow) -> int:
         """Pages that the cache takes from a request now."""
         if stay.inherited or stay.retracting or not self.sizes.caches:
             return 0
@@ -459,7 +464,7 @@ class WorkReplay:
 
     # The journal.
 
-    def _row(self, stay: Stay) -> Row:
+    def _row(self, stay: Stay) -> KVRow:
         return self.rows[stay.sent.account]
 
     def _peek(self) -> Entry:

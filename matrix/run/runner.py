@@ -107,8 +107,8 @@ class Runner:
 
     workload: the requests of a cell for a seed. gates: in the order in which they judge. refusal: judges a start that
     was refused (with the error) or should have been (with None). divergence: judges ranks that stopped because they
-    diverged. stall: judges an engine that does not end. tier: of the records. waivers: of the user's tree. explain: the cells that run a second time with a trace.
-    engine: the running engine, of the last cell. baselines: runs so far.
+    diverged. stall: judges an engine that does not end. tier: of the records. waivers: of the user's tree. explain: the
+    cells that run a second time with a trace. engine: the running engine, of the last cell. baselines: runs so far.
     """
 
     subject: Subject

@@ -17,7 +17,16 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.run.child_process import ChildProcess
 from specmatrix.matrix.subjects.child import DIVERGED, DONE, FAILED, REFUSED
-from specmatrix.matrix.subjects.protocol import Answer, Diverged, EngineCommand, Memory, RunningEngine, Subject, Trace, WorkLog
+from specmatrix.matrix.subjects.protocol import (
+    Answer,
+    Diverged,
+    EngineCommand,
+    Memory,
+    RunningEngine,
+    Subject,
+    Trace,
+    WorkLog,
+)
 
 CHILD: Final = "specmatrix.matrix.subjects.child"
 # Runs a module of this package in another interpreter, whose other packages stay its own.

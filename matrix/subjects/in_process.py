@@ -241,8 +241,8 @@ class Conversation:
     def _step(self, running: Sequence[str]) -> None:
         """Run a step of the engine, and one of each call for several completions, which also queues them."""
         if self.llm.loop.busy:
-            outputs = {name: self.llm.request(self.rids[name]).output for name in running if self._runs(name)}
-            self.progress.step({name: len(output) for name, output in outputs.items()})
+            rids = {name: self.rids[name] for name in running if self._runs(name)}
+            self.progress.step({name: len(self.llm.request(rid).output) for name, rid in rids.items()})
         if not self.completing:
             self.llm.step()
             self._read()

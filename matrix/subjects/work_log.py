@@ -86,7 +86,8 @@ class WorkRecorder:
         def counted(tokens: Tensor, *given: object, **named: object) -> object:
             shape = int(tokens.shape[0]), int(tokens.shape[1])
             last = self._forwards[-1]
-            self._forwards[-1] = last._replace(**{kind: (*getattr(last, kind), shape)})
+            mine = (*(last.target if kind == "target" else last.draft), shape)
+            self._forwards[-1] = last._replace(target=mine) if kind == "target" else last._replace(draft=mine)
             return run(tokens, *given, **named)
 
         setattr(model, name, counted)

@@ -152,6 +152,35 @@ def test_crash_is_infra_and_the_next_cell_gets_a_fresh_start():
     assert fine.state == "PASS"
 
 
+class Stalling(ReferenceSubject):
+    """Its engines without a drafter, or only the others, take steps and do nothing."""
+
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        self.plain = plain
+
+    def launch(self, config: EngineConfig) -> ReferenceEngine:
+        engine = super().launch(config)
+        if (config.speculative_algorithm == "NONE") is self.plain and config.max_total_tokens != 192:
+            engine.llm.loop.step = lambda: None
+        return engine
+
+
+def test_an_engine_that_never_ends_is_red_in_a_few_steps_and_the_next_cell_runs():
+    cells = [Cell.from_id("eagle3.pair"), Cell.from_id("eagle3.p4.tight.pair")]
+    stalled, fine = runner(Stalling(plain=False)).run_start(cells)
+    assert (stalled.state, stalled.error) == ("FAIL", None)
+    (gate,) = stalled.gates
+    assert (gate.name, gate.state) == ("work", "FAIL") and gate.numbers["steps"] < 20
+    assert gate.message.startswith("the requests have not ended after") and "a has had 0 output tokens" in gate.message
+    assert fine.state == "PASS"
+
+
+def test_a_baseline_that_never_ends_is_red():
+    record = runner(Stalling(plain=True)).run_cell(Cell.from_id("eagle3.pair"))
+    assert record.state == "FAIL" and record.error is not None and record.error.startswith("baseline: Stalled: ")
+
+
 def test_broken_law_is_a_verdict():
     record = runner(Crashing(LedgerError("page 3 has two owners"))).run_cell(Cell.from_id("none.pair"))
     assert record.state == "FAIL"
@@ -248,7 +277,7 @@ def test_drive_takes_differences_and_the_whole_journal():
 
 def test_the_reference_runner_has_every_gate():
     made = reference_runner(5)
-    assert (made.seed, len(made.gates)) == (5, 11)
+    assert (made.seed, len(made.gates)) == (5, 12)
     (record,) = made.run_start([Cell.from_id("none.length")])
     assert {gate.name for gate in record.gates} >= {"config", "effective", "ledger", "lossless", "finish"}
 

@@ -1,0 +1,158 @@
+"""The gate `work` sees every departure of steps, pages and forwards from what the workload needs."""
+
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.work import WorkGate
+from specmatrix.matrix.subjects.protocol import Moment, Stalled
+
+pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
+
+GATE = WorkGate()
+TIGHT = "standalone.s1.k1.v2.p4.tight.burst"
+TREE = "eagle3.s3.k4.n8.v2.ragged"
+
+
+def judged(measured, cell, journal=None, **log: object):
+    """The verdict on a measured run with another journal or another log of its work."""
+    prepared, run, baseline = measured(cell)
+    work = replace(run.work, **log)
+    return GATE.judge(prepared, replace(run, work=work, journal=journal or run.journal), baseline)
+
+
+def changed(measured, cell, change):
+    """The run's journal with `change` applied to its list of entries."""
+    entries, pages, size = measured(cell)[1].journal
+    entries = list(entries)
+    change(entries)
+    return entries, pages, size
+
+
+def place(entries, operation, nth=0):
+    return [index for index, entry in enumerate(entries) if entry[0] == operation][nth]
+
+
+def test_the_account_of_a_run_under_memory_pressure(measured):
+    _, run, _ = measured(TIGHT)
+    outcome = judged(measured, TIGHT)
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+    numbers = outcome.numbers
+    assert numbers["retracted"] == run.evidence["retract.done"] > 0
+    assert numbers["evicted"] == run.evidence["prefix.evict"] > 0
+    assert numbers["reused"] == run.evidence["prefix.hit"] + run.evidence["session.inherited"]
+    assert 0 < numbers["peak_pages"] <= run.journal[1] and numbers["needless"] == 0
+
+
+@pytest.mark.parametrize("cell", [TREE, "dflash.n4.ragged", "ngram.v2.pair", "nextn.deepseek.s2.v2.ragged"])
+def test_every_kind_of_drafter_needs_its_own_forwards(measured, cell):
+    outcome = judged(measured, cell)
+    assert (outcome.state, outcome.message) == (State.PASS, "") and outcome.numbers["forwards"] > 0
+    _, run, _ = measured(cell)
+    last = run.work.forwards[-1]
+    twice = (*run.work.forwards[:-1], last._replace(draft=(*last.draft, (5, 1))))
+    more = judged(measured, cell, forwards=twice)
+    assert more.state is State.FAIL and "draft forwards" in more.message and "5 x 1" in more.message
+
+
+def test_a_step_that_reads_too_much_or_too_little_fails(measured):
+    _, run, _ = measured(TREE)
+    first = run.work.forwards[0]
+    for read, text in ((first.read + 16, f"reads {first.read + 16} KV positions"), (1, "reads 1 KV positions")):
+        outcome = judged(measured, TREE, forwards=(first._replace(read=read), *run.work.forwards[1:]))
+        assert outcome.state is State.FAIL and outcome.message.startswith("launch 0: a prefill " + text)
+
+
+def test_a_second_target_forward_fails(measured):
+    _, run, _ = measured(TREE)
+    one = run.work.forwards[3]
+    again = (*run.work.forwards[:3], one._replace(target=one.target * 2), *run.work.forwards[4:])
+    assert "runs target forwards" in judged(measured, TREE, forwards=again).message
+
+
+def test_another_number_of_steps_than_launches_fails(measured):
+    _, run, _ = measured(TREE)
+    outcome = judged(measured, TREE, forwards=run.work.forwards[1:])
+    assert outcome.state is State.FAIL and "steps were launched" in outcome.message
+
+
+def test_a_cached_page_that_is_not_reused_fails_and_blames_its_request(measured):
+    cell = "eagle3.s5.v2.m4.burst"
+
+    def shorten(entries):
+        at = next(index for index, (operation, _, pages) in enumerate(entries) if operation == "open" and pages)
+        operation, account, pages = entries[at]
+        entries[at] = operation, account, pages[:-1]
+
+    outcome = judged(measured, cell, journal=changed(measured, cell, shorten))
+    assert outcome.state is State.FAIL and "cached tokens; got" in outcome.message
+    assert outcome.blame is not None and outcome.blame.request in outcome.message
+
+
+def alter(entries, operation, nth, change):
+    at = place(entries, operation, nth)
+    found, account, numbers = entries[at]
+    entries[at] = found, account, change(numbers)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda entries: alter(entries, "reserve", 0, lambda n: (n[0] + 1, *n[1:])), "are reserved; got"),
+        (lambda entries: alter(entries, "launch", 0, lambda n: (n[0] - 1,)), "is launched; got"),
+        (lambda entries: alter(entries, "evict", 0, lambda n: (n[0] % 40 + 1,)), "is a least recently used one; got"),
+        (lambda entries: alter(entries, "donate", 0, lambda n: (n[0] - 1, *n[1:-1])), "are cached; got"),
+        (lambda entries: entries.pop(place(entries, "close")), "expected"),
+        (lambda entries: entries.insert(place(entries, "evict"), entries[place(entries, "evict")]), "expected"),
+        (lambda entries: entries.insert(place(entries, "close", 2), ("open", 99, ())), "expected"),
+    ],
+)
+def test_a_journal_of_other_work_fails(measured, change, text):
+    outcome = judged(measured, TIGHT, journal=changed(measured, TIGHT, change))
+    assert outcome.state is State.FAIL and text in outcome.message and outcome.numbers["needless"] == 1
+
+
+def test_an_engine_that_runs_on_after_its_workload_fails(measured):
+    _, run, _ = measured(TREE)
+    entries, pages, size = run.journal
+    late = judged(measured, TREE, journal=([*entries, ("open", 99, ())], pages, size))
+    assert late.state is State.FAIL and "nothing more is launched or freed in this step" in late.message
+
+
+def test_without_evidence_nothing_is_measured(measured):
+    prepared, run, baseline = measured(TREE)
+    silent = GATE.judge(prepared, replace(run, journal=None), baseline)
+    assert (silent.state, silent.message) == (State.NOT_MEASURED, "the subject provides no ledger journal")
+    blind = GATE.judge(prepared, replace(run, work=None), baseline)
+    assert (blind.state, blind.message) == (State.NOT_MEASURED, "the subject provides no log of its work")
+    idle = judged(measured, TREE, moments=(), forwards=())
+    assert (idle.state, idle.message) == (State.NOT_MEASURED, "the subject provides no log of its work")
+
+
+def test_a_request_that_was_sent_later_changes_what_is_needed(measured):
+    """The account depends on the log, not on the journal alone."""
+    _, run, _ = measured(TREE)
+    sends = [moment for moment in run.work.moments if moment.what == "send"]
+    late = run.work.moments.index(next(moment for moment in run.work.moments if moment.what == "step")) + 1
+    moved = [moment for moment in run.work.moments if moment != sends[0]]
+    moved.insert(late, Moment(moved[late].at, "send", sends[0].id))
+    assert judged(measured, TREE, moments=tuple(moved)).state is State.FAIL
+
+
+def test_a_stall_blames_the_request_without_progress():
+    outcome = GATE.judge_stall(Stalled(65, 1494, 55, "q20", 0, 1))
+    assert outcome.state is State.FAIL and outcome.blame is not None and outcome.blame.request == "q20"
+    assert outcome.message == (
+        "the requests have not ended after 65 steps, of which the last 55 yielded no token; q20 has had 0 output "
+        "tokens since step 1"
+    )
+    nobody = GATE.judge_stall(Stalled(12, 11, 1, "", 0, 0))
+    assert nobody.blame is None and nobody.message == (
+        "the requests have not ended after 12 steps; they need at most 11; none of them runs, but the engine is busy"
+    )
+
+
+def test_it_applies_to_every_cell():
+    assert GATE.applies(Cell.from_id("none.pair"))
