@@ -449,7 +449,8 @@ class LLM:
 
         With adaptive steps, `adaptive` holds the current depth and the controller's activations, observations and
         decisions. With CUDA graphs, `graphs` is their number, `graph_widths` their number by verify width, and
-        `graph_bytes` their memory. `drafter_error` is present only if the drafter is in quarantine.
+        `graph_bytes` their memory. `drafter_error` is present only if the drafter is in quarantine. `alive` counts what
+        is held for requests and sessions: all zero once every result was taken and every session has ended.
         """
         with self._inside(serves=False):
             return self._readback()
@@ -489,6 +490,7 @@ class LLM:
             "row_invariant_matmul": executor.target.row_form,
             "cuda_graph_max_bs": 0 if executor.graphs is None else executor.graphs.max_batch,
             "tp_size": executor.ranks.size,
+            "alive": {**self.loop.alive(), **self.sessions.alive(), "owned": len(self._owned)},
         }
         more: dict[str, Any] = {"adaptive": adapts} if steps.adapts else {}
         if executor.graphs is not None:

@@ -83,6 +83,23 @@ class Loop(Generic[Handle]):
         del self.scheduler.requests[rid], self._rules[rid]
         self.scheduler.isolated.pop(rid, None)
 
+    def alive(self) -> dict[str, int]:
+        """How much is held for requests; all zero at rest, once every ended request is forgotten."""
+        scheduler, drafter = self.scheduler, getattr(self.executor, "drafter", None)
+        return {
+            "requests": len(scheduler.requests),
+            "queued": len(scheduler.waiting) + len(scheduler.active),
+            "stop_rules": len(self._rules),
+            "abandoned": len(self._abandoned),
+            "isolated": len(scheduler.isolated),
+            "steps": len(self.pending),
+            "rows": scheduler.max_running - len(scheduler.free_rows),
+            "accounts": len(scheduler.ledger.accounts),
+            "held": len(scheduler.held),
+            # The latest texts' readers stay, at most one for each row.
+            "readers": max(0, len(getattr(drafter, "readers", ())) - scheduler.max_running - 1),
+        }
+
     def abandon(self, rid: int) -> None:
         """Abort a request if it still runs, and forget it once none of its steps are in flight."""
         self.abort(rid)

@@ -19,6 +19,7 @@ from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.ranks import RanksGate
+from specmatrix.matrix.gates.rest import RestGate
 from specmatrix.matrix.gates.session import SessionGate
 from specmatrix.matrix.gates.text import TextGate
 from specmatrix.matrix.gates.work import WorkGate
@@ -29,6 +30,7 @@ GATES: Final[tuple[Gate, ...]] = (
     EffectiveGate(),
     LedgerGate(),
     WorkGate(),
+    RestGate(),
     RanksGate(),
     SessionGate(),
     AdaptiveGate(),

@@ -101,12 +101,17 @@ class ReferenceEngine:
     def generate(self, requests: Sequence[RequestSpec]) -> list[Answer]:
         """Run the requests to their end. RequestError if one that is no session turn can never run, Stalled if they
         take more steps than they can need."""
-        return Conversation(self.llm, self.clock, requests).answers()
+        answers = Conversation(self.llm, self.clock, requests).answers()
+        self.llm.step()  # releases what belonged to ended sessions
+        return answers
 
     def readback(self) -> Mapping[str, Any]:
-        """The engine's, where `drafter_error` may also be a violation of the drafter protocol."""
+        """The engine's, where `drafter_error` may also be a violation of the drafter protocol, and `alive` also counts
+        the request objects."""
         violations = () if self._inspected is None else self._inspected.violations
-        return {**({"drafter_error": violations[0]} if violations else {}), **self.llm.readback()}
+        own = self.llm.readback()
+        own["alive"]["request_objects"] = self._work.alive
+        return {**({"drafter_error": violations[0]} if violations else {}), **own}
 
     def counters(self) -> Mapping[str, int]:
         return self.llm.counters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
-from weakref import WeakMethod
+from weakref import WeakMethod, WeakSet
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ class WorkRecorder:
         self._moments: list[Moment] = []
         self._sent: dict[int, Sent] = {}
         self._forwards: list[StepForwards] = []
+        self._requests: WeakSet[Request] = WeakSet()
         loop, executor, sessions = cast(Any, llm.loop), cast(Any, llm.loop.executor), cast(Any, llm.sessions)
         add, step, abort = _method(loop, "add"), _method(loop, "step"), _method(loop.scheduler, "abort")
         close, opened = _method(sessions, "close"), sessions.sessions
@@ -36,6 +37,7 @@ class WorkRecorder:
             params = request.params
             facts = request.prompt, params.max_new_tokens, request.holds, params.logprob_start_len
             self._sent[request.rid] = Sent(request.rid, request.account, *facts)
+            self._requests.add(request)
             self._note("send", request.rid)
 
         def noted_step() -> None:
@@ -76,6 +78,11 @@ class WorkRecorder:
     def log(self) -> WorkLog:
         """Everything since the engine's start."""
         return WorkLog(tuple(self._moments), dict(self._sent), tuple(self._forwards))
+
+    @property
+    def alive(self) -> int:
+        """Requests that something still refers to."""
+        return len(self._requests)
 
     def _note(self, what: str, number: int = 0) -> None:
         self._moments.append(Moment(len(self._journal), what, number))

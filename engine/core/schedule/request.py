@@ -194,7 +194,7 @@ class Finish:
     message: str | None = None
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Request:
     """One generation. Written by the scheduler (row, phase, prefilled) and by the loop's resolve (output, finish).
 

@@ -214,6 +214,10 @@ class Sessions:
         if self.closing:
             self._sweep()
 
+    def alive(self) -> dict[str, int]:
+        """Sessions that are open, that wait for their last turn's end, and that have a request."""
+        return {"sessions": len(self.sessions), "closing": len(self.closing), "busy_sessions": len(self._busy)}
+
     def judge(self, params: SessionParams, tokens: Sequence[int]) -> Turn:
         """The request that these new tokens would run. Raises RequestError if the session does not allow it.
 

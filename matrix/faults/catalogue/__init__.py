@@ -12,6 +12,7 @@ from specmatrix.matrix.faults.catalogue.contention import CONTENTION_FAULTS
 from specmatrix.matrix.faults.catalogue.endings import ENDING_FAULTS
 from specmatrix.matrix.faults.catalogue.experts import EXPERT_FAULTS
 from specmatrix.matrix.faults.catalogue.graphs import GRAPH_FAULTS
+from specmatrix.matrix.faults.catalogue.growth import GROWTH_FAULTS
 from specmatrix.matrix.faults.catalogue.heads import HEAD_FAULTS
 from specmatrix.matrix.faults.catalogue.indexing import INDEXING_FAULTS
 from specmatrix.matrix.faults.catalogue.kernels import KERNEL_FAULTS
@@ -57,4 +58,5 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *KERNEL_FAULTS,
     *SPARE_FAULTS,
     *WORK_FAULTS,
+    *GROWTH_FAULTS,
 )

@@ -1,0 +1,46 @@
+"""Checks that an engine at rest holds nothing of the requests and sessions that have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.run.prepared_cell import PreparedCell
+from specmatrix.matrix.subjects.protocol import Capability, Run
+
+THRESHOLDS: Final = {
+    "left": Threshold(0, "whatever one request leaves behind grows with every request, until the engine ends"),
+}
+
+
+@dataclass
+class RestGate:
+    """Every count of `alive` in the readback is zero: requests, sessions, rows, accounts, stop rules, readers, steps.
+
+    The counts are the engine's own, except the number of request objects, which weak references count.
+    """
+
+    name: str = "rest"
+    needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.WORK})
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+
+    def applies(self, cell: Cell) -> bool:
+        """Every cell is at rest at its end."""
+        return True
+
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED without the counts."""
+        alive: Mapping[str, int] = run.readback.get("alive", {})
+        served = 0 if run.work is None else len(run.work.sent)
+        numbers: dict[str, Number] = {"counts": len(alive), "sent": served, "left": sum(alive.values())}
+        if not alive or not served:
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message="the subject does not count what is alive")
+        left = [f"{count} {name.replace('_', ' ')}" for name, count in alive.items() if count]
+        if left:
+            text = f"{', '.join(left)} left at rest, after {served} requests"
+            return Outcome(self.name, State.FAIL, numbers, message=text)
+        return Outcome(self.name, State.PASS, numbers)
