@@ -65,7 +65,7 @@ class NeededStep(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Stay:
+class PlannedRequest:
     """A request: `final` is the number of output tokens after which it ends, unless it is aborted earlier."""
 
     sent: Sent
@@ -111,7 +111,7 @@ class KVRow:
     own: int = 0
     committed: int = 0
     kept: int = 0
-    flights: deque[tuple[Stay, bool, Launched]] = field(default_factory=deque)
+    flights: deque[tuple[PlannedRequest, bool, Launched]] = field(default_factory=deque)
 
     @property
     def pages(self) -> int:
@@ -156,9 +156,9 @@ class WorkReplay:
         self.rows: dict[int, KVRow] = {}
         self.held: dict[int, None] = {}  # idle accounts, the longest idle first
         self.ending: set[int] = set()
-        self.waiting: list[Stay] = []
-        self.active: list[Stay] = []
-        self.stays: dict[int, Stay] = {}
+        self.waiting: list[PlannedRequest] = []
+        self.active: list[PlannedRequest] = []
+        self.stays: dict[int, PlannedRequest] = {}
 
     def run(self, moments: Sequence[Moment]) -> WorkDone:
         """Everything that was done. WorkMismatch at the first departure."""
@@ -182,10 +182,10 @@ class WorkReplay:
         tokens = self.outputs.get(sent.id, sent.prompt)
         final = EVERYTHING if aborted else len(tokens) - len(sent.prompt)
         name = self.names.get(sent.id, f"request {sent.id}")
-        self.stays[sent.id] = stay = Stay(sent, name, tokens, final)
+        self.stays[sent.id] = stay = PlannedRequest(sent, name, tokens, final)
         self.waiting.append(stay)
 
-    def _abort(self, stay: Stay) -> None:
+    def _abort(self, stay: PlannedRequest) -> None:
         if stay in self.waiting:
             self.waiting.remove(stay)
         elif stay.running or stay.retracting:
@@ -213,7 +213,7 @@ class WorkReplay:
             budget -= take
         return rows
 
-    def _chunk(self, stay: Stay, take: int) -> Launched:
+    def _chunk(self, stay: PlannedRequest, take: int) -> Launched:
         self._reserve(stay, take)
         stay.prefilled += take
         self.done.computed += take
@@ -229,7 +229,7 @@ class WorkReplay:
         width = self._peek()[2][0] if ready and self._peek()[0] == "launch" else self.sizes.width
         return [self._launch(stay, width, prefill=False) for stay in ready]
 
-    def _reserve(self, stay: Stay, width: int) -> None:
+    def _reserve(self, stay: PlannedRequest, width: int) -> None:
         row = self._row(stay)
         numbers = self._take("reserve", stay.sent.account, f"{width} positions of {stay.name} are reserved", stay)
         if numbers[0] != width:
@@ -237,7 +237,7 @@ class WorkReplay:
         row.own += len(numbers) - 1
         self.done.held = max(self.done.held, self.sizes.pages - self._free)
 
-    def _launch(self, stay: Stay, width: int, prefill: bool) -> Launched:
+    def _launch(self, stay: PlannedRequest, width: int, prefill: bool) -> Launched:
         kind = "a prompt chunk" if prefill else "a round"
         expected = f"{kind} of {stay.name} with {width} positions is launched"
         numbers = self._take("launch", stay.sent.account, expected, stay)
@@ -257,7 +257,7 @@ class WorkReplay:
     def _pinned(self, rows: Sequence[KVRow]) -> set[int]:
         return {page for row in rows for page in row.shared}
 
-    def _fits(self, stay: Stay) -> bool:
+    def _fits(self, stay: PlannedRequest) -> bool:
         """Whether its tokens and rounds fit beside those of all that run, if idle sessions and the cache gave all."""
         account = stay.sent.account
         if any(other.retracting for other in self.active) or not self._windows_fit(stay):
@@ -279,24 +279,24 @@ class WorkReplay:
         """Pages for a text with the rounds that may be in flight behind it."""
         return -(-(length + self.sizes.slack) // self.sizes.page)
 
-    def _windows_fit(self, stay: Stay) -> bool:
+    def _windows_fit(self, stay: PlannedRequest) -> bool:
         """Whether every request could hold the most window pages that it can ever need."""
         if self.sizes.window is None:
             return True
         tokens, pages = self.sizes.window
         return sum(self._window_peak(one, tokens) for one in (*self.active, stay)) <= pages
 
-    def _window_peak(self, stay: Stay, tokens: int) -> int:
+    def _window_peak(self, stay: PlannedRequest, tokens: int) -> int:
         """The most window pages that a request can need at once."""
         sizes, longest = self.sizes, len(stay.sent.prompt) + stay.sent.new_tokens + self.sizes.slack
         step = max(sizes.width, longest if sizes.chunk is None else sizes.chunk)
         live = tokens + sizes.slack + (sizes.lag + 1) * step
         return min(-(-longest // sizes.page), -(-live // sizes.page) + 1)
 
-    def _match(self, stay: Stay) -> list[int]:
+    def _match(self, stay: PlannedRequest) -> list[int]:
         return self.trie.match(stay.readable) if self.sizes.caches else []
 
-    def _admit(self, stay: Stay) -> None:
+    def _admit(self, stay: PlannedRequest) -> None:
         account, name = stay.sent.account, stay.name
         if account in self.held:
             (again,) = self._take("resume", account, f"{name} resumes its session", stay)
@@ -322,7 +322,7 @@ class WorkReplay:
             self._drop(stay)  # it makes room for window pages
         self.active = sorted([*self.active, stay], key=lambda one: one.sent.id)
 
-    def _room(self, stay: Stay, width: int) -> bool:
+    def _room(self, stay: PlannedRequest, width: int) -> bool:
         """Make room for a step, by retracting the youngest if nothing else helps. False if it cannot take part."""
         if not stay.running:
             return False
@@ -335,7 +335,7 @@ class WorkReplay:
                 return False
         return True
 
-    def _reclaim(self, stay: Stay, width: int) -> bool:
+    def _reclaim(self, stay: PlannedRequest, width: int) -> bool:
         """Free pages for a step: cached ones that nobody reads, the least recently used first, then idle sessions."""
         row = self._row(stay)
         while (short := -(-(row.end + width) // self.sizes.page) - row.pages - self._free) > 0:
@@ -356,7 +356,7 @@ class WorkReplay:
                 return False
         return True
 
-    def _drop(self, stay: Stay) -> bool:
+    def _drop(self, stay: PlannedRequest) -> bool:
         """Close the session that is idle for longest; those with a turn in the queue last, the next turn's last."""
         queued = [one.sent.account for one in self.waiting]
         idle = [account for account in self.held if account != stay.sent.account and account not in queued]
@@ -368,7 +368,7 @@ class WorkReplay:
             return True
         return False
 
-    def _retract(self, victim: Stay) -> None:
+    def _retract(self, victim: PlannedRequest) -> None:
         self.done.retracted += 1
         victim.running, victim.draining, victim.retracting = False, True, True
         if not self._row(victim).flights:
@@ -421,7 +421,7 @@ class WorkReplay:
         elif prefill:
             self._donate(stay, row)
 
-    def _donate(self, stay: Stay, row: KVRow) -> None:
+    def _donate(self, stay: PlannedRequest, row: KVRow) -> None:
         """The cache takes the pages that a request filled, up to a text that it has already."""
         new = self._missing(stay, row)
         if new:
@@ -433,13 +433,13 @@ class WorkReplay:
             row.shared += pages
             row.own -= new
 
-    def _missing(self, stay: Stay, row: KVRow) -> int:
+    def _missing(self, stay: PlannedRequest, row: KVRow) -> int:
         """Pages that the cache takes from a request now."""
         if stay.inherited or stay.retracting or not self.sizes.caches:
             return 0
         return self.trie.missing(stay.text, row.shared, row.committed)
 
-    def _release(self, stay: Stay, operation: str, numbers: tuple[int, ...]) -> None:
+    def _release(self, stay: PlannedRequest, operation: str, numbers: tuple[int, ...]) -> None:
         row, account = self._row(stay), stay.sent.account
         undone = stay.aborted or stay.retracting
         keep = stay.inherited if undone else min(stay.known, max(row.committed, row.kept))
@@ -464,20 +464,20 @@ class WorkReplay:
 
     # The journal.
 
-    def _row(self, stay: Stay) -> KVRow:
+    def _row(self, stay: PlannedRequest) -> KVRow:
         return self.rows[stay.sent.account]
 
     def _peek(self) -> Entry:
         return self.journal[self.at] if self.at < len(self.journal) else ("nothing", 0, ())
 
-    def _take(self, operation: str, account: int, expected: str, stay: Stay) -> tuple[int, ...]:
+    def _take(self, operation: str, account: int, expected: str, stay: PlannedRequest) -> tuple[int, ...]:
         found = self._peek()
         if found[:2] != (operation, account):
             raise self._wrong(expected, "", stay)
         self.at += 1
         return tuple(found[2])
 
-    def _wrong(self, expected: str, got: str, stay: Stay | None) -> WorkMismatch:
+    def _wrong(self, expected: str, got: str, stay: PlannedRequest | None) -> WorkMismatch:
         operation, account, numbers = self._peek()
         told = got or f"{operation} of {account}" + (f" ({numbers[0]})" if numbers else "")
         text = f"step {len(self.done.steps)}: expected that {expected}; got {told}"

@@ -1,0 +1,87 @@
+"""A long run of short requests on small memory: the account stays exact, and nothing of ended requests stays."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specmatrix.engine.core.memory.prefix_cache import PrefixCache
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import Outcome, State
+from specmatrix.matrix.gates.ledger import LedgerGate
+from specmatrix.matrix.gates.rest import RestGate
+from specmatrix.matrix.gates.work import WorkGate
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.run.runner import drive
+from specmatrix.matrix.subjects.in_process import ReferenceSubject
+from specmatrix.matrix.subjects.protocol import RequestSpec, Served
+
+pytestmark = pytest.mark.register(est_seconds=40, stage="nightly")
+
+CELL = "eagle3.s3.v2.p4.m4.burst"
+TEXTS = 9
+MEMORY = 320  # tokens: four requests, and the texts of as many again
+
+
+def questions(seed: int, count: int) -> list[RequestSpec]:
+    """Short requests in waves of five, over few texts, so that some are read again and others were evicted."""
+    choice, requests, before = random.Random(seed), list[RequestSpec](), tuple[str, ...]()
+    for first in range(0, count, 5):
+        wave = [
+            RequestSpec(
+                f"r{first + place}",
+                f"{41 * choice.randrange(1, TEXTS)} apples are in a box, and one is on a table. How many are there?",
+                3 + choice.randrange(9),
+                ignore_eos=True,
+                after=before,
+                abort_after=2 if choice.random() < 0.1 else None,
+            )
+            for place in range(5)
+        ]
+        before = tuple(request.name for request in wave)
+        requests += wave
+    return requests
+
+
+def soaked(rounds: int, count: int) -> list[tuple[Outcome, Outcome, Outcome]]:
+    """The verdicts of `work`, `rest` and `ledger` after each round of requests on one engine."""
+    torch.set_num_threads(1)
+    prepared, subject = prepare(Cell.from_id(CELL)), ReferenceSubject()
+    engine = subject.launch(replace(prepared.configuration, max_total_tokens=MEMORY))
+    history: tuple[Served, ...] = ()
+    found = []
+    for seed in range(rounds):
+        run = drive(engine, questions(seed, count), subject.profile.capabilities, history)
+        history = run.served
+        judges = WorkGate(), RestGate(), LedgerGate()
+        found.append(tuple(gate.judge(prepared, run, run) for gate in judges))
+    return found
+
+
+@pytest.mark.nightly
+def test_a_thousand_requests_leave_nothing_and_cost_what_they_need():
+    found = soaked(rounds=10, count=100)
+    for outcomes in found:
+        assert [(outcome.state, outcome.message) for outcome in outcomes] == [(State.PASS, "")] * 3
+    last = found[-1][0].numbers
+    assert last["evicted"] > 100 and last["reused"] > 1000 and found[-1][1].numbers["sent"] == 1000
+
+
+def test_pages_evicted_by_their_insertion_are_seen(monkeypatch):
+    """Only texts that are read again later than others, on memory for several, tell age from use."""
+
+    def by_insertion(cache: PrefixCache, tokens: list[int]) -> list[int]:
+        ages = {page: node.used for page, node in cache.nodes.items()}
+        pages = match(cache, tokens)
+        for page in pages:
+            cache.nodes[page].used = ages[page]
+        return pages
+
+    match = PrefixCache.match
+    assert soaked(1, 40)[0][0].state is State.PASS
+    monkeypatch.setattr(PrefixCache, "match", by_insertion)
+    outcome = soaked(1, 40)[0][0]
+    assert outcome.state is State.FAIL and "is a least recently used one; got another" in outcome.message

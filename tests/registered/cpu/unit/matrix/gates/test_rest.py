@@ -1,0 +1,43 @@
+"""The gate `rest` sees what ended requests leave behind."""
+
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.rest import RestGate
+
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+
+GATE = RestGate()
+CELL = "none.v1.p4.pair.stream"
+
+
+def judged(measured, **alive: int):
+    prepared, run, baseline = measured(CELL)
+    counts = {**run.readback["alive"], **alive}
+    return GATE.judge(prepared, replace(run, readback={**run.readback, "alive": counts}), baseline)
+
+
+def test_an_engine_with_sessions_is_empty_at_rest(measured):
+    outcome = judged(measured)
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+    assert outcome.numbers["left"] == 0 < outcome.numbers["sent"] and outcome.numbers["counts"] == 15
+
+
+def test_whatever_is_left_is_named(measured):
+    sent = judged(measured).numbers["sent"]
+    for name in measured(CELL)[1].readback["alive"]:
+        outcome = judged(measured, **{name: 3})
+        assert outcome.state is State.FAIL and outcome.numbers["left"] == 3
+        assert outcome.message == f"3 {name.replace('_', ' ')} left at rest, after {sent} requests"
+    both = judged(measured, requests=2, sessions=1)
+    assert both.message.startswith("2 requests, 1 sessions left at rest")
+
+
+def test_without_counts_or_requests_nothing_is_measured(measured):
+    prepared, run, baseline = measured(CELL)
+    bare = {name: value for name, value in run.readback.items() if name != "alive"}
+    for silent in (replace(run, readback=bare), replace(run, work=None)):
+        outcome = GATE.judge(prepared, silent, baseline)
+        assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the subject does not count what is alive")
