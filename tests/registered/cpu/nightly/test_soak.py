@@ -22,8 +22,8 @@ from specmatrix.matrix.subjects.protocol import RequestSpec, Served
 pytestmark = pytest.mark.register(est_seconds=40, stage="nightly")
 
 CELL = "eagle3.s3.v2.p4.m4.burst"
-TEXTS = 9
-MEMORY = 320  # tokens: four requests, and the texts of as many again
+TEXTS = 16
+MEMORY = 240  # tokens: four requests, and the texts of as many again
 
 
 def questions(seed: int, count: int) -> list[RequestSpec]:
