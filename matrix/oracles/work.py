@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from specmatrix.matrix.oracles.page_trie import PageTrie
-from specmatrix.matrix.subjects.protocol import Moment, Sent
+from specmatrix.matrix.subjects.protocol import Moment, SentRequest
 
 Entry = tuple[str, int, tuple[int, ...]]
 # Entries that follow from the others; their own laws are those of oracles/window.py.
@@ -68,7 +68,7 @@ class NeededStep(NamedTuple):
 class PlannedRequest:
     """A request: `final` is the number of output tokens after which it ends, unless it is aborted earlier."""
 
-    sent: Sent
+    sent: SentRequest
     name: str
     tokens: tuple[int, ...]  # prompt and whole output
     final: int
@@ -143,7 +143,7 @@ class WorkReplay:
         self,
         journal: Sequence[Entry],
         sizes: Sizes,
-        sent: Mapping[int, Sent],
+        sent: Mapping[int, SentRequest],
         outputs: Mapping[int, tuple[int, ...]],
         names: Mapping[int, str],
     ) -> None:
@@ -178,7 +178,7 @@ class WorkReplay:
 
     # What was asked.
 
-    def _send(self, sent: Sent, aborted: bool) -> None:
+    def _send(self, sent: SentRequest, aborted: bool) -> None:
         tokens = self.outputs.get(sent.id, sent.prompt)
         final = EVERYTHING if aborted else len(tokens) - len(sent.prompt)
         name = self.names.get(sent.id, f"request {sent.id}")

@@ -215,7 +215,7 @@ class Served:
     retractions: int
 
 
-class Sent(NamedTuple):
+class SentRequest(NamedTuple):
     """A request as it was sent: its ledger account, prompt, length limit, whether its account outlives it, and the
     first prompt token with a log-probability (-1: none)."""
 
@@ -251,7 +251,7 @@ class WorkLog:
     """What an engine was asked to do since its start, and the forwards that it ran, oldest first."""
 
     moments: tuple[Moment, ...]
-    sent: Mapping[int, Sent]
+    sent: Mapping[int, SentRequest]
     forwards: tuple[StepForwards, ...]
 
 

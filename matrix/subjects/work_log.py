@@ -12,7 +12,7 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.schedule.request import Request
 from specmatrix.engine.core.schedule.step import StepPlan
-from specmatrix.matrix.subjects.protocol import Moment, Sent, StepForwards, WorkLog
+from specmatrix.matrix.subjects.protocol import Moment, SentRequest, StepForwards, WorkLog
 
 
 class WorkRecorder:
@@ -24,7 +24,7 @@ class WorkRecorder:
     def __init__(self, llm: LLM, journal: Sequence[Entry]) -> None:
         self._journal = journal
         self._moments: list[Moment] = []
-        self._sent: dict[int, Sent] = {}
+        self._sent: dict[int, SentRequest] = {}
         self._forwards: list[StepForwards] = []
         self._requests: WeakSet[Request] = WeakSet()
         loop, executor, sessions = cast(Any, llm.loop), cast(Any, llm.loop.executor), cast(Any, llm.sessions)
@@ -36,7 +36,7 @@ class WorkRecorder:
             add(request)
             params = request.params
             facts = request.prompt, params.max_new_tokens, request.holds, params.logprob_start_len
-            self._sent[request.rid] = Sent(request.rid, request.account, *facts)
+            self._sent[request.rid] = SentRequest(request.rid, request.account, *facts)
             self._requests.add(request)
             self._note("send", request.rid)
 

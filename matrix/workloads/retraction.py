@@ -35,7 +35,7 @@ def collisions(
         limits = (said + MORE if late else said, *LAST_LIMITS)
         turns = line(first, place, limits, said - EARLIER if late else None)
         out += contended_line(scored(turns, place), place, room.memory)
-    # Sent together, they are ordered by index: the last one is the youngest and is retracted.
+    # SentRequest together, they are ordered by index: the last one is the youngest and is retracted.
     before = dict.fromkeys(name for request in out if _second(request) for name in request.after)
     return [replace(request, after=tuple(before)) if _second(request) else request for request in out]
 
