@@ -167,6 +167,13 @@ def test_the_page_is_complete_and_opens_without_a_network(eventful):
         assert text.count(f"<{tag} ") + text.count(f"<{tag}>") == text.count(f"</{tag}>")
 
 
+def test_a_run_with_a_planted_fault_compares_with_one_without(compared, make_cell):
+    comparison = compared([make_cell()], [make_cell()], fault="bonus-stride")
+    assert "<td>planted fault</td><td>none</td><td>bonus-stride</td>" in comparison_page(comparison)
+    back = compare(comparison.head, comparison.base)
+    assert "<td>planted fault</td><td>bonus-stride</td><td>none</td>" in comparison_page(back)
+
+
 def test_hostile_text_stays_text(compared, make_cell, prose):
     gate = (GateResult("lossless", "FAIL", {}, None, EVIL),)
     comparison = compared([make_cell(EVIL)], [make_cell(EVIL, state="FAIL", gates=gate)], commit=EVIL)
