@@ -145,6 +145,17 @@ class ShardRecord(ReportRecord, frozen=True):
     digest: str
 
 
+class CheaperStage(ReportRecord, frozen=True):
+    """The next cheaper stage of a run: its cells and their estimated seconds on one core, and how many of the `faults`
+    that cells of the run's stage are known to find have a cell in it."""
+
+    stage: str
+    cells: Count
+    seconds: Seconds
+    faults: Count
+    found: Count
+
+
 class GateResult(ReportRecord, frozen=True, omit_defaults=True):
     """One gate on one cell.
 
@@ -297,7 +308,8 @@ class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", t
     engine's counters, as differences over the cell; a counter that it lacks is zero. `error` says in one sentence what
     stopped a cell without a verdict, or why the subject does not support it; `verb` is the engine's operation that
     raised it, `traceback` where. `first_red` is the first request that a
-    red gate blames, None if none blames any. `timeline` is of a traced run, None without one. `seconds` is wall time.
+    red gate blames, None if none blames any. `timeline` is of a traced run, None without one. `seconds` is wall time;
+    `engine_starts` are those for this cell, its baseline's included. Both vary from run to run and stand last.
     """
 
     id: str
@@ -315,6 +327,7 @@ class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", t
     first_red: RedAsk | None = None
     timeline: Timeline | None = None
     seconds: Seconds = 0.0
+    engine_starts: Count = 0
 
     def __post_init__(self) -> None:
         if fault := _contradiction(self.state, self.gates, self.error, self.expect):
@@ -353,7 +366,7 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
 
     `subject` is the engine under test; `fault` is the id of the defect that was planted in it, "" for none. `created`
     is an ISO 8601 time with zone. `thresholds` and `waivers` are the rules that held. `counters` is None where the
-    stage demands none, `shard` for a run of all selected cells.
+    stage demands none, `shard` for a run of all selected cells, `cheaper` where no stage is or only a part of one ran.
     """
 
     schema: int = SCHEMA
@@ -374,6 +387,7 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     subject: SubjectRecord = SubjectRecord(REFERENCE)
     fault: str = ""
     shard: ShardRecord | None = None
+    cheaper: CheaperStage | None = None
 
     def __post_init__(self) -> None:
         _check_time("created", self.created)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.reports.atomic import write_text
+from specmatrix.reports.cost import Cost, cost_of
 from specmatrix.reports.counters import CounterVerdict, counters_of
 from specmatrix.reports.covered import Coverage, covered
 from specmatrix.reports.schema import (
@@ -38,7 +39,7 @@ class Summary:
     `not_run`: selected cells that the run ended before. `seconds` is the sum over cells, in seconds of wall time.
     `waived` cells are red under a waiver that has not expired; they are counted in their state as well. `by_gate` has a
     row per gate that judged at least one cell. `counters`: what the cells prove together. `coverage`: the combinations
-    of axis values that they carry.
+    of axis values that they carry. `cost`: what they took.
     """
 
     header: Header
@@ -50,6 +51,7 @@ class Summary:
     by_gate: dict[str, dict[GateState, int]]
     counters: CounterVerdict
     coverage: Coverage
+    cost: Cost
 
     @property
     def red(self) -> int:
@@ -77,6 +79,7 @@ class Summary:
             "by_gate": self.by_gate,
             "counters": self.counters.to_json(),
             "coverage": self.coverage.to_json(),
+            "cost": self.cost.to_json(),
         }
 
 
@@ -99,8 +102,8 @@ def summarise(report: Report) -> Summary:
             gates.setdefault(gate.name, Counter())[gate.state] += 1
     header = report.header
     by_gate = {name: dict(row) for name, row in gates.items()}
-    counters, coverage = counters_of(report), covered(report)
-    return Summary(header, len(report), len(report.not_run), states, waived, seconds, by_gate, counters, coverage)
+    counters, coverage, cost = counters_of(report), covered(report), cost_of(report)
+    return Summary(header, len(report), len(report.not_run), states, waived, seconds, by_gate, counters, coverage, cost)
 
 
 def write_summary(summary: Summary, directory: Path) -> Path:

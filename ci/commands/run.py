@@ -21,7 +21,7 @@ from specmatrix.matrix.cells.selection import of_gpus, select
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.stopping import Stopped
-from specmatrix.matrix.cover.order import measured_seconds
+from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
 from specmatrix.matrix.gates.registry import GATES, applied_gates
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.tiers import check_seed, visible_gpus
@@ -87,21 +87,26 @@ def run(
         if rerun_failed is None:
             chosen = chosen_cells(tier, stage, cells, limit)
         elif cells is None and limit is None:
-            chosen = failed_cells(
-                rerun_failed,
-                out,
-                {"subject": subject, "tier": tier, "stage": stage, "seed": seed, "fault": runs.fault},
-            )
+            options: dict[str, str | int] = {
+                "subject": subject,
+                "tier": tier,
+                "stage": stage,
+                "seed": seed,
+                "fault": runs.fault,
+            }
+            chosen = failed_cells(rerun_failed, out, options)
         else:
             raise ConfigError("--rerun-failed selects the cells; it takes neither --cells nor --limit")
         check_parallel("workers", workers)
         check_seed(seed)
         part, chosen = of_shard(chosen, seconds, shard, find_tier(tier).gpus)
         verify_cells(chosen)
+        parts = (engine, cells, limit, rerun_failed)
+        less = cheaper_stage(stage, find_tier(tier).gpus) if parts == (None,) * len(parts) else None
         header = run_header(
             tier, stage, seed, GATES if engine is None else applied_gates(engine.profile).gates, engine, rules
         )
-        header = replace(header, fault=runs.fault, shard=part, dirty=header.dirty or bool(runs.fault))
+        header = replace(header, fault=runs.fault, shard=part, cheaper=less, dirty=header.dirty or bool(runs.fault))
         if only is not None:
             header = replace(header, data_hash=hash_of(only, chosen, seed, header.data_hash))
         traced = ("every" if len(chosen) == 1 else "red") if explain else "none"

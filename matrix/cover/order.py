@@ -16,9 +16,10 @@ import msgspec
 from specmatrix.errors import ConfigError, shown
 from specmatrix.files import read_text
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.reports.atomic import write_text
-from specmatrix.reports.schema import UNJUDGED_STATES
+from specmatrix.reports.schema import UNJUDGED_STATES, CheaperStage
 from specmatrix.reports.store import load
 from specmatrix.reports.wording import count
 
@@ -144,6 +145,22 @@ def stored_order(path: Path = ORDER_FILE) -> tuple[OrderedCell, ...]:
 def stored_ranks(path: Path = ORDER_FILE) -> dict[str, int]:
     """The place of each cell of the stored order, by id."""
     return {row.cell: place for place, row in enumerate(stored_order(path))}
+
+
+def cheaper_stage(stage: str, gpus: int, path: Path = ORDER_FILE) -> CheaperStage | None:
+    """What the stage before `stage` costs and finds on a tier of `gpus` GPUs, as far as the stored order knows; None
+    before the first."""
+    if stage not in STAGES[1:]:
+        return None
+    less = STAGES[STAGES.index(stage) - 1]
+    rows = {row.cell: row.faults for row in stored_order(path)}
+    found = {
+        name: {fault for cell in of_gpus(stage_cells(name), gpus) for fault in rows.get(cell.id, ())}
+        for name in (less, stage)
+    }
+    cells = of_gpus(stage_cells(less), gpus)
+    seconds = sum(cell.seconds for cell in cells)
+    return CheaperStage(less, len(cells), round(seconds, 1), len(found[stage]), len(found[less]))
 
 
 def in_order(cells: Sequence[Cell], path: Path = ORDER_FILE) -> list[Cell]:

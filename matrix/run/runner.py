@@ -59,13 +59,14 @@ class Baselines:
     """Baseline runs, each performed once per process.
 
     oracle: compares them with the oracle, None for the reference engine's. engines: engines without a drafter, kept for
-    other workloads of the same start. runs: what came of each.
+    other workloads of the same start. runs: what came of each. starts: of engines, so far.
     """
 
     subject: Subject
     oracle: OracleGate | None = None
     engines: dict[Cell, RunningEngine] = field(default_factory=dict)
     runs: dict[tuple[Cell, tuple[RequestSpec, ...]], Run | BaselineError] = field(default_factory=dict)
+    starts: int = 0
 
     def run(self, plain: PreparedCell) -> Run:
         """The run of one of the baselines of a PreparedCell. BaselineError if it crashes or crashed before."""
@@ -85,7 +86,10 @@ class Baselines:
         command = self.subject.translate(plain)
         if isinstance(command, Unsupported):
             raise ConfigError(f"{self.subject.name} does not support the cell without speculation: {command.reason}")
-        engine = self.engines.pop(plain.cell, None) or start_engine(self.subject, command)
+        engine = self.engines.pop(plain.cell, None)
+        if engine is None:
+            self.starts += 1
+            engine = start_engine(self.subject, command)
         try:
             run = drive(engine, plain.requests, self.subject.profile.capabilities, command=command)
             if self.oracle is not None:
@@ -125,6 +129,7 @@ class Runner:
     baselines: Baselines = field(init=False)
     _command: EngineCommand | None = field(default=None, init=False)
     _served: tuple[Served, ...] = field(default=(), init=False)
+    _starts: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         oracle = next((gate for gate in self.gates if isinstance(gate, OracleGate)), None)
@@ -144,7 +149,7 @@ class Runner:
     def run_cell(self, cell: Cell) -> CellResult:
         """The record of one cell, on the previous cell's engine if both share a start. ConfigError if it is impossible
         or redundant."""
-        began = perf_counter()
+        began, before = perf_counter(), self._starts + self.baselines.starts
         prepared = prepare(cell, self.tier, self.seed, self.workload, self.subject.name)
         try:
             result = self._judged(prepared)
@@ -154,7 +159,8 @@ class Runner:
         if self.explain == "every" or (self.explain == "red" and result.state in RED_STATES):
             result = explained(result, self.subject, prepared)
         result = waive(result, self.waivers, self.subject.name, self.subject.version())
-        return structs.replace(result, seconds=perf_counter() - began)
+        starts = self._starts + self.baselines.starts - before
+        return structs.replace(result, seconds=perf_counter() - began, engine_starts=starts)
 
     def _judged(self, prepared: PreparedCell) -> CellResult:
         command = translated(self.subject, prepared)
@@ -201,6 +207,7 @@ class Runner:
         start = replace(command, asks=())
         if self.engine is None or self._command != start:
             self.close()
+            self._starts += 1
             self.engine = start_engine(self.subject, command)
             self._command = start
         return self.engine

@@ -62,7 +62,9 @@ def print_run(run: RunView, console: Console) -> None:
     counters = run.summary.counters
     colour = {"PASS": "green", "FAIL": "red"}.get(counters.state, "dim")
     _say(console, f"[{colour}]{escape(counters.message)}[/{colour}]")
-    _say(console, f"[dim]{escape(run.summary.coverage.message)}[/dim]")
+    for text in (run.summary.coverage.message, run.summary.cost.message, run.summary.cost.saving):
+        if text:
+            _say(console, f"[dim]{escape(text)}[/dim]")
     rewritten: Counter[str] = Counter()
     for rewrite in run.rewrites:
         rewritten[shorten_rewrite(rewrite.signature)] += rewrite.cells

@@ -8,7 +8,7 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import stage_cells
-from specmatrix.matrix.cover.order import ORDER_FILE, greedy, in_order, renew, stored_order, stored_ranks
+from specmatrix.matrix.cover.order import ORDER_FILE, cheaper_stage, greedy, in_order, renew, stored_order, stored_ranks
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -49,6 +49,18 @@ def test_an_order_is_stored_with_what_each_cell_finds_and_read_back(tmp_path):
 
 def test_without_a_stored_order_cells_keep_theirs(tmp_path):
     assert stored_order(tmp_path / "none") == () and in_order(stage_cells("pr"), tmp_path / "none") == stage_cells("pr")
+
+
+def test_a_cheaper_stage_finds_what_its_own_cells_are_known_to_find(tmp_path):
+    smoke, pr = stage_cells("smoke"), stage_cells("pr")
+    path = tmp_path / "cells.order"
+    path.write_text(f"{smoke[0].id} 1.0 a b\n{pr[-1].id} 1.0 b c\n{stage_cells('nightly')[-1].id} 1.0 d\n")
+    assert cheaper_stage("smoke", 0, path) is None and cheaper_stage("product", 0, path) is None
+    less, least = cheaper_stage("nightly", 0, path), cheaper_stage("pr", 0, path)
+    assert less is not None and (less.stage, less.found, less.faults) == ("pr", 3, 4)
+    assert least is not None and (least.stage, least.found, least.faults) == ("smoke", 2, 3)
+    assert least.cells == len([cell for cell in smoke if cell.tp in ("1", "2")]) and least.seconds > 1
+    assert cheaper_stage("nightly", 8, path).found == 0
 
 
 def test_the_stored_order_names_locked_cells_once():

@@ -99,6 +99,7 @@ def test_cells_of_one_start_share_an_engine_and_baselines():
     records = list(runner(subject, (LosslessGate(),)).run_start(cells))
     assert [record.id for record in records] == [cell.id for cell in cells]
     assert [config.speculative_algorithm for config in subject.starts] == ["EAGLE3", "NONE"]
+    assert [record.engine_starts for record in records] == [2, 0, 0]
 
 
 def test_plain_engines_serve_every_workload_and_plain_drafters_are_closed():

@@ -1,0 +1,65 @@
+"""What a run cost, and what the next cheaper stage would not have found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from specmatrix.reports.schema import CellResult, CheaperStage, Json
+from specmatrix.reports.store import Report
+from specmatrix.reports.wording import count, duration
+
+CPU_TIER: Final = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds for which the cells of a run held cores and GPUs, and engines that they started, baselines' included.
+    cheaper: None where no stage is cheaper, or only a part of one ran."""
+
+    core_seconds: float
+    gpu_seconds: float
+    engine_starts: int
+    cheaper: CheaperStage | None
+
+    @property
+    def message(self) -> str:
+        """The cost in one sentence."""
+        gpus = f", {duration(self.gpu_seconds)} of GPUs" if self.gpu_seconds else ""
+        return f"cost: {duration(self.core_seconds)} of cores{gpus}, {count(self.engine_starts, 'engine start')}"
+
+    @property
+    def saving(self) -> str:
+        """What the cheaper stage would not have found, in one sentence; "" without one."""
+        less = self.cheaper
+        if less is None:
+            return ""
+        missed = less.faults - less.found
+        return (
+            f"stage {less.stage} ({count(less.cells, 'cell')}, about {duration(less.seconds)} of cores) has no cell "
+            f"that is known to find {missed:,} of the {count(less.faults, 'fault')} that cells of this stage find"
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """The stable form for `summary.json`."""
+        return {
+            "core_seconds": round(self.core_seconds, 3),
+            "gpu_seconds": round(self.gpu_seconds, 3),
+            "engine_starts": self.engine_starts,
+            "cheaper": None
+            if self.cheaper is None
+            else {name: getattr(self.cheaper, name) for name in CheaperStage.__struct_fields__},
+        }
+
+
+def cost_of(report: Report) -> Cost:
+    """The cost of a report's cells: a cell holds a core and, on a GPU tier, a GPU for each of its ranks."""
+    held = [(cell.seconds * _ranks(cell), cell.engine_starts) for cell in report]
+    seconds = sum(seconds for seconds, _ in held)
+    gpu_seconds = 0.0 if report.header.tier == CPU_TIER else seconds
+    return Cost(seconds, gpu_seconds, sum(starts for _, starts in held), report.header.cheaper)
+
+
+def _ranks(cell: CellResult) -> int:
+    text = cell.axes.get("tp", "1")
+    return int(text) if text.isdecimal() and 1 <= int(text) <= 1024 else 1

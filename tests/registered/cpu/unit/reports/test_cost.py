@@ -1,0 +1,65 @@
+"""What a run cost, and what a cheaper stage would not have found."""
+
+import pytest
+
+from specmatrix.reports.cost import cost_of
+from specmatrix.reports.render.run import run_markdown, run_page, view
+from specmatrix.reports.schema import CheaperStage
+from specmatrix.reports.store import load
+from specmatrix.reports.summary import summarise
+
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
+
+LESS = CheaperStage("smoke", 25, 18.5, 184, 59)
+
+
+@pytest.fixture
+def report(tmp_path, make_cell, write_report):
+    """A cell of one rank and one of two."""
+
+    def make(**header: object):
+        cells = [
+            make_cell("one", seconds=2.0, engine_starts=2),
+            make_cell("two", seconds=3.0, axes={"algorithm": "eagle3", "tp": "2"}, engine_starts=1),
+        ]
+        return load(write_report(tmp_path / "run", cells, **header))
+
+    return make
+
+
+def test_a_cell_holds_a_core_for_each_rank(report):
+    cost = cost_of(report())
+    assert (cost.core_seconds, cost.gpu_seconds, cost.engine_starts) == (8.0, 0.0, 3)
+    assert cost.message == "cost: 8.00 s of cores, 3 engine starts" and cost.saving == ""
+
+
+def test_on_a_gpu_tier_it_holds_a_gpu_for_each_as_well(report):
+    cost = cost_of(report(tier="gpu2"))
+    assert (cost.core_seconds, cost.gpu_seconds) == (8.0, 8.0)
+    assert cost.message == "cost: 8.00 s of cores, 8.00 s of GPUs, 3 engine starts"
+
+
+def test_every_output_says_what_the_cheaper_stage_would_miss(report):
+    found = report(cheaper=LESS)
+    text = (
+        "stage smoke (25 cells, about 18 s of cores) has no cell that is known to find 125 of the 184 faults that "
+        "cells of this stage find"
+    )
+    assert cost_of(found).saving == text
+    assert summarise(found).to_json()["cost"]["cheaper"] == {
+        "stage": "smoke", "cells": 25, "seconds": 18.5, "faults": 184, "found": 59,
+    }  # fmt: skip
+    assert text in run_markdown(view(found)) and text[1:] in run_page(view(found))
+
+
+def test_a_rank_count_that_is_no_number_counts_once(tmp_path, make_cell, write_report):
+    cells = [make_cell(name, seconds=1.0, axes={"tp": name}) for name in ("x", "0", "9" * 30)]
+    assert cost_of(load(write_report(tmp_path, cells))).core_seconds == 3.0
+
+
+def test_engine_starts_make_no_difference_between_two_runs(tmp_path, make_cell, write_report):
+    base, head = (
+        load(write_report(tmp_path / str(starts), [make_cell("a", seconds=1.0, engine_starts=starts)]))
+        for starts in (0, 2)
+    )
+    assert base.same(head, ["a"]) == ["a"]
