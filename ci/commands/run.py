@@ -87,14 +87,8 @@ def run(
         if rerun_failed is None:
             chosen = chosen_cells(tier, stage, cells, limit)
         elif cells is None and limit is None:
-            options: dict[str, str | int] = {
-                "subject": subject,
-                "tier": tier,
-                "stage": stage,
-                "seed": seed,
-                "fault": runs.fault,
-            }
-            chosen = failed_cells(rerun_failed, out, options)
+            options = (("subject", subject), ("tier", tier), ("stage", stage), ("seed", seed), ("fault", runs.fault))
+            chosen = failed_cells(rerun_failed, out, dict(options))
         else:
             raise ConfigError("--rerun-failed selects the cells; it takes neither --cells nor --limit")
         check_parallel("workers", workers)
