@@ -170,7 +170,7 @@ def test_the_page_is_complete_and_opens_without_a_network(eventful):
 def test_a_run_with_a_planted_fault_compares_with_one_without(compared, make_cell):
     comparison = compared([make_cell()], [make_cell()], fault="bonus-stride")
     assert "<td>planted fault</td><td>none</td><td>bonus-stride</td>" in comparison_page(comparison)
-    back = compare(comparison.head, comparison.base)
+    back = compare(load(comparison.head.path), load(comparison.base.path))
     assert "<td>planted fault</td><td>bonus-stride</td><td>none</td>" in comparison_page(back)
 
 
