@@ -53,6 +53,7 @@ def test_every_cell_comes_back_once():
     assert not active_children()
 
 
+@pytest.mark.nightly
 def test_worker_that_dies_costs_one_cell():
     records = started(1)
     first = next(records)

@@ -87,7 +87,7 @@ def at_rest(llm: LLM) -> None:
     assert llm.counters["stamp.checked"] > 0 and llm.counters["stamp.wrong"] == 0
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("version", [pytest.param("v1", marks=pytest.mark.nightly), "v2"])
 def test_batches_rise_and_fall_and_the_depth_follows(version):
     llm = start_engine(version)
     assert tuple(rising_and_falling(llm)) == plain()
@@ -130,7 +130,7 @@ def test_every_adaptive_drafter_generates_the_same_at_every_depth(target, algori
     at_rest(llm)
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("version", [pytest.param("v1", marks=pytest.mark.nightly), "v2"])
 def test_a_streaming_session_inherits_exactly_under_a_moving_depth(version):
     llm = start_engine(version, enable_streaming_session=True, chunked_prefill_size=16)
     fresh = start_engine("v1", "NONE", disable_radix_cache=True)
