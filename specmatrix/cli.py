@@ -17,6 +17,7 @@ import typer
 from specmatrix import __version__
 from specmatrix.ci.commands.cli import merge, plan, review
 from specmatrix.errors import ConfigError, EngineError, shown
+from specmatrix.matrix.cli.cell_commands import axes, cells_app, explain
 from specmatrix.matrix.cli.commands.flags import EPILOG
 from specmatrix.matrix.cli.errors import misuse
 from specmatrix.matrix.cli.exit_status import empty_word, failed, open_streams, unwritten, wrong
@@ -57,6 +58,7 @@ app = typer.Typer(
 )
 app.add_typer(zoo, name="zoo")
 app.add_typer(checkpoints, name="checkpoints")
+app.add_typer(cells_app, name="cells")
 app.add_typer(history, name="history")
 app.command()(site)
 app.add_typer(subjects, name="subjects")
@@ -177,15 +179,8 @@ def bisect(
     return main_bisect(good, bad, cells, tier, stage, seed, subject)
 
 
-@app.command()
-def explain(
-    cell: Annotated[list[str], typer.Argument(metavar="CELL", help="a cell's id, or axis=value ...")],
-) -> int:
-    """Print a cell's resolved configuration and the constraints that apply to it."""
-    from specmatrix.matrix.cells.constraints import explain_text
-
-    print(explain_text(" ".join(cell)))
-    return 0
+for command in (axes, explain):
+    app.command()(command)
 
 
 @app.command()

@@ -47,6 +47,7 @@ def comparison_page(comparison: Comparison) -> str:
         notes=_notes,
         drift_text=_drift_text,
         most_cells=MOST_CELLS,
+        filters=[state for state in ChangeState if any(change.state is state for change in comparison.changes)],
         groups=_groups(comparison.changes[:MOST_CELLS]),
         quiet=(ChangeState.SAME, ChangeState.IMPROVED, ChangeState.NEW),
         plots=[plot for gate, title in _PLOTS.items() if (plot := _plot(comparison.changes, gate, title))],

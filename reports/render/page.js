@@ -26,12 +26,64 @@
     }
   });
 
+  // Sorting by the button of a column's head; aria-sort says how.
+  const sorting = (table, sorted) => table.tHead.addEventListener("click", (event) => {
+    const head = event.target.closest("th[data-sort]");
+    if (!head) return;
+    const up = head.getAttribute("aria-sort") !== "ascending";
+    head.parentNode.querySelectorAll("th[data-sort]").forEach((each) => each.setAttribute("aria-sort", "none"));
+    head.setAttribute("aria-sort", up ? "ascending" : "descending");
+    const column = [...head.parentNode.children].indexOf(head);
+    const key = (row) => row.cells[column].dataset.key;
+    const number = head.dataset.sort === "number";
+    sorted((a, b) => (number ? key(a) - key(b) : key(a).localeCompare(key(b))) * (up ? 1 : -1));
+  });
+  const asked = () => {
+    try { return decodeURIComponent(location.hash.slice(1)); } catch { return ""; }
+  };
+  const linked = () => (asked().startsWith("cell=") ? asked().slice(5) : "");
+  const search = document.getElementById("search");
+  const states = [...document.querySelectorAll("input[data-state]")];
+  const words = () => search.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const on = () => new Set(states.filter((box) => box.checked).map((box) => box.dataset.state));
+
+  const changes = document.getElementById("changes");
+  if (changes) {
+    const rows = [...changes.querySelectorAll("tr[data-state]")];
+    const groups = [...changes.tBodies];
+    const texts = new Map(rows.map((row) => [row, row.textContent.toLowerCase()]));
+    const filter = () => {
+      const [wanted, checked] = [words(), on()];
+      rows.forEach((row) => { row.hidden = !checked.has(row.dataset.state) || !wanted.every((word) => texts.get(row).includes(word)); });
+      groups.forEach((group) => { group.hidden = ![...group.rows].some((row) => row.dataset.state && !row.hidden); });
+      document.getElementById("shown").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} cells`;
+    };
+    sorting(changes, (order) => {
+      changes.querySelectorAll("tr:not([data-state]) > .cause").forEach((cause) => cause.parentNode.remove());
+      groups.slice(1).forEach((group) => group.remove());
+      groups.length = 1;
+      groups[0].append(...rows.sort(order));
+      filter();
+    });
+    [search, ...states].forEach((input) => input.addEventListener("input", filter));
+    document.getElementById("clear").addEventListener("click", () => {
+      search.value = "";
+      states.forEach((box) => { box.checked = true; });
+      filter();
+    });
+    const show = () => {
+      rows.forEach((row) => row.classList.toggle("linked", row.dataset.cell === linked()));
+      const row = rows.find((each) => each.classList.contains("linked"));
+      if (row) row.scrollIntoView({ block: "center" });
+    };
+    addEventListener("hashchange", show);
+    show();
+  }
+
   const table = document.getElementById("cells");
   if (!table) return;
   const body = table.tBodies[0];
   let rows = [...body.querySelectorAll("tr[data-row]")];
-  const search = document.getElementById("search");
-  const states = [...document.querySelectorAll("input[data-state]")];
   const axes = [...document.querySelectorAll("select[data-axis]")];
   const haystack = new Map(rows.map((row) => {
     const cell = data.cells[row.dataset.row];
@@ -47,34 +99,26 @@
 
   const filter = () => {
     close();
-    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const on = new Set(states.filter((box) => box.checked).map((box) => box.dataset.state));
+    const [typed, checked] = [words(), on()];
     const wanted = axes.filter((select) => select.value).map((select) => [select.dataset.axis, select.value]);
     axes.forEach((select) => select.classList.toggle("set", Boolean(select.value)));
     let count = 0;
     for (const row of rows) {
-      const fits = on.has(row.dataset.state)
-        && words.every((word) => haystack.get(row).includes(word))
+      const fits = checked.has(row.dataset.state)
+        && typed.every((word) => haystack.get(row).includes(word))
         && wanted.every(([axis, value]) => values.get(row)[axis] === value);
       row.hidden = !fits;
       count += fits;
     }
     document.getElementById("shown").textContent = `${count} of ${rows.length} cells`;
-    const terms = [...wanted.map(([axis, value]) => `${axis}=${value}`), ...words];
-    history.replaceState(null, "", terms.length ? "#" + encodeURIComponent(terms.join(" ")) : location.pathname + location.search);
+    const terms = [...wanted.map(([axis, value]) => `${axis}=${value}`), ...typed];
+    if (terms.length || !linked()) history.replaceState(null, "", terms.length ? "#" + encodeURIComponent(terms.join(" ")) : location.pathname + location.search);
   };
 
-  const sort = (head) => {
+  sorting(table, (order) => {
     close();
-    const column = [...head.parentNode.children].indexOf(head);
-    const up = head.dataset.order !== "up";
-    head.parentNode.querySelectorAll("th").forEach((each) => delete each.dataset.order);
-    head.dataset.order = up ? "up" : "down";
-    const key = (row) => row.cells[column].dataset.key;
-    const number = head.dataset.sort === "number";
-    rows.sort((a, b) => (number ? key(a) - key(b) : key(a).localeCompare(key(b))) * (up ? 1 : -1));
-    rows.forEach((row) => body.appendChild(row));
-  };
+    body.append(...rows.sort(order));
+  });
 
   const grid = (title, pairs, mark) => {
     const pane = node("div");
@@ -131,15 +175,11 @@
   };
 
   body.addEventListener("click", (event) => {
-    const row = event.target.closest("tr[data-row]");
+    const row = !event.target.closest("a") && event.target.closest("tr[data-row]");
     if (row && !getSelection().toString()) toggle(row);
   });
   body.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && event.target.matches("tr[data-row]")) toggle(event.target);
-  });
-  table.tHead.addEventListener("click", (event) => {
-    const head = event.target.closest("th");
-    if (head) sort(head);
   });
   [search, ...states, ...axes].forEach((input) => input.addEventListener("input", filter));
   document.getElementById("clear").addEventListener("click", () => {
@@ -148,13 +188,21 @@
     axes.forEach((select) => { select.value = ""; });
     filter();
   });
-  let wanted = "";
-  try { wanted = decodeURIComponent(location.hash.slice(1)); } catch { wanted = ""; }
-  for (const term of wanted.split(" ").filter(Boolean)) {
+  for (const term of (linked() ? "" : asked()).split(" ").filter(Boolean)) {
     const [axis, value] = term.split("=");
     const select = axes.find((each) => each.dataset.axis === axis);
     if (select && value) select.value = value;
     else search.value = `${search.value} ${term}`.trim();
   }
   filter();
+  const show = () => {
+    const row = linked() && rows.find((each) => data.cells[each.dataset.row].id === linked());
+    if (!row) return;
+    close();
+    row.hidden = false;
+    toggle(row);
+    row.scrollIntoView({ block: "start" });
+  };
+  addEventListener("hashchange", show);
+  show();
 })();

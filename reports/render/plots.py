@@ -80,7 +80,8 @@ def strip_plot(
         if row.note:
             parts.append(_text("note", right + 12, middle + 4, row.note, "start"))
         parts += _points(row, middle, x)
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" class="plot">{"".join(parts)}</svg>'
+    label = f"interval plot of {count(len(rows), 'row')}"
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" class="plot">{"".join(parts)}</svg>'
 
 
 def glyph(point: Point, low: float, high: float, reference: float | None) -> str:
@@ -118,7 +119,8 @@ def curve_plot(curves: Sequence[tuple[str, Sequence[float]]]) -> str:
         parts.append(f'<polyline class="curve series{index % 6}" points="{path}"/>')
         parts += [f'<circle class="mark series{index % 6}" cx="{a:.1f}" cy="{b:.1f}" r="3"/>' for a, b in places]
         parts.append(_text(f"name series{index % 6}", right + 12, end + 4, label, "start"))
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" class="plot">{"".join(parts)}</svg>'
+    label = f"plot of {count(len(curves), 'curve')}: {escape(', '.join(name for name, _ in curves))}"
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" class="plot">{"".join(parts)}</svg>'
 
 
 def _points(row: Row, middle: float, x: Scale) -> list[str]:

@@ -22,7 +22,7 @@
   const day = (run) => run.created.slice(0, 16).replace("T", " ");
   const commit = (run) => (data.repository && /^[0-9a-f]{7,}$/.test(run.commit)
     ? link(build(run), `${data.repository}/commit/${run.commit}`) : node("span", build(run)));
-  const report = (run, cell) => `pages/${run.name}.html${cell === undefined ? "" : "#" + encodeURIComponent(cell)}`;
+  const report = (run, cell) => `pages/${run.name}.html${cell === undefined ? "" : "#cell=" + encodeURIComponent(cell)}`;
 
   const series = byId("series"), which = byId("which"), search = byId("search");
   let newest = 0;

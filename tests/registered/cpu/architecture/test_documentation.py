@@ -17,8 +17,8 @@ import typer.main
 from specmatrix import HOME
 from specmatrix.cli import app, main
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.constraints import read_cell
 from specmatrix.matrix.cells.selection import select
+from specmatrix.matrix.cli.commands.cells import explain_cells
 from specmatrix.matrix.cli.commands.flags import FLAGS, flags_of
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.faults.catalogue import CATALOGUE
@@ -168,7 +168,7 @@ def test_commands_parse_and_name_what_exists(one: Shown):
     if names[0] == "faults":
         assert {*(options["names"] or ()), *(options["only"] or ())} <= {fault.id for fault in CATALOGUE}
     if names[0] == "explain":
-        read_cell(" ".join(options["cell"]))
+        assert explain_cells(options["cell"], json_=True) == 0
 
 
 def quick(one: Shown) -> bool:

@@ -21,7 +21,7 @@ from specmatrix.reports.render.plots import (
 from specmatrix.reports.render.run import MOST_ROWS, run_markdown, run_page, view, write_run
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.repro import as_called
-from specmatrix.reports.schema import GateResult, ReasonRecord, ReportError, RewriteRecord, Waiver
+from specmatrix.reports.schema import GateResult, ReasonRecord, ReportError, RewriteRecord, Waiver, WaiverRule
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
@@ -159,9 +159,23 @@ def test_the_page_holds_every_cell_and_opens_without_a_network(red_run):
     assert data[0]["effective"]["spec_version"] == "v2"
     assert FACTOR in page.text
     assert all(cell.repro in page.text for cell in red_run.red)
-    links = [found for _, found in page.tags for name in ("src", "href") if name in found]
-    assert links == []
+    links = {found[name] for _, found in page.tags for name in ("src", "href") if name in found}
+    # Links to the page's own rows, and to nothing else.
+    assert links == {f"#cell={cell.id}" for cell in red_run.cells}
     assert "http" not in run_page(red_run) and "url(" not in run_page(red_run)
+
+
+def test_columns_are_sorted_by_buttons_that_say_how(red_run):
+    page = Page(run_page(red_run))
+    heads = page.all("th", **{"aria-sort": "none"})
+    assert [head["data-sort"] for head in heads].count("number") == 3 and len(heads) >= 5
+    assert len(page.all("button", type="button")) >= len(heads)
+
+
+def test_the_issue_of_a_waiver_is_a_link_if_it_is_an_address(tmp_path, write_report, make_cell):
+    rules = [WaiverRule("a", "known", "2026-12-31", issue=text) for text in ("https://example.org/1", "javascript:x")]
+    page = Page(run_page(view(load(write_report(tmp_path, [make_cell("a")], waivers=tuple(rules))))))
+    assert [found["href"] for found in page.all("a")] == ["#cell=a", "https://example.org/1"]
 
 
 def test_the_page_filters_by_effective_values(red_run):

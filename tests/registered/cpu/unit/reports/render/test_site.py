@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from specmatrix import HOME
 from specmatrix.reports.history.store import add, read
 from specmatrix.reports.render.site import write_site
 from specmatrix.reports.schema import GateResult, ReportError
@@ -64,6 +65,12 @@ def test_a_cell_has_a_script_and_a_red_run_its_page(tmp_path, filled):
     assert second["red"] == [[3, "lossless", "lossless: </script><script>alert(1)</script>", False]]
     name = data_of((tmp_path / "site" / "index.html").read_text())["runs"][3][0]
     assert (tmp_path / "site" / "pages" / f"{name}.html").read_text() == "page of the fourth run"
+
+
+def test_a_red_mark_opens_the_report_at_its_cell_by_the_address_that_the_page_reads():
+    site, page = (HOME / "reports" / "render" / name for name in ("site.js", "page.js"))
+    assert '"#cell=" + encodeURIComponent(cell)' in site.read_text()
+    assert 'asked().startsWith("cell=")' in page.read_text()
 
 
 def test_it_is_written_over_an_older_one_and_leaves_no_script_of_a_cell_that_is_gone(tmp_path, filled):

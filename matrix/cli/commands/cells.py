@@ -1,0 +1,82 @@
+"""`specmatrix axes`, `cells list` and `explain`: what may run, what does, and what it resolves to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.errors import ConfigError, shown
+from specmatrix.matrix.cells.axes import AXES
+from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.cells.constraints import expect, explain, explain_text, read_cell
+from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.cells.selection import of_gpus, select
+from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.reports.schema import Json
+from specmatrix.reports.wording import count, duration
+
+
+def list_axes(json_: bool) -> int:
+    """Print every axis with its values, the default first."""
+    if json_:
+        rows = [
+            {
+                "axis": axis.name, "scope": axis.scope, "summary": axis.summary, "default": axis.default,
+                "values": [
+                    {"value": value.name, "token": value.token, "seconds": value.seconds, "gpus": value.gpus}
+                    for value in axis.values
+                ],
+            }
+            for axis in AXES
+        ]  # fmt: skip
+        print(json.dumps({"schema": 1, "axes": rows}, indent=2))
+        return 0
+    width = max(len(axis.name) for axis in AXES)
+    for axis in AXES:
+        print(f"{axis.name:{width}}  {axis.scope:7}  {', '.join(axis.names)}")
+    print(f"{len(AXES)} axes; the first value is the default")
+    return 0
+
+
+def list_cells(tier: str, stage: str, cells: str | None, limit: int | None, json_: bool) -> int:
+    """Print the cells that a run of these options has: id, what the engine must do, estimated seconds."""
+    found = of_gpus(select(stage, cells, limit), find_tier(tier).gpus)
+    if not found:
+        raise ConfigError(f"tier {shown(tier)} has none of the selected cells of stage {shown(stage)}")
+    if json_:
+        rows = [{"id": cell.id, "expect": expect(cell), "seconds": cell.seconds, "axes": cell.values} for cell in found]
+        print(json.dumps({"schema": 1, "cells": rows}, indent=2))
+        return 0
+    for cell in found:
+        print(f"{cell.id}  {expect(cell)}  {cell.seconds:.2f} s")
+    print(f"{count(len(found), 'cell')}, about {duration(sum(cell.seconds for cell in found))} on one thread")
+    return 0
+
+
+def explain_cells(words: Sequence[str], json_: bool) -> int:
+    """Explain each cell: an id, or an assignment. Words of one `axis=value` each are one assignment together."""
+    single = [word for word in words if "=" in word and not word.split()[1:]]
+    texts = [word for word in words if word not in single]
+    if single:
+        texts.insert(words.index(single[0]), " ".join(single))
+    if json_:
+        print(json.dumps({"schema": 1, "cells": [explain_json(read_cell(text)) for text in texts]}, indent=2))
+        return 0
+    print("\n\n".join(map(explain_text, texts)))
+    return 0
+
+
+def explain_json(cell: Cell) -> dict[str, Json]:
+    """What a cell resolves to and why; `error` is the engine's if it refuses the cell."""
+    found = explain(cell)
+    record: dict[str, Json] = {
+        "id": cell.id, "axes": cell.values, "resolved": None, "reasons": [], "rewrites": [], "error": None,
+        "constraints": [{"name": each.name, "kind": each.kind, "why": each.why} for each in found],
+    }  # fmt: skip
+    try:
+        fields = resolve(asked(cell), zoo_facts(cell)).as_dict()
+    except ConfigError as error:
+        return record | {"error": str(error)}
+    reasons, rewrites = fields.pop("reasons"), fields.pop("rewrites")
+    return record | {"resolved": fields, "reasons": reasons, "rewrites": rewrites}

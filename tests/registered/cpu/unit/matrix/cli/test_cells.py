@@ -1,0 +1,63 @@
+"""`specmatrix axes`, `cells list` and `explain`."""
+
+import json
+
+import pytest
+
+from specmatrix.cli import main
+from specmatrix.matrix.cells.axes import AXES
+from specmatrix.matrix.cells.selection import of_gpus
+from specmatrix.matrix.cover.lockfile import stage_cells
+
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
+
+
+def said(capsys, *words: str):
+    assert main([*words]) == 0
+    return capsys.readouterr().out
+
+
+def test_axes_names_every_axis_with_its_default_first(capsys):
+    lines = said(capsys, "axes").splitlines()
+    assert len(lines) == len(AXES) + 1 and lines[-1] == f"{len(AXES)} axes; the first value is the default"
+    rows = json.loads(said(capsys, "axes", "--json"))["axes"]
+    assert [row["axis"] for row in rows] == [axis.name for axis in AXES]
+    assert all(row["values"][0]["value"] == row["default"] for row in rows)
+
+
+def test_the_listed_cells_are_those_that_a_run_has(capsys):
+    smoke = [cell.id for cell in of_gpus(stage_cells("smoke"), 0)]
+    lines = said(capsys, "cells", "list", "--stage", "smoke").splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == smoke and lines[-1].startswith(f"{len(smoke)} cells, about ")
+    rows = json.loads(said(capsys, "cells", "list", "--stage", "pr", "--tier", "gpu2", "--json"))["cells"]
+    assert rows and all(row["axes"]["tp"] == "2" for row in rows)
+
+
+def test_several_cells_are_explained_in_their_order(capsys):
+    whole = ["eagle3.s3", "algorithm=none", "page_size=4", "standalone.s1"]
+    rows = json.loads(said(capsys, "explain", *whole, "--json"))["cells"]
+    assert [row["id"] for row in rows] == ["eagle3.s3", "none.p4", "standalone.s1"]
+    apart = json.loads(said(capsys, "explain", "algorithm=none page_size=4", "algorithm=eagle3 steps=3", "--json"))
+    assert [row["id"] for row in apart["cells"]] == ["none.p4", "eagle3.s3"]
+    assert said(capsys, "explain", "eagle3.s3", "none.p4").count("\n\n") == 1
+
+
+def test_json_says_what_a_cell_resolves_to_and_why(capsys):
+    (row,) = json.loads(said(capsys, "explain", "eagle3.s3", "--json"))["cells"]
+    assert row["resolved"]["num_draft_tokens"] == 4 and row["error"] is None
+    assert {"spec_version", "speculative_eagle_topk"} <= {reason["field"] for reason in row["reasons"]}
+    (refused,) = json.loads(said(capsys, "explain", "none.v2.sync", "--json"))["cells"]
+    assert refused["resolved"] is None and refused["error"] and refused["constraints"][0]["kind"] == "refused"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("explain", "eagle3", "nonsense"), "cell id 'nonsense' has an unknown part"),
+        (("cells", "list", "--tier", "gpu8", "--cells", "tp=2"), "tier 'gpu8' has none of the selected cells"),
+        (("cells", "list", "--stage", "never"), "stage 'never' is unknown"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(capsys, words, why):
+    assert main([*words]) == 2
+    assert why in capsys.readouterr().err
