@@ -1,10 +1,10 @@
-"""The engine beside transformers: tokens per second, plain and speculative, batch 1 and 8, in one run."""
+"""The engine beside transformers and vLLM: tokens per second, plain and speculative, batch 1 and 8, in one run."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from specmatrix.benchmarks import decoding
+from specmatrix.benchmarks import against_vllm, decoding
 from specmatrix.benchmarks.decoding import GOALS, generate
 from specmatrix.benchmarks.metric import Metric, red
 from specmatrix.benchmarks.pairs import interleave
@@ -15,8 +15,8 @@ PAIRS: Final = 6
 
 
 def measure() -> list[Metric]:
-    """The plain figures with their goals, then the speculative ones."""
-    return [*decoding.measure(), *speculative_tokens()]
+    """The plain figures with their goals, then the speculative ones, and both beside vLLM."""
+    return [*decoding.measure(), *speculative_tokens(), *against_vllm.measure()]
 
 
 def speculative_tokens() -> list[Metric]:

@@ -100,6 +100,18 @@ def sampled_drafts() -> tuple[object, object]:
     return [0.5, 0.5, 0.75, 0.75], expand_batch_to_tokens(heats, ends, 4, replace_from=0, replace_to=1).tolist()
 
 
+def dflash_context_norm() -> tuple[object, object]:
+    """What a norm with one weight per layer does to the two layers of a DFlash draft, as its context is normalised."""
+    import torch
+    from vllm import _custom_ops as ops
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+    keys, found = torch.ones(2, 1, 1, 32), torch.empty(2, 1, 1, 32)
+    ops.rms_norm(found, keys, torch.stack((torch.full((32,), 1.0), torch.full((32,), 3.0))), 1e-6)
+    return [1.0, 3.0], [round(float(layer.mean()), 3) for layer in found]
+
+
 def qwen3_windows() -> tuple[object, object]:
     """A Qwen3 model whose first layer has a sliding window, as transformers and as vLLM run it."""
     import torch
@@ -135,6 +147,7 @@ def stop_string_metrics() -> tuple[object, object]:
 FINDINGS: Final[dict[str, Callable[[], tuple[object, object]]]] = {
     "seeded-chunked-prefill": seeded_chunked_prefill,
     "sampled-drafts": sampled_drafts,
+    "dflash-context-norm": dflash_context_norm,
     "qwen3-windows": qwen3_windows,
     "padded-round": padded_round,
     "stop-string-metrics": stop_string_metrics,
