@@ -28,7 +28,15 @@ def model(kind: str = "llama", **more: object) -> str:
     """The folder of a new model with a tokenizer whose words are the numbers of its tokens."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
+        PreTrainedTokenizerFast,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
 
     torch.manual_seed(0)
     sizes = {
@@ -36,7 +44,11 @@ def model(kind: str = "llama", **more: object) -> str:
         "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.3,
         "bos_token_id": 0, "eos_token_id": 1,
     }  # fmt: skip
-    built = {"llama": (LlamaForCausalLM, LlamaConfig), "qwen3": (Qwen3ForCausalLM, Qwen3Config)}[kind]
+    built = {
+        "llama": (LlamaForCausalLM, LlamaConfig),
+        "mistral": (MistralForCausalLM, MistralConfig),
+        "qwen3": (Qwen3ForCausalLM, Qwen3Config),
+    }[kind]
     folder = tempfile.mkdtemp()
     built[0](built[1](**sizes, **more)).save_pretrained(folder)
     words = Tokenizer(models.WordLevel({str(token): token for token in range(VOCABULARY)}, unk_token="0"))
@@ -127,6 +139,15 @@ def qwen3_windows() -> tuple[object, object]:
     return [round(value, 3) for value in expected], [round(value, 3) for value in got]
 
 
+def draft_window() -> tuple[object, object]:
+    """The windows of the layers of a draft without any, whose target has one in every layer."""
+    draft = {"method": "draft_model", "model": model(), "num_speculative_tokens": 3}
+    llm = engine(model("mistral", sliding_window=WINDOW), speculative_config=draft)
+    worker = llm.model_executor.driver_worker.worker
+    layers = [layer.self_attn.attn for layer in worker.model_runner.drafter.model.model.layers]
+    return [None, None], [layer.sliding_window for layer in layers]
+
+
 def padded_round() -> tuple[object, object]:
     """The same prompt twice, the second time all but its last token in the prefix cache: its rounds by their drafts."""
     llm = drafting(model(), per_request_spec_decode_metrics="detailed")
@@ -149,6 +170,7 @@ FINDINGS: Final[dict[str, Callable[[], tuple[object, object]]]] = {
     "sampled-drafts": sampled_drafts,
     "dflash-context-norm": dflash_context_norm,
     "qwen3-windows": qwen3_windows,
+    "draft-window": draft_window,
     "padded-round": padded_round,
     "stop-string-metrics": stop_string_metrics,
 }
@@ -157,13 +179,14 @@ FINDINGS: Final[dict[str, Callable[[], tuple[object, object]]]] = {
 def main(names: list[str]) -> None:
     """Run these findings, each in a new process; a single one in this one."""
     if len(names) == 1:
+        os.environ.update(OPTIONS)
         expected, got = FINDINGS[names[0]]()
         print(f"{names[0]}\n  should be {expected}\n  is        {got}")
         return
     for name in names or FINDINGS:
         done = subprocess.run(
             [sys.executable, __file__, name], capture_output=True, encoding="utf-8",
-            env={**os.environ, **OPTIONS}, check=False,
+            check=False,
         )  # fmt: skip
         print("\n".join(done.stdout.splitlines()[-3:]) if not done.returncode else f"{name}: {done.stderr[-500:]}")
 

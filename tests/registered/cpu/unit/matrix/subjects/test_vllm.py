@@ -117,6 +117,8 @@ def test_what_vllm_lacks_is_a_reason():
 class Replay:
     """vLLM's engine as it was recorded; it checks that the adapter sends what it sent then."""
 
+    get_tokenizer: Any = None
+
     def __init__(self, steps: list[list[dict[str, Any]]]) -> None:
         self.steps = [list(map(read, step)) for step in steps]
         self.open: set[str] = set()
@@ -179,6 +181,16 @@ def test_aborts_are_sent_when_due():
     assert second.finish == "abort" and 5 <= len(second.output_ids) < 9
     replay, answers = replayed("ngram.n4.m4.burst.abort_queued")
     assert len(replay.aborted) == 1 and (answers[-1].finish, answers[-1].output_ids) == ("abort", ())
+
+
+def test_the_text_of_an_abort_is_whole():
+    one = command("eagle3.s3.k1.pair.abort_running")
+    asks = [replace(ask, fields={**ask.fields, "stop": ["never"]}) for ask in one.asks]
+    replay = Replay(traffic()["eagle3.s3.k1.pair.abort_running"])
+    # vLLM holds back what may begin a stop string until the request ends by itself.
+    replay.get_tokenizer = lambda: SimpleNamespace(decode=lambda ids, skip_special_tokens: f"all of {len(ids)}")
+    finished, aborted = VllmEngine(one, replay, sampling=dict).generate(asks)
+    assert aborted.text == f"all of {len(aborted.output_ids)}" and not finished.text.startswith("all of")
 
 
 def test_preemptions_are_counted():
