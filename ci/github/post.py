@@ -62,7 +62,8 @@ class GitHub:
         for page in range(1, MOST_PAGES + 1):
             found = self.call("GET", f"issues/{pull}/comments?per_page={PAGE}&page={page}")
             for each in found:
-                if each["user"]["type"] == "Bot" and str(each["body"]).startswith(MARKER):
+                # A deleted account is null.
+                if (each["user"] or {}).get("type") == "Bot" and str(each["body"]).startswith(MARKER):
                     self.call("PATCH", f"issues/comments/{int(each['id'])}", {"body": text})
                     return "renewed"
             if len(found) < PAGE:

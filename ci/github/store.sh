@@ -17,5 +17,7 @@ done
 "$specmatrix" site data/site --history data/history --repository "$SERVER/$REPOSITORY"
 cd data
 git add --all
+# A job that runs again has nothing new.
+git diff --cached --quiet && exit 0
 git -c user.name=specmatrix -c user.email=specmatrix@localhost commit --quiet --message "Reports of $(basename "$1")"
 git push --quiet "$remote" HEAD:specmatrix-data

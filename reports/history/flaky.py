@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from typing import Final, NamedTuple
 
 from specmatrix.reports.history.store import ABSENT, LETTERS, History
-from specmatrix.reports.schema import CRASH
+from specmatrix.reports.schema import CRASH, UNKNOWN
 from specmatrix.reports.wording import count
 
 # Runs that must give equal results if equal in all of these.
@@ -30,10 +30,11 @@ class Flaky(NamedTuple):
 
 
 def flaky(history: History) -> list[Flaky]:
-    """All flaky cells and gates, by cell. Runs of a checkout with changes do not count: nobody knows what ran."""
+    """All flaky cells and gates, by cell. Runs of a checkout with changes or of an unknown commit do not
+    count."""
     import numpy as np
 
-    clean = history.runs[~history.runs["dirty"]]
+    clean = history.runs[~history.runs["dirty"] & (history.runs["commit"] != UNKNOWN)]
     reasons = {(red.run, red.cell): red.gates for red in history.red}
     found: dict[tuple[str, str, str], list[Flaky]] = defaultdict(list)
     green, unjudged = ord(LETTERS["PASS"]), [ord(ABSENT), ord(LETTERS["UNSUPPORTED"])]

@@ -144,7 +144,10 @@ def read(folder: Path) -> History:
         names = set(tables[-1].column_names)
         if missing := [name for name in (*RUN_COLUMNS, *CELL_COLUMNS) if name not in names]:
             raise ReportError(f"{file} has no column {missing[0]}; it was not written by specmatrix history add")
-    return _history(folder, tables)
+    try:
+        return _history(folder, tables)
+    except (TypeError, ValueError, AttributeError, arrow.ArrowException) as error:
+        raise ReportError(f"{folder} has a file with values of another type: {shorten(str(error), 160)}") from error
 
 
 def library(name: str) -> Any:  # noqa: ANN401  # these modules have no types

@@ -76,7 +76,7 @@ def test_reports_of_main_become_the_base_and_the_history_of_a_branch(script, tmp
     subprocess.run(["git", "init", "--quiet", "--bare", str(hub / "name")], check=True)
     settings = {"SERVER": "https://example.org", "REPOSITORY": "owner/name", "GITHUB_TOKEN": "secret"}
     settings["REMOTE"] = f"file://{hub / 'name'}"
-    for number, cells in enumerate((("a",), ("a", "b"))):
+    for number, cells in enumerate((("a",), ("a", "b"), ("a", "b"))):
         report = write(tmp_path / f"run{number}" / "cpu", cells)
         done = script("store.sh", str(report), **settings)
         assert done.returncode == 0, done.stderr

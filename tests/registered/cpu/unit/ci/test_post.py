@@ -21,7 +21,7 @@ class Hub(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.comments = [{"id": 1, "user": {"type": "User"}, "body": f"{MARKER} not by a bot"}]
+        self.comments = [{"id": 1, "user": None, "body": f"{MARKER} not by a bot"}]
         self.checks: list[dict] = []
         self.sha, self.status, self.tokens = SHA, 200, set()
 

@@ -28,9 +28,9 @@ def test_another_run_of_something_else_is_no_flip(history, gated, changes):
     assert flaky(history(([gated()], {}), ([gated(red="lossless")], changes))) == []
 
 
-def test_a_checkout_with_changes_does_not_count(history, gated):
-    rows = ([gated()], {}), ([gated(red="lossless")], {"dirty": True})
-    assert flaky(history(*rows)) == []
+@pytest.mark.parametrize("changes", [{"dirty": True}, {"commit": "unknown"}], ids=lambda changes: next(iter(changes)))
+def test_what_nobody_knows_the_code_of_does_not_count(history, gated, changes):
+    assert flaky(history(([gated()], changes), ([gated(red="lossless")], changes))) == []
 
 
 def test_a_crash_now_and_then_is_flaky_on_the_machines_where_it_happened(history, gated, make_cell):

@@ -80,6 +80,16 @@ def test_folders_and_files_that_are_no_history_are_named(tmp_path, write_report,
         read(folder)
 
 
+@pytest.mark.parametrize(("column", "value"), [("created", "soon"), ("red", None), ("cell", 3), ("waived", "yes")])
+def test_values_of_another_type_are_one_sentence(tmp_path, write_report, gated, column, value):
+    for name in ("x", "y"):
+        add(write_report(tmp_path / name, [gated(red="lossless")], commit=name), tmp_path / "history")
+    file = next((tmp_path / "history").glob("*.parquet"))
+    pd.read_parquet(file).assign(**{column: value}).to_parquet(file)
+    with pytest.raises(ReportError, match="history has a file with values of another type: "):
+        read(tmp_path / "history")
+
+
 def test_a_cell_in_an_unknown_state_is_named(tmp_path, write_report, gated):
     add(write_report(tmp_path / "run", [gated()]), tmp_path)
     file = next(tmp_path.glob("*.parquet"))
