@@ -46,7 +46,7 @@ FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "effective": ("differences", "unseen"),
 }
 GATES: Final = tuple(AMOUNTS)
-# Gates of other subjects than the reference engine, in whose source no fault can be planted.
+# Gates of other subjects than the reference engine.
 FOREIGN_GATES: Final = ("claims", "oracle", "identities", "text")
 
 

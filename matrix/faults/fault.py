@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.patch import Edit, Patch
 from specmatrix.matrix.faults.selection import pick
+from specmatrix.reports.schema import REFERENCE
 
 __all__ = ["Edit", "Fault"]
 
@@ -20,6 +21,7 @@ class Fault:
     also: further replacements, such as removing an engine check that would raise before a gate runs. expected: gates
     of which at least one must fail. cells: ids or selectors (up to two cells each) of the smallest cells that exercise
     it. why: its effect. tier: the tier on which the cells exercise it; also_on: further tiers.
+    subject: the engine that the cells run on; `sglang` and the `openai` ones are servers of the patched engine itself.
     operations: kernels whose laws it breaks (`matrix.faults.kernels`); its cells then run on a GPU only, because a CPU
     does not run these kernels.
     """
@@ -37,6 +39,7 @@ class Fault:
     tier: str = "cpu"
     also_on: tuple[str, ...] = ()
     operations: tuple[str, ...] = ()
+    subject: str = REFERENCE
 
     def runs_on(self, tier: str) -> bool:
         """Whether the fault's cells exercise it on this tier."""

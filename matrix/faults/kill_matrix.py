@@ -14,20 +14,23 @@ from specmatrix.matrix.faults.plant import SECONDS, CellVerdict, Trial, trial
 from specmatrix.matrix.faults.processes import Processes
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.zoo.registry import verify_cells
-from specmatrix.reports.gate_numbers import FOREIGN_GATES, GATES
+from specmatrix.reports.gate_numbers import GATES
+from specmatrix.reports.schema import REFERENCE
 
 RED: Final = ("FAIL", "NOT MEASURED")
 # What can detect a fault: the gates of cells and the laws of kernels.
-DETECTORS: Final = (*(gate for gate in GATES if gate not in FOREIGN_GATES), KERNELS)
+DETECTORS: Final = (*GATES, KERNELS)
 
 
 class TrialJob(NamedTuple):
-    """One process: a fault or none, and the cells and operations to check with it; first: up to the first red cell."""
+    """One process: a fault or none, and the cells and operations to check with it; first: up to the first red cell.
+    subject: that the cells run on."""
 
     fault: Fault | None
     cells: tuple[Cell, ...]
     operations: tuple[str, ...] = ()
     first: bool = False
+    subject: str = REFERENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +124,29 @@ def kill_matrix(
     gpu = find_tier(tier).gpus > 0
     chosen = {fault.id: [] if fault.operations and not gpu else fault.chosen(locked) for fault in faults}
     if first is not None:
-        chosen = {name: [*dict.fromkeys((*locked[:first], *own))] if own else own for name, own in chosen.items()}
-    every = order(cell for cells in chosen.values() for cell in cells)
-    verify_cells(every)
+        alone = {fault.id for fault in faults if fault.subject != REFERENCE}
+        chosen = {
+            name: own if name in alone or not own else [*dict.fromkeys((*locked[:first], *own))]
+            for name, own in chosen.items()
+        }
+    by_subject: dict[str, list[Cell]] = {}
+    for one in faults:
+        by_subject.setdefault(one.subject, []).extend(chosen[one.id])
+    verify_cells(order(cell for cells in by_subject.values() for cell in cells))
     plain: list[Trial] = []
     found: dict[str, Trial] = {}
-    parts = [TrialJob(None, tuple(part)) for part in shares(every, workers)]
+    parts = [
+        TrialJob(None, tuple(part), subject=subject)
+        for subject, cells in by_subject.items()
+        for part in shares(order(cells), workers if subject == REFERENCE else 1)
+    ]
     if operations := tuple(sorted({name for fault in faults for name in fault.operations})):
         parts.append(TrialJob(None, (), operations))
     run_order = chosen if first is not None else {name: order(cells) for name, cells in chosen.items()}
-    of_faults = (TrialJob(fault, tuple(run_order[fault.id]), fault.operations, first is not None) for fault in faults)
+    of_faults = (
+        TrialJob(fault, tuple(run_order[fault.id]), fault.operations, first is not None, fault.subject)
+        for fault in faults
+    )
     jobs = [*parts, *of_faults]
     for fault, result in _run(jobs, seed, workers, tier):
         if fault is None:
@@ -200,7 +216,7 @@ def _trial(job: TrialJob, seed: int, processes: Processes, tier: str) -> Trial:
     """The run without a fault covers the cells of all faults, so it gets a longer time limit."""
     seconds = SECONDS if job.fault is not None else 3600.0
     patch = None if job.fault is None else job.fault.patch
-    return trial(patch, job.cells, seed, seconds, processes, tier, job.operations, first=job.first)
+    return trial(patch, job.cells, seed, seconds, processes, tier, job.operations, first=job.first, subject=job.subject)
 
 
 def _passed(plain: Sequence[Trial]) -> dict[tuple[str, str], bool]:

@@ -22,7 +22,7 @@ from specmatrix.matrix.faults.patch import Patch
 from specmatrix.matrix.faults.processes import Processes
 from specmatrix.matrix.run.tiers import VISIBLE
 from specmatrix.matrix.run.tiers import tier as find_tier
-from specmatrix.reports.schema import CellResult
+from specmatrix.reports.schema import REFERENCE, CellResult
 from specmatrix.reports.store import cell_from_json
 
 ROOT: Final = specmatrix.HOME
@@ -88,12 +88,14 @@ def trial(
     operations: Sequence[str] = (),
     golden: Goldens = "reviewed",
     first: bool = False,
+    subject: str = REFERENCE,
 ) -> Trial:
     """Check cells, in this order, and operations in a fresh process with the patch made, run by `processes`.
 
     first: stop at the first red cell. golden: what the gate `config` expects: the table of the sources, or that of the
-    patched engine, as if the patch came with its reviewed table ("blessed"). ConfigError if there are no cells and
-    operations.
+    patched engine, as if the patch came with its reviewed table ("blessed"). subject: another one than the reference
+    engine is a server of the patched engine; its verdicts' cells end in ` on NAME`. ConfigError if there are no cells
+    and operations.
     """
     if not cells and not operations:
         raise ConfigError("a trial needs at least one cell or operation")
@@ -108,20 +110,22 @@ def trial(
             str(seed),
             golden,
             "red" if first else "end",
+            subject,
             str(file),
         ]
         words = [*command, *(cell.id for cell in cells), *(PREFIX + name for name in operations)]
         around = environment(tree, gpu=bool(find_tier(tier).gpus))
         died = (processes or Processes()).run(words, tree, around, seconds)
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    return Trial(tuple(map(_verdict, lines)), died)
+    return Trial(tuple(_verdict(line, subject) for line in lines), died)
 
 
-def _verdict(text: str) -> CellVerdict:
+def _verdict(text: str, subject: str) -> CellVerdict:
     line = json.loads(text)
     if "kind" in line:
         record = cell_from_json(text)
         states = {gate.name: (str(gate.state), gate.message) for gate in record.gates}
-        return CellVerdict(record.id, states, record.error, record.seconds, record)
+        name = record.id if subject == REFERENCE else f"{record.id} on {subject}"
+        return CellVerdict(name, states, record.error, record.seconds, record)
     gates = {name: (state, message) for name, (state, message) in line["gates"].items()}
     return CellVerdict(line["cell"], gates, line["error"], line["seconds"])

@@ -23,6 +23,7 @@ from specmatrix.matrix.faults.catalogue.ranks import RANK_FAULTS
 from specmatrix.matrix.faults.catalogue.requirements import REQUIREMENT_FAULTS
 from specmatrix.matrix.faults.catalogue.returns import RETURN_FAULTS
 from specmatrix.matrix.faults.catalogue.sampling import SAMPLING_FAULTS
+from specmatrix.matrix.faults.catalogue.servers import SERVER_FAULTS
 from specmatrix.matrix.faults.catalogue.sessions import SESSION_FAULTS
 from specmatrix.matrix.faults.catalogue.sizes import SIZE_FAULTS
 from specmatrix.matrix.faults.catalogue.spares import SPARE_FAULTS
@@ -59,4 +60,5 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *SPARE_FAULTS,
     *WORK_FAULTS,
     *GROWTH_FAULTS,
+    *SERVER_FAULTS,
 )

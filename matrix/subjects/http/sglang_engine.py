@@ -56,6 +56,11 @@ class SglangEngine(RunningEngine):
         self._lines: dict[str, tuple[int, ...]] = {}  # by streaming session: the tokens of its history
 
     @property
+    def url(self) -> str:
+        """Where the server is."""
+        return self._server.url
+
+    @property
     def resolved(self) -> Mapping[str, Any]:
         """The draft's shape as the server reports it."""
         found = {name: self._running.get(flag) for name, flag in SHAPE.items()}
