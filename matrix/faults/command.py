@@ -27,7 +27,7 @@ from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.wording import count
 
-WIDE: Final = 260
+WIDE: Final = 320
 FAULTS_FILE: Final = "faults.json"
 NEVER_ALONE: Final = "[red]kills no fault alone[/]"
 

@@ -1,7 +1,7 @@
 """The process of one trial: checks cells and operations in a patched tree.
 
-`python -m specmatrix.matrix.faults.trial TREE TIER SEED GOLDEN UNTIL SUBJECT FILE CELL...`, with TREE first on the import
-path; an operation is named `kernel:NAME`. UNTIL is `end`, or `red` to stop at the first red cell. Each result is
+`python -m specmatrix.matrix.faults.trial TREE TIER SEED GOLDEN UNTIL SUBJECT FILE CELL...`, with TREE first on the path
+of imports; an operation is named `kernel:NAME`. UNTIL is `end`, or `red` to stop at the first red cell. Each result is
 appended to FILE as a line of JSON at once, so a process that hangs leaves the results before it.
 """
 

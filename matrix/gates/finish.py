@@ -163,19 +163,25 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer) -> str:
         for key, value in ratios.items():
             if not isclose(float(info.get(key, -1.0)), value, rel_tol=1e-9):
                 return f"reports {key} {info.get(key)}; its verify rounds give {value:.6g}"
+    told = next((key for key in info if key.startswith("spec_")), None)
+    if told is not None and (cell.algorithm == "none" or not lengths):
+        return f"reports {told} {info[told]}, but no round drafted"
     for key, count in counts.items():
         if info.get(key) != count:
             return f"reports {key} {info.get(key)}; expected {count}"
-    return _emitted(cell, answer)
+    return _emitted(answer)
 
 
-def _emitted(cell: Cell, answer: Answer) -> str:
-    """The output is one prefill token plus all rounds, the last one perhaps cut; a retraction adds prefill tokens."""
-    if cell.memory != "ample" or answer.finish == "abort" or not answer.output_ids:
+def _emitted(answer: Answer) -> str:
+    """The output is one prefill token plus all rounds, the last one cut where the request ended; only an abort cuts
+    none. Each prefill after a retraction may add a token."""
+    if not answer.output_ids or answer.finish == "error":
         return ""
     lengths = answer.accept_lengths
-    most = 1 + sum(lengths)
-    least = 2 + sum(lengths[:-1]) if lengths else 1
+    most = 1 + sum(lengths) + answer.retractions
+    least = 1 + sum(lengths)
+    if lengths and answer.finish != "abort":
+        least += 1 - lengths[-1]
     if not least <= len(answer.output_ids) <= most:
         return f"has {len(answer.output_ids)} tokens; its verify rounds emitted {least} to {most}"
     return ""

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from specmatrix.matrix.faults.fault import Fault
+from specmatrix.matrix.faults.fault import Edit, Fault
 
 KLASS: Final = "stop / EOS / length-cap handling"
 METRIC: Final = "metric misreport"
@@ -177,5 +177,39 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("lossless",),
         cells=("eagle3.s5.v2.p4.pair.stream", "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"),
         why="a partly accepted round reports the right number of log-probabilities, but those of its last positions",
+    ),
+    Fault(
+        id="plain-decoding-reports-drafts",
+        klass=METRIC,
+        origin="rule: where nothing is drafted, no metric of speculation is reported",
+        within="SpecMetrics.meta_info",
+        old="        if not self.proposed:\n",
+        new="        if not self.verify_ct:\n",
+        expected=("finish",),
+        cells=("none.pair",),
+        why="plain decoding reports 0 accepted of 0 proposed drafts, and a rate",
+        also=(Edit("SpecMetrics.meta_info", "self.correct / self.proposed", "self.correct / max(1, self.proposed)"),),
+    ),
+    Fault(
+        id="metrics-restart-after-retraction",
+        klass=METRIC,
+        origin="sglang#18984: a retracted request starts over",
+        within="Scheduler._release",
+        old="            request.retractions += 1\n",
+        new="            request.retractions += 1\n            request.metrics = type(request.metrics)()\n",
+        expected=("finish",),
+        cells=("none.v1.nocache.c7.tight.pair",),
+        why="a retracted request forgets its rounds, so its metrics cover the end of its output only",
+    ),
+    Fault(
+        id="rounds-counted-behind-an-abort",
+        klass=METRIC,
+        origin="sglang#23456: an aborted request's round is counted",
+        within="Scheduler.abort",
+        old='        self.end(request, Finish("abort"))\n',
+        new='        self.end(request, Finish("abort"))\n        request.metrics.count(2, self.width)\n',
+        expected=("finish",),
+        cells=("eagle3.s3.k2.n6.v2.p64.nocache.ragged.abort_running",),
+        why="an aborted request reports the tokens of a round that nobody saw",
     ),
 )

@@ -18,7 +18,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.order import in_order
 from specmatrix.matrix.faults.catalogue import CATALOGUE
-from specmatrix.matrix.faults.command import list_faults, main_faults, select
+from specmatrix.matrix.faults.command import WIDE, list_faults, main_faults, select
 from specmatrix.matrix.faults.kill_matrix import DETECTORS, Kill, Matrix
 from specmatrix.matrix.faults.table import kill_table
 
@@ -53,7 +53,7 @@ def test_the_list_describes_each_fault(capsys):
 def test_the_table_fits_its_terminal():
     """Names are not cut: gates are written vertically in 100 columns and on one line in 260."""
     kills = tuple(Kill(fault, (DETECTORS[0],), None, {}, 12.3) for fault in CATALOGUE[:9])
-    for width, upright in ((100, True), (260, False)):
+    for width, upright in ((100, True), (WIDE, False)):
         console = Console(width=width, file=StringIO())
         console.print(kill_table(Matrix(kills, ()), console))
         text = console.file.getvalue()

@@ -67,6 +67,7 @@ def test_a_trial_ends_with_its_parent():
             "0",
             "reviewed",
             "end",
+            "reference",
             os.devnull,
             *[PAIR.id] * 99,
         ],
@@ -99,6 +100,15 @@ def test_a_silent_downgrade_is_seen_by_the_effective_gate_alone():
     (verdict,) = trial(fault.patch, [PAIR]).verdicts
     assert [gate for gate, (state, _) in verdict.gates.items() if state != "PASS"] == ["effective"]
     assert verdict.gates["effective"] == ("FAIL", "lag was resolved to 1, but the engine runs 0")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "gate"), [("completion-text-stripped", "text"), ("metrics-withheld", "claims")])
+def test_a_server_of_the_patched_engine_is_judged_over_http(name: str, gate: str):
+    (fault,) = select([name])
+    (verdict,) = (result := trial(fault.patch, fault.chosen([]), subject=fault.subject)).verdicts
+    assert result.died is None and verdict.cell == f"{fault.cells[0]} on {fault.subject}"
+    assert verdict.gates[gate][0] == "FAIL" and "ledger" not in verdict.gates
 
 
 @pytest.mark.nightly

@@ -14,6 +14,9 @@ TOKEN = "eagle3.s3.k4.n8.v2.p16.pair.mixed.stop_token"
 LENGTH = "eagle3.s3.k2.n6.v2.length"
 ADAPTED = "eagle3.tiers.v2.ragged"
 DRAWN = "none.v1.temperature"
+PLAIN = "none.pair"
+TIGHT = "none.v1.nocache.c7.tight.pair"
+ABORTED = "none.pair.abort_running"
 GATE = FinishGate()
 
 
@@ -188,3 +191,31 @@ def test_a_replace_must_end_what_still_runs(measured, altered):
     outcome = GATE.judge(prepared, altered(run, place, finish="length"), baseline)
     name = run.requests[place].name
     assert outcome.message == f"{name} finished by length, but was replaced while it ran"
+
+
+def test_plain_decoding_reports_no_metric_of_speculation(measured, altered):
+    prepared, run, baseline = measured(PLAIN)
+    answer = run.answers[0]
+    assert GATE.judge(prepared, run, baseline).state is State.PASS
+    told = altered(run, 0, meta_info=info(answer, spec_num_proposed_drafts=0))
+    outcome = GATE.judge(prepared, told, baseline)
+    assert outcome.message == f"{answer.name} reports spec_num_proposed_drafts 0, but no round drafted"
+
+
+def test_rounds_account_for_the_tokens_after_a_retraction_too(measured, altered):
+    prepared, run, _ = measured(TIGHT)
+    assert GATE.judge(*measured(TIGHT)).state is State.PASS
+    place = next(index for index, answer in enumerate(run.answers) if answer.retractions)
+    answer = run.answers[place]
+    for lengths in (answer.accept_lengths[3:], (*answer.accept_lengths, 1, 1)):
+        outcome = GATE.judge(prepared, altered(run, place, accept_lengths=lengths), run)
+        assert outcome.state is State.FAIL and "its verify rounds emitted" in outcome.message
+
+
+def test_an_aborted_request_has_the_tokens_of_all_its_rounds(measured, altered):
+    prepared, run, _ = measured(ABORTED)
+    place = next(index for index, answer in enumerate(run.answers) if answer.finish == "abort")
+    answer = run.answers[place]
+    assert GATE.judge(*measured(ABORTED)).state is State.PASS
+    outcome = GATE.judge(prepared, altered(run, place, accept_lengths=(*answer.accept_lengths, 1)), run)
+    assert outcome.state is State.FAIL and "its verify rounds emitted" in outcome.message
