@@ -122,12 +122,12 @@ def test_what_only_a_later_workload_shows_is_seen(monkeypatch):
     monkeypatch.setattr(Relay, "admit", keeps)
     assert faults(served(shape, workloads=2))
     monkeypatch.undo()
-    release = Scheduler._release
+    release = Scheduler.release_drained
 
-    def forgets(scheduler: Scheduler, request: object) -> None:
-        release(scheduler, request)
+    def forgets(scheduler: Scheduler, requests: Sequence[object]) -> None:
+        release(scheduler, requests)
         if len(scheduler.free_rows) == scheduler.max_running:
             scheduler.free_rows.pop()
 
-    monkeypatch.setattr(Scheduler, "_release", forgets)
+    monkeypatch.setattr(Scheduler, "release_drained", forgets)
     assert any("rest: 1 rows left" in fault for fault in faults(served(shape, workloads=1)))
