@@ -54,9 +54,13 @@ def review(
     acknowledge: Annotated[Path | None, typer.Option(help="JSON file of accepted rewrites and lost cells")] = None,
     out: Annotated[Path | None, typer.Option(help="write comment.md and check.json here")] = None,
     link: Annotated[str, typer.Option(help="address of the CI run, for the comment")] = "",
+    diff: Annotated[
+        Path | None,
+        typer.Option(help="`git diff -U0` of the change: annotate its lines that only failing cells execute"),
+    ] = None,
     annotate: Annotated[bool, typer.Option("--annotate", help="print annotations for GitHub Actions")] = False,
 ) -> int:
     """Write what a reviewer sees: red now and not before, red already, improved, coverage lost."""
     from specmatrix.ci.commands.review import review as review_runs
 
-    return review_runs(reports, base, acknowledge, out, link, annotate)
+    return review_runs(reports, base, acknowledge, out, link, annotate, diff)

@@ -9,22 +9,37 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from specmatrix.errors import ConfigError, shown
+from specmatrix.files import read_text
+from specmatrix.matrix.run.executed_lines import changed_lines, only_red, ranges
 from specmatrix.reports.atomic import check_place, write_text
 from specmatrix.reports.compare import compare, read_acknowledgements
-from specmatrix.reports.render.review import Review, check_run, comment, marked, verdict, workflow_commands
+from specmatrix.reports.cost import CPU_TIER
+from specmatrix.reports.neighbour import nearest
+from specmatrix.reports.render.review import Annotation, Review, check_run, comment, marked, verdict, workflow_commands
 from specmatrix.reports.render.run import view
+from specmatrix.reports.schema import REFERENCE, CellResult
 from specmatrix.reports.store import Report, load
+from specmatrix.reports.wording import count
 
+# Failing cells, and passing ones beside their neighbours, that run again to tell lines apart.
+MOST_TRACED: Final = 4
 COMMENT_FILE: Final = "comment.md"
 CHECK_FILE: Final = "check.json"
 
 
 def review(
-    heads: Sequence[Path], base: Path | None, acknowledged: Path | None, out: Path | None, link: str, annotate: bool
+    heads: Sequence[Path],
+    base: Path | None,
+    acknowledged: Path | None,
+    out: Path | None,
+    link: str,
+    annotate: bool,
+    diff: Path | None = None,
 ) -> int:
     """Print the verdict of each run, write `comment.md` and `check.json`, and return 1 if one is red.
 
     base: a report, or a folder of `TIER-STAGE.jsonl.gz`, from which a run that has none is judged alone.
+    diff: of the change, without context, in whose lines it looks for those that only failing cells execute.
     """
     if link and urlsplit(link).scheme not in ("http", "https"):
         raise ConfigError(f"--link must be an address such as https://github.com/owner/name/actions, got {shown(link)}")
@@ -36,14 +51,53 @@ def review(
         before, missing = base_of(head, base)
         run = view(head)
         reviews.append(Review(run, None if before is None else compare(before, head, entries), missing))
+    lines = () if diff is None else lines_of(reviews, diff)
     if out is not None:
         write_text(out / COMMENT_FILE, comment(reviews, link))
-        write_text(out / CHECK_FILE, json.dumps(check_run(reviews, link), indent=1) + "\n")
+        write_text(out / CHECK_FILE, json.dumps(check_run(reviews, link, lines), indent=1) + "\n")
     for each in reviews:
         print(f"{each.name}: {each.verdict}, {each.outcome}{'; ' + each.missing if each.missing else ''}")
+    for line in lines:
+        print(f"{line.path}:{line.line}: {line.message}")
     if annotate:
-        print(*workflow_commands(marked(reviews)), sep="\n")
+        print(*workflow_commands(marked(reviews, lines)), sep="\n")
     return int(verdict(reviews) != "green")
+
+
+def lines_of(reviews: Sequence[Review], diff: Path) -> list[Annotation]:
+    """The changed lines that only failing cells execute, found on the CPU tier by running a few cells again.
+    ConfigError if the diff cannot be read."""
+    try:
+        changed = changed_lines(read_text(diff))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the diff {shown(str(diff))}: {error}") from error
+    found = []
+    for each in reviews:
+        header = each.run.header
+        if not changed or header.tier != CPU_TIER or header.subject.name != REFERENCE:
+            continue
+        new = {row.cell for row in each.new}
+        # Cells of several ranks run in other processes, and one that crashed may crash this one.
+        red = [cell for cell in each.run.red if cell.id in new and cell.state == "FAIL" and _traceable(cell)][
+            :MOST_TRACED
+        ]
+        passing = [cell for cell in each.run.cells if cell.state == "PASS" and _traceable(cell)]
+        near = [nearest(cell, passing) for cell in red]
+        green = dict.fromkeys([found.cell.id for found in near if found] + [cell.id for cell in passing[:MOST_TRACED]])
+        if not red:
+            continue
+        names = [cell.id for cell in red]
+        for path, lines in only_red(names, green, changed, header.tier, header.seed).items():
+            title = "only failing cells execute this"
+            text = (
+                f"executed by {', '.join(names)}, and by none of {count(len(green), 'passing cell')} that ran beside it"
+            )
+            found += [Annotation(title, text, path, first, last) for first, last in ranges(lines)]
+    return found
+
+
+def _traceable(cell: CellResult) -> bool:
+    return cell.axes.get("tp", "1") == "1" and cell.expect != "refused"
 
 
 def base_of(head: Report, base: Path | None) -> tuple[Report | None, str]:

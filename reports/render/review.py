@@ -87,12 +87,13 @@ class Review:
 
 
 class Annotation(NamedTuple):
-    """A message of a check run at a line of a file; without one at the workflow file."""
+    """A message of a check run at lines of a file; without one at the workflow files."""
 
     title: str
     message: str
     path: str = ""
     line: int = 0
+    last: int = 0
 
 
 def comment(reviews: Sequence[Review], link: str = "") -> str:
@@ -107,25 +108,25 @@ def verdict(reviews: Sequence[Review]) -> str:
     return "red" if any(review.verdict == "red" for review in reviews) else "green"
 
 
-def marked(reviews: Sequence[Review]) -> list[Annotation]:
-    """The first red cells."""
+def marked(reviews: Sequence[Review], lines: Sequence[Annotation] = ()) -> list[Annotation]:
+    """The first of what is annotated: `lines` of the change, then red cells."""
     rows = [(review, row) for review in reviews for row in review.new]
     found = [
         Annotation(f"{row.cell} ({review.name})", shorten(f"{row.why}; rerun: {row.repro}", _MOST_MESSAGE))
         for review, row in rows[:MOST_ANNOTATIONS]
     ]
-    return found
+    return [*lines, *found][:MOST_ANNOTATIONS]
 
 
 def workflow_commands(found: Sequence[Annotation]) -> Iterator[str]:
     """The lines that GitHub Actions reads from a step's output. No value can end its line or begin a command."""
     for each in found:
-        place = f"file={_property(each.path)},line={each.line}," if each.path else ""
+        place = f"file={_property(each.path)},line={each.line},endLine={each.last}," if each.path else ""
         yield f"::error {place}title={_property(each.title)}::{_data(each.message)}"
 
 
-def check_run(reviews: Sequence[Review], link: str = "") -> dict[str, Json]:
-    """The body of a check run in GitHub's API, without the commit."""
+def check_run(reviews: Sequence[Review], link: str = "", lines: Sequence[Annotation] = ()) -> dict[str, Json]:
+    """The body of a check run in GitHub's API, without the commit. lines: annotated lines of the change."""
     red = sum(len(review.new) for review in reviews)
     title = f"{count(red, 'cell')} red now" if red else reviews[0].outcome if len(reviews) == 1 else verdict(reviews)
     return {
@@ -138,10 +139,10 @@ def check_run(reviews: Sequence[Review], link: str = "") -> dict[str, Json]:
             "summary": comment(reviews, link),
             "annotations": [
                 {
-                    "path": each.path or ".github", "start_line": each.line or 1, "end_line": each.line or 1,
+                    "path": each.path or ".github", "start_line": each.line or 1, "end_line": each.last or 1,
                     "annotation_level": "failure", "title": each.title, "message": each.message,
                 }
-                for each in marked(reviews)
+                for each in marked(reviews, lines)
             ],
         },
     }  # fmt: skip

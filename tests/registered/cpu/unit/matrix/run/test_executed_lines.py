@@ -1,0 +1,64 @@
+"""Changed lines that only failing cells execute."""
+
+import sys
+import threading
+
+import pytest
+
+from specmatrix import HOME
+from specmatrix.matrix.run.executed_lines import changed_lines, executed, only_red, ranges
+
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+
+DIFF = """\
+diff --git a/engine/loop.py b/engine/loop.py
+--- a/engine/loop.py
++++ b/engine/loop.py
+@@ -10 +10 @@ class Loop:
+-old
++new
+@@ -20,0 +21,3 @@ def step():
++a
++b
++c
+@@ -40,2 +43,0 @@
+-gone
+-gone
+diff --git a/README.md b/README.md
+--- a/README.md
++++ b/README.md
+@@ -1 +1 @@
+-a
++b
+diff --git a/engine/gone.py b/engine/gone.py
+--- a/engine/gone.py
++++ /dev/null
+@@ -1,2 +0,0 @@
+-a
+-b
+"""
+INDEX, LOOP = "engine/core/draft/ngram_index.py", "engine/loop.py"
+
+
+def test_changed_lines_are_those_of_the_new_files():
+    assert changed_lines(DIFF) == {"engine/loop.py": {10, 21, 22, 23}}
+    assert changed_lines("") == {} and changed_lines("no diff at all") == {}
+
+
+def test_ranges_join_neighbours():
+    assert list(ranges({5, 3, 4, 9, 11, 12})) == [(3, 5), (9, 9), (11, 12)] and list(ranges(())) == []
+
+
+def test_lines_of_a_drafter_are_executed_by_its_cells_only_and_those_of_the_loop_by_all():
+    whole = {path: set(range(1, len((HOME / path).read_text().splitlines()) + 1)) for path in (INDEX, LOOP)}
+    found = only_red(["ngram.pair"], ["none.pair"], whole, "cpu", 0)
+    assert len(found[INDEX]) > 20 and len(found.get(LOOP, ())) < 20
+    assert "engine/loop.py" not in only_red(["none.pair"], ["none.pair"], whole, "cpu", 0)
+    assert sys.gettrace() is None or "coverage" in sys.modules
+    assert threading.gettrace() is None
+
+
+def test_a_file_that_no_cell_imports_has_no_line():
+    assert executed(["none.pair"], ["benchmarks/ranks.py", "engine/none.py"], "cpu", 0) == {
+        "benchmarks/ranks.py": set(), "engine/none.py": set(),
+    }  # fmt: skip
