@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from specmatrix.errors import described
 from specmatrix.matrix.oracles.page_trie import PageTrie
 from specmatrix.matrix.subjects.protocol import Moment, SentRequest
 
@@ -162,6 +163,13 @@ class WorkReplay:
 
     def run(self, moments: Sequence[Moment]) -> WorkDone:
         """Everything that was done. WorkMismatch at the first departure."""
+        try:
+            return self._run(moments)
+        except (LookupError, ValueError) as error:  # an entry of an account or a page that cannot be there
+            text = f"step {len(self.done.steps)}: the journal cannot be followed at entry {self.at}: {described(error)}"
+            raise WorkMismatch(text) from error
+
+    def _run(self, moments: Sequence[Moment]) -> WorkDone:
         effective = {moment.id for moment in moments if moment.what == "abort"}
         ends = [moment.at for moment in moments[1:]] + [EVERYTHING]
         for moment, end in zip(moments, ends, strict=True):

@@ -114,6 +114,17 @@ def test_a_journal_of_other_work_fails(measured, change, text):
     assert outcome.state is State.FAIL and text in outcome.message and outcome.numbers["needless"] == 1
 
 
+def test_a_journal_that_no_engine_could_write_fails(measured):
+    """Its oracle must not end in an exception, which would hide the verdicts of the other gates."""
+
+    def spoil(entries):
+        at = place(entries, "launch", 5)
+        entries[at] = "launch", entries[at][1], ()
+
+    outcome = judged(measured, TIGHT, journal=changed(measured, TIGHT, spoil))
+    assert outcome.state is State.FAIL and "the journal cannot be followed at entry" in outcome.message
+
+
 def test_an_engine_that_runs_on_after_its_workload_fails(measured):
     _, run, _ = measured(TREE)
     entries, pages, size = run.journal
