@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.waivers import load_waivers
-from specmatrix.matrix.subjects.engine_process import FOREIGN
+from specmatrix.matrix.subjects.engine_process import FOREIGN, EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RequestSpec, Unsupported
 from specmatrix.matrix.subjects.registry import installed_subject, load_subject
 from specmatrix.matrix.subjects.vllm import environment
@@ -397,6 +398,14 @@ def test_the_findings_and_their_waivers_are_those_of_the_page():
     waivers = load_waivers(HOME / "examples" / "vllm-waivers.yaml")
     assert {waiver.subject for waiver in waivers} == {"vllm", "vllm-suffix"}
     assert all(waiver.issue is None or waiver.issue in page for waiver in waivers)
+
+
+def test_an_engine_runs_in_the_interpreter_of_the_environment(place: Path, monkeypatch: pytest.MonkeyPatch):
+    (place / "bin").mkdir(parents=True)
+    (place / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # this interpreter's, which is left out
+    with pytest.raises(EngineFailed, match=r"^start failed with ModuleNotFoundError: No module named 'vllm'"):
+        EngineProcess(VllmSubject(), command("none.pair"))
 
 
 def test_the_engines_process_imports_nothing_that_vllm_does_not_bring():
