@@ -89,6 +89,11 @@ class VllmEngine(RunningEngine):
         self.llm = self._started() if llm is None else llm
         self._sampling = _sampling_params if sampling is None else sampling
         self._sent = 0
+        self._refusals: tuple[type[Exception], ...] = (ValueError, TypeError)
+        if llm is None:
+            from vllm.exceptions import VLLMValidationError
+
+            self._refusals += (VLLMValidationError,)
 
     @property
     def resolved(self) -> Mapping[str, Any]:
@@ -108,10 +113,11 @@ class VllmEngine(RunningEngine):
             waiting = [ask for ask in waiting if ask not in due]
             sent |= {ask.id: self._send(ask) for ask in due}
             self._abort(sent.values())
-            if not due and not self.llm.has_unfinished_requests():
+            if self.llm.has_unfinished_requests():
+                self._step(sent)
+            elif not due and ended.issuperset(name for name, one in sent.items() if one.ended):
                 stuck = [ask.id for ask in waiting] or [name for name, one in sent.items() if not one.ended]
                 raise RuntimeError(f"vLLM has no unfinished request, but {stuck[0]} has not ended")
-            self._step(sent)
         for one in sent.values():
             self._read(one)
         return [_answer(sent[ask.id], drafts="speculative_config" in self._command.flags) for ask in asks]
@@ -176,7 +182,7 @@ class VllmEngine(RunningEngine):
             try:
                 prompt = {"prompt_token_ids": list(ask.input_ids)}
                 self.llm.add_request(name, prompt, self._sampling(fields))
-            except (ValueError, TypeError) as error:
+            except self._refusals as error:
                 return replace(sent, finish="refused", refusal=text_of(error))
             ids.append(name)
         return replace(sent, ids=tuple(ids))

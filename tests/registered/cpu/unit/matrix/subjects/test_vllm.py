@@ -138,7 +138,7 @@ class Replay:
         return bool(self.open)
 
     def step(self) -> list[SimpleNamespace]:
-        found = self.steps.pop(0) if self.steps else []
+        found = self.steps.pop(0)
         self.open -= {one.request_id for one in found if all(each.finish_reason for each in one.outputs)}
         return found
 
@@ -182,6 +182,16 @@ def test_aborts_are_sent_when_due():
     assert second.finish == "abort" and 5 <= len(second.output_ids) < 9
     replay, answers = replayed("ngram.n4.m4.burst.abort_queued")
     assert len(replay.aborted) == 1 and (answers[-1].finish, answers[-1].output_ids) == ("abort", ())
+
+
+def test_an_abort_may_end_the_last_request():
+    one = command("eagle3.s3.k1.pair.abort_running")
+    steps = [
+        [{**output, "request_id": "1"} for output in step if output["request_id"] == "2"]
+        for step in traffic()["eagle3.s3.k1.pair.abort_running"]
+    ]
+    (answer,) = VllmEngine(one, Replay(steps), sampling=dict).generate([replace(one.asks[1], after=())])
+    assert answer.finish == "abort"
 
 
 def test_the_text_of_an_abort_is_whole():
