@@ -128,7 +128,7 @@ def _starved(cell: Cell, run: Run) -> bool:
 
 def _spares(cell: Cell, run: Run) -> bool:
     """Two turns run out of memory, and the younger can be retracted to the KV that it inherited."""
-    return cell.memory == "snug" and _two_run(cell, run) and spares(cell.model == "qwen3", int(cell.page_size))
+    return _snug_pair(cell) and _two_run(cell, run) and spares(cell.model == "qwen3", int(cell.page_size))
 
 
 def _slides(cell: Cell, run: Run) -> bool:
@@ -159,8 +159,12 @@ def _repeats(cell: Cell, run: Run) -> bool:
 
 
 def _inherits(cell: Cell, run: Run) -> bool:
-    """With memory for all, or for two first turns, no session's KV is dropped before its second turn."""
-    return cell.session == "streaming" and cell.memory != "tight"
+    """With memory for all, or for two first turns of a pair, no session's KV is dropped before its second turn."""
+    return cell.session == "streaming" and (cell.memory == "ample" or _snug_pair(cell))
+
+
+def _snug_pair(cell: Cell) -> bool:
+    return (cell.memory, cell.batch) == ("snug", "pair")
 
 
 def _oversubscribed(cell: Cell, run: Run) -> bool:

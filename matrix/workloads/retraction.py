@@ -30,7 +30,8 @@ def collisions(
     said = room.second - room.first - tokens(REPLIES[0])
     out: list[RequestSpec] = []
     for place, request in enumerate(requests):
-        first = replace(request, max_new_tokens=room.first - 1 - tokens(request.prompt), abort_after=None)
+        queued = 0 if request.abort_after == 0 else None  # aborted in the queue, which is no matter of memory
+        first = replace(request, max_new_tokens=room.first - 1 - tokens(request.prompt), abort_after=queued)
         late = aborts and place == 1
         limits = (said + MORE if late else said, *LAST_LIMITS)
         turns = line(first, place, limits, said - EARLIER if late else None)
