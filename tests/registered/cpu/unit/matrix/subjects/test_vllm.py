@@ -414,7 +414,9 @@ def test_the_findings_and_their_waivers_are_those_of_the_page():
 def test_an_engine_runs_in_the_interpreter_of_the_environment(place: Path, monkeypatch: pytest.MonkeyPatch):
     (place / "bin").mkdir(parents=True)
     python = place / "bin" / "python"
-    python.write_text(f'#!/bin/sh\necho started\nexec {Path(sys.executable).resolve()} "$@"\n', encoding="utf-8")
+    python.write_text(
+        f'#!/bin/sh\necho another interpreter\nexec {Path(sys.executable).resolve()} "$@"\n', encoding="utf-8"
+    )
     python.chmod(0o755)
     (place / "vllm.py").write_text("raise RuntimeError('leaked')", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(place))
