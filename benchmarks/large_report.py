@@ -99,12 +99,13 @@ def starts(cells: int) -> list[list[Cell]]:
     if sum(sizes) < cells:
         raise ValueError(f"cells must be at most {sum(sizes)}, the cells of stage nightly's starts, got {cells}")
     most = next(most for most in count(1) if sum(min(most, size) for size in sizes) >= cells)
-    left = cells
+    spare = cells - sum(min(most - 1, size) for size in sizes)
     taken: list[list[Cell]] = []
     for row in rows.values():
-        wanted = min(most, len(row), left)
+        more = min(spare, len(row) >= most)
+        wanted = min(most - 1, len(row)) + more
         taken.append([row[i * len(row) // wanted] for i in range(wanted)])
-        left -= wanted
+        spare -= more
     return [row for row in taken if row]
 
 
