@@ -246,8 +246,7 @@ class Conversation:
     def _step(self, running: Sequence[str]) -> None:
         """Run a step of the engine, and one of each call for several completions, which also queues them."""
         if self.llm.loop.busy:
-            rids = {name: self.rids[name] for name in running if self._runs(name)}
-            self.progress.step({name: len(self.llm.request(rid).output) for name, rid in rids.items()})
+            self.progress.step(self._tokens(running))
         if not self.completing:
             self.llm.step()
             self._read()
@@ -256,6 +255,15 @@ class Conversation:
                 self.completed[name] = outputs
                 del self.completing[name]
             self._read()
+
+    def _tokens(self, running: Sequence[str]) -> dict[str, int]:
+        """Output tokens of the requests that have not ended; of all its completions together if there are several."""
+        single = {self.rids[name]: name for name in running if self._runs(name)}
+        tokens = dict.fromkeys([*single.values(), *self.completing], 0)
+        for rid, request in self.llm.loop.scheduler.requests.items():
+            for name in [single[rid]] if rid in single else self.completing if request.finish is None else ():
+                tokens[name] += len(request.output)
+        return tokens
 
     def _read(self) -> None:
         """Read the texts of streamed requests."""

@@ -222,6 +222,12 @@ def test_several_completions_are_one_answer_with_further_ones():
     assert len(other.pieces) > 3 and not other.further and engine.memory().accounts == 0
 
 
+def test_completions_that_run_alone_make_progress():
+    engine = ReferenceSubject().launch(asked(Cell.from_id("none")))
+    (many,) = engine.generate([RequestSpec("q", PROMPT, 60, ignore_eos=True, n=2)])
+    assert [len(one.output_ids) for one in (many, *many.further)] == [60, 60]
+
+
 def test_log_probabilities_of_a_prompt_come_with_its_answer():
     engine = ReferenceSubject().launch(asked(Cell.from_id("none.c7")))
     whole, rest = engine.generate(
