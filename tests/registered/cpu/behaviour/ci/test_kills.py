@@ -156,7 +156,7 @@ def judge(kill: Kill, ended: Ended, out: Path, cells: set[str]) -> None:
 @pytest.mark.parametrize(
     ("code", "kills", "most"),
     [
-        pytest.param(SCRIPTED, 2, 0.3, id="workers that answer at once"),
+        pytest.param(SCRIPTED, 4, 0.3, id="workers that answer at once", marks=pytest.mark.nightly),
         pytest.param(SCRIPTED, 200, 0.3, id="many times", marks=pytest.mark.nightly),
         pytest.param(RUN, 40, 6, id="real workers", marks=pytest.mark.nightly),
     ],

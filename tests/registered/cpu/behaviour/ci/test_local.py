@@ -199,7 +199,8 @@ def test_a_worker_that_takes_too_long_to_start_is_lost():
     }
 
 
-def test_interrupt_ends_the_workers_and_goes_on_to_the_caller():
+def test_interrupt_ends_the_workers_and_goes_on_to_the_caller(monkeypatch):
+    monkeypatch.setattr(local, "work", scripted_workers.passes)
     records = started(1)
     next(records)
     with pytest.raises(KeyboardInterrupt):

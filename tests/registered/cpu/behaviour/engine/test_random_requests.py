@@ -20,7 +20,7 @@ pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
 
 REQUESTS = 1000
 # One in so many is tried with every change.
-SAMPLE = 20
+SAMPLE = 24
 AT_ONCE = 8
 CONTEXT = 512
 TURNS = 2

@@ -261,6 +261,7 @@ def test_output_onto_a_full_disk_is_one_sentence(words: tuple[str, ...]):
     assert done.stderr == "specmatrix: cannot write the output: No space left on device\n"
 
 
+@pytest.mark.nightly
 def test_checkpoints_that_cannot_be_written_are_one_sentence(capsys: pytest.CaptureFixture[str]):
     assert main(["zoo", "train", "--quick", "--out", "/dev/null/zoo"]) == 2
     assert "specmatrix: cannot write checkpoints in /dev/null/zoo: " in capsys.readouterr().err

@@ -157,7 +157,7 @@ ENDS = {
 
 @pytest.mark.parametrize(
     ("statement", "reason"),
-    [pytest.param(*end, id=name, marks=() if name == "exit" else pytest.mark.nightly) for name, end in ENDS.items()],
+    [pytest.param(*end, id=name, marks=pytest.mark.nightly) for name, end in ENDS.items()],
 )
 def test_a_file_that_ends_its_process_or_hangs_has_no_verdict(tmp_path, capsys, monkeypatch, statement, reason):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)

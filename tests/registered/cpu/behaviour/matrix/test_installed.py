@@ -166,10 +166,11 @@ def _always(wanted: Requirement) -> bool:
             "green: 1 of 1 cell passed",
             marks=pytest.mark.nightly,
         ),
-        (
+        pytest.param(
             ("accuracy", "--data", "none.jsonl"),
             2,
             "lm-eval is not installed; install specmatrix with the extra `accuracy`",
+            marks=pytest.mark.nightly,
         ),
         (("tests",), 2, "has no registered tests; run this in a checkout, not in an installed package"),
     ],

@@ -116,6 +116,7 @@ def test_report_of_two_workers_holds_every_cell(tmp_path: Path):
     assert all(cell.repro in done.stdout for cell in red)
 
 
+@pytest.mark.nightly
 def test_cells_of_a_gpu_need_one():
     done = pytest_on(file="tests/registered/gpu1/test_matrix.py", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == pytest.ExitCode.INTERRUPTED

@@ -101,6 +101,7 @@ def test_a_full_disk_under_both_streams_leaves_the_exit_status(folder: Path):
     assert (done.returncode, done.stderr) == (2, b"specmatrix: cannot write the output: No space left on device\n")
 
 
+@pytest.mark.nightly
 def test_too_few_descriptors_are_one_sentence(folder: Path):
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))
@@ -167,6 +168,7 @@ sys.exit(main())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{sentence}\n")
 
 
+@pytest.mark.nightly
 def test_the_printed_repro_leaves_the_report_that_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "a[/b]").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

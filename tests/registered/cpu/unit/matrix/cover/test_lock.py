@@ -154,6 +154,7 @@ def values_only(monkeypatch):
     monkeypatch.setattr(lock_module, "SWEEPS", lock_module.SWEEPS | {"nightly": ()})
 
 
+@pytest.mark.nightly
 def test_a_complete_lock_is_extended_by_nothing(tmp_path, monkeypatch):
     """No cover is searched."""
     monkeypatch.delitem(sys.modules, "covertable.main", raising=False)

@@ -64,6 +64,7 @@ def test_a_coin_that_is_used_again_fails(measured):
     assert outcome.numbers["p"] > 1e-4
 
 
+@pytest.mark.nightly
 def test_one_token_outside_the_support_fails(measured):
     prepared, run, baseline = measured(FILTERED)
     outcome = GATE.judge(prepared, drawn(run, lambda context: context[12][0], share=200), baseline)

@@ -65,6 +65,7 @@ def counters(out: Path) -> dict[str, object]:
     return json.loads((out / "summary.json").read_text(encoding="utf-8"))["counters"]
 
 
+@pytest.mark.nightly
 def test_an_unhit_counter_fails_the_run(tree, tmp_path):
     done = inside(tree, *RUN, "--out", str(tmp_path))
     # First, and with the whole output: a machine without memory loses the cells.
