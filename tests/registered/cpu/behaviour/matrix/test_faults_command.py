@@ -114,7 +114,6 @@ def planted() -> str:
     return out.getvalue()
 
 
-@pytest.mark.nightly
 def test_the_table_names_the_only_killer(planted):
     text = " ".join(planted.split())
     assert "1 of 1 fault killed" in text
