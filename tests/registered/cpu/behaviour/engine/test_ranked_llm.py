@@ -100,6 +100,7 @@ def test_an_interrupted_engine_drops_running_requests_and_continues(monkeypatch)
         assert llm.health.startswith("broken: rank 1 of 2 died with exit code -9")
 
 
+@pytest.mark.nightly
 def test_no_other_thread_comes_between_the_calls_of_a_generation(monkeypatch):
     with RankedLLM(TWO, resolve_path) as llm:
         expected, call = llm.generate(PROMPTS, PARAMS), llm.call_ranks

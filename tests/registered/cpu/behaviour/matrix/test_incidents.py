@@ -16,10 +16,6 @@ from specmatrix.reports.store import load
 pytestmark = pytest.mark.register(est_seconds=40, stage="pr")
 
 PAGE = HOME / "docs" / "incidents.md"
-BY_DAY = ("overlap-by-default",)
-REPLAYED = [
-    pytest.param(each, id=each.name, marks=() if each.name in BY_DAY else pytest.mark.nightly) for each in INCIDENTS
-]
 
 
 def masked(line: str) -> str:
@@ -33,7 +29,8 @@ def shown(name: str) -> list[str]:
     return [line for line in block.splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("incident", REPLAYED)
+@pytest.mark.nightly
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.name)
 def test_the_verdicts_are_the_expected_ones_and_on_the_page(incident: Incident, capsys, tmp_path):
     assert main(["incident", "run", incident.name, "--out", str(tmp_path)]) == 0
     said = [masked(line) for line in capsys.readouterr().out.splitlines()]

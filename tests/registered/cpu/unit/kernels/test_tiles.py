@@ -69,6 +69,7 @@ def test_tiles_of_published_shapes_are_those_that_were_found():
     )
 
 
+@pytest.mark.nightly
 def test_every_tile_of_more_rows_has_a_case():
     reached = set()
     for case in (*cases.CASES, *cases.KV_CASES, *cases.NEXT_NORM_CASES):
