@@ -10,9 +10,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Final, cast
 
 import typer
+from typer.core import TyperGroup
 
 from specmatrix import __version__
 from specmatrix.ci.commands.cli import merge, plan, review
@@ -50,8 +51,24 @@ from specmatrix.reports.schema import REFERENCE, ReportError
 
 # The base class of typer's usage errors, which typer itself does not export.
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
+# As `--help` and the table of the README list them; typer would list groups of commands behind all others.
+ORDER: Final = (
+    *("run", "plan", "merge", "shrink", "compare", "review", "history", "site", "bisect"),
+    *("axes", "cells", "explain", "lock", "subjects", "faults", "incident", "accuracy", "generate", "serve"),
+    *("contract", "simulate", "bench", "tests", "zoo", "checkpoints"),
+)
+
+
+class Commands(TyperGroup):
+    """The commands in the order of `ORDER`."""
+
+    def list_commands(self, ctx: object) -> list[str]:
+        return sorted(self.commands, key=ORDER.index)
+
+
 app = typer.Typer(
     name="specmatrix",
+    cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -143,7 +160,10 @@ def shrink(
     seed: Seed = 0,
     fault: PlantedFault = None,
 ) -> int:
-    """Find the smallest axis values, requests and tokens with which a red cell stays red."""
+    """Find the smallest form of a red cell that stays red.
+
+    It has fewer axis values other than the default, fewer requests and fewer tokens.
+    """
     from specmatrix.ci.commands.shrink import shrink as shrink_cell
 
     return shrink_cell(cell, tier, seed, workers, gate, fault)
@@ -173,7 +193,10 @@ def bisect(
     seed: Seed = 0,
     subject: Annotated[str, typer.Option(help="the engine under test")] = REFERENCE,
 ) -> int:
-    """Find the first commit at which a cell is red, in a worktree of its own."""
+    """Find the first commit at which a cell is red.
+
+    The commits are run in a worktree of their own.
+    """
     from specmatrix.ci.commands.bisect import main_bisect
 
     return main_bisect(good, bad, cells, tier, stage, seed, subject)
@@ -220,7 +243,7 @@ def generate(
 
 @app.command(context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
 def serve(
-    words: Annotated[list[str] | None, typer.Argument(metavar="", hidden=True)] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="FLAG", hidden=True)] = None,
     host: Annotated[str, typer.Option(help="address to listen on; this one is of this machine only")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port to listen on; 0: a free one, which is printed")] = 30000,
     api_key: Annotated[str | None, typer.Option(help="key that every client must send as a bearer token")] = None,
@@ -236,7 +259,10 @@ def serve(
         Path | None, typer.Option(help="a Python file that registers a custom algorithm")
     ] = None,
 ) -> int:
-    """Serve a model over HTTP: SGLang's native endpoints and OpenAI's."""
+    """Serve a model over HTTP.
+
+    SGLang's native endpoints and OpenAI's completions and chat.
+    """
     from specmatrix.matrix.cli.commands.serve import serve as serve_model
 
     options = {
@@ -281,7 +307,7 @@ def faults(
     json_: Json = False,
     tier: Annotated[str, typer.Option(help="where to plant them: cpu, or gpu1 for GPU-only faults")] = "cpu",
     first: Annotated[
-        int | None, typer.Option(help="run so many cells of the stage before a fault's own, to the first red one")
+        int | None, typer.Option(help="run this many cells of the stage before a fault's own, to the first red one")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="only list the faults")] = False,
 ) -> int:
@@ -367,7 +393,7 @@ def tests(
     paths: Annotated[bool, typer.Option("--paths", help="print only the paths, for pytest")] = False,
     json_: Json = False,
 ) -> int:
-    """List the registered tests of a tier and their estimated seconds."""
+    """List the registered tests of a tier, with their seconds."""
     from specmatrix.ci.commands.tests import list_tests
 
     return list_tests(tier, stage, shard, paths, json_)
@@ -381,7 +407,10 @@ def simulate(
     replay: Annotated[int | None, typer.Option(help="run only this schedule, a number printed on failure")] = None,
     json_: Json = False,
 ) -> int:
-    """Simulate random schedules of arrivals, aborts, sessions and memory pressure, checking ledger and tokens."""
+    """Simulate random schedules on a toy device.
+
+    Arrivals, aborts, sessions and memory pressure are random; the ledger and the tokens are checked.
+    """
     from specmatrix.matrix.cli.commands.simulate import simulate as run_simulation
 
     return run_simulation(minutes, seed, schedules, replay, json_)

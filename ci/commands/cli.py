@@ -60,7 +60,10 @@ def review(
     ] = None,
     annotate: Annotated[bool, typer.Option("--annotate", help="print annotations for GitHub Actions")] = False,
 ) -> int:
-    """Write what a reviewer sees: red now and not before, red already, improved, coverage lost."""
+    """Write what the reviewer of a pull request sees.
+
+    Red now and not before, red already, improved, coverage lost: as a comment, annotations and a check run.
+    """
     from specmatrix.ci.commands.review import review as review_runs
 
     return review_runs(reports, base, acknowledge, out, link, annotate, diff)

@@ -8,7 +8,7 @@ import typer
 
 from specmatrix.matrix.cli.options import Json
 
-cells_app = typer.Typer(help="The cells of the lock file.", rich_markup_mode=None)
+cells_app = typer.Typer(help="List the cells of the lock file.", rich_markup_mode=None)
 
 
 def axes(json_: Json = False) -> int:
@@ -36,7 +36,7 @@ def explain(
     cell: Annotated[list[str], typer.Argument(metavar="CELL", help="ids of cells, or axis=value ... of one")],
     json_: Json = False,
 ) -> int:
-    """Print the resolved configuration of cells and the constraints that apply to them."""
+    """Print what cells resolve to, and the constraints on them."""
     from specmatrix.matrix.cli.commands.cells import explain_cells
 
     return explain_cells(cell, json_)

@@ -9,7 +9,7 @@ import typer
 
 from specmatrix.matrix.cli.options import Json
 
-history = typer.Typer(help="Many runs: what changed over time, and which cells are flaky.", rich_markup_mode=None)
+history = typer.Typer(help="Keep many runs; print change points and flaky cells.", rich_markup_mode=None)
 FOLDER = Path("history")
 Folder = Annotated[Path, typer.Option("--history", help="folder of the history, a Parquet file per run")]
 Cells = Annotated[str | None, typer.Option(help="only cells of this id or selector")]
@@ -30,7 +30,7 @@ def history_add(
 def history_show(
     folder: Folder = FOLDER,
     cells: Cells = None,
-    last: Annotated[int, typer.Option(help="so many of the newest runs")] = 20,
+    last: Annotated[int, typer.Option(help="number of newest runs to print")] = 20,
     json_: Json = False,
 ) -> int:
     """Print the newest runs and their red cells."""
@@ -75,7 +75,10 @@ def site(
         str, typer.Option(help="address that commits link to, such as https://github.com/owner/name")
     ] = "",
 ) -> int:
-    """Write a dashboard of the history: runs and cells, trends, and each run's own page."""
+    """Write a dashboard of the history.
+
+    It shows runs and cells, trends, and each run's own page.
+    """
     from specmatrix.matrix.cli.commands.history import write_dashboard
 
     return write_dashboard(out, folder, repository)

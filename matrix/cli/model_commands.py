@@ -9,8 +9,8 @@ import typer
 
 from specmatrix.matrix.cli.options import Json, Models
 
-zoo = typer.Typer(help="The fixture models.", rich_markup_mode=None)
-checkpoints = typer.Typer(help="Published checkpoints, for the GPU tiers.", rich_markup_mode=None)
+zoo = typer.Typer(help="List, verify, train and measure the fixture models.", rich_markup_mode=None)
+checkpoints = typer.Typer(help="List and check published checkpoints for the GPU tiers.", rich_markup_mode=None)
 
 
 @zoo.command("list")

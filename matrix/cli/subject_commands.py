@@ -10,7 +10,7 @@ import typer
 from specmatrix.matrix.cli.options import ApiKey, Json, Launch, Url
 from specmatrix.matrix.subjects.http.endpoint import endpoint_of
 
-subjects = typer.Typer(help="The engines that cells can run on.", rich_markup_mode=None)
+subjects = typer.Typer(help="List, check and install the engines that cells run on.", rich_markup_mode=None)
 
 
 @subjects.callback(invoke_without_command=True)

@@ -15,7 +15,7 @@ import torch
 import typer.main
 
 from specmatrix import HOME
-from specmatrix.cli import app, main
+from specmatrix.cli import ORDER, app, main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selection import select
 from specmatrix.matrix.cli.commands.cells import explain_cells
@@ -207,9 +207,9 @@ def test_there_are_commands_of_each_kind():
     assert len(OURS) > 50 and len(list(filter(quick, OURS))) > 10
 
 
-def calls(page: Path) -> list[str]:
-    """Calls in running text and tables; words in capitals are placeholders."""
-    spans = SPAN.findall(BLOCK.sub("", page.read_text(encoding="utf-8")))
+def calls(text: str) -> list[str]:
+    """Calls in a page's running text and tables; words in capitals are placeholders."""
+    spans = SPAN.findall(BLOCK.sub("", text))
     return [span.replace("\\|", "|").partition(" ")[2] for span in spans if span.startswith("specmatrix ")]
 
 
@@ -222,12 +222,15 @@ def found(call: str) -> tuple[list[str], set[str]]:
     return names, {option for parameter in node.params for option in parameter.opts}
 
 
-def test_the_readme_has_every_command():
-    listed = {found(call)[0][0] for call in calls(README)}
-    assert listed == set(typer.main.get_command(app).commands)
+def test_the_readme_has_every_command_in_the_order_of_help():
+    table = README.read_text(encoding="utf-8").partition("\n## Commands\n")[2]
+    listed = list(dict.fromkeys(found(call)[0][0] for call in calls(table)))
+    assert listed == list(ORDER) and {*listed} == {*typer.main.get_command(app).commands}
 
 
-@pytest.mark.parametrize("call", dict.fromkeys(call for page in GUIDES for call in calls(page)))
+@pytest.mark.parametrize(
+    "call", dict.fromkeys(call for page in GUIDES for call in calls(page.read_text(encoding="utf-8")))
+)
 def test_commands_and_options_in_the_text_exist(call: str):
     names, options = found(call)
     assert names or call in ("--help", "--version"), f"specmatrix {call}"
