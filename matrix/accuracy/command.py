@@ -15,9 +15,9 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.accuracy.compared import Compared, ComparedEngine, of_cell, of_pair
 from specmatrix.matrix.accuracy.data import Split, split
 from specmatrix.matrix.accuracy.record import FILES, SCHEMA, markdown, write_record
-from specmatrix.matrix.checkpoints.pairs import pair_of
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.zoo.published.pairs import pair_of
 from specmatrix.reports.atomic import check_place
 
 if TYPE_CHECKING:  # a runtime import would import torch
@@ -78,7 +78,7 @@ def published(name: str, models: Path | None) -> Compared:
     """A pair of published checkpoints on this machine. ConfigError if it is unknown or cannot run here."""
     pair = pair_of(name)
     # What follows imports torch.
-    from specmatrix.matrix.checkpoints.machine import gpus, locate
+    from specmatrix.matrix.zoo.published.machine import gpus, locate
 
     return of_pair(pair, locate(pair, gpus(), models))
 

@@ -11,7 +11,7 @@ from specmatrix.engine.core.config.asked import AUTO, EngineConfig
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, describe
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.checkpoints.pairs import ModelPair
+from specmatrix.matrix.zoo.published.pairs import ModelPair
 from specmatrix.matrix.zoo.registry import resolve_path, verify_cells
 
 # Axes that the task decides: it has its own questions, sampling parameters and stop strings.

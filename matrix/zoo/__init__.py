@@ -1,1 +1,1 @@
-"""Fixture models: data, recipes, training, cards and an independent oracle."""
+"""Models: fixture models with their data, recipes, training, cards and an independent oracle; published checkpoints."""

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specmatrix.matrix.checkpoints.published import MODELS
+from specmatrix.matrix.zoo.published.models import MODELS
 from specmatrix.matrix.zoo.registry import resolve_path
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from specmatrix.matrix.checkpoints.machine import gpus, missing
-from specmatrix.matrix.checkpoints.needs import GIB, SPARE, Needs, needs
-from specmatrix.matrix.checkpoints.pairs import PAIRS, ModelPair, pair_of
-from specmatrix.matrix.checkpoints.published import MODELS, Published
-from specmatrix.matrix.checkpoints.store import fetch
+from specmatrix.matrix.zoo.published.machine import gpus, missing
+from specmatrix.matrix.zoo.published.models import MODELS, Published
+from specmatrix.matrix.zoo.published.needs import GIB, SPARE, Needs, needs
+from specmatrix.matrix.zoo.published.pairs import PAIRS, ModelPair, pair_of
+from specmatrix.matrix.zoo.published.store import fetch
 
 HEAD: Final = ("checkpoint", "tier", "target", "algorithm", "download", "KV per token", "GPU memory")
 

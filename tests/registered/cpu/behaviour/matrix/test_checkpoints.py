@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from specmatrix.cli import main
-from specmatrix.matrix.checkpoints.needs import GIB
-from specmatrix.matrix.checkpoints.pairs import PAIRS
+from specmatrix.matrix.zoo.published.needs import GIB
+from specmatrix.matrix.zoo.published.pairs import PAIRS
 from specmatrix.matrix.zoo.registry import TEST
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")

@@ -19,8 +19,8 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.attention import DraftAttention
 from specmatrix.engine.models.loader import load_dflash, load_eagle3, load_target
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.checkpoints.pairs import PAIRS
-from specmatrix.matrix.checkpoints.published import MODELS
+from specmatrix.matrix.zoo.published.models import MODELS
+from specmatrix.matrix.zoo.published.pairs import PAIRS
 from tests.support.published_layouts import TARGETS, shard, small_config, write, writer
 from tests.support.uncached_models import WholeDFlash, WholeEagle3
 

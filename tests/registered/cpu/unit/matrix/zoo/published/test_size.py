@@ -18,10 +18,10 @@ from specmatrix.engine.models.loader import (
     load_target,
 )
 from specmatrix.engine.models.weights import count_numbers
-from specmatrix.matrix.checkpoints.needs import config_of
-from specmatrix.matrix.checkpoints.pairs import PAIRS
-from specmatrix.matrix.checkpoints.published import MODELS
-from specmatrix.matrix.checkpoints.size import bundled, held, possible, stored
+from specmatrix.matrix.zoo.published.models import MODELS
+from specmatrix.matrix.zoo.published.needs import config_of
+from specmatrix.matrix.zoo.published.pairs import PAIRS
+from specmatrix.matrix.zoo.published.size import bundled, held, possible, stored
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from tests.support.published_layouts import TARGETS, writer
 

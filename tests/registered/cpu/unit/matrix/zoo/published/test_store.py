@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.checkpoints.published import MODELS, TIP
-from specmatrix.matrix.checkpoints.store import find, hub
+from specmatrix.matrix.zoo.published.models import MODELS, TIP
+from specmatrix.matrix.zoo.published.store import find, hub
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.checkpoints.machine import locate, missing
-from specmatrix.matrix.checkpoints.needs import GIB, needs
-from specmatrix.matrix.checkpoints.pairs import PAIRS
-from specmatrix.matrix.checkpoints.published import MODELS
+from specmatrix.matrix.zoo.published.machine import locate, missing
+from specmatrix.matrix.zoo.published.models import MODELS
+from specmatrix.matrix.zoo.published.needs import GIB, needs
+from specmatrix.matrix.zoo.published.pairs import PAIRS
 from tests.support.published_layouts import shard, small_config, write
 
 pytestmark = pytest.mark.register(est_seconds=2, stage="pr")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.checkpoints.published import TIP, Published
+from specmatrix.matrix.zoo.published.models import TIP, Published
 
 
 def hub(environment: Mapping[str, str] = os.environ) -> Path:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.checkpoints.published import MODELS, Published
+from specmatrix.matrix.zoo.published.models import MODELS, Published
 
 # Paths of GSM8K's questions and few-shot examples in its repository.
 QUESTIONS: Final = "grade_school_math/data/test.jsonl"

@@ -11,9 +11,9 @@ from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.models.config import ModelConfig, read_model_config
 from specmatrix.engine.models.loader import facts_of
-from specmatrix.matrix.checkpoints.pairs import ModelPair
-from specmatrix.matrix.checkpoints.published import Published
-from specmatrix.matrix.checkpoints.size import bundled, held, stored
+from specmatrix.matrix.zoo.published.models import Published
+from specmatrix.matrix.zoo.published.pairs import ModelPair
+from specmatrix.matrix.zoo.published.size import bundled, held, stored
 
 Configs: TypeAlias = Mapping[str, ModelConfig]
 GIB: Final = 2**30

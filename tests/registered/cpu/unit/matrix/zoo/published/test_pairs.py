@@ -7,9 +7,9 @@ import re
 import pytest
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.checkpoints.needs import GIB, SPARE, needs, resolved
-from specmatrix.matrix.checkpoints.pairs import PAIRS, pair_of
-from specmatrix.matrix.checkpoints.published import MODELS, TIP
+from specmatrix.matrix.zoo.published.models import MODELS, TIP
+from specmatrix.matrix.zoo.published.needs import GIB, SPARE, needs, resolved
+from specmatrix.matrix.zoo.published.pairs import PAIRS, pair_of
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 

@@ -10,11 +10,11 @@ from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.eagle.formats import load_draft_config
 from specmatrix.engine.models.weights import count_numbers
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.checkpoints.needs import GIB, Configs, config_of, needs
-from specmatrix.matrix.checkpoints.pairs import ModelPair
-from specmatrix.matrix.checkpoints.published import MODELS, Published
-from specmatrix.matrix.checkpoints.size import possible, stored
-from specmatrix.matrix.checkpoints.store import find
+from specmatrix.matrix.zoo.published.models import MODELS, Published
+from specmatrix.matrix.zoo.published.needs import GIB, Configs, config_of, needs
+from specmatrix.matrix.zoo.published.pairs import ModelPair
+from specmatrix.matrix.zoo.published.size import possible, stored
+from specmatrix.matrix.zoo.published.store import find
 
 
 def gpus() -> tuple[int, ...]:
