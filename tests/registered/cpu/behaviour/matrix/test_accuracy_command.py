@@ -127,9 +127,9 @@ from specmatrix.engine.api import LLM
 from specmatrix.matrix.accuracy.command import measure
 from specmatrix.matrix.accuracy.compared import of_pair
 from specmatrix.matrix.accuracy.data import split
-from specmatrix.matrix.zoo.published.pairs import Pair
+from specmatrix.matrix.zoo.published.pairs import ModelPair
 from specmatrix.matrix.zoo.registry import resolve_path
-pair = Pair("zoo.eagle3", "llama-mini", "EAGLE3", "llama-mini-eagle3", {"speculative_num_steps": 3})
+pair = ModelPair("zoo.eagle3", "llama-mini", "EAGLE3", "llama-mini-eagle3", {"speculative_num_steps": 3})
 
 class Folders(dict):
     engines = 0
