@@ -14,8 +14,8 @@ CPU_TIER: Final = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds for which the cells of a run held cores and GPUs, and engines that they started, baselines' included.
-    cheaper: None where no stage is cheaper, or only a part of one ran."""
+    """Core time, GPU time and engine starts of a run's cells and their baselines. cheaper: None where no stage is
+    cheaper, or only a part of one ran."""
 
     core_seconds: float
     gpu_seconds: float
@@ -25,8 +25,8 @@ class Cost:
     @property
     def message(self) -> str:
         """The cost in one sentence."""
-        gpus = f", {duration(self.gpu_seconds)} of GPUs" if self.gpu_seconds else ""
-        return f"cost: {duration(self.core_seconds)} of cores{gpus}, {count(self.engine_starts, 'engine start')}"
+        gpus = f", {duration(self.gpu_seconds)} of GPU time" if self.gpu_seconds else ""
+        return f"cost: {duration(self.core_seconds)} of core time{gpus}, {count(self.engine_starts, 'engine start')}"
 
     @property
     def saving(self) -> str:
@@ -36,8 +36,8 @@ class Cost:
             return ""
         missed = less.faults - less.found
         return (
-            f"stage {less.stage} ({count(less.cells, 'cell')}, about {duration(less.seconds)} of cores) has no cell "
-            f"that is known to find {missed:,} of the {count(less.faults, 'fault')} that cells of this stage find"
+            f"stage {less.stage} ({count(less.cells, 'cell')}, about {duration(less.seconds)} of core time) has no "
+            f"cell that is known to find {missed:,} of the {count(less.faults, 'fault')} that cells of this stage find"
         )
 
     def to_json(self) -> dict[str, Json]:

@@ -30,19 +30,19 @@ def report(tmp_path, make_cell, write_report):
 def test_a_cell_holds_a_core_for_each_rank(report):
     cost = cost_of(report())
     assert (cost.core_seconds, cost.gpu_seconds, cost.engine_starts) == (8.0, 0.0, 3)
-    assert cost.message == "cost: 8.00 s of cores, 3 engine starts" and cost.saving == ""
+    assert cost.message == "cost: 8.00 s of core time, 3 engine starts" and cost.saving == ""
 
 
 def test_on_a_gpu_tier_it_holds_a_gpu_for_each_as_well(report):
     cost = cost_of(report(tier="gpu2"))
     assert (cost.core_seconds, cost.gpu_seconds) == (8.0, 8.0)
-    assert cost.message == "cost: 8.00 s of cores, 8.00 s of GPUs, 3 engine starts"
+    assert cost.message == "cost: 8.00 s of core time, 8.00 s of GPU time, 3 engine starts"
 
 
 def test_every_output_says_what_the_cheaper_stage_would_miss(report):
     found = report(cheaper=LESS)
     text = (
-        "stage smoke (25 cells, about 18 s of cores) has no cell that is known to find 125 of the 184 faults that "
+        "stage smoke (25 cells, about 18 s of core time) has no cell that is known to find 125 of the 184 faults that "
         "cells of this stage find"
     )
     assert cost_of(found).saving == text
