@@ -212,7 +212,7 @@ def lock(
     extend: Annotated[bool, typer.Option("--extend", help="append what is missing")] = False,
     full: Annotated[bool, typer.Option("--full", help="also verify the triples of the nightly stage")] = False,
     order: Annotated[
-        Path | None, typer.Option(metavar="KILLS.json", help="renew the order of the cells from this kill matrix")
+        Path | None, typer.Option(metavar="KILLS.json", help="recompute the order of the cells from this kill matrix")
     ] = None,
     durations: Durations = None,
 ) -> int:

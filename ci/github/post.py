@@ -1,4 +1,4 @@
-"""Posts a review to a pull request: one comment that is renewed, and a check run. Standard library only.
+"""Posts a review to a pull request: one comment that each run updates, and a check run. Standard library only.
 
 It runs in a `workflow_run`, with a token that may write, and reads files that a pull request's code may have made. So
 it takes the pull request's number from GitHub and never from a file, and posts text only.
@@ -58,14 +58,14 @@ class GitHub:
         return next((int(pull["number"]) for pull in found if pull["head"]["sha"] == sha), None)
 
     def comment(self, pull: int, text: str) -> str:
-        """Renew the comment that begins with the marker and is by a bot, or write the first one."""
+        """Update the comment that begins with the marker and is by a bot, or write the first one."""
         for page in range(1, MOST_PAGES + 1):
             found = self.call("GET", f"issues/{pull}/comments?per_page={PAGE}&page={page}")
             for each in found:
                 # A deleted account is null.
                 if (each["user"] or {}).get("type") == "Bot" and str(each["body"]).startswith(MARKER):
                     self.call("PATCH", f"issues/comments/{int(each['id'])}", {"body": text})
-                    return "renewed"
+                    return "updated"
             if len(found) < PAGE:
                 break
         self.call("POST", f"issues/{pull}/comments", {"body": text})

@@ -1,4 +1,4 @@
-"""What a pull request's reviewer sees: one comment that is renewed, annotations, a check run.
+"""What a pull request's reviewer sees: one comment that each run updates, annotations, a check run.
 
 With a report of the base commit the verdict is that of the comparison: what was red there already does not count.
 Without one it is that of the run.
@@ -16,7 +16,7 @@ from markupsafe import Markup
 from specmatrix.reports.compare.cell_state import CellChange, ChangeState, Comparison
 from specmatrix.reports.render.markup import markdown
 from specmatrix.reports.render.run import RunView
-from specmatrix.reports.schema import Json
+from specmatrix.reports.schema import REFERENCE, Json
 from specmatrix.reports.wording import count, failure, shorten
 
 # The first line of the comment, by which the next run finds it.
@@ -51,7 +51,7 @@ class Review:
     def name(self) -> str:
         """Tier and stage, and the subject unless it is the reference engine."""
         header = self.run.header
-        subject = "" if header.subject.name == "reference" else f"{header.subject.name}, "
+        subject = "" if header.subject.name == REFERENCE else f"{header.subject.name}, "
         return f"{subject}{header.tier} / {header.stage}"
 
     @property

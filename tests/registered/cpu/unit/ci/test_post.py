@@ -90,7 +90,7 @@ def run(out):
 def test_the_comment_is_written_once_and_renewed_then(hub, out, capsys):
     assert run(out) == 0 and capsys.readouterr().out == "check run posted; comment of #7 written\n"
     (out / "comment.md").write_text(f"{MARKER}\nsecond")
-    assert run(out) == 0 and capsys.readouterr().out == "check run posted; comment of #7 renewed\n"
+    assert run(out) == 0 and capsys.readouterr().out == "check run posted; comment of #7 updated\n"
     assert [comment["body"] for comment in hub.comments[1:]] == [f"{MARKER}\nsecond"]
     assert hub.comments[0]["body"] == f"{MARKER} not by a bot"
     assert hub.checks[0] == {"name": "specmatrix", "conclusion": "success", "head_sha": SHA}
