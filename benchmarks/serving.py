@@ -56,7 +56,7 @@ def server() -> Iterator[tuple[str, int]]:
 
 
 def measure(soak: int = 0, beside: str | None = None) -> list[Metric]:
-    """Throughput for each number of clients, then a soak of so many requests. beside: the URL of another server on the
+    """Throughput for each number of clients, then a soak of `soak` requests. beside: the URL of another server on the
     same checkpoint. ConfigError if that cannot be reached."""
     prompts = list(islice(cycle(questions()), REQUESTS))
     with server() as (url, _):
@@ -78,7 +78,7 @@ def throughput(clients: int, url: str, beside: str | None, prompts: list[str]) -
 
 
 def _load(url: str, clients: int, prompts: list[str]) -> Callable[[], None]:
-    """A call that sends all prompts from so many clients and waits for their answers."""
+    """A call that sends all prompts from `clients` clients and waits for their answers."""
     try:
         model = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["id"]
     except (httpx.HTTPError, ValueError, LookupError) as error:
@@ -177,8 +177,8 @@ def _long(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def soaked(requests: int) -> list[Metric]:
-    """After so many requests every page is home, and memory grew by little: of the server's process, since it had
-    answered the first fifth of them."""
+    """After `requests` requests every page is free again, and the server's memory grew by little since it had answered
+    the first fifth of them."""
     with server() as (url, pid):
         done, sizes, pages = asyncio.run(_soak(url, pid, requests))
     grown = sizes[1] / sizes[0] - 1

@@ -33,7 +33,7 @@ NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class CellRuns:
-    """Runs cells as its job says, on so many workers; the fault is planted in the job's tree. durations: seconds by
+    """Runs cells as its job says, on `workers` workers; the fault is planted in the job's tree. durations: seconds by
     cell id, estimates by default."""
 
     job: ShardJob

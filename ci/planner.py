@@ -22,7 +22,7 @@ from specmatrix.matrix.cells.cell import Cell
 
 SPLIT: Final = 1.3
 START_SECONDS: Final = 0.5
-# A worker chooses among so many groups at the head of the queue.
+# Groups at the head of the queue among which a worker chooses.
 AHEAD: Final = 8
 # Hosts, GPUs and workers that a plan may have.
 MOST: Final = 1000

@@ -17,12 +17,12 @@ class _Pipe(FileIO):
 
     def readinto(self, buffer: "bytearray | memoryview", /) -> int | None:  # type: ignore[override]  # of any buffer
         if not select([self], [], [], PATIENCE)[0]:
-            raise OSError(errno.ETIMEDOUT, f"it is a pipe into which nobody wrote for {PATIENCE:g} s")
+            raise OSError(errno.ETIMEDOUT, f"it is a pipe, and nothing was written to it for {PATIENCE:g} s")
         return super().readinto(buffer)
 
 
 def opened(path: Path) -> BufferedReader:
-    """A file to read from. Nobody may ever write into a pipe, so it must be written to every `PATIENCE` seconds."""
+    """A file to read from. A pipe may stay silent for ever, so it must be written to every `PATIENCE` seconds."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
     return (

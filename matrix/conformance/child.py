@@ -88,6 +88,6 @@ def _append(file: Path, record: Mapping[str, Any]) -> None:
 
 if __name__ == "__main__":
     exit_with_parent()
-    # Standard input is the parent's; whoever reads from it would wait for the parent's end.
+    # Standard input is the parent's; reading from it would wait for the parent's end.
     sys.stdin = StringIO()
     main(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))

@@ -49,7 +49,7 @@ class InspectedDrafter:
     """
 
     def __init__(self, drafter: Drafter, every: int = 1) -> None:
-        """every: after the first calls of a hook, inspect one of so many."""
+        """every: after the first calls of a hook, inspect one call in `every`."""
         self._drafter, self._every = drafter, every
         self._calls: Counter[str] = Counter()
         self._found: dict[str, Tensor | bool] = {}

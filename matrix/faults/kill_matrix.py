@@ -116,7 +116,7 @@ def kill_matrix(
 ) -> Matrix:
     """Run every fault's cells, once without any fault and once with it, `workers` processes at a time.
 
-    first: run at most so many of the `locked` cells in front of a fault's own, and stop at the first red one.
+    first: run at most this many of the `locked` cells in front of a fault's own, and stop at the first red one.
     progress: called with the name of each trial as it ends. keep: called with the matrix so far, after each fault, once
     all trials without a fault have ended. ConfigError if a fault does not apply or matches no cell, or if a zoo
     checkpoint is damaged.

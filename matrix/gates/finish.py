@@ -163,9 +163,9 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer) -> str:
         for key, value in ratios.items():
             if not isclose(float(info.get(key, -1.0)), value, rel_tol=1e-9):
                 return f"reports {key} {info.get(key)}; its verify rounds give {value:.6g}"
-    told = next((key for key in info if key.startswith("spec_")), None)
-    if told is not None and (cell.algorithm == "none" or not lengths):
-        return f"reports {told} {info[told]}, but no round drafted"
+    reported = next((key for key in info if key.startswith("spec_")), None)
+    if reported is not None and (cell.algorithm == "none" or not lengths):
+        return f"reports {reported} {info[reported]}, but no round drafted"
     for key, count in counts.items():
         if info.get(key) != count:
             return f"reports {key} {info.get(key)}; expected {count}"

@@ -55,7 +55,7 @@ def golden_table(path: Path = GOLDEN_FILE) -> Golden:
 
 
 def blessed_table(cells: Iterable[Cell]) -> Golden:
-    """What the golden file would say of these cells if it were written anew from this engine."""
+    """What the golden file would say of these cells if it were regenerated from this engine."""
     rows: dict[str, list[tuple[str, tuple[Callable[[Cell], bool], ...]]]] = {}
     for start in {cell._replace(**REQUEST_DEFAULTS) for cell in cells}:
         for name, outcome in start_outcomes(start).items():

@@ -1,8 +1,8 @@
 """The work that a workload needs: a second scheduler, which predicts every step and compares it with the journal.
 
 It knows when requests were sent and aborted, how many tokens each round accepted, and the sizes of the engine. From
-these follow, step by step: who is admitted, retracted and read again in which order, which cached pages are reused,
-which are evicted, and how many positions are computed and reserved. Page numbers are the engine's choice.
+these follow, step by step: which requests are admitted, retracted and prefilled again, in which order; which cached
+pages are reused and evicted; how many positions are computed and reserved. Page numbers are the engine's choice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EVERYTHING: Final = 1 << 60
 
 
 class WorkMismatch(Exception):
-    """The engine did other work than needed. id: of the request, 0 for none."""
+    """The engine did other work than needed. request: its id, 0 for none."""
 
     def __init__(self, message: str, request: int = 0) -> None:
         super().__init__(message)
@@ -159,7 +159,7 @@ class WorkReplay:
         self.ending: set[int] = set()
         self.waiting: list[PlannedRequest] = []
         self.active: list[PlannedRequest] = []
-        self.stays: dict[int, PlannedRequest] = {}
+        self.requests: dict[int, PlannedRequest] = {}
 
     def run(self, moments: Sequence[Moment]) -> WorkDone:
         """Everything that was done. WorkMismatch at the first departure."""
@@ -176,7 +176,7 @@ class WorkReplay:
             if moment.what == "send":
                 self._send(self.sent[moment.id], moment.id in effective)
             elif moment.what == "abort":
-                self._abort(self.stays[moment.id])
+                self._abort(self.requests[moment.id])
             elif moment.what == "end":
                 self.ending.add(moment.id)
             else:
@@ -184,20 +184,20 @@ class WorkReplay:
             self._resolve(end)
         return self.done
 
-    # What was asked.
+    # What the workload does.
 
     def _send(self, sent: SentRequest, aborted: bool) -> None:
         tokens = self.outputs.get(sent.id, sent.prompt)
         final = EVERYTHING if aborted else len(tokens) - len(sent.prompt)
         name = self.names.get(sent.id, f"request {sent.id}")
-        self.stays[sent.id] = stay = PlannedRequest(sent, name, tokens, final)
-        self.waiting.append(stay)
+        self.requests[sent.id] = request = PlannedRequest(sent, name, tokens, final)
+        self.waiting.append(request)
 
-    def _abort(self, stay: PlannedRequest) -> None:
-        if stay in self.waiting:
-            self.waiting.remove(stay)
-        elif stay.running or stay.retracting:
-            stay.running, stay.draining, stay.retracting, stay.aborted = False, True, False, True
+    def _abort(self, request: PlannedRequest) -> None:
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif request.running or request.retracting:
+            request.running, request.draining, request.retracting, request.aborted = False, True, False, True
 
     # What a step launches.
 
@@ -209,51 +209,53 @@ class WorkReplay:
     def _prefill(self) -> list[Launched]:
         budget = EVERYTHING if self.sizes.chunk is None else self.sizes.chunk
         rows: list[Launched] = []
-        for stay in list(self.active):
-            take = min(budget, stay.target - stay.prefilled)
-            if stay.running and take and self._room(stay, take):
-                rows.append(self._chunk(stay, take))
+        for request in list(self.active):
+            take = min(budget, request.target - request.prefilled)
+            if request.running and take and self._room(request, take):
+                rows.append(self._chunk(request, take))
                 budget -= take
         while budget and self.waiting and len(self.active) < self.sizes.rows and self._fits(self.waiting[0]):
-            stay = self.waiting.pop(0)
-            self._admit(stay)
-            rows.append(self._chunk(stay, take := min(budget, stay.target - stay.prefilled)))
+            request = self.waiting.pop(0)
+            self._admit(request)
+            rows.append(self._chunk(request, take := min(budget, request.target - request.prefilled)))
             budget -= take
         return rows
 
-    def _chunk(self, stay: PlannedRequest, take: int) -> Launched:
-        self._reserve(stay, take)
-        stay.prefilled += take
+    def _chunk(self, request: PlannedRequest, take: int) -> Launched:
+        self._reserve(request, take)
+        request.prefilled += take
         self.done.computed += take
-        return self._launch(stay, take, prefill=True)
+        return self._launch(request, take, prefill=True)
 
     def _rounds(self) -> list[Launched]:
         """Every request with its prompt in KV takes part, with room for the widest round; all have one width."""
         ready = []
-        for stay in list(self.active):
-            if stay.decoding and self._room(stay, self.sizes.width):
-                self._reserve(stay, self.sizes.width)
-                ready.append(stay)
+        for request in list(self.active):
+            if request.decoding and self._room(request, self.sizes.width):
+                self._reserve(request, self.sizes.width)
+                ready.append(request)
         width = self._peek()[2][0] if ready and self._peek()[0] == "launch" else self.sizes.width
-        return [self._launch(stay, width, prefill=False) for stay in ready]
+        return [self._launch(request, width, prefill=False) for request in ready]
 
-    def _reserve(self, stay: PlannedRequest, width: int) -> None:
-        row = self._row(stay)
-        numbers = self._take("reserve", stay.sent.account, f"{width} positions of {stay.name} are reserved", stay)
+    def _reserve(self, request: PlannedRequest, width: int) -> None:
+        row = self._row(request)
+        numbers = self._take(
+            "reserve", request.sent.account, f"{width} positions of {request.name} are reserved", request
+        )
         if numbers[0] != width:
-            raise self._wrong(f"{width} positions of {stay.name} are reserved", f"{numbers[0]}", stay)
+            raise self._wrong(f"{width} positions of {request.name} are reserved", f"{numbers[0]}", request)
         row.own += len(numbers) - 1
         self.done.held = max(self.done.held, self.sizes.pages - self._free)
 
-    def _launch(self, stay: PlannedRequest, width: int, prefill: bool) -> Launched:
+    def _launch(self, request: PlannedRequest, width: int, prefill: bool) -> Launched:
         kind = "a prompt chunk" if prefill else "a round"
-        expected = f"{kind} of {stay.name} with {width} positions is launched"
-        numbers = self._take("launch", stay.sent.account, expected, stay)
+        expected = f"{kind} of {request.name} with {width} positions is launched"
+        numbers = self._take("launch", request.sent.account, expected, request)
         if numbers[0] != width:
-            raise self._wrong(expected, f"{numbers[0]} positions", stay)
-        row = self._row(stay)
-        launched = Launched(stay.sent.id, width, row.end + width)
-        row.flights.append((stay, prefill, launched))
+            raise self._wrong(expected, f"{numbers[0]} positions", request)
+        row = self._row(request)
+        launched = Launched(request.sent.id, width, row.end + width)
+        row.flights.append((request, prefill, launched))
         return launched
 
     # Memory.
@@ -265,18 +267,18 @@ class WorkReplay:
     def _pinned(self, rows: Sequence[KVRow]) -> set[int]:
         return {page for row in rows for page in row.shared}
 
-    def _fits(self, stay: PlannedRequest) -> bool:
+    def _fits(self, request: PlannedRequest) -> bool:
         """Whether its tokens and rounds fit beside those of all that run, if idle sessions and the cache gave all."""
-        account = stay.sent.account
-        if any(other.retracting for other in self.active) or not self._windows_fit(stay):
+        account = request.sent.account
+        if any(other.retracting for other in self.active) or not self._windows_fit(request):
             return False
         if account in self.rows and account not in self.held:
             return False  # its session's turn before it still has its pages
         mine = self.rows.get(account)
-        shared = self._match(stay) if mine is None else mine.shared
+        shared = self._match(request) if mine is None else mine.shared
         busy = [row for number, row in self.rows.items() if number not in self.held or number == account]
         fixed = len(self._pinned(busy) | set(shared)) + sum(row.own for row in busy)
-        growth = self._pages(stay.known) - (len(shared) if mine is None else mine.pages)
+        growth = self._pages(request.known) - (len(shared) if mine is None else mine.pages)
         for other in self.active:
             if other.running:
                 row = self._row(other)
@@ -287,90 +289,90 @@ class WorkReplay:
         """Pages for a text with the rounds that may be in flight behind it."""
         return -(-(length + self.sizes.slack) // self.sizes.page)
 
-    def _windows_fit(self, stay: PlannedRequest) -> bool:
+    def _windows_fit(self, request: PlannedRequest) -> bool:
         """Whether every request could hold the most window pages that it can ever need."""
         if self.sizes.window is None:
             return True
         tokens, pages = self.sizes.window
-        return sum(self._window_peak(one, tokens) for one in (*self.active, stay)) <= pages
+        return sum(self._window_peak(one, tokens) for one in (*self.active, request)) <= pages
 
-    def _window_peak(self, stay: PlannedRequest, tokens: int) -> int:
+    def _window_peak(self, request: PlannedRequest, tokens: int) -> int:
         """The most window pages that a request can need at once."""
-        sizes, longest = self.sizes, len(stay.sent.prompt) + stay.sent.new_tokens + self.sizes.slack
+        sizes, longest = self.sizes, len(request.sent.prompt) + request.sent.new_tokens + self.sizes.slack
         step = max(sizes.width, longest if sizes.chunk is None else sizes.chunk)
         live = tokens + sizes.slack + (sizes.lag + 1) * step
         return min(-(-longest // sizes.page), -(-live // sizes.page) + 1)
 
-    def _match(self, stay: PlannedRequest) -> list[int]:
-        return self.trie.match(stay.readable) if self.sizes.caches else []
+    def _match(self, request: PlannedRequest) -> list[int]:
+        return self.trie.match(request.readable) if self.sizes.caches else []
 
-    def _admit(self, stay: PlannedRequest) -> None:
-        account, name = stay.sent.account, stay.name
+    def _admit(self, request: PlannedRequest) -> None:
+        account, name = request.sent.account, request.name
         if account in self.held:
-            (again,) = self._take("resume", account, f"{name} resumes its session", stay)
+            (again,) = self._take("resume", account, f"{name} resumes its session", request)
             row = self.rows[account]
             del self.held[account]
-            stay.inherited = row.committed
+            request.inherited = row.committed
             most = min(self.sizes.span, row.committed - len(row.shared) * self.sizes.page)
             if again != most and self.sizes.window is None:
-                raise self._wrong(f"{name} computes {most} positions of its session again", f"{again}", stay)
+                raise self._wrong(f"{name} computes {most} positions of its session again", f"{again}", request)
             row.committed -= again
         else:
-            shared = self._match(stay)
-            found = list(self._take("open", account, f"{name} is admitted", stay))
+            shared = self._match(request)
+            found = list(self._take("open", account, f"{name} is admitted", request))
             if found != shared:
                 expected = f"{name} reuses {len(shared) * self.sizes.page} cached tokens"
-                raise self._wrong(expected, f"{len(found) * self.sizes.page}", stay)
+                raise self._wrong(expected, f"{len(found) * self.sizes.page}", request)
             self.rows[account] = row = KVRow(shared, committed=len(shared) * self.sizes.page)
-            stay.inherited = 0
+            request.inherited = 0
         self.done.reused += row.committed
-        stay.running, stay.prefilled, stay.target = True, row.committed, stay.known
-        self._reclaim(stay, stay.known + self.sizes.width - row.committed)
+        request.running, request.prefilled, request.target = True, row.committed, request.known
+        self._reclaim(request, request.known + self.sizes.width - row.committed)
         while self.sizes.window is not None and self._peek()[0] == "close" and self._peek()[1] in self.held:
-            self._drop(stay)  # it makes room for window pages
-        self.active = sorted([*self.active, stay], key=lambda one: one.sent.id)
+            self._drop(request)  # this makes room for window pages
+        self.active = sorted([*self.active, request], key=lambda one: one.sent.id)
 
-    def _room(self, stay: PlannedRequest, width: int) -> bool:
+    def _room(self, request: PlannedRequest, width: int) -> bool:
         """Make room for a step, by retracting the youngest if nothing else helps. False if it cannot take part."""
-        if not stay.running:
+        if not request.running:
             return False
-        while not self._reclaim(stay, width):
+        while not self._reclaim(request, width):
             if any(other.draining for other in self.active):
                 return False
             victim = max((other for other in self.active if other.running), key=lambda other: other.sent.id)
             self._retract(victim)
-            if victim is stay or victim.draining:
+            if victim is request or victim.draining:
                 return False
         return True
 
-    def _reclaim(self, stay: PlannedRequest, width: int) -> bool:
-        """Free pages for a step: cached ones that nobody reads, the least recently used first, then idle sessions."""
-        row = self._row(stay)
+    def _reclaim(self, request: PlannedRequest, width: int) -> bool:
+        """Free pages for a step: unused cached ones, the least recently used first, then those of idle sessions."""
+        row = self._row(request)
         while (short := -(-(row.end + width) // self.sizes.page) - row.pages - self._free) > 0:
             pinned = self._pinned(list(self.rows.values()))
             for _ in range(short):
                 leaves = self.trie.oldest(pinned)
                 if not leaves:
                     break
-                (page,) = self._take("evict", 0, f"a page is evicted for {stay.name}", stay)
+                (page,) = self._take("evict", 0, f"a page is evicted for {request.name}", request)
                 if page not in leaves:
-                    expected = f"the page evicted for {stay.name} is a least recently used one"
-                    raise self._wrong(expected, "another", stay)
+                    expected = f"the page evicted for {request.name} is a least recently used one"
+                    raise self._wrong(expected, "another", request)
                 self.trie.remove(page)
                 self.done.evicted += 1
             else:
                 continue
-            if not self._drop(stay):
+            if not self._drop(request):
                 return False
         return True
 
-    def _drop(self, stay: PlannedRequest) -> bool:
+    def _drop(self, request: PlannedRequest) -> bool:
         """Close the session that is idle for longest; those with a turn in the queue last, the next turn's last."""
         queued = [one.sent.account for one in self.waiting]
-        idle = [account for account in self.held if account != stay.sent.account and account not in queued]
-        others = [account for account in reversed(queued) if account != stay.sent.account and account in self.held]
+        idle = [account for account in self.held if account != request.sent.account and account not in queued]
+        others = [account for account in reversed(queued) if account != request.sent.account and account in self.held]
         for account in [*idle, *others][:1]:
-            self._take("close", account, f"session account {account} is closed for {stay.name}", stay)
+            self._take("close", account, f"session account {account} is closed for {request.name}", request)
             del self.rows[account], self.held[account]
             self.done.dropped += 1
             return True
@@ -414,79 +416,81 @@ class WorkReplay:
             raise WorkMismatch(text, late.sent.id)
 
     def _settle(self, row: KVRow, count: int) -> None:
-        stay, prefill, launched = row.flights.popleft()
+        request, prefill, launched = row.flights.popleft()
         row.committed += count
-        if not stay.running:
+        if not request.running:
             return
         if prefill:
-            stay.scored = max(stay.scored, launched.end + 1)
-            if launched.end < stay.target:
+            request.scored = max(request.scored, launched.end + 1)
+            if launched.end < request.target:
                 return
             count = 1
-        stay.out = min(stay.out + count, stay.final)
-        if stay.out == stay.final:
-            stay.running, stay.draining = False, True
+        request.out = min(request.out + count, request.final)
+        if request.out == request.final:
+            request.running, request.draining = False, True
         elif prefill:
-            self._donate(stay, row)
+            self._donate(request, row)
 
-    def _donate(self, stay: PlannedRequest, row: KVRow) -> None:
+    def _donate(self, request: PlannedRequest, row: KVRow) -> None:
         """The cache takes the pages that a request filled, up to a text that it has already."""
-        new = self._missing(stay, row)
+        new = self._missing(request, row)
         if new:
-            expected = f"{new} pages of {stay.name} are cached"
-            count, *pages = self._take("donate", stay.sent.account, expected, stay)
+            expected = f"{new} pages of {request.name} are cached"
+            count, *pages = self._take("donate", request.sent.account, expected, request)
             if count != new:
-                raise self._wrong(expected, f"{count}", stay)
-            self.trie.insert(stay.text, row.shared, pages)
+                raise self._wrong(expected, f"{count}", request)
+            self.trie.insert(request.text, row.shared, pages)
             row.shared += pages
             row.own -= new
 
-    def _missing(self, stay: PlannedRequest, row: KVRow) -> int:
+    def _missing(self, request: PlannedRequest, row: KVRow) -> int:
         """Pages that the cache takes from a request now."""
-        if stay.inherited or stay.retracting or not self.sizes.caches:
+        if request.inherited or request.retracting or not self.sizes.caches:
             return 0
-        return self.trie.missing(stay.text, row.shared, row.committed)
+        return self.trie.missing(request.text, row.shared, row.committed)
 
-    def _release(self, stay: PlannedRequest, operation: str, numbers: tuple[int, ...]) -> None:
-        row, account = self._row(stay), stay.sent.account
-        undone = stay.aborted or stay.retracting
-        keep = stay.inherited if undone else min(stay.known, max(row.committed, row.kept))
-        keeps = stay.sent.keeps and keep > 0
+    def _release(self, request: PlannedRequest, operation: str, numbers: tuple[int, ...]) -> None:
+        row, account = self._row(request), request.sent.account
+        undone = request.aborted or request.retracting
+        keep = request.inherited if undone else min(request.known, max(row.committed, row.kept))
+        keeps = request.sent.keeps and keep > 0
         if operation == "donate" or ((operation == "hold") != keeps and not (keeps and self.sizes.window is not None)):
-            raise self._wrong(f"{stay.name} leaves {keep if keeps else 0} positions to its session", operation, stay)
+            raise self._wrong(
+                f"{request.name} leaves {keep if keeps else 0} positions to its session", operation, request
+            )
         if operation == "hold":
             if numbers[0] != keep:
-                raise self._wrong(f"{stay.name} leaves {keep} positions to its session", f"{numbers[0]}", stay)
+                raise self._wrong(f"{request.name} leaves {keep} positions to its session", f"{numbers[0]}", request)
             row.own -= len(numbers) - 1
             row.committed = row.kept = keep
             self.held[account] = None
         else:
-            if missing := self._missing(stay, row):
-                raise self._wrong(f"{missing} pages of {stay.name} are cached", "none", stay)
+            if missing := self._missing(request, row):
+                raise self._wrong(f"{missing} pages of {request.name} are cached", "none", request)
             del self.rows[account]
-        self.active.remove(stay)
-        stay.draining = False
-        if stay.retracting:
-            stay.retracting, stay.prefilled, stay.target = False, 0, 0
-            self.waiting = sorted([*self.waiting, stay], key=lambda one: one.sent.id)
+        self.active.remove(request)
+        request.draining = False
+        if request.retracting:
+            request.retracting, request.prefilled, request.target = False, 0, 0
+            self.waiting = sorted([*self.waiting, request], key=lambda one: one.sent.id)
 
     # The journal.
 
-    def _row(self, stay: PlannedRequest) -> KVRow:
-        return self.rows[stay.sent.account]
+    def _row(self, request: PlannedRequest) -> KVRow:
+        return self.rows[request.sent.account]
 
     def _peek(self) -> Entry:
         return self.journal[self.at] if self.at < len(self.journal) else ("nothing", 0, ())
 
-    def _take(self, operation: str, account: int, expected: str, stay: PlannedRequest) -> tuple[int, ...]:
+    def _take(self, operation: str, account: int, expected: str, request: PlannedRequest) -> tuple[int, ...]:
         found = self._peek()
         if found[:2] != (operation, account):
-            raise self._wrong(expected, "", stay)
+            raise self._wrong(expected, "", request)
         self.at += 1
         return tuple(found[2])
 
-    def _wrong(self, expected: str, got: str, stay: PlannedRequest | None) -> WorkMismatch:
+    def _wrong(self, expected: str, got: str, request: PlannedRequest | None) -> WorkMismatch:
         operation, account, numbers = self._peek()
-        told = got or f"{operation} of {account}" + (f" ({numbers[0]})" if numbers else "")
-        text = f"step {len(self.done.steps)}: expected that {expected}; got {told}"
-        return WorkMismatch(text, 0 if stay is None else stay.sent.id)
+        found = got or f"{operation} of {account}" + (f" ({numbers[0]})" if numbers else "")
+        text = f"step {len(self.done.steps)}: expected that {expected}; got {found}"
+        return WorkMismatch(text, 0 if request is None else request.sent.id)

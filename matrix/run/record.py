@@ -66,15 +66,15 @@ def crashed(prepared: PreparedCell, error: Exception) -> CellResult:
     else INFRA."""
     cause, part = (error.cause, "baseline: ") if isinstance(error, BaselineError) else (error, "")
     if isinstance(cause, EngineFailed) or (isinstance(cause, ConfigError) and prepared.subject != REFERENCE):
-        told = record(prepared, "FAIL", error=f"{part}{cause}")
+        found = record(prepared, "FAIL", error=f"{part}{cause}")
         if isinstance(cause, EngineFailed):
-            return structs.replace(told, verb=cause.verb, traceback=cause.traceback)
-        return structs.replace(told, traceback=traceback_of(cause))
+            return structs.replace(found, verb=cause.verb, traceback=cause.traceback)
+        return structs.replace(found, traceback=traceback_of(cause))
     frames = traceback.extract_tb(cause.__traceback__)
     places = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames[: -LAST_FRAMES - 1 : -1]]
     text = f"{part}{type(cause).__name__}: {cause}, in {' < '.join(places)}"
-    told = record(prepared, "FAIL" if isinstance(cause, EngineBug | Stalled) else "INFRA", error=text)
-    return structs.replace(told, verb=verb_of(cause), traceback=traceback_of(cause))
+    found = record(prepared, "FAIL" if isinstance(cause, EngineBug | Stalled) else "INFRA", error=text)
+    return structs.replace(found, verb=verb_of(cause), traceback=traceback_of(cause))
 
 
 def lost(prepared: PreparedCell, reason: str) -> CellResult:

@@ -56,7 +56,7 @@ def serve(connection: Connection) -> None:
 
 if __name__ == "__main__":
     exit_with_parent()
-    # Standard input is the parent's; whoever reads from it would wait for the parent's end.
+    # Standard input is the parent's; reading from it would wait for the parent's end.
     sys.stdin = StringIO()
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)

@@ -389,8 +389,8 @@ class Stalled(Exception):
         text = f"the requests have not ended after {self.steps} steps, of which the last {self.idle} yielded no token"
         if self.steps > self.limit:
             text = f"the requests have not ended after {self.steps} steps; they need at most {self.limit}"
-        who = f"{self.request} has had {self.tokens} output tokens since step {self.since}"
-        return f"{text}; {who if self.request else 'none of them runs, but the engine is busy'}"
+        request = f"{self.request} has had {self.tokens} output tokens since step {self.since}"
+        return f"{text}; {request if self.request else 'none of them runs, but the engine is busy'}"
 
 
 @dataclass(frozen=True, slots=True)

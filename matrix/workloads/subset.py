@@ -13,8 +13,8 @@ from specmatrix.matrix.workloads.build import workload
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """A workload. requests: names of those that run, with those that they wait for or continue; () for all. tokens: at
-    most so many output tokens of each, None for their own limits."""
+    """A workload. requests: names of those that run, with those that they wait for or continue; () for all. tokens: the
+    most output tokens of each, None for their own limits."""
 
     requests: tuple[str, ...] = ()
     tokens: int | None = None

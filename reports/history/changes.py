@@ -1,4 +1,4 @@
-"""ChangePoint points in what runs measured, by ruptures."""
+"""Change points in what runs measured, found by ruptures."""
 
 from __future__ import annotations
 

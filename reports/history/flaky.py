@@ -30,8 +30,7 @@ class Flaky(NamedTuple):
 
 
 def flaky(history: History) -> list[Flaky]:
-    """All flaky cells and gates, by cell. Runs of a checkout with changes or of an unknown commit do not
-    count."""
+    """All flaky cells and gates, by cell. Runs of a checkout with changes or of an unknown commit do not count."""
     import numpy as np
 
     clean = history.runs[~history.runs["dirty"] & (history.runs["commit"] != UNKNOWN)]

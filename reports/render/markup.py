@@ -46,7 +46,7 @@ def markdown(template: str, **values: object) -> str:
 
 
 def escape(value: object, most: int = 240) -> Markup:
-    """Text that Markdown shows as it is, on one line of at most `most` characters, and that notifies nobody."""
+    """Text that Markdown shows as it is, on one line of at most `most` characters, and without a notification."""
     plain = text.shorten(str(value), most).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # GitHub looks for mentions in the rendered text; a zero-width space ends one before it starts. A pair of dollars
     # would be a formula.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 INDEX_FILE: Final = "index.html"
 CELLS: Final = "cells"
-# ChangePoint points that the page lists.
+# Change points that the page lists.
 MOST_CHANGES: Final = 200
 
 

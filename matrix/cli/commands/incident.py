@@ -44,7 +44,7 @@ def run_incidents(name: str, out: Path | None, json_: bool) -> int:
     """Replay an incident, or all; 0 if every verdict is the expected one. ConfigError for an unknown name."""
     chosen = incidents(name)
     console = StdoutConsole(quiet=json_, soft_wrap=True, highlight=False)
-    told = []
+    replayed = []
     with _folder(out) as folder:
         for incident in chosen:
             console.print(f"[bold]{incident.name}[/bold] ({', '.join(incident.origins)}): {incident.question}")
@@ -53,11 +53,11 @@ def run_incidents(name: str, out: Path | None, json_: bool) -> int:
                 _show(judged, console)
                 steps.append(judged)
             console.print()
-            told.append((incident, steps))
-    wrong = sum(bool(step.wrong) for _, steps in told for step in steps)
-    number = sum(len(steps) for _, steps in told)
+            replayed.append((incident, steps))
+    wrong = sum(bool(step.wrong) for _, steps in replayed for step in steps)
+    number = sum(len(steps) for _, steps in replayed)
     if json_:
-        rows = [_record(incident, steps) for incident, steps in told]
+        rows = [_record(incident, steps) for incident, steps in replayed]
         print(json.dumps({"schema": 1, "as_expected": not wrong, "incidents": rows}, indent=2))
     console.print(f"{number - wrong} of {count(number, 'verdict')} as expected")
     if out is not None:

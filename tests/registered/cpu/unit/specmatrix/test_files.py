@@ -17,7 +17,7 @@ from specmatrix.reports.store import ReportWriter, load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
-SILENT = "it is a pipe into which nobody wrote for 0.02 s"
+SILENT = "it is a pipe, and nothing was written to it for 0.02 s"
 
 
 @pytest.fixture
