@@ -34,10 +34,10 @@ class TimedSubject(ReferenceSubject):
     def __init__(self) -> None:
         super().__init__()
         self.clock = CallTimer()
-        self._launch = self.clock.wrap(super().launch)
+        self._start = self.clock.wrap(super().start_engine)
 
-    def launch(self, config: EngineConfig) -> ReferenceEngine:
-        engine: Any = self._launch(config)
+    def start_engine(self, config: EngineConfig) -> ReferenceEngine:
+        engine: Any = self._start(config)
         engine.generate, engine.close = self.clock.wrap(engine.generate), self.clock.wrap(engine.close)
         started: ReferenceEngine = engine
         return started

@@ -20,7 +20,7 @@ def _margins(target: str, prompt: str, tokens: int) -> tuple[float, ...]:
     from specmatrix.matrix.subjects.in_process import ReferenceSubject
 
     model = next(name for name, path in MODELS.items() if path == target)
-    engine = ReferenceSubject().launch(asked(Cell(model=model).canonical))
+    engine = ReferenceSubject().start_engine(asked(Cell(model=model).canonical))
     plain = RequestSpec("q", prompt, tokens, top_logprobs=2, ignore_eos=True)
     (answer,) = engine.generate([plain])
     return tuple(best[1] - second[1] for best, second in answer.top_logprobs)

@@ -25,7 +25,7 @@ VERBS: Final[Mapping[str, Mapping[str, str]]] = {
     "engine/device_step.py": {"_prefill": "prefill"},
     "engine/spec/verify.py": {"verify": "verify"},
     "engine/api.py": {"__init__": "start", "add": "add"},
-    "matrix/subjects/in_process.py": {"launch": "start", "generate": "generate"},
+    "matrix/subjects/in_process.py": {"start_engine": "start", "generate": "generate"},
 }  # fmt: skip
 # Of any drafter, wherever it is defined.
 HOOKS: Final = ("prime", "propose", "absorb")

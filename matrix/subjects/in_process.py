@@ -70,10 +70,10 @@ class ReferenceSubject(Subject):
         return EngineCommand(asdict(prepared.configuration), {}, prepared.requests)
 
     def start(self, command: EngineCommand) -> RunningEngine:
-        """`launch` with the configuration fields in `flags`."""
-        return self.launch(EngineConfig(**command.flags))
+        """`start_engine` with the configuration fields in `flags`."""
+        return self.start_engine(EngineConfig(**command.flags))
 
-    def launch(self, config: EngineConfig) -> ReferenceEngine:
+    def start_engine(self, config: EngineConfig) -> ReferenceEngine:
         """Load the models and build the engine. ConfigError if the configuration cannot run."""
         clock = ManualClock()
         return ReferenceEngine(LLM(config, self.locate, clock), clock)

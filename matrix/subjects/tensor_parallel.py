@@ -31,10 +31,10 @@ class RankedSubject(ReferenceSubject):
         super().__init__(locate)
         self.patience = patience
 
-    def launch(self, config: EngineConfig) -> RunningEngine:  # type: ignore[override]  # wider than one process
+    def start_engine(self, config: EngineConfig) -> RunningEngine:  # type: ignore[override]  # wider than one process
         """Start the engine. ConfigError before any process starts if the configuration cannot run."""
         if config.tp_size == 1:
-            return super().launch(config)
+            return super().start_engine(config)
         return RankedEngine(config, self.locate, self.patience)
 
 

@@ -96,9 +96,12 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         id="ranks-dropped",
         klass=FALLBACK,
         origin="sglang#32459 (K13: usage counters)",
-        within="RankedSubject.launch",
-        old="        if config.tp_size == 1:\n            return super().launch(config)\n",
-        new=("        from dataclasses import replace\n\n        return super().launch(replace(config, tp_size=1))\n"),
+        within="RankedSubject.start_engine",
+        old="        if config.tp_size == 1:\n            return super().start_engine(config)\n",
+        new=(
+            "        from dataclasses import replace\n\n"
+            "        return super().start_engine(replace(config, tp_size=1))\n"
+        ),
         expected=("config", "ranks"),
         cells=("none.tp2.pair",),
         why="two ranks are configured, but one runs",

@@ -35,7 +35,7 @@ def ran(cell: str) -> Run:
     """A cell's run on an engine of its own."""
     torch.set_num_threads(1)
     prepared, subject = prepare(Cell.from_id(cell.removesuffix(".single"))), ReferenceSubject()
-    return drive(subject.launch(prepared.configuration), prepared.requests, subject.profile.capabilities)
+    return drive(subject.start_engine(prepared.configuration), prepared.requests, subject.profile.capabilities)
 
 
 once = cache(ran)

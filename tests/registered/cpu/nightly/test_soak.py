@@ -50,7 +50,7 @@ def soaked(rounds: int, count: int) -> list[tuple[Outcome, Outcome, Outcome]]:
     """The verdicts of `work`, `rest` and `ledger` after each round of requests on one engine."""
     torch.set_num_threads(1)
     prepared, subject = prepare(Cell.from_id(CELL)), ReferenceSubject()
-    engine = subject.launch(replace(prepared.configuration, max_total_tokens=MEMORY))
+    engine = subject.start_engine(replace(prepared.configuration, max_total_tokens=MEMORY))
     history: tuple[Served, ...] = ()
     found = []
     for seed in range(rounds):

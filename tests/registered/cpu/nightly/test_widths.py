@@ -66,8 +66,8 @@ def served(shape: Shape, chunk: int | None = None, workloads: int = 3) -> list[t
         "speculative_num_draft_tokens": shape.nodes,
     }
     more = {} if chunk is None else {"chunked_prefill_size": chunk}
-    engine = subject.launch(replace(prepared.configuration, **sizes, **more))
-    plain = subject.launch(prepared.baseline.configuration)
+    engine = subject.start_engine(replace(prepared.configuration, **sizes, **more))
+    plain = subject.start_engine(prepared.baseline.configuration)
     assert engine.resolved["num_draft_tokens"] == shape.nodes
     found, history = [], ()
     for number in [*range(workloads), 0]:

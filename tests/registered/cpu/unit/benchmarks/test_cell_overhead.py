@@ -27,7 +27,7 @@ def burn(seconds):
 def test_the_clock_runs_in_the_subject_only():
     subject = TimedSubject()
     (cell,) = cells(1)
-    engine = subject.launch(asked(cell))
+    engine = subject.start_engine(asked(cell))
     started = subject.clock.seconds
     assert started > 0
     burn(0.01)

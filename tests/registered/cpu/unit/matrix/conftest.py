@@ -21,7 +21,7 @@ def _measured(cell_id: str) -> tuple[PreparedCell, Run, Run]:
     cell = prepare(Cell.from_id(cell_id))
     runs = []
     for prepared in (cell, cell.baseline):
-        engine = subject.launch(prepared.configuration)
+        engine = subject.start_engine(prepared.configuration)
         runs.append(drive(engine, prepared.requests, subject.profile.capabilities))
         engine.close()
     return cell, runs[0], runs[1]

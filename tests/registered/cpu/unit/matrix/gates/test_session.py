@@ -134,7 +134,7 @@ def aborted_while_it_reads() -> tuple[PreparedCell, Run]:
         session = replace(first.session, follows=first.name)
         turn = replace(requests[0], name=f"{first.name}.turn{number}", prompt=" Then?", after=(requests[-1].name,))
         requests.append(replace(turn, session=session, abort_after=0 if number < 6 else None))
-    engine = subject.launch(replace(prepared.configuration, chunked_prefill_size=1))
+    engine = subject.start_engine(replace(prepared.configuration, chunked_prefill_size=1))
     return prepared, drive(engine, requests, subject.profile.capabilities)
 
 

@@ -33,8 +33,8 @@ class LyingEngine(ReferenceEngine):
 
 
 class Lying(ReferenceSubject):
-    def launch(self, config: EngineConfig) -> ReferenceEngine:
-        found = super().launch(config)
+    def start_engine(self, config: EngineConfig) -> ReferenceEngine:
+        found = super().start_engine(config)
         plain = config.speculative_algorithm == "NONE"
         return found if plain else LyingEngine(found.llm, found.clock)
 

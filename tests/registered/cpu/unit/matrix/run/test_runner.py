@@ -37,9 +37,9 @@ class Counted(ReferenceSubject):
         super().__init__()
         self.starts: list[EngineConfig] = []
 
-    def launch(self, config: EngineConfig) -> ReferenceEngine:
+    def start_engine(self, config: EngineConfig) -> ReferenceEngine:
         self.starts.append(config)
-        return super().launch(config)
+        return super().start_engine(config)
 
 
 class CrashingEngine(ReferenceEngine):
@@ -56,8 +56,8 @@ class Crashing(ReferenceSubject):
         super().__init__()
         self.error: Exception | None = error
 
-    def launch(self, config: EngineConfig) -> ReferenceEngine:
-        engine = super().launch(config)
+    def start_engine(self, config: EngineConfig) -> ReferenceEngine:
+        engine = super().start_engine(config)
         if self.error is not None:
             broken = CrashingEngine(engine.llm, engine.clock)
             broken.error, self.error = self.error, None
@@ -132,7 +132,7 @@ def test_evidence_belongs_to_one_cell():
 
 def test_a_run_excludes_earlier_entries_of_the_trace():
     subject = ReferenceSubject()
-    engine = subject.launch(asked(Cell.from_id("eagle3.tiers.v2.pair")))
+    engine = subject.start_engine(asked(Cell.from_id("eagle3.tiers.v2.pair")))
     first, second = (
         drive(engine, (RequestSpec(name, PROMPT, 9),), subject.profile.capabilities) for name in ("a", "b")
     )
@@ -160,8 +160,8 @@ class Stalling(ReferenceSubject):
         super().__init__()
         self.plain = plain
 
-    def launch(self, config: EngineConfig) -> ReferenceEngine:
-        engine = super().launch(config)
+    def start_engine(self, config: EngineConfig) -> ReferenceEngine:
+        engine = super().start_engine(config)
         if (config.speculative_algorithm == "NONE") is self.plain and config.max_total_tokens != 192:
             engine.llm.loop.step = lambda: None
         return engine
@@ -190,8 +190,8 @@ def test_broken_law_is_a_verdict():
 
 def test_a_crash_of_the_baseline_is_reported_as_such():
     class PlainCrashes(ReferenceSubject):
-        def launch(self, config: EngineConfig) -> ReferenceEngine:
-            engine = super().launch(config)
+        def start_engine(self, config: EngineConfig) -> ReferenceEngine:
+            engine = super().start_engine(config)
             return CrashingEngine(engine.llm, engine.clock) if config.speculative_algorithm == "NONE" else engine
 
     record = runner(PlainCrashes()).run_cell(Cell.from_id("eagle3.pair"))
@@ -202,8 +202,8 @@ def test_refused_cell_passes_where_refused_and_fails_where_started():
     cell = Cell.from_id("eagle3.k4")
 
     class Permissive(ReferenceSubject):
-        def launch(self, config: EngineConfig) -> ReferenceEngine:
-            return super().launch(asked(Cell()))
+        def start_engine(self, config: EngineConfig) -> ReferenceEngine:
+            return super().start_engine(asked(Cell()))
 
     refused = runner(ReferenceSubject()).run_cell(cell)
     assert [gate.name for gate in refused.gates] == ["config"] and refused.state != "FAIL"
@@ -213,8 +213,8 @@ def test_refused_cell_passes_where_refused_and_fails_where_started():
 
 def test_unexpected_refusal_fails():
     class Strict(ReferenceSubject):
-        def launch(self, config: EngineConfig) -> ReferenceEngine:
-            return super().launch(replace(config, page_size=0))
+        def start_engine(self, config: EngineConfig) -> ReferenceEngine:
+            return super().start_engine(replace(config, page_size=0))
 
     record = runner(Strict()).run_cell(Cell.from_id("none.pair"))
     assert record.state == "FAIL" and "page_size" in record.gates[0].message
@@ -262,7 +262,7 @@ def test_state_follows_the_worst_gate(states: Sequence[State], expected: str):
 
 
 def test_drive_takes_differences_and_the_whole_journal():
-    engine = ReferenceSubject().launch(asked(Cell.from_id("none")))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("none")))
     requests = two_requests(Cell(), 0)
     first = drive(engine, requests, frozenset(Capability))
     second = drive(engine, requests, frozenset(Capability))

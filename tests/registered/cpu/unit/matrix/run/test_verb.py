@@ -47,8 +47,8 @@ def test_every_verb_is_a_function_of_its_file():
 class Unplugged(ReferenceSubject):
     """Its drafter raises in the second round."""
 
-    def launch(self, config: EngineConfig) -> ReferenceEngine:
-        engine = super().launch(config)
+    def start_engine(self, config: EngineConfig) -> ReferenceEngine:
+        engine = super().start_engine(config)
         step = engine.llm.loop.executor.plain
         hooks, calls = step.drafter, []
 

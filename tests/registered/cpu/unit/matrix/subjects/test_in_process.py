@@ -16,7 +16,7 @@ PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he 
 
 
 def test_answers_come_in_the_order_of_the_requests():
-    engine = ReferenceSubject().launch(asked(Cell.from_id("eagle3.s3.k4.n8")))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.s3.k4.n8")))
     requests = [
         RequestSpec("long", PROMPT, 20, ignore_eos=True, top_logprobs=2),
         RequestSpec("short", PROMPT + " Now", 5),
@@ -31,7 +31,7 @@ def test_answers_come_in_the_order_of_the_requests():
 
 @pytest.mark.parametrize("algorithm", ["none", "eagle3"])
 def test_abort_after_some_tokens(algorithm: str):
-    engine = ReferenceSubject().launch(asked(Cell.from_id(algorithm)))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id(algorithm)))
     kept, cut = engine.generate(
         [RequestSpec("kept", PROMPT, 20, ignore_eos=True), RequestSpec("cut", PROMPT, 20, abort_after=5)]
     )
@@ -42,14 +42,14 @@ def test_abort_after_some_tokens(algorithm: str):
 
 
 def test_a_request_that_the_engine_stopped_answers_with_the_cause(monkeypatch):
-    engine = ReferenceSubject().launch(asked(Cell.from_id("none")))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("none")))
     monkeypatch.setattr(engine.llm.loop.executor.plain, "_round", lambda *_: [][0])
     (answer,) = engine.generate([RequestSpec("q", PROMPT, 8)])
     assert answer.finish == "error" and "made the engine raise IndexError: list index out of range" in answer.matched
 
 
 def test_a_drafter_that_breaks_its_protocol_is_read_back():
-    engine = ReferenceSubject().launch(asked(Cell.from_id("eagle3.s3.k4.n8")))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.s3.k4.n8")))
     assert "drafter_error" not in engine.readback()
     drafter = engine.llm.loop.executor.drafter
     propose = drafter.propose
@@ -61,7 +61,7 @@ def test_a_drafter_that_breaks_its_protocol_is_read_back():
 
 
 def test_abort_while_queued():
-    engine = ReferenceSubject().launch(asked(Cell.from_id("none.m4")))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("none.m4")))
     answers = engine.generate([RequestSpec(f"q{i}", PROMPT, 8, abort_after=0 if i == 4 else None) for i in range(5)])
     assert (answers[4].finish, answers[4].output_ids) == ("abort", ())
     assert (engine.counters()["abort.waiting"], engine.counters()["queue.waited"]) == (1, 1)
@@ -88,11 +88,11 @@ def requests_of(streaming: bool, resend: bool = False) -> list[RequestSpec]:
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_a_session_answers_as_if_its_history_were_sent_again(version: str, streaming: bool):
-    engine = ReferenceSubject().launch(asked(Cell.from_id(f"eagle3.{version}.p4")))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id(f"eagle3.{version}.p4")))
     turns = {answer.name: answer for answer in engine.generate(requests_of(streaming))}
     memory = engine.memory()
     assert memory.accounts == 0 and memory.free + memory.cached == memory.pages
-    plain = ReferenceSubject().launch(asked(Cell.from_id("none.nocache")))
+    plain = ReferenceSubject().start_engine(asked(Cell.from_id("none.nocache")))
     resent = {answer.name: answer for answer in plain.generate(requests_of(streaming, resend=True))}
     for name, answer in turns.items():
         assert answer.prompt_ids == resent[name].prompt_ids
@@ -109,7 +109,7 @@ def test_a_session_answers_as_if_its_history_were_sent_again(version: str, strea
 
 
 def test_requests_are_sent_once_their_predecessors_have_ended():
-    engine = ReferenceSubject().launch(asked(Cell.from_id("none.nocache")))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("none.nocache")))
     requests = [
         RequestSpec("third", PROMPT, 3, after=("first", "second")),
         RequestSpec("first", PROMPT, 3),
@@ -122,7 +122,7 @@ def test_requests_are_sent_once_their_predecessors_have_ended():
 
 
 def test_all_memory_is_free_at_rest():
-    engine = ReferenceSubject().launch(asked(Cell.from_id("eagle3.p16")))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.p16")))
     engine.generate([RequestSpec("a", PROMPT, 30)])
     memory = engine.memory()
     entries, pages, page_size = engine.journal()
@@ -132,7 +132,7 @@ def test_all_memory_is_free_at_rest():
 
 def test_it_shows_everything_and_the_resolution():
     subject = ReferenceSubject()
-    engine = subject.launch(asked(Cell.from_id("eagle3.s3.k4.n8.v2.p4")))
+    engine = subject.start_engine(asked(Cell.from_id("eagle3.s3.k4.n8.v2.p4")))
     assert subject.profile.capabilities == frozenset(Capability)
     assert engine.resolved["num_draft_tokens"] == engine.readback()["num_draft_tokens"] == 8
     assert len(engine.start_hash) == 12
@@ -140,7 +140,7 @@ def test_it_shows_everything_and_the_resolution():
 
 
 def test_the_trace_of_adaptive_steps_goes_back_to_the_start():
-    engine = ReferenceSubject().launch(asked(Cell.from_id("eagle3.tiers.v1.pair")))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.tiers.v1.pair")))
     assert engine.trace() == Trace((), ())
     first, second = (engine.generate([RequestSpec(name, PROMPT, 20)])[0] for name in ("a", "b"))
     seen = engine.trace()
@@ -153,14 +153,14 @@ def test_the_trace_of_adaptive_steps_goes_back_to_the_start():
 
 
 def test_a_static_depth_has_no_trace():
-    assert ReferenceSubject().launch(asked(Cell.from_id("eagle3.pair"))).trace() is None
+    assert ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.pair"))).trace() is None
 
 
 def test_wrong_configuration_and_a_wrong_request_are_refused():
     with pytest.raises(ConfigError, match="model 'gpt' is neither a folder nor in the zoo"):
-        ReferenceSubject().launch(EngineConfig("gpt"))
+        ReferenceSubject().start_engine(EngineConfig("gpt"))
     with pytest.raises(RequestError, match="max_new_tokens is 0"):
-        ReferenceSubject().launch(asked(Cell())).generate([RequestSpec("a", PROMPT, 0)])
+        ReferenceSubject().start_engine(asked(Cell())).generate([RequestSpec("a", PROMPT, 0)])
 
 
 def in_session(name: str, *, session: str = "a", timeout: float | None = None, **fields: object) -> RequestSpec:
@@ -170,7 +170,7 @@ def in_session(name: str, *, session: str = "a", timeout: float | None = None, *
 
 
 def test_refused_turns_are_answers_with_a_sentence():
-    engine = ReferenceSubject().launch(asked(Cell.from_id("eagle3.v2.p4")))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.v2.p4")))
     requests = [
         in_session("first"),
         in_session("busy", beside="first", refused=Refusal.IN_FLIGHT),
@@ -186,7 +186,7 @@ def test_refused_turns_are_answers_with_a_sentence():
 
 
 def test_the_clock_closes_idle_sessions_only():
-    engine = ReferenceSubject().launch(asked(Cell.from_id("eagle3.v2.p4")))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.v2.p4")))
     requests = [
         in_session("first", timeout=60.0),
         in_session("busy", timeout=60.0, beside="first", clock=61.0, refused=Refusal.IN_FLIGHT),
@@ -200,7 +200,7 @@ def test_the_clock_closes_idle_sessions_only():
 
 
 def test_a_session_closed_while_it_decodes_ends_its_turn():
-    engine = ReferenceSubject().launch(asked(Cell.from_id("eagle3.v2.p4")))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.v2.p4")))
     requests = [in_session("turn", closes_after=1), in_session("late", after=("turn",), refused=Refusal.CLOSED)]
     turn, late = engine.generate(requests)
     assert (turn.finish, len(turn.output_ids)) == ("length", 9)
@@ -209,7 +209,7 @@ def test_a_session_closed_while_it_decodes_ends_its_turn():
 
 def test_several_completions_are_one_answer_with_further_ones():
     """Beside another request, and each as if it were asked alone with the engine's seed plus its place."""
-    engine = ReferenceSubject().launch(asked(Cell.from_id("eagle3.s3.k4.n8.v2")))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.s3.k4.n8.v2")))
     one, beside = RequestSpec("q", PROMPT, 12, 2.0, seed=None, n=3), RequestSpec("r", PROMPT, 30, stream=True)
     many, other = engine.generate([one, beside])
     alone = engine.generate([replace(one, name=f"q{i}", n=1, seed=ENGINE_SEED + i) for i in range(3)])
@@ -223,13 +223,13 @@ def test_several_completions_are_one_answer_with_further_ones():
 
 
 def test_completions_that_run_alone_make_progress():
-    engine = ReferenceSubject().launch(asked(Cell.from_id("none")))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("none")))
     (many,) = engine.generate([RequestSpec("q", PROMPT, 60, ignore_eos=True, n=2)])
     assert [len(one.output_ids) for one in (many, *many.further)] == [60, 60]
 
 
 def test_log_probabilities_of_a_prompt_come_with_its_answer():
-    engine = ReferenceSubject().launch(asked(Cell.from_id("none.c7")))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("none.c7")))
     whole, rest = engine.generate(
         [
             RequestSpec("a", PROMPT, 1, prompt_logprobs=0, top_logprobs=2),

@@ -36,8 +36,8 @@ class Signalled(RankedSubject):
         super().__init__()
         self.number = number
 
-    def launch(self, config: EngineConfig) -> RunningEngine:
-        engine = super().launch(config)
+    def start_engine(self, config: EngineConfig) -> RunningEngine:
+        engine = super().start_engine(config)
         if isinstance(engine, RankedEngine):
             engine.group.patience = 3.0
             os.kill(engine.group.processes[1].pid, self.number)
@@ -47,8 +47,8 @@ class Signalled(RankedSubject):
 @pytest.mark.nightly
 def test_an_engine_of_two_ranks_shows_what_one_process_does():
     config = asked(CELL)
-    one = RankedSubject().launch(asked(CELL._replace(tp="1")))
-    two = RankedSubject().launch(config)
+    one = RankedSubject().start_engine(asked(CELL._replace(tp="1")))
+    two = RankedSubject().start_engine(config)
     assert isinstance(one, ReferenceEngine) and isinstance(two, RankedEngine)
     requests = [
         RequestSpec("a", PROMPT, 12, ignore_eos=True, top_logprobs=2),
@@ -68,7 +68,7 @@ def test_an_engine_of_two_ranks_shows_what_one_process_does():
     assert two.resolved["tp_size"] == 2 and two.start_hash != one.start_hash
     ranks = two.group
     two.close()
-    three = RankedSubject().launch(config)
+    three = RankedSubject().start_engine(config)
     assert isinstance(three, RankedEngine) and three.group is ranks
     two.close()
     with pytest.raises(EngineError, match=r"^this engine is closed; start another one$"):
@@ -98,8 +98,8 @@ def test_a_rank_that_is_killed_or_hangs_makes_its_cell_infra(number: int, said: 
 @pytest.mark.nightly
 def test_a_rank_that_does_otherwise_makes_the_gate_red():
     class Parted(RankedSubject):
-        def launch(self, config: EngineConfig) -> RunningEngine:
-            engine = super().launch(config)
+        def start_engine(self, config: EngineConfig) -> RunningEngine:
+            engine = super().start_engine(config)
             if isinstance(engine, RankedEngine):
                 engine.group.call(part)
             return engine
@@ -116,7 +116,7 @@ def test_a_rank_that_does_otherwise_makes_the_gate_red():
 def test_a_refused_configuration_starts_no_process():
     cell = Cell.from_id("eagle3.qwen3.tp2.s3.nocache.pair")
     with pytest.raises(ConfigError, match=r"^tp_size 2 cannot split a target with 3 key-value heads"):
-        RankedSubject().launch(asked(cell))
+        RankedSubject().start_engine(asked(cell))
     assert Runner(RankedSubject(), seed=0).run_cell(cell).state == "PASS"
 
 

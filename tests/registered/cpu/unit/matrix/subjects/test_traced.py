@@ -65,8 +65,8 @@ def test_the_draws_along_the_accepted_path_are_the_tokens_of_the_round():
 class Lying(ReferenceSubject):
     """Its answers have a wrong token, which its engine never drew."""
 
-    def launch(self, config: EngineConfig) -> ReferenceEngine:
-        engine = super().launch(config)
+    def start_engine(self, config: EngineConfig) -> ReferenceEngine:
+        engine = super().start_engine(config)
         return LyingEngine(engine.llm, engine.clock) if config.speculative_algorithm != "NONE" else engine
 
 

@@ -54,7 +54,7 @@ def test_a_branch_keeps_the_shared_part_of_its_history():
 def test_they_end_there_in_the_engine_and_a_token_more_is_refused(kind):
     cell = Cell.from_id(f"none.v1.p16.ctx.{kind}")
     subject = ReferenceSubject()
-    engine = subject.launch(asked(cell))
+    engine = subject.start_engine(asked(cell))
     run = drive(engine, workload(cell, 0), subject.profile.capabilities)
     whole = {a.name: len(a.prompt_ids) + len(a.output_ids) for a in run.answers}
     followed = {one.session.follows for one in run.requests if one.session is not None}
