@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, Traits
 from specmatrix.matrix.cells.axes import axis
 
-HEAD: Final = ("mode", "asked with", "what it does", "algorithms", "shape", "timings", "in cells", "gates")
+HEAD: Final = ("mode", "requested with", "what it does", "algorithms", "shape", "timings", "in cells", "gates")
 
 
 class Mode(NamedTuple):

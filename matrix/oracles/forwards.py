@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specmatrix.matrix.oracles.work import NeededStep
@@ -63,5 +63,5 @@ def needless_forwards(step: NeededStep, ran: StepForwards, shape: DraftShape, sp
     return ""
 
 
-def _shown(forwards: object) -> str:
-    return ", ".join(f"{requests} x {tokens}" for requests, tokens in forwards) or "none"  # type: ignore[attr-defined]
+def _shown(forwards: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"{requests} x {tokens}" for requests, tokens in forwards) or "none"

@@ -1,4 +1,4 @@
-"""What a client of a server sees: metrics that contradict each other or lack, texts that are not the tokens'.
+"""What a client of a server sees: metrics that are missing or contradict each other, texts that are not the tokens'.
 
 The cells run over HTTP, each on a server of the patched engine.
 """
