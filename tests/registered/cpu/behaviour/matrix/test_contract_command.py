@@ -239,10 +239,10 @@ def test_results_come_before_the_end_and_after_the_last_one_nothing_counts(tmp_p
     process.stop()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("top", "propose", "violation"), [
-    pytest.param("import os, signal; os.environ.clear(); signal.signal(signal.SIGTERM, signal.SIG_IGN)", "pass",
-     "the import of {file} changed the environment variables .* and the signal handlers of SIGTERM",
-     marks=pytest.mark.nightly),
+    ("import os, signal; os.environ.clear(); signal.signal(signal.SIGTERM, signal.SIG_IGN)", "pass",
+     "the import of {file} changed the environment variables .* and the signal handlers of SIGTERM"),
     ("", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)",
      "the drafter of COPY changed the signal handler of SIGINT in propose"),
 ])  # fmt: skip

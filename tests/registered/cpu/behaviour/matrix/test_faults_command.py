@@ -114,11 +114,13 @@ def planted() -> str:
     return out.getvalue()
 
 
+@pytest.mark.nightly
 def test_the_table_names_the_only_killer(planted):
     text = " ".join(planted.split())
     assert "1 of 1 fault killed" in text
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", ["README.md", "docs/reading-a-report.md"])
 def test_the_pages_quote_the_messages_of_a_planted_fault(planted, page):
     def masked(text: str) -> str:

@@ -51,6 +51,7 @@ def specmatrix(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     return call
 
 
+@pytest.mark.nightly
 def test_a_subject_runs_cells_and_its_report_says_what_it_cannot_show(specmatrix: Specmatrix, tmp_path: Path):
     cells = "eagle3.s3.k1.pair or eagle3.s3.k1.p4.pair or eagle3.s3.k1.pair.abort_running"
     run = ("run", "--subject", "tiny", "--stage", "product", "--cells", cells, "--workers", "1", "--out", "out")

@@ -40,6 +40,7 @@ async def leak(soak: serving.Soak, number: int, body: dict[str, object]) -> None
     await soak.http.post("/generate", json=body | {"session_params": {"id": opened.json()}})
 
 
+@pytest.mark.nightly
 def test_speed_is_measured_beside_another_server(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(serving, "RUNS", 2)
     monkeypatch.setattr(serving, "REQUESTS", 4)

@@ -77,13 +77,12 @@ def test_an_engine_of_two_ranks_shows_what_one_process_does():
     three.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("number", "said"),
     [
         (signal.SIGKILL, "RankLost: rank 1 of 2 died with exit code -9\nlog of rank 1:"),
-        pytest.param(
-            signal.SIGSTOP, "RankLost: rank 1 of 2 was silent for 3 s\nlog of rank 1:", marks=pytest.mark.nightly
-        ),
+        (signal.SIGSTOP, "RankLost: rank 1 of 2 was silent for 3 s\nlog of rank 1:"),
     ],
 )
 def test_a_rank_that_is_killed_or_hangs_makes_its_cell_infra(number: int, said: str):
