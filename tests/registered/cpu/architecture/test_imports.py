@@ -24,6 +24,7 @@ TOP = set(FOLDERS.values())
 SOURCES = sorted(path for folder in (*TOP, "specmatrix", "tests", "examples") for path in (ROOT / folder).rglob("*.py"))
 # An import in code that stands in a string.
 QUOTED = re.compile(rf"\b(?:from|import) (?:[\w.]+, )*(?:{'|'.join(TOP)})(?:[.,;]| import|$)", re.MULTILINE)
+IN_STRINGS = re.compile(r"^ *from specmatrix[\w.]* import [\w, ]+$", re.MULTILINE)
 # Rings are named by their folders; an installation lies beside a project that has an `engine` of its own.
 OTHER_NAMES = {"test_rings.py", "test_installed.py"}
 
@@ -70,6 +71,18 @@ def test_no_string_names_a_module_by_a_second_name():
         for node in texts(path) if path.name not in OTHER_NAMES else ():
             if names_a_module(node.value) or QUOTED.search(node.value):
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.value!r}")
+    assert not wrong
+
+
+def test_imports_in_strings_name_what_exists():
+    """Such code runs in processes of its own, some of it at night only."""
+    wrong = []
+    for path in SOURCES:
+        for line in (line for node in texts(path) for line in IN_STRINGS.findall(node.value)):
+            try:
+                exec(line.strip(), {})
+            except ImportError as error:
+                wrong.append(f"{path.relative_to(ROOT)}: {error}")
     assert not wrong
 
 
