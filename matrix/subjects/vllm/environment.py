@@ -29,7 +29,6 @@ SUFFIX_VERSION: Final = "0.1.1"
 UNUSED: Final = ("torchvision", "torchaudio", "torchcodec")
 # This file exists until the installation is complete.
 INCOMPLETE: Final = "specmatrix-incomplete"
-COMMAND: Final = "specmatrix subjects install vllm"
 PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 ERROR_LINES: Final = 3
 
