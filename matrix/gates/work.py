@@ -10,7 +10,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.evidence import widest
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.oracles.forwards import DraftShape, needless_forwards
+from specmatrix.matrix.oracles.forwards import DraftShape, Spare, needless_forwards
 from specmatrix.matrix.oracles.prefix import span_of
 from specmatrix.matrix.oracles.work import Sizes, WorkDone, WorkMismatch, WorkReplay
 from specmatrix.matrix.run.prepared_cell import PreparedCell
@@ -19,6 +19,7 @@ from specmatrix.matrix.subjects.protocol import Capability, Run, Stalled
 THRESHOLDS: Final = {
     "needless": Threshold(0, "what a step launches follows from the workload, the sizes and the accepted tokens"),
     "spare_positions": Threshold(15, "a step reads KV in multiples of 16 positions, so that shapes recur"),
+    "spare_graph_positions": Threshold(255, "a CUDA graph reads a multiple of 256 positions, so that graphs are few"),
 }
 
 
@@ -82,11 +83,9 @@ class WorkGate:
         steps, shape = [step for step in done.steps if step.rows], DraftShape.of(cell.algorithm, run.resolved)
         if len(steps) != len(run.work.forwards):
             return f"{len(run.work.forwards)} steps were launched, and {len(steps)} are in the journal"
-        graphs = bool(run.resolved["cuda_graph_max_bs"])
+        graph = int(self.thresholds["spare_graph_positions"]) if run.resolved["cuda_graph_max_bs"] else None
+        spare = Spare(int(self.thresholds["spare_positions"]), graph)
         for number, (step, ran) in enumerate(zip(steps, run.work.forwards, strict=True)):
-            if graphs and not step.prefill and not ran.target:
-                continue  # a graph replays without running Python
-            spare = int(self.thresholds["spare_positions"])
             if fault := needless_forwards(step, ran, shape, spare):
                 return f"launch {number}: {fault}"
         return ""

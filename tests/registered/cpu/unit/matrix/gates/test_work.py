@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from specmatrix.engine.device.cuda_graphs import padded
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.work import WorkGate
-from specmatrix.matrix.subjects.protocol import Moment, Stalled
+from specmatrix.matrix.oracles.forwards import graph_batch
+from specmatrix.matrix.subjects.protocol import Moment, Stalled, StepForwards
 
 pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
 
@@ -70,6 +72,29 @@ def test_a_second_target_forward_fails(measured):
     one = run.work.forwards[3]
     again = (*run.work.forwards[:3], one._replace(target=one.target * 2), *run.work.forwards[4:])
     assert "runs target forwards" in judged(measured, TREE, forwards=again).message
+
+
+def test_rounds_as_graphs_are_padded_and_read_in_larger_multiples(measured):
+    """The oracle's padded batch is the engine's; only rounds are, and only where graphs are on."""
+    assert [graph_batch(size) for size in range(1, 65)] == [padded(size) for size in range(1, 65)]
+    prepared, run, baseline = measured(TREE)
+    on = replace(run, resolved={**run.resolved, "cuda_graph_max_bs": 8})
+    forwards = run.work.forwards
+    assert forwards[1].target == ((5, 8),)
+    wide = tuple((8, tokens) for _, tokens in forwards[1].draft)
+    graph = StepForwards(forwards[1].at, 256, ((8, 8),), wide)
+
+    def verdict(first, second, of=on):
+        work = replace(run.work, forwards=(first, second, *forwards[2:]))
+        outcome = GATE.judge(prepared, replace(of, work=work), baseline)
+        return outcome.message
+
+    assert verdict(forwards[0], graph) == verdict(forwards[0], graph._replace(read=0, target=(), draft=())) == ""
+    assert "runs target forwards 8 x 8" in verdict(forwards[0], graph, run)
+    assert "runs target forwards 6 x 8" in verdict(forwards[0], graph._replace(target=((6, 8),)))
+    assert "8 x 4, 5 x 4, and" in verdict(forwards[0], graph._replace(draft=(*wide[:-1], (5, 4))))
+    assert "reads 512 KV positions" in verdict(forwards[0], graph._replace(read=512))
+    assert "a prefill reads 256 KV positions" in verdict(forwards[0]._replace(read=256), graph)
 
 
 def test_another_number_of_steps_than_launches_fails(measured):
