@@ -29,12 +29,12 @@ def measure() -> Iterator[Metric]:
     """A metric for each batch size, first without and then with the same draft on both sides."""
     draft = {"draft": str(DRAFTS["standalone"])}
     spec = {"method": "draft_model", "num_speculative_tokens": STEPS}
-    yield from _beside(engine(), {}, {}, "plain_decoding", PLAIN)
+    yield from _compared(engine(), {}, {}, "plain_decoding", PLAIN)
     drafted = {"speculative_config": spec, "per_request_spec_decode_metrics": "detailed"}
-    yield from _beside(speculative("standalone"), drafted, draft, f"speculative_decoding_k{STEPS}", DRAFTED)
+    yield from _compared(speculative("standalone"), drafted, draft, f"speculative_decoding_k{STEPS}", DRAFTED)
 
 
-def _beside(
+def _compared(
     ours: LLM, flags: dict[str, Any], draft: dict[str, str], kind: str, goals: dict[int, float]
 ) -> Iterator[Metric]:
     subject = VllmSubject()

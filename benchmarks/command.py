@@ -19,7 +19,7 @@ from specmatrix.reports.atomic import check_place, write_text
 GROUPS: Final = ("decoding", "overhead", "speculation", "simulation", "harness")
 FILES: Final = ("bench.json", "bench.md")
 GPU: Final = "gpu"
-# Measured only if named: the plain figures of `decoding`, and speculative ones beside them; when a run's first red cell
+# Measured only if named: the plain figures of `decoding`, and the speculative ones; when a run's first red cell
 # comes; the HTTP server.
 SUBJECTS: Final = "subjects"
 SERVING: Final = "serve"
@@ -34,11 +34,11 @@ def main_bench(
     groups: Iterable[str] = GROUPS,
     sample: int = 0,
     soak: int = 0,
-    beside: str | None = None,
+    against: str | None = None,
 ) -> int:
     """Measure, print (JSON with `json_`, else a table) and, with `out`, write bench.json and bench.md there.
 
-    sample: faults that `order` plants. soak, beside: of `serving.measure`. Returns 0 if every goal is met, else 1;
+    sample: faults that `order` plants. soak, against: of `serving.measure`. Returns 0 if every goal is met, else 1;
     noisy, red and unmeasured figures do not meet their goal. ConfigError if a zoo file is damaged or a server cannot be
     reached, ReportError if `out` cannot be written.
     """
@@ -48,7 +48,7 @@ def main_bench(
     found: list[Metric] = []
     for group in groups:
         with waiting(f"measuring {group}"):
-            found += serving(soak, beside) if group == SERVING else _measure(group, sample)()
+            found += serving(soak, against) if group == SERVING else _measure(group, sample)()
     record = {"metrics": [metric.as_dict() for metric in found], "machine": machine()}
     if out is not None:
         for name, text in zip(FILES, (json.dumps(record, indent=1) + "\n", markdown(record)), strict=True):
@@ -88,11 +88,11 @@ def _measure(group: str, sample: int) -> Callable[[], list[Metric]]:
     return measure
 
 
-def serving(soak: int, beside: str | None) -> list[Metric]:
+def serving(soak: int, against: str | None) -> list[Metric]:
     """The figures of the HTTP server, whose packages are an extra."""
     from specmatrix.benchmarks.serving import measure
 
-    return measure(soak, beside)
+    return measure(soak, against)
 
 
 def machine() -> dict[str, Any]:

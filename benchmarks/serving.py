@@ -1,4 +1,4 @@
-"""The HTTP server: tokens per second by number of clients, perhaps beside another server, and a soak."""
+"""The HTTP server: tokens per second by number of clients, also against another server, and a soak."""
 
 from __future__ import annotations
 
@@ -55,24 +55,24 @@ def server() -> Iterator[tuple[str, int]]:
             process.stderr.read()
 
 
-def measure(soak: int = 0, beside: str | None = None) -> list[Metric]:
-    """Throughput for each number of clients, then a soak of `soak` requests. beside: the URL of another server on the
+def measure(soak: int = 0, against: str | None = None) -> list[Metric]:
+    """Throughput for each number of clients, then a soak of `soak` requests. against: the URL of another server on the
     same checkpoint. ConfigError if that cannot be reached."""
     prompts = list(islice(cycle(questions()), REQUESTS))
     with server() as (url, _):
-        found = [throughput(clients, url, beside, prompts) for clients in CLIENTS]
+        found = [throughput(clients, url, against, prompts) for clients in CLIENTS]
     return found + (soaked(soak) if soak else [])
 
 
-def throughput(clients: int, url: str, beside: str | None, prompts: list[str]) -> Metric:
-    """Tokens per second of our server or, beside another, how many times its rate; greedy, of one length."""
+def throughput(clients: int, url: str, against: str | None, prompts: list[str]) -> Metric:
+    """Tokens per second of our server, or its ratio to those of the server `against`; greedy, of one length."""
     name = f"served_tokens_per_second_{clients}_clients"
     ours = _load(url, clients, prompts)
-    if beside is None:
+    if against is None:
         ours()
         rates = [REQUESTS * NEW_TOKENS / seconds(ours) for _ in range(RUNS)]
         return of(name, rates, None, spread_of(rates))
-    pairs = interleave(ours, _load(beside, clients, prompts), RUNS)
+    pairs = interleave(ours, _load(against, clients, prompts), RUNS)
     best = (REQUESTS * NEW_TOKENS / min(taken) for taken in (pairs.ours, pairs.theirs))
     return pairs.metric(f"{name}_beside", None, note="at best {:,.0f} tokens/s against {:,.0f}".format(*best))
 
@@ -185,10 +185,10 @@ def soaked(requests: int) -> list[Metric]:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(done.items()))
     note = f"{sizes[0] / 2**20:,.0f} MiB, then {sizes[1] / 2**20:,.0f} MiB; {kinds}"
     size = of(f"soak_of_{requests}_memory_growth", [grown], MOST_GROWTH, 0.0, "lower", note)
-    away = pages["pages"] - pages["free"]
-    name = f"soak_of_{requests}_pages_away"
-    home = red(name, 0, f"{away} pages did not come home") if away else of(name, [0.0], 0, 0.0, "lower")
-    return [size if sizes[0] else unmeasured(size.name, MOST_GROWTH, "this system does not tell"), home]
+    held = pages["pages"] - pages["free"]
+    name = f"soak_of_{requests}_pages_held"
+    freed = red(name, 0, f"{held} pages were not freed") if held else of(name, [0.0], 0, 0.0, "lower")
+    return [size if sizes[0] else unmeasured(size.name, MOST_GROWTH, "this system does not report it"), freed]
 
 
 async def _soak(url: str, pid: int, requests: int) -> tuple[Counter[str], list[int], dict[str, int]]:
@@ -213,7 +213,7 @@ async def _soak(url: str, pid: int, requests: int) -> tuple[Counter[str], list[i
 
 
 def resident(pid: int) -> int:
-    """Resident bytes of a process; 0 where /proc does not tell."""
+    """Resident bytes of a process; 0 where /proc does not say."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:

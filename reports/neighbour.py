@@ -9,7 +9,7 @@ from typing import NamedTuple
 from specmatrix.reports.schema import CellResult
 
 
-class Probe(NamedTuple):
+class OneSided(NamedTuple):
     """A counter that one of two cells hit and the other did not, with its values in the red and the green cell."""
 
     counter: str
@@ -22,17 +22,17 @@ class Neighbour(NamedTuple):
 
     cell: CellResult
     axes: dict[str, tuple[str, str]]
-    probes: tuple[Probe, ...]
+    counters: tuple[OneSided, ...]
 
 
 def nearest(red: CellResult, green: Sequence[CellResult]) -> Neighbour | None:
     """The green cell with the fewest other axis values, the first of several; None if neither side has counters."""
-    names, values = tuple(red.axes), tuple(red.axes.values())
-    ran = [cell for cell in green if cell.evidence and tuple(cell.axes) == names]
+    axes, values = tuple(red.axes), tuple(red.axes.values())
+    ran = [cell for cell in green if cell.evidence and tuple(cell.axes) == axes]
     if not ran or not red.evidence:
         return None
     found = min(ran, key=lambda cell: sum(map(ne, values, cell.axes.values())))
-    axes = {name: (value, found.axes[name]) for name, value in red.axes.items() if value != found.axes[name]}
-    counters = sorted({*red.evidence, *found.evidence})
-    probes = (Probe(name, red.evidence.get(name, 0), found.evidence.get(name, 0)) for name in counters)
-    return Neighbour(found, axes, tuple(probe for probe in probes if bool(probe.red) != bool(probe.green)))
+    differing = {name: (value, found.axes[name]) for name, value in red.axes.items() if value != found.axes[name]}
+    names = sorted({*red.evidence, *found.evidence})
+    counters = (OneSided(name, red.evidence.get(name, 0), found.evidence.get(name, 0)) for name in names)
+    return Neighbour(found, differing, tuple(each for each in counters if bool(each.red) != bool(each.green)))

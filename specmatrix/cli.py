@@ -358,9 +358,11 @@ def accuracy(
 def bench(
     groups: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="benchmarks to run; default: all")] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="run the GPU benchmarks instead")] = False,
-    measure: Annotated[int, typer.Option(help="`order`: faults to plant, beside the estimate")] = 0,
+    measure: Annotated[int, typer.Option(help="`order`: also plant this many faults")] = 0,
     soak: Annotated[int, typer.Option(help="`serve`: also send this many mixed requests")] = 0,
-    beside: Annotated[str | None, typer.Option(help="`serve`: URL of another server on the same checkpoint")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="`serve`: URL of another server on the same checkpoint, to compare with")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="also write bench.json and bench.md here")] = None,
     json_: Json = False,
 ) -> int:
@@ -378,11 +380,11 @@ def bench(
             raise ConfigError(f"benchmark {shown(group)} is unknown; it must be one of {', '.join(NAMED)}")
     if measure and ORDER not in (groups or ()):
         raise ConfigError(f"--measure is for the benchmark {ORDER!r}; name it")
-    if (soak or beside) and SERVING not in (groups or ()):
-        raise ConfigError(f"--soak and --beside are for the benchmark {SERVING!r}; name it")
+    if (soak or against) and SERVING not in (groups or ()):
+        raise ConfigError(f"--soak and --against are for the benchmark {SERVING!r}; name it")
     if soak < 0:
         raise ConfigError(f"--soak is {soak}; allowed: a number of requests, or 0 for none")
-    return main_bench(json_, out, groups or GROUPS, measure, soak, beside)
+    return main_bench(json_, out, groups or GROUPS, measure, soak, against)
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from specmatrix.ci.commands.run import tell
+from specmatrix.ci.commands.run import show_run
 from specmatrix.errors import ConfigError
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.schema import REPORT_FILE, Header, Json, ShardRecord
@@ -34,7 +34,7 @@ def merge(sources: Sequence[Path], out: Path, json_: bool, junit: Path | None = 
                 writer.write(cell)
         writer.leave_out(cell for report in reports for cell in report.not_run)
     view = write_run(load(writer.path))
-    tell(view, out, (), json_, junit)
+    show_run(view, out, (), json_, junit)
     return int(view.verdict != "green")
 
 

@@ -108,7 +108,7 @@ def run(
         if decide:
             records = _with_decided(runs, records)
         view = write_run(load(_write(out, header, records, chosen, fail_fast)))
-    tell(view, out, write_explained(view, out), json_, junit)
+    show_run(view, out, write_explained(view, out), json_, junit)
     return int(view.verdict != "green")
 
 
@@ -130,7 +130,7 @@ def _with_decided(runs: CellRuns, records: Generator[CellResult]) -> Generator[C
     yield from decided(runs, found)
 
 
-def tell(view: RunView, out: Path, explained: Sequence[Path], json_: bool, junit: Path | None = None) -> None:
+def show_run(view: RunView, out: Path, explained: Sequence[Path], json_: bool, junit: Path | None = None) -> None:
     """Print a run, as text or as the JSON of its summary, and write it to `junit`. explained: pages of steps."""
     if junit is not None:
         write_junit(view, junit)

@@ -29,7 +29,7 @@ PACKAGES: Final = ("fastapi", "uvicorn", "prometheus_client")
 
 
 def serve(words: list[str], file: Path | None, threads: int, options: Mapping[str, object]) -> int:
-    """Serve until a signal; 0 if every page came home, 1 if not. ConfigError on what cannot be served."""
+    """Serve until a signal; 0 if every page was freed, 1 if not. ConfigError on what cannot be served."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise ConfigError(f"{missing[0]} is not installed; install the extra: pip install 'specmatrix[serve]'")
@@ -68,7 +68,7 @@ def _run(llm: LLM, options: ServerOptions, listening: socket) -> int:
     async def served() -> None:
         await one.serve(sockets=[listening])
         if one.force is not None:
-            # Whatever still runs is of no interest any more, and the engine's thread may be in the middle of a step.
+            # What still runs no longer matters, and the engine's thread may be in the middle of a step.
             print("stopped at once; requests were cut off", file=sys.stderr, flush=True)
             os._exit(128 + one.force)
 

@@ -1,4 +1,4 @@
-"""The figures of the HTTP server: a soak sees pages that stay away, and speed is measured beside another server."""
+"""The figures of the HTTP server: a soak sees pages that are not freed, and speed is measured against another server."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def test_a_soak_ends_with_every_page_home(monkeypatch: pytest.MonkeyPatch):
     assert all(kind in size.note for kind in ("abort", "disconnect", "session", "slow reader", "stream", "refused"))
 
 
-def test_a_soak_sees_a_page_that_stays_away(monkeypatch: pytest.MonkeyPatch):
+def test_a_soak_sees_a_page_that_is_not_freed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(serving.Soak, "session", leak)
     _, home = soak_here(monkeypatch, 30)
-    assert home.state == "red" and "pages did not come home" in home.note
+    assert home.state == "red" and "pages were not freed" in home.note
 
 
 async def leak(soak: serving.Soak, number: int, body: dict[str, object]) -> None:
@@ -41,7 +41,7 @@ async def leak(soak: serving.Soak, number: int, body: dict[str, object]) -> None
 
 
 @pytest.mark.nightly
-def test_speed_is_measured_beside_another_server(monkeypatch: pytest.MonkeyPatch):
+def test_speed_is_measured_against_another_server(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(serving, "RUNS", 2)
     monkeypatch.setattr(serving, "REQUESTS", 4)
     monkeypatch.setattr(serving, "NEW_TOKENS", 8)
@@ -55,8 +55,8 @@ def test_speed_is_measured_beside_another_server(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--soak", "5"), "--soak and --beside are for the benchmark 'serve'; name it"),
-        (("decoding", "--beside", "http://x"), "--soak and --beside are for the benchmark 'serve'; name it"),
+        (("--soak", "5"), "--soak and --against are for the benchmark 'serve'; name it"),
+        (("decoding", "--against", "http://x"), "--soak and --against are for the benchmark 'serve'; name it"),
         (("serve", "--soak=-1"), "--soak is -1; allowed: a number of requests, or 0 for none"),
     ],
 )

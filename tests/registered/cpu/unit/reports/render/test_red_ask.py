@@ -55,7 +55,7 @@ def test_the_terminal_sets_the_tokens_side_by_side(tmp_path):
         "  q6 at token 1, verify round 2, lag 1: Question: <b>How many?</b>",
         "    expected  'It' >' is'      ' 4'",
         "    got       'It' >'<script>'",
-        "    pages 1-3, 9 of 4 positions, 2 cached; 13 positions committed, 8 in flight",
+        "    pages 1-3, 9 (4 positions each), 2 cached; 13 positions committed, 8 in flight",
         "    journal: 40 launch 8; 41 settle 1",
         "  nearest green cell eagle3 (topk=1): hit only here: tree.compacted 3; hit only there: chain 2",
     ]
@@ -106,4 +106,4 @@ def test_a_request_without_tokens_is_one_line_or_two():
     ],
 )
 def test_pages_are_told_as_runs(pages, text: str):
-    assert pages_text(AskPages(1, tuple(pages), 0, 0, ())).startswith(f"pages {text} of 1 position; 0 positions")
+    assert pages_text(AskPages(1, tuple(pages), 0, 0, ())).startswith(f"pages {text} (1 position each); 0 positions")
