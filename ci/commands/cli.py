@@ -47,7 +47,7 @@ def merge(
 
 
 def review(
-    reports: Annotated[list[Path], typer.Argument(metavar="OUT", help="the runs of a change, one a tier and stage")],
+    reports: Annotated[list[Path], typer.Argument(metavar="OUT", help="the runs of a change, one per tier and stage")],
     base: Annotated[
         Path | None, typer.Option(help="a report of the base, or a folder of TIER-STAGE.jsonl.gz to choose from")
     ] = None,

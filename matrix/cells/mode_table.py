@@ -72,7 +72,7 @@ MODES: Final = (
     Mode(
         "ordinary session",
         "`open_session(...)`, `SessionParams(session, rid=...)`",
-        "a tree of requests: each goes on from any that ended",
+        "a tree of requests: each continues any finished one",
         _any,
         "any",
         "session",

@@ -147,7 +147,9 @@ INCIDENT: Final = Incident(
             cells=(CHAIN, TIERS),
             expected=Expected(
                 "red",
-                cells=each("REGRESSED: config, effective, ledger, adaptive, lossless, finish, acceptance", TIERS),
+                cells=each(
+                    "REGRESSED: config, effective, ledger, work, rest, adaptive, lossless, finish, acceptance", TIERS
+                ),
                 rewrites={"moved engine start: runs -> fails": "red"},
                 says=("would write 5 positions",),
             ),

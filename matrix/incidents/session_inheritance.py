@@ -93,7 +93,7 @@ INCIDENT: Final = Incident(
             cells=(*LAG_0, *LAG_1, SHARED, *WITHOUT),
             expected=Expected(
                 "red",
-                cells=each("REGRESSED: session", *LAG_1, SHARED),
+                cells=each("REGRESSED: work, session", *LAG_1, SHARED),
                 factor="spec_version=v2 x session=streaming",
                 says=("q5 left 101 KV positions; expected 102",),
             ),

@@ -4,6 +4,6 @@ import pytest
 
 from specmatrix.matrix.plugin import MatrixCells
 
-pytestmark = pytest.mark.register(est_seconds=120, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=19, stage="pr")
 
 cells = MatrixCells(tier="cpu")

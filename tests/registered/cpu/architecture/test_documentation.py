@@ -24,7 +24,7 @@ from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.run.tiers import TIERS
 
-pytestmark = pytest.mark.register(est_seconds=30, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 
 README_LINES = 120
 PICTURE_BYTES = 150_000

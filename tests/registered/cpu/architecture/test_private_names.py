@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.sources import sources, tree
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 # Public by their documentation, whatever their first letter says: methods of a NamedTuple, an operation of torch.
 PUBLIC = {"_replace", "_asdict", "_make", "_fields", "_to_copy"}

@@ -21,7 +21,7 @@ from specmatrix.engine.device.cuda_graphs import CudaGraphs, padded
 from specmatrix.engine.executor import GraphRunner
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=32, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=7, stage="pr")
 
 ZOO = HOME / "matrix" / "zoo" / "checkpoints"
 PROMPTS = tuple(

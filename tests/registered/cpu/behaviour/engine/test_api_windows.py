@@ -15,7 +15,7 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import SamplingParams
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 WINDOW = 24
 PROMPTS = [

@@ -19,7 +19,7 @@ from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.errors import ConfigError, EngineError, KernelError, LedgerError, RequestError
 from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, plant, start_engine
 
-pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 
 @pytest.mark.parametrize(("place", "version"), MOMENTS)

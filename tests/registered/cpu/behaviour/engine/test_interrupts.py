@@ -13,7 +13,7 @@ from specmatrix.errors import EngineError
 from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, plant, start_engine
 
 pytestmark = [
-    pytest.mark.register(est_seconds=10, stage="pr"),
+    pytest.mark.register(est_seconds=2, stage="pr"),
     pytest.mark.usefixtures("interruptible"),
 ]
 

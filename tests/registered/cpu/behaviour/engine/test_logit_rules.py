@@ -14,7 +14,7 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.engines import CHECKPOINTS, DRAFTS
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
 
 PROMPTS = (
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",

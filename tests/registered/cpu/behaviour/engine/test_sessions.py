@@ -19,7 +19,7 @@ from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.errors import RequestError
 
-pytestmark = pytest.mark.register(est_seconds=31, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
 
 ZOO = HOME / "matrix" / "zoo" / "checkpoints"
 TURNS = (

@@ -16,7 +16,7 @@ from tests.support.llama_engines import (
     start_engine,
 )
 
-pytestmark = pytest.mark.register(est_seconds=10, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.mark.parametrize("shape", [NONE, DRAFTERS[1]], ids=["none", "tree"])

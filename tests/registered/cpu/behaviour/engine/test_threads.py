@@ -12,7 +12,7 @@ from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParam
 from specmatrix.errors import EngineError, RequestError
 from tests.support.failing_steps import PARAMS, PROMPTS, VERSIONS, at_rest, start_engine
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 
 def inside_another_thread(monkeypatch, llm: LLM):

@@ -28,7 +28,7 @@ from specmatrix.matrix.workloads import adaptive_configs
 from tests.support.engines import CHECKPOINTS, DRAFTS, TARGETS
 from tests.support.failing_steps import at_rest
 
-pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 
 TEXTS = (
     "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",

@@ -16,7 +16,7 @@ from specmatrix.errors import EngineError
 from specmatrix.matrix.accuracy.command import main_accuracy
 
 pytestmark = [
-    pytest.mark.register(est_seconds=15, stage="pr"),
+    pytest.mark.register(est_seconds=1, stage="pr"),
     pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra `accuracy` is not installed"),
 ]
 QUESTIONS = HOME / "matrix" / "zoo" / "data" / "test.jsonl"

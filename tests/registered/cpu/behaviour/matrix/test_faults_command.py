@@ -22,7 +22,7 @@ from specmatrix.matrix.faults.command import WIDE, list_faults, main_faults, sel
 from specmatrix.matrix.faults.kill_matrix import DETECTORS, Kill, Matrix
 from specmatrix.matrix.faults.table import kill_table
 
-pytestmark = pytest.mark.register(est_seconds=30, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
 
 
 def test_all_faults_or_the_named_ones():

@@ -13,7 +13,7 @@ from specmatrix.matrix.incidents.catalogue import INCIDENTS
 from specmatrix.matrix.incidents.incident import Asked, AskedStep, ComparedStep, Incident
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=40, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
 
 PAGE = HOME / "docs" / "incidents.md"
 

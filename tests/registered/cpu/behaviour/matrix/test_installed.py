@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 from specmatrix import HOME, __version__
 
-pytestmark = pytest.mark.register(est_seconds=70, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=10, stage="pr")
 
 ROOT = HOME
 TOP = ("engine", "kernels", "matrix", "ci", "reports", "benchmarks")

@@ -10,7 +10,7 @@ import pytest
 
 from specmatrix import HOME
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 ROOT = HOME
 

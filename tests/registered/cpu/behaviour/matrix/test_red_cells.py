@@ -10,7 +10,7 @@ from specmatrix.cli import main
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 CELL = "eagle3.s3.k4.n8.v2.ragged"
 

@@ -17,7 +17,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=40, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=9, stage="pr")
 
 POINTS = """[specmatrix.subjects]
 tiny = tests.support.tiny_subject:TinySubject

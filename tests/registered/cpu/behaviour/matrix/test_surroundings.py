@@ -23,7 +23,7 @@ from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import CellRecord, GateResult, GateState, StartRecord
 from specmatrix.reports.store import ReportWriter, load
 
-pytestmark = pytest.mark.register(est_seconds=20, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=9, stage="pr")
 
 PLAIN = {**os.environ, "LC_ALL": "C", "LANG": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 COMMAND = (sys.executable, "-m", "specmatrix")

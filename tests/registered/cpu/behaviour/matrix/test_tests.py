@@ -9,7 +9,7 @@ from specmatrix.ci.commands.tests import list_tests
 from specmatrix.cli import main
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 ROOT = HOME
 

@@ -19,7 +19,7 @@ from specmatrix.matrix.zoo.recipes import RECIPES, Fit, LatentShape, ModelShape
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.matrix.zoo.train import plan_of, train
 
-pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 LATENT = LatentShape(

@@ -11,7 +11,7 @@ from specmatrix import HOME
 from specmatrix.cli import main
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=15, stage="smoke")
+pytestmark = pytest.mark.register(est_seconds=12, stage="smoke")
 
 CELLS = "standalone.s3 or standalone.s3.stop_string"
 

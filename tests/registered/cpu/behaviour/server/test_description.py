@@ -10,7 +10,7 @@ from schemathesis.cli import schemathesis
 
 from tests.support.served import RunningServer
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 # A body may be right by its schema and wrong by its values: a token outside the vocabulary, a prompt over the context.
 LEFT_OUT = "positive_data_acceptance"

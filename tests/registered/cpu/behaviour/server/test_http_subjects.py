@@ -20,7 +20,7 @@ from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.reports.schema import CellResult
 from tests.support.served import RunningServer, served
 
-pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 CELL = "eagle3.s3.k1.n4.p4"
 

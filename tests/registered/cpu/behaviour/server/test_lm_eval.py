@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.served import MODEL, QUESTION, RunningServer
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=10, stage="nightly")
 
 
 @pytest.mark.nightly

@@ -12,7 +12,7 @@ from openai import BadRequestError, NotFoundError, OpenAI
 from tests.support.engines import CHECKPOINTS
 from tests.support.served import MODEL, QUESTION, RunningServer, served
 
-pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 ANSWER = " Now: Tom has 12+15=<<12+15=27>>27 apples.\n#### 27"
 # The zoo's prompt as a chat template, with a loop and the functions that real templates call.

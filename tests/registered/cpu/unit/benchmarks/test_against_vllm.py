@@ -5,7 +5,7 @@ import pytest
 from specmatrix.benchmarks.against_vllm import measure
 from specmatrix.matrix.subjects.vllm import environment
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_without_vllm_nothing_is_measured_and_nothing_is_red(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.subjects.protocol import RequestSpec
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def cells(count):

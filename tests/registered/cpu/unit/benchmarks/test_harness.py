@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix.benchmarks import harness
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.mark.nightly

@@ -11,7 +11,7 @@ from specmatrix.reports.compare import compare
 from specmatrix.reports.compare.cell_state import ChangeState
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 CELLS = 3000
 

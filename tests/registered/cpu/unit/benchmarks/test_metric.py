@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix.benchmarks.metric import MOST_SPREAD, Metric, of, red, spread_of, unmeasured
 
-pytestmark = pytest.mark.register(est_seconds=0.2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_the_stable_keys():

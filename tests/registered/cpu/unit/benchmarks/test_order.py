@@ -7,7 +7,7 @@ from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.order import OrderedCell, stored_order
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_a_fault_is_found_when_the_first_cell_that_finds_it_has_ended():

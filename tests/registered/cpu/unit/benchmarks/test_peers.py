@@ -7,7 +7,7 @@ import pytest
 from specmatrix.benchmarks import peers
 from tests.support.small_bench import small_bench
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.mark.nightly

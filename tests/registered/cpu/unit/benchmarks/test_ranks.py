@@ -17,7 +17,7 @@ from specmatrix.engine.models.config import load_model_config
 from specmatrix.engine.models.loader import load_target
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=20, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.mark.nightly

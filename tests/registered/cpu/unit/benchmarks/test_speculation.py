@@ -5,7 +5,7 @@ import pytest
 from specmatrix.benchmarks import speculation
 from specmatrix.benchmarks.speculation import pays
 
-pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_an_index_of_n_grams_forgets_the_answers_between_repetitions():

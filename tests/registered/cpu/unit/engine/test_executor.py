@@ -12,7 +12,7 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 
-pytestmark = pytest.mark.register(est_seconds=9, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 SHAPE = {
     "vocab_size": 768,

@@ -11,7 +11,7 @@ import specmatrix.kernels
 from specmatrix.kernels import check
 from specmatrix.kernels.registry import KERNELS
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 SMALL = [pytest.param(k, c, id=f"{k}: {c}") for k in KERNELS for c in k.cases if c.size == "small"]
 OTHERS = [pytest.param(k, c, id=f"{k}: {c}") for k in KERNELS for c in k.cases if c.size == "medium"]

@@ -9,7 +9,7 @@ from specmatrix.reports.covered import Coverage, covered, holders
 from specmatrix.reports.schema import GateResult
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=0.5, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_holders_number_the_cells_from_the_lowest_bit():

@@ -11,7 +11,7 @@ from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.kill_matrix import Kill, Matrix
 from specmatrix.reports.schema import GateResult, ReportError
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from specmatrix.reports.schema import (
 )
 from specmatrix.reports.store import ReportWriter, load
 
-pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 TEXT = st.text(max_size=12)
 JSON = st.recursive(

@@ -15,7 +15,7 @@ from specmatrix.engine.executor import GraphRunner
 from specmatrix.engine.spec.builders import BuildContext
 from tests.support.engines import RUNS, answer, engine
 
-pytestmark = pytest.mark.register(est_seconds=11, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 CPU = torch.device("cpu")
 

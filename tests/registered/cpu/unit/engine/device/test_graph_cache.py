@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specmatrix.engine.device.graph_cache import GraphBundle, GraphCache, GraphShape
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def shape(width: int, batch: int = 1) -> GraphShape:

@@ -20,7 +20,7 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.step import PlanRow
 from specmatrix.engine.device.logit_rules import LogitRules, NodeContext, without_unlikely
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 VOCAB, EOS, POSITIONS = 12, frozenset({11}), 20
 CPU = torch.device("cpu")

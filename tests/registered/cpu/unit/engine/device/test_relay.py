@@ -7,7 +7,7 @@ import torch
 
 from specmatrix.engine.device.relay import Carry, Relay
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from specmatrix.engine.device.attention import DraftAttention
 from specmatrix.engine.device.batch import StepBatch, prefix_bias
 from specmatrix.engine.spec.drafter import DraftTree
 
-pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 PROMPTS = (
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",

@@ -7,7 +7,7 @@ import pytest
 
 from specmatrix.matrix.accuracy.data import DataError, read_questions, split
 
-pytestmark = pytest.mark.register(est_seconds=0.2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def line(number, **changes: str):

@@ -5,7 +5,7 @@ import pytest
 from specmatrix.errors import RequestError
 from specmatrix.matrix.accuracy.generation import parameters
 
-pytestmark = pytest.mark.register(est_seconds=0.2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_stop_strings_length_and_temperature():

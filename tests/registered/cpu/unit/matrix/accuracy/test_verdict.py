@@ -8,7 +8,7 @@ from specmatrix.matrix.accuracy.task import EXTRACTORS, Sample
 from specmatrix.matrix.accuracy.verdict import ALPHA, LEAST_RIGHT, PairingError, counts, overall, pair, unproven
 from specmatrix.matrix.gates.gate import State
 
-pytestmark = pytest.mark.register(est_seconds=0.2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def samples(right, n=40):

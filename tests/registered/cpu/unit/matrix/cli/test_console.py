@@ -11,7 +11,7 @@ import pytest
 
 from specmatrix.matrix.cli.console import StdoutConsole
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 COMMAND = [sys.executable, "-c", "import sys; from specmatrix.cli import main; sys.exit(main())"]
 

@@ -10,7 +10,7 @@ from specmatrix.matrix.cover.lock import check, extend
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, STAGES, Lock, read, stage_cells, write
 from specmatrix.matrix.cover.regressions import PRESETS
 
-pytestmark = pytest.mark.register(est_seconds=27, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=10, stage="pr")
 
 
 @pytest.fixture

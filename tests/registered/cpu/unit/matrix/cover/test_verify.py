@@ -12,7 +12,7 @@ from specmatrix.matrix.cells.enumerate import starts
 from specmatrix.matrix.cover import verify as verifier
 from specmatrix.matrix.cover.verify import PIVOTS, Combination, allowed, components, covered, feasible, uncovered
 
-pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 
 def holding(pair: Combination) -> Cell | None:

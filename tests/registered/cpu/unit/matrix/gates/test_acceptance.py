@@ -9,7 +9,7 @@ from specmatrix.matrix.gates.round_alignment import first_round_mismatch
 from specmatrix.matrix.oracles.transformers import Oracle, decode, load_oracle
 from specmatrix.matrix.run.prepared_cell import prepare
 
-pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 

@@ -9,7 +9,7 @@ from specmatrix.matrix.gates.distribution import DistributionGate, place
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.subjects.protocol import RequestSpec
 
-pytestmark = pytest.mark.register(est_seconds=10, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
 
 PLAIN = "standalone.s3.k2.n6.v2.p16.temperature"
 FILTERED = "standalone.s3.k2.n6.v2.p16.topk_topp"

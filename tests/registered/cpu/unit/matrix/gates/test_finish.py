@@ -6,7 +6,7 @@ from specmatrix.matrix.gates.finish import FinishGate
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.oracles.finish import text_of
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 STRING = "eagle3.s3.k4.n8.v2.p16.pair.temperature.stop_string.abort_running"

@@ -5,7 +5,7 @@ import pytest
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.ledger import LedgerGate
 
-pytestmark = pytest.mark.register(est_seconds=7, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 GATE = LedgerGate()

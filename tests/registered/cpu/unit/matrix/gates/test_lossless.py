@@ -6,7 +6,7 @@ from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.oracles.logit_rules import ruled_tokens
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 TURNS = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"

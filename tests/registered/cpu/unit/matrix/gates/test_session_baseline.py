@@ -11,7 +11,7 @@ from specmatrix.matrix.gates.session_baseline import has_session_baseline, misma
 from specmatrix.matrix.run.runner import reference_runner
 from specmatrix.matrix.subjects.protocol import Answer, Memory, RequestSpec, Run
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from specmatrix.matrix.oracles.finish import ending
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.protocol import Answer, Run
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 PREPARED = prepare(Cell.from_id("eagle3.pair"))
 

@@ -11,7 +11,7 @@ from specmatrix.matrix.gates.work import WorkGate
 from specmatrix.matrix.oracles.forwards import graph_batch
 from specmatrix.matrix.subjects.protocol import Moment, Stalled, StepForwards
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 GATE = WorkGate()
 TIGHT = "standalone.s1.k1.v2.p4.tight.burst"

@@ -16,7 +16,7 @@ from specmatrix.engine.core.config.rules.table import CAPACITY, RULES
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.golden.knobs import KNOBS, configured
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 COMBINATIONS = 10_000
 

@@ -25,7 +25,7 @@ from specmatrix.reports.compare.cell_state import (
     RewriteChange,
 )
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 STEPS = [(incident, step) for incident in INCIDENTS for step in incident.steps]
 # The changes of the five incidents.

@@ -12,7 +12,7 @@ import pytest
 
 from specmatrix.matrix.run.child_process import OUTPUT_TAIL, ChildProcess
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 # A process that is alive holds the FIFO's write end open.
 HOLDS = "import os, sys; held = open(sys.argv[1], 'w'); held.write('up\\n'); held.flush()\n"

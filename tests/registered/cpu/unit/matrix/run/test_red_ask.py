@@ -18,7 +18,7 @@ from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubj
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Memory, RequestSpec, Run, Served
 from specmatrix.matrix.workloads.build import prompt_ids
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 WRONG, AT = 79, 7
 

@@ -18,7 +18,7 @@ from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubj
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Profile, RequestSpec, Run
 from specmatrix.reports.store import cell_from_json, cell_to_json
 
-pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
 

@@ -16,7 +16,7 @@ from specmatrix.matrix.run.verb import LONGEST, VERBS, traceback_of, verb_of
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
 from specmatrix.reports.store import cell_from_json, cell_to_json
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def raised(call) -> BaseException:

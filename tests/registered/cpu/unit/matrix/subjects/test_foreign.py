@@ -20,7 +20,7 @@ from specmatrix.reports.gate_numbers import FOREIGN_GATES, GATES
 from specmatrix.reports.schema import CellResult
 from tests.support.tiny_subject import ReplaySubject
 
-pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 
 DRAFTED = Cell.from_id("eagle3.s3.k1")
 

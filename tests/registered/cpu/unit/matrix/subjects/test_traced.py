@@ -16,7 +16,7 @@ from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubj
 from specmatrix.matrix.subjects.protocol import Answer, Profile, RequestSpec, RunningEngine
 from specmatrix.matrix.subjects.traced import Tracer
 
-pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 
 @pytest.mark.parametrize("name", ["eagle3.s3.k4.n8.v2.p4.tight.pair", "ngram.c7.v1.pair.mixed"])

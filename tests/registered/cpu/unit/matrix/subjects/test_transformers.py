@@ -21,7 +21,7 @@ from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.transformers.engine import ForwardLog, TransformersEngine, ending
 from specmatrix.matrix.subjects.transformers.subject import TransformersSubject
 
-pytestmark = pytest.mark.register(est_seconds=15, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
 
 NAMES = ("transformers", "transformers-dynamic", "transformers-heuristic", "transformers-early-exit")
 

@@ -30,7 +30,7 @@ from specmatrix.matrix.subjects.vllm.engine import VllmEngine, agree
 from specmatrix.matrix.subjects.vllm.subject import VllmSubject
 from tests.support.record_vllm import CELLS, FILE, command, read
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def flags(cell: str, subject: str = "vllm", tier: str = "cpu") -> dict[str, Any]:

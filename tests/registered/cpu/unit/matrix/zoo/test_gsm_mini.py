@@ -13,7 +13,7 @@ from specmatrix.matrix.zoo.registry import HELDOUT as HELDOUT_FILE
 from specmatrix.matrix.zoo.registry import TEST as TEST_FILE
 from specmatrix.matrix.zoo.templates import HELDOUT, TRAINED
 
-pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 ANNOTATION = re.compile(r"<<([^=<>]+)=(\d+)>>")
 

@@ -19,7 +19,7 @@ from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, LAYERS, SINGLE, is_layer
 from specmatrix.matrix.zoo.recipes import RECIPES, LatentShape
 from specmatrix.matrix.zoo.registry import oracle_file
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 
 class Scripted:

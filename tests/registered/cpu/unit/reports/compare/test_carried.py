@@ -8,7 +8,7 @@ import pytest
 
 from specmatrix.reports.compare.carried import CarriedPairs
 
-pytestmark = pytest.mark.register(est_seconds=0.2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def cells(count, seed=0):

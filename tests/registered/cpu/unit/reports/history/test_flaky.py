@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix.reports.history.flaky import flaky, sentence
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_a_cell_that_flips_at_one_commit_is_flaky_and_one_that_a_commit_broke_is_not(history, gated):

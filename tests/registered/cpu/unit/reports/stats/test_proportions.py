@@ -11,7 +11,7 @@ from specmatrix.reports.stats import (
     zero_count_bound,
 )
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 
 @pytest.mark.parametrize(

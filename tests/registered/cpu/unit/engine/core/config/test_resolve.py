@@ -10,7 +10,7 @@ from specmatrix.engine.core.config.resolve import explicit, resolve
 from specmatrix.engine.core.draft.tree import tree_pool
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 # What an EngineConfig field is called once it is resolved, where the names differ.
 RESOLVED_NAME = {

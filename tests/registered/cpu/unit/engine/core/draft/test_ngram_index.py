@@ -10,7 +10,7 @@ import pytest
 from specmatrix.engine.core.draft.ngram_index import Cursor, NgramDraft, NgramIndex, NgramOptions
 from specmatrix.engine.core.draft.tree import depths
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def index_of(*texts: tuple[int, ...], **options: object) -> NgramIndex:

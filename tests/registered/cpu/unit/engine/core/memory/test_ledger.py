@@ -13,7 +13,7 @@ from specmatrix.engine.core.memory.ledger import CACHE, FREE, KEPT, Entry, Ledge
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.errors import EngineError, LedgerError
 
-pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 
 class LedgerMachine(RuleBasedStateMachine):

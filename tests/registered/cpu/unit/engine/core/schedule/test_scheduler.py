@@ -14,7 +14,7 @@ from specmatrix.engine.core.schedule.request import Finish, Phase, Request, Samp
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.errors import RequestError
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def scheduler_of(

@@ -15,7 +15,7 @@ from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.session import Session, SessionParams, Sessions
 from specmatrix.errors import RequestError
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 BOS = 9
 
