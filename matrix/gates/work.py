@@ -10,7 +10,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.evidence import widest
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.oracles.forwards import DraftShape, Spare, needless_forwards
+from specmatrix.matrix.oracles.forwards import DraftShape, SparePositions, needless_forwards
 from specmatrix.matrix.oracles.prefix import span_of
 from specmatrix.matrix.oracles.work import Sizes, WorkDone, WorkMismatch, WorkReplay
 from specmatrix.matrix.run.prepared_cell import PreparedCell
@@ -84,7 +84,7 @@ class WorkGate:
         if len(steps) != len(run.work.forwards):
             return f"{len(run.work.forwards)} steps were launched, and {len(steps)} are in the journal"
         graph = int(self.thresholds["spare_graph_positions"]) if run.resolved["cuda_graph_max_bs"] else None
-        spare = Spare(int(self.thresholds["spare_positions"]), graph)
+        spare = SparePositions(int(self.thresholds["spare_positions"]), graph)
         for number, (step, ran) in enumerate(zip(steps, run.work.forwards, strict=True)):
             if fault := needless_forwards(step, ran, shape, spare):
                 return f"launch {number}: {fault}"

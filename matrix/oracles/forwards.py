@@ -42,7 +42,7 @@ def draft_forwards(shape: DraftShape, prefill: bool, requests: int, width: int) 
     return [(requests, 1)] * (width - 2) + [(requests, width)]
 
 
-class Spare(NamedTuple):
+class SparePositions(NamedTuple):
     """Positions that a step may read past those needed. graph: of a round where CUDA graphs are on."""
 
     eager: int
@@ -54,7 +54,7 @@ def graph_batch(requests: int) -> int:
     return next((size for size in (1, 2, 4, 8) if size >= requests), -(-requests // 8) * 8)
 
 
-def needless_forwards(step: NeededStep, ran: StepForwards, shape: DraftShape, spare: Spare) -> str:
+def needless_forwards(step: NeededStep, ran: StepForwards, shape: DraftShape, spare: SparePositions) -> str:
     """A sentence if a step's forwards are not those that it needs, else ""."""
     kind = "prefill" if step.prefill else "round"
     requests, width = len(step.rows), max(row.width for row in step.rows)

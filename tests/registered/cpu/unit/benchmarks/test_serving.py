@@ -1,4 +1,4 @@
-"""The figures of the HTTP server: a soak sees pages that are not freed, and speed is measured against another server."""
+"""The figures of the HTTP server: a soak sees pages that are not freed; speed is measured against another server."""
 
 from __future__ import annotations
 
