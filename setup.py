@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: which packages there are. Each lies in a folder of the repository's top level and is
+"""What pyproject.toml cannot say: which packages there are. Each is in a folder of the repository's top level and is
 installed below `specmatrix` (`tool.setuptools.package-dir`)."""
 
 import tomllib

@@ -1,4 +1,4 @@
-"""The engine beside transformers and vLLM: tokens per second, plain and speculative, batch 1 and 8, in one run."""
+"""The engine against transformers and vLLM: tokens per second, plain and speculative, batch 1 and 8, in one run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAIRS: Final = 6
 
 
 def measure() -> list[Metric]:
-    """The plain figures with their goals, then the speculative ones, and both beside vLLM."""
+    """The plain figures with their goals, then the speculative ones, and both against vLLM."""
     return [*decoding.measure(), *speculative_tokens(), *against_vllm.measure()]
 
 

@@ -1,4 +1,4 @@
-"""The engine beside vLLM's CPU build: tokens per second, plain and speculative, batch 1 and 8, in one run.
+"""The engine against vLLM's CPU build: tokens per second, plain and speculative, batch 1 and 8, in one run.
 
 vLLM runs in its own environment and process, eagerly, on one thread; while one side is timed, the other waits.
 """

@@ -31,7 +31,7 @@ WORKERS: Final = 2
 SOON: Final = 15.0  # seconds
 SHARE: Final = 0.9
 MEDIAN: Final = 6.0  # seconds
-# What a run takes beside its cells until it has ended: the start of both workers (4.5 s), what their first cells load.
+# What a run takes besides its cells: the start of both workers (4.5 s), what their first cells load.
 BEGIN: Final = 6.0
 SEED: Final = 0
 LIMIT: Final = 300.0

@@ -56,7 +56,7 @@ class CopyDrafter:
     """Chains of batch.width - 1 tokens."""
 
     capture: tuple[int, ...] = ()  # target states that it reads: none
-    key_span = 0  # it has no KV, so no page depends on tokens behind its end
+    key_span = 0  # it has no KV, so no page depends on tokens after its end
 
     def __init__(self, context: BuildContext) -> None:
         resolved = context.resolved

@@ -150,7 +150,7 @@ def bad_words_over_the_whole_text() -> Pair:
 
 @finding
 def continued_cache() -> Pair:
-    """A text continued with the KV cache of an earlier call: the whole text is put behind itself in the cache."""
+    """A text continued with the KV cache of an earlier call: the whole text is appended to itself in the cache."""
     model = random_model()
     first = generate(model, [1, 2, 3, 4], 4, return_dict_in_generate=True)
     text = [*first.sequences[0].tolist(), 5, 6]
@@ -267,7 +267,7 @@ def assistant_with_windows() -> Pair:
 
 @finding
 def prefill_chunk_size() -> Pair:
-    """Chunked prefill: the assistant prefills the whole text again behind its own cache in each round."""
+    """Chunked prefill: the assistant prefills the whole text again, appended to its own cache, in each round."""
 
     def passes(size: int | None) -> list[int]:
         call = {"assistant_model": random_model(), "prefill_chunk_size": size}
@@ -306,7 +306,7 @@ def foreign(extra: str = "qr") -> dict[str, Any]:
 
 @finding
 def universal_eos_within_a_round() -> Pair:
-    """Greedy decoding with another tokenizer's assistant goes on after an EOS token."""
+    """Greedy decoding with another tokenizer's assistant continues after an EOS token."""
     prompt = list(range(10))
     plain = new_tokens(counting(), prompt, 6, eos_token_id=11)
     two = foreign() | {"assistant_tokenizer": letters("qr" + LETTERS)}

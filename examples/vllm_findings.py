@@ -156,7 +156,7 @@ def padded_round() -> tuple[object, object]:
 
 
 def stop_string_metrics() -> tuple[object, object]:
-    """The metrics of a request that ends by a stop string, beside those of one that ends by a stop token."""
+    """The metrics of a request that ends by a stop string, and those of one that ends by a stop token."""
     llm = drafting(model(), per_request_spec_decode_metrics="detailed")
     ids = answers(llm, [PROMPT], temperature=0.0, max_tokens=30)[0].token_ids
     token = next(one for one in reversed(ids) if ids.index(one) > 4)

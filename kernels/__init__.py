@@ -1,1 +1,1 @@
-"""Device operations, one folder each: a readable reference beside the fast implementations, with shared cases."""
+"""Device operations, one folder each: a readable reference next to the fast implementations, with shared cases."""

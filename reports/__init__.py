@@ -7,7 +7,7 @@ JSON Lines is the truth; everything else is derived from it.
   which a file can be wrong; one that was not finished never reads as whole
 - `frames`: the same as pandas frames (`specmatrix.load`)
 - `summary`: the counts of `summary.json`
-- `stats`: intervals and tests behind the gates and the comparison
+- `stats`: the intervals and tests of the gates and the comparison
 - `compare`: `compare(base, head)`, the states of cells, effective coverage, ledgers and common factors
 - `history`: many runs in a folder of Parquet files, their change points and flaky cells
 - `render`: Markdown for a pull request, self-contained HTML, terminal output

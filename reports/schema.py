@@ -1,7 +1,7 @@
 """Records of `report.jsonl`, schema 2; `docs/report-schema.md` describes them for readers outside this repository.
 
 A report is a JSON Lines file: one header line, then start lines and cell lines, and one end line. A start line holds
-what the cells of an engine start share, and stands in front of the first cell that names its id.
+what the cells of an engine start share, and precedes the first cell that names its id.
 
 Numbers of a gate, where plots and comparisons read them (other gates may hold any numbers):
 
@@ -309,7 +309,7 @@ class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", t
     stopped a cell without a verdict, or why the subject does not support it; `verb` is the engine's operation that
     raised it, `traceback` where. `first_red` is the first request that a
     red gate blames, None if none blames any. `timeline` is of a traced run, None without one. `seconds` is wall time;
-    `engine_starts` are those for this cell, its baseline's included. Both vary from run to run and stand last.
+    `engine_starts` are those for this cell, its baseline's included. Both vary from run to run and come last.
     """
 
     id: str

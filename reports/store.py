@@ -1,4 +1,4 @@
-"""Reports on disk: written cell by cell while a run goes on, and read back whole or not at all."""
+"""Reports on disk: written cell by cell during a run, and read back whole or not at all."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class ReportWriter:
         """Write the end line, flush to disk and give the report its name, which is returned."""
         self._append(_encode(End(len(self._cells), self._evidence, self._not_run), "the end line"))
         try:
-            # Pages of an earlier run must not stand beside this one's report.
+            # Pages of an earlier run must not remain next to this one's report.
             for stale in (SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE):
                 self.path.with_name(stale).unlink(missing_ok=True)
             publish(self._open(), self.partial, self.path)
@@ -352,7 +352,7 @@ class Report:
 
 
 def _untimed(data: bytes | mmap, row: _CellLine) -> bytes:
-    """A line up to its running time, or all of it where that does not stand at its end, as the writer puts it."""
+    """A line up to its running time, or all of it where that is not at its end, where the writer puts it."""
     at = data.rfind(_TIME, row.begin, row.end)
     return data[row.begin : at if data.find(b"}", at, row.end) == row.end - 2 else row.end]
 

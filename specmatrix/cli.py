@@ -51,7 +51,7 @@ from specmatrix.reports.schema import REFERENCE, ReportError
 
 # The base class of typer's usage errors, which typer itself does not export.
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
-# As `--help` and the table of the README list them; typer would list groups of commands behind all others.
+# As `--help` and the table of the README list them; typer would list groups of commands last.
 ORDER: Final = (
     *("run", "plan", "merge", "shrink", "compare", "review", "history", "site", "bisect"),
     *("axes", "cells", "explain", "lock", "subjects", "faults", "incident", "accuracy", "generate", "serve"),

@@ -19,7 +19,7 @@ from specmatrix.matrix.cover.order import measured_seconds
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.reports.wording import count, duration, shorten
 
-# Minutes of a job beside its cells, such as the installation, and how much slower than estimated a machine may be.
+# Minutes of a job besides its cells, such as the installation, and how much slower than estimated a machine may be.
 GRACE_MINUTES: Final = 20
 SLACK: Final = 3
 

@@ -21,7 +21,7 @@ from specmatrix.reports.schema import REFERENCE, CellResult
 from specmatrix.reports.store import Report, load
 from specmatrix.reports.wording import count
 
-# Failing cells, and passing ones beside their neighbours, that run again to tell lines apart.
+# How many failing cells, and passing ones besides their neighbours, run again to tell lines apart.
 MOST_TRACED: Final = 4
 COMMENT_FILE: Final = "comment.md"
 CHECK_FILE: Final = "check.json"

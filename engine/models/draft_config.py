@@ -32,7 +32,7 @@ class DraftConfig:
     def states_of(self, target_layers: int) -> tuple[int, ...]:
         """The states it reads from a target with `target_layers` layers.
 
-        What a block draft reads behind the last layer is the state after the final norm: transformers' last hidden
+        What a block draft reads after the last layer is the state after the final norm: transformers' last hidden
         state, which z-lab's code takes.
         """
         if self.block_size is None:

@@ -192,7 +192,7 @@ class DecoderLayer:
         self.feed_forward(x, workspace)
 
     def lead(self, behind: DecoderLayer) -> None:
-        """Let this layer begin the front norm of the next layer, `behind`."""
+        """Let this layer begin the front norm of `behind`, the next layer."""
         behind.begun, self.behind = True, behind.input_norm
 
     def front(self, x: Tensor) -> Tensor:

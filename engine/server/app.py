@@ -36,7 +36,7 @@ class ServerOptions:
     """How a server is reached and what it accepts.
 
     port 0: a free one. key: asked of clients, None for none. model: the name under which the model is served.
-    max_queued_requests: beside the running ones. max_connections: HTTP requests at once. drain_seconds: for requests
+    max_queued_requests: besides the running ones. max_connections: HTTP requests at once. drain_seconds: for requests
     that still run after a signal.
     """
 

@@ -94,7 +94,7 @@ class Ticket:
 class EngineThread:
     """Runs an engine's steps while requests are open.
 
-    Its methods belong to one event loop; only the thread calls the engine. most_queued: requests that may wait beside
+    Its methods belong to one event loop; only the thread calls the engine. most_queued: requests that may wait besides
     the running ones; one more is Busy.
     """
 
@@ -119,7 +119,7 @@ class EngineThread:
         self._thread.start()
 
     async def stop(self, waits: bool = True) -> None:
-        """Abort what is still open, close the sessions, and end the thread. waits: otherwise only tell it to end."""
+        """Abort what is still open, close the sessions, and end the thread. waits: if false, only signal it to end."""
         self.stopping = True
         if not waits:
             self._calls.put(None)
@@ -270,7 +270,7 @@ class EngineThread:
         except BaseException:
             for ticket in tickets:
                 self._llm.abort(ticket.rid)
-                ticket.name = ""  # nobody waits for it
+                ticket.name = ""  # no caller waits for it
                 self._tickets[ticket.rid] = ticket
             raise
         self._tickets.update((ticket.rid, ticket) for ticket in tickets)

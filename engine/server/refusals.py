@@ -46,7 +46,7 @@ class TooSlow(Refused):
 
 
 class Disconnected(Refused):
-    """The client went away, so nobody reads the answer; the status is for logs only."""
+    """The client disconnected, so the answer is not read; the status is for logs only."""
 
     status = 499
 

@@ -73,7 +73,7 @@ class Drafter(DraftHooks, Protocol):
     nodes: int  # N, root included, of the widest round
     steps: int  # requested depth, 0 for none
     topk: int  # maximum children of a node, 0 for none
-    capture: tuple[int, ...]  # target layers whose input states are needed; FINAL: behind the final norm
+    capture: tuple[int, ...]  # target layers whose input states are needed; FINAL: after the final norm
     carries: tuple[Carry, ...]  # what the relay keeps between rounds
     key_span: int  # tokens past a page's end that the page's draft KV depends on
 

@@ -26,7 +26,7 @@ from specmatrix.kernels.pdl import fetch, launch, signal, supports_pdl, wait
 PROGRAMS, SHORTEST = 96, 512
 # Smallest number of rows of a tensor-core tile.
 LEAST = 16
-# SMs of an H100: at most so many programs run one per SM.
+# SMs of an H100: up to this many programs run one per SM.
 SMS = 132
 # Tiles of the widest projection that may be split along K.
 TILES = PROGRAMS

@@ -16,7 +16,7 @@ from specmatrix.kernels import preconditions
 from specmatrix.kernels.sample.eager import FIRST, GOLDEN, SECOND
 
 BLOCK = 2048
-# Masses are float32, at most 1.0 (the likeliest token's); so many bits cover them, and ONE_BITS are the bits of 1.0.
+# Masses are float32, at most 1.0 (the likeliest token's); this many bits cover them, and ONE_BITS are the bits of 1.0.
 MASS_BITS = 30
 ONE_BITS = tl.constexpr(0x3F800000)
 

@@ -73,7 +73,7 @@ class Counter:
 
 
 def _left(seconds: float, done: int, total: int) -> str:
-    """The time that the rest takes if it goes on as the `done` items did in `seconds`."""
+    """The time that the rest takes at the pace of the `done` items, which took `seconds`."""
     if not 0 < done < total:
         return ""
     rest = seconds / done * (total - done)
@@ -81,7 +81,7 @@ def _left(seconds: float, done: int, total: int) -> str:
 
 
 def _print(line: str) -> None:
-    """Print to stderr; if that cannot be written, the work goes on in silence."""
+    """Print to stderr; if that cannot be written, the work continues without progress lines."""
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:

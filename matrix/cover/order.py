@@ -1,6 +1,6 @@
 """The order in which cells run: those first that find most faults per second, as a kill matrix shows.
 
-`cells.order` beside the lock file has a line for each of them: its id, its measured seconds, and the faults that it is
+`cells.order` next to the lock file has a line for each of them: its id, its measured seconds, and the faults that it is
 known to find. Cells that it does not name follow.
 """
 
@@ -164,6 +164,6 @@ def cheaper_stage(stage: str, gpus: int, path: Path = ORDER_FILE) -> CheaperStag
 
 
 def in_order(cells: Sequence[Cell], path: Path = ORDER_FILE) -> list[Cell]:
-    """The cells in the stored order, the others behind them as they are."""
+    """The cells in the stored order, then the others as they are."""
     ranks = stored_ranks(path)
     return sorted(cells, key=lambda cell: ranks.get(cell.id, len(ranks)))

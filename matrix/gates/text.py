@@ -75,7 +75,7 @@ class TextGate:
         return ending(request, ids, target).text if ids else None
 
     def _tied(self, target: str, request: RequestSpec, common: str) -> bool:
-        """Whether the oracle's tokens behind a common text have a tie at the first one."""
+        """Whether the oracle's tokens after a common text have a tie at the first one."""
         if self.target_oracle is None or not comparable(request):
             return False
         ids = self.target_oracle.text(target, request)

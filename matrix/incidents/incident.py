@@ -45,7 +45,7 @@ class Expected:
     cells: id -> state with the gates that turned red, `REGRESSED: lossless, ledger`, for every cell that is not SAME.
     factor: the conditions of the first common factor. rewrites: `new spec_version: v2 -> v1`, or a pattern of it, ->
     "red", "acknowledged", "declared" or "noted" (of no consequence). lost_pairs, gained_pairs: some of the effective
-    pairs, `spec_version=v1 x topk=1`. by_default: some of the pairs that no cell reaches by a default any more. says:
+    pairs, `spec_version=v1 x topk=1`. by_default: some of the pairs that no cell reaches by default any longer. says:
     parts of what cells say.
     """
 

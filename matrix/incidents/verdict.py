@@ -33,7 +33,7 @@ def _missing(expected: Expected, found: Comparison) -> Iterator[str]:
     parts = (
         ("the lost pairs", expected.lost_pairs, _pairs(found.coverage.lost)),
         ("the gained pairs", expected.gained_pairs, _pairs(found.coverage.gained)),
-        ("the pairs that no default reaches any more", expected.by_default, left),
+        ("the pairs that no default reaches any longer", expected.by_default, left),
     )
     for where, wanted, got in parts:
         for pair in wanted:

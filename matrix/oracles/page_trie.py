@@ -50,7 +50,7 @@ class PageTrie:
         return max(0, end - first)
 
     def insert(self, text: Sequence[int], shared: Sequence[int], pages: Sequence[int]) -> None:
-        """Add pages behind the row's cached ones."""
+        """Add pages after the row's cached ones."""
         self._now += 1
         before = shared[-1] if shared else 0
         for index, page in enumerate(pages, start=len(shared)):

@@ -268,7 +268,7 @@ class WorkReplay:
         return {page for row in rows for page in row.shared}
 
     def _fits(self, request: PlannedRequest) -> bool:
-        """Whether its tokens and rounds fit beside those of all that run, if idle sessions and the cache gave all."""
+        """Whether its tokens and rounds fit with those of all that run, if idle sessions and the cache gave all."""
         account = request.sent.account
         if any(other.retracting for other in self.active) or not self._windows_fit(request):
             return False
@@ -286,7 +286,7 @@ class WorkReplay:
         return fixed + growth <= self.sizes.pages
 
     def _pages(self, length: int) -> int:
-        """Pages for a text with the rounds that may be in flight behind it."""
+        """Pages for a text with the rounds that may be in flight after it."""
         return -(-(length + self.sizes.slack) // self.sizes.page)
 
     def _windows_fit(self, request: PlannedRequest) -> bool:

@@ -62,7 +62,7 @@ class ChildProcess:
 
     def stop(self) -> None:
         """Kill what still runs of it, and wait for its end."""
-        # Nothing runs any more; PermissionError is how macOS says it.
+        # No process is left; macOS reports that as PermissionError.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -34,7 +34,7 @@ def changed_lines(diff: str) -> Lines:
 def only_red(red: Iterable[str], green: Iterable[str], changed: Mapping[str, set[int]], tier: str, seed: int) -> Lines:
     """Those of the changed lines that cells of `red` execute and none of `green`, by running each once in this process,
     traced."""
-    # In this order, as what only the first run of a process executes tells nothing.
+    # In this order, as what only the first run of a process executes proves nothing.
     passing, failing = (executed(cells, changed, tier, seed) for cells in (green, red))
     left = {path: changed[path] & failing[path] - passing[path] for path in changed}
     return {path: lines for path, lines in left.items() if lines}

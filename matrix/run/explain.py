@@ -49,7 +49,7 @@ def traced(subject: Subject, prepared: PreparedCell) -> Timeline:
         answers = talk.answers()
         for request, answer in zip(prepared.requests, answers, strict=True):
             names |= {int(one.meta_info["id"]): one.name for _, one in completions(request, answer) if one.meta_info}
-    except Exception as error:  # the trace up to it is what the reader wants
+    except Exception as error:  # the trace up to it is what the reader needs
         note = f"the traced run ended with {described(error)}"
         names = {rid: name for name, rid in talk.rids.items()}
     if tracer.cut:

@@ -2,7 +2,7 @@
 
 Translations are data, pure and complete, of every request field; ids come back; answers depend on no other ask of the
 batch; refusals are answers; an abort ends a request; a flag is read back; an engine can be closed twice and is killed
-behind its limit.
+after its limit.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class _Checks:
             **({"an abort ends a request": self.abort} if Capability.ABORT in claims else {}),
             **({"flags are read back": self.read_back} if Capability.READBACK in claims else {}),
             "an engine can be closed twice": self.closed_twice,
-            "an engine behind its limit is killed": self.limit,
+            "an engine that exceeds its limit is killed": self.limit,
         }
 
     def running(self) -> EngineProcess:

@@ -1,4 +1,4 @@
-"""A running engine in a process of its own, behind time limits."""
+"""A running engine in a process of its own, under time limits."""
 
 from __future__ import annotations
 

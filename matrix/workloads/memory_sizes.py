@@ -1,7 +1,7 @@
 """Snug memory: between one and two conversations, so a retracted turn resumes from the KV that its session kept.
 
-The second turns of two conversations do not fit beside the first ones, so the younger is retracted; the end of the
-older one, with two rounds of the widest tree, fits beside the KV that the younger had inherited.
+The second turns of two conversations do not fit with the first ones, so the younger is retracted; the end of the older
+one, with two rounds of the widest tree, fits with the KV that the younger had inherited.
 """
 
 from __future__ import annotations

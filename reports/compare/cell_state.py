@@ -205,7 +205,7 @@ class ChoiceChange:
 
 @dataclass(frozen=True, slots=True)
 class LeftDefault:
-    """An automatic value that changed, and what no passing cell runs with it any more by relying on the default.
+    """An automatic value that changed, and what no passing cell runs with it by default any longer.
 
     values: effective values of the `cells` that ran it by default in base. asked: head's cells that still run it
     because they request it. gone: no cell at all runs it by default.

@@ -1,4 +1,4 @@
-"""Values that cells ran because of a default, and that no cell reaches through a default any more."""
+"""Values that cells ran because of a default, and that no cell reaches by default any longer."""
 
 from __future__ import annotations
 

@@ -56,13 +56,13 @@ def comparison_page(comparison: Comparison) -> str:
 
 
 def _groups(changes: Sequence[CellChange]) -> list[tuple[ChangeState, str, list[CellChange]]]:
-    """Neighbouring changes with the same state and cause; equal ones stand together in a comparison."""
+    """Neighbouring changes with the same state and cause; equal ones are adjacent in a comparison."""
     found = groupby(changes, key=lambda change: (change.red, change.state, change.cause))
     return [(state, cause, list(group)) for (_, state, cause), group in found]
 
 
 def _notes(change: CellChange) -> list[str]:
-    """What a row says beside its reason: effects that the reason does not name, first divergence, bound, excuse."""
+    """What a row says besides its reason: effects that the reason does not name, first divergence, bound, excuse."""
     effects = [text for effect in change.effects if (text := effect_text(effect)) not in change.why]
     return effects + [text for text in (change.first_divergence, change.bound, change.excused) if text]
 

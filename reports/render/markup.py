@@ -1,4 +1,4 @@
-"""HTML and Markdown from the templates beside this file. Every value that a template prints is escaped."""
+"""HTML and Markdown from the templates next to this file. Every value that a template prints is escaped."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _shell(command: str) -> Markup:
 
 
 def _breakable(cell: str) -> Markup:
-    """A cell's id, which may break behind its dots."""
+    """A cell's id, which may break after its dots."""
     return Markup(str(escape_html(cell)).replace(".", ".<wbr>"))
 
 

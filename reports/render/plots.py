@@ -41,7 +41,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The points of one label, and a short text behind them."""
+    """The points of one label, and a short text after them."""
 
     label: str
     points: tuple[Point, ...]
@@ -223,7 +223,7 @@ def accuracy_point(cell: CellResult) -> Point | None:
 
 
 def acceptance_plot(cells: Sequence[CellResult], allowed: tuple[float, float] | None = None) -> str:
-    """Acceptance length of every cell against its own reference, by what drafts; behind each row the lengths.
+    """Acceptance length of every cell against its own reference, by drafter; after each row the lengths.
 
     allowed: the ratios between which the gate passes.
     """

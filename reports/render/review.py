@@ -36,7 +36,7 @@ class RedLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """One run beside the base commit's. missing: why there is no comparison."""
+    """One run, compared with the base commit's. missing: why there is no comparison."""
 
     run: RunView
     comparison: Comparison | None

@@ -148,7 +148,7 @@ def view(report: Report) -> RunView:
 
 
 def write_run(report: Report) -> RunView:
-    """Write `summary.json`, `report.md` and `report.html` beside the report; returns what they show.
+    """Write `summary.json`, `report.md` and `report.html` next to the report; returns what they show.
 
     Raises ReportError if the place cannot be written or a line of the report is broken.
     """

@@ -1,4 +1,4 @@
-"""Intervals and tests behind the gates and the comparison. Intervals are at 95 %, rates are fractions.
+"""The intervals and tests of the gates and the comparison. Intervals are at 95 %, rates are fractions.
 
 - `proportions`: one rate and two independent rates
 - `paired`: outcomes on the same questions (McNemar, difference interval, smallest detectable drop)

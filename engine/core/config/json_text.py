@@ -18,7 +18,7 @@ def once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     if len(whole) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise TwiceError(f"key {shown(twice)} stands twice in one object")
+        raise TwiceError(f"key {shown(twice)} occurs twice in one object")
     return whole
 
 

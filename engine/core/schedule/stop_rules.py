@@ -76,7 +76,7 @@ def readable(request: Request) -> str:
 
 
 def stable_text_length(text: str, stop_strings: tuple[str, ...]) -> int:
-    """Length of the prefix of a running request's text that no stop string can remove any more.
+    """Length of the prefix of a running request's text that no stop string can still remove.
 
     The rest is a tail that may turn out to be the start of a stop string.
     """

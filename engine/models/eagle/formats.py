@@ -1,6 +1,6 @@
 """EAGLE drafts whose config.json does not use SGLang's format.
 
-EAGLE's authors put the target's architecture there, AngelSlim a name of its own. The tensors identify the former: no
+EAGLE's authors put the target's architecture there, AngelSlim its own name. The tensors identify EAGLE's: no
 language model has an `fc`, and no EAGLE-1 or 2 draft has a separate norm for hidden states. vLLM's speculators nest the
 layer's sizes one level deeper.
 """

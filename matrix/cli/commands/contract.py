@@ -57,7 +57,7 @@ def contract(words: list[str], timeout: float, json_: bool) -> int:
                     console.print(_line(result), markup=False)
                 console.print(_sum(name, done), markup=False)
         except Stopped as stop:
-            # Nothing tells whose signal it was, and the code under test may send it.
+            # The signal's sender is unknown, and may be the code under test.
             alive = process.wait(0) is None
             raise stop.saying(
                 f"interrupted while {word} ran, which may have sent the signal" if alive else str(stop)

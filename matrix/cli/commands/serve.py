@@ -1,4 +1,4 @@
-"""`specmatrix serve`: an engine behind HTTP."""
+"""`specmatrix serve`: an engine over HTTP."""
 
 from __future__ import annotations
 

@@ -210,6 +210,6 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         new='        self.end(request, Finish("abort"))\n        request.metrics.count(2, self.width)\n',
         expected=("finish",),
         cells=("eagle3.s3.k2.n6.v2.p64.nocache.ragged.abort_running",),
-        why="an aborted request reports the tokens of a round that nobody saw",
+        why="an aborted request reports tokens of a round that were not delivered",
     ),
 )

@@ -130,7 +130,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         new="                pass\n",
         expected=("finish",),
         cells=("eagle3.s3.k4.n8.v2.p16.ragged.branch.mixed.stop_token.abort_running",),
-        why="a request that was replaced while it ran goes on to its end",
+        why="a request that was replaced while it ran continues to its end",
     ),
     Fault(
         id="replaced-grandchildren-stay",

@@ -60,7 +60,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
             "none.v2.p4.c7.m4.burst.mixed",
             "eagle3.s5.v2.m4.burst.mixed",
         ),
-        why="a reused row keeps the former request's sampling parameters and seed",
+        why="a reused row keeps the previous request's sampling parameters and seed",
     ),
     Fault(
         id="stale-draft-state",

@@ -40,7 +40,7 @@ WORK_FAULTS: Final[tuple[Fault, ...]] = (
         new="",
         expected=("work",),
         cells=("standalone.s1.k1.v2.p4.tight.burst",),
-        why="a retracted request waits behind all younger ones",
+        why="a retracted request waits after all younger ones",
     ),
     Fault(
         id="oldest-retracted",

@@ -34,7 +34,7 @@ TAKEN: Final = frozenset(
         *("top_k", "min_p", "repetition_penalty", "min_new_tokens", "ignore_eos", "stop_token_ids"),
     }
 )
-# What vLLM and SGLang take beside OpenAI's own members, under their names; sent only where a request asks for it.
+# What vLLM and SGLang take besides OpenAI's own members, under their names; sent only where a request asks for it.
 EXTENSIONS: Final = {
     "top_k": "top_k",
     "min_p": "min_p",

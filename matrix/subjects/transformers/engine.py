@@ -108,7 +108,7 @@ class TransformersEngine(RunningEngine):
         prompt = len(ask.input_ids)
         longest = self.model.config.max_position_embeddings
         if prompt + ask.fields["max_new_tokens"] > longest:
-            # generate() would go on behind the positions that the model knows.
+            # generate() would continue past the positions that the model knows.
             text = f"{prompt} prompt tokens and {ask.fields['max_new_tokens']} new ones; the model takes {longest}"
             return Answer(ask.id, ask.input_ids, (), "", "refused", None, 0, (), refusal=text)
         hook = self.model.register_forward_pre_hook(log, with_kwargs=True)
@@ -196,7 +196,7 @@ def _load(name: str, dtype: str) -> Any:
 def _logprobs(
     ask: Ask, output: Any, ids: Sequence[int]
 ) -> tuple[tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]:
-    """Log-probabilities in nats of the output tokens and of their likeliest alternatives, if the ask wants them.
+    """Log-probabilities in nats of the output tokens and of their likeliest alternatives, if the ask requests them.
 
     Those of the logits after temperature and every rule, but before top_k, top_p and min_p, which the processed scores
     cannot show; with one of these, of the logits after temperature alone.

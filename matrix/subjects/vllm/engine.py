@@ -310,7 +310,7 @@ def _scores(
 
 
 def _prompt_scores(ask: Ask, last: Any) -> tuple[tuple[float | None, ...], tuple[tuple[tuple[int, float], ...], ...]]:
-    """The same of the prompt's tokens from the first that the ask wants; None for the prompt's first."""
+    """The same of the prompt's tokens from the first that the ask requests; None for the prompt's first."""
     start = ask.fields.get("prompt_logprob_from")
     if start is None:
         return (), ()

@@ -44,7 +44,7 @@ RANKS: Final = "vLLM's CPU build runs here in one process"
 WAITS: Final = "vLLM schedules n-gram drafts synchronously"
 VARIANT: Final = "this variant of the subject changes only how n-grams are drafted"
 # Values of page_size by device: vLLM's CPU attention takes multiples of 32 tokens, others multiples of 16. The default
-# of the axis, a page of one token, stands for the smallest.
+# of the axis, a page of one token, means the smallest.
 SMALLEST: Final = {"cpu": 32, "cuda": 16}
 # Depths where a cell leaves them to the engine: the matrix's of a chain, that of the block-wise draft, and a lookup's.
 AUTO_DEPTH: Final = 3
@@ -180,7 +180,7 @@ class VllmSubject(Subject):
         if cell.context != "model":
             flags["max_model_len"] = asked.context_length
         if cell.memory != "ample":
-            # vLLM wants room for one text of the greatest length, and keeps one block for itself.
+            # vLLM requires room for one text of the greatest length, and keeps one block for itself.
             flags["num_gpu_blocks_override"] = -(-cell.memory_tokens // block) + 1
             flags["max_model_len"] = min(cell.memory_tokens, flags.get("max_model_len", cell.memory_tokens))
         if any(request.ruled for request in prepared.requests):

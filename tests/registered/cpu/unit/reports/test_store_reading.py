@@ -223,8 +223,8 @@ def test_a_broken_line_is_named_by_its_number(three, large, broken, sentence):
 
 
 CELL_FAULTS = [
-    ('"state":"PASS"', '"state":"FAIL","state":"PASS"', "key 'state' stands twice in one object"),
-    ('"verbs":40', '"verbs":40,"v\\u0065rbs":40', "key 'verbs' stands twice in one object"),
+    ('"state":"PASS"', '"state":"FAIL","state":"PASS"', "key 'state' occurs twice in one object"),
+    ('"verbs":40', '"verbs":40,"v\\u0065rbs":40', "key 'verbs' occurs twice in one object"),
     ('"repro":', '"repo":', "Object contains unknown field `repo`"),
     ('"gates":[', '"gates":7,"g":[', r"Expected `array`, got `int` - at `\$.gates`"),
     ('"axes":{', '"axes":{"a":1,', r"Expected `str`, got `int` - at `\$.axes"),
@@ -259,7 +259,7 @@ def test_a_key_that_stands_twice_is_refused_in_every_line(three, at, key, where)
     record = json.loads(rows[at])
     rows[at] = rows[at].replace(f'"{key}":', f'"{key}":{json.dumps(record[key])},"{key}":')
     put(three, rows)
-    with pytest.raises(ReportError, match=f"report.jsonl, {where}: key '{key}' stands twice in one object$"):
+    with pytest.raises(ReportError, match=f"report.jsonl, {where}: key '{key}' occurs twice in one object$"):
         load(three)
 
 

@@ -35,7 +35,7 @@ def test_a_document_is_a_text_an_object_or_token_ids(tmp_path, tokenizer):
     ("line", "sentence"),
     [
         ("{broken", "{path}:2: not valid JSON (Expecting property name enclosed in double quotes at column 2)"),
-        ('{"text": "a", "text": "b"}', "{path}:2: not valid JSON (key 'text' stands twice in one object)"),
+        ('{"text": "a", "text": "b"}', "{path}:2: not valid JSON (key 'text' occurs twice in one object)"),
         ('"cut', "{path}:2: not valid JSON (Invalid control character at column 5)"),
         ("7", '{path}:2: a document must be a string, an object with a string "text" or a list of ids'),
         ('{"body": "x"}', '{path}:2: a document must be a string, an object with a string "text" or a list of ids'),

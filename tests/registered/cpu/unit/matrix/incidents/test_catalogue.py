@@ -132,7 +132,7 @@ def test_the_expected_verdict_has_no_difference(found):
         ({"gained_pairs": ("topk=2 x batch=pair",)}, "topk=2 x batch=pair is not among the gained pairs"),
         (
             {"by_default": ("spec_version=v1 x topk=2",)},
-            "spec_version=v1 x topk=2 is not among the pairs that no default reaches any more",
+            "spec_version=v1 x topk=2 is not among the pairs that no default reaches any longer",
         ),
         ({"says": ("c differs",)}, "no cell says 'c differs'"),
     ],

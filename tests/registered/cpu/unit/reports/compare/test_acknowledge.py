@@ -21,7 +21,7 @@ def test_entries_read_back(tmp_path):
     ("text", "sentence"),
     [
         ("[", "acknowledged.json is not JSON: Expecting value"),
-        ('[{"kind": "lost", "kind": "rewrite"}]', "is not JSON: key 'kind' stands twice in one object$"),
+        ('[{"kind": "lost", "kind": "rewrite"}]', "is not JSON: key 'kind' occurs twice in one object$"),
         ("{}", "acknowledged.json must hold a list of acknowledgements, got dict"),
         ("[1]", "entry 1 must be an object with the strings kind, what, reason, expiry"),
         (json.dumps([GOOD, {**GOOD, "who": "me"}]), "entry 2 must be an object with the strings"),

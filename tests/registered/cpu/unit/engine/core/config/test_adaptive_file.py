@@ -69,7 +69,7 @@ BAD = [
     ({"ema_alpha": 0.5}, "has no batch size as a key; it needs at least {'1': {'candidate_steps': [...]}}"),
     (
         '{"1": {"candidate_steps": [1]}, "1": {"candidate_steps": [3]}}',
-        "is not JSON: key '1' stands twice in one object",
+        "is not JSON: key '1' occurs twice in one object",
     ),
     (
         {"1": SLOT, "default": SLOT},
