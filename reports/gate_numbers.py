@@ -46,8 +46,6 @@ FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "effective": ("differences", "unseen"),
 }
 GATES: Final = tuple(AMOUNTS)
-# Gates of other subjects than the reference engine.
-FOREIGN_GATES: Final = ("claims", "oracle", "identities", "text")
 
 
 class Limit(NamedTuple):

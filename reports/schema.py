@@ -45,7 +45,6 @@ WAIVER_KINDS: Final[tuple[WaiverKind, ...]] = ("known", "flaky")
 # The name of the subject that the matrix brings, and of what a waiver covers if no gate judged the cell.
 REFERENCE: Final = "reference"
 CRASH: Final = "crash"
-CELL_STATES: Final[tuple[CellState, ...]] = ("PASS", "FAIL", "NOT MEASURED", "INFRA", "UNSUPPORTED")
 GATE_STATES: Final[tuple[GateState, ...]] = ("PASS", "FAIL", "NOT MEASURED")
 # A cell in one of these states fails its run, unless it is waived.
 RED_STATES: Final[frozenset[CellState]] = frozenset(("FAIL", "NOT MEASURED", "INFRA"))

@@ -162,7 +162,7 @@ def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) ->
 def of_shard(
     cells: list[Cell], seconds: Mapping[str, float], shard: str, gpus: int
 ) -> tuple[ShardRecord | None, list[Cell]]:
-    """The cells of a shard, and what the header says of it; all cells and None for 1/1. ConfigError if it is no shard."""
+    """The cells of a shard and its record for the header; all cells and None for 1/1. ConfigError if it is no shard."""
     number, total = parse_shard(shard)
     if total == 1:
         return None, cells

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 import specmatrix.reports.store
 from specmatrix.reports.gate_numbers import LARGEST
 from specmatrix.reports.schema import (
-    CELL_STATES,
     GATE_STATES,
     CellRecord,
     CellResult,
+    CellState,
     CounterDemand,
     Expect,
     GateResult,
@@ -63,7 +63,7 @@ def cells_of(starts: list[StartRecord]) -> st.SearchStrategy[CellResult]:
     return st.builds(
         cell_of,
         id=TEXT,
-        state=st.sampled_from(CELL_STATES),
+        state=st.sampled_from(get_args(CellState)),
         start=st.sampled_from(starts),
         axes=st.dictionaries(TEXT, TEXT, max_size=3),
         repro=TEXT,
