@@ -432,7 +432,10 @@ def incident_run(
     out: Annotated[Path | None, typer.Option(help="also keep the reports and the rendered comparisons here")] = None,
     json_: Json = False,
 ) -> int:
-    """Run base and head of each change, and show the comparison that its reviewer would have seen."""
+    """Replay an incident.
+
+    Runs base and head of each change, and prints the comparison that its reviewer would have seen.
+    """
     from specmatrix.matrix.cli.commands.incident import run_incidents
 
     return run_incidents(name, out, json_)

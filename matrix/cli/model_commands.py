@@ -38,7 +38,10 @@ def zoo_acceptance(
     tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 128,
     json_: Json = False,
 ) -> int:
-    """Measure each draft's tokens per round for several draft shapes, and those of random-weight drafts."""
+    """Measure the acceptance length of each draft.
+
+    It is that of several draft shapes, and of drafts with random weights for comparison.
+    """
     from specmatrix.matrix.cli.commands.lengths import acceptance
 
     return acceptance(targets or [], algorithm or [], data, prompts, tokens, json_)
@@ -71,7 +74,10 @@ def checkpoints_show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="a name of the list")],
     json_: Json = False,
 ) -> int:
-    """Print a checkpoint's source, unverified fields, memory and GSM8K command."""
+    """Print a checkpoint's source and requirements.
+
+    Also the fields that could not be verified, and the command that evaluates it on GSM8K.
+    """
     from specmatrix.matrix.cli.commands.checkpoints import show
 
     return show(name, json_)
@@ -83,7 +89,10 @@ def checkpoints_check(
     models: Models = None,
     json_: Json = False,
 ) -> int:
-    """Report what this machine lacks to run them: a GPU, its memory, or checkpoint files."""
+    """Report what this machine lacks to run them.
+
+    A GPU, its memory, or checkpoint files.
+    """
     from specmatrix.matrix.cli.commands.checkpoints import check
 
     return check(names or [], models, json_)

