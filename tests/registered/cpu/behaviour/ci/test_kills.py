@@ -31,7 +31,7 @@ LEAST = 0.3
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 
-class Kill(NamedTuple):
+class PlannedKill(NamedTuple):
     """A signal to the run or to one of its workers, sent some seconds after its process or the report was started."""
 
     number: signal.Signals
@@ -49,14 +49,14 @@ class Ended(NamedTuple):
     said: str
 
 
-def draw(rng: random.Random, most: float) -> Kill:
+def draw(rng: random.Random, most: float) -> PlannedKill:
     victim, begun = rng.choice(("run", "worker")), rng.random() < 0.5
     # Until the report is begun a run loads its modules.
     most = most if begun or victim == "worker" else 1.5
-    return Kill(rng.choice(SIGNALS), victim, begun, round(rng.random() * most, 3))
+    return PlannedKill(rng.choice(SIGNALS), victim, begun, round(rng.random() * most, 3))
 
 
-def run(code: str, out: Path, kill: Kill | None = None) -> Ended:
+def run(code: str, out: Path, kill: PlannedKill | None = None) -> Ended:
     """Run smoke cells over two workers and kill the process that `kill` names if it still exists. No process outlives
     the run."""
     words = ["run", "--stage", "smoke", "--cells", "algorithm=none", "--workers", "2", "--out", str(out), "--json"]
@@ -123,7 +123,7 @@ def workers(session: int) -> list[int]:
     return found
 
 
-def judge(kill: Kill, ended: Ended, out: Path, cells: set[str]) -> None:
+def judge(kill: PlannedKill, ended: Ended, out: Path, cells: set[str]) -> None:
     """Invariants after a kill: a report is complete or refused in one sentence, and only a complete one is green."""
     status, said = ended.status, ended.said
     if (out / "report.jsonl").exists():  # this run's, or that of the one before

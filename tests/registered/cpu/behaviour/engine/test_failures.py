@@ -145,7 +145,7 @@ def test_isolated_requests_share_no_step_and_newcomers_do(monkeypatch, whole, ve
     at_rest(llm)
 
 
-class Wordless(RuntimeError):
+class WordlessError(RuntimeError):
     def __str__(self) -> str:
         raise ValueError("no text")
 
@@ -153,17 +153,17 @@ class Wordless(RuntimeError):
 def test_an_exception_without_a_text_ends_its_request_alone(monkeypatch, whole):
     llm = start_engine()
     rids = [llm.add(prompt, PARAMS) for prompt in PROMPTS]
-    plant(monkeypatch, llm, "target", Wordless(), victim=rids[1], tokens=5)
+    plant(monkeypatch, llm, "target", WordlessError(), victim=rids[1], tokens=5)
     while llm.step():
         pass
     first, victim, last = (llm.take(rid) for rid in rids)
     assert [first.text, last.text] == [whole[0], whole[2]]
-    assert "raise Wordless: its text is unavailable" in victim.finish.message
+    assert "raise WordlessError: its text is unavailable" in victim.finish.message
     at_rest(llm)
 
 
 def test_a_bug_without_a_text_breaks_the_engine(monkeypatch):
-    class Silent(Wordless, KernelError):
+    class Silent(WordlessError, KernelError):
         pass
 
     llm = start_engine()

@@ -118,7 +118,7 @@ def alone(target: str, prompt: tuple[int, ...], params: SamplingParams) -> tuple
 
 
 @dataclass(eq=False, slots=True)
-class Asked:
+class OpenRequest:
     """A request of the trace. shown: how many tokens it had when an event may have aborted it. checked: its answer was
     checked."""
 
@@ -143,13 +143,13 @@ class Talk:
     streaming: bool
     timeout: float | None
     used: float
-    asked: list[Asked] = field(default_factory=list)
-    live: list[Asked] = field(default_factory=list)
+    asked: list[OpenRequest] = field(default_factory=list)
+    live: list[OpenRequest] = field(default_factory=list)
     history: tuple[int, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
-class Reader:
+class StreamReader:
     """A stream: its text so far, and the whole text."""
 
     pieces: Iterator[str]
@@ -192,9 +192,9 @@ class EngineTrace(RuleBasedStateMachine):
         )
         self.now = 0.0
         self.llm.clock = lambda: self.now
-        self.asked: list[Asked] = []  # whose results were not taken
+        self.asked: list[OpenRequest] = []  # whose results were not taken
         self.talks: list[Talk] = []
-        self.readers: list[Reader] = []
+        self.readers: list[StreamReader] = []
 
     @rule(each=st.lists(WANTED, min_size=1, max_size=4), wait=WAIT)
     def arrive(self, each, wait):
@@ -262,7 +262,7 @@ class EngineTrace(RuleBasedStateMachine):
         prompt = tokens_of(self.target, wanted)
         if self._fits(prompt, wanted.new):
             pieces = self.llm.stream(prompt, wanted.params)
-            self.readers.append(Reader(pieces, alone(self.target, prompt, wanted.params)[1]))
+            self.readers.append(StreamReader(pieces, alone(self.target, prompt, wanted.params)[1]))
 
     @precondition(lambda self: self.readers)
     @rule(pick=PICK, wait=WAIT)
@@ -347,7 +347,7 @@ class EngineTrace(RuleBasedStateMachine):
             assert not valid, f"a valid request was refused: {error}"
             return None
         assert valid, "an invalid request was accepted"
-        one = Asked(self.llm.request(rid))
+        one = OpenRequest(self.llm.request(rid))
         assert one.request.prompt == prompt
         self.asked.append(one)
         if talk is not None:

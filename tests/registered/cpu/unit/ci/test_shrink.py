@@ -20,7 +20,7 @@ RED = "eagle3.s3.k4.n8.v2.p16.ragged"
 Defect = Callable[[Cell, Sequence[str], int], bool]
 
 
-class Runs:
+class ScriptedRuns:
     """Judges cells by a predicate on cell, names of requests and tokens; `other` gates are red everywhere."""
 
     def __init__(self, defect: Defect, blamed: str = "", token: int | None = None, crashes: bool = False) -> None:
@@ -40,7 +40,7 @@ class Runs:
             yield judged(prepared, outcomes, first_red=ask)
 
 
-def shrunk(runs: Runs, name: str = RED, gate: str = "lossless") -> Shrunk:
+def shrunk(runs: ScriptedRuns, name: str = RED, gate: str = "lossless") -> Shrunk:
     [record] = runs([Cell.from_id(name)])
     best = Shrunk(runs, Cell.from_id(name), record, gate)
     assert [line.split(":")[0] for line in reduced(best)] == ["axes", "requests", "tokens"]
@@ -48,41 +48,41 @@ def shrunk(runs: Runs, name: str = RED, gate: str = "lossless") -> Shrunk:
 
 
 def test_only_the_values_that_matter_are_left():
-    best = shrunk(Runs(lambda cell, names, tokens: cell.page_size != "1" and cell.batch != "single"))
+    best = shrunk(ScriptedRuns(lambda cell, names, tokens: cell.page_size != "1" and cell.batch != "single"))
     assert best.cell.id == "none.p4.pair"
-    best = shrunk(Runs(lambda cell, names, tokens: cell.algorithm == "eagle3" and cell.topk == "4"))
+    best = shrunk(ScriptedRuns(lambda cell, names, tokens: cell.algorithm == "eagle3" and cell.topk == "4"))
     assert best.cell.id == "eagle3.s1.k4"
 
 
 def test_values_that_stay_red_one_by_one_but_not_together_are_taken_one_by_one():
-    best = shrunk(Runs(lambda cell, names, tokens: cell.page_size == "16" or cell.batch == "ragged"))
+    best = shrunk(ScriptedRuns(lambda cell, names, tokens: cell.page_size == "16" or cell.batch == "ragged"))
     assert best.cell.id in ("none.p16", "none.ragged")
 
 
 def test_the_blamed_request_alone_is_tried_first():
-    runs = Runs(lambda cell, names, tokens: cell.batch == "ragged" and "q7" in names, blamed="q7#2")
+    runs = ScriptedRuns(lambda cell, names, tokens: cell.batch == "ragged" and "q7" in names, blamed="q7#2")
     best = shrunk(runs)
     assert (best.cell.id, best.only.requests) == ("none.ragged", ("q7",))
 
 
 def test_requests_that_fail_together_are_found_by_halving():
-    best = shrunk(Runs(lambda cell, names, tokens: cell.batch == "ragged" and {"q5", "q10"} <= set(names)))
+    best = shrunk(ScriptedRuns(lambda cell, names, tokens: cell.batch == "ragged" and {"q5", "q10"} <= set(names)))
     assert best.only.requests == ("q5", "q10")
 
 
 def test_tokens_double_from_the_first_wrong_one():
-    best = shrunk(Runs(lambda cell, names, tokens: tokens > 20, blamed="q5", token=6))
+    best = shrunk(ScriptedRuns(lambda cell, names, tokens: tokens > 20, blamed="q5", token=6))
     assert best.only.tokens == 28
-    assert shrunk(Runs(lambda cell, names, tokens: tokens >= 96)).only.tokens is None
+    assert shrunk(ScriptedRuns(lambda cell, names, tokens: tokens >= 96)).only.tokens is None
 
 
 def test_another_gate_does_not_count_as_red():
-    best = shrunk(Runs(lambda cell, names, tokens: cell.id == RED))
+    best = shrunk(ScriptedRuns(lambda cell, names, tokens: cell.id == RED))
     assert best.cell.id == RED and best.record.gate("effective").state == "FAIL"
 
 
 def test_an_error_stays_of_its_kind():
-    best = shrunk(Runs(lambda cell, names, tokens: cell.page_size != "1", crashes=True), gate="")
+    best = shrunk(ScriptedRuns(lambda cell, names, tokens: cell.page_size != "1", crashes=True), gate="")
     assert best.cell.id == "none.p4" and best.record.error.startswith("KeyError")
 
 

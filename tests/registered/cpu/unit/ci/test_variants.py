@@ -17,7 +17,7 @@ from specmatrix.reports.schema import CellResult
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
-class Runs:
+class MarkedRuns:
     """Judges cells by a predicate: the cause of a defect."""
 
     def __init__(self, is_red: Callable[[Cell], bool]) -> None:
@@ -31,7 +31,7 @@ class Runs:
 
 
 def causes(is_red: Callable[[Cell], bool], *names: str) -> tuple[list[CellResult], tuple[tuple[str, ...], ...]]:
-    runs = Runs(is_red)
+    runs = MarkedRuns(is_red)
     found = list(runs([Cell.from_id(name) for name in names]))
     found += decided(runs, found)
     red = [cell for cell in found if cell.state == "FAIL"]
@@ -71,7 +71,7 @@ def test_green_runs_and_decided_ones_run_no_further_cell():
 
 
 def test_what_is_always_red_ends():
-    runs = Runs(lambda cell: True)
+    runs = MarkedRuns(lambda cell: True)
     found = list(runs([Cell.from_id(RED)]))
     assert len(list(decided(runs, found))) < 30 and runs.calls <= 1 + PASSES
 

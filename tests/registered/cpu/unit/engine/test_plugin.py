@@ -16,7 +16,7 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 MINE = Traits("mine", "a test's own", Topology.CHAIN)
 
 
-class Whole:
+class CompleteDrafter:
     def __init__(self, context) -> None: ...
 
     def prime(self): ...
@@ -32,12 +32,12 @@ class NoAbsorb:
     def propose(self): ...
 
 
-class PrimeIsNoFunction(Whole):
+class PrimeIsNoFunction(CompleteDrafter):
     prime = 3
 
 
-def makes_whole(context: object) -> Whole:
-    return Whole(context)
+def makes_whole(context: object) -> CompleteDrafter:
+    return CompleteDrafter(context)
 
 
 def makes_half(context: object) -> NoAbsorb:
@@ -45,10 +45,10 @@ def makes_half(context: object) -> NoAbsorb:
 
 
 def makes_something(context):
-    return Whole(context)
+    return CompleteDrafter(context)
 
 
-@pytest.mark.parametrize("build", [Whole, makes_whole])
+@pytest.mark.parametrize("build", [CompleteDrafter, makes_whole])
 def test_a_registered_algorithm_is_known_until_it_is_forgotten(build):
     def check(asked, facts): ...
 
@@ -77,7 +77,7 @@ def test_what_is_not_registered_cannot_be_forgotten():
 @pytest.mark.parametrize("name", [*(traits.name.lower() for traits in ALGORITHMS)])
 def test_built_in_names_are_reserved(name):
     with pytest.raises(ConfigError) as caught:
-        register_algorithm(replace(MINE, name=name), Whole)
+        register_algorithm(replace(MINE, name=name), CompleteDrafter)
     assert str(caught.value) == f"algorithm {name.upper()} is built in; choose another name"
 
 
@@ -104,7 +104,7 @@ def test_a_missing_hook_is_named_at_the_registration(build, sentence):
 @pytest.mark.parametrize("hook", ["check", "relay"])
 def test_an_optional_hook_must_be_a_function(hook):
     with pytest.raises(ConfigError) as caught:
-        register_algorithm(MINE, Whole, **{hook: "x"})
+        register_algorithm(MINE, CompleteDrafter, **{hook: "x"})
     assert str(caught.value) == f"algorithm MINE: {hook} must be a function, got 'x'"
 
 
@@ -134,5 +134,5 @@ def test_an_optional_hook_must_be_a_function(hook):
 )
 def test_contradicting_traits_are_refused(changes, sentence):
     with pytest.raises(ConfigError) as caught:
-        register_algorithm(replace(MINE, **changes), Whole)
+        register_algorithm(replace(MINE, **changes), CompleteDrafter)
     assert str(caught.value) == sentence

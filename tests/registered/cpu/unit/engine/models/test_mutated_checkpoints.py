@@ -152,12 +152,12 @@ def change_numbers(file: Path, draw: Random) -> None:
         file.write_bytes(data)
 
 
-class Answer(NamedTuple):
+class Encoded(NamedTuple):
     prompt: tuple[int, ...]
     output: tuple[int, ...]
 
 
-def start(pair: tuple[str, str, str | None], folders: dict[str, Path]) -> Answer:
+def start(pair: tuple[str, str, str | None], folders: dict[str, Path]) -> Encoded:
     """Start an engine and let it answer."""
     algorithm, target, draft = pair
     path = None if draft is None else str(folders[draft])
@@ -169,7 +169,7 @@ def start(pair: tuple[str, str, str | None], folders: dict[str, Path]) -> Answer
     assert llm.health == "ok" and out.finish.reason == "length", (llm.health, out.finish)
     assert llm.drafter_error is None and again.output_ids == out.output_ids
     out.text.encode()
-    return Answer(tuple(llm.tokenizer.encode("Hello")), out.output_ids)
+    return Encoded(tuple(llm.tokenizer.encode("Hello")), out.output_ids)
 
 
 def continuation(folder: Path, prompt: tuple[int, ...], tokens: int) -> tuple[int, ...] | None:
@@ -189,7 +189,7 @@ def continuation(folder: Path, prompt: tuple[int, ...], tokens: int) -> tuple[in
     return tuple(ids[len(prompt) :])
 
 
-def judged(pair: tuple[str, str, str | None], folders: dict[str, Path], due: Answer | None) -> tuple[str, str]:
+def judged(pair: tuple[str, str, str | None], folders: dict[str, Path], due: Encoded | None) -> tuple[str, str]:
     """How a mutated checkpoint ended ("answered", "refused" or "broke"), and what is wrong with that, "" if
     nothing. due: the answer of a target that is whole; else it is transformers'."""
     begin = monotonic()

@@ -75,12 +75,12 @@ def test_the_relay_is_the_standard_one_unless_the_algorithm_has_its_own(zoo, mon
     standard = build_relay(NONE, 3, drafter, torch.device("cpu"))
     assert type(standard) is Relay and len(standard.length) == 3 and not standard.carried
 
-    class Own(Relay):
+    class OwnRelay(Relay):
         pass
 
     def own(rows, drafter, device):
-        return Own(rows, (*drafter.carries, Carry("more", (2,), torch.int64)), device)
+        return OwnRelay(rows, (*drafter.carries, Carry("more", (2,), torch.int64)), device)
 
     monkeypatch.setitem(RELAYS, "NONE", own)
     made = build_relay(NONE, 5, drafter, torch.device("cpu"))
-    assert type(made) is Own and made.carried["more"].shape == (5, 2)
+    assert type(made) is OwnRelay and made.carried["more"].shape == (5, 2)

@@ -51,7 +51,7 @@ SAMPLED = SamplingParams(max_new_tokens=14, temperature=0.9, seed=3, ignore_eos=
 
 
 @dataclass
-class Round:
+class RoundCall:
     """One proposal with its batch, and the draft model's calls since the previous one."""
 
     batch: StepBatch
@@ -72,8 +72,8 @@ class Watch:
     """Wraps a drafter and its model, forwards every call and records it."""
 
     inner: Any
-    rounds: list[Round] = field(default_factory=list)
-    events: list[Call | Round] = field(default_factory=list)
+    rounds: list[RoundCall] = field(default_factory=list)
+    events: list[Call | RoundCall] = field(default_factory=list)
     states: list[Any] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> object:
@@ -81,7 +81,7 @@ class Watch:
 
     def propose(self, batch, relay):
         self.states.append(relay.state(batch.rows))
-        self.rounds.append(Round(batch, self.inner.propose(batch, relay)))
+        self.rounds.append(RoundCall(batch, self.inner.propose(batch, relay)))
         self.events.append(self.rounds[-1])
         return self.rounds[-1].tree
 
@@ -89,7 +89,7 @@ class Watch:
 @dataclass
 class WatchedModel:
     inner: Any
-    events: list[Call | Round]
+    events: list[Call | RoundCall]
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
@@ -207,7 +207,7 @@ def rounds_with_calls(events, drafts):
     assert len(events) % size == 0
     for i in range(0, len(events), size):
         *calls, round_, extend = events[i : i + size]
-        assert isinstance(round_, Round) and isinstance(extend, Call) and not extend.drafting
+        assert isinstance(round_, RoundCall) and isinstance(extend, Call) and not extend.drafting
         assert all(isinstance(call, Call) and call.drafting for call in calls)
         yield round_, (calls, extend)
 

@@ -75,14 +75,14 @@ def test_without_a_terminal_a_line_every_30_seconds_shows_the_progress(capsys: p
 
 
 def test_without_a_terminal_a_line_every_30_seconds_names_the_task(monkeypatch: pytest.MonkeyPatch):
-    class Pipe(StringIO):
+    class BrokenPipe(StringIO):
         def flush(self) -> None:
             flushed.set()
 
     flushed = Event()
     assert progress.LINE_SECONDS == 30
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
-    monkeypatch.setattr(sys, "stderr", pipe := Pipe())
+    monkeypatch.setattr(sys, "stderr", pipe := BrokenPipe())
     with waiting("loading"):
         assert flushed.wait(10)
     assert re.match(r"loading, after 0\.0\d s\n", pipe.getvalue())

@@ -100,7 +100,7 @@ class Remote(ReferenceSubject):
     profile = Profile(ReferenceSubject.profile.capabilities)
 
 
-class Running(RunningEngine):
+class BareEngine(RunningEngine):
     """An engine that shows nothing."""
 
     def generate(self, asks):
@@ -111,7 +111,7 @@ class Grouped(ReferenceSubject):
     """Its engine is not the one of this process, as with several ranks."""
 
     def start(self, command):
-        return Running()
+        return BareEngine()
 
 
 class Refusing(ReferenceSubject):

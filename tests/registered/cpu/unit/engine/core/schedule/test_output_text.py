@@ -9,7 +9,7 @@ from specmatrix.engine.core.schedule.output_text import OutputText
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
-class Runs:
+class RunDecoder:
     """Records its calls; a token's text is its digit."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Runs:
 
 
 def test_tokens_wait_until_the_text_is_read():
-    stream = Runs()
+    stream = RunDecoder()
     transcript = OutputText(stream)
     assert transcript.read() == "" and not stream.runs
     for token in (4, 7):
@@ -34,7 +34,7 @@ def test_tokens_wait_until_the_text_is_read():
 
 
 def test_a_cut_decodes_first():
-    transcript = OutputText(Runs())
+    transcript = OutputText(RunDecoder())
     for token in (4, 7, 1):
         transcript.take(token)
     transcript.cut(2)

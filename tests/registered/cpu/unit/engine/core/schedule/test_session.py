@@ -23,7 +23,7 @@ BOS = 9
 DEEP = 3_000
 
 
-class World:
+class Dialogue:
     """Sessions over a scheduler without a device: the test decides the tokens of a request and when it ends."""
 
     def __init__(self, streaming=True) -> None:
@@ -83,7 +83,7 @@ class World:
 
 
 def test_a_turn_continues_everything_the_user_saw():
-    world = World()
+    world = Dialogue()
     assert world.open() == "s"
     world.say((BOS, 1, 2), 3, 4)
     second = world.add((BOS, 5))
@@ -94,7 +94,7 @@ def test_a_turn_continues_everything_the_user_saw():
 
 
 def test_an_aborted_turn_never_happened():
-    world = World()
+    world = Dialogue()
     world.open()
     world.say((1, 2), 3, end="abort")
     assert world.say((4,), 5).prompt == (4,)
@@ -106,7 +106,7 @@ def test_an_aborted_turn_never_happened():
 
 
 def test_a_first_bos_stays_and_rid_is_ignored_by_a_streaming_session():
-    world = World()
+    world = Dialogue()
     world.open()
     assert world.say((BOS,), 3, rid=77).prompt == (BOS,)
     world.refused("the turn of session 's' has no new tokens; allowed: at least one", (BOS,))
@@ -136,7 +136,7 @@ def test_a_first_bos_stays_and_rid_is_ignored_by_a_streaming_session():
     ],
 )
 def test_a_turn_that_is_not_allowed_disturbs_nothing(params, sentence):
-    world = World()
+    world = Dialogue()
     world.open()
     world.say((1,), 2)
     world.refused(sentence, **params)
@@ -144,7 +144,7 @@ def test_a_turn_that_is_not_allowed_disturbs_nothing(params, sentence):
 
 
 def test_one_request_in_flight():
-    world = World()
+    world = Dialogue()
     world.open()
     first = world.add((1,))
     sentence = "session 's' has request 1 in flight; a streaming session runs one request at a time"
@@ -184,7 +184,7 @@ ID = "; allowed: a text of 1 to 1000 characters, without half of a surrogate pai
     ],
 )
 def test_a_session_that_cannot_be_opened(values, sentence):
-    world = World(streaming=False)
+    world = Dialogue(streaming=False)
     world.open("taken", streaming=False)
     with pytest.raises(RequestError, match=f"^{re.escape(sentence)}$"):
         world.sessions.open(*values, 0.0)
@@ -192,13 +192,13 @@ def test_a_session_that_cannot_be_opened(values, sentence):
 
 
 def test_a_name_is_found_for_a_session_without_one():
-    world = World()
+    world = Dialogue()
     world.open("session-1")
     assert [world.open(None), world.open(None)] == ["session-2", "session-3"]
 
 
 def test_close_frees_held_pages_and_forgets_the_name():
-    world = World()
+    world = Dialogue()
     world.open()
     world.say((1, 2, 3), 4)
     assert len(world.scheduler.held) == 1
@@ -212,7 +212,7 @@ def test_close_frees_held_pages_and_forgets_the_name():
 
 @pytest.mark.parametrize("queued", [False, True])
 def test_close_waits_for_the_turn_in_flight(queued):
-    world = World()
+    world = Dialogue()
     world.open()
     world.say((1, 2, 3), 4)
     request = world.add((5,))
@@ -228,7 +228,7 @@ def test_close_waits_for_the_turn_in_flight(queued):
 
 
 def test_close_with_a_queued_turn_that_is_aborted_while_the_turn_before_drains():
-    world = World()
+    world = Dialogue()
     world.open()
     first = world.run(world.add((1,)), 2, held_back=True)
     second = world.add((3,))
@@ -242,7 +242,7 @@ def test_close_with_a_queued_turn_that_is_aborted_while_the_turn_before_drains()
 
 
 def test_an_idle_session_is_closed_after_its_timeout():
-    world = World()
+    world = Dialogue()
     world.open(timeout=10, now=100.0)
     world.open("other")
     world.sessions.reap(110.0)
@@ -256,9 +256,9 @@ def test_an_idle_session_is_closed_after_its_timeout():
     assert world.scheduler.counters.counts["session.timed_out"] == 1
 
 
-def tree() -> World:
+def tree() -> Dialogue:
     """1 -> (2 -> 4, 3) in an ordinary session."""
-    world = World()
+    world = Dialogue()
     world.open(streaming=False)
     world.say((BOS, 1), 10)
     world.say((BOS, 2), 20, rid=1)
@@ -320,7 +320,7 @@ def test_only_finished_requests_are_continued():
     world = tree()
     world.add((5,), rid=4)
     world.refused("request 5 has not finished; a session continues finished requests only", rid=5)
-    empty = World()
+    empty = Dialogue()
     empty.open(streaming=False)
     empty.refused("session 's' has no request 1; allowed: None, as it has none yet", rid=1)
 
@@ -336,7 +336,7 @@ def chain(world, length) -> list[Request]:
 
 
 def test_what_continues_a_request_is_cleared_however_deep_it_goes():
-    world = World()
+    world = Dialogue()
     first, second, *_ = chain(world, DEEP)
     tree = world.sessions.sessions["s"].tree
     world.say([6], rid=second.rid, replace=True)
@@ -346,7 +346,7 @@ def test_what_continues_a_request_is_cleared_however_deep_it_goes():
 
 
 def test_an_ended_request_leaves_its_session_the_tokens_that_are_its_own():
-    world = World()
+    world = Dialogue()
     requests = chain(world, 40)
     session = world.sessions.sessions["s"]
     for request in requests:
@@ -363,7 +363,7 @@ def test_an_ended_request_leaves_its_session_the_tokens_that_are_its_own():
 
 
 def test_a_request_that_still_drains_is_whole_and_may_be_continued():
-    world = World()
+    world = Dialogue()
     world.open(streaming=False)
     root = world.run(world.add([1, 2]), 3, held_back=True)
     world.sessions.reap(0)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 WORDS = ("a", "b", "ab", "ba", "abc", "", "cc", "bcab")
 
 
-class Words:
+class WordDecoder:
     """Token -> word."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Words:
 
 def deliver(words, params, eos=frozenset()):
     """Hand a whole accepted run to the rules as the loop does. Returns (tokens kept, text, finish)."""
-    rules, transcript = StopRules.of(params, eos), OutputText(Words())
+    rules, transcript = StopRules.of(params, eos), OutputText(WordDecoder())
     for count, token in enumerate(words, 1):
         finish = rules.judge(token, count, transcript)
         if finish is not None:
@@ -140,7 +140,7 @@ def test_a_tail_that_begins_a_stop_string_is_not_settled(text, stop, length):
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.text("ab", max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.booleans())
 def test_settled_text_is_never_taken_back(text, stop, keep):
-    rules, transcript = StopRules(frozenset(), tuple(stop), 100, keep), OutputText(Words())
+    rules, transcript = StopRules(frozenset(), tuple(stop), 100, keep), OutputText(WordDecoder())
     shown = ""
     for count, letter in enumerate(text, 1):
         finish = rules.judge(WORDS.index(letter), count, transcript)
