@@ -22,6 +22,10 @@ OPTIONS: Final[dict[str, dict[str, object]]] = {
     "cells": {"default": None, "metavar": "SELECTOR", "help": "select cells: `algorithm=eagle3 and topk=4`, or an id"},
     "limit": {"default": None, "type": int, "metavar": "N", "help": "collect at most N cells"},
     "subject": {"default": "reference", "metavar": "NAME", "help": "the engine under test"},
+    "url": {"default": None, "metavar": "URL", "help": "a running server, for the subjects over HTTP"},
+    "baseline-url": {"default": None, "metavar": "URL", "help": "the same server without speculation"},
+    "launch": {"default": None, "metavar": "COMMAND", "help": "instead of a URL: starts a server, with {flags}"},
+    "api-key": {"default": None, "metavar": "KEY", "help": "key of these servers"},
     "waivers": {"default": None, "metavar": "FILE", "help": "YAML file of known failures"},
     "seed": {"default": 0, "type": int, "metavar": "N", "help": "seed for prompts and sampling"},
     "report": {"default": "", "metavar": "DIR", "help": "write the report of the cells that ran"},
@@ -39,7 +43,7 @@ def add_options(parser: pytest.Parser, prefix: str) -> None:
     """Add the options as `--PREFIX...`; options with different prefixes set the same values."""
     group = parser.getgroup("specmatrix", "cells of the matrix")
     for name, settings in OPTIONS.items():
-        group.addoption(f"--{prefix}{name}", dest=f"specmatrix_{name}", **settings)
+        group.addoption(f"--{prefix}{name}", dest=f"specmatrix_{name.replace('-', '_')}", **settings)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Final
 
 import pluggy
 import pytest
+from msgspec.structs import replace
 
 from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.selection import PRODUCT, is_id, of_gpus, select
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.plugin import FAILED
-from specmatrix.matrix.run.tiers import TIERS, check_seed, visible_gpus
+from specmatrix.matrix.run.tiers import TIERS, check_seed, repro, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.waivers import load_waivers
+from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.collector import paused
@@ -64,7 +66,7 @@ class CellGroup(pytest.Collector):
                     f"--specmatrix-report supports tier {CPU!r} only; use `specmatrix run --tier {self.tier}`"
                 )
             check_seed(config.option.specmatrix_seed)
-            foreign_subject(config.option.specmatrix_subject)
+            foreign_subject(config.option.specmatrix_subject, endpoint_from(config))
             waivers_of(config)
             chosen = select(
                 config.option.specmatrix_stage,
@@ -119,7 +121,11 @@ class CellItem(pytest.Item):
     def runtest(self) -> None:
         """Run the cell, on the previous item's engine if both share a start."""
         record = runner_for(self.config, self.tier).run_cell(self.cell)
-        if self.config.option.specmatrix_report:
+        option, endpoint = self.config.option, endpoint_from(self.config)
+        if endpoint is not None:
+            again = repro(record.id, self.tier, option.specmatrix_seed, option.specmatrix_subject, "", endpoint.options)
+            record = replace(record, repro=again)
+        if option.specmatrix_report:
             self.user_properties.append((RECORD, cell_to_json(record)))
         today = datetime.now(UTC).date().isoformat()
         if record.state in RED_STATES and not is_waived(record, today):
@@ -156,7 +162,13 @@ def runner_for(config: pytest.Config, tier: str) -> Runner:
 
         torch.set_num_threads(1)
         option = config.option
-        runners[tier] = subject_runner(option.specmatrix_subject, option.specmatrix_seed, tier, waivers_of(config))
+        runners[tier] = subject_runner(
+            option.specmatrix_subject,
+            option.specmatrix_seed,
+            tier,
+            waivers_of(config),
+            endpoint=endpoint_from(config),
+        )
         config.add_cleanup(runners[tier].shut_down)
     return runners[tier]
 
@@ -165,6 +177,14 @@ def waivers_of(config: pytest.Config) -> tuple[WaiverRule, ...]:
     """The waivers that the command line names, or those of the current folder. ConfigError on a bad file."""
     named = config.option.specmatrix_waivers
     return load_waivers(None if named is None else Path(named))
+
+
+def endpoint_from(config: pytest.Config) -> Endpoint | None:
+    """The server that the command line names. ConfigError if it names half of one."""
+    option = config.option
+    return endpoint_of(
+        option.specmatrix_url, option.specmatrix_baseline_url, option.specmatrix_launch, option.specmatrix_api_key
+    )
 
 
 _RUNNERS: Final = pytest.StashKey["dict[str, Runner]"]()

@@ -10,7 +10,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selection import is_id
 from specmatrix.matrix.gates.registry import GATES, applied_gates
-from specmatrix.matrix.plugin.items import CPU, RECORD, waivers_of
+from specmatrix.matrix.plugin.items import CPU, RECORD, endpoint_from, waivers_of
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.record import lost
@@ -31,7 +31,7 @@ class CellReports:
         self.counters: CounterVerdict | None = None
         self.subject = config.option.specmatrix_subject
         try:
-            subject, rules = foreign_subject(self.subject), waivers_of(config)
+            subject, rules = foreign_subject(self.subject, endpoint_from(config)), waivers_of(config)
             gates = GATES if subject is None else applied_gates(subject.profile).gates
             header = run_header(CPU, self.stage, self.seed, gates, subject, rules)
             self.writer = ReportWriter(self.directory, header)

@@ -127,6 +127,7 @@ def test_a_cell_that_is_not_supported_is_skipped_with_its_reason_and_reported(mo
     record = record_of(prepare(Cell()), "UNSUPPORTED", error="vLLM has no tree drafts")
     runner = SimpleNamespace(run_cell=lambda cell: record)
     monkeypatch.setattr(cell_items, "runner_for", lambda config, tier: runner)
+    monkeypatch.setattr(cell_items, "endpoint_from", lambda config: None)
     config = SimpleNamespace(option=SimpleNamespace(specmatrix_report="out"))
     item = SimpleNamespace(config=config, tier="cpu", cell=Cell(), user_properties=[])
     with pytest.raises(pytest.skip.Exception, match="vLLM has no tree drafts"):
