@@ -82,8 +82,6 @@ def test_the_repro_of_a_red_cell_names_the_server_but_not_its_key(
         (("--specmatrix-api-key", "x"), "--api-key is for a server; give --url or --launch too"),
     ],
 )
-def test_half_a_server_is_a_usage_error(
-    words: tuple[str, ...], message: str, tmp_path: Path
-):
+def test_half_a_server_is_a_usage_error(words: tuple[str, ...], message: str, tmp_path: Path):
     status, seen = session(tmp_path, "--specmatrix-subject", "sglang", *words)
     assert status == pytest.ExitCode.INTERRUPTED and message in seen.said["collection"]
