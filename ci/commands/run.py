@@ -85,7 +85,7 @@ def run(
     seconds = measured_seconds(durations)
     with cell_runs(tier, stage, seed, workers, subject, rules, fault, seconds, endpoint) as runs:
         if rerun_failed is None:
-            chosen = chosen_cells(tier, stage, cells, limit)
+            chosen = chosen_cells(tier, stage, cells, limit, subject)
         elif cells is None and limit is None:
             options = (("subject", subject), ("tier", tier), ("stage", stage), ("seed", seed), ("fault", runs.fault))
             chosen = failed_cells(rerun_failed, out, dict(options))
@@ -144,13 +144,14 @@ def show_run(view: RunView, out: Path, explained: Sequence[Path], json_: bool, j
     console.print(f"report: {out / PAGE_FILE}", highlight=False, markup=False, soft_wrap=True)
 
 
-def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) -> list[Cell]:
-    """The selected cells of a tier and a stage: one GPU per rank, or one or two ranks on a CPU.
+def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None, subject: str = REFERENCE) -> list[Cell]:
+    """The selected cells of a tier and a subject's stage: one GPU per rank, or one or two ranks on a CPU. Subjects have
+    own cells on CPUs only.
 
     ConfigError if there are none.
     """
     gpus = find_tier(tier).gpus
-    chosen = of_gpus(select(stage, cells, limit), gpus)
+    chosen = of_gpus(select(stage, cells, limit, REFERENCE if gpus else subject), gpus)
     if not chosen:
         ranks = count(gpus, "rank") if gpus else "1 or 2 ranks"
         raise ConfigError(

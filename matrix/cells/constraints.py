@@ -47,8 +47,9 @@ class Constraint:
 
     @cached_property
     def values(self) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
-        """Takes a cell's values of `axes`; they are at least two, for which itemgetter gives a tuple."""
-        return itemgetter(*self.columns)
+        """Takes a cell's values of `axes`."""
+        (first, *more) = self.columns
+        return itemgetter(first, *more) if more else lambda cell: (cell[first],)
 
     @cached_property
     def forbidden(self) -> frozenset[tuple[str, ...]]:
@@ -382,8 +383,11 @@ def _verdict(cell: Cell) -> list[str]:
     return [f"{c.kind} by {c.name}: {c.why}" for c in found] or ["runs"]
 
 
-def tables_hash() -> str:
-    """12 hex digits over axes (names, values, tokens) and constraints (names, kinds, forbidden combinations)."""
+def tables_hash(limits: Sequence[Constraint] = ()) -> str:
+    """12 hex digits over axes (names, values, tokens) and constraints (names, kinds, forbidden combinations).
+
+    limits: of a subject, beside the constraints.
+    """
     axes = [[a.name, a.scope, [[value.name, value.token] for value in a.values]] for a in AXES]
-    rows = [[c.name, c.kind, list(c.axes), sorted(c.forbidden)] for c in CONSTRAINTS]
+    rows = [[c.name, c.kind, list(c.axes), sorted(c.forbidden)] for c in (*CONSTRAINTS, *limits)]
     return hashlib.sha256(json.dumps([axes, rows]).encode()).hexdigest()[:12]

@@ -12,15 +12,16 @@ from specmatrix.matrix.cells.cell import MEANINGS, Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, expect
 from specmatrix.matrix.cells.enumerate import Prefix, starts
 from specmatrix.matrix.cells.selector import Selector, parse_selector
-from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
+from specmatrix.matrix.cover.lockfile import STAGES, subject_cells
+from specmatrix.reports.schema import REFERENCE
 from specmatrix.reports.wording import count
 
 PRODUCT: Final = "product"
 
 
-def select(stage: str, text: str | None = None, limit: int | None = None) -> list[Cell]:
-    """The cells of a stage that match a selector, all for None; a cell's id selects it whether or not it is in the
-    stage.
+def select(stage: str, text: str | None = None, limit: int | None = None, subject: str = REFERENCE) -> list[Cell]:
+    """The cells of a subject's stage that match a selector, all for None; a cell's id selects it whether or not it is
+    in the stage.
 
     Stage `product` is every cell that the axes and constraints allow. ConfigError on an unknown stage, a limit below 1,
     an invalid selector, a combination that is not a cell, or an empty selection.
@@ -30,7 +31,7 @@ def select(stage: str, text: str | None = None, limit: int | None = None) -> lis
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1, got {limit}")
     if text is None:
-        return _chosen(stage, None, limit)
+        return _chosen(stage, None, limit, subject)
     if not text.strip():
         raise ConfigError("--cells is empty, perhaps an unset shell variable; omit it to run every cell")
     if is_id(text):
@@ -38,10 +39,10 @@ def select(stage: str, text: str | None = None, limit: int | None = None) -> lis
         expect(cell)
         return [cell]
     selector = parse_selector(text)
-    cells = _chosen(stage, selector, limit)
+    cells = _chosen(stage, selector, limit, subject)
     if not cells:
         raise ConfigError(
-            f"selector {shown(text)} matches no cell of stage {shown(stage)}; {_elsewhere(stage, selector)}"
+            f"selector {shown(text)} matches no cell of stage {shown(stage)}; {_elsewhere(stage, selector, subject)}"
         )
     return cells
 
@@ -51,17 +52,18 @@ def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
     return [cell for cell in cells if (cell.ranks == gpus if gpus else not cell.gpus)]
 
 
-def _chosen(stage: str, selector: Selector | None, limit: int | None) -> list[Cell]:
-    source = all_cells(None if selector is None else selector.may) if stage == PRODUCT else iter(stage_cells(stage))
+def _chosen(stage: str, selector: Selector | None, limit: int | None, subject: str) -> list[Cell]:
+    may = None if selector is None else selector.may
+    source = all_cells(may) if stage == PRODUCT else iter(subject_cells(stage, subject))
     return list(islice(filter(selector and selector.picks, source), None if limit is None else min(limit, maxsize)))
 
 
-def _elsewhere(stage: str, selector: Selector) -> str:
+def _elsewhere(stage: str, selector: Selector, subject: str) -> str:
     """A hint where matching cells exist outside the stage."""
     if stage == PRODUCT:
         return "no possible cell matches it"
     last = STAGES[-1]
-    if found := len(_chosen(last, selector, None)):
+    if found := len(_chosen(last, selector, None, subject)):
         return f"--stage {last} has {count(found, 'matching cell')}"
     return f"no cell of the lock file matches it; --stage {PRODUCT} selects from all possible cells"
 

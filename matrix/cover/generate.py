@@ -1,6 +1,6 @@
 """Choice of cells: enumeration of the runnable ones, a t-wise cover by covertable, and negative cells."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import combinations, product
 from math import prod
@@ -37,12 +37,14 @@ def enumerate_cells() -> Iterator[Cell]:
             yield make(start + tail)
 
 
-def cover(strength: int, kept: Iterable[Cell] = ()) -> list[Cell]:
-    """New cells that together with `kept` cover every feasible combination of `strength` values.
+def cover(strength: int, kept: Iterable[Cell] = (), rules: Sequence[Constraint] = CONSTRAINTS) -> list[Cell]:
+    """New cells that together with `kept` cover every combination of `strength` values that is feasible under `rules`.
 
     Deterministic. Infeasible combinations are skipped; `matrix.cover.verify` proves that nothing else is.
     """
-    return _make({axis.name: list(axis.names) for axis in AXES}, strength, list(kept))
+    barred = {(rule.axes[0], value) for rule in rules if len(rule.axes) == 1 for (value,) in rule.forbidden}
+    factors = {axis.name: [value for value in axis.names if (axis.name, value) not in barred] for axis in AXES}
+    return _make(factors, strength, list(kept), rules)
 
 
 def sweep(start: Cell, kept: Iterable[Cell] = ()) -> list[Cell]:
@@ -53,26 +55,28 @@ def sweep(start: Cell, kept: Iterable[Cell] = ()) -> list[Cell]:
     return _make(factors, 2, here)
 
 
-def _make(factors: dict[str, list[str]], strength: int, kept: list[Cell]) -> list[Cell]:
+def _make(
+    factors: dict[str, list[str]], strength: int, kept: list[Cell], rules: Sequence[Constraint] = CONSTRAINTS
+) -> list[Cell]:
     # covertable is slow to import and needed only to extend the lock file.
     from covertable.main import Controller
 
     presets = [cell.values for cell in kept]
-    controller = Controller(factors, strength=strength, salt=SALT, presets=presets, constraints=_conditions())
+    controller = Controller(factors, strength=strength, salt=SALT, presets=presets, constraints=_conditions(rules))
     rows = dict.fromkeys(Cell(**row) for row in controller.make_async())
     return [cell for cell in rows if cell not in set(kept)]
 
 
-def _conditions() -> list[dict[str, Any]]:
+def _conditions(rules: Sequence[Constraint]) -> list[dict[str, Any]]:
     """The constraints for covertable, with their projections onto fewer axes.
 
     covertable evaluates a condition once all its axes have values; the projections reveal a dead end earlier.
     Conditions on the same axes are merged and vacuous ones dropped, as each costs a call per candidate value.
     """
     found: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
-    for axes in {c.axes for c in CONSTRAINTS}:
+    for axes in {rule.axes for rule in rules}:
         names = [AXES[NAMES.index(name)].names for name in axes]
-        banned = frozenset().union(*(c.forbidden for c in CONSTRAINTS if c.axes == axes))
+        banned = frozenset().union(*(rule.forbidden for rule in rules if rule.axes == axes))
         allowed = [values for values in product(*names) if values not in banned]
         for size in range(2, len(axes) + 1):
             for columns in combinations(range(len(axes)), size):

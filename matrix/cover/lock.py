@@ -9,7 +9,7 @@ from typing import Final
 
 from specmatrix.matrix.cells.axes import describe
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.constraints import explain, tables_hash
+from specmatrix.matrix.cells.constraints import CONSTRAINTS, Constraint, explain, tables_hash
 from specmatrix.matrix.cover.generate import (
     NEGATIVES,
     STRENGTHS,
@@ -21,7 +21,7 @@ from specmatrix.matrix.cover.generate import (
 )
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, STAGES, Lock, read, write
 from specmatrix.matrix.cover.regressions import PRESETS
-from specmatrix.matrix.cover.verify import covered, feasible, uncovered, uncovered_sweep
+from specmatrix.matrix.cover.verify import feasible, uncovered, uncovered_sweep
 
 SHOWN: Final = 5
 
@@ -59,9 +59,9 @@ def check(path: Path = LOCK_FILE, full: bool = False) -> LockReport:
     start = perf_counter()
     lock = read(path)
     problems = list(_problems(lock))
-    pairs = _coverage(lock, "pr")
-    triples = _coverage(lock, "nightly") if full else None
-    problems += _missing(lock, "smoke") + _missing(lock, "pr") + (_missing(lock, "nightly") if full else [])
+    pairs = coverage(lock, "pr")
+    triples = coverage(lock, "nightly") if full else None
+    problems += missing(lock, "smoke") + missing(lock, "pr") + (missing(lock, "nightly") if full else [])
     sizes = {stage: len(lock.cells[stage]) for stage in STAGES}
     return LockReport(path, tuple(problems), sizes, pairs, triples, perf_counter() - start)
 
@@ -109,20 +109,20 @@ def _missing_negatives(lock: Lock, stage: str) -> Iterator[str]:
             yield f"stage {stage} has {have} of {need} cells that are {constraint.kind} by {constraint.name}"
 
 
-def _missing(lock: Lock, stage: str) -> list[str]:
+def missing(lock: Lock, stage: str, rules: tuple[Constraint, ...] = CONSTRAINTS) -> list[str]:
     """A message on the uncovered combinations of a stage, if any."""
     strength = STRENGTHS[stage]
-    gaps = uncovered(lock.upto(stage), strength)
+    gaps = uncovered(lock.upto(stage), strength, rules)
     if not gaps:
         return []
     first = "; ".join(describe(gap) for gap in gaps[:SHOWN])
     return [f"stage {stage} leaves {len(gaps)} combinations of {strength} values uncovered: {first}"]
 
 
-def _coverage(lock: Lock, stage: str) -> tuple[int, int]:
-    wanted = feasible(STRENGTHS[stage])
-    running = [cell for cell in lock.upto(stage) if not explain(cell)]
-    return len(wanted & covered(running, STRENGTHS[stage])), len(wanted)
+def coverage(lock: Lock, stage: str, rules: tuple[Constraint, ...] = CONSTRAINTS) -> tuple[int, int]:
+    """The (covered, feasible) combinations of a stage."""
+    wanted = feasible(STRENGTHS[stage], rules)
+    return len(wanted) - len(uncovered(lock.upto(stage), STRENGTHS[stage], rules)), len(wanted)
 
 
 def extend(path: Path = LOCK_FILE) -> tuple[int, int]:

@@ -96,9 +96,21 @@ def write(lock: Lock, path: Path) -> None:
     fresh.replace(path)
 
 
+def own_lock_file(subject: str) -> Path:
+    """The lock file of a subject's own cells, or the matrix's if it has none."""
+    own = LOCK_FILE.with_name(f"{subject}.lock")
+    return own if own.is_file() else LOCK_FILE
+
+
 def stage_cells(stage: str, path: Path = LOCK_FILE) -> list[Cell]:
     """The cells that a stage runs. ConfigError on an unknown stage, an invalid file or an invalid id."""
     lock = read(path)
     if lock.unreadable:
         raise ConfigError(f"{path.name}: {lock.unreadable[0]!r} is not a cell; run `specmatrix lock --extend`")
     return lock.upto(stage)
+
+
+def subject_cells(stage: str, subject: str) -> list[Cell]:
+    """The cells that a stage runs on a subject: its own if it has any, and in the last stage all others too."""
+    own = stage_cells(stage, own_lock_file(subject))
+    return list(dict.fromkeys([*own, *stage_cells(stage)])) if stage == STAGES[-1] else own

@@ -1,8 +1,8 @@
 """Independent verification of the cover by brute force; shares no code with `matrix.cover.generate`.
 
 Axes that no constraint links are independent, so the product decomposes into components small enough to enumerate. A
-combination of values is feasible exactly if its projection onto every component occurs there. Two axes, the pivots,
-would link all components, so each pair of their values is processed separately.
+combination of values is feasible exactly if its projection onto every component occurs there. A few axes, the pivots,
+would link all components, so each combination of their values is processed separately.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,36 +12,42 @@ from typing import Final, TypeAlias
 
 from specmatrix.matrix.cells.axes import AXES, NAMES
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.constraints import CONSTRAINTS, explain
+from specmatrix.matrix.cells.constraints import CONSTRAINTS, Constraint, explain
 
 Combination: TypeAlias = tuple[tuple[str, str], ...]
 
 
-# Constraints link them with every other axis.
+# Constraints link them with every other axis; limits of subjects also link the algorithm with axes of requests.
 PIVOTS: Final = ("tp", "model")
+SUBJECT_PIVOTS: Final = (*PIVOTS, "algorithm")
 
 
-def components() -> list[tuple[str, ...]]:
+def components(rules: Sequence[Constraint] = CONSTRAINTS, pivots: Sequence[str] = PIVOTS) -> list[tuple[str, ...]]:
     """The axes except the pivots, grouped by the constraints that link them, each group in axis order."""
-    groups = [{name} for name in NAMES if name not in PIVOTS]
-    for constraint in CONSTRAINTS:
+    groups = [{name} for name in NAMES if name not in pivots]
+    for constraint in rules:
         if linked := [group for group in groups if group & set(constraint.axes)]:
             groups = [group for group in groups if group not in linked] + [set().union(*linked)]
     return [tuple(name for name in NAMES if name in group) for group in groups]
 
 
-def allowed(component: Sequence[str], pivots: Sequence[str]) -> list[dict[str, str]]:
-    """Every combination of the component's values that no constraint forbids with these values of the pivots, the other
-    axes at their defaults."""
-    named = (*PIVOTS, *component)
+def allowed(
+    component: Sequence[str],
+    chosen: Sequence[str],
+    rules: Sequence[Constraint] = CONSTRAINTS,
+    pivots: Sequence[str] = PIVOTS,
+) -> list[dict[str, str]]:
+    """Every combination of the component's values that no constraint forbids with the chosen values of the pivots, the
+    other axes at their defaults."""
+    named = (*pivots, *component)
     judges = [
         ([named.index(name) for name in constraint.axes], constraint.forbidden)
-        for constraint in CONSTRAINTS
+        for constraint in rules
         if set(constraint.axes) <= set(named)
     ]
     runs: list[tuple[str, ...]] = [()]
     # Extended axis by axis, so that forbidden combinations are pruned early.
-    for place, values in enumerate([*([pivot] for pivot in pivots), *(AXES[NAMES.index(n)].names for n in component)]):
+    for place, values in enumerate([*([value] for value in chosen), *(AXES[NAMES.index(n)].names for n in component)]):
         runs = [(*row, value) for row in runs for value in values]
         for columns, forbidden in judges:
             if max(columns) == place:
@@ -50,20 +56,23 @@ def allowed(component: Sequence[str], pivots: Sequence[str]) -> list[dict[str, s
 
 
 @cache
-def feasible(strength: int) -> frozenset[Combination]:
-    """Every combination of `strength` values of different axes that occurs in a runnable cell."""
-    every = product(*(AXES[NAMES.index(name)].names for name in PIVOTS))
-    return frozenset().union(*(_feasible(strength, pivots) for pivots in every))
+def feasible(strength: int, rules: tuple[Constraint, ...] = CONSTRAINTS) -> frozenset[Combination]:
+    """Every combination of `strength` values of different axes that occurs in a cell that no rule forbids."""
+    pivots = PIVOTS if rules == CONSTRAINTS else SUBJECT_PIVOTS
+    every = product(*(AXES[NAMES.index(name)].names for name in pivots))
+    return frozenset().union(*(_feasible(strength, pivots, chosen, rules) for chosen in every))
 
 
-def _feasible(strength: int, pivots: Sequence[str]) -> set[Combination]:
-    """The feasible combinations in cells with these values of the pivots."""
+def _feasible(
+    strength: int, pivots: Sequence[str], chosen: Sequence[str], rules: Sequence[Constraint]
+) -> set[Combination]:
+    """The feasible combinations in cells with the chosen values of the pivots."""
     # Per set of axes within one component: the combinations of their values that occur.
     occurring: dict[tuple[str, ...], list[Combination]] = {(): [()]}
-    occurring |= {(name,): [((name, value),)] for name, value in zip(PIVOTS, pivots, strict=True)}
-    home: dict[str, tuple[str, ...]] = {name: (name,) for name in PIVOTS}
-    for component in components():
-        rows = allowed(component, pivots)
+    occurring |= {(name,): [((name, value),)] for name, value in zip(pivots, chosen, strict=True)}
+    home: dict[str, tuple[str, ...]] = {name: (name,) for name in pivots}
+    for component in components(rules, pivots):
+        rows = allowed(component, chosen, rules, pivots)
         if not rows:
             return set()
         home |= dict.fromkeys(component, component)
@@ -87,10 +96,10 @@ def covered(cells: Iterable[Cell], strength: int) -> set[Combination]:
     return found
 
 
-def uncovered(cells: Iterable[Cell], strength: int) -> list[Combination]:
-    """Feasible combinations that none of these cells covers; refused and rewritten cells cover nothing."""
-    running = [cell for cell in cells if not explain(cell)]
-    return sorted(feasible(strength) - covered(running, strength))
+def uncovered(cells: Iterable[Cell], strength: int, rules: tuple[Constraint, ...] = CONSTRAINTS) -> list[Combination]:
+    """Feasible combinations that none of these cells covers; cells that a rule forbids cover nothing."""
+    running = [cell for cell in cells if not any(rule.applies(cell) for rule in rules)]
+    return sorted(feasible(strength, rules) - covered(running, strength))
 
 
 def uncovered_sweep(start: Cell, cells: Iterable[Cell]) -> list[Combination]:

@@ -27,7 +27,7 @@ from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.collector import paused
 from specmatrix.reports.repro import as_called
-from specmatrix.reports.schema import RED_STATES, CellResult, WaiverRule, is_waived
+from specmatrix.reports.schema import RED_STATES, REFERENCE, CellResult, WaiverRule, is_waived
 from specmatrix.reports.store import cell_to_json
 from specmatrix.reports.wording import failure
 
@@ -72,6 +72,7 @@ class CellGroup(pytest.Collector):
                 config.option.specmatrix_stage,
                 config.option.specmatrix_cells,
                 config.option.specmatrix_limit,
+                config.option.specmatrix_subject if self.tier == CPU else REFERENCE,
             )
             cells = of_gpus(chosen, find_tier(self.tier).gpus)
             self._check_node_ids(cells)

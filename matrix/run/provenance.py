@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix import HOME, __version__
-from specmatrix.matrix.cover.lockfile import LOCK_FILE
+from specmatrix.matrix.cover.lockfile import LOCK_FILE, own_lock_file
 from specmatrix.matrix.gates.gate import Gate
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.run.coverage_demand import demanded
@@ -49,7 +49,7 @@ def run_header(
             "specmatrix": __version__,
         },
         host={"cpu": _cpu(), "cores": os.cpu_count(), "gpus": []},
-        lock_hash=files_hash([LOCK_FILE]),
+        lock_hash=files_hash([LOCK_FILE if subject is None else own_lock_file(subject.name)]),
         data_hash=files_hash([TEST, *map(oracle_file, TARGETS)]),
         zoo_hash=zoo_hash(),
         thresholds={gate.name: dict(gate.thresholds) for gate in gates},

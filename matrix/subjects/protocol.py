@@ -15,6 +15,7 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement
 
 if TYPE_CHECKING:
     from specmatrix.matrix.run.prepared_cell import PreparedCell
+    from specmatrix.matrix.subjects.limits import AxisLimit
 
 
 class Capability(StrEnum):
@@ -434,6 +435,10 @@ class Subject(Protocol):
         """The path of the interpreter in which its engines run, "" for this one. Of this process's packages, another
         interpreter can import this one alone, and of it only what needs no other."""
         return ""
+
+    def limits(self) -> tuple[AxisLimit, ...]:
+        """What it cannot run on a CPU, by axis values. Cells of this package's subjects are chosen within them."""
+        return ()
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """A cell's start and requests in the engine's own words; pure, and needs no installed package.

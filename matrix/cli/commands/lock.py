@@ -9,13 +9,14 @@ from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.cover.lock import check, extend
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.order import renew
+from specmatrix.matrix.cover.subject_lock import check_own, extend_own, limited_subjects
 from specmatrix.matrix.faults.command import select
 
 
 def lock(
     check_only: bool, extend_it: bool, full: bool, order: Path | None = None, durations: Path | None = None
 ) -> int:
-    """Print the result and return the exit status: 0 if the lock file is complete.
+    """Print the result and return the exit status: 0 if the lock files are complete.
 
     ConfigError if two of the options are given, or if the kill matrix `order` cannot be read.
     """
@@ -28,12 +29,13 @@ def lock(
         return 0
     if extend_it:
         with waiting("covering every pair and triple"):
-            dropped, added = extend()
+            changes = [extend(), *map(extend_own, limited_subjects())]
+        dropped, added = map(sum, zip(*changes, strict=True))
         print(f"dropped {dropped} cells, added {added}")
     with waiting("verifying the cover"):
-        report = check(full=full)
-    print(report.text())
-    return int(not report.ok)
+        reports = [check(full=full), *map(check_own, limited_subjects())]
+    print("\n".join(report.text() for report in reports))
+    return int(not all(report.ok for report in reports))
 
 
 def declared() -> dict[str, list[str]]:

@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
-from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.oracles.finish import eos_ids
+from specmatrix.matrix.subjects.limits import AxisLimit, chains_only, defaults_only
 from specmatrix.matrix.subjects.protocol import (
     Ask,
     Capability,
@@ -111,7 +111,8 @@ class TransformersSubject(Subject):
         """transformers' names for everything: flags are arguments of generate() and of the assistant's
         generation_config, fields of an ask are arguments of generate(), less `seed`, `logprobs` and `top_logprobs`."""
         cell = prepared.cell
-        reason = next(self._obstacles(cell), "") or next(_unread(prepared.requests), "")
+        beyond = (limit.why for limit in self.limits() if limit.forbids(cell))
+        reason = next(beyond, "") or next(_unread(prepared.requests), "")
         if reason:
             return Unsupported(reason)
         checkpoints = {"target": cell.target}
@@ -126,21 +127,17 @@ class TransformersSubject(Subject):
 
         return TransformersEngine(command)
 
-    def _obstacles(self, cell: Cell) -> Iterator[str]:
-        """Why a cell cannot run, the first reason first."""
-        if cell.algorithm in DRAFTERS:
-            yield DRAFTERS[cell.algorithm]
-        if cell.algorithm == "ngram" and self.schedule:
-            yield VARIANT
-        for name, reason in ABSENT.items():
-            if cell.values[name] != axis(name).default:
-                yield reason
-        if cell.topk not in ("auto", "1"):
-            yield CHAINS
-        if cell.algorithm == "ngram" and cell.steps != "auto":
-            yield LOOKUP
-        if "auto" not in (cell.steps, cell.draft_tokens) and int(cell.draft_tokens) != int(cell.steps) + 1:
-            yield SIZES
+    def limits(self) -> tuple[AxisLimit, ...]:
+        unknown = (
+            AxisLimit(why, ("algorithm",), lambda cell, name=name: cell.algorithm == name)  # type: ignore[misc]
+            for name, why in DRAFTERS.items()
+        )
+        variant = AxisLimit(VARIANT, ("algorithm",), lambda cell: cell.algorithm == "ngram")
+        lookup = AxisLimit(
+            LOOKUP, ("algorithm", "steps"), lambda cell: cell.algorithm == "ngram" and cell.steps != "auto"
+        )
+        own = [variant] if self.schedule else []
+        return (*unknown, *own, *defaults_only(ABSENT), lookup, *chains_only(CHAINS, SIZES))
 
     def _flags(self, cell: Cell) -> dict[str, Any]:
         """Arguments that all requests of a start share."""

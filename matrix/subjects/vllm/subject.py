@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
-from specmatrix.matrix.cells.axes import axis
+from specmatrix.matrix.subjects.limits import AxisLimit, chains_only, defaults_only
 from specmatrix.matrix.subjects.protocol import (
     Ask,
     Capability,
@@ -42,6 +42,8 @@ SIZES: Final = "vLLM verifies all drafts of a chain, so draft_tokens must be ste
 BLOCKS: Final = "vLLM's attention takes no block of this size"
 RANKS: Final = "vLLM's CPU build runs here in one process"
 WAITS: Final = "vLLM schedules n-gram drafts synchronously"
+RULES: Final = "vLLM takes no temperature above 2"
+BIASED: Final = "vLLM takes neither min_p nor logit_bias with speculative decoding"
 VARIANT: Final = "this variant of the subject changes only how n-grams are drafted"
 # Values of page_size by device: vLLM's CPU attention takes multiples of 32 tokens, others multiples of 16. The default
 # of the axis, a page of one token, means the smallest.
@@ -118,7 +120,8 @@ class VllmSubject(Subject):
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags are vLLM's EngineArgs, fields of an ask its SamplingParams, less those that `engine` reads itself."""
         cell, device = prepared.cell, "cuda" if prepared.gpus else "cpu"
-        reason = next(self._obstacles(cell, device), "") or next(_unread(prepared), "")
+        beyond = (limit.why for limit in self._limits(device) if limit.forbids(cell))
+        reason = next(beyond, "") or next(_unread(prepared), "")
         if reason:
             return Unsupported(reason)
         checkpoints = {"target": cell.target} | ({} if cell.draft is None else {"draft": cell.draft})
@@ -136,25 +139,30 @@ class VllmSubject(Subject):
 
         return VllmEngine(command)
 
-    def _obstacles(self, cell: Cell, device: str) -> Iterator[str]:
-        """Why a cell cannot run, the first reason first."""
-        if cell.model == "deepseek":
-            yield LATENT
-        if self.lookup != "ngram" and cell.algorithm not in ("none", "ngram"):
-            yield VARIANT
-        for name, reason in ABSENT.items():
-            if cell.values[name] != axis(name).default:
-                yield reason
-        if cell.topk not in ("auto", "1"):
-            yield CHAINS
-        if "auto" not in (cell.steps, cell.draft_tokens) and int(cell.draft_tokens) != int(cell.steps) + 1:
-            yield SIZES
-        if cell.page_size != "1" and int(cell.page_size) % SMALLEST[device]:
-            yield BLOCKS
-        if cell.algorithm == "ngram" and cell.spec_version == "v2" and cell.overlap == "on":
-            yield WAITS
-        if device == "cpu" and cell.ranks > 1:
-            yield RANKS
+    def limits(self) -> tuple[AxisLimit, ...]:
+        return tuple(self._limits("cpu"))
+
+    def _limits(self, device: str) -> Iterator[AxisLimit]:
+        yield AxisLimit(LATENT, ("model",), lambda cell: cell.model == "deepseek")
+        if self.lookup != "ngram":
+            yield AxisLimit(VARIANT, ("algorithm",), lambda cell: cell.algorithm not in ("none", "ngram"))
+        yield from defaults_only(ABSENT)
+        yield from chains_only(CHAINS, SIZES)
+        smallest = SMALLEST[device]
+        yield AxisLimit(
+            BLOCKS, ("page_size",), lambda cell: cell.page_size != "1" and int(cell.page_size) % smallest > 0
+        )
+        yield AxisLimit(
+            WAITS,
+            ("algorithm", "spec_version", "overlap"),
+            lambda cell: (cell.algorithm, cell.spec_version, cell.overlap) == ("ngram", "v2", "on"),
+        )
+        yield AxisLimit(RULES, ("sampling",), lambda cell: cell.sampling == "rules")
+        yield AxisLimit(
+            BIASED, ("algorithm", "finish"), lambda cell: cell.finish == "stops" and cell.algorithm != "none"
+        )
+        if device == "cpu":
+            yield AxisLimit(RANKS, ("tp",), lambda cell: cell.ranks > 1)
 
     def _flags(self, prepared: PreparedCell, device: str) -> dict[str, Any]:
         """Engine arguments that all requests of a start share."""
@@ -192,8 +200,11 @@ class VllmSubject(Subject):
 
     def _drafter(self, cell: Cell) -> dict[str, Any]:
         """vLLM's speculative_config, without the path of the draft."""
-        given = cell.steps if cell.steps != "auto" else cell.draft_tokens
-        depth = int(given) - (cell.steps == "auto") if given != "auto" else AUTO_DEPTHS.get(cell.algorithm, AUTO_DEPTH)
+        steps = (
+            "auto" if cell.algorithm == "dflash" else cell.steps
+        )  # a block is drafted in one step, whatever is asked
+        given = steps if steps != "auto" else cell.draft_tokens
+        depth = int(given) - (steps == "auto") if given != "auto" else AUTO_DEPTHS.get(cell.algorithm, AUTO_DEPTH)
         if cell.algorithm != "ngram":
             return {"method": METHODS[cell.algorithm], "num_speculative_tokens": depth}
         more = LOOKUP if self.lookup == "ngram" else {}
@@ -214,7 +225,7 @@ def _unread(prepared: PreparedCell) -> Iterator[str]:
     """A reason for each field of a request that is not translated."""
     for request in prepared.requests:
         if prepared.cell.algorithm != "none" and (request.min_p or request.logit_bias):
-            yield "vLLM takes neither min_p nor logit_bias with speculative decoding"
+            yield BIASED
         for field in fields(request):
             if field.name not in READ and getattr(request, field.name) != field.default:
                 yield f"this subject does not translate {field.name} of a request"

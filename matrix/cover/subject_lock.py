@@ -1,0 +1,68 @@
+"""The own cells of subjects that name their limits: every pair of values that such a subject can run, frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Final
+
+from specmatrix.matrix.cells.constraints import CONSTRAINTS, Constraint, tables_hash
+from specmatrix.matrix.cover.generate import STRENGTHS, cover
+from specmatrix.matrix.cover.lock import LockReport, coverage, missing
+from specmatrix.matrix.cover.lockfile import LOCK_FILE, Lock, own_lock_file, read, write
+from specmatrix.matrix.subjects.protocol import Subject
+from specmatrix.matrix.subjects.registry import BUILT_IN, load_subject
+from specmatrix.reports.schema import REFERENCE
+
+# The last stage also runs all cells of the matrix.
+OWN_STAGES: Final = ("smoke", "pr")
+
+
+def limited_subjects() -> Iterator[Subject]:
+    """The subjects of this package that name their limits."""
+    yield from (subject for name in BUILT_IN if name != REFERENCE and (subject := load_subject(name)).limits())
+
+
+def limits_of(subject: Subject) -> tuple[Constraint, ...]:
+    """The limits of a subject as constraints."""
+    return tuple(Constraint(one.why, "impossible", one.why, one.axes, one.forbids) for one in subject.limits())
+
+
+def rules_of(subject: Subject) -> tuple[Constraint, ...]:
+    """The constraints of the matrix, and the limits of a subject."""
+    return (*CONSTRAINTS, *limits_of(subject))
+
+
+def check_own(subject: Subject) -> LockReport:
+    """Verify that the subject can run every row of its lock, and that every pair is covered."""
+    start = perf_counter()
+    rules, path = rules_of(subject), own_lock_file(subject.name)
+    lock = read(path)
+    cells = lock.upto(OWN_STAGES[-1])
+    problems = [f"{text} is not a cell of the current axes" for text in lock.unreadable]
+    if lock.tables != tables_hash(limits_of(subject)):
+        problems.append(
+            "axes, constraints or limits changed since the lock was written; run `specmatrix lock --extend`"
+        )
+    problems += [f"{cell.id}: {rule.why}" for cell in cells for rule in rules if rule.applies(cell)]
+    problems += [f"{cell.id} is listed twice" for cell in set(cells) if cells.count(cell) > 1]
+    problems += [text for stage in OWN_STAGES for text in missing(lock, stage, rules)]
+    sizes = {stage: len(lock.cells[stage]) for stage in OWN_STAGES}
+    return LockReport(path, tuple(problems), sizes, coverage(lock, OWN_STAGES[-1], rules), None, perf_counter() - start)
+
+
+def extend_own(subject: Subject) -> tuple[int, int]:
+    """As `lock.extend`, for a subject's own cells."""
+    rules, path = rules_of(subject), LOCK_FILE.with_name(f"{subject.name}.lock")
+    lock = read(path) if path.exists() else Lock()
+    before = len(lock.unreadable) + len(lock.upto(OWN_STAGES[-1]))
+    for stage in OWN_STAGES:
+        lock.cells[stage] = [c for c in dict.fromkeys(lock.cells[stage]) if not any(r.applies(c) for r in rules)]
+    kept = len(lock.upto(OWN_STAGES[-1]))
+    for stage in OWN_STAGES:
+        if missing(lock, stage, rules):
+            lock.cells[stage] += cover(STRENGTHS[stage], lock.upto(stage), rules)
+    lock.unreadable.clear()
+    lock.tables = tables_hash(limits_of(subject))
+    write(lock, path)
+    return before - kept, len(lock.upto(OWN_STAGES[-1])) - kept

@@ -1,0 +1,36 @@
+"""What a subject cannot run, by axis values alone: data from which its own cells are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from specmatrix.matrix.cells.axes import axis
+
+if TYPE_CHECKING:
+    from specmatrix.matrix.cells.cell import Cell
+
+
+class AxisLimit(NamedTuple):
+    """Cells that a subject cannot run. why: one sentence. axes: the only ones that `forbids` reads."""
+
+    why: str
+    axes: tuple[str, ...]
+    forbids: Callable[[Cell], bool]
+
+
+def defaults_only(reasons: Mapping[str, str]) -> Iterator[AxisLimit]:
+    """Of these axes only the default runs."""
+    for name, why in reasons.items():
+        default = axis(name).default
+        yield AxisLimit(why, (name,), lambda cell, name=name, default=default: cell.values[name] != default)  # type: ignore[misc]
+
+
+def chains_only(topk: str, sizes: str) -> Iterator[AxisLimit]:
+    """Drafts are chains, all of whose tokens are verified."""
+    yield AxisLimit(topk, ("topk",), lambda cell: cell.topk not in ("auto", "1"))
+    yield AxisLimit(
+        sizes,
+        ("steps", "draft_tokens"),
+        lambda cell: "auto" not in (cell.steps, cell.draft_tokens) and int(cell.draft_tokens) != int(cell.steps) + 1,
+    )
