@@ -42,7 +42,7 @@ class FinishGate:
         cell, faults = prepared.cell, []
         for request in run.requests:
             answer = answers[request.name]
-            fault = _end(request, answer, cell.target) or _read(request, answer, run)
+            fault = _end(request, answer, cell.target, run.capabilities) or _read(request, answer, run)
             if not fault and Capability.LOGPROBS in run.capabilities:
                 fault = _logprobs(request, answer)
             if not fault and run.capabilities >= {Capability.HISTOGRAM, Capability.ROUNDS}:
@@ -57,13 +57,15 @@ class FinishGate:
         return Outcome(self.name, State.PASS, numbers)
 
 
-def _end(request: RequestSpec, answer: Answer, target: str) -> str:
-    """What is wrong with the end of a request, or ""."""
+def _end(request: RequestSpec, answer: Answer, target: str, claims: frozenset[Capability]) -> str:
+    """What is wrong with the end of a request, or "". Which of several stop strings counts is an engine's own rule."""
     ids = answer.output_ids
     early = banned_early(request, eos_ids(target)).intersection(ids[: request.min_new_tokens])
     if early:
         return f"has stop token {min(early)} among its first {request.min_new_tokens} tokens"
     due = ending(request, ids, target)
+    if due.matched != answer.matched and Capability.RESOLUTION not in claims:
+        due = ending(request, ids, target, by_end=True)
     if due.tokens < len(ids):
         return f"has {len(ids)} tokens, but must finish by {_named(due.reason, due.matched)} after {due.tokens}"
     if answer.finish == "abort":

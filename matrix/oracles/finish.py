@@ -42,11 +42,11 @@ def banned_early(request: RequestSpec, eos: frozenset[int]) -> frozenset[int]:
     return (eos | frozenset(request.stop_token_ids)) if request.min_new_tokens else frozenset()
 
 
-def ending(request: RequestSpec, ids: tuple[int, ...], target: str) -> Ending:
+def ending(request: RequestSpec, ids: tuple[int, ...], target: str, by_end: bool = False) -> Ending:
     """The first ending among `ids`; per token a stop token precedes a stop string, which precedes the length limit.
 
-    Of several stop strings the first to start counts, and of those the longest. The text keeps what ended it only if
-    the request says so.
+    Of several stop strings the first to start counts, and of those the longest; by_end: the first to end, and of those
+    the first of the request. The text keeps what ended it only if the request says so.
     """
     stops = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else eos_ids(target))
     for index, token in enumerate(ids):
@@ -55,9 +55,10 @@ def ending(request: RequestSpec, ids: tuple[int, ...], target: str) -> Ending:
             return Ending(count, "stop", token, text_of(ids[: count if request.no_stop_trim else index]))
         if request.stop:
             text = text_of(ids[:count])
-            hits = [(text.find(stop), -len(stop), stop) for stop in request.stop if stop in text]
+            hits = [(text.find(stop), stop) for stop in request.stop if stop in text]
             if hits:
-                start, _, stop = min(hits)
+                first = (lambda hit: hit[0] + len(hit[1])) if by_end else (lambda hit: (hit[0], -len(hit[1])))
+                start, stop = min(hits, key=first)
                 end = start + len(stop) if request.no_stop_trim else start
                 return Ending(count, "stop", stop, text[:end])
         if count >= request.max_new_tokens:

@@ -59,12 +59,12 @@ class Baselines:
     """Baseline runs, each performed once per process.
 
     oracle: compares them with the oracle, None for the reference engine's. engines: engines without a drafter, kept for
-    other workloads of the same start. runs: what came of each. starts: of engines, so far.
+    other workloads of the same cell and command. runs: what came of each. starts: of engines, so far.
     """
 
     subject: Subject
     oracle: OracleGate | None = None
-    engines: dict[Cell, RunningEngine] = field(default_factory=dict)
+    engines: dict[tuple[Cell, str], RunningEngine] = field(default_factory=dict)
     runs: dict[tuple[Cell, tuple[RequestSpec, ...]], Run | BaselineError] = field(default_factory=dict)
     starts: int = 0
 
@@ -86,7 +86,8 @@ class Baselines:
         command = self.subject.translate(plain)
         if isinstance(command, Unsupported):
             raise ConfigError(f"{self.subject.name} does not support the cell without speculation: {command.reason}")
-        engine = self.engines.pop(plain.cell, None)
+        key = plain.cell, repr(replace(command, asks=()))  # a foreign engine's flags may follow from its requests
+        engine = self.engines.pop(key, None)
         if engine is None:
             self.starts += 1
             engine = start_engine(self.subject, command)
@@ -99,7 +100,7 @@ class Baselines:
                 engine.stop()
             raise
         if plain.cell.algorithm == "none":
-            self.engines[plain.cell] = engine
+            self.engines[key] = engine
         else:  # Few cells share such an engine, and each holds memory.
             engine.close()
         return run

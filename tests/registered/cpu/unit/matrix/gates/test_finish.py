@@ -5,6 +5,7 @@ import pytest
 from specmatrix.matrix.gates.finish import FinishGate
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.oracles.finish import text_of
+from specmatrix.matrix.subjects.protocol import Capability
 
 pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
 
@@ -152,6 +153,14 @@ def test_each_departure_of_mixed_stops_is_named(measured, altered, place, change
     prepared, run, baseline = measured(MIXED)
     outcome = GATE.judge(prepared, altered(run, place, **change(run.answers[place])), baseline)
     assert outcome.state is State.FAIL and sentence in outcome.message
+
+
+def test_another_engine_may_end_at_the_stop_string_that_ends_first(measured, altered):
+    prepared, run, baseline = measured(MIXED)
+    foreign = replace(run, capabilities=run.capabilities - {Capability.RESOLUTION})
+    for matched, state in (("=<<", State.PASS), ("=<", State.PASS), ("<<", State.FAIL)):
+        assert GATE.judge(prepared, altered(foreign, 2, matched=matched), baseline).state is state
+    assert GATE.judge(prepared, altered(run, 2, matched="=<"), baseline).state is State.FAIL
 
 
 SCORED = "none.ragged.rules"

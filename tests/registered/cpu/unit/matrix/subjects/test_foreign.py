@@ -11,9 +11,11 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.registry import GATES as REFERENCE_GATES
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.oracles.transformers import oracle_of
+from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.http.openai import TEXTS
 from specmatrix.matrix.subjects.http.sglang import NATIVE
+from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import NOT_REFUSED
 from specmatrix.reports.gate_numbers import GATES
@@ -100,6 +102,23 @@ def test_a_baseline_that_fails_is_not_started_again_for_the_next_cell():
         assert first.state == second.state == "FAIL" and first.error == second.error is not None
         assert first.error.startswith("baseline: the engine ended with status -9 during generate; end of its log:\n")
         assert len(runner.baselines.runs) == 1
+
+
+class Flagged(ReplaySubject):
+    """Its flags follow from its requests, as vLLM's do."""
+
+    def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
+        found = super().translate(prepared)
+        assert isinstance(found, EngineCommand)
+        return replace(found, flags={**found.flags, "stops": any(request.stop for request in prepared.requests)})
+
+
+@pytest.mark.parametrize(("subject", "starts"), [(ReplaySubject(), 1), (Flagged(), 2)])
+def test_a_baselines_engine_serves_cells_of_its_own_flags_only(subject: ReplaySubject, starts: int):
+    with running(subject) as runner:
+        for cell in (DRAFTED, DRAFTED._replace(finish="stop_string"), DRAFTED._replace(steps="2")):
+            assert runner.run_cell(cell).state == "PASS"
+        assert runner.baselines.starts == starts
 
 
 def test_an_engine_behind_its_limit_is_killed():
