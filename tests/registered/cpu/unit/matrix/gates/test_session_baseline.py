@@ -81,4 +81,4 @@ def test_the_runner_brings_the_session_baseline():
     record = runner.run_cell(Cell.from_id("nextn.deepseek.s2.v2.p4.pair.stream"))
     acceptance = next(gate for gate in record.gates if gate.name == "acceptance")
     assert record.state == "PASS" and acceptance.numbers["turns"] > 1 and acceptance.numbers["turns_left"] == 0
-    assert all(start.algorithm == "none" for start in runner.baselines.engines)
+    assert all(start.algorithm == "none" for start, _ in runner.baselines.engines)

@@ -109,7 +109,7 @@ def test_plain_engines_serve_every_workload_and_plain_drafters_are_closed():
         made.run_cell(Cell.from_id(cell))
     # The cells' own, plain decoding, and the drafter of the two cells with turns once for each of their workloads.
     assert [config.speculative_algorithm for config in subject.starts] == ["EAGLE3", "NONE", "EAGLE3", "EAGLE3"]
-    assert [start.id for start in made.baselines.engines] == ["none.v1.nocache"]
+    assert [start.id for start, _ in made.baselines.engines] == ["none.v1.nocache"]
 
 
 def test_each_model_is_compared_with_its_own_plain_decoding():
