@@ -90,7 +90,7 @@ def lines_of(reviews: Sequence[Review], diff: Path) -> list[Annotation]:
         for path, lines in only_red(names, green, changed, header.tier, header.seed).items():
             title = "only failing cells execute this"
             text = (
-                f"executed by {', '.join(names)}, and by none of {count(len(green), 'passing cell')} that ran beside it"
+                f"executed by {', '.join(names)}, and by none of {count(len(green), 'passing cell')} that were traced too"
             )
             found += [Annotation(title, text, path, first, last) for first, last in ranges(lines)]
     return found
