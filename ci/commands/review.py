@@ -89,9 +89,8 @@ def lines_of(reviews: Sequence[Review], diff: Path) -> list[Annotation]:
         names = [cell.id for cell in red]
         for path, lines in only_red(names, green, changed, header.tier, header.seed).items():
             title = "only failing cells execute this"
-            text = (
-                f"executed by {', '.join(names)}, and by none of {count(len(green), 'passing cell')} that were traced too"
-            )
+            others = count(len(green), "passing cell")
+            text = f"executed by {', '.join(names)}, and by none of {others} that were traced too"
             found += [Annotation(title, text, path, first, last) for first, last in ranges(lines)]
     return found
 
