@@ -213,7 +213,7 @@ KERNELS: Final = (
     _PROJECTION(name="fused_linear into a pool", cases=fused_linear_cases.KV_CASES, writes=(2, 12)),
     _PROJECTION(name="fused_linear before a norm", cases=fused_linear_cases.NEXT_NORM_CASES, writes=(2, 10, 11)),
     Kernel(
-        "fused_linear behind another",
+        "fused_linear after another",
         _chained,
         fused_linear_reference.chained,
         fused_linear_cases.CHAINED_CASES,

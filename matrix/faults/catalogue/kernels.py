@@ -162,7 +162,7 @@ KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
         cells=(),
         why="a kernel launched early (PDL) reads data that the preceding kernel has not written yet",
         tier="gpu1",
-        operations=("fused_linear behind another", "paged_attention", "argmax", "compact_kv"),
+        operations=("fused_linear after another", "paged_attention", "argmax", "compact_kv"),
     ),
     Fault(
         id="kernel-reads-before-it-waits",
@@ -182,6 +182,6 @@ KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
             ),
         ),
         tier="gpu1",
-        operations=("fused_linear behind another",),
+        operations=("fused_linear after another",),
     ),
 )
