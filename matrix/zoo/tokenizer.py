@@ -6,7 +6,6 @@
 import json
 from pathlib import Path
 
-VOCAB_SIZE = 768
 BOS, EOS = "<|begin|>", "<|end|>"
 BOS_ID, EOS_ID = 0, 1
 
