@@ -34,19 +34,20 @@ NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
 @dataclass(frozen=True, slots=True)
 class CellRuns:
     """Runs cells as its job says, on `workers` workers; the fault is planted in the job's tree. durations: seconds by
-    cell id, estimates by default."""
+    cell id, estimates by default. ranks: the places of the cells that run early, the stored ones by default."""
 
     job: ShardJob
     workers: int
     fault: str = ""
     durations: Mapping[str, float] = field(default_factory=dict)
+    ranks: Mapping[str, int] = field(default_factory=stored_ranks)
 
     def __call__(self, cells: Sequence[Cell], **changes: object) -> Generator[CellResult]:
         """The cells' records as they finish, with a progress bar that counts them and the red ones and shows each
         worker's cell. changes: of the job. Their commands plant the fault and select the requests again."""
         job = dataclasses.replace(self.job, **changes)  # type: ignore[arg-type]  # fields of ShardJob
         hosts = [Host("local", gpus=visible_gpus(job.tier), workers=self.workers)]
-        work = plan(cells, self.durations, hosts, find_tier(job.tier).gpus, ranks=stored_ranks())
+        work = plan(cells, self.durations, hosts, find_tier(job.tier).gpus, ranks=self.ranks)
         red = 0
         with counting(len(cells), "cell") as update:
 

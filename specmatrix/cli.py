@@ -121,6 +121,10 @@ def run(
     rerun_failed: Annotated[
         Path | None, typer.Option(help="run the cells of this report that are red or did not run")
     ] = None,
+    affected: Annotated[
+        str | None,
+        typer.Option(metavar="BASE[..HEAD]", help="run the cells first that execute the functions of this change"),
+    ] = None,
     fault: PlantedFault = None,
     explain: Explain = False,
     decide: Decide = False,
@@ -143,7 +147,7 @@ def run(
     place = endpoint_of(url, baseline_url, launch, api_key)
     return run_matrix(
         tier, stage, out, cells, workers, seed, limit, json_, subject, waivers, fail_fast, rerun_failed, fault, explain,
-        decide, shard, durations, only, place, junit,
+        decide, shard, durations, only, place, junit, affected,
     )  # fmt: skip
 
 
@@ -211,15 +215,19 @@ def lock(
     check: Annotated[bool, typer.Option("--check", help="only verify it (the default)")] = False,
     extend: Annotated[bool, typer.Option("--extend", help="append what is missing")] = False,
     full: Annotated[bool, typer.Option("--full", help="also verify the triples of the nightly stage")] = False,
+    functions: Annotated[
+        bool, typer.Option("--functions", help="record the functions that each cell of stage pr executes")
+    ] = False,
     order: Annotated[
         Path | None, typer.Option(metavar="KILLS.json", help="recompute the order of the cells from this kill matrix")
     ] = None,
     durations: Durations = None,
+    workers: Workers = WORKERS,
 ) -> int:
     """Prove or extend the lock file, the list of cells that run."""
     from specmatrix.matrix.cli.commands.lock import lock as lock_cells
 
-    return lock_cells(check, extend, full, order, durations)
+    return lock_cells(check, extend, full, order, durations, functions, workers)
 
 
 @app.command(context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
@@ -318,6 +326,30 @@ def faults(
     if list_:
         return list_faults(chosen, tier, json_)
     return main_faults(stage, json_, chosen, seed, workers, verbose, out, tier, first)
+
+
+@app.command()
+def mutants(
+    paths: Annotated[
+        list[str] | None,
+        typer.Option(help="files and folders to mutate; repeatable  [default: engine/core, engine/spec]"),
+    ] = None,
+    sample: Annotated[int, typer.Option(help="mutants to draw")] = 200,
+    seed: Annotated[int, typer.Option(help="seed of the sample, and of the cells' prompts and sampling")] = 0,
+    workers: Workers = WORKERS,
+    tests: Annotated[
+        bool, typer.Option("--tests/--no-tests", help="run the engine's unit tests on what cells miss")
+    ] = True,
+    shard: Annotated[str, typer.Option(metavar="N/COUNT", help="only this part of the sample")] = "1/1",
+    list_: Annotated[bool, typer.Option("--list", help="only list the sample")] = False,
+    out: Annotated[Path | None, typer.Option(help="also write mutants.json here")] = None,
+    json_: Json = False,
+) -> int:
+    """Make small random changes of the engine, and report what kills them."""
+    from specmatrix.ci.commands.mutants import main_mutants
+    from specmatrix.matrix.faults.mutants import PATHS
+
+    return main_mutants(paths or PATHS, sample, seed, workers, tests, shard, list_, out, json_)
 
 
 @app.command()

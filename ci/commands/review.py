@@ -10,19 +10,16 @@ from urllib.parse import urlsplit
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.files import read_text
-from specmatrix.matrix.run.executed_lines import changed_lines, only_red, ranges
+from specmatrix.matrix.run.executed_lines import changed_lines, ranges, suspects
 from specmatrix.reports.atomic import check_place, write_text
 from specmatrix.reports.compare import compare, read_acknowledgements
 from specmatrix.reports.cost import CPU_TIER
-from specmatrix.reports.neighbour import nearest
 from specmatrix.reports.render.review import Annotation, Review, check_run, comment, marked, verdict, workflow_commands
 from specmatrix.reports.render.run import view
-from specmatrix.reports.schema import REFERENCE, CellResult
+from specmatrix.reports.schema import REFERENCE
 from specmatrix.reports.store import Report, load
 from specmatrix.reports.wording import count
 
-# How many failing cells, and passing ones besides their neighbours, run again to tell lines apart.
-MOST_TRACED: Final = 4
 COMMENT_FILE: Final = "comment.md"
 CHECK_FILE: Final = "check.json"
 
@@ -77,26 +74,14 @@ def lines_of(reviews: Sequence[Review], diff: Path) -> list[Annotation]:
         if not changed or header.tier != CPU_TIER or header.subject.name != REFERENCE:
             continue
         new = {row.cell for row in each.new}
-        # Cells of several ranks run in other processes, and one that crashed may crash this one.
-        red = [cell for cell in each.run.red if cell.id in new and cell.state == "FAIL" and _traceable(cell)][
-            :MOST_TRACED
-        ]
-        passing = [cell for cell in each.run.cells if cell.state == "PASS" and _traceable(cell)]
-        near = [nearest(cell, passing) for cell in red]
-        green = dict.fromkeys([found.cell.id for found in near if found] + [cell.id for cell in passing[:MOST_TRACED]])
-        if not red:
-            continue
-        names = [cell.id for cell in red]
-        for path, lines in only_red(names, green, changed, header.tier, header.seed).items():
+        red = [cell for cell in each.run.red if cell.id in new]
+        lines_by_path, names, green = suspects(red, each.run.cells, changed, header.tier, header.seed)
+        for path, lines in lines_by_path.items():
             title = "only failing cells execute this"
             others = count(len(green), "passing cell")
             text = f"executed by {', '.join(names)}, and by none of {others} that were traced too"
             found += [Annotation(title, text, path, first, last) for first, last in ranges(lines)]
     return found
-
-
-def _traceable(cell: CellResult) -> bool:
-    return cell.axes.get("tp", "1") == "1" and cell.expect != "refused"
 
 
 def base_of(head: Report, base: Path | None) -> tuple[Report | None, str]:

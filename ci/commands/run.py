@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from hashlib import blake2b
@@ -21,8 +23,11 @@ from specmatrix.matrix.cells.selection import of_gpus, select
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.stopping import Stopped
+from specmatrix.matrix.cover.affected import Change, affected_ranks, read_change, sentence
+from specmatrix.matrix.cover.functions import stored_functions
 from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
 from specmatrix.matrix.gates.registry import GATES, applied_gates
+from specmatrix.matrix.run.executed_lines import ranges, suspects
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.tiers import check_seed, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
@@ -73,8 +78,14 @@ def run(
     only: Subset | None = None,
     endpoint: Endpoint | None = None,
     junit: Path | None = None,
+    affected: str | None = None,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
+    if affected is not None and (fault or subject != REFERENCE):
+        option = f"--fault {fault}" if fault else f"--subject {subject}"
+        raise ConfigError(
+            f"--affected orders cells by a change of this engine's sources; it cannot be combined with {option}"
+        )
     if decide and (fail_fast or shard != WHOLE or only is not None):
         other = "--fail-fast" if fail_fast else "--shard" if shard != WHOLE else only and only.options.split()[0]
         raise ConfigError(f"--decide compares red cells with green ones; it cannot be combined with {other}")
@@ -83,6 +94,7 @@ def run(
     engine, rules = foreign_subject(subject, endpoint), load_waivers(waivers)
     visible_gpus(tier)
     seconds = measured_seconds(durations)
+    change = None if affected is None else read_change(affected)
     with cell_runs(tier, stage, seed, workers, subject, rules, fault, seconds, endpoint) as runs:
         if rerun_failed is None:
             chosen = chosen_cells(tier, stage, cells, limit, subject)
@@ -95,6 +107,10 @@ def run(
         check_seed(seed)
         part, chosen = of_shard(chosen, seconds, shard, find_tier(tier).gpus)
         verify_cells(chosen)
+        if change is not None:
+            ranks, touched = affected_ranks(change, stored_functions(), [cell.id for cell in chosen], runs.ranks)
+            runs = dataclasses.replace(runs, ranks=ranks)
+            print(sentence(change, touched, len(chosen)), file=sys.stderr)
         parts = (engine, cells, limit, rerun_failed)
         less = cheaper_stage(stage, find_tier(tier).gpus) if parts == (None,) * len(parts) else None
         header = run_header(
@@ -109,7 +125,18 @@ def run(
             records = _with_decided(runs, records)
         view = write_run(load(_write(out, header, records, chosen, fail_fast)))
     show_run(view, out, write_explained(view, out), json_, junit)
+    if change is not None and not json_ and not find_tier(tier).gpus:
+        show_suspects(view, change, tier, seed)
     return int(view.verdict != "green")
+
+
+def show_suspects(view: RunView, change: Change, tier: str, seed: int) -> None:
+    """Print the changed lines that only failing cells execute, found by running a few cells again."""
+    found, names, green = suspects(view.red, view.cells, change.lines, tier, seed)
+    for path, lines in found.items():
+        for first, last in ranges(lines):
+            place = f"{path}:{first}" + (f"-{last}" if last > first else "")
+            print(f"{place}: executed by {', '.join(names)}, by none of {count(len(green), 'passing cell')} beside it")
 
 
 def hash_of(only: Subset, cells: Sequence[Cell], seed: int, data_hash: str) -> str:

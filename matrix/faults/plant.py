@@ -11,14 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 import specmatrix
 from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.kernels import PREFIX
-from specmatrix.matrix.faults.patch import Patch
 from specmatrix.matrix.faults.processes import Processes
 from specmatrix.matrix.run.tiers import VISIBLE
 from specmatrix.matrix.run.tiers import tier as find_tier
@@ -54,16 +53,27 @@ class Trial:
     died: str | None
 
 
+class Change(Protocol):
+    """A change of the sources, such as a Patch."""
+
+    def apply(self, root: Path) -> list[Path]:
+        """Make it in the tree at `root`; the files changed. ConfigError if it does not apply."""
+        ...
+
+
 @contextmanager
-def planted(patch: Patch | None) -> Iterator[Path]:
+def planted(patch: Change | None, tests: bool = False) -> Iterator[Path]:
     """A copy of the packages, laid out as a checkout, with the patch made (None: unchanged). ConfigError if it does not
-    apply."""
+    apply. tests: with the tests, as in a checkout."""
     with TempDir("fault") as tree:
         for package in PACKAGES:
             shutil.copytree(ROOT / package, tree / package)
         (tree / "specmatrix").mkdir()
         for path in Path(specmatrix.__file__).parent.glob("*.py"):
             shutil.copy(path, tree / "specmatrix")
+        if tests:
+            shutil.copytree(ROOT / "tests", tree / "tests")
+            shutil.copy(ROOT / "pyproject.toml", tree)
         if patch is not None:
             for path in patch.apply(tree):
                 # With equal size and mtime Python would load the old byte code.
@@ -79,7 +89,7 @@ def environment(tree: Path, gpu: bool = False) -> dict[str, str]:
 
 
 def trial(
-    patch: Patch | None,
+    patch: Change | None,
     cells: Sequence[Cell],
     seed: int = 0,
     seconds: float = SECONDS,

@@ -6,29 +6,56 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import FrameType
 from typing import Any, Final
 
 from specmatrix import HOME
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.reports.neighbour import nearest
+from specmatrix.reports.schema import CellResult
 
 Lines = dict[str, set[int]]
-_FILE: Final = re.compile(r"^\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
-_HUNK: Final = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
+# Failing cells, and passing ones beside their neighbours, that run again to tell lines apart.
+MOST_TRACED: Final = 4
+_FILES: Final = re.compile(r"^--- (?:a/)?(\S+).*\n\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
+_HUNK: Final = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
 
-def changed_lines(diff: str) -> Lines:
-    """The lines of Python files that a unified diff without context adds or changes, by path from the root."""
+def changed_lines(diff: str, before: bool = False) -> Lines:
+    """The lines of Python files that a unified diff without context adds or changes, by path from the root.
+
+    before: those that it removes or changes instead, as the old files count them.
+    """
     found: Lines = {}
     for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE):
-        name = _FILE.search(part)
-        if name is not None and name[1].endswith(".py"):
+        names = _FILES.search(part)
+        name = "" if names is None else names[1 if before else 2]
+        if name.endswith(".py"):
             for hunk in _HUNK.finditer(part):
-                first, number = int(hunk[1]), int(hunk[2] or 1)
-                found.setdefault(name[1], set()).update(range(first, first + number))
+                first, number = hunk.group(1, 2) if before else hunk.group(3, 4)
+                found.setdefault(name, set()).update(range(int(first), int(first) + int(number or 1)))
     return {path: lines for path, lines in found.items() if lines}
+
+
+def suspects(
+    red: Sequence[CellResult], cells: Sequence[CellResult], changed: Lines, tier: str, seed: int
+) -> tuple[Lines, list[str], list[str]]:
+    """The changed lines that cells of `red` execute and no passing cell of `cells` does; the failing and the passing
+    cells that ran again to tell, a few of each, those among them that differ least.
+
+    Cells of several ranks run in other processes, and one that crashed may crash this one: neither runs again.
+    """
+    failing = [cell for cell in red if cell.state == "FAIL" and _traceable(cell)][:MOST_TRACED]
+    passing = [cell for cell in cells if cell.state == "PASS" and _traceable(cell)]
+    near = [found.cell.id for found in (nearest(cell, passing) for cell in failing) if found]
+    names, green = [cell.id for cell in failing], [*dict.fromkeys([*near, *(c.id for c in passing[:MOST_TRACED])])]
+    return (only_red(names, green, changed, tier, seed) if names and changed else {}), names, green
+
+
+def _traceable(cell: CellResult) -> bool:
+    return cell.axes.get("tp", "1") == "1" and cell.expect != "refused"
 
 
 def only_red(red: Iterable[str], green: Iterable[str], changed: Mapping[str, set[int]], tier: str, seed: int) -> Lines:

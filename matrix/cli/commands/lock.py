@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cli.progress import waiting
+from specmatrix.matrix.cells.selection import of_gpus
+from specmatrix.matrix.cli.errors import check_parallel
+from specmatrix.matrix.cli.progress import counting, waiting
+from specmatrix.matrix.cover.functions import record
 from specmatrix.matrix.cover.lock import check, extend
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.order import renew
 from specmatrix.matrix.cover.subject_lock import check_own, extend_own, limited_subjects
 from specmatrix.matrix.faults.command import select
 
+# The stage whose cells' functions are recorded.
+RECORDED: Final = "pr"
+
 
 def lock(
-    check_only: bool, extend_it: bool, full: bool, order: Path | None = None, durations: Path | None = None
+    check_only: bool,
+    extend_it: bool,
+    full: bool,
+    order: Path | None = None,
+    durations: Path | None = None,
+    functions: bool = False,
+    workers: int = 1,
 ) -> int:
     """Print the result and return the exit status: 0 if the lock files are complete.
 
     ConfigError if two of the options are given, or if the kill matrix `order` cannot be read.
     """
-    if sum((check_only, extend_it, order is not None)) > 1:
-        raise ConfigError("--check, --extend and --order are mutually exclusive")
+    if sum((check_only, extend_it, functions, order is not None)) > 1:
+        raise ConfigError("--check, --extend, --functions and --order are mutually exclusive")
     if durations is not None and order is None:
         raise ConfigError("--durations is for --order")
     if order is not None:
         print(renew(order, declared(), durations))
+        return 0
+    if functions:
+        check_parallel("workers", workers)
+        cells = of_gpus(stage_cells(RECORDED), 0)
+        with counting(len(cells), "cell") as advance:
+            print(record(cells, workers, lambda ran: advance(None, ran)))
         return 0
     if extend_it:
         with waiting("covering every pair and triple"):

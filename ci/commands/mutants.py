@@ -1,0 +1,138 @@
+"""`specmatrix mutants`: a sample of small random changes, and which of them the cells and the unit tests kill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from rich.table import Table
+
+from specmatrix.ci.planner import parse_shard
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.selection import of_gpus
+from specmatrix.matrix.cli.console import StdoutConsole
+from specmatrix.matrix.cli.errors import check_parallel
+from specmatrix.matrix.cli.progress import counting
+from specmatrix.matrix.cli.stopping import Stopped
+from specmatrix.matrix.cover.functions import stored_functions
+from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.cover.order import in_order
+from specmatrix.matrix.faults.mutants import Mutant, Outcome, equivalents, is_equivalent, run_mutants, sample_of
+from specmatrix.matrix.run.tiers import check_seed
+from specmatrix.reports.atomic import check_place, write_text
+from specmatrix.reports.stats.proportions import wilson
+from specmatrix.reports.wording import count
+
+MUTANTS_FILE: Final = "mutants.json"
+STAGES: Final = ("smoke", "pr")
+BY: Final = {"smoke": "smoke cells", "pr": "further pr cells", "tests": "unit tests", "": "nothing"}
+# Shares of the mutants that are not equivalent.
+GOALS: Final = {"cells": 0.8, "cells or tests": 0.95}
+
+
+def main_mutants(
+    paths: Sequence[str],
+    size: int,
+    seed: int,
+    workers: int,
+    tests: bool,
+    shard: str,
+    list_: bool,
+    out: Path | None,
+    json_: bool,
+) -> int:
+    """Print what killed the mutants; 1 if a share is below its goal by more than chance.
+
+    ConfigError for a bad option, ReportError if `out` cannot be written.
+    """
+    if size < 1:
+        raise ConfigError(f"--sample must be at least 1, got {size}")
+    check_parallel("workers", workers)
+    check_seed(seed)
+    number, total = parse_shard(shard)
+    if out is not None:
+        check_place(out, MUTANTS_FILE)
+    drawn, known = sample_of(paths, size, seed)
+    marked = equivalents()
+    part = drawn[number - 1 :: total]
+    mutants = [one for one in part if not is_equivalent(one, marked)]
+    settings = {"paths": list(paths), "seed": seed, "of": known, "equivalent": len(part) - len(mutants)}
+    if list_:
+        return _list(mutants, settings, json_)
+    smoke, pr = (of_gpus(in_order(stage_cells(stage)), 0) for stage in STAGES)
+    found: list[Outcome] = []
+
+    def show() -> int:
+        if json_:
+            print(json.dumps(_data(found, settings)))
+            return _status(found, tests)
+        return _show(found, settings, tests)
+
+    try:
+        with counting(len(mutants), "mutant") as advance:
+            for outcome in run_mutants(mutants, smoke, pr, stored_functions(), seed, workers, tests):
+                found.append(outcome)
+                if out is not None:
+                    write_text(out / MUTANTS_FILE, json.dumps(_data(found, settings), indent=1) + "\n")
+                advance(outcome.id, 1, sum(not one.by for one in found))
+    except Stopped as stop:
+        show()
+        raise stop.saying(f"interrupted after {len(found)} of {count(len(mutants), 'mutant')}") from None
+    return show()
+
+
+def _list(mutants: Sequence[Mutant], settings: dict[str, Any], json_: bool) -> int:
+    if json_:
+        rows = [{"id": one.id, "within": one.within, "before": one.before, "after": one.after} for one in mutants]
+        print(json.dumps(settings | {"mutants": rows}))
+        return 0
+    for one in mutants:
+        print(f"{one.id} {one.within}: {' '.join(one.before.split())} -> {' '.join(one.after.split())}")
+    return 0
+
+
+def _data(found: Sequence[Outcome], settings: dict[str, Any]) -> dict[str, Any]:
+    rows = sorted(found, key=lambda one: one.id)
+    return settings | {
+        "total": len(rows),
+        "killed": {by or "nothing": sum(one.by == by for one in rows) for by in BY},
+        "mutants": msgspec.to_builtins(rows),
+    }
+
+
+def _killed(found: Sequence[Outcome], tests: bool) -> dict[str, int]:
+    """The mutants that count for each goal."""
+    cells = sum(one.by in STAGES for one in found)
+    return {"cells": cells} | ({"cells or tests": sum(bool(one.by) for one in found)} if tests else {})
+
+
+def _status(found: Sequence[Outcome], tests: bool) -> int:
+    killed = _killed(found, tests)
+    return int(any(wilson(number, len(found))[1] < GOALS[name] for name, number in killed.items() if found))
+
+
+def _show(found: Sequence[Outcome], settings: dict[str, Any], tests: bool) -> int:
+    console = StdoutConsole()
+    table = Table("killed by", "mutants", "by a gate", "by a crash", "by a hang")
+    for by, words in BY.items():
+        rows = [one for one in found if one.by == by]
+        ways = [sum(one.how == how for one in rows) for how in ("crash", "hang")] if by in STAGES else []
+        told = [str(len(rows) - sum(ways)), *map(str, ways)] if ways else ["", "", ""]
+        if tests or by != "tests":
+            table.add_row(words, str(len(rows)), *told)
+    console.print(table)
+    print(
+        f"{count(len(found), 'mutant')} drawn from {settings['of']:,} of {' and '.join(settings['paths'])}, seed "
+        f"{settings['seed']}; {count(settings['equivalent'], 'further one')} marked as equivalent"
+    )
+    for name, number in _killed(found, tests).items() if found else ():
+        low, high = wilson(number, len(found))
+        share = f"{number / len(found):.0%} ({low:.0%} to {high:.0%}, 95 % interval)"
+        print(f"{name} kill {share}; the goal is {GOALS[name]:.0%}")
+    for one in found:
+        if not one.by:
+            print(f"survived: {one.id} {one.within}, executed by {count(one.cells, 'cell')}\n{one.diff}")
+    return _status(found, tests)

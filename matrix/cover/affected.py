@@ -1,0 +1,112 @@
+"""The cells that a change of the engine touches, by the functions that they execute."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from specmatrix import HOME
+from specmatrix.errors import ConfigError, shown
+from specmatrix.matrix.cover.functions import FOLDERS, MODULE, ExecutedFunctions, Function, functions_of
+from specmatrix.matrix.run.executed_lines import Lines, changed_lines
+from specmatrix.reports.wording import count
+
+DIFF: Final = (
+    "diff",
+    "--unified=0",
+    "--no-color",
+    "--no-ext-diff",
+    "--no-renames",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+)
+
+
+class Change(NamedTuple):
+    """A change of sources. lines: of the changed files as they are now, by path. functions: whose body, old or new, it
+    changes. elsewhere: number of changed files whose functions are not recorded."""
+
+    lines: Lines
+    functions: frozenset[Function]
+    elsewhere: int
+
+
+def read_change(revisions: str, root: Path = HOME) -> Change:
+    """The change BASE..HEAD of a checkout, or of its files as they are now since BASE. ConfigError if git knows no
+    such commits, or if HEAD is not checked out."""
+    base, dots, head = revisions.partition("..")
+    head = head.removeprefix(".")
+    old = _commit(root, base or "HEAD")
+    if dots:
+        new = _commit(root, head or "HEAD")
+        if new != _commit(root, "HEAD"):
+            raise ConfigError(f"--affected: {shown(head)} is not checked out, so the cells would run other sources")
+        if revisions.startswith(f"{base}..."):
+            old = _git(root, "merge-base", old, new)
+    diff = _git(root, *DIFF, old, *([new] if dots else []))
+    now, before = changed_lines(diff), changed_lines(diff, before=True)
+    functions = set()
+    for path, lines in now.items():
+        if _recorded(path):
+            functions |= _functions(path, (root / path).read_text(encoding="utf-8"), lines)
+    for path, lines in before.items():
+        if _recorded(path):
+            functions |= _functions(path, _git(root, "show", f"{old}:{path}"), lines)
+    files = _git(root, *DIFF, "--name-only", old, *([new] if dots else [])).splitlines()
+    return Change(now, frozenset(functions), sum(not _recorded(path) for path in files))
+
+
+def affected_ranks(
+    change: Change, executed: ExecutedFunctions, cells: Iterable[str], ranks: Mapping[str, int]
+) -> tuple[dict[str, int], int]:
+    """The place of each cell of `cells` that runs early, and how many of them execute the change.
+
+    Those come first whose functions the change touches; a function that few cells execute counts for more. ranks: the
+    places without a change, which decide between equals and order the others.
+    """
+    weights: dict[str, float] = {}
+    for function in change.functions:
+        found = executed.executing(function)
+        for cell in found:
+            weights[cell] = weights.get(cell, 0.0) + 1 / len(found)
+    last = len(ranks)
+    early = [cell for cell in cells if cell in weights or cell in ranks]
+    early.sort(key=lambda cell: (-weights.get(cell, 0.0), ranks.get(cell, last)))
+    return {cell: place for place, cell in enumerate(early)}, sum(cell in weights for cell in early)
+
+
+def sentence(change: Change, touched: int, total: int) -> str:
+    """What a run says of the change that orders its cells."""
+    where = f"{count(len(change.functions), 'changed function')} in {' and '.join(FOLDERS)}"
+    rest = f"; {count(change.elsewhere, 'other changed file')} told nothing" if change.elsewhere else ""
+    return f"{where}: {touched:,} of {count(total, 'cell')} execute them and run first{rest}"
+
+
+def _recorded(path: str) -> bool:
+    return path.endswith(".py") and path.split("/")[0] in FOLDERS
+
+
+def _functions(path: str, text: str, lines: Iterable[int]) -> set[Function]:
+    try:
+        named = functions_of(text)
+    except SyntaxError as error:
+        raise ConfigError(f"{path} line {error.lineno} is not Python: {error.msg}") from None
+    return {(path, named.get(line, MODULE)) for line in lines}
+
+
+def _commit(root: Path, name: str) -> str:
+    return _git(root, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}", wrong=name)
+
+
+def _git(root: Path, *words: str, wrong: str = "") -> str:
+    try:
+        done = subprocess.run(["git", *words], cwd=root, capture_output=True, check=True)
+    except FileNotFoundError:
+        raise ConfigError("--affected needs git, which is not installed") from None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip().splitlines()
+        what = f"{shown(wrong)} is no commit of {root}" if wrong else f"git {words[0]} failed in {root}"
+        raise ConfigError(f"--affected: {what}: {said[-1] if said else error}") from None
+    return done.stdout.decode(errors="replace").rstrip()

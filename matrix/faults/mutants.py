@@ -1,0 +1,236 @@
+"""`specmatrix mutants`: small random changes of the sources, by mutmut's operators, and what kills them.
+
+Only expressions and statements within functions are mutated. An equivalent mutant, one that no test could kill, is
+marked by hand with a reason in `equivalent.yaml`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from difflib import unified_diff
+from importlib.util import find_spec
+from operator import ne
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from specmatrix import HOME
+from specmatrix.errors import ConfigError, shown
+from specmatrix.files import read_text
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cover.functions import ExecutedFunctions, functions_of
+from specmatrix.matrix.faults.plant import environment, planted, trial
+from specmatrix.matrix.faults.processes import Processes
+from specmatrix.reports.schema import RED_STATES
+
+EQUIVALENT_FILE: Final = Path(__file__).with_name("equivalent.yaml")
+# Ring 0 and the drafters and verifiers.
+PATHS: Final = ("engine/core", "engine/spec")
+TESTS: Final = "tests/registered/cpu/unit/engine"
+# A mutant may loop forever; several times what its cells, and the tests, take.
+SLACK: Final = 4.0
+LEAST_SECONDS: Final = 120.0
+TEST_SECONDS: Final = 900.0
+
+
+class Mutant(NamedTuple):
+    """One small change. path: from the root. within: the function's qualified name. text: of the whole file."""
+
+    path: str
+    line: int
+    within: str
+    number: int
+    before: str
+    after: str
+    text: str
+
+    @property
+    def id(self) -> str:
+        """Its place, and its number among the mutants of the file."""
+        return f"{self.path}:{self.line}#{self.number}"
+
+    def apply(self, root: Path) -> list[Path]:
+        """Write the mutated file into the tree at `root`."""
+        file = root / self.path
+        file.write_text(self.text, encoding="utf-8")
+        return [file]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What killed a mutant. by: "smoke" or "pr" for a red cell of that stage, "tests", or "" for a survivor. cell: the
+    red one. how: the gates that failed, "crash", "hang", or the test. cells: number of cells that execute it."""
+
+    id: str
+    within: str
+    diff: str
+    by: str
+    cell: str
+    how: str
+    cells: int
+    seconds: float
+
+
+class Equivalent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A mutant that behaves as the original does, and why; known by its function and its changed lines."""
+
+    within: str
+    before: str
+    after: str
+    reason: str
+
+
+class Mutations:
+    """The mutants of one source text, in the order of the text. ConfigError without mutmut."""
+
+    def __init__(self, path: str, text: str) -> None:
+        if find_spec("mutmut") is None or find_spec("libcst") is None:
+            raise ConfigError("mutants need mutmut, which is not installed: pip install 'specmatrix[mutants]'")
+        import libcst
+        from libcst.metadata import MetadataWrapper, PositionProvider
+        from mutmut.mutation.mutators import mutation_operators
+
+        self._path, self._text, self._named = path, text, functions_of(text)
+        wrapper = MetadataWrapper(libcst.parse_module(text))
+        self._module, positions = wrapper.module, wrapper.resolve(PositionProvider)
+        self._changes: list[tuple[int, Any, Any]] = []
+        changes, named = self._changes, self._named
+
+        class Visitor(libcst.CSTVisitor):
+            def on_visit(self, node: Any) -> bool:  # noqa: ANN401  # any node, as libcst declares it
+                if isinstance(node, libcst.Annotation | libcst.Decorator | libcst.Parameters):
+                    return False
+                line = positions[node].start.line if node in positions else 0
+                if line in named:
+                    for kind, operator in mutation_operators:
+                        if isinstance(node, kind):
+                            changes.extend((line, node, mutated) for mutated in operator(node))
+                return True
+
+        self._module.visit(Visitor())
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def __getitem__(self, number: int) -> Mutant:
+        line, node, mutated = self._changes[number]
+        text = self._module.deep_replace(node, mutated).code
+        old, new = self._text.splitlines(), text.splitlines()
+        head = _common(old, new)
+        tail = _common(old[head:][::-1], new[head:][::-1])
+        before, after = ("\n".join(part[head : len(part) - tail]) for part in (old, new))
+        return Mutant(self._path, line, self._named[line], number, before, after, text)
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    """Number of equal lines at the beginning."""
+    return next(
+        (place for place, pair in enumerate(zip(one, other, strict=False)) if ne(*pair)), min(len(one), len(other))
+    )
+
+
+def sample_of(paths: Sequence[str], size: int, seed: int, root: Path = HOME) -> tuple[list[Mutant], int]:
+    """`size` mutants of the files below `paths`, drawn with a seed, or all; and how many there are.
+
+    ConfigError if a path is none of the checkout's, or if nothing there can be mutated.
+    """
+    files: dict[str, Mutations] = {}
+    for path in paths:
+        place = root / path
+        found = [place] if place.suffix == ".py" and place.is_file() else sorted(place.rglob("*.py"))
+        if not found or not place.resolve().is_relative_to(root.resolve()):
+            raise ConfigError(f"--paths: {shown(path)} is no Python file, or folder of some, below {root}")
+        for file in found:
+            name = str(file.relative_to(root))
+            files[name] = Mutations(name, file.read_text(encoding="utf-8"))
+    known = [(own, number) for own in files.values() for number in range(len(own))]
+    if not known:
+        raise ConfigError(f"--paths: {', '.join(map(shown, paths))}: no function there can be mutated")
+    return [own[number] for own, number in random.Random(seed).sample(known, min(size, len(known)))], len(known)
+
+
+def equivalents(path: Path = EQUIVALENT_FILE) -> tuple[Equivalent, ...]:
+    """The mutants that are marked as equivalent."""
+    return msgspec.yaml.decode(read_text(path), type=tuple[Equivalent, ...])
+
+
+def is_equivalent(mutant: Mutant, known: Sequence[Equivalent]) -> bool:
+    """Whether a mutant is marked."""
+    own = mutant.within, _bare(mutant.before), _bare(mutant.after)
+    return own in {(one.within, _bare(one.before), _bare(one.after)) for one in known}
+
+
+def _bare(lines: str) -> str:
+    return "\n".join(line.strip() for line in lines.splitlines())
+
+
+def run_mutants(
+    mutants: Sequence[Mutant],
+    smoke: Sequence[Cell],
+    pr: Sequence[Cell],
+    executed: ExecutedFunctions,
+    seed: int,
+    workers: int,
+    tests: bool = True,
+) -> Iterator[Outcome]:
+    """The outcome of each mutant as it ends, `workers` at a time.
+
+    smoke, pr: the cells of the stages, in the order in which they run; those that are known not to execute the mutated
+    function are left out.
+    """
+    processes = Processes()
+    with ThreadPoolExecutor(workers) as pool:
+        jobs = [pool.submit(_outcome, one, smoke, pr, executed, seed, tests, processes) for one in mutants]
+        try:
+            for done in as_completed(jobs):
+                yield done.result()
+        finally:
+            for job in jobs:
+                job.cancel()
+            processes.stop()
+
+
+def _outcome(
+    mutant: Mutant,
+    smoke: Sequence[Cell],
+    pr: Sequence[Cell],
+    executed: ExecutedFunctions,
+    seed: int,
+    tests: bool,
+    processes: Processes,
+) -> Outcome:
+    known, first = set(executed.cells), {cell.id for cell in smoke}
+    reached = executed.executing((mutant.path, mutant.within))
+    cells = [cell for cell in dict.fromkeys((*smoke, *pr)) if cell.id in reached or cell.id not in known]
+    lines = unified_diff(mutant.before.splitlines(), mutant.after.splitlines(), n=0, lineterm="")
+    diff = "\n".join(line for line in lines if line[:3] not in ("---", "+++", "@@ "))
+
+    def ended(by: str, cell: str, how: str, seconds: float) -> Outcome:
+        return Outcome(mutant.id, mutant.within, diff, by, cell, how, len(cells), round(seconds, 1))
+
+    spent = 0.0
+    if cells:
+        most = LEAST_SECONDS + SLACK * sum(cell.seconds for cell in cells)
+        result = trial(mutant, cells, seed, most, processes, first=True)
+        spent = sum(verdict.seconds for verdict in result.verdicts)
+        last = result.verdicts[-1] if result.verdicts else None
+        if last is not None and (last.error or any(state in RED_STATES for state, _ in last.gates.values())):
+            gates = " ".join(name for name, (state, _) in last.gates.items() if state in RED_STATES)
+            return ended("smoke" if last.cell in first else "pr", last.cell, gates or "crash", spent)
+        if result.died:
+            at = cells[min(len(result.verdicts), len(cells) - 1)]
+            how = "hang" if "still running" in result.died else "crash"
+            return ended("smoke" if at.id in first else "pr", at.id, how, spent)
+    if tests:
+        with planted(mutant, tests=True) as tree:
+            words = [sys.executable, "-m", "pytest", TESTS, "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
+            died = processes.run([*words, "-p", "no:xdist"], tree, environment(tree), TEST_SECONDS)
+        if died:
+            failed = [
+                word for line in died.splitlines() if line.startswith(("FAILED", "ERROR")) for word in line.split()[1:2]
+            ]
+            return ended("tests", "", failed[0] if failed else died[:100], spent)
+    return ended("", "", "", spent)

@@ -1,0 +1,63 @@
+"""From a commit to the cells and lines that tell of it; mutants that cells or tests kill."""
+
+import subprocess
+import sys
+
+import pytest
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cover.functions import stored_functions
+from specmatrix.matrix.faults.command import select
+from specmatrix.matrix.faults.mutants import Mutations, run_mutants
+from specmatrix.matrix.faults.plant import ROOT, environment, planted
+
+pytestmark = [pytest.mark.register(est_seconds=100, stage="nightly"), pytest.mark.nightly]
+
+RED = "eagle3.s3.k4.n8.v2.ragged"
+SELECTED = "algorithm in (eagle3, none) and adaptive=off and tp=1 and batch in (ragged, pair)"
+
+
+def git(folder, words):
+    settings = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *settings, *words.split()], cwd=folder, check=True, capture_output=True)
+
+
+def test_a_red_run_of_a_change_names_its_lines_that_only_failing_cells_execute(tmp_path):
+    with planted(None) as tree:
+        (tree / "pyproject.toml").touch()
+        git(tree, "init -q -b main")
+        git(tree, "add .")
+        git(tree, "commit -qm base")
+        [changed] = select(["path-not-compacted"])[0].patch.apply(tree)
+        git(tree, "commit -qam head")
+        words = ["run", "--affected", "HEAD~1..HEAD", "--stage", "smoke", "--cells", SELECTED, "--workers", "1"]
+        done = subprocess.run(
+            [sys.executable, "-m", "specmatrix", *words, "--out", str(tmp_path / "out")],
+            cwd=tree,
+            env=environment(tree),
+            capture_output=True,
+            text=True,
+        )
+        name = changed.relative_to(tree)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 changed function in engine and kernels: 1 of 3 cells execute them and run first" in done.stderr
+    [line] = [line for line in done.stdout.splitlines() if line.startswith(f"{name}:")]
+    assert line.endswith(f": executed by {RED}, by none of 2 passing cells beside it")
+
+
+def test_mutants_die_by_a_gate_a_crash_or_a_test_and_some_live():
+    path = "engine/core/draft/depth.py"
+    own = Mutations(path, (ROOT / path).read_text(encoding="utf-8"))
+    every = {one.after.strip(): one for one in map(own.__getitem__, range(len(own)))}
+    wrong = [
+        every["self.adapts = width is not None"],
+        every["candidates = None"],
+        every["self.ema = float(self.steps - 2)"],
+        every["self.trace: deque[ObservedRound] = deque(maxlen=None)"],
+    ]
+    cells = [Cell.from_id("none.pair"), Cell.from_id("eagle3.tiers.v2.waves.length")]
+    found = {one.id: one for one in run_mutants(wrong, cells[:1], cells, stored_functions(), 0, 2)}
+    told = [(found[one.id].by, found[one.id].how, found[one.id].cell) for one in wrong]
+    assert told[1] == ("smoke", "crash", "none.pair") and told[0][0] == "smoke"
+    assert told[2][::2] == ("pr", "eagle3.tiers.v2.waves.length") and "adaptive" in told[2][1].split()
+    assert told[3][::2] == ("tests", "") and told[3][1].endswith("_records"), told
