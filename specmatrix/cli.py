@@ -54,8 +54,8 @@ UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
 # As `--help` and the table of the README list them; typer would list groups of commands last.
 ORDER: Final = (
     *("run", "plan", "merge", "shrink", "compare", "review", "history", "site", "bisect"),
-    *("axes", "cells", "explain", "lock", "subjects", "faults", "incident", "accuracy", "generate", "serve"),
-    *("contract", "simulate", "bench", "tests", "zoo", "checkpoints"),
+    *("axes", "cells", "explain", "lock", "subjects", "faults", "mutants", "incident", "accuracy", "generate"),
+    *("serve", "contract", "simulate", "bench", "tests", "zoo", "checkpoints"),
 )
 
 

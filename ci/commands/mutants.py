@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 from rich.table import Table
 
+from specmatrix import HOME
 from specmatrix.ci.planner import parse_shard
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.selection import of_gpus
@@ -20,7 +21,15 @@ from specmatrix.matrix.cli.stopping import Stopped
 from specmatrix.matrix.cover.functions import stored_functions
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.order import in_order
-from specmatrix.matrix.faults.mutants import Mutant, Outcome, equivalents, is_equivalent, run_mutants, sample_of
+from specmatrix.matrix.faults.mutants import (
+    TESTS,
+    Mutant,
+    MutantOutcome,
+    equivalents,
+    is_equivalent,
+    run_mutants,
+    sample_of,
+)
 from specmatrix.matrix.run.tiers import check_seed
 from specmatrix.reports.atomic import check_place, write_text
 from specmatrix.reports.stats.proportions import wilson
@@ -52,6 +61,8 @@ def main_mutants(
         raise ConfigError(f"--sample must be at least 1, got {size}")
     check_parallel("workers", workers)
     check_seed(seed)
+    if tests and not (HOME / TESTS).is_dir():
+        raise ConfigError(f"{HOME} is no checkout and has no unit tests; add --no-tests")
     number, total = parse_shard(shard)
     if out is not None:
         check_place(out, MUTANTS_FILE)
@@ -63,7 +74,7 @@ def main_mutants(
     if list_:
         return _list(mutants, settings, json_)
     smoke, pr = (of_gpus(in_order(stage_cells(stage)), 0) for stage in STAGES)
-    found: list[Outcome] = []
+    found: list[MutantOutcome] = []
 
     def show() -> int:
         if json_:
@@ -94,7 +105,7 @@ def _list(mutants: Sequence[Mutant], settings: dict[str, Any], json_: bool) -> i
     return 0
 
 
-def _data(found: Sequence[Outcome], settings: dict[str, Any]) -> dict[str, Any]:
+def _data(found: Sequence[MutantOutcome], settings: dict[str, Any]) -> dict[str, Any]:
     rows = sorted(found, key=lambda one: one.id)
     return settings | {
         "total": len(rows),
@@ -103,18 +114,18 @@ def _data(found: Sequence[Outcome], settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _killed(found: Sequence[Outcome], tests: bool) -> dict[str, int]:
+def _killed(found: Sequence[MutantOutcome], tests: bool) -> dict[str, int]:
     """The mutants that count for each goal."""
     cells = sum(one.by in STAGES for one in found)
     return {"cells": cells} | ({"cells or tests": sum(bool(one.by) for one in found)} if tests else {})
 
 
-def _status(found: Sequence[Outcome], tests: bool) -> int:
+def _status(found: Sequence[MutantOutcome], tests: bool) -> int:
     killed = _killed(found, tests)
     return int(any(wilson(number, len(found))[1] < GOALS[name] for name, number in killed.items() if found))
 
 
-def _show(found: Sequence[Outcome], settings: dict[str, Any], tests: bool) -> int:
+def _show(found: Sequence[MutantOutcome], settings: dict[str, Any], tests: bool) -> int:
     console = StdoutConsole()
     table = Table("killed by", "mutants", "by a gate", "by a crash", "by a hang")
     for by, words in BY.items():

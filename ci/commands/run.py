@@ -23,7 +23,7 @@ from specmatrix.matrix.cells.selection import of_gpus, select
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.stopping import Stopped
-from specmatrix.matrix.cover.affected import Change, affected_ranks, read_change, sentence
+from specmatrix.matrix.cover.affected import SourceChange, affected_ranks, read_change, sentence
 from specmatrix.matrix.cover.functions import stored_functions
 from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
 from specmatrix.matrix.gates.registry import GATES, applied_gates
@@ -81,36 +81,25 @@ def run(
     affected: str | None = None,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
-    if affected is not None and (fault or subject != REFERENCE):
-        option = f"--fault {fault}" if fault else f"--subject {subject}"
-        raise ConfigError(
-            f"--affected orders cells by a change of this engine's sources; it cannot be combined with {option}"
-        )
-    if decide and (fail_fast or shard != WHOLE or only is not None):
-        other = "--fail-fast" if fail_fast else "--shard" if shard != WHOLE else only and only.options.split()[0]
-        raise ConfigError(f"--decide compares red cells with green ones; it cannot be combined with {other}")
+    if decide:
+        check_decide(fail_fast, shard, only)
     if junit is not None:
         check_place(junit.parent, junit.name)
     engine, rules = foreign_subject(subject, endpoint), load_waivers(waivers)
     visible_gpus(tier)
     seconds = measured_seconds(durations)
-    change = None if affected is None else read_change(affected)
+    change = change_of(affected, subject, fault)
     with cell_runs(tier, stage, seed, workers, subject, rules, fault, seconds, endpoint) as runs:
-        if rerun_failed is None:
-            chosen = chosen_cells(tier, stage, cells, limit, subject)
-        elif cells is None and limit is None:
-            options = (("subject", subject), ("tier", tier), ("stage", stage), ("seed", seed), ("fault", runs.fault))
-            chosen = failed_cells(rerun_failed, out, dict(options))
-        else:
+        if rerun_failed is not None and (cells is not None or limit is not None):
             raise ConfigError("--rerun-failed selects the cells; it takes neither --cells nor --limit")
+        options: dict[str, str | int] = {"subject": subject, "tier": tier, "stage": stage, "seed": seed, "fault": runs.fault}
+        again = None if rerun_failed is None else failed_cells(rerun_failed, out, options)
+        chosen = chosen_cells(tier, stage, cells, limit, subject) if again is None else again
         check_parallel("workers", workers)
         check_seed(seed)
         part, chosen = of_shard(chosen, seconds, shard, find_tier(tier).gpus)
         verify_cells(chosen)
-        if change is not None:
-            ranks, touched = affected_ranks(change, stored_functions(), [cell.id for cell in chosen], runs.ranks)
-            runs = dataclasses.replace(runs, ranks=ranks)
-            print(sentence(change, touched, len(chosen)), file=sys.stderr)
+        runs = runs if change is None else _affected_first(runs, change, chosen)
         parts = (engine, cells, limit, rerun_failed)
         less = cheaper_stage(stage, find_tier(tier).gpus) if parts == (None,) * len(parts) else None
         header = run_header(
@@ -130,7 +119,31 @@ def run(
     return int(view.verdict != "green")
 
 
-def show_suspects(view: RunView, change: Change, tier: str, seed: int) -> None:
+def check_decide(fail_fast: bool, shard: str, only: Subset | None) -> None:
+    """ConfigError if there may be no green cells to compare with."""
+    if fail_fast or shard != WHOLE or only is not None:
+        other = "--fail-fast" if fail_fast else "--shard" if shard != WHOLE else only and only.options.split()[0]
+        raise ConfigError(f"--decide compares red cells with green ones; it cannot be combined with {other}")
+
+
+def change_of(affected: str | None, subject: str, fault: str | None) -> SourceChange | None:
+    """The change whose cells run first, if any. ConfigError if the cells run other sources."""
+    if affected is not None and (fault or subject != REFERENCE):
+        option = f"--fault {fault}" if fault else f"--subject {subject}"
+        raise ConfigError(
+            f"--affected orders cells by a change of this engine's sources; it cannot be combined with {option}"
+        )
+    return None if affected is None else read_change(affected)
+
+
+def _affected_first(runs: CellRuns, change: SourceChange, cells: Sequence[Cell]) -> CellRuns:
+    """The runs with the cells first that execute a change; says how many they are."""
+    ranks, touched = affected_ranks(change, stored_functions(), [cell.id for cell in cells], runs.ranks)
+    print(sentence(change, touched, len(cells)), file=sys.stderr)
+    return dataclasses.replace(runs, ranks=ranks)
+
+
+def show_suspects(view: RunView, change: SourceChange, tier: str, seed: int) -> None:
     """Print the changed lines that only failing cells execute, found by running a few cells again."""
     found, names, green = suspects(view.red, view.cells, change.lines, tier, seed)
     for path, lines in found.items():

@@ -24,7 +24,7 @@ DIFF: Final = (
 )
 
 
-class Change(NamedTuple):
+class SourceChange(NamedTuple):
     """A change of sources. lines: of the changed files as they are now, by path. functions: whose body, old or new, it
     changes. elsewhere: number of changed files whose functions are not recorded."""
 
@@ -33,7 +33,7 @@ class Change(NamedTuple):
     elsewhere: int
 
 
-def read_change(revisions: str, root: Path = HOME) -> Change:
+def read_change(revisions: str, root: Path = HOME) -> SourceChange:
     """The change BASE..HEAD of a checkout, or of its files as they are now since BASE. ConfigError if git knows no
     such commits, or if HEAD is not checked out."""
     base, dots, head = revisions.partition("..")
@@ -55,11 +55,11 @@ def read_change(revisions: str, root: Path = HOME) -> Change:
         if _recorded(path):
             functions |= _functions(path, _git(root, "show", f"{old}:{path}"), lines)
     files = _git(root, *DIFF, "--name-only", old, *([new] if dots else [])).splitlines()
-    return Change(now, frozenset(functions), sum(not _recorded(path) for path in files))
+    return SourceChange(now, frozenset(functions), sum(not _recorded(path) for path in files))
 
 
 def affected_ranks(
-    change: Change, executed: ExecutedFunctions, cells: Iterable[str], ranks: Mapping[str, int]
+    change: SourceChange, executed: ExecutedFunctions, cells: Iterable[str], ranks: Mapping[str, int]
 ) -> tuple[dict[str, int], int]:
     """The place of each cell of `cells` that runs early, and how many of them execute the change.
 
@@ -77,7 +77,7 @@ def affected_ranks(
     return {cell: place for place, cell in enumerate(early)}, sum(cell in weights for cell in early)
 
 
-def sentence(change: Change, touched: int, total: int) -> str:
+def sentence(change: SourceChange, touched: int, total: int) -> str:
     """What a run says of the change that orders its cells."""
     where = f"{count(len(change.functions), 'changed function')} in {' and '.join(FOLDERS)}"
     rest = f"; {count(change.elsewhere, 'other changed file')} told nothing" if change.elsewhere else ""

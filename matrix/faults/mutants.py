@@ -60,7 +60,7 @@ class Mutant(NamedTuple):
         return [file]
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class MutantOutcome(msgspec.Struct, frozen=True):
     """What killed a mutant. by: "smoke" or "pr" for a red cell of that stage, "tests", or "" for a survivor. cell: the
     red one. how: the gates that failed, "crash", "hang", or the test. cells: number of cells that execute it."""
 
@@ -175,7 +175,7 @@ def run_mutants(
     seed: int,
     workers: int,
     tests: bool = True,
-) -> Iterator[Outcome]:
+) -> Iterator[MutantOutcome]:
     """The outcome of each mutant as it ends, `workers` at a time.
 
     smoke, pr: the cells of the stages, in the order in which they run; those that are known not to execute the mutated
@@ -201,15 +201,15 @@ def _outcome(
     seed: int,
     tests: bool,
     processes: Processes,
-) -> Outcome:
+) -> MutantOutcome:
     known, first = set(executed.cells), {cell.id for cell in smoke}
     reached = executed.executing((mutant.path, mutant.within))
     cells = [cell for cell in dict.fromkeys((*smoke, *pr)) if cell.id in reached or cell.id not in known]
     lines = unified_diff(mutant.before.splitlines(), mutant.after.splitlines(), n=0, lineterm="")
     diff = "\n".join(line for line in lines if line[:3] not in ("---", "+++", "@@ "))
 
-    def ended(by: str, cell: str, how: str, seconds: float) -> Outcome:
-        return Outcome(mutant.id, mutant.within, diff, by, cell, how, len(cells), round(seconds, 1))
+    def ended(by: str, cell: str, how: str, seconds: float) -> MutantOutcome:
+        return MutantOutcome(mutant.id, mutant.within, diff, by, cell, how, len(cells), round(seconds, 1))
 
     spent = 0.0
     if cells:

@@ -53,7 +53,7 @@ class Trial:
     died: str | None
 
 
-class Change(Protocol):
+class Plantable(Protocol):
     """A change of the sources, such as a Patch."""
 
     def apply(self, root: Path) -> list[Path]:
@@ -62,7 +62,7 @@ class Change(Protocol):
 
 
 @contextmanager
-def planted(patch: Change | None, tests: bool = False) -> Iterator[Path]:
+def planted(patch: Plantable | None, tests: bool = False) -> Iterator[Path]:
     """A copy of the packages, laid out as a checkout, with the patch made (None: unchanged). ConfigError if it does not
     apply. tests: with the tests, as in a checkout."""
     with TempDir("fault") as tree:
@@ -89,7 +89,7 @@ def environment(tree: Path, gpu: bool = False) -> dict[str, str]:
 
 
 def trial(
-    patch: Change | None,
+    patch: Plantable | None,
     cells: Sequence[Cell],
     seed: int = 0,
     seconds: float = SECONDS,

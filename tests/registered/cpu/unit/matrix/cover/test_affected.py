@@ -5,10 +5,12 @@ import subprocess
 import pytest
 
 from specmatrix import HOME
+from specmatrix.ci.commands.run import change_of
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selection import of_gpus
-from specmatrix.matrix.cover.affected import Change, affected_ranks, read_change, sentence
+from specmatrix.matrix.cover import functions
+from specmatrix.matrix.cover.affected import SourceChange, affected_ranks, read_change, sentence
 from specmatrix.matrix.cover.functions import (
     MODULE,
     ExecutedFunctions,
@@ -85,7 +87,7 @@ def test_a_change_is_the_functions_of_its_old_and_its_new_lines(checkout):
     assert read_change("HEAD~1...HEAD", checkout) == read_change("HEAD~1..", checkout)
     (checkout / path).write_text("\n\n" + SOURCE)
     assert ("engine/tree.py", "Tree.nodes.count") in read_change("HEAD", checkout).functions
-    assert read_change("HEAD..HEAD", checkout) == Change({}, frozenset(), 0)
+    assert read_change("HEAD..HEAD", checkout) == SourceChange({}, frozenset(), 0)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +113,14 @@ def test_a_file_that_is_not_python_is_refused(checkout):
 def test_cells_that_execute_rare_changed_functions_run_first():
     common, rare, other = ("engine/x.py", "common"), ("engine/x.py", "rare"), ("engine/y.py", "f")
     executed = ExecutedFunctions("abcd", {common: 15, rare: 8, other: 2})
-    change = Change({}, frozenset({common, rare, ("engine/new.py", "f")}), 2)
+    change = SourceChange({}, frozenset({common, rare, ("engine/new.py", "f")}), 2)
     ranks, touched = affected_ranks(change, executed, "abcde", {"c": 0, "e": 1, "b": 2})
     assert list(ranks) == ["d", "c", "b", "a", "e"] and touched == 4
     assert sentence(change, touched, 5) == (
         "3 changed functions in engine and kernels: 4 of 5 cells execute them and run first; 2 other changed files told"
         " nothing"
     )
-    outside = Change({}, frozenset({("engine/y.py", MODULE)}), 0)
+    outside = SourceChange({}, frozenset({("engine/y.py", MODULE)}), 0)
     assert affected_ranks(outside, executed, "abcde", {"c": 0, "e": 1}) == ({"b": 0, "c": 1, "e": 2}, 1)
 
 
@@ -156,3 +158,17 @@ def test_an_invalid_file_of_functions_is_refused(tmp_path):
     assert str(caught.value) == (
         "cells.functions line 2 is invalid: 'xyz engine/x.py f'; restore it, or run `specmatrix lock --functions`"
     )
+
+
+def test_coverage_that_is_missing_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(functions, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"--functions needs coverage\.py, which is not installed: pip install"):
+        functions.record([Cell.from_id("none.pair")], 1, path=tmp_path / "cells.functions")
+
+
+@pytest.mark.parametrize(("option", "value"), [("fault", "bonus-stride"), ("subject", "transformers")])
+def test_a_change_of_this_engine_orders_only_its_own_cells(option, value):
+    given = {"fault": None, "subject": "reference", option: value}
+    with pytest.raises(ConfigError, match=f"cannot be combined with --{option} {value}$"):
+        change_of("HEAD..HEAD", given["subject"], given["fault"])
+    assert change_of(None, given["subject"], given["fault"]) is None

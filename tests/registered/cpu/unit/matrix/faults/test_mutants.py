@@ -5,8 +5,10 @@ import json
 import msgspec
 import pytest
 
+from specmatrix.ci.commands import mutants as command
 from specmatrix.ci.commands.mutants import main_mutants
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.faults import mutants
 from specmatrix.matrix.faults.mutants import Equivalent, Mutations, equivalents, is_equivalent, sample_of
 
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
@@ -97,3 +99,15 @@ def test_the_command_lists_its_sample_and_refuses_bad_options(capsys, tmp_path):
     for given, text in (({"size": 0}, "--sample must be at least 1, got 0"), ({"shard": "3/2"}, "shard must be")):
         with pytest.raises(ConfigError, match=text):
             call(**given)
+
+
+def test_an_installation_without_tests_must_go_without(monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "HOME", tmp_path)
+    with pytest.raises(ConfigError, match=r"is no checkout and has no unit tests; add --no-tests$"):
+        main_mutants(["engine"], 1, 0, 1, True, "1/1", True, None, False)
+
+
+def test_mutmut_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(mutants, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"mutants need mutmut, which is not installed: pip install"):
+        Mutations("engine/wide.py", SOURCE)
