@@ -92,7 +92,13 @@ def run(
     with cell_runs(tier, stage, seed, workers, subject, rules, fault, seconds, endpoint) as runs:
         if rerun_failed is not None and (cells is not None or limit is not None):
             raise ConfigError("--rerun-failed selects the cells; it takes neither --cells nor --limit")
-        options: dict[str, str | int] = {"subject": subject, "tier": tier, "stage": stage, "seed": seed, "fault": runs.fault}
+        options: dict[str, str | int] = {
+            "subject": subject,
+            "tier": tier,
+            "stage": stage,
+            "seed": seed,
+            "fault": runs.fault,
+        }
         again = None if rerun_failed is None else failed_cells(rerun_failed, out, options)
         chosen = chosen_cells(tier, stage, cells, limit, subject) if again is None else again
         check_parallel("workers", workers)
