@@ -81,8 +81,7 @@ def run(
     affected: str | None = None,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
-    if decide:
-        check_decide(fail_fast, shard, only)
+    check_decide(decide, fail_fast, shard, only)
     if junit is not None:
         check_place(junit.parent, junit.name)
     engine, rules = foreign_subject(subject, endpoint), load_waivers(waivers)
@@ -90,17 +89,11 @@ def run(
     seconds = measured_seconds(durations)
     change = change_of(affected, subject, fault)
     with cell_runs(tier, stage, seed, workers, subject, rules, fault, seconds, endpoint) as runs:
-        if rerun_failed is not None and (cells is not None or limit is not None):
-            raise ConfigError("--rerun-failed selects the cells; it takes neither --cells nor --limit")
-        options: dict[str, str | int] = {
-            "subject": subject,
-            "tier": tier,
-            "stage": stage,
-            "seed": seed,
-            "fault": runs.fault,
-        }
-        again = None if rerun_failed is None else failed_cells(rerun_failed, out, options)
-        chosen = chosen_cells(tier, stage, cells, limit, subject) if again is None else again
+        if rerun_failed is None:
+            chosen = chosen_cells(tier, stage, cells, limit, subject)
+        else:
+            options = (("subject", subject), ("tier", tier), ("stage", stage), ("seed", seed), ("fault", runs.fault))
+            chosen = failed_cells(rerun_failed, out, dict(options), (cells, limit))
         check_parallel("workers", workers)
         check_seed(seed)
         part, chosen = of_shard(chosen, seconds, shard, find_tier(tier).gpus)
@@ -125,9 +118,9 @@ def run(
     return int(view.verdict != "green")
 
 
-def check_decide(fail_fast: bool, shard: str, only: Subset | None) -> None:
+def check_decide(decide: bool, fail_fast: bool, shard: str, only: Subset | None) -> None:
     """ConfigError if there may be no green cells to compare with."""
-    if fail_fast or shard != WHOLE or only is not None:
+    if decide and (fail_fast or shard != WHOLE or only is not None):
         other = "--fail-fast" if fail_fast else "--shard" if shard != WHOLE else only and only.options.split()[0]
         raise ConfigError(f"--decide compares red cells with green ones; it cannot be combined with {other}")
 
@@ -218,11 +211,16 @@ def of_shard(
     return ShardRecord(number, total, len(cells), digest), [cell for cell in cells if cell in own]
 
 
-def failed_cells(source: Path, out: Path, options: Mapping[str, str | int]) -> list[Cell]:
+def failed_cells(
+    source: Path, out: Path, options: Mapping[str, str | int], others: Sequence[object] = ()
+) -> list[Cell]:
     """The cells of a report that are red without a waiver, or that its run ended before.
 
-    ConfigError if there are none, if the report is of other options, or if it is the one that the run would write.
+    ConfigError if there are none, if the report is of other options, if it is the one that the run would write, or if
+    one of `others`, options that select cells too, is not None.
     """
+    if any(other is not None for other in others):
+        raise ConfigError("--rerun-failed selects the cells; it takes neither --cells nor --limit")
     report = load(source)
     if (out / REPORT_FILE).resolve() == report.path.resolve():
         raise ConfigError(f"--out {out} holds the report whose failed cells rerun; name another folder")
