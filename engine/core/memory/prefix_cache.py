@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specmatrix.engine.core.memory.ledger import Ledger
-from specmatrix.errors import LedgerError
 
 
 @dataclass(eq=False, slots=True)
@@ -103,8 +102,7 @@ class PrefixCache:
 
     def _drop(self, leaf: Node) -> Node:
         parent = leaf.parent
-        if parent is None:
-            raise LedgerError("the root of the prefix cache cannot be evicted")
+        assert parent is not None  # only the root, which has no page, has none
         del parent.children[leaf.key]
         del self.nodes[leaf.page]
         self.ledger.evict(leaf.page)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
-from specmatrix.errors import LedgerError
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -133,12 +132,6 @@ def test_a_cache_that_is_off_keeps_nothing():
     ledger, cache = cache_of(enabled=False)
     assert run(ledger, cache, 1, [1, 2, 3, 4, 5]) == ([], 0)
     assert cache.match([1, 2, 3, 4, 5]) == [] and ledger.cached == 0
-
-
-def test_the_root_stays():
-    _, cache = cache_of()
-    with pytest.raises(LedgerError, match="the root of the prefix cache cannot be evicted"):
-        cache._drop(cache.root)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
