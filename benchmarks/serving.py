@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-from json import loads
+from json import dumps, loads
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -22,6 +23,11 @@ from specmatrix.benchmarks.metric import Metric, of, red, spread_of, unmeasured
 from specmatrix.benchmarks.pairs import interleave, seconds
 from specmatrix.benchmarks.subjects import questions
 from specmatrix.errors import ConfigError, text_of
+from specmatrix.matrix.subjects.http.connection import launched
+from specmatrix.matrix.subjects.http.endpoint import FLAGS, Endpoint
+from specmatrix.matrix.subjects.vllm import environment
+from specmatrix.matrix.subjects.vllm.subject import OFFLINE, ONE_THREAD, VllmSubject
+from specmatrix.matrix.zoo.registry import resolve_path
 
 CLIENTS: Final = (1, 8, 32)
 REQUESTS: Final = 64
@@ -31,6 +37,9 @@ SERVE: Final = (
     *("serve", "--port", "0", "--speculative-algorithm", "EAGLE3", "--page-size", "4"),
     *("--max-total-tokens", "16384", "--enable-streaming-session"),
 )
+VLLM: Final = "vllm"
+# The depth that our server chooses for this draft.
+DEPTH: Final = 5
 SAID: Final = re.compile(r"serving .* on (http://\S+)\n")
 # Soak: clients at once, kinds of requests with their weights, and the most by which memory may grow once warm.
 SOAKING: Final = 24
@@ -55,12 +64,39 @@ def server() -> Iterator[tuple[str, int]]:
             process.stderr.read()
 
 
+@contextmanager
+def vllm_server() -> Iterator[str]:
+    """URL of vLLM's server on the same target and draft, from the environment of the subject. ConfigError if it is not
+    installed or does not start."""
+    if environment.version() is None:
+        raise ConfigError("vLLM is not installed; `specmatrix subjects install vllm` installs it")
+    draft = {"method": "eagle3", "model": str(resolve_path("llama-mini-eagle3")), "num_speculative_tokens": DEPTH}
+    flags = {
+        "model": str(resolve_path("llama-mini")),
+        "served_model_name": "llama-mini",
+        "dtype": "float32",
+        "enforce_eager": True,
+        "speculative_config": dumps(draft),
+    }
+    own = OFFLINE | ONE_THREAD | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    given = [f"{name}={value}" for name, value in own.items()]
+    # The command `vllm` does not find its own version in the CPU build.
+    words = ["env", "-u", "PYTHONPATH", *given, environment.python(), "-m", "vllm.entrypoints.openai.api_server"]
+    endpoint = Endpoint(launch=f"{shlex.join(words)} {FLAGS}")
+    connection, process = launched(endpoint, flags, VllmSubject.profile.start_seconds)
+    try:
+        yield connection.url
+    finally:
+        connection.close()
+        process.stop()
+
+
 def measure(soak: int = 0, against: str | None = None) -> list[Metric]:
     """Throughput for each number of clients, then a soak of `soak` requests. against: the URL of another server on the
-    same checkpoint. ConfigError if that cannot be reached."""
+    same checkpoint, or `vllm` to start vLLM's. ConfigError if that cannot be reached."""
     prompts = list(islice(cycle(questions()), REQUESTS))
-    with server() as (url, _):
-        found = [throughput(clients, url, against, prompts) for clients in CLIENTS]
+    with vllm_server() if against == VLLM else nullcontext(against) as other, server() as (url, _):
+        found = [throughput(clients, url, other, prompts) for clients in CLIENTS]
     return found + (soaked(soak) if soak else [])
 
 

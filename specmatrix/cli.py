@@ -393,7 +393,7 @@ def bench(
     measure: Annotated[int, typer.Option(help="`order`: also plant this many faults")] = 0,
     soak: Annotated[int, typer.Option(help="`serve`: also send this many mixed requests")] = 0,
     against: Annotated[
-        str | None, typer.Option(help="`serve`: URL of another server on the same checkpoint, to compare with")
+        str | None, typer.Option(help="`serve`: vllm, or the URL of another server on the same checkpoint")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="also write bench.json and bench.md here")] = None,
     json_: Json = False,

