@@ -93,7 +93,9 @@ def _read(request: RequestSpec, answer: Answer, run: Run) -> str:
         return ""
     if len(answer.pieces) < 2:
         return "was streamed, but its text was never read before its end"
-    due = readings(request, answer) if Capability.ROUNDS in run.capabilities and not answer.retractions else []
+    # How much text other engines hold back for a stop string is their own rule.
+    ours = run.capabilities >= {Capability.ROUNDS, Capability.RESOLUTION}
+    due = readings(request, answer) if ours and not answer.retractions else []
     late = next((text for text in due if text and text not in answer.pieces), None)
     return "" if late is None else f"did not show {late[-40:]!r} while it ran, which no stop can take away"
 

@@ -155,12 +155,14 @@ def test_each_departure_of_mixed_stops_is_named(measured, altered, place, change
     assert outcome.state is State.FAIL and sentence in outcome.message
 
 
-def test_another_engine_may_end_at_the_stop_string_that_ends_first(measured, altered):
+def test_another_engine_may_end_at_the_stop_string_that_ends_first_and_hold_back_more_text(measured, altered):
     prepared, run, baseline = measured(MIXED)
     foreign = replace(run, capabilities=run.capabilities - {Capability.RESOLUTION})
     for matched, state in (("=<<", State.PASS), ("=<", State.PASS), ("<<", State.FAIL)):
         assert GATE.judge(prepared, altered(foreign, 2, matched=matched), baseline).state is state
     assert GATE.judge(prepared, altered(run, 2, matched="=<"), baseline).state is State.FAIL
+    held = altered(foreign, 5, pieces=("", *run.answers[5].pieces[-2:]))
+    assert GATE.judge(prepared, held, baseline).state is State.PASS
 
 
 SCORED = "none.ragged.rules"
