@@ -16,7 +16,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
-from specmatrix.matrix.cli.progress import counting
+from specmatrix.matrix.cli.progress import counting, waiting
 from specmatrix.matrix.cli.stopping import Stopped
 from specmatrix.matrix.cover.functions import stored_functions
 from specmatrix.matrix.cover.lockfile import stage_cells
@@ -25,8 +25,10 @@ from specmatrix.matrix.faults.mutants import (
     TESTS,
     Mutant,
     MutantOutcome,
+    check_tests,
     equivalents,
     is_equivalent,
+    red_without_mutants,
     run_mutants,
     sample_of,
 )
@@ -76,12 +78,15 @@ def main_mutants(
     smoke, pr = (of_gpus(in_order(stage_cells(stage)), 0) for stage in STAGES)
     found: list[MutantOutcome] = []
 
-    def show() -> int:
+    def show(complete: bool) -> None:
         if json_:
             print(json.dumps(_data(found, settings)))
-            return _status(found, tests)
-        return _show(found, settings, tests)
+        else:
+            _show(found, settings, tests, complete)
 
+    if tests:
+        with waiting("running the unit tests without a mutant"):
+            check_tests()
     try:
         with counting(len(mutants), "mutant") as advance:
             for outcome in run_mutants(mutants, smoke, pr, stored_functions(), seed, workers, tests):
@@ -90,9 +95,12 @@ def main_mutants(
                     write_text(out / MUTANTS_FILE, json.dumps(_data(found, settings), indent=1) + "\n")
                 advance(outcome.id, 1, sum(not one.by for one in found))
     except Stopped as stop:
-        show()
+        show(complete=False)
         raise stop.saying(f"interrupted after {len(found)} of {count(len(mutants), 'mutant')}") from None
-    return show()
+    show(complete=True)
+    if invalid := red_without_mutants(found, seed):
+        raise ConfigError(f"red without any mutant, so that kills by it mean nothing: {'; '.join(invalid)}")
+    return _status(found, tests)
 
 
 def _list(mutants: Sequence[Mutant], settings: dict[str, Any], json_: bool) -> int:
@@ -125,7 +133,8 @@ def _status(found: Sequence[MutantOutcome], tests: bool) -> int:
     return int(any(wilson(number, len(found))[1] < GOALS[name] for name, number in killed.items() if found))
 
 
-def _show(found: Sequence[MutantOutcome], settings: dict[str, Any], tests: bool) -> int:
+def _show(found: Sequence[MutantOutcome], settings: dict[str, Any], tests: bool, complete: bool) -> None:
+    """Print what killed how many; shares only of a complete sample, as those that nothing kills take longest."""
     console = StdoutConsole()
     table = Table("killed by", "mutants", "by a gate", "by a crash", "by a hang")
     for by, words in BY.items():
@@ -139,11 +148,10 @@ def _show(found: Sequence[MutantOutcome], settings: dict[str, Any], tests: bool)
         f"{count(len(found), 'mutant')} drawn from {settings['of']:,} of {' and '.join(settings['paths'])}, seed "
         f"{settings['seed']}; {count(settings['equivalent'], 'further one')} marked as equivalent"
     )
-    for name, number in _killed(found, tests).items() if found else ():
+    for name, number in _killed(found, tests).items() if found and complete else ():
         low, high = wilson(number, len(found))
         share = f"{number / len(found):.0%} ({low:.0%} to {high:.0%}, 95 % interval)"
         print(f"{name} kill {share}; the goal is {GOALS[name]:.0%}")
     for one in found:
         if not one.by:
             print(f"survived: {one.id} {one.within}, executed by {count(one.cells, 'cell')}\n{one.diff}")
-    return _status(found, tests)

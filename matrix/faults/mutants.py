@@ -23,7 +23,7 @@ from specmatrix.errors import ConfigError, shown
 from specmatrix.files import read_text
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.functions import ExecutedFunctions, functions_of
-from specmatrix.matrix.faults.plant import environment, planted, trial
+from specmatrix.matrix.faults.plant import CellVerdict, environment, planted, trial
 from specmatrix.matrix.faults.processes import Processes
 from specmatrix.reports.schema import RED_STATES
 
@@ -193,6 +193,42 @@ def run_mutants(
             processes.stop()
 
 
+def red_without_mutants(outcomes: Sequence[MutantOutcome], seed: int) -> tuple[str, ...]:
+    """The killers that are red without any mutant too, so that their kills mean nothing."""
+    cells = [Cell.from_id(name) for name in sorted({one.cell for one in outcomes if one.cell})]
+    if not cells:
+        return ()
+    result = trial(None, cells, seed, LEAST_SECONDS + SLACK * sum(cell.seconds for cell in cells))
+    red = [f"{verdict.cell}: {verdict.error or _red(verdict)}" for verdict in result.verdicts if is_red(verdict)]
+    return (*red, *([result.died] if result.died else []))
+
+
+def check_tests() -> None:
+    """ConfigError if the unit tests fail without any mutant."""
+    if failed := _failed_test(None, Processes()):
+        raise ConfigError(f"{TESTS} fails without any mutant, so that it would kill them all: {failed}")
+
+
+def is_red(verdict: CellVerdict) -> bool:
+    """Whether a cell crashed or a gate is red."""
+    return bool(verdict.error or _red(verdict))
+
+
+def _red(verdict: CellVerdict) -> str:
+    return " ".join(name for name, (state, _) in verdict.gates.items() if state in RED_STATES)
+
+
+def _failed_test(mutant: Mutant | None, processes: Processes) -> str:
+    """The first unit test that fails with a mutant, or the end of what pytest says; "" if all pass."""
+    with planted(mutant, tests=True) as tree:
+        words = [sys.executable, "-m", "pytest", TESTS, "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
+        died = processes.run([*words, "-p", "no:xdist"], tree, environment(tree), TEST_SECONDS)
+    if died is None:
+        return ""
+    named = [line.split()[1] for line in died.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return named[0] if named else died
+
+
 def _outcome(
     mutant: Mutant,
     smoke: Sequence[Cell],
@@ -217,20 +253,12 @@ def _outcome(
         result = trial(mutant, cells, seed, most, processes, first=True)
         spent = sum(verdict.seconds for verdict in result.verdicts)
         last = result.verdicts[-1] if result.verdicts else None
-        if last is not None and (last.error or any(state in RED_STATES for state, _ in last.gates.values())):
-            gates = " ".join(name for name, (state, _) in last.gates.items() if state in RED_STATES)
-            return ended("smoke" if last.cell in first else "pr", last.cell, gates or "crash", spent)
+        if last is not None and is_red(last):
+            return ended("smoke" if last.cell in first else "pr", last.cell, _red(last) or "crash", spent)
         if result.died:
             at = cells[min(len(result.verdicts), len(cells) - 1)]
             how = "hang" if "still running" in result.died else "crash"
             return ended("smoke" if at.id in first else "pr", at.id, how, spent)
-    if tests:
-        with planted(mutant, tests=True) as tree:
-            words = [sys.executable, "-m", "pytest", TESTS, "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
-            died = processes.run([*words, "-p", "no:xdist"], tree, environment(tree), TEST_SECONDS)
-        if died:
-            failed = [
-                word for line in died.splitlines() if line.startswith(("FAILED", "ERROR")) for word in line.split()[1:2]
-            ]
-            return ended("tests", "", failed[0] if failed else died[:100], spent)
+    if tests and (failed := _failed_test(mutant, processes)):
+        return ended("tests", "", failed, spent)
     return ended("", "", "", spent)

@@ -5,11 +5,13 @@ import sys
 
 import pytest
 
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.functions import stored_functions
+from specmatrix.matrix.faults import mutants
 from specmatrix.matrix.faults.command import select
-from specmatrix.matrix.faults.mutants import Mutations, run_mutants
-from specmatrix.matrix.faults.plant import ROOT, environment, planted
+from specmatrix.matrix.faults.mutants import MutantOutcome, Mutations, check_tests, red_without_mutants, run_mutants
+from specmatrix.matrix.faults.plant import ROOT, environment, planted, trial
 
 pytestmark = [pytest.mark.register(est_seconds=100, stage="nightly"), pytest.mark.nightly]
 
@@ -28,7 +30,7 @@ def test_a_red_run_of_a_change_names_its_lines_that_only_failing_cells_execute(t
         git(tree, "init -q -b main")
         git(tree, "add .")
         git(tree, "commit -qm base")
-        [changed] = select(["path-not-compacted"])[0].patch.apply(tree)
+        [changed] = select(["bonus-stride"])[0].patch.apply(tree)
         git(tree, "commit -qam head")
         words = ["run", "--affected", "HEAD~1..HEAD", "--stage", "smoke", "--cells", SELECTED, "--workers", "1"]
         done = subprocess.run(
@@ -40,7 +42,7 @@ def test_a_red_run_of_a_change_names_its_lines_that_only_failing_cells_execute(t
         )
         name = changed.relative_to(tree)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "1 changed function in engine and kernels: 1 of 3 cells execute them and run first" in done.stderr
+    assert "1 changed function in engine and kernels: 3 of 3 cells execute them and run first" in done.stderr
     [line] = [line for line in done.stdout.splitlines() if line.startswith(f"{name}:")]
     assert line.endswith(f": executed by {RED}, by none of 2 passing cells beside it")
 
@@ -61,3 +63,15 @@ def test_mutants_die_by_a_gate_a_crash_or_a_test_and_some_live():
     assert told[1] == ("smoke", "crash", "none.pair") and told[0][0] == "smoke"
     assert told[2][::2] == ("pr", "eagle3.tiers.v2.waves.length") and "adaptive" in told[2][1].split()
     assert told[3][::2] == ("tests", "") and told[3][1].endswith("_records"), told
+
+
+def test_what_is_red_without_a_mutant_kills_none(monkeypatch):
+    outcome = MutantOutcome("engine/loop.py:1#0", "", "", "smoke", RED, "lossless", 1, 1.0)
+    assert red_without_mutants([outcome, outcome], 0) == ()
+    broken = select(["path-not-compacted"])[0].patch
+    monkeypatch.setattr(mutants, "trial", lambda patch, *rest: trial(broken, *rest))
+    [told] = red_without_mutants([outcome], 0)
+    assert told.startswith(f"{RED}: ") and "lossless" in told
+    monkeypatch.setattr(mutants, "TESTS", "tests/registered/cpu/absent")
+    with pytest.raises(ConfigError, match=r"^tests/registered/cpu/absent fails without any mutant, so that it would"):
+        check_tests()
