@@ -39,8 +39,9 @@ lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# vLLM in an environment of its own: gigabytes, and half an hour.
+# transformers, and vLLM in an environment of its own: gigabytes, and an hour.
 subjects: .venv/.ready
+	$(BIN)/specmatrix run --subject transformers --stage pr --waivers examples/transformers-waivers.yaml --workers $(WORKERS) --out out/transformers
 	$(BIN)/specmatrix subjects install vllm
 	$(BIN)/specmatrix run --subject vllm --stage nightly --waivers examples/vllm-waivers.yaml --workers $(WORKERS) --out out/vllm
 
