@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
@@ -19,12 +21,15 @@ from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cover.order import stored_ranks
 from specmatrix.matrix.faults.command import select as select_faults
 from specmatrix.matrix.faults.plant import planted
-from specmatrix.matrix.run.tiers import repro, visible_gpus
+from specmatrix.matrix.run.tiers import Tier, repro, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.reports.schema import RED_STATES, REFERENCE, CellResult, WaiverRule
 from specmatrix.reports.wording import shorten
+
+if TYPE_CHECKING:
+    from specmatrix.ci.ray import Cluster
 
 # Characters shown of each worker's cell id in the progress bar.
 SHOWN: Final = 32
@@ -34,19 +39,25 @@ NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
 @dataclass(frozen=True, slots=True)
 class CellRuns:
     """Runs cells as its job says, on `workers` workers; the fault is planted in the job's tree. durations: seconds by
-    cell id, estimates by default. ranks: the places of the cells that run early, the stored ones by default."""
+    cell id, estimates by default. ranks: the places of the cells that run early, the stored ones by default. cluster:
+    where they run, None for this machine."""
 
     job: ShardJob
     workers: int
     fault: str = ""
     durations: Mapping[str, float] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=stored_ranks)
+    cluster: Cluster | None = None
 
     def __call__(self, cells: Sequence[Cell], **changes: object) -> Generator[CellResult]:
         """The cells' records as they finish, with a progress bar that counts them and the red ones and shows each
         worker's cell. changes: of the job. Their commands plant the fault and select the requests again."""
         job = dataclasses.replace(self.job, **changes)  # type: ignore[arg-type]  # fields of ShardJob
-        hosts = [Host("local", gpus=visible_gpus(job.tier), workers=self.workers)]
+        if self.cluster is None:
+            hosts: Sequence[Host] = [Host("local", gpus=visible_gpus(job.tier), workers=self.workers)]
+            execute = run_plan
+        else:
+            hosts, execute = self.cluster.hosts, self.cluster.run_plan
         work = plan(cells, self.durations, hosts, find_tier(job.tier).gpus, ranks=self.ranks)
         red = 0
         with counting(len(cells), "cell") as update:
@@ -54,7 +65,7 @@ class CellRuns:
             def show(workers: list[str]) -> None:
                 update(" · ".join(shorten(at, SHOWN) for at in workers), 0, red)
 
-            for record in run_plan(work, job, show):
+            for record in execute(work, job, show):
                 red += record.state in RED_STATES
                 update(None, 1, red)
                 given = [one.options for one in (job.endpoint, job.only) if one is not None]
@@ -73,9 +84,11 @@ def cell_runs(
     fault: str | None = None,
     durations: Mapping[str, float] = NO_SECONDS,
     endpoint: Endpoint | None = None,
+    on: str | None = None,
 ) -> Iterator[CellRuns]:
-    """Runs of cells while their fault is planted. ConfigError on a fault that is unknown in the tier or cannot be
-    planted in the subject."""
+    """Runs of cells while their fault is planted. on: the address of a Ray cluster, which gets the packages as they are
+    here; `workers` of its tasks share a GPU. ConfigError on a fault that is unknown in the tier or cannot be planted in
+    the subject, or on a cluster that cannot run the tier."""
     engine = foreign_subject(subject, endpoint)
     if fault is not None and engine is not None:
         raise ConfigError(f"a fault is planted in the reference engine only; subject {shown(subject)} is another one")
@@ -83,6 +96,24 @@ def cell_runs(
     seconds = LIMIT_SECONDS
     if engine is not None:  # A cell may start its engine and the baseline's.
         seconds += 2 * (engine.profile.start_seconds + engine.profile.answer_seconds)
-    with nullcontext() if patch is None else planted(patch) as tree:
+    connect = None if on is None else _reached(on)
+    with ExitStack() as stack:
+        tree: Path | None = None
+        cluster: Cluster | None = None
+        if patch is not None or connect is not None:
+            tree = stack.enter_context(planted(patch))
+            cluster = None if connect is None else stack.enter_context(connect(find_tier(tier), tree, workers))
         job = ShardJob(seed, tier, stage, seconds, subject, waivers, tree, endpoint=endpoint)
-        yield CellRuns(job, workers, fault or "", durations)
+        yield CellRuns(job, workers, fault or "", durations, cluster=cluster)
+
+
+def _reached(address: str) -> Callable[[Tier, Path, int], AbstractContextManager[Cluster]]:
+    """A connection to a cluster. ConfigError if nothing listens there, or Ray is not installed."""
+    try:
+        from specmatrix.ci.ray import connected, knock
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError("--on needs Ray, which is not installed; run: pip install 'specmatrix[ray]'") from None
+    knock(address)
+    return partial(connected, address)

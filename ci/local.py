@@ -165,8 +165,12 @@ def _replace(
         reason = f"two workers in a row did not start; the second {what}"
         missing = [cell for group in queue for cell in group.cells]
     for cell in missing:
-        record = lost(prepare(cell, job.tier, job.seed, subject=job.subject), reason)
-        yield waive(record, job.waivers, job.subject, None)
+        yield lost_cell(cell, job, reason)
+
+
+def lost_cell(cell: Cell, job: ShardJob, reason: str) -> CellResult:
+    """The INFRA record of a cell whose worker left none."""
+    return waive(lost(prepare(cell, job.tier, job.seed, subject=job.subject), reason), job.waivers, job.subject, None)
 
 
 def _start(workers: list[Worker], job: ShardJob, gpus: tuple[int, ...], second: bool = False) -> None:

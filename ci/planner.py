@@ -11,14 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import ceil, inf
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final
 
+import msgspec
+import yaml
 from msgspec import Meta, Struct
 
 from specmatrix.errors import ConfigError, shown
+from specmatrix.files import read_text
 from specmatrix.matrix.cells.axes import START_AXES, axis
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.reports.wording import shorten
 
 SPLIT: Final = 1.3
 START_SECONDS: Final = 0.5
@@ -140,6 +145,19 @@ def shard_plan(cells: Sequence[Cell], durations: Mapping[str, float], count: int
     if most < count:
         raise ConfigError(f"shard count must be at most {most} for these cells, got {count}")
     return made
+
+
+def read_hosts(path: Path) -> tuple[Host, ...]:
+    """The hosts of a YAML file. ConfigError, one sentence, on whatever is wrong with it."""
+    try:
+        found = msgspec.convert(yaml.safe_load(read_text(path)), tuple[Host, ...])
+    except OSError as error:
+        raise ConfigError(f"cannot read the hosts {shown(str(path))}: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the hosts {shown(str(path))} are invalid: {shorten(str(error), 200)}") from None
+    if twice := next((row.name for row in found if sum(row.name == other.name for other in found) > 1), None):
+        raise ConfigError(f"host {shown(twice)} is listed twice in {path}")
+    return found
 
 
 def plan(

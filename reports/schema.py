@@ -308,7 +308,8 @@ class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", t
     stopped a cell without a verdict, or why the subject does not support it; `verb` is the engine's operation that
     raised it, `traceback` where. `first_red` is the first request that a
     red gate blames, None if none blames any. `timeline` is of a traced run, None without one. `seconds` is wall time;
-    `engine_starts` are those for this cell, its baseline's included. Both vary from run to run and come last.
+    `engine_starts` are those for this cell, its baseline's included; `losses` has a sentence on each earlier attempt
+    that lost its worker or node of a cluster. These vary from run to run and come last.
     """
 
     id: str
@@ -327,6 +328,7 @@ class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", t
     timeline: Timeline | None = None
     seconds: Seconds = 0.0
     engine_starts: Count = 0
+    losses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if fault := _contradiction(self.state, self.gates, self.error, self.expect):

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from specmatrix import __version__
-from specmatrix.ci.commands.cli import merge, plan, review
+from specmatrix.ci.commands.cli import bisect, merge, plan, review
 from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.matrix.cli.cell_commands import axes, cells_app, explain
 from specmatrix.matrix.cli.commands.flags import EPILOG
@@ -31,12 +31,16 @@ from specmatrix.matrix.cli.options import (
     Decide,
     Durations,
     Explain,
+    Hosts,
     Json,
     Junit,
     Launch,
     Models,
+    On,
     PlantedFault,
     Requests,
+    RunShard,
+    RunWorkers,
     Seed,
     Shard,
     Stage,
@@ -110,7 +114,7 @@ def run(
     cells: Annotated[
         str | None, typer.Option(help="select by id or by an expression like `algorithm=eagle3 and topk in (2, 4)`")
     ] = None,
-    workers: Workers = WORKERS,
+    workers: RunWorkers = None,
     seed: Seed = 0,
     limit: Annotated[int | None, typer.Option(help="run at most this many cells")] = None,
     subject: Annotated[str, typer.Option(help="the engine under test, by a name of `specmatrix subjects`")] = REFERENCE,
@@ -128,7 +132,9 @@ def run(
     fault: PlantedFault = None,
     explain: Explain = False,
     decide: Decide = False,
-    shard: Shard = "1/1",
+    shard: RunShard = "1/1",
+    hosts: Hosts = None,
+    on: On = None,
     durations: Durations = None,
     requests: Requests = None,
     tokens: Tokens = None,
@@ -147,11 +153,11 @@ def run(
     place = endpoint_of(url, baseline_url, launch, api_key)
     return run_matrix(
         tier, stage, out, cells, workers, seed, limit, json_, subject, waivers, fail_fast, rerun_failed, fault, explain,
-        decide, shard, durations, only, place, junit, affected,
+        decide, shard, durations, only, place, junit, affected, hosts, on,
     )  # fmt: skip
 
 
-for command in (plan, merge, review):
+for command in (plan, merge, review, bisect):
     app.command()(command)
 
 
@@ -185,25 +191,6 @@ def compare(
     from specmatrix.matrix.cli.commands.compare import compare_reports
 
     return compare_reports(base, head, acknowledge, out, json_)
-
-
-@app.command()
-def bisect(
-    good: Annotated[str, typer.Argument(metavar="GOOD", help="a commit at which the cells pass")],
-    bad: Annotated[str, typer.Argument(metavar="BAD", help="a later commit at which one is red")],
-    cells: Annotated[str, typer.Option(help="the cells, by id or selector")],
-    tier: Annotated[str, typer.Option(help="hardware of the cells: cpu, gpu1, gpu2, gpu4 or gpu8")] = "cpu",
-    stage: Stage = "pr",
-    seed: Seed = 0,
-    subject: Annotated[str, typer.Option(help="the engine under test")] = REFERENCE,
-) -> int:
-    """Find the first commit at which a cell is red.
-
-    The commits are run in a worktree of their own.
-    """
-    from specmatrix.ci.commands.bisect import main_bisect
-
-    return main_bisect(good, bad, cells, tier, stage, seed, subject)
 
 
 for command in (axes, explain):

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from specmatrix.matrix.cli.options import Durations, Json, Junit
+from specmatrix.matrix.cli.options import Durations, Hosts, Json, Junit, Seed, Stage
+from specmatrix.reports.schema import REFERENCE
 
 
 def plan(
@@ -15,9 +16,7 @@ def plan(
     stage: Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly")] = "pr",
     cells: Annotated[str | None, typer.Option(help="select cells, as `run` does")] = None,
     shards: Annotated[int | None, typer.Option(help="number of shards, those of `run --shard`")] = None,
-    hosts: Annotated[
-        Path | None, typer.Option(help="YAML file of hosts instead: a list of name, gpus and workers")
-    ] = None,
+    hosts: Hosts = None,
     durations: Durations = None,
     max_gpu_minutes: Annotated[
         int | None, typer.Option(help="refuse a plan that needs more GPU minutes, and divide these over the shards")
@@ -67,3 +66,21 @@ def review(
     from specmatrix.ci.commands.review import review as review_runs
 
     return review_runs(reports, base, acknowledge, out, link, annotate, diff)
+
+
+def bisect(
+    good: Annotated[str, typer.Argument(metavar="GOOD", help="a commit at which the cells pass")],
+    bad: Annotated[str, typer.Argument(metavar="BAD", help="a later commit at which one is red")],
+    cells: Annotated[str, typer.Option(help="the cells, by id or selector")],
+    tier: Annotated[str, typer.Option(help="hardware of the cells: cpu, gpu1, gpu2, gpu4 or gpu8")] = "cpu",
+    stage: Stage = "pr",
+    seed: Seed = 0,
+    subject: Annotated[str, typer.Option(help="the engine under test")] = REFERENCE,
+) -> int:
+    """Find the first commit at which a cell is red.
+
+    The commits are run in a worktree of their own.
+    """
+    from specmatrix.ci.commands.bisect import main_bisect
+
+    return main_bisect(good, bad, cells, tier, stage, seed, subject)

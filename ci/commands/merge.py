@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from specmatrix.ci.commands.run import show_run
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.run.provenance import merged_host
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.schema import REPORT_FILE, Header, Json, ShardRecord
 from specmatrix.reports.store import Report, ReportWriter, load
@@ -58,7 +59,7 @@ def merged_header(reports: Sequence[Report]) -> Header:
             raise ConfigError(f"{paths[0]} and {paths[1]} are both shard {number}/{count}; give one of them")
     _check_cells(reports, shards[0].cells)
     hosts = [report.header.host for report in reports]
-    host = hosts[0] if all(one == hosts[0] for one in hosts) else _hosts(hosts)
+    host = hosts[0] if all(one == hosts[0] for one in hosts) else merged_host(hosts)
     return replace(first.header, shard=None, host=host, created=min(report.header.created for report in reports))
 
 
@@ -86,10 +87,3 @@ def _check_cells(reports: Sequence[Report], expected: int) -> None:
             seen[cell] = report
     if len(seen) != expected:
         raise ConfigError(f"the shards have {len(seen)} of {expected} cells; give every shard the same --durations")
-
-
-def _hosts(hosts: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
-    """Several machines as one: the names of their processors, the sum of their cores, all their GPUs."""
-    names = dict.fromkeys(str(host.get("cpu")) for host in hosts)
-    gpus = [gpu for host in hosts for gpu in host.get("gpus") or ()]
-    return {"cpu": ", ".join(names), "cores": sum(host.get("cores") or 0 for host in hosts), "gpus": gpus}

@@ -8,16 +8,12 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-import yaml
-
 from specmatrix.ci.commands.run import chosen_cells
-from specmatrix.ci.planner import MOST, Host, ShardPlan, plan, shard_plan
+from specmatrix.ci.planner import MOST, ShardPlan, plan, read_hosts, shard_plan
 from specmatrix.errors import ConfigError, shown
-from specmatrix.files import read_text
 from specmatrix.matrix.cover.order import measured_seconds
 from specmatrix.matrix.run.tiers import tier as find_tier
-from specmatrix.reports.wording import count, duration, shorten
+from specmatrix.reports.wording import count, duration
 
 # Minutes of a job besides its cells, such as the installation, and how much slower than estimated a machine may be.
 GRACE_MINUTES: Final = 20
@@ -109,16 +105,3 @@ def job_matrix(
         for tier, made in plans.items()
         for shard in made.shards
     ]  # fmt: skip
-
-
-def read_hosts(path: Path) -> tuple[Host, ...]:
-    """The hosts of a YAML file. ConfigError, one sentence, on whatever is wrong with it."""
-    try:
-        found = msgspec.convert(yaml.safe_load(read_text(path)), tuple[Host, ...])
-    except OSError as error:
-        raise ConfigError(f"cannot read the hosts {shown(str(path))}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"the hosts {shown(str(path))} are invalid: {shorten(str(error), 200)}") from None
-    if twice := next((row.name for row in found if sum(row.name == other.name for other in found) > 1), None):
-        raise ConfigError(f"host {shown(twice)} is listed twice in {path}")
-    return found

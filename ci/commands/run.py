@@ -14,7 +14,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from specmatrix.ci.cell_runs import CellRuns, cell_runs
-from specmatrix.ci.planner import parse_shard, shard_plan
+from specmatrix.ci.planner import Host, parse_shard, plan, read_hosts, shard_plan
 from specmatrix.ci.variants import decided
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
@@ -22,6 +22,7 @@ from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cells.selection import of_gpus, select
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
+from specmatrix.matrix.cli.options import WORKERS
 from specmatrix.matrix.cli.stopping import Stopped
 from specmatrix.matrix.cover.affected import SourceChange, affected_ranks, read_change, sentence
 from specmatrix.matrix.cover.functions import stored_functions
@@ -62,7 +63,7 @@ def run(
     stage: str,
     out: Path,
     cells: str | None,
-    workers: int,
+    workers: int | None,
     seed: int,
     limit: int | None,
     json_: bool,
@@ -79,32 +80,33 @@ def run(
     endpoint: Endpoint | None = None,
     junit: Path | None = None,
     affected: str | None = None,
+    hosts: Path | None = None,
+    on: str | None = None,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
     check_decide(decide, fail_fast, shard, only)
     if junit is not None:
         check_place(junit.parent, junit.name)
     engine, rules = foreign_subject(subject, endpoint), load_waivers(waivers)
-    visible_gpus(tier)
+    there, at_once = places(hosts, shard, on, workers, tier)
     seconds = measured_seconds(durations)
     change = change_of(affected, subject, fault)
-    with cell_runs(tier, stage, seed, workers, subject, rules, fault, seconds, endpoint) as runs:
+    with cell_runs(tier, stage, seed, at_once, subject, rules, fault, seconds, endpoint, on) as runs:
         if rerun_failed is None:
             chosen = chosen_cells(tier, stage, cells, limit, subject)
         else:
             options = (("subject", subject), ("tier", tier), ("stage", stage), ("seed", seed), ("fault", runs.fault))
             chosen = failed_cells(rerun_failed, out, dict(options), (cells, limit))
-        check_parallel("workers", workers)
         check_seed(seed)
-        part, chosen = of_shard(chosen, seconds, shard, find_tier(tier).gpus)
+        part, chosen = of_shard(chosen, seconds, shard, find_tier(tier).gpus, there)
         verify_cells(chosen)
         runs = runs if change is None else _affected_first(runs, change, chosen)
         parts = (engine, cells, limit, rerun_failed)
         less = cheaper_stage(stage, find_tier(tier).gpus) if parts == (None,) * len(parts) else None
-        header = run_header(
-            tier, stage, seed, GATES if engine is None else applied_gates(engine.profile).gates, engine, rules
-        )
-        header = replace(header, fault=runs.fault, shard=part, cheaper=less, dirty=header.dirty or bool(runs.fault))
+        gates = GATES if engine is None else applied_gates(engine.profile).gates
+        header = run_header(tier, stage, seed, gates, engine, rules)
+        dirty, host = header.dirty or bool(runs.fault), header.host if runs.cluster is None else runs.cluster.host
+        header = replace(header, fault=runs.fault, shard=part, cheaper=less, dirty=dirty, host=host)
         if only is not None:
             header = replace(header, data_hash=hash_of(only, chosen, seed, header.data_hash))
         traced = ("every" if len(chosen) == 1 else "red") if explain else "none"
@@ -199,14 +201,53 @@ def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None, su
     return chosen
 
 
+def places(
+    hosts: Path | None, shard: str, on: str | None, workers: int | None, tier: str
+) -> tuple[tuple[Host, ...] | None, int]:
+    """The rows of a file of hosts, and the workers of `checked_workers`. ConfigError if the cells cannot run there."""
+    there = None if hosts is None else read_hosts(hosts)
+    at_once = checked_workers(workers, tier, on, next((row for row in there or () if row.name == shard), None))
+    if on is None:
+        visible_gpus(tier)
+    elif there is not None:
+        raise ConfigError("--hosts divides the cells by a file and --on by the nodes of a cluster; give one of them")
+    return there, at_once
+
+
+def checked_workers(workers: int | None, tier: str, on: str | None, host: Host | None) -> int:
+    """How many workers run on this machine, or how many tasks of a cluster share a GPU. host: this machine's row of a
+    file of hosts. ConfigError if there are too many."""
+    gpus = find_tier(tier).gpus
+    if on is not None and gpus != 1:
+        if workers is not None:
+            where = "a CPU core" if not gpus else count(gpus, "GPU")
+            raise ConfigError(
+                f"--workers with --on is the number of tasks that share a GPU; a task of {tier} has {where}"
+            )
+        return 1
+    found = workers if workers is not None else WORKERS if host is None else host.workers
+    check_parallel("workers", found)
+    return found
+
+
 def of_shard(
-    cells: list[Cell], seconds: Mapping[str, float], shard: str, gpus: int
+    cells: list[Cell], seconds: Mapping[str, float], shard: str, gpus: int, hosts: Sequence[Host] | None = None
 ) -> tuple[ShardRecord | None, list[Cell]]:
-    """The cells of a shard and its record for the header; all cells and None for 1/1. ConfigError if it is no shard."""
-    number, total = parse_shard(shard)
-    if total == 1:
-        return None, cells
-    own = {cell for group in shard_plan(cells, seconds, total, gpus).shards[number - 1].groups for cell in group.cells}
+    """The cells of a shard, and what the header says of it; all cells and None for 1/1. hosts: those that have a shard
+    each, by name. ConfigError if it is none."""
+    if hosts is not None:
+        shards = plan(cells, seconds, hosts, gpus).shards
+        names = [row.name for row in hosts if any(lane.groups for lane in shards if lane.host == row.name)]
+        if shard not in names:
+            raise ConfigError(f"--shard must be a host that gets cells, {', '.join(names)}, got {shown(shard)}")
+        number, total = names.index(shard) + 1, len(names)
+    else:
+        number, total = parse_shard(shard)
+        if total == 1:
+            return None, cells
+        shard = f"{number}/{total}"
+        shards = shard_plan(cells, seconds, total, gpus).shards
+    own = {cell for lane in shards if lane.host == shard for group in lane.groups for cell in group.cells}
     digest = blake2b("\n".join(sorted(cell.id for cell in cells)).encode(), digest_size=6).hexdigest()
     return ShardRecord(number, total, len(cells), digest), [cell for cell in cells if cell in own]
 

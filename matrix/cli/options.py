@@ -11,11 +11,23 @@ import typer
 WORKERS: Final = min(os.cpu_count() or 1, 8)
 Stage = Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly")]
 Workers = Annotated[int, typer.Option(help="worker processes, one compute thread each; on GPUs, per set of GPUs")]
+RunWorkers = Annotated[
+    int | None,
+    typer.Option(help="worker processes, one compute thread each; on GPUs, per set of GPUs; with --on, per GPU"),
+]
 Seed = Annotated[int, typer.Option(help="seed for prompts and sampling")]
 PlantedFault = Annotated[
     str | None, typer.Option("--fault", help="plant this fault of `specmatrix faults --list` in the engine first")
 ]
 Shard = Annotated[str, typer.Option(help="one of several about equally long shards, such as 2/4")]
+RunShard = Annotated[
+    str, typer.Option(help="one of several about equally long shards, such as 2/4; with --hosts, one's name")
+]
+Hosts = Annotated[Path | None, typer.Option(help="YAML file of hosts: a list of name, gpus and workers")]
+On = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="run on a Ray cluster: auto, HOST:PORT or ray://HOST:PORT"),
+]
 Durations = Annotated[
     Path | None, typer.Option(help="a report whose cells' seconds replace the estimates of the lock file")
 ]

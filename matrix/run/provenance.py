@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +20,7 @@ from specmatrix.matrix.run.coverage_demand import demanded
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.zoo.registry import TARGETS, TEST, oracle_file, zoo_hash
-from specmatrix.reports.schema import REFERENCE, UNKNOWN, Header, SubjectRecord, WaiverRule
+from specmatrix.reports.schema import REFERENCE, UNKNOWN, Header, Json, SubjectRecord, WaiverRule
 
 ROOT: Final = HOME
 PACKAGES: Final = ("torch", "transformers")
@@ -43,12 +43,8 @@ def run_header(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=_commit(),
         dirty=bool(_git("status", "--porcelain", "--untracked-files=no")),
-        versions={
-            "python": platform.python_version(),
-            **{name: _version(name) for name in PACKAGES},
-            "specmatrix": __version__,
-        },
-        host={"cpu": _cpu(), "cores": os.cpu_count(), "gpus": []},
+        versions=installed_versions(),
+        host=this_host(),
         lock_hash=files_hash([LOCK_FILE if subject is None else own_lock_file(subject.name)]),
         data_hash=files_hash([TEST, *map(oracle_file, TARGETS)]),
         zoo_hash=zoo_hash(),
@@ -57,6 +53,24 @@ def run_header(
         counters=demanded(stage, find_tier(tier).gpus) if described.name == REFERENCE else None,
         subject=described,
     )
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions that a run depends on, by name."""
+    packages = {name: _version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **packages, "specmatrix": __version__}
+
+
+def this_host() -> dict[str, Json]:
+    """What a header says of this machine."""
+    return {"cpu": _cpu(), "cores": os.cpu_count(), "gpus": []}
+
+
+def merged_host(hosts: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
+    """Several machines as one: the names of their processors, the sum of their cores, all their GPUs."""
+    names = dict.fromkeys(str(host.get("cpu")) for host in hosts)
+    gpus = [gpu for host in hosts for gpu in host.get("gpus") or ()]
+    return {"cpu": ", ".join(names), "cores": sum(host.get("cores") or 0 for host in hosts), "gpus": gpus}
 
 
 def subject_record(subject: Subject) -> SubjectRecord:

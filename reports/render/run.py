@@ -46,6 +46,7 @@ from specmatrix.reports.wording import count, failure, shorten
 MOST_ROWS: Final = 4000
 MOST_RED: Final = 200
 _MOST_NOTE: Final = 300
+_MOST_LOST: Final = 8
 # Red cells that are compared with every green one.
 MOST_NEIGHBOURS: Final = 4
 
@@ -92,6 +93,19 @@ class RunView:
         that ran no cell."""
         whole = self.summary.ran and not self.summary.not_run
         return "green" if not self.red and whole and self.summary.counters.state != "FAIL" else "red"
+
+    @property
+    def lost(self) -> list[str]:
+        """A sentence on each worker or node of a cluster that was lost, with the cells that ran again."""
+        found: dict[str, Counter[str]] = defaultdict(Counter)
+        for cell in self.cells:
+            for loss in cell.losses:
+                found[loss][cell.id] += 1
+        lines = []
+        for loss, cells in found.items():
+            names = [name + f" ({times} times)" * (times > 1) for name, times in cells.items()]
+            lines.append(f"ran again, as {loss}: {', '.join(names[:_MOST_LOST])}" + ", …" * (len(names) > _MOST_LOST))
+        return lines
 
     @property
     def outcome(self) -> str:
@@ -247,10 +261,11 @@ def _waiver(cell: CellResult, today: str) -> str:
 
 
 def _note(cell: CellResult) -> str:
-    """What a row says in words: why it is red, what was rewritten, the accuracy."""
+    """What a row says in words: why it is red, what was rewritten, what was lost before, the accuracy."""
     accuracy = accuracy_point(cell)
     texts = [] if cell.state == "PASS" else [shorten(failure(cell), _MOST_NOTE)]
     texts += [f"rewritten {signature(rewrite)}" for rewrite in cell.rewrites]
+    texts += [f"ran again: {loss}" for loss in cell.losses]
     texts += [] if accuracy is None else [accuracy.title.removeprefix(f"{cell.id}: ")]
     return "; ".join(texts)
 

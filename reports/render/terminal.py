@@ -56,6 +56,10 @@ def print_run(run: RunView, console: Console) -> None:
         _say(console, f"[yellow]{cell.state}[/yellow] [bold]{escape(cell.id)}[/bold]: {why}")
     if len(run.unsupported) > MOST:
         _say(console, f"… and {count(len(run.unsupported) - MOST, 'more unsupported cell')} in the report")
+    for text in run.lost[:MOST]:
+        _say(console, f"[yellow]{escape(text)}[/yellow]")
+    if len(run.lost) > MOST:
+        _say(console, f"… and {count(len(run.lost) - MOST, 'more lost attempt')} in the report")
     gates = {gate: sum(row.values()) - row.get("PASS", 0) for gate, row in run.summary.by_gate.items()}
     words = [escape(gate) + (f" [red]{red} red[/red]" if red else " [green]ok[/green]") for gate, red in gates.items()]
     _say(console, "gates: " + ", ".join(words))

@@ -16,6 +16,7 @@ from specmatrix import HOME
 from specmatrix.cli import app
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.run.tiers import TIERS
+from specmatrix.matrix.run.tiers import tier as find_tier
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -24,7 +25,13 @@ NIGHTLY = WORKFLOWS / "nightly.yml"
 
 
 CI = HOME / "ci"
-FILES = [*sorted(WORKFLOWS.iterdir()), CI / "github" / "action.yml", *CI.glob("gitlab/*"), *CI.glob("buildkite/*")]
+FILES = [
+    *sorted(WORKFLOWS.iterdir()),
+    CI / "github" / "action.yml",
+    *CI.glob("gitlab/*"),
+    *CI.glob("buildkite/*"),
+    *CI.glob("kuberay/*"),
+]
 # Of GitHub, and of a shell; an optional word of a shell stands for itself.
 EXPRESSION = re.compile(r"\$\{\{.*?\}\}|\$\{\w+:\+(.*)\}(?= --out)|\$+\(\(.*?\)\)")
 SCRIPTS = [*sorted((CI / "github").glob("*.sh"))]
@@ -34,7 +41,7 @@ def texts(node: object) -> Iterator[str]:
     """The commands of a file of GitHub, GitLab or Buildkite."""
     if isinstance(node, dict):
         for name, value in node.items():
-            if name in ("run", "script", "commands") and isinstance(value, str | list):
+            if name in ("run", "script", "commands", "entrypoint") and isinstance(value, str | list):
                 yield from [value] if isinstance(value, str) else value
             else:
                 yield from texts(value)
@@ -50,7 +57,7 @@ def steps(file: Path) -> list[list[str]]:
     lines = [line for text in found for line in text.splitlines() if not line.lstrip().startswith("#")]
     masked = [EXPRESSION.sub(lambda match: match[1] or "1", line) for line in lines]
     commands = [re.split(r"\s*\|\|\s*|\)$", line)[0].removeprefix("matrix=$(") for line in masked]
-    program = r'^\s*(?:\.venv/bin/specmatrix|"\$(?:SPECMATRIX|specmatrix)"|python -m specmatrix) '
+    program = r'^\s*(?:specmatrix|\.venv/bin/specmatrix|"\$(?:SPECMATRIX|specmatrix)"|python -m specmatrix) '
     return [shlex.split(re.sub(program, "x/specmatrix ", line)) for line in commands if line.count("'") % 2 == 0]
 
 
@@ -77,6 +84,21 @@ def test_commands_exist(file: Path):
     assert found or file.name in ("pull-request.yml",)
     folders = [word for words in steps(file) if "pytest" in words for word in words if word.startswith("tests/")]
     assert all((WORKFLOWS.parents[1] / folder).is_dir() for folder in folders)
+
+
+def test_the_ray_job_gives_the_tier_what_a_task_needs():
+    job = yaml.safe_load((CI / "kuberay" / "rayjob.yml").read_text(encoding="utf-8"))
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    spec = job["spec"]["rayClusterSpec"]
+    (words,) = ours(CI / "kuberay" / "rayjob.yml")
+    options = parsed(words)
+    assert options["on"] == "auto" and f"ray=={spec['rayVersion']}" in (HOME / "requirements.txt").read_text()
+    mounts = spec["headGroupSpec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    assert any(Path(mount["mountPath"]) in options["out"].parents for mount in mounts)
+    (group,) = spec["workerGroupSpecs"]
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    needed = find_tier(options["tier"]).gpus
+    assert int(limits["nvidia.com/gpu"]) >= needed and int(limits["cpu"]) >= needed and group["minReplicas"] >= 1
 
 
 def test_every_tier_with_faults_plants_them_nightly():

@@ -8,8 +8,10 @@ from msgspec.structs import replace
 
 import specmatrix
 from specmatrix.ci import local
-from specmatrix.ci.commands.run import chosen_cells, of_shard
+from specmatrix.ci.commands.run import checked_workers, chosen_cells, of_shard
+from specmatrix.ci.planner import Host
 from specmatrix.cli import main
+from specmatrix.matrix.cli.options import WORKERS
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.prepared_cell import prepare
@@ -60,6 +62,30 @@ def test_shards_run_apart_merge_to_the_whole_run(monkeypatch, tmp_path, capsys):
     assert len(specmatrix.load(tmp_path / "all").cells()) == len(CELLS)
     assert json.loads((tmp_path / "all/summary.json").read_text())["cells"] == len(CELLS)
     assert (tmp_path / "all/report.md").exists()
+
+
+def test_the_hosts_of_a_file_run_what_the_plan_says_and_merge_to_the_whole_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(local, "work", scripted_workers.passes)
+    hosts = tmp_path / "hosts.yaml"
+    hosts.write_text("[{name: large, workers: 2}, {name: small}]\n")
+    where = ["--stage", "smoke", "--cells", SELECTOR, "--hosts", str(hosts)]
+    assert main(["plan", *where, "--json"]) == 0
+    (planned,) = json.loads(capsys.readouterr().out)["plans"]
+    outs = [tmp_path / name for name in ("large", "small")]
+    for out in outs:
+        assert main(["run", *where, "--shard", out.name, "--out", str(out)]) == 0
+        lanes = [lane for lane in planned["shards"] if lane["host"] == out.name]
+        assert set(load(out).ids()) == {cell for lane in lanes for group in lane["groups"] for cell in group["cells"]}
+    assert len(load(outs[0])) > len(load(outs[1]))
+    assert merge(*outs, "--out", tmp_path / "all") == 0
+    assert set(load(tmp_path / "all").ids()) == {cell.id for cell in CELLS}
+
+
+def test_a_host_of_a_file_has_the_workers_that_the_file_says():
+    host = Host("a", workers=3)
+    assert checked_workers(None, "cpu", None, host) == 3
+    assert checked_workers(2, "cpu", None, host) == 2
+    assert checked_workers(None, "cpu", None, None) == WORKERS
 
 
 def test_the_plan_names_the_cells_of_each_shard(capsys):
@@ -116,6 +142,10 @@ def test_durations_come_from_a_report(tmp_path, capsys):
         (["plan", "--shards", "2", "--durations", "{}/none"], "{}/none does not exist; give a report file or a dir"),
         (["run", "--shard", "1/2", "--decide"], "--decide compares red cells with green ones; it cannot be combined"),
         (["run", "--shard", "3/2"], "shard must be NUMBER/COUNT with NUMBER from 1 to COUNT, such as 2/4 for"),
+        (["run", "--hosts", "{}/pair"], "--shard must be a host that gets cells, a, b, got '1/1'"),
+        (["run", "--hosts", "{}/pair", "--shard", "c"], "--shard must be a host that gets cells, a, b, got 'c'"),
+        (["run", "--hosts", "{}/empty", "--shard", "a"], "no host has a CPU worker; hosts: none"),
+        (["run", "--hosts", "{}/many", "--shard", "a"], "workers must be between 1 and "),
         (["run", "--cells", "none", "--shard", "1/2"], "shard count must be at most 1 for these cells, got 2"),
     ],
 )  # fmt: skip
@@ -124,6 +154,9 @@ def test_what_cannot_be_planned_is_refused(words, sentence, tmp_path, capsys):
     (tmp_path / "open").write_text("[{name: a")
     (tmp_path / "twice").write_text("[{name: a}, {name: a}]")
     (tmp_path / "small").write_text("[{name: a, gpus: 2}]")
+    (tmp_path / "pair").write_text("[{name: a}, {name: b}]")
+    (tmp_path / "empty").write_text("[]")
+    (tmp_path / "many").write_text("[{name: a, workers: 1000}]")
     given = [word.format(tmp_path) for word in words] + ["--out", str(tmp_path / "out")] * (words[0] == "run")
     assert main(given) == 2
     assert capsys.readouterr().err.startswith(f"specmatrix: {sentence.format(tmp_path)}")
