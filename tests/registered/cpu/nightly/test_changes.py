@@ -7,7 +7,7 @@ import pytest
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cover.functions import stored_functions
+from specmatrix.matrix.cover.functions import executed_functions, stored_functions
 from specmatrix.matrix.faults import mutants
 from specmatrix.matrix.faults.command import select
 from specmatrix.matrix.faults.mutants import MutantOutcome, Mutations, check_tests, red_without_mutants, run_mutants
@@ -75,3 +75,12 @@ def test_what_is_red_without_a_mutant_kills_none(monkeypatch):
     monkeypatch.setattr(mutants, "TESTS", "tests/registered/cpu/absent")
     with pytest.raises(ConfigError, match=r"^tests/registered/cpu/absent fails without any mutant, so that it would"):
         check_tests()
+
+
+def test_cells_execute_what_they_need_whichever_ran_before():
+    cells = [Cell.from_id(name) for name in ("ngram.pair", "none.pair")]
+    both, alone = executed_functions(cells), executed_functions(cells[1:])
+    assert both["none.pair"] == alone["none.pair"]
+    index = {name for path, name in both["ngram.pair"] if path == "engine/core/draft/ngram_index.py"}
+    assert index and not [path for path, _ in both["none.pair"] if path == "engine/core/draft/ngram_index.py"]
+    assert ("engine/core/config/resolve.py", "resolve") in alone["none.pair"]

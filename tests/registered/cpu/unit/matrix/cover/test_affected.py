@@ -14,13 +14,12 @@ from specmatrix.matrix.cover.affected import SourceChange, affected_ranks, read_
 from specmatrix.matrix.cover.functions import (
     MODULE,
     ExecutedFunctions,
-    executed_functions,
     functions_of,
     stored_functions,
 )
 from specmatrix.matrix.cover.lockfile import stage_cells
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 SOURCE = """\
 WIDTH = 4
@@ -135,15 +134,6 @@ def test_the_stored_functions_are_those_of_todays_sources_and_cells():
     assert len(known) > 500 and sum(known) >= 0.9 * len(known)
     trees = stored.executing(("engine/device_step.py", "DeviceStep._compact"))
     assert trees and all(".k1." not in cell for cell in trees)
-
-
-def test_cells_execute_what_they_need_whichever_ran_before():
-    cells = [Cell.from_id(name) for name in ("ngram.pair", "none.pair")]
-    both, alone = executed_functions(cells), executed_functions(cells[1:])
-    assert both["none.pair"] == alone["none.pair"]
-    index = {name for path, name in both["ngram.pair"] if path == "engine/core/draft/ngram_index.py"}
-    assert index and not [path for path, _ in both["none.pair"] if path == "engine/core/draft/ngram_index.py"]
-    assert ("engine/core/config/resolve.py", "resolve") in alone["none.pair"]
 
 
 def test_an_invalid_file_of_functions_is_refused(tmp_path):
