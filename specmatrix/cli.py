@@ -332,7 +332,7 @@ def mutants(
     out: Annotated[Path | None, typer.Option(help="also write mutants.json here")] = None,
     json_: Json = False,
 ) -> int:
-    """Make small random changes of the engine, and report what kills them."""
+    """Report what kills small random changes of the engine."""
     from specmatrix.ci.commands.mutants import main_mutants
     from specmatrix.matrix.faults.mutants import PATHS
 

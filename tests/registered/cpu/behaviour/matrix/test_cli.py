@@ -68,7 +68,7 @@ WRONG = {
     ("bench", "overhead", "--measure", "2"): "--measure is for the benchmark 'order'; name it",
     ("bench", "order", "--measure", "-1"): "--measure must be between 0 and ",
     ("faults", "--first", "0"): "--first must be at least 1, got 0",
-    ("lock", "--check", "--extend"): "--check, --extend and --order are mutually exclusive",
+    ("lock", "--check", "--extend"): "--check, --extend, --functions and --order are mutually exclusive",
     ("faults", "none-such"): "fault 'none-such' is unknown in tier cpu; `specmatrix faults --list` names all ",
     (
         "faults",
