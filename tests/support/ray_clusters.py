@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from select import select
 from threading import Thread
 
 import pytest
@@ -43,13 +44,24 @@ def cluster_of(
             made.shutdown()
 
 
+def told(pipe: Path, seconds: float = 120.0) -> str:
+    """What a task writes into a pipe. TimeoutError if it does not come."""
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not select([descriptor], [], [], seconds)[0]:
+            raise TimeoutError(f"nothing was written into {pipe.name}")
+        return os.read(descriptor, 4096).decode()
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def doomed(cluster: Cluster, node: object, attempts: Path) -> Iterator[None]:
     """The node is killed when a task asks for it."""
     os.mkfifo(attempts / DOOMED)
 
     def kill() -> None:
-        (attempts / DOOMED).read_text()
+        told(attempts / DOOMED)
         (attempts / DOOMED).unlink()
         cluster.remove_node(node, allow_graceful=False)
 

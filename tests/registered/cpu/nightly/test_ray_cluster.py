@@ -28,7 +28,7 @@ from specmatrix.matrix.run.tiers import tier
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.store import load
 from tests.support import scripted_tasks
-from tests.support.ray_clusters import cluster_of, doomed, options
+from tests.support.ray_clusters import cluster_of, doomed, options, told
 
 pytestmark = [
     pytest.mark.register(est_seconds=150, stage="nightly"),
@@ -211,7 +211,7 @@ def test_the_first_red_cell_ends_a_run_that_fails_fast(cluster, monkeypatch, att
 def test_a_run_that_is_stopped_or_killed_leaves_no_task(number, status, cluster, attempts, tmp_path):
     os.mkfifo(attempts / scripted_tasks.STARTED)
     with command(cluster, "never_ends", "--out", str(tmp_path)) as driver:
-        assert (attempts / scripted_tasks.STARTED).read_text()
+        assert told(attempts / scripted_tasks.STARTED)
         driver.send_signal(number)
         out, err = driver.communicate(timeout=60)
     assert (driver.returncode, out) == (status, "")
@@ -291,7 +291,7 @@ def test_a_cluster_that_is_lost_ends_the_run_with_one_sentence(attempts, tmp_pat
     os.mkfifo(attempts / scripted_tasks.STARTED)
     with cluster_of(0, [{"num_cpus": 1}], attempts) as small:
         driver = command(small, "never_ends", "--out", str(tmp_path))
-        assert (attempts / scripted_tasks.STARTED).read_text()
+        assert told(attempts / scripted_tasks.STARTED)
     out, err = driver.communicate(timeout=120)
     assert (driver.returncode, out) == (2, "")
     assert re.fullmatch(r"specmatrix: the Ray cluster at [\d.:]+ was lost: .*\n", err)
