@@ -46,12 +46,12 @@ def _compared(
     theirs = EngineProcess(subject, command)
     try:
         for batch, goal in goals.items():
-            yield _compared(ours, theirs, prompts(ours, batch), f"{kind}_batch_{batch}_vs_vllm", goal, subject)
+            yield _metric(ours, theirs, prompts(ours, batch), f"{kind}_batch_{batch}_vs_vllm", goal, subject)
     finally:
         theirs.stop()
 
 
-def _compared(
+def _metric(
     ours: LLM, theirs: EngineProcess, asked: Sequence[tuple[int, ...]], name: str, goal: float, subject: VllmSubject
 ) -> Metric:
     asks = [Ask(str(place), prompt, FIELDS) for place, prompt in enumerate(asked)]

@@ -26,7 +26,7 @@ from specmatrix.reports.store import ReportWriter, load
 from tests.support import scripted_tasks
 from tests.support.ray_clusters import cluster_of, doomed
 
-pytestmark = pytest.mark.register(est_seconds=20, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 SELECTOR = "algorithm in (ngram, dflash)"
 SHARED = "--workers with --on is the number of tasks that share a GPU"
@@ -38,6 +38,7 @@ def timeless(found: CellResult) -> CellResult:
     return replace(found, seconds=0.0, engine_starts=0, losses=(), evidence=evidence)
 
 
+@pytest.mark.nightly
 def test_a_run_whose_node_is_killed_has_the_results_of_a_run_on_one_machine(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(executor, "work", scripted_tasks.loses_its_node)
     with cluster_of(1, [{"num_cpus": 1}], tmp_path) as cluster, doomed(cluster, max(cluster.worker_nodes), tmp_path):

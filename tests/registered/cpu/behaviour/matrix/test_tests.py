@@ -1,6 +1,7 @@
 """`specmatrix tests` as typed: shards that join to the whole tier, in three forms, one sentence for what is wrong."""
 
 import json
+import re
 
 import pytest
 
@@ -22,8 +23,10 @@ def printed(capsys, *words: str):
 def test_the_shards_join_to_every_test_file_of_the_tier(capsys):
     shards = [printed(capsys, "--shard", f"{number}/3", "--paths").splitlines() for number in (1, 2, 3)]
     there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/registered/cpu").rglob("test_*.py")}
-    nightly = {path for path in there if path.startswith("tests/registered/cpu/nightly/")}
+    marked = re.compile(r'register\(est_seconds=\d+, stage="nightly"\)')
+    nightly = {path for path in there if marked.search((ROOT / path).read_text(encoding="utf-8"))}
     assert sorted(path for shard in shards for path in shard) == sorted(there - nightly)
+    assert {path for path in there if path.startswith("tests/registered/cpu/nightly/")} <= nightly
 
 
 def test_the_table_ends_in_the_sum(capsys):
