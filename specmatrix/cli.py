@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Final, cast
 
@@ -471,6 +472,12 @@ def incident_all(
     return run_incidents("all", out, json_)
 
 
+@cache
+def command_line() -> TyperGroup:
+    """All commands, with their options."""
+    return cast(TyperGroup, typer.main.get_command(app))
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line `words` (by default that of this process) and return its exit status."""
     open_streams()
@@ -479,7 +486,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return wrong(f"{empty} is empty, perhaps an unset shell variable; give a value or omit it")
     try:
         with stoppable():
-            status = app(args=given, prog_name="specmatrix", standalone_mode=False)
+            status = command_line()(args=given, prog_name="specmatrix", standalone_mode=False)
         sys.stdout.flush()
     except (EngineError, ReportError) as error:
         return wrong(str(error))

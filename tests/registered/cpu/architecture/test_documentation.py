@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import typer.main
 
 from specmatrix import HOME
-from specmatrix.cli import ORDER, app, main
+from specmatrix.cli import ORDER, command_line, main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selection import select
 from specmatrix.matrix.cli.commands.cells import explain_cells
@@ -94,7 +93,7 @@ EACH = pytest.mark.parametrize("page", PAGES, ids=name)
 
 def parsed(words: list[str]) -> tuple[list[str], dict[str, Any]]:
     """The names of a command and its options, from the CLI's own parser, which raises on unknown ones."""
-    node, names, rest = typer.main.get_command(app), [], list(words)
+    node, names, rest = command_line(), [], list(words)
     while hasattr(node, "commands") and (rest or not node.invoke_without_command):
         names.append(rest.pop(0))
         node = node.commands[names[-1]]
@@ -215,7 +214,7 @@ def calls(text: str) -> list[str]:
 
 def found(call: str) -> tuple[list[str], set[str]]:
     """The names of the command in a call, and the options that it takes."""
-    node, names, words = typer.main.get_command(app), [], re.findall(r"[\w-]+", call)
+    node, names, words = command_line(), [], re.findall(r"[\w-]+", call)
     while words and words[0] in getattr(node, "commands", {}):
         names.append(words[0])
         node = node.commands[words.pop(0)]
@@ -225,7 +224,7 @@ def found(call: str) -> tuple[list[str], set[str]]:
 def test_the_readme_has_every_command_in_the_order_of_help():
     table = README.read_text(encoding="utf-8").partition("\n## Commands\n")[2]
     listed = list(dict.fromkeys(found(call)[0][0] for call in calls(table)))
-    assert listed == list(ORDER) and {*listed} == {*typer.main.get_command(app).commands}
+    assert listed == list(ORDER) and {*listed} == {*command_line().commands}
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.main import get_command
 
 from specmatrix import HOME
-from specmatrix.cli import app
+from specmatrix.cli import command_line
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.run.tiers import TIERS
 from specmatrix.matrix.run.tiers import tier as find_tier
@@ -67,7 +66,7 @@ def ours(file: Path) -> list[list[str]]:
 
 def parsed(words: list[str]) -> dict[str, Any]:
     """The options of a specmatrix command, by name; an unknown one raises."""
-    node, rest = get_command(app), words[1:]
+    node, rest = command_line(), words[1:]
     while hasattr(node, "commands"):
         name, *rest = rest
         node = node.commands[name]

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
 
 MUTATIONS = 2000
 # One in so many is tried with every change.
-SAMPLE = 16
+SAMPLE = 32
 REAL = ("dflash", "eagle", "ngram", "standalone.pair", "eagle3.tiers.v2.waves.length", "none.v2.length")
 MOST = 500
 # What shows how much a gate looked at, and what it must not find; written down again, apart from the code under test.
