@@ -24,10 +24,10 @@ from specmatrix.reports.stats import (
 )
 from specmatrix.reports.wording import count
 
-# The gates that draw a sample, and what it consists of.
 # Amounts that need not be alike in two runs of one cell: those of an engine start grow with the cells that share it,
 # which the selection and the number of workers decide; acceptance lengths are compared as effects.
-_NOT_OF_THE_CELL: Final = frozenset(("verbs", "planned", "read", "length"))
+_NOT_OF_THE_CELL: Final = frozenset(("verbs", "steps", "forwards", "sent", "planned", "read", "length"))
+# The gates that draw a sample, and what it consists of.
 _SAMPLES: Final = {"acceptance": "prompt", "accuracy": "question", "distribution": "draw"}
 
 

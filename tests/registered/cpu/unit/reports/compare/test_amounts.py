@@ -60,7 +60,17 @@ def test_a_gate_that_passes_on_nothing_is_regressed(against, gated, gate, name, 
         assert text in only(comparison).why
 
 
-@pytest.mark.parametrize(("gate", "name"), [("ledger", "verbs"), ("ranks", "planned"), ("ranks", "read")])
+@pytest.mark.parametrize(
+    ("gate", "name"),
+    [
+        ("ledger", "verbs"),
+        ("work", "steps"),
+        ("work", "forwards"),
+        ("rest", "sent"),
+        ("ranks", "planned"),
+        ("ranks", "read"),
+    ],
+)
 def test_a_start_that_fewer_cells_share_is_no_loss(against, gated, gate, name):
     comparison = against([gated(gate, "PASS", LOOKED[gate])], [gated(gate, numbers=LOOKED[gate] | {name: 1})])
     assert (comparison.verdict, comparison.counts[ChangeState.SAME]) == ("green", 1)
