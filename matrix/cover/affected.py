@@ -9,12 +9,14 @@ from typing import Final, NamedTuple
 
 from specmatrix import HOME
 from specmatrix.errors import ConfigError, shown
+from specmatrix.files import read_text
 from specmatrix.matrix.cover.functions import FOLDERS, MODULE, ExecutedFunctions, Function, functions_of
 from specmatrix.matrix.run.executed_lines import Lines, changed_lines
 from specmatrix.reports.wording import count
 
 DIFF: Final = (
     "diff",
+    "--relative",
     "--unified=0",
     "--no-color",
     "--no-ext-diff",
@@ -39,22 +41,24 @@ def read_change(revisions: str, root: Path = HOME) -> SourceChange:
     base, dots, head = revisions.partition("..")
     head = head.removeprefix(".")
     old = _commit(root, base or "HEAD")
+    new = ""
     if dots:
         new = _commit(root, head or "HEAD")
         if new != _commit(root, "HEAD"):
             raise ConfigError(f"--affected: {shown(head)} is not checked out, so the cells would run other sources")
         if revisions.startswith(f"{base}..."):
             old = _git(root, "merge-base", old, new)
-    diff = _git(root, *DIFF, old, *([new] if dots else []))
+    diff = _git(root, *DIFF, old, *filter(None, [new]))
     now, before = changed_lines(diff), changed_lines(diff, before=True)
     functions = set()
     for path, lines in now.items():
         if _recorded(path):
-            functions |= _functions(path, (root / path).read_text(encoding="utf-8"), lines)
+            text = _git(root, "show", f"{new}:./{path}") if new else read_text(root / path)
+            functions |= _functions(path, text, lines)
     for path, lines in before.items():
         if _recorded(path):
-            functions |= _functions(path, _git(root, "show", f"{old}:{path}"), lines)
-    files = _git(root, *DIFF, "--name-only", old, *([new] if dots else [])).splitlines()
+            functions |= _functions(path, _git(root, "show", f"{old}:./{path}"), lines)
+    files = _git(root, *DIFF, "--name-only", old, *filter(None, [new])).splitlines()
     return SourceChange(now, frozenset(functions), sum(not _recorded(path) for path in files))
 
 

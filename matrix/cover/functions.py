@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
-import gc
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
@@ -18,9 +18,11 @@ from typing import Final
 
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
+from specmatrix.files import read_text
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.patch import PARSING
 from specmatrix.reports.atomic import write_text
+from specmatrix.reports.wording import count
 
 FUNCTIONS_FILE: Final = Path(__file__).with_name("cells.functions")
 # The folders whose functions are recorded.
@@ -66,11 +68,13 @@ def executed_functions(cells: Sequence[Cell]) -> dict[str, list[Function]]:
 
     torch.set_num_threads(1)
     measured = Coverage(data_file=None, config_file=False, include=[f"{(HOME / name).resolve()}/*" for name in FOLDERS])
-    for cell in cells:
+    # What only the first run of a process executes, such as building tables, belongs to no cell.
+    for number, cell in enumerate((*cells[:1], *cells)):
         _forget()
         runner = reference_runner(0, TIER)
-        measured.start()
-        measured.switch_context(cell.id)
+        if number:
+            measured.start()
+            measured.switch_context(cell.id)
         try:
             runner.run_cell(cell)
         finally:
@@ -92,9 +96,14 @@ def executed_functions(cells: Sequence[Cell]) -> dict[str, list[Function]]:
 
 def _forget() -> None:
     """Empty the caches of functions, which would hide what a cell executes from all cells but the first."""
-    for each in gc.get_objects():
-        if type(each) is functools._lru_cache_wrapper and each.__module__.startswith("specmatrix."):
-            each.cache_clear()
+    modules = [module for name, module in sys.modules.items() if name.startswith("specmatrix.")]
+    for owner in (
+        *modules,
+        *(value for module in modules for value in vars(module).values() if isinstance(value, type)),
+    ):
+        for each in [*vars(owner).values()]:
+            if type(each) is functools._lru_cache_wrapper:
+                each.cache_clear()
 
 
 def record(
@@ -127,7 +136,8 @@ def record(
         lines.setdefault((EVERY if mask == every else f"{mask:x}", file), []).append(name)
     body = "".join(" ".join((*head, *found)) + "\n" for head, found in sorted(lines.items(), key=lambda one: one[0][1]))
     write_text(path, " ".join(names) + "\n" + body)
-    return f"{path.name}: {len(names):,} cells execute {len(masks):,} functions"
+    verb = "executes" if len(names) == 1 else "execute"
+    return f"{path.name}: {count(len(names), 'cell')} {verb} {count(len(masks), 'function')}"
 
 
 class ExecutedFunctions:
@@ -153,8 +163,13 @@ class ExecutedFunctions:
 
 
 def stored_functions(path: Path = FUNCTIONS_FILE) -> ExecutedFunctions:
-    """The stored functions. ConfigError on an invalid file."""
-    head, *lines = path.read_text(encoding="utf-8").splitlines()
+    """The stored functions. ConfigError without a valid file."""
+    try:
+        head, *lines = read_text(path).splitlines() or [""]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read {path.name}: {error}; restore it, or run `specmatrix lock --functions`"
+        ) from None
     cells = head.split()
     masks: dict[Function, int] = {}
     for number, line in enumerate(lines, start=2):

@@ -75,8 +75,9 @@ class MutantOutcome(msgspec.Struct, frozen=True):
 
 
 class Equivalent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A mutant that behaves as the original does, and why; known by its function and its changed lines."""
+    """A mutant that behaves as the original does, and why; known by its file, function and changed lines."""
 
+    path: str
     within: str
     before: str
     after: str
@@ -152,15 +153,28 @@ def sample_of(paths: Sequence[str], size: int, seed: int, root: Path = HOME) -> 
     return [own[number] for own, number in random.Random(seed).sample(known, min(size, len(known)))], len(known)
 
 
-def equivalents(path: Path = EQUIVALENT_FILE) -> tuple[Equivalent, ...]:
-    """The mutants that are marked as equivalent."""
-    return msgspec.yaml.decode(read_text(path), type=tuple[Equivalent, ...])
+def equivalents(path: Path = EQUIVALENT_FILE, root: Path = HOME) -> tuple[Equivalent, ...]:
+    """The mutants that are marked as equivalent. ConfigError on an invalid file, and on a mark that matches no mutant
+    of today's sources: it must be looked at again."""
+    try:
+        marked = msgspec.yaml.decode(read_text(path), type=tuple[Equivalent, ...])
+        for mark in marked:
+            own = Mutations(mark.path, read_text(root / mark.path))
+            if not any(is_equivalent(own[number], [mark]) for number in range(len(own))):
+                raise ConfigError(
+                    f"{path.name}: {mark.path} has no such mutant of {shown(mark.within)}; update its mark"
+                )
+    except OSError as error:
+        raise ConfigError(f"{path.name}: cannot read {shown(str(error.filename))}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path.name} is invalid: {error}") from None
+    return marked
 
 
 def is_equivalent(mutant: Mutant, known: Sequence[Equivalent]) -> bool:
     """Whether a mutant is marked."""
-    own = mutant.within, _bare(mutant.before), _bare(mutant.after)
-    return own in {(one.within, _bare(one.before), _bare(one.after)) for one in known}
+    own = mutant.path, mutant.within, _bare(mutant.before), _bare(mutant.after)
+    return own in {(one.path, one.within, _bare(one.before), _bare(one.after)) for one in known}
 
 
 def _bare(lines: str) -> str:

@@ -24,7 +24,8 @@ _HUNK: Final = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MUL
 
 
 def changed_lines(diff: str, before: bool = False) -> Lines:
-    """The lines of Python files that a unified diff without context adds or changes, by path from the root.
+    """The lines of Python files that a unified diff without context adds or changes, by path from the root; of a pure
+    deletion the line in front of it.
 
     before: those that it removes or changes instead, as the old files count them.
     """
@@ -35,8 +36,9 @@ def changed_lines(diff: str, before: bool = False) -> Lines:
         if name.endswith(".py"):
             for hunk in _HUNK.finditer(part):
                 first, number = hunk.group(1, 2) if before else hunk.group(3, 4)
-                found.setdefault(name, set()).update(range(int(first), int(first) + int(number or 1)))
-    return {path: lines for path, lines in found.items() if lines}
+                least = 0 if before else 1
+                found.setdefault(name, set()).update(range(int(first), int(first) + max(least, int(number or 1))))
+    return {path: lines - {0} for path, lines in found.items() if lines - {0}}
 
 
 def suspects(

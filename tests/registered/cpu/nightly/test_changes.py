@@ -7,7 +7,7 @@ import pytest
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cover.functions import executed_functions, stored_functions
+from specmatrix.matrix.cover.functions import executed_functions, record, stored_functions
 from specmatrix.matrix.faults import mutants
 from specmatrix.matrix.faults.command import select
 from specmatrix.matrix.faults.mutants import MutantOutcome, Mutations, check_tests, red_without_mutants, run_mutants
@@ -24,13 +24,14 @@ def git(folder, words):
     subprocess.run(["git", *settings, *words.split()], cwd=folder, check=True, capture_output=True)
 
 
-def test_a_red_run_of_a_change_names_its_lines_that_only_failing_cells_execute(tmp_path):
+@pytest.mark.parametrize(("fault", "touched"), [("bonus-stride", 3), ("path-not-compacted", 1)])
+def test_a_red_run_of_a_change_names_its_lines_that_only_failing_cells_execute(tmp_path, fault, touched):
     with planted(None) as tree:
         (tree / "pyproject.toml").touch()
         git(tree, "init -q -b main")
         git(tree, "add .")
         git(tree, "commit -qm base")
-        [changed] = select(["bonus-stride"])[0].patch.apply(tree)
+        [changed] = select([fault])[0].patch.apply(tree)
         git(tree, "commit -qam head")
         words = ["run", "--affected", "HEAD~1..HEAD", "--stage", "smoke", "--cells", SELECTED, "--workers", "1"]
         done = subprocess.run(
@@ -42,7 +43,7 @@ def test_a_red_run_of_a_change_names_its_lines_that_only_failing_cells_execute(t
         )
         name = changed.relative_to(tree)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "1 changed function in engine and kernels: 3 of 3 cells execute them and run first" in done.stderr
+    assert f"1 changed function in engine and kernels: {touched} of 3 cells execute them and run first" in done.stderr
     [line] = [line for line in done.stdout.splitlines() if line.startswith(f"{name}:")]
     assert line.endswith(f": executed by {RED}, by none of 2 passing cells beside it")
 
@@ -84,3 +85,12 @@ def test_cells_execute_what_they_need_whichever_ran_before():
     index = {name for path, name in both["ngram.pair"] if path == "engine/core/draft/ngram_index.py"}
     assert index and not [path for path, _ in both["none.pair"] if path == "engine/core/draft/ngram_index.py"]
     assert ("engine/core/config/resolve.py", "resolve") in alone["none.pair"]
+    assert ("engine/device/batch.py", "_triangle") in alone["none.pair"]  # which is cached
+
+
+def test_a_fresh_process_records_nothing_of_its_first_run_only(tmp_path):
+    file = tmp_path / "cells.functions"
+    assert record([Cell.from_id("none.pair")], 1, path=file).startswith("cells.functions: 1 cell executes ")
+    stored = stored_functions(file)
+    assert stored.executing(("engine/device/batch.py", "_triangle")) == {"none.pair"}
+    assert not stored.executing(("engine/core/config/adaptive_file.py", "parse"))

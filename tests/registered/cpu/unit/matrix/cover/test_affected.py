@@ -81,7 +81,16 @@ def test_a_change_is_the_functions_of_its_old_and_its_new_lines(checkout):
     path = "engine/tree.py"
     whole = read_change("HEAD~2..HEAD", checkout)
     assert whole.functions == {(path, "Tree.nodes.count"), (path, MODULE), (path, "wait")}
-    assert whole.lines == {path: {7, 12}} and whole.elsewhere == 1
+    assert whole.lines == {path: {7, 12, 16}} and whole.elsewhere == 1
+    git(checkout, "mv engine part")
+    git(checkout, "commit -qm four")
+    (checkout / "deeper").mkdir()
+    git(checkout, "mv part deeper/engine")
+    git(checkout, "commit -qm five")
+    inner = checkout / "deeper"
+    (inner / "engine" / "tree.py").write_text((inner / path).read_text().replace("level + 2", "level"))
+    assert read_change("HEAD", inner).functions == {(path, "Tree.nodes.count")}
+    git(checkout, "reset -q --hard HEAD~2")
     assert read_change("HEAD~1", checkout).functions == {(path, MODULE), (path, "wait")}
     assert read_change("HEAD~1...HEAD", checkout) == read_change("HEAD~1..", checkout)
     (checkout / path).write_text("\n\n" + SOURCE)
@@ -142,6 +151,12 @@ def test_an_invalid_file_of_functions_is_refused(tmp_path):
     stored = stored_functions(file)
     assert stored.executing(("engine/x.py", "g")) == {"a", "b"} and stored.executing(("engine/y.py", "f")) == {"a"}
     assert stored.executing(("engine/y.py", "g")) == set()
+    file.write_text("")
+    assert stored_functions(file).cells == ()
+    with pytest.raises(
+        ConfigError, match=r"^cannot read absent: .*; restore it, or run `specmatrix lock --functions`$"
+    ):
+        stored_functions(tmp_path / "absent")
     file.write_text("a b\nxyz engine/x.py f\n")
     with pytest.raises(ConfigError) as caught:
         stored_functions(file)

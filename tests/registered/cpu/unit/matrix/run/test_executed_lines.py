@@ -40,8 +40,10 @@ diff --git a/engine/gone.py b/engine/gone.py
 INDEX, LOOP = "engine/core/draft/ngram_index.py", "engine/loop.py"
 
 
-def test_changed_lines_are_those_of_the_new_files():
-    assert changed_lines(DIFF) == {"engine/loop.py": {10, 21, 22, 23}}
+def test_changed_lines_are_those_of_the_new_files_and_in_front_of_deletions():
+    assert changed_lines(DIFF) == {"engine/loop.py": {10, 21, 22, 23, 43}}
+    assert changed_lines(DIFF, before=True) == {"engine/loop.py": {10, 40, 41}, "engine/gone.py": {1, 2}}
+    assert changed_lines(DIFF.replace("+43,0", "+0,0")) == {"engine/loop.py": {10, 21, 22, 23}}
     assert changed_lines("") == {} and changed_lines("no diff at all") == {}
 
 
