@@ -116,6 +116,7 @@ _OTHER_KINDS: Final[Mapping[str, _Kinds]] = {
         **dict.fromkeys(("reference", "ratio"), (_is_positive, _POSITIVE)),
         "per_position": (_all(_is_share), "a list of numbers from 0 to 1"),
         "emitted": (_all(_is_positive), f"a list with for each prompt {_POSITIVE}"),
+        "questions": (_all(_is_count), f"a list of integers from 0 to {LARGEST:,}"),
         "rounds": (
             lambda value: _is_count(value) or _all(_is_positive)(value),
             f"an integer or a list with for each prompt {_POSITIVE}",

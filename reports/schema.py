@@ -7,7 +7,8 @@ Numbers of a gate, where plots and comparisons read them (other gates may hold a
 
 - `acceptance`: `length` (tokens per verify round, bonus included), `reference`, `per_position` (list of rates);
   optional `ratio` (of the two; then the gate's interval is that of the ratio, else that of the length), `emitted`
-  and `rounds`, two lists with one entry per prompt, which make two reports comparable pair by pair
+  and `rounds`, two lists with one entry per prompt, which make two reports comparable pair by pair, and `questions`,
+  the numbers of the prompts' questions
 - `accuracy`: `accuracy` and `baseline` (fractions), `n` (questions), `lost` and `won` (discordant pairs against the
   baseline); optional `outcomes`, a string with "1" (right) or "0" (wrong) per question
 - `lossless`: `tokens`, `divergent`, `ties`, `first_divergence`

@@ -23,6 +23,7 @@ from specmatrix.reports.schema import (
     Json,
     is_waived,
 )
+from specmatrix.reports.sensitivity import FalseAlarms, false_alarms
 from specmatrix.reports.store import Report
 
 # Keys of summary.json for the states; part of its stable form.
@@ -39,7 +40,7 @@ class Summary:
     `not_run`: selected cells that the run ended before. `seconds` is the sum over cells, in seconds of wall time.
     `waived` cells are red under a waiver that has not expired; they are counted in their state as well. `by_gate` has a
     row per gate that judged at least one cell. `counters`: what the cells prove together. `coverage`: the combinations
-    of axis values that they carry. `cost`: what they took.
+    of axis values that they carry. `cost`: what they took. `false_alarms`: how often chance alone would make it red.
     """
 
     header: Header
@@ -52,6 +53,7 @@ class Summary:
     counters: CounterVerdict
     coverage: Coverage
     cost: Cost
+    false_alarms: FalseAlarms
 
     @property
     def red(self) -> int:
@@ -80,6 +82,7 @@ class Summary:
             "counters": self.counters.to_json(),
             "coverage": self.coverage.to_json(),
             "cost": self.cost.to_json(),
+            "false_alarms": self.false_alarms.to_json(),
         }
 
 
@@ -103,7 +106,10 @@ def summarise(report: Report) -> Summary:
     header = report.header
     by_gate = {name: dict(row) for name, row in gates.items()}
     counters, coverage, cost = counters_of(report), covered(report), cost_of(report)
-    return Summary(header, len(report), len(report.not_run), states, waived, seconds, by_gate, counters, coverage, cost)
+    alarms = false_alarms({name: sum(row.values()) for name, row in by_gate.items()}, header)
+    return Summary(
+        header, len(report), len(report.not_run), states, waived, seconds, by_gate, counters, coverage, cost, alarms
+    )
 
 
 def write_summary(summary: Summary, directory: Path) -> Path:

@@ -95,10 +95,16 @@ def measure(task: str, questions: Split, compared: Compared, max_new_tokens: int
     torch.set_num_threads(1)
     runs: dict[str, Sequence[Sample]] = {}
     starts: dict[str, dict[str, Any]] = {}
-    for name, engine in (("baseline", compared.baseline), ("cell", compared.cell)):
+
+    def lost(samples: Sequence[Sample]) -> bool:
+        return any(test.state is State.FAIL for test in pair(runs["baseline"][: len(samples)], samples))
+
+    for name, engine, enough in (("baseline", compared.baseline, None), ("cell", compared.cell, lost)):
         with counting(len(questions.asked), "question") as update:
             tick = partial(update, f"{name} {engine.name}")
-            runs[name], starts[name] = _run(task, questions, engine, compared, max_new_tokens, tick)
+            runs[name], starts[name] = _run(task, questions, engine, compared, max_new_tokens, tick, enough)
+    # A cell that has lost too many answers need not answer the other questions.
+    runs["baseline"] = runs["baseline"][: len(runs["cell"])]
     tests = pair(runs["baseline"], runs["cell"])
     doubt = unproven(compared.algorithm, starts["cell"]["evidence"])
     return {
@@ -110,7 +116,8 @@ def measure(task: str, questions: Split, compared: Compared, max_new_tokens: int
             "name": task,
             "source": questions.source,
             "digest": questions.digest,
-            "questions": len(questions.asked),
+            "questions": len(runs["cell"]),
+            "asked": len(questions.asked),
             "num_fewshot": len(questions.examples),
             "max_new_tokens": max_new_tokens,
         },
@@ -132,12 +139,15 @@ def _run(
     compared: Compared,
     max_new_tokens: int,
     tick: Callable[[int], None],
+    enough: Callable[[Sequence[Sample]], bool] | None,
 ) -> tuple[Sequence[Sample], dict[str, Any]]:
     """The answers of one engine, and its resolved configuration and counters; the engine is closed afterwards."""
     from specmatrix.matrix.accuracy.task import evaluate
 
     start = time.perf_counter()
-    samples, model = evaluate(task, questions, engine.config, compared.locate, max_new_tokens=max_new_tokens, tick=tick)
+    samples, model = evaluate(
+        task, questions, engine.config, compared.locate, max_new_tokens=max_new_tokens, tick=tick, enough=enough
+    )
     return samples, {
         "cell": engine.name,
         "resolved": model.llm.resolved.as_dict(),

@@ -19,7 +19,7 @@ Tick = Callable[[int], None]
 
 
 class EngineModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its class is Any
-    """Answers all requests of a task in one batch; `outputs` keeps the engine's outputs in order.
+    """Answers all requests of a task in one batch; `outputs` keeps the last batch's outputs in order.
 
     A fixed-size KV pool keeps its purpose: it is enlarged to hold the longest request, but no two.
     tick: called with the number of requests that finished since the last call.
@@ -32,6 +32,7 @@ class EngineModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its c
         self._config = config
         self._locate = locate
         self._tick = tick
+        self._longest = 0
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The answers in order. RequestError if a prompt is too long or an argument is unsupported."""
@@ -59,8 +60,9 @@ class EngineModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its c
 
     def _fit(self, longest: int) -> None:
         """Enlarge a fixed-size pool so that the longest request fits alone."""
-        if self._config.max_total_tokens == AUTO:
+        if self._config.max_total_tokens == AUTO or longest <= self._longest:
             return
+        self._longest = longest
         page = self.llm.resolved.page_size
         tokens = -(-(longest + 2 * self.llm.resolved.num_draft_tokens) // page) * page
         self.llm = LLM(replace(self._config, max_total_tokens=tokens), self._locate)

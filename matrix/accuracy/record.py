@@ -27,7 +27,7 @@ def markdown(record: Mapping[str, Any]) -> str:
     lines = [
         f"# {task['name']}: `{record['cell']}` against `{record['baseline']}`: {record['state']}",
         "",
-        f"{task['questions']:,} questions of {code(task['source'])} (hash {task['digest']}), "
+        f"{_number(task)} questions of {code(task['source'])} (hash {task['digest']}), "
         f"{task['num_fewshot']} examples per prompt, at most {task['max_new_tokens']} new tokens, greedy; "
         f"lm-eval {record['versions']['lm_eval']} with its own definition of the task, "
         f"torch {record['versions']['torch']}; weights {weights}. Both runs saw the same prompts (compared by hash).",
@@ -45,8 +45,9 @@ def markdown(record: Mapping[str, Any]) -> str:
     first = record["tests"][0]
     lines += [
         "",
-        f"Detectable drop: the smallest true drop for which {first['power']:.0%} of runs are red (p below "
-        f"{first['alpha']:g}), with as many questions won as here.",
+        f"p: of sequential tests, so the run may end as soon as one is below {first['alpha']:g}; of equal engines' "
+        f"runs at most {len(record['tests']) * first['alpha']:.2g} are red. Detectable drop: the smallest true drop "
+        f"for which {first['power']:.0%} of runs are red, with as many questions won as here.",
     ]
     lines += ["", *(f"- {test['name']}: {test['message']}." for test in record["tests"] if test["message"])]
     lines += [f"- {record['doubt']}."] if record["doubt"] else []
@@ -55,6 +56,11 @@ def markdown(record: Mapping[str, Any]) -> str:
         lines.append(f"| {name.replace('_', ' ')} | {_shown(value)} | {_shown(record['runs']['cell'][name])} |")
     lines += ["", f"Answers that differ in any character: {record['different_texts']} of {task['questions']:,}."]
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
+
+
+def _number(task: Mapping[str, Any]) -> str:
+    run, asked = task["questions"], task["asked"]
+    return f"{run:,}" if run == asked else f"The first {run:,} of {asked:,}"
 
 
 def _drop(value: float | None) -> str:

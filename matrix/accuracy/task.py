@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 TASKS: Final = {"gsm8k": "gsm8k/gsm8k.yaml"}
 EXTRACTORS: Final = ("strict-match", "flexible-extract")
 INVALID: Final = "[invalid]"
+# Questions before an evaluation is first asked whether they are enough; the number doubles each time.
+FIRST_LOOK: Final = 128
 OFFLINE: Final = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -75,22 +77,43 @@ def evaluate(
     *,
     max_new_tokens: int,
     tick: Callable[[int], None] = lambda ended: None,
+    enough: Callable[[Sequence[Sample]], bool] | None = None,
 ) -> tuple[tuple[Sample, ...], EngineModel]:
     """Run one engine over the questions; samples in their order, and the model with its engine.
 
-    Raises ConfigError and RequestError as the engine does.
+    enough: whether these first samples are all that is needed; None runs all questions at once. Raises ConfigError and
+    RequestError as the engine does.
     """
     installed = definition(task)
     offline()
-    # Unlike simple_evaluate, it asks neither git nor the system about its surroundings.
-    from lm_eval.evaluator import evaluate as run_tasks
-    from lm_eval.tasks import TaskManager
-
     from specmatrix.matrix.accuracy.model import EngineModel
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     model = EngineModel(config, locate, tick)
-    name = f"{task}_local"
+    samples: list[Sample] = []
+    sizes = [len(questions.asked)] if enough is None else _looks(len(questions.asked))
+    for size in sizes:
+        block = replace(questions, asked=questions.asked[len(samples) : size])
+        samples += _evaluated(f"{task}_local", installed, block, model, max_new_tokens)
+        if enough is not None and enough(samples):
+            break
+    return tuple(samples), model
+
+
+def _looks(questions: int) -> list[int]:
+    """After how many of the questions an evaluation may end."""
+    sizes = [FIRST_LOOK]
+    while sizes[-1] < questions:
+        sizes.append(2 * sizes[-1])
+    return [min(size, questions) for size in sizes]
+
+
+def _evaluated(
+    name: str, installed: Path, questions: Split, model: EngineModel, max_new_tokens: int
+) -> tuple[Sample, ...]:
+    from lm_eval.evaluator import evaluate as run_tasks
+    from lm_eval.tasks import TaskManager
+
     with TempDir("accuracy") as folder:
         _write_task(folder, name, installed, questions)
         # lm-eval's progress bars cannot be switched off and would hide an error message.
@@ -98,8 +121,9 @@ def evaluate(
             tasks = TaskManager(include_path=str(folder), include_defaults=False).load([name])
             tasks["tasks"][name].set_config("num_fewshot", len(questions.examples))
             tasks["tasks"][name].set_config("generation_kwargs", {"max_gen_toks": max_new_tokens}, update=True)
+            # Unlike simple_evaluate, it asks neither git nor the system about its surroundings.
             result = run_tasks(lm=model, task_dict=tasks, log_samples=True, bootstrap_iters=0)
-    return _samples(result["samples"][name], questions.asked, model), model
+    return _samples(result["samples"][name], questions.asked, model)
 
 
 def _write_task(folder: Path, name: str, installed: Path, questions: Split) -> None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 from specmatrix.errors import EngineError
 from specmatrix.matrix.accuracy.task import EXTRACTORS, Sample
 from specmatrix.matrix.gates.gate import State
-from specmatrix.reports.stats.paired import detectable_drop, mcnemar, paired_difference
-from specmatrix.reports.stats.proportions import wilson
+from specmatrix.reports.stats import detectable_drop, loss_evidence, paired_difference, sequential_mcnemar, wilson
 
-# One-sided level per test; exact McNemar never exceeds it, and paired greedy runs differ on few questions or none.
-ALPHA: Final = 0.01
+# The share of comparisons of equal engines that may be red by chance, and what each of the tests gets of it.
+FALSE_ALARMS: Final = 0.01
+TESTS: Final = 2 * len(EXTRACTORS) + 1
+ALPHA: Final = FALSE_ALARMS / TESTS
 # Power: the share of runs with a true drop that must be red for the drop to count as detectable.
 POWER: Final = 0.8
-# With fewer right answers than this, even losing all of them would not reach ALPHA: 0.5 ** n > ALPHA.
-LEAST_RIGHT: Final = math.ceil(math.log(ALPHA, 0.5))
+# With fewer right answers than this, even losing all of them would not reach ALPHA.
+LEAST_RIGHT: Final = next(lost for lost in count(1) if loss_evidence(lost, 0) > 1 / ALPHA)
 
 
 class PairingError(EngineError):
@@ -55,7 +56,7 @@ class Test:
             "difference_interval": list(paired_difference(self.lost, self.won, self.n)),
             "p": self.p,
             "alpha": ALPHA,
-            "detectable_drop": detectable_drop(self.baseline, self.won, self.n, ALPHA, POWER),
+            "detectable_drop": detectable_drop(self.baseline, self.won, self.n, ALPHA, POWER, _at_the_end),
             "power": POWER,
             "state": str(self.state),
             "message": self.message,
@@ -110,6 +111,11 @@ def counts(samples: Sequence[Sample]) -> Mapping[str, int | float]:
     return numbers
 
 
+def _at_the_end(lost: int, won: int) -> float:
+    """At least the p value of the sequential test, which may have been smaller before."""
+    return 1 / loss_evidence(lost, won)
+
+
 def _right(extractor: str) -> Callable[[Sample], bool]:
     return lambda sample: sample.right[extractor]
 
@@ -120,9 +126,9 @@ def _valid(extractor: str) -> Callable[[Sample], bool]:
 
 def _test(name: str, good: Callable[[Sample], bool], baseline: Sequence[Sample], cell: Sequence[Sample]) -> Test:
     before, after = [good(s) for s in baseline], [good(s) for s in cell]
-    lost = sum(b and not a for b, a in zip(before, after, strict=True))
-    won = sum(a and not b for b, a in zip(before, after, strict=True))
-    p = mcnemar(lost, won)
+    losses = [was for was, now in zip(before, after, strict=True) if was != now]
+    lost, won = sum(losses), len(losses) - sum(losses)
+    p = sequential_mcnemar(losses)
     state, message = State.PASS, ""
     if p < ALPHA:
         state = State.FAIL

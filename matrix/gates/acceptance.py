@@ -46,7 +46,8 @@ class Rounds:
 class RoundsPair(NamedTuple):
     """Tokens per verify round of one request, from the engine and from the oracle, and its number of retractions.
 
-    widths, reach: with adaptive depth, each round's width and the oracle's correct drafts from each position.
+    question: index of its prompt. widths, reach: with adaptive depth, each round's width and the oracle's correct
+    drafts from each position.
     """
 
     mine: Sequence[int]
@@ -55,6 +56,7 @@ class RoundsPair(NamedTuple):
     widths: Sequence[int] = ()
     reach: Sequence[int] = ()
     request: str = ""
+    question: int = 0
 
     def mismatch(self) -> int | None:
         """Index of the first round whose length differs from the oracle's; None if none."""
@@ -121,8 +123,8 @@ class AcceptanceGate:
         steady = [pair for pair in greedy if not pair.retractions]
         # Another engine may draft less in front of a length limit, so its last round is not compared.
         mine = [pair.mine if self.exact else pair.mine[:-1] for pair in steady or greedy]
-        pairs = zip(mine, steady or greedy, strict=True)
-        measured = [same_range(lengths, pair.theirs) for lengths, pair in pairs if lengths]
+        compared = [(lengths, pair) for lengths, pair in zip(mine, steady or greedy, strict=True) if lengths]
+        measured = [same_range(lengths, pair.theirs) for lengths, pair in compared]
         if not measured:
             return Outcome(
                 self.name,
@@ -130,6 +132,7 @@ class AcceptanceGate:
                 message="no greedy request on the oracle's prompts decoded a verify round",
             )
         numbers = _numbers(measured, [pair.mine for pair in greedy])
+        numbers["questions"] = [pair.question for _, pair in compared]
         interval = _interval(measured)
         # Another engine's first round may begin one token earlier, with its prefill.
         band = "" if steady and self.exact else "moved_"
@@ -217,7 +220,7 @@ def _fixed(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | st
     if rounds is None:
         return f"the oracle has no rounds for {key[0]} with (steps, topk, draft tokens) = {key[1:]}"
     return [
-        RoundsPair(answer.accept_lengths, rounds[index], answer.retractions, request=answer.name)
+        RoundsPair(answer.accept_lengths, rounds[index], answer.retractions, request=answer.name, question=index)
         for answer, index in _greedy(run)
         if index < len(rounds) and rounds[index]
     ]
@@ -232,7 +235,7 @@ def _adapted(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | 
     for answer, index in _greedy(run):
         reach, mine, widths = oracle.reach[drafter][index], answer.accept_lengths, answer.round_widths
         theirs = oracle_rounds(reach, widths, sum(mine))
-        pairs.append(RoundsPair(mine, theirs, answer.retractions, widths, reach, answer.name))
+        pairs.append(RoundsPair(mine, theirs, answer.retractions, widths, reach, answer.name, index))
     return pairs
 
 

@@ -20,7 +20,9 @@ from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.reports.stats import mcnemar, wilson
 
 THRESHOLDS: Final = {
-    "alpha": Threshold(0.01, "one-sided exact McNemar per extractor: seven answers lost and none won fail"),
+    "alpha": Threshold(
+        2e-4, "one-sided exact McNemar per extractor: 13 answers lost and none won fail; see FALSE_ALARMS"
+    ),
     "sampled_share": Threshold(
         0.8, "of the card's greedy rate; plain decoding kept 0.88 to 0.90 of it on 48 questions"
     ),

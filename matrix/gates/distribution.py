@@ -20,7 +20,7 @@ from specmatrix.matrix.workloads.build import draws_apply, tokenizer
 from specmatrix.reports.stats import ks_uniform, randomised_pit
 
 THRESHOLDS: Final = {
-    "alpha": Threshold(1e-4, "Kolmogorov-Smirnov over about 600 draws: one false alarm in 10,000 cells"),
+    "alpha": Threshold(1e-4, "Kolmogorov-Smirnov over about 600 draws, twice per cell; see FALSE_ALARMS"),
     "logprob_nats": Threshold(
         1e-3, "above float32 rounding between batch shapes, below the effect of any model change"
     ),

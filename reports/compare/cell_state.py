@@ -246,7 +246,10 @@ class Factor:
 @dataclass(frozen=True, slots=True)
 class Drift:
     """A small change in one direction over many cells, either those with one axis value or (axis "") all of them.
-    Drifts do not affect the verdict."""
+
+    down, up: number of prompts on which they moved down or up, and median: how far; for one axis value, relative to the
+    other cells on the same prompts, unless it decides what is drafted. Drifts do not affect the verdict.
+    """
 
     gate: str
     axis: str

@@ -1,54 +1,86 @@
-"""Detects small changes in one direction over many cells: all of them, or those with one axis value."""
+"""Detects small changes in one direction over many cells: all of them, or those with one axis value.
+
+Cells share prompts, so what one prompt does to all of them is one observation: the tests are over prompts. The mean
+move of a group's cells on each prompt is compared with that of all other cells on the same prompt, and a t test over
+prompts asks whether the difference is zero. Where other cells say nothing about a prompt's noise (over all cells, and
+for the axes `SOURCES`, which decide what is drafted), the move itself is tested.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from statistics import median
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median, stdev
+from typing import Final, NamedTuple
 
-from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, Drift, Effect
-from specmatrix.reports.stats import benjamini_hochberg, fisher_log, mcnemar
+from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, Drift
+from specmatrix.reports.stats import benjamini_hochberg
 
 LEAST_CELLS: Final = 8
+LEAST_PROMPTS: Final = 6
+SOURCES: Final = ("algorithm", "model")
 
 
-def drifts(changes: Iterable[tuple[Mapping[str, str], Effect]]) -> tuple[Drift, ...]:
-    """Groups of cells whose numbers changed mostly in one direction although no single cell is significant.
+class Moves(NamedTuple):
+    """What one gate measured of one cell in both reports: by prompt, the change from base to head, as in `Effect`.
+    values: effective values of the cell."""
 
-    changes: (effective values, effect) of every changed number. Per gate: a sign test over all cells, and per axis
-    value Fisher's exact test that its cells changed in that direction more often than the others, with
-    Benjamini-Hochberg over all. Cells share prompts, so p values are optimistic: drifts do not affect the verdict.
+    gate: str
+    values: Mapping[str, str]
+    by_prompt: Mapping[int, float]
+
+
+def drifts(cells: Iterable[Moves]) -> tuple[Drift, ...]:
+    """Groups of cells whose numbers moved together although none of them did significantly.
+
+    Per gate: over all cells, and per axis value, with Benjamini-Hochberg over all at `FALSE_DISCOVERY_RATE`. A group
+    needs `LEAST_CELLS` cells and `LEAST_PROMPTS` prompts on which it moved. Drifts do not affect the verdict.
     """
-    rows: list[Drift] = []
-    quiet = [(values, effect) for values, effect in changes if effect.change and not effect.significant]
-    for gate in dict.fromkeys(effect.gate for _, effect in quiet):
-        moves = [(values, effect.change) for values, effect in quiet if effect.gate == gate]
-        if len(moves) >= LEAST_CELLS:
-            rows.append(_overall(gate, [change for _, change in moves]))
-            rows += _by_value(gate, moves)
+    by_gate: dict[str, list[Moves]] = defaultdict(list)
+    for cell in cells:
+        if any(cell.by_prompt.values()):
+            by_gate[cell.gate].append(cell)
+    rows = [row for gate, found in by_gate.items() for row in _of_gate(gate, found)]
     found = benjamini_hochberg([row.p for row in rows], FALSE_DISCOVERY_RATE)
     return tuple(sorted((row for row, hit in zip(rows, found, strict=True) if hit), key=lambda row: row.p))
 
 
-def _overall(gate: str, moves: list[float]) -> Drift:
-    down = sum(move < 0 for move in moves)
-    return Drift(gate, "", "", down, len(moves) - down, median(moves), mcnemar(down, len(moves) - down, "two-sided"))
-
-
-def _by_value(gate: str, moves: list[tuple[Mapping[str, str], float]]) -> list[Drift]:
-    by_value: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for values, change in moves:
-        for item in values.items():
-            by_value[item].append(change)
+def _of_gate(gate: str, cells: Sequence[Moves]) -> list[Drift]:
+    groups: dict[tuple[str, str], list[Moves]] = defaultdict(list)
+    for cell in cells:
+        for item in cell.values.items():
+            groups[item].append(cell)
+    sizes = {("", ""): list(cells)} | {item: inside for item, inside in groups.items() if len(inside) < len(cells)}
     rows = []
-    falling = sum(change < 0 for _, change in moves)
-    for (axis, value), inside in by_value.items():
-        down = sum(change < 0 for change in inside)
-        up = len(inside) - down
-        if LEAST_CELLS <= len(inside) < len(moves):
-            hits, total = (down, falling) if down >= up else (up, len(moves) - falling)
-            p = math.exp(fisher_log(hits, total, len(inside), len(moves)))
-            rows.append(Drift(gate, axis, value, down, up, median(inside), p))
+    for (axis, value), inside in sizes.items():
+        if len(inside) < LEAST_CELLS:
+            continue
+        moves = _by_prompt(inside)
+        if axis not in ("", *SOURCES):
+            around = _by_prompt([cell for cell in cells if cell.values.get(axis) != value])
+            moves = {prompt: move - around[prompt] for prompt, move in moves.items() if prompt in around}
+        changed = [move for move in moves.values() if move]
+        if len(changed) >= LEAST_PROMPTS:
+            down = sum(move < 0 for move in changed)
+            rows.append(Drift(gate, axis, value, down, len(changed) - down, median(changed), _p_value(changed)))
     return rows
+
+
+def _by_prompt(cells: Iterable[Moves]) -> dict[int, float]:
+    """The mean move on each prompt."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for cell in cells:
+        for prompt, move in cell.by_prompt.items():
+            found[prompt].append(move)
+    return {prompt: fmean(moves) for prompt, moves in found.items()}
+
+
+def _p_value(moves: Sequence[float]) -> float:
+    """Two-sided t test that the mean is zero; if all moves are equal, whose spread is unknown, that of a sign test."""
+    from scipy.special import stdtr
+
+    spread = stdev(moves)
+    if spread <= 1e-12 * abs(moves[0]):
+        return float(min(1.0, 2 * 0.5 ** len(moves)))
+    return float(2 * stdtr(len(moves) - 1, -abs(fmean(moves)) / spread * math.sqrt(len(moves))))

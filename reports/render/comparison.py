@@ -68,9 +68,9 @@ def _notes(change: CellChange) -> list[str]:
 
 
 def _drift_text(drift: Drift) -> str:
-    """`acceptance moved by -0.8 % (median) at page_size=64: down in 19 of 20 changed cells (p 4e-05)`."""
+    """`acceptance moved by -0.8 % (median) at page_size=64: down on 19 of 20 prompts (p 4e-05)`."""
     place = f"at {drift.axis}={drift.value}" if drift.axis else "over all cells"
-    moved = f"down in {drift.down} of {drift.down + drift.up} changed cells"
+    moved = f"down on {drift.down} of {drift.down + drift.up} prompts"
     return f"{drift.gate} moved by {100 * drift.median:+.1f} % (median) {place}: {moved} (p {drift.p:.1g})"
 
 

@@ -34,10 +34,12 @@ from specmatrix.reports.schema import (
     PAGE_FILE,
     RED_STATES,
     CellResult,
+    GateResult,
     Header,
     Json,
     is_waived,
 )
+from specmatrix.reports.sensitivity import SmallestEffect, smallest_effect, typical
 from specmatrix.reports.store import Report
 from specmatrix.reports.summary import STATE_KEYS, Summary, is_red, summarise, write_summary
 from specmatrix.reports.wording import count, failure, shorten
@@ -73,7 +75,8 @@ class ChoiceRow(NamedTuple):
 class RunView:
     """What every output about one run shows, computed once. `red` cells come first in `cells`, then waived ones, then
     those that the subject does not support, then the rest in file order. `groups` are the red ones by equal failures,
-    and `neighbours` has the nearest green cell of the first cell of each."""
+    and `neighbours` has the nearest green cell of the first cell of each. `effects`: by gate, the smallest that the
+    median cell would have shown."""
 
     header: Header
     summary: Summary
@@ -86,6 +89,7 @@ class RunView:
     choices: tuple[ChoiceRow, ...]
     groups: tuple[RedGroup, ...]
     neighbours: dict[str, Neighbour | None]
+    effects: dict[str, SmallestEffect]
 
     @property
     def verdict(self) -> str:
@@ -158,6 +162,7 @@ def view(report: Report) -> RunView:
         choices=_choices(cells),
         groups=groups,
         neighbours={cell.id: nearest(cell, passing) for cell in (group.cells[0] for group in groups[:MOST_NEIGHBOURS])},
+        effects=typical(passing, report.header.thresholds),
     )
 
 
@@ -198,7 +203,7 @@ def run_page(run: RunView) -> str:
             "accuracy": accuracy_plot(run.cells),
             "positions": position_plot(run.cells),
         },
-        data={"cells": [_details(cell, row) for cell, row in zip(shown, values, strict=True)]},
+        data={"cells": [_details(cell, row, run.header) for cell, row in zip(shown, values, strict=True)]},
     )
 
 
@@ -283,11 +288,17 @@ def _axes(values: Sequence[dict[str, str]]) -> dict[str, list[str]]:
     }
 
 
-def _details(cell: CellResult, values: dict[str, str]) -> Json:
+def _details(cell: CellResult, values: dict[str, str], header: Header) -> Json:
     """What the script reads about a cell: its record, its start, and its effective values."""
     return {
         **{name: getattr(cell, name) for name in ("id", "axes", "repro", "evidence", "error", "requested", "resolved")},
         "waived": None if cell.waived is None else asdict(cell.waived),
-        **{name: [asdict(row) for row in getattr(cell, name)] for name in ("gates", "reasons", "rewrites")},
+        **{name: [asdict(row) for row in getattr(cell, name)] for name in ("reasons", "rewrites")},
+        "gates": [asdict(gate) | _effect(gate, header) for gate in cell.gates],
         "effective": values,
     }
+
+
+def _effect(gate: GateResult, header: Header) -> Json:
+    found = smallest_effect(gate, header.thresholds.get(gate.name, {}))
+    return {} if found is None else {"effect": found.text}

@@ -66,7 +66,12 @@ def print_run(run: RunView, console: Console) -> None:
     counters = run.summary.counters
     colour = {"PASS": "green", "FAIL": "red"}.get(counters.state, "dim")
     _say(console, f"[{colour}]{escape(counters.message)}[/{colour}]")
-    for text in (run.summary.coverage.message, run.summary.cost.message, run.summary.cost.saving):
+    for text in (
+        run.summary.coverage.message,
+        run.summary.cost.message,
+        run.summary.cost.saving,
+        run.summary.false_alarms.message,
+    ):
         if text:
             _say(console, f"[dim]{escape(text)}[/dim]")
     rewritten: Counter[str] = Counter()

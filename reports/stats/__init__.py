@@ -2,6 +2,7 @@
 
 - `proportions`: one rate and two independent rates
 - `paired`: outcomes on the same questions (McNemar, difference interval, smallest detectable drop)
+- `sequential`: the same, readable after every question
 - `bootstrap`: ratios of sums over prompts (acceptance length)
 - `uniformity`: samples against the distribution that they should follow
 - `association`: over-representation, and many tests at once
@@ -21,6 +22,7 @@ from specmatrix.reports.stats.proportions import (
     wilson,
     zero_count_bound,
 )
+from specmatrix.reports.stats.sequential import loss_evidence, sequential_mcnemar
 from specmatrix.reports.stats.uniformity import ks_uniform, randomised_pit
 
 __all__ = [
@@ -32,10 +34,12 @@ __all__ = [
     "difference_interval",
     "fisher_log",
     "ks_uniform",
+    "loss_evidence",
     "mcnemar",
     "paired_difference",
     "randomised_pit",
     "ratio_change",
+    "sequential_mcnemar",
     "two_rate_test",
     "wilson",
     "zero_count_bound",

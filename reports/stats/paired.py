@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 from specmatrix.reports.stats.proportions import Z95, check_count, zero_count_bound
@@ -43,18 +44,20 @@ def paired_difference(lost: int, won: int, n: int) -> tuple[float, float]:
     return max(-1.0, gain - loss - half), min(1.0, gain - loss + half)
 
 
-def detectable_drop(good: int, won: int, n: int, alpha: float, power: float) -> float | None:
-    """Smallest drop of the rate over `n` questions that `mcnemar` puts below `alpha` with probability `power`.
+def detectable_drop(
+    good: int, won: int, n: int, alpha: float, power: float, test: Callable[[int, int], float] = mcnemar
+) -> float | None:
+    """Smallest drop of the rate over `n` questions that `test` puts below `alpha` with probability `power`.
 
     Each of the first run's `good` questions is lost with the same probability, while `won` questions are won. The
     smallest such probability is a quantile of a beta distribution (Clopper and Pearson 1934, Biometrika 26:404). None
-    if losing every good question would not be significant.
+    if losing every good question would not be significant. test: a p value of lost and won questions.
     """
-    from scipy.stats import beta
+    from scipy.special import betaincinv
 
     check_count("n", n, 1)
     check_count("good + won", good + won, 0, n)
-    fewest = next((lost for lost in range(won + 1, good + 1) if mcnemar(lost, won) < alpha), None)
+    fewest = next((lost for lost in range(won + 1, good + 1) if test(lost, won) < alpha), None)
     if fewest is None:
         return None
-    return (good * float(beta.ppf(power, fewest, good - fewest + 1)) - won) / n
+    return (good * float(betaincinv(fewest, good - fewest + 1, power)) - won) / n

@@ -44,6 +44,7 @@ def test_counts_are_stable_and_complete(tmp_path, make_cell, write_report):
         },
         "coverage": {"requested_pairs": 6, "requested_triples": 4, "passing_pairs": 6, "passing_triples": 4},
         "cost": {"core_seconds": 1.0, "gpu_seconds": 0.0, "engine_starts": 0, "cheaper": None},
+        "false_alarms": {"tests": 0, "at_most": 0.0},
     }  # fmt: skip
 
 

@@ -1,11 +1,20 @@
-"""Pairing: the same prompts only, exact McNemar at its boundary, and too little evidence for a verdict."""
+"""Pairing: the same prompts only, the sequential test at its boundary, and too little evidence for a verdict."""
 
 from dataclasses import replace
 
 import pytest
 
 from specmatrix.matrix.accuracy.task import EXTRACTORS, Sample
-from specmatrix.matrix.accuracy.verdict import ALPHA, LEAST_RIGHT, PairingError, counts, overall, pair, unproven
+from specmatrix.matrix.accuracy.verdict import (
+    ALPHA,
+    FALSE_ALARMS,
+    LEAST_RIGHT,
+    PairingError,
+    counts,
+    overall,
+    pair,
+    unproven,
+)
 from specmatrix.matrix.gates.gate import State
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -41,24 +50,34 @@ def test_equal_runs_pass():
     assert overall(tests, "nothing was drafted") is State.NOT_MEASURED
 
 
-def test_the_boundary_of_mcnemar():
-    passing, failing = pair(samples(20), samples(14)), pair(samples(20), samples(13))
-    assert (passing[0].lost, failing[0].lost) == (6, 7)
+def test_the_boundary_of_the_sequential_test():
+    passing, failing = pair(samples(20), samples(9)), pair(samples(20), samples(8))
+    assert (passing[0].lost, failing[0].lost) == (11, 12)
+    assert len(passing) * ALPHA == FALSE_ALARMS
     assert failing[0].p < ALPHA <= passing[0].p
     assert (overall(passing, ""), overall(failing, "")) == (State.PASS, State.FAIL)
-    assert failing[0].message == "the cell loses 7 questions of 40 and wins 0 (p = 0.0078, allowed 0.01)"
+    assert failing[0].message == "the cell loses 12 questions of 40 and wins 0 (p = 0.0016, allowed 0.002)"
+
+
+def test_a_loss_that_was_certain_once_stays_one():
+    """A run may end there, so what follows must not change the verdict."""
+    base, head = samples(30, n=60), samples(0, n=60)
+    later = [replace(s, right=dict.fromkeys(EXTRACTORS, i >= 15)) for i, s in enumerate(head)]
+    assert pair(base[:15], later[:15])[0].state is State.FAIL
+    assert pair(base, later)[0].state is State.FAIL
+    assert (pair(base, later)[0].lost, pair(base, later)[0].won) == (15, 30)
 
 
 def test_a_gain_is_no_loss():
-    assert overall(pair(samples(10), samples(30)), "") is State.PASS
+    assert overall(pair(samples(12), samples(30)), "") is State.PASS
 
 
 def test_fewer_right_answers_than_a_loss_needs_are_not_measured():
-    assert LEAST_RIGHT == 7
-    assert overall(pair(samples(7), samples(7)), "") is State.PASS
-    thin = pair(samples(6), samples(6))
+    assert LEAST_RIGHT == 12
+    assert overall(pair(samples(12), samples(12)), "") is State.PASS
+    thin = pair(samples(11), samples(11))
     assert overall(thin, "") is State.NOT_MEASURED
-    assert thin[0].message.startswith("the baseline answers 6 of 40 questions correctly; with fewer than 7")
+    assert thin[0].message.startswith("the baseline answers 11 of 40 questions correctly; with fewer than 12")
 
 
 @pytest.mark.parametrize("extractor", EXTRACTORS)

@@ -19,6 +19,17 @@ def test_fisher_is_the_hypergeometric_tail(both, failing_only, matching_only, ne
     assert exp(fisher_log(both, both + failing_only, both + matching_only, total)) == pytest.approx(known, abs=1e-9)
 
 
+def test_a_property_without_influence_is_rarely_found():
+    draw = random.Random(5)
+    found = 0
+    for _ in range(500):
+        failing = [draw.random() < 0.2 for _ in range(80)]
+        hits = sum(draw.random() < 0.3 for failed in failing if failed)
+        matching = hits + sum(draw.random() < 0.3 for failed in failing if not failed)
+        found += exp(fisher_log(hits, sum(failing), matching, 80)) <= 0.05
+    assert found / 500 <= 0.06
+
+
 def test_fisher_of_many_cells_is_quick_and_ranks_the_smallest():
     assert fisher_log(3001, 5000, 5000, 100_000) < fisher_log(3000, 5000, 5000, 100_000) < -2_000
     assert fisher_log(3000, 5000, 5000, 100_000) == pytest.approx(hypergeom.logsf(2999, 100_000, 5000, 5000))

@@ -3,6 +3,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import chi2_contingency
 
 from specmatrix.reports.stats import (
     difference_interval,
@@ -63,6 +64,25 @@ def test_two_rates():
     assert two_rate_test(75, 100, 90, 100) == pytest.approx(0.9975, abs=2e-4)
     assert two_rate_test(10, 10, 10, 10) == 1.0
     assert two_rate_test(0, 10, 0, 10) == 1.0
+
+
+@pytest.mark.parametrize(("base_rate", "loss"), [(0.7, 0.0), (0.7, 0.1), (0.95, 0.05)])
+def test_the_interval_and_the_test_of_two_rates_are_right_as_often_as_promised(base_rate, loss):
+    draw = random.Random(12)
+    covered = alarms = 0
+    for _ in range(500):
+        base = sum(draw.random() < base_rate for _ in range(150))
+        head = sum(draw.random() < base_rate - loss for _ in range(150))
+        low, high = difference_interval(base, 150, head, 150)
+        covered += low <= -loss <= high
+        alarms += two_rate_test(base, 150, head, 150) < 0.05
+    assert covered / 500 == pytest.approx(0.95, abs=0.03)
+    assert (alarms / 500 == pytest.approx(0.05, abs=0.03)) if not loss else (alarms / 500 >= 0.45)
+
+
+def test_the_pooled_test_is_the_root_of_chi_square():
+    known = chi2_contingency([[90, 10], [75, 25]], correction=False).pvalue
+    assert two_rate_test(90, 100, 75, 100) == pytest.approx(known / 2)
 
 
 def test_nothing_in_200_bounds_the_rate_below_one_and_a_half_points():

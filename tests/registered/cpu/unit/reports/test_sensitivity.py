@@ -1,0 +1,113 @@
+"""The smallest effects are held against simulated runs of the gates' own tests."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy.stats import kstest
+
+from specmatrix.matrix.cells.selection import select
+from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.gates.thresholds import FALSE_ALARMS
+from specmatrix.reports.schema import GateResult
+from specmatrix.reports.sensitivity import FalseAlarms, false_alarms, smallest_effect
+from specmatrix.reports.stats import ks_uniform, mcnemar, randomised_pit, ratio_change
+
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+
+
+def effect(name, numbers, thresholds=None, interval=None):
+    return smallest_effect(GateResult(name, "PASS", numbers, interval), thresholds or {})
+
+
+@pytest.mark.parametrize(
+    ("gate", "numbers", "text"),
+    [
+        ("lossless", {"tokens": 537, "divergent": 0}, "a defect in 0.56 % of 537 tokens"),
+        ("finish", {"requests": 1, "faults": 0}, "a defect in 95 % of 1 request"),
+        ("acceptance", {"rounds": [16.0, 16.0], "left": 0}, "a defect in 8.9 % of 32 rounds"),
+        ("acceptance", {"rounds": 32, "left": 0}, "a defect in 8.9 % of 32 rounds"),
+        ("work", {"steps": 53}, "a defect in 5.5 % of 53 steps"),
+    ],
+)
+def test_a_defect_that_strikes_at_random(gate, numbers, text):
+    found = effect(gate, numbers)
+    assert found.text == text
+    draw = np.random.default_rng(1)
+    number = int(text.split(" of ")[1].split(" ")[0])
+    assert (draw.binomial(number, found.size, 2000) > 0).mean() == pytest.approx(0.95, abs=0.02)
+
+
+def test_what_is_no_sample_and_what_fails_have_no_effect():
+    assert effect("config", {"fields": 22}) is None
+    assert effect("lossless", {"tokens": 0}) is effect("acceptance", {"length": 3.0}) is None
+    assert effect("accuracy", {"baseline": 0.1, "won": 0, "n": 48}, {"alpha": 2e-4}) is None, "5 losses are no evidence"
+    assert smallest_effect(GateResult("lossless", "FAIL", {"tokens": 90}, None, "wrong"), {}) is None
+
+
+def test_a_shift_of_the_distribution_is_seen_as_often_as_promised():
+    draws = 200
+    found = effect("distribution", {"draws": draws, "outside": 0}, {"alpha": 1e-4})
+    assert found.text.endswith(f" of the probability in {draws} draws")
+    draw = np.random.default_rng(2)
+    shifted = 0.5 + found.size
+    seen = known = 0
+    for _ in range(120):
+        second = (draw.random(draws) > shifted).astype(float)
+        places = randomised_pit(second / 2, np.full(draws, 0.5), draw.random(draws))
+        seen += ks_uniform(places).p < 1e-4
+        known += kstest(places, "uniform").pvalue < 1e-4
+    assert seen == known
+    assert 0.75 <= seen / 120 <= 0.97
+
+
+def test_a_loss_beyond_the_band_is_seen_as_often_as_promised():
+    """60 prompts with 6 % of noise each; the gate allows intervals that end at 0.97 or above."""
+    draw = np.random.default_rng(3)
+    emitted = np.full(60, 90.0)
+    base = emitted / 3.0
+
+    def interval(loss):
+        change = ratio_change((emitted, base), (emitted, base / (1 - loss) * draw.normal(1, 0.06, 60)), 300)
+        return 1 + change.interval[0], 1 + change.interval[1]
+
+    found = effect("acceptance", {"length": 3.0}, {"low": 0.97}, interval(0.0))
+    assert found.text == f"a loss of {100 * found.size:.2g} %"
+    seen = [interval(found.size)[0] < 0.97 for _ in range(200)]
+    assert sum(seen) / 200 == pytest.approx(0.8, abs=0.12)
+
+
+def test_a_drop_of_accuracy_is_seen_as_often_as_promised():
+    found = effect("accuracy", {"baseline": 0.75, "won": 1, "lost": 1, "n": 48}, {"alpha": 2e-4})
+    assert found.text == "a drop of 35 points of 48 questions"
+    draw = np.random.default_rng(4)
+    lost = draw.binomial(36, (found.size * 48 + 1) / 36, 2000)
+    assert np.mean([mcnemar(int(one), 1) < 2e-4 for one in lost]) == pytest.approx(0.8, abs=0.05)
+
+
+@pytest.mark.parametrize("stage", list(FALSE_ALARMS))
+def test_the_locked_cells_keep_to_the_budget_of_false_alarms(stage):
+    """Whatever else a gate measures is exact on an engine without a defect."""
+    header = SimpleNamespace(thresholds={gate.name: dict(gate.thresholds) for gate in GATES})
+    cells = select(stage)
+    judged = {gate.name: sum(gate.applies(cell) for cell in cells) for gate in GATES}
+    found = false_alarms(judged, header)
+    assert found.tests > 0 and 0 < found.at_most <= FALSE_ALARMS[stage]
+
+
+def test_the_messages():
+    assert FalseAlarms(0, 0.0).message == "no gate of this run tests a random outcome"
+    found = FalseAlarms(44, 0.0081)
+    assert found.message == "44 tests of random outcomes: at most 0.81 % of runs without a defect are red by chance"
+    assert found.to_json() == {"tests": 44, "at_most": 0.0081}
+
+
+def test_equal_engines_are_red_no_more_often_than_stated():
+    """Answers that two samplings give at random, under both of the gate's extractors."""
+    draw = np.random.default_rng(5)
+    alpha = 0.05
+    red = 0
+    for _ in range(600):
+        base, head = draw.random((2, 48)) < 0.7
+        red += mcnemar(int((base & ~head).sum()), int((head & ~base).sum())) < alpha
+    assert red / 600 <= alpha
