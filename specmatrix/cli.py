@@ -24,7 +24,7 @@ from specmatrix.matrix.cli.commands.flags import EPILOG
 from specmatrix.matrix.cli.errors import misuse
 from specmatrix.matrix.cli.exit_status import empty_word, failed, open_streams, unwritten, wrong
 from specmatrix.matrix.cli.history_commands import history, site
-from specmatrix.matrix.cli.model_commands import checkpoints, zoo
+from specmatrix.matrix.cli.model_commands import accuracy, checkpoints, zoo
 from specmatrix.matrix.cli.options import (
     WORKERS,
     ApiKey,
@@ -36,7 +36,6 @@ from specmatrix.matrix.cli.options import (
     Json,
     Junit,
     Launch,
-    Models,
     On,
     PlantedFault,
     Requests,
@@ -194,7 +193,7 @@ def compare(
     return compare_reports(base, head, acknowledge, out, json_)
 
 
-for command in (axes, explain):
+for command in (axes, explain, accuracy):
     app.command()(command)
 
 
@@ -338,40 +337,6 @@ def mutants(
     from specmatrix.matrix.faults.mutants import PATHS
 
     return main_mutants(paths or PATHS, sample, seed, workers, tests, shard, list_, out, json_)
-
-
-@app.command()
-def accuracy(
-    data: Annotated[Path, typer.Option(help="the task's questions as JSON Lines")],
-    task: Annotated[str, typer.Option(help="the task's name")] = "gsm8k",
-    train: Annotated[Path | None, typer.Option(help="questions for few-shot examples")] = None,
-    cell: Annotated[str | None, typer.Option(help="the cell to evaluate, by id; default: eagle3.s3.k1.n4.v2")] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="published checkpoints instead, by a name of `specmatrix checkpoints list`")
-    ] = None,
-    models: Models = None,
-    limit: Annotated[int | None, typer.Option(help="ask at most this many questions")] = None,
-    num_fewshot: Annotated[int, typer.Option(help="few-shot examples per prompt")] = 0,
-    max_new_tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 256,
-    out: Annotated[Path | None, typer.Option(help="also write accuracy.json and accuracy.md here")] = None,
-    json_: Json = False,
-) -> int:
-    """Measure task accuracy with and without speculation."""
-    from specmatrix.matrix.accuracy.command import main_accuracy
-
-    return main_accuracy(
-        task,
-        data,
-        train=train,
-        cell=cell,
-        checkpoint=checkpoint,
-        models=models,
-        limit=limit,
-        num_fewshot=num_fewshot,
-        max_new_tokens=max_new_tokens,
-        out=out,
-        json_=json_,
-    )
 
 
 @app.command()

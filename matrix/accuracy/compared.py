@@ -1,21 +1,30 @@
-"""The engines that an accuracy run compares: with and without a drafter, of the zoo or of published checkpoints."""
+"""What an accuracy run compares: engines with and without a drafter, in this process or as servers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from specmatrix.engine.core.config.asked import AUTO, EngineConfig
-from specmatrix.errors import ConfigError
+from specmatrix.engine.core.config.asked import AUTO, UNASKED, EngineConfig
+from specmatrix.errors import ConfigError, shown, text_of
 from specmatrix.matrix.cells.axes import AXES, describe
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.subjects.http.endpoint import Endpoint
+from specmatrix.matrix.subjects.http.sglang import INFO
 from specmatrix.matrix.zoo.published.pairs import ModelPair
 from specmatrix.matrix.zoo.registry import resolve_path, verify_cells
 
+if TYPE_CHECKING:  # a runtime import would import lm-eval
+    from specmatrix.matrix.accuracy.model import TaskModel, Tick
+
 # Axes that the task decides: it has its own questions, sampling parameters and stop strings.
 FIXED: Final = ("sampling", "finish", "abort")
+PATHS: Final = ("model_path", "speculative_draft_model_path", "speculative_ngram_external_corpus_path")
+# A server that loads real weights takes minutes.
+START_SECONDS: Final = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +36,53 @@ class ComparedEngine:
 
 
 @dataclass(frozen=True, slots=True)
+class ComparedServer:
+    """A server of the comparison. model: the name under which it has its model. running: what it says that it runs.
+
+    flags: those with which `launch`, a command with `{flags}`, starts it; it then has no `url` before.
+    """
+
+    name: str
+    url: str = ""
+    key: str | None = None
+    model: str = ""
+    running: Mapping[str, Any] = field(default_factory=dict)
+    launch: str = ""
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Compared:
-    """algorithm: the cell's, in lower case. folders: of each model that either engine loads, the target first."""
+    """algorithm: the cell's, in lower case, "" if a server does not say. folders: of each model that either engine
+    loads, the target first."""
 
     algorithm: str
-    baseline: ComparedEngine
-    cell: ComparedEngine
+    baseline: ComparedEngine | ComparedServer
+    cell: ComparedEngine | ComparedServer
     folders: Mapping[str, Path]
+
+    @property
+    def run(self) -> bool:
+        """Whether both run already, and so may answer by turns. Others run one after the other: a GPU has no room for
+        two."""
+        return isinstance(self.cell, ComparedServer) and bool(self.cell.url)
 
     def locate(self, name: str) -> Path:
         """The folder of a model, or the file of the zoo's corpus."""
         return self.folders[name] if name in self.folders else resolve_path(name)
+
+    @contextmanager
+    def opened(self, one: ComparedEngine | ComparedServer, tick: Tick) -> Iterator[TaskModel]:
+        """A model of lm-eval that answers with one of the two. ConfigError if it cannot start."""
+        if isinstance(one, ComparedServer):
+            with served(one) as server:
+                from specmatrix.matrix.accuracy.served import ServedModel
+
+                yield ServedModel(server, tick)
+            return
+        from specmatrix.matrix.accuracy.model import EngineModel
+
+        yield EngineModel(one.config, self.locate, tick)
 
 
 def of_cell(text: str) -> Compared:
@@ -59,6 +104,74 @@ def of_pair(pair: ModelPair, folders: Mapping[str, Path]) -> Compared:
     """A pair of published checkpoints in `folders`."""
     baseline = ComparedEngine(f"{pair.target}.none", _deterministic(pair.baseline))
     return Compared(pair.algorithm.lower(), baseline, ComparedEngine(pair.name, _deterministic(pair.config)), folders)
+
+
+def of_servers(endpoint: Endpoint) -> Compared:
+    """Two running servers. ConfigError if one is missing or is both, or if the baseline speculates."""
+    if endpoint.url is None or endpoint.baseline_url is None:
+        raise ConfigError("--url needs --baseline-url, the same server without speculation: answers are compared")
+    urls = [url.rstrip("/") for url in (endpoint.baseline_url, endpoint.url)]
+    if urls[0] == urls[1]:
+        raise ConfigError(f"--url and --baseline-url are both {shown(urls[0])}; allowed: two servers")
+    baseline, cell = (ComparedServer(url, url, endpoint.key, *described(url, endpoint.key)) for url in urls)
+    if baseline.model != cell.model:
+        raise ConfigError(f"{cell.url} serves {shown(cell.model)} and {baseline.url} {shown(baseline.model)}")
+    if (drafter := baseline.running.get("speculative_algorithm")) is not None:
+        raise ConfigError(f"--baseline-url runs {drafter}; allowed: no speculation")
+    said = cell.running.get("speculative_algorithm")
+    if cell.running and said is None:
+        raise ConfigError(f"--url runs no speculation; there is nothing to compare at {cell.url}")
+    return Compared(str(said or "").lower(), baseline, cell, {})
+
+
+def of_launch(compared: Compared, endpoint: Endpoint) -> Compared:
+    """The engines of a comparison as servers that a command starts, one after the other."""
+    assert endpoint.launch is not None
+    servers = []
+    for one in (compared.baseline, compared.cell):
+        assert isinstance(one, ComparedEngine)
+        asked = {name: value for name, value in asdict(one.config).items() if value != UNASKED[name]}
+        # SGLang has no flag of the version but this one.
+        asked["disable_overlap_schedule"] = (
+            asked.pop("spec_version", None) == "v1" or one.config.disable_overlap_schedule
+        )
+        for name in {*PATHS} & {*asked}:
+            asked[name] = str(compared.locate(asked[name]))
+        servers.append(ComparedServer(one.name, key=endpoint.key, launch=endpoint.launch, flags=asked))
+    return replace(compared, baseline=servers[0], cell=servers[1])
+
+
+@contextmanager
+def served(server: ComparedServer) -> Iterator[ComparedServer]:
+    """The server, started and ended here if it does not run yet. ConfigError if it does not start."""
+    from specmatrix.matrix.subjects.http.connection import launched
+
+    if server.url:
+        yield server
+        return
+    connection, process = launched(Endpoint(launch=server.launch, key=server.key), server.flags, START_SECONDS)
+    try:
+        model, running = described(connection.url, server.key)
+        yield replace(server, url=connection.url, model=model, running=running)
+    finally:
+        process.stop()
+        connection.close()
+
+
+def described(url: str, key: str | None) -> tuple[str, Mapping[str, Any]]:
+    """The first model of a server, and what it says that it runs, nothing if it does not. ConfigError if no server is
+    there."""
+    from specmatrix.matrix.subjects.http.connection import Connection
+
+    with Connection(url, key) as server:
+        models = server.get("/v1/models").get("data") or []
+        try:
+            running: Mapping[str, Any] = server.get(*INFO)
+        except ConfigError:
+            running = {}
+    if not models:
+        raise ConfigError(f"{text_of(url)} serves no model")
+    return str(models[0]["id"]), running
 
 
 def _ample(cell: Cell) -> EngineConfig:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,11 @@ class Split:
     asked: tuple[Question, ...]
     source: str
     digest: str
+
+    def blocks(self, size: int) -> Iterator[Split]:
+        """The same examples with `size` questions after the other."""
+        for start in range(0, len(self.asked), size):
+            yield replace(self, asked=self.asked[start : start + size])
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:

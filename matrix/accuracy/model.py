@@ -1,10 +1,13 @@
-"""The engine as an lm-eval model. Import it only after `matrix.accuracy.task.offline`."""
+"""Engines and servers as lm-eval models. Import it only after `matrix.accuracy.task.offline`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
@@ -14,25 +17,72 @@ from specmatrix.engine.core.config.asked import AUTO, EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.errors import RequestError
 from specmatrix.matrix.accuracy.generation import parameters
+from specmatrix.matrix.accuracy.task import Answered
 
 Tick = Callable[[int], None]
 
 
-class EngineModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its class is Any
-    """Answers all requests of a task in one batch; `outputs` keeps the last batch's outputs in order.
+class TaskModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its class is Any
+    """A model of generation tasks.
 
-    A fixed-size KV pool keeps its purpose: it is enlarged to hold the longest request, but no two.
+    answered: of the last call, in the order of its requests. evidence: counters since the start, by the engine's names;
+    none that it does not show.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answered: list[Answered] = []
+
+    @property
+    @abstractmethod
+    def evidence(self) -> Mapping[str, int]: ...
+
+    @property
+    @abstractmethod
+    def resolved(self) -> Mapping[str, Any]:
+        """What it runs, as far as it says."""
+
+    @property
+    def readback(self) -> Mapping[str, Any]:
+        """What it really has, as far as it says."""
+        return {}
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """RequestError: scoring given texts is not supported."""
+        raise RequestError("the task requests log-likelihoods of given texts; only generation tasks are supported")
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """RequestError, as in `loglikelihood`."""
+        raise RequestError("the task requests log-likelihoods of given texts; only generation tasks are supported")
+
+
+class EngineModel(TaskModel):
+    """An engine in this process, which answers all requests of a call in one batch.
+
+    A fixed-size KV pool keeps its purpose: it holds the longest request, but no two.
     tick: called with the number of requests that finished since the last call.
     """
 
     def __init__(self, config: EngineConfig, locate: Callable[[str], Path], tick: Tick) -> None:
         super().__init__()
         self.llm = LLM(config, locate)
-        self.outputs: list[Output] = []
         self._config = config
         self._locate = locate
         self._tick = tick
-        self._longest = 0
+        # Of the fixed-size pool, 0 before its first requests; and the counters of engines with smaller ones.
+        self._tokens, self._earlier = 0, Counter[str]()
+
+    @property
+    def evidence(self) -> Mapping[str, int]:
+        return dict(self._earlier + Counter(self.llm.counters))
+
+    @property
+    def resolved(self) -> Mapping[str, Any]:
+        return self.llm.resolved.as_dict()
+
+    @property
+    def readback(self) -> Mapping[str, Any]:
+        return self.llm.readback()
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The answers in order. RequestError if a prompt is too long or an argument is unsupported."""
@@ -47,25 +97,27 @@ class EngineModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its c
                     f"context of {room}; use fewer examples per prompt or fewer new tokens"
                 )
         self._fit(max(len(p) + a.max_new_tokens for p, a in zip(prompts, asked, strict=True)))
-        self.outputs = self._run(prompts, asked)
-        return [output.text for output in self.outputs]
-
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """RequestError: scoring given texts is not supported."""
-        raise RequestError("the task requests log-likelihoods of given texts; only generation tasks are supported")
-
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """RequestError, as in `loglikelihood`."""
-        raise RequestError("the task requests log-likelihoods of given texts; only generation tasks are supported")
+        self.answered = [
+            Answered(
+                output.text,
+                output.finish.reason == "length",
+                len(output.output_ids),
+                len(output.accept_lengths),
+                output.retractions,
+            )
+            for output in self._run(prompts, asked)
+        ]
+        return [answer.text for answer in self.answered]
 
     def _fit(self, longest: int) -> None:
-        """Enlarge a fixed-size pool so that the longest request fits alone."""
-        if self._config.max_total_tokens == AUTO or longest <= self._longest:
+        """Fit a fixed-size pool to the longest request so far."""
+        if self._config.max_total_tokens == AUTO:
             return
-        self._longest = longest
         page = self.llm.resolved.page_size
         tokens = -(-(longest + 2 * self.llm.resolved.num_draft_tokens) // page) * page
-        self.llm = LLM(replace(self._config, max_total_tokens=tokens), self._locate)
+        if tokens > self._tokens:
+            self._tokens, self._earlier = tokens, self._earlier + Counter(self.llm.counters)
+            self.llm = LLM(replace(self._config, max_total_tokens=tokens), self._locate)
 
     def _run(self, prompts: Sequence[tuple[int, ...]], asked: Sequence[SamplingParams]) -> list[Output]:
         rids = [self.llm.add(prompt, params) for prompt, params in zip(prompts, asked, strict=True)]

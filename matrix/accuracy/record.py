@@ -10,8 +10,10 @@ from typing import Any, Final
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.render.markup import code
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 FILES: Final = ("accuracy.json", "accuracy.md")
+# Statistics that a server does not show.
+OF_ENGINE: Final = ("rounds", "retractions", "tokens_per_round")
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
@@ -29,8 +31,9 @@ def markdown(record: Mapping[str, Any]) -> str:
         "",
         f"{_number(task)} questions of {code(task['source'])} (hash {task['digest']}), "
         f"{task['num_fewshot']} examples per prompt, at most {task['max_new_tokens']} new tokens, greedy; "
-        f"lm-eval {record['versions']['lm_eval']} with its own definition of the task, "
-        f"torch {record['versions']['torch']}; weights {weights}. Both runs saw the same prompts (compared by hash).",
+        f"lm-eval {record['versions']['lm_eval']} with its own definition of the task"
+        + (f", torch {record['versions']['torch']}; weights {weights}" if weights else "")
+        + ". Both runs saw the same prompts (compared by hash).",
         "",
         "| of the questions | baseline | cell | lost | won | p (loss) | difference, 95 % | detectable drop | state |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -51,8 +54,13 @@ def markdown(record: Mapping[str, Any]) -> str:
     ]
     lines += ["", *(f"- {test['name']}: {test['message']}." for test in record["tests"] if test["message"])]
     lines += [f"- {record['doubt']}."] if record["doubt"] else []
+    if not record["starts"]["cell"]["evidence"]:
+        lines += ["- the server does not show whether drafts were accepted."]
     lines += ["", "| | baseline | cell |", "|---|---|---|"]
+    hidden = () if record["runs"]["cell"]["rounds"] else OF_ENGINE
     for name, value in record["runs"]["baseline"].items():
+        if name in hidden:
+            continue
         lines.append(f"| {name.replace('_', ' ')} | {_shown(value)} | {_shown(record['runs']['cell'][name])} |")
     lines += ["", f"Answers that differ in any character: {record['different_texts']} of {task['questions']:,}."]
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"

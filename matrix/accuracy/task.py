@@ -6,29 +6,26 @@ import importlib.util
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import yaml
 
-from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.accuracy.data import Question, Split
 
 if TYPE_CHECKING:
-    from specmatrix.matrix.accuracy.model import EngineModel
+    from specmatrix.matrix.accuracy.model import TaskModel
 
 # Task name -> its definition in the installed lm-eval.
 TASKS: Final = {"gsm8k": "gsm8k/gsm8k.yaml"}
 EXTRACTORS: Final = ("strict-match", "flexible-extract")
 INVALID: Final = "[invalid]"
-# Questions before an evaluation is first asked whether they are enough; the number doubles each time.
-FIRST_LOOK: Final = 128
 OFFLINE: Final = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -37,6 +34,16 @@ OFFLINE: Final = {
     "TOKENIZERS_PARALLELISM": "false",
     "TQDM_DISABLE": "1",
 }
+
+
+class Answered(NamedTuple):
+    """What a model says of one answer. rounds, retractions: 0 where it does not show them."""
+
+    text: str
+    by_length: bool
+    tokens: int
+    rounds: int = 0
+    retractions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,51 +76,18 @@ def definition(task: str) -> Path:
     return Path(found.origin).parent / "tasks" / TASKS[task]
 
 
-def evaluate(
-    task: str,
-    questions: Split,
-    config: EngineConfig,
-    locate: Callable[[str], Path],
-    *,
-    max_new_tokens: int,
-    tick: Callable[[int], None] = lambda ended: None,
-    enough: Callable[[Sequence[Sample]], bool] | None = None,
-) -> tuple[tuple[Sample, ...], EngineModel]:
-    """Run one engine over the questions; samples in their order, and the model with its engine.
+def evaluate(task: str, questions: Split, model: TaskModel, max_new_tokens: int) -> tuple[Sample, ...]:
+    """The graded answers of a model, in the order of the questions. Raises what the model raises.
 
-    enough: whether these first samples are all that is needed; None runs all questions at once. Raises ConfigError and
-    RequestError as the engine does.
+    Call `offline` before, and before the model's module is imported.
     """
     installed = definition(task)
-    offline()
-    from specmatrix.matrix.accuracy.model import EngineModel
-
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    model = EngineModel(config, locate, tick)
-    samples: list[Sample] = []
-    sizes = [len(questions.asked)] if enough is None else _looks(len(questions.asked))
-    for size in sizes:
-        block = replace(questions, asked=questions.asked[len(samples) : size])
-        samples += _evaluated(f"{task}_local", installed, block, model, max_new_tokens)
-        if enough is not None and enough(samples):
-            break
-    return tuple(samples), model
-
-
-def _looks(questions: int) -> list[int]:
-    """After how many of the questions an evaluation may end."""
-    sizes = [FIRST_LOOK]
-    while sizes[-1] < questions:
-        sizes.append(2 * sizes[-1])
-    return [min(size, questions) for size in sizes]
-
-
-def _evaluated(
-    name: str, installed: Path, questions: Split, model: EngineModel, max_new_tokens: int
-) -> tuple[Sample, ...]:
+    # Unlike simple_evaluate, it asks neither git nor the system about its surroundings.
     from lm_eval.evaluator import evaluate as run_tasks
     from lm_eval.tasks import TaskManager
 
+    logging.getLogger("lm_eval").setLevel(logging.CRITICAL)
+    name = f"{task}_local"
     with TempDir("accuracy") as folder:
         _write_task(folder, name, installed, questions)
         # lm-eval's progress bars cannot be switched off and would hide an error message.
@@ -121,9 +95,8 @@ def _evaluated(
             tasks = TaskManager(include_path=str(folder), include_defaults=False).load([name])
             tasks["tasks"][name].set_config("num_fewshot", len(questions.examples))
             tasks["tasks"][name].set_config("generation_kwargs", {"max_gen_toks": max_new_tokens}, update=True)
-            # Unlike simple_evaluate, it asks neither git nor the system about its surroundings.
             result = run_tasks(lm=model, task_dict=tasks, log_samples=True, bootstrap_iters=0)
-    return _samples(result["samples"][name], questions.asked, model)
+    return _samples(result["samples"][name], questions.asked, model.answered)
 
 
 def _write_task(folder: Path, name: str, installed: Path, questions: Split) -> None:
@@ -146,16 +119,18 @@ def _write_task(folder: Path, name: str, installed: Path, questions: Split) -> N
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
 
 
-def _samples(rows: Sequence[Mapping[str, Any]], asked: Sequence[Question], model: EngineModel) -> tuple[Sample, ...]:
-    """Join lm-eval's rows, one per question and extractor, with the engine's outputs."""
+def _samples(
+    rows: Sequence[Mapping[str, Any]], asked: Sequence[Question], answered: Sequence[Answered]
+) -> tuple[Sample, ...]:
+    """Join lm-eval's rows, one per question and extractor, with what the model says of its answers."""
     table: dict[int, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         table.setdefault(int(row["doc_id"]), {})[row["filter"]] = row
     samples = []
-    for index, (question, output) in enumerate(zip(asked, model.outputs, strict=True)):
+    for index, (question, answer) in enumerate(zip(asked, answered, strict=True)):
         found = table[index]
         first = found[EXTRACTORS[0]]
-        if first["doc"]["question"] != question.question or first["resps"][0][0] != output.text:
+        if first["doc"]["question"] != question.question or first["resps"][0][0] != answer.text:
             raise AssertionError(f"lm-eval's sample {index} is not the answer to line {question.line}")
         samples.append(
             Sample(
@@ -163,11 +138,7 @@ def _samples(rows: Sequence[Mapping[str, Any]], asked: Sequence[Question], model
                 prompt_hash=str(first["prompt_hash"]),
                 right={name: bool(found[name]["exact_match"] == 1.0) for name in EXTRACTORS},
                 valid={name: found[name]["filtered_resps"][0] != INVALID for name in EXTRACTORS},
-                text=output.text,
-                by_length=output.finish.reason == "length",
-                tokens=len(output.output_ids),
-                rounds=len(output.accept_lengths),
-                retractions=output.retractions,
+                **answer._asdict(),
             )
         )
     return tuple(samples)

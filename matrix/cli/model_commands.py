@@ -1,4 +1,4 @@
-"""The commands of the fixture models and of published checkpoints. Each one's code is imported when it is called."""
+"""The commands of models: accuracy, the zoo, published checkpoints. Each one's code is imported when it is called."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from specmatrix.matrix.cli.options import Json, Models
+from specmatrix.matrix.cli.options import ApiKey, BaselineUrl, Json, Launch, Models
+from specmatrix.matrix.subjects.http.endpoint import endpoint_of
 
 zoo = typer.Typer(help="List, verify, train and measure the fixture models.", rich_markup_mode=None)
 checkpoints = typer.Typer(help="List and check published checkpoints for the GPU tiers.", rich_markup_mode=None)
@@ -96,3 +97,45 @@ def checkpoints_check(
     from specmatrix.matrix.cli.commands.checkpoints import check
 
     return check(names or [], models, json_)
+
+
+def accuracy(
+    data: Annotated[Path, typer.Option(help="the task's questions as JSON Lines")],
+    task: Annotated[str, typer.Option(help="the task's name")] = "gsm8k",
+    train: Annotated[Path | None, typer.Option(help="questions for few-shot examples")] = None,
+    cell: Annotated[str | None, typer.Option(help="the cell to evaluate, by id; default: eagle3.s3.k1.n4.v2")] = None,
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(help="published checkpoints instead, by a name of `specmatrix checkpoints list`"),
+    ] = None,
+    stage: Annotated[
+        str | None, typer.Option(help="weights: all of these checkpoints, or each --checkpoint, as cells of a report")
+    ] = None,
+    models: Models = None,
+    limit: Annotated[int | None, typer.Option(help="ask at most this many questions")] = None,
+    num_fewshot: Annotated[
+        int | None, typer.Option(help="few-shot examples per prompt; default: 5, for cells of the zoo 0")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 256,
+    url: Annotated[str | None, typer.Option(help="instead: a running server with OpenAI's completions")] = None,
+    baseline_url: BaselineUrl = None,
+    launch: Launch = None,
+    api_key: ApiKey = None,
+    out: Annotated[Path | None, typer.Option(help="also write accuracy.json and accuracy.md here")] = None,
+    json_: Json = False,
+) -> int:
+    """Measure task accuracy with and without speculation."""
+    from specmatrix.matrix.accuracy.command import main_accuracy
+    from specmatrix.matrix.accuracy.paired_run import Asking
+
+    shots = num_fewshot if num_fewshot is not None else 5 if (checkpoint, stage, url) != (None, None, None) else 0
+    return main_accuracy(
+        Asking(task, data, train, limit, shots, max_new_tokens),
+        stage=stage,
+        cell=cell,
+        checkpoints=checkpoint or (),
+        models=models,
+        endpoint=endpoint_of(url, baseline_url, launch, api_key),
+        out=out,
+        json_=json_,
+    )

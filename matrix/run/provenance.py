@@ -44,7 +44,7 @@ def run_header(
         commit=_commit(),
         dirty=bool(_git("status", "--porcelain", "--untracked-files=no")),
         versions=installed_versions(),
-        host=this_host(),
+        host=this_host(find_tier(tier).gpus),
         lock_hash=files_hash([LOCK_FILE if subject is None else own_lock_file(subject.name)]),
         data_hash=files_hash([TEST, *map(oracle_file, TARGETS)]),
         zoo_hash=zoo_hash(),
@@ -61,9 +61,17 @@ def installed_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **packages, "specmatrix": __version__}
 
 
-def this_host() -> dict[str, Json]:
-    """What a header says of this machine."""
-    return {"cpu": _cpu(), "cores": os.cpu_count(), "gpus": []}
+def this_host(gpus: int = 0) -> dict[str, Json]:
+    """What a header says of this machine. gpus: of the tier; without any none is named, whatever the machine has."""
+    return {"cpu": _cpu(), "cores": os.cpu_count(), "gpus": gpu_names() if gpus else []}
+
+
+def gpu_names() -> list[str]:
+    """The name of each visible GPU."""
+    # torch takes a second to import, and the CPU tier does not need it here.
+    import torch
+
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def merged_host(hosts: Sequence[Mapping[str, Json]]) -> dict[str, Json]:

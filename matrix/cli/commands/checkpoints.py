@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from specmatrix.matrix.zoo.published.expected import ACCURACY, LENGTHS
 from specmatrix.matrix.zoo.published.machine import gpus, missing
 from specmatrix.matrix.zoo.published.models import MODELS, Published
 from specmatrix.matrix.zoo.published.needs import GIB, SPARE, Needs, needs
@@ -72,7 +73,25 @@ def _lines(pair: ModelPair) -> list[str]:
         lines += [f"    not verified: {fact}" for fact in model.unverified]
     lines.append(f"  GPU memory: {_gib(need.total)} = {_sum(need)}")
     lines += [f"  GSM8K, from a checkout of its repository: {pair.gsm8k}"]
+    lines += [f"  expected: {sentence}" for sentence in _expected(pair)]
     return lines
+
+
+def _expected(pair: ModelPair) -> list[str]:
+    """What others measured, in sentences."""
+    accuracy, length = ACCURACY.get(pair.target), LENGTHS.get(pair.name)
+    found = ["accuracy: no figure is known that was measured as this command measures"]
+    if accuracy is not None:
+        low, high = accuracy.interval
+        found = [
+            f"accuracy {accuracy.share:.1%}, at 95 % {low:.1%} to {high:.1%} ({accuracy.questions:,} questions, the "
+            f"mean of both extractors; {accuracy.source})"
+        ]
+    if length is not None:
+        low, high = length.low, length.high
+        ends = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        found.append(f"{ends} tokens per round ({length.source}; with {length.but})")
+    return found
 
 
 def _sum(need: Needs) -> str:
@@ -92,6 +111,7 @@ def _record(pair: ModelPair) -> dict[str, Any]:
         "flags": dict(pair.flags),
         "bytes": needs(pair).as_dict(),
         "gsm8k": pair.gsm8k,
+        "expected": _expected(pair),
     }
 
 

@@ -15,6 +15,7 @@ import torch
 
 from specmatrix import HOME
 from specmatrix.cli import ORDER, command_line, main
+from specmatrix.matrix.accuracy.command import WEIGHTS
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selection import select
 from specmatrix.matrix.cli.commands.cells import explain_cells
@@ -160,8 +161,8 @@ def test_commands_parse_and_name_what_exists(one: Shown):
         assert all((HOME / word).is_file() for word in words if word.endswith(".py"))
     if "tier" in options:
         assert {*options["tier"].split(",")} <= {tier.name for tier in TIERS}
-    if "stage" in options:
-        assert options["stage"] in (*STAGES, "product")
+    if options.get("stage"):
+        assert options["stage"] in (WEIGHTS,) if names[0] == "accuracy" else (*STAGES, "product")
     if options.get("cells"):
         assert select(options.get("stage", "nightly"), options["cells"], options.get("limit"))
     if names[0] == "faults":

@@ -6,6 +6,7 @@ lm-eval and the libraries below it read the environment once and warn on import,
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,30 +15,40 @@ import pytest
 from specmatrix import HOME
 from specmatrix.errors import EngineError
 from specmatrix.matrix.accuracy.command import main_accuracy
+from specmatrix.matrix.accuracy.paired_run import Asking
 from specmatrix.matrix.accuracy.record import markdown
+from specmatrix.matrix.subjects.http.endpoint import Endpoint
 
 pytestmark = [
     pytest.mark.register(est_seconds=1, stage="pr"),
     pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra `accuracy` is not installed"),
 ]
 QUESTIONS = HOME / "matrix" / "zoo" / "data" / "test.jsonl"
+OF_TASK = {field.name for field in fields(Asking)}
 RUN = """
 import json, sys
 from pathlib import Path
 from specmatrix.errors import EngineError
 from specmatrix.matrix.accuracy.command import main_accuracy
-asked = json.loads(sys.argv[1])
-paths = {name: Path(asked[name]) for name in ("data", "train", "out") if name in asked}
+from specmatrix.matrix.accuracy.paired_run import Asking
+from specmatrix.matrix.subjects.http.endpoint import Endpoint
+asking, chosen = json.loads(sys.argv[1])
+for asked, names in ((asking, ("data", "train")), (chosen, ("out",))):
+    asked.update({name: Path(asked[name]) for name in names if name in asked})
+if "endpoint" in chosen:
+    chosen["endpoint"] = Endpoint(**chosen["endpoint"])
 try:
-    sys.exit(main_accuracy(**asked | paths))
+    sys.exit(main_accuracy(Asking(**asking), **chosen))
 except EngineError as error:
     sys.exit(f"refused: {error}")
 """
 
 
-def run(**asked: str | int | Path):
+def run(**asked: object):
     values = {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}
-    command = [sys.executable, "-c", RUN, json.dumps({"task": "gsm8k"} | values)]
+    asking = {"task": "gsm8k"} | {name: value for name, value in values.items() if name in OF_TASK}
+    chosen = {name: value for name, value in values.items() if name not in OF_TASK}
+    command = [sys.executable, "-c", RUN, json.dumps([asking, chosen])]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -71,13 +82,12 @@ LOSING = """
 import json, sys
 from dataclasses import replace
 from pathlib import Path
-from specmatrix.matrix.accuracy import task
+from specmatrix.matrix.accuracy import paired_run, task
 from specmatrix.matrix.accuracy.command import measure
 from specmatrix.matrix.accuracy.compared import of_cell
-from specmatrix.matrix.accuracy.data import split
 task.offline()
 from specmatrix.matrix.accuracy.model import EngineModel
-answer, task.FIRST_LOOK = EngineModel._run, 24
+answer, paired_run.BLOCK = EngineModel._run, 24
 
 def without_the_last_line(model, prompts, asked):
     outputs = answer(model, prompts, asked)
@@ -85,7 +95,8 @@ def without_the_last_line(model, prompts, asked):
     return outputs if plain else [replace(output, text=output.text.replace("####", "")) for output in outputs]
 
 EngineModel._run = without_the_last_line
-print(json.dumps(measure("gsm8k", split(Path(sys.argv[1]), None, 0, 60), of_cell("standalone.s3"), 160)))
+asking = paired_run.Asking("gsm8k", Path(sys.argv[1]), limit=60, max_new_tokens=160)
+print(json.dumps(measure(asking, asking.questions(), of_cell("standalone.s3"))))
 """
 
 
@@ -139,18 +150,54 @@ def test_a_prompt_longer_than_the_context_is_refused(tmp_path):
             {"cell": "eagle3.tp2.s3.k4.v2"},
             "cell eagle3.tp2.s3.k4.v2 must have 1 rank for accuracy, got 2; omit tp2",
         ),
+        (
+            {"cell": "eagle3", "checkpoints": ["qwen3-8b.dflash"]},
+            "--cell and --checkpoint are mutually exclusive",
+        ),
+        ({"models": Path("x")}, "--models requires --checkpoint"),
+        (
+            {"checkpoints": ["qwen3-8b.dflash", "mistral-7b.ngram"]},
+            "--checkpoint is given 2 times; several need --stage weights",
+        ),
+        ({"stage": "pr", "out": Path("x")}, "stage 'pr' has no accuracy run; it must be weights"),
+        ({"stage": "weights"}, "--stage weights writes a report; give --out"),
+        (
+            {"stage": "weights", "cell": "eagle3", "out": Path("x")},
+            "--stage weights runs published checkpoints; it excludes --cell",
+        ),
+        (
+            {"stage": "weights", "endpoint": Endpoint("http://x"), "out": Path("x")},
+            "--stage weights runs published checkpoints; it excludes --url or --launch",
+        ),
+        (
+            {"stage": "weights", "checkpoints": ["qwen3-8b.dflsh"], "out": Path("x")},
+            "checkpoint 'qwen3-8b.dflsh' is unknown; the closest is qwen3-8b.dflash",
+        ),
+        ({"cell": "eagle3", "endpoint": Endpoint("http://x")}, "--url is what runs; it excludes --cell"),
+        (
+            {"endpoint": Endpoint("http://x")},
+            "--url needs --baseline-url, the same server without speculation: answers are compared",
+        ),
+        (
+            {"endpoint": Endpoint("http://x/", "http://x")},
+            "--url and --baseline-url are both 'http://x'; allowed: two servers",
+        ),
         ({"data": Path("absent.jsonl")}, "cannot read absent.jsonl: No such file or directory"),
     ],
 )
 def test_bad_input_is_one_sentence(asked, sentence):
+    words = {"task": "gsm8k", "data": QUESTIONS} | asked
     with pytest.raises(EngineError) as caught:
-        main_accuracy(**{"task": "gsm8k", "data": QUESTIONS} | asked)
+        main_accuracy(
+            Asking(**{name: value for name, value in words.items() if name in OF_TASK}),
+            **{name: value for name, value in words.items() if name not in OF_TASK},
+        )
     assert str(caught.value) == sentence
 
 
 def test_an_unknown_cell_is_refused():
     with pytest.raises(EngineError, match=r"^cell id 'eagle9' has an unknown part 'eagle9'; the closest is eagle3"):
-        main_accuracy("gsm8k", QUESTIONS, cell="eagle9")
+        main_accuracy(Asking("gsm8k", QUESTIONS), cell="eagle9")
 
 
 PAIR = """
@@ -159,7 +206,7 @@ from pathlib import Path
 from specmatrix.engine.api import LLM
 from specmatrix.matrix.accuracy.command import measure
 from specmatrix.matrix.accuracy.compared import of_pair
-from specmatrix.matrix.accuracy.data import split
+from specmatrix.matrix.accuracy.paired_run import Asking
 from specmatrix.matrix.zoo.published.pairs import ModelPair
 from specmatrix.matrix.zoo.registry import resolve_path
 pair = ModelPair("zoo.eagle3", "llama-mini", "EAGLE3", "llama-mini-eagle3", {"speculative_num_steps": 3})
@@ -172,7 +219,8 @@ class Folders(dict):
         return super().__getitem__(name)
 
 folders = Folders({name: resolve_path(name) for name in (pair.target, pair.draft)})
-record = measure("gsm8k", split(Path(sys.argv[1]), None, 0, 12), of_pair(pair, folders), 96)
+asking = Asking("gsm8k", Path(sys.argv[1]), limit=12, max_new_tokens=96)
+record = measure(asking, asking.questions(), of_pair(pair, folders))
 print(json.dumps(record | {"engines": Folders.engines}))
 """
 

@@ -54,8 +54,17 @@ def test_one_in_words(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "gigachat3-10b.nextn (tier gpu1): NEXTN on ai-sage/GigaChat3-10B-A1.8B-bf16"
     assert "    not verified: the revision" in lines
-    assert lines[-2].startswith("  GPU memory: 27.3 GiB = target 19.9 GiB + draft 1.5 GiB + KV 1.9 GiB (65,536 tokens")
-    assert lines[-1].endswith(PAIRS["gigachat3-10b.nextn"].gsm8k)
+    assert lines[-3].startswith("  GPU memory: 27.3 GiB = target 19.9 GiB + draft 1.5 GiB + KV 1.9 GiB (65,536 tokens")
+    assert lines[-2].endswith(PAIRS["gigachat3-10b.nextn"].gsm8k)
+    assert lines[-1] == "  expected: accuracy: no figure is known that was measured as this command measures"
+
+
+def test_expected_figures_have_an_interval_and_a_source(capsys):
+    assert main(["checkpoints", "show", "qwen3-8b.dflash"]) == 0
+    accuracy, length = capsys.readouterr().out.splitlines()[-2:]
+    assert accuracy.startswith("  expected: accuracy 87.1%, at 95 % 85.2% to 88.8% (1,319 questions, ")
+    assert "gsm8k.yaml" in accuracy
+    assert length.startswith("  expected: 6.3 to 6.4 tokens per round (sglang#16818 ")
 
 
 def test_a_check_names_all_that_is_missing(machine, capsys, tmp_path):

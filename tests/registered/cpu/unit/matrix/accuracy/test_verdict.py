@@ -118,6 +118,8 @@ def test_counts():
 
 def test_a_cell_that_never_drafted_proves_nothing():
     assert unproven("eagle3", {"spec.drafted": 9, "spec.accepted": 2}) == unproven("none", {}) == ""
+    assert unproven("eagle3", {}) == "", "a server may show no counters"
+    assert unproven("", {"spec.drafted": 0}).startswith("the cell requests speculation, but spec.drafted stayed 0")
     assert unproven("eagle3", {"spec.drafted": 9, "spec.accepted": 0}) == (
         "the cell requests eagle3, but spec.accepted stayed 0, so its answers prove nothing about speculation"
     )

@@ -4,6 +4,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import torch
 
 from specmatrix import __version__
 from specmatrix.matrix.gates.registry import GATES
@@ -23,6 +24,13 @@ def test_header_is_complete_and_writable(tmp_path: Path):
     assert set(header.versions) == {"python", "torch", "transformers", "specmatrix"}
     assert set(header.thresholds) == {gate.name for gate in GATES}
     assert all(len(digest) == 12 for digest in (header.lock_hash, header.data_hash, header.zoo_hash))
+
+
+def test_a_gpu_tier_names_its_gpus_and_the_cpu_tier_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", ("H100", "A100").__getitem__)
+    assert run_header("gpu1", "pr", 0, ()).host["gpus"] == ["H100", "A100"]
+    assert run_header("cpu", "pr", 0, ()).host["gpus"] == []
 
 
 def test_a_release_is_named_by_its_version_and_a_copy_by_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -36,6 +36,13 @@ def test_each_changed_input_is_named_with_what_it_affects(make_header, change, n
     assert found[0].base != found[0].head
 
 
+def test_more_gpus_of_one_kind_are_the_same_hardware(make_header):
+    one, eight = (make_header(host={"cpu": "x", "gpus": ["H100"] * count}) for count in (1, 8))
+    assert mismatches(one, eight) == ()
+    [found] = mismatches(eight, make_header(host={"cpu": "x", "gpus": ["H200"]}))
+    assert (found.base, found.head) == ('["H100"]', '["H200"]')
+
+
 def test_thresholds_that_moved(make_header):
     head = make_header(thresholds={"acceptance": {"tripwire": 1.01}, "lossless": {"ties": 2}})
     assert [(rule.name, rule.base, rule.head) for rule in threshold_changes(make_header(), head)] == [

@@ -1,0 +1,205 @@
+"""The stage `weights`: the published pairs of a tier as cells of one report, each run in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from msgspec.structs import replace
+
+from specmatrix.matrix.accuracy.command import WEIGHTS
+from specmatrix.matrix.accuracy.data import Split
+from specmatrix.matrix.accuracy.paired_run import Asking
+from specmatrix.matrix.accuracy.record import FILES
+from specmatrix.matrix.accuracy.task import EXTRACTORS
+from specmatrix.matrix.accuracy.verdict import ALPHA
+from specmatrix.matrix.cli.console import StdoutConsole
+from specmatrix.matrix.cli.progress import counting
+from specmatrix.matrix.run.child_process import ChildProcess
+from specmatrix.matrix.run.provenance import run_header
+from specmatrix.matrix.zoo.published.expected import COLLAPSE, collapsed
+from specmatrix.matrix.zoo.published.pairs import PAIRS, ModelPair, pair_of
+from specmatrix.reports.render.run import write_run
+from specmatrix.reports.render.terminal import print_run
+from specmatrix.reports.schema import (
+    PAGE_FILE,
+    CellRecord,
+    CellResult,
+    CellState,
+    GateResult,
+    Header,
+    ReasonRecord,
+    RewriteRecord,
+    StartRecord,
+)
+from specmatrix.reports.stats.proportions import wilson
+from specmatrix.reports.store import ReportWriter, load
+
+TIER: Final = "gpu1"
+# Plain decoding of 1,319 answers is the longest part; a pair that takes longer hangs.
+PAIR_SECONDS: Final = 7200.0
+POLL_SECONDS: Final = 1.0
+TAIL: Final = 2000
+PROGRAM: Final = ("-m", "specmatrix", "accuracy")
+PREFIX: Final = "specmatrix: "
+# How a pair's process ended: its exit status, None if it was stopped, and the end of its output.
+Ending: TypeAlias = tuple[int | None, str]
+Runner: TypeAlias = Callable[[ModelPair, Path], Ending]
+
+
+def main_weights(
+    asking: Asking, names: Sequence[str], models: Path | None, out: Path, json_: bool, run: Runner | None = None
+) -> int:
+    """Run the pairs of these names, all of TIER without any; write the report; the exit status, 0 if nothing is red.
+
+    A pair that this machine cannot run is INFRA with what is missing, and the others still run. DataError on an invalid
+    question file, ConfigError on an unknown pair.
+    """
+    questions = asking.questions()
+    pairs = [pair_of(name) for name in names] or [pair for pair in PAIRS.values() if pair.tier == TIER]
+    run = run or (lambda pair, folder: in_process(command(asking, pair, models, folder)))
+    with ReportWriter(out, header_of(questions, pairs)) as writer:
+        for pair, record in zip(pairs, records(pairs, out, run), strict=True):
+            words = shlex.join(command(asking, pair, models, None))
+            writer.write(replace(record, repro=f'specmatrix accuracy {words} --out "$(mktemp -d)"'))
+    view = write_run(load(writer.path))
+    if json_:
+        print(json.dumps(view.summary.to_json(), indent=2))
+    else:
+        console = StdoutConsole()
+        print_run(view, console)
+        console.print(f"report: {out / PAGE_FILE}", highlight=False, markup=False, soft_wrap=True)
+    return int(view.verdict != "green")
+
+
+def records(pairs: Sequence[ModelPair], out: Path, run: Runner) -> Iterator[CellResult]:
+    """The record of each pair, whose accuracy.json is left in the folder of its name in `out`."""
+    with counting(len(pairs), "checkpoint") as update:
+        for pair in pairs:
+            update(pair.name, 0)
+            folder = out / pair.name
+            # An earlier run's would be taken for this one's.
+            (folder / FILES[0]).unlink(missing_ok=True)
+            yield record_of(pair, folder, run(pair, folder))
+            update(None)
+
+
+def command(asking: Asking, pair: ModelPair, models: Path | None, folder: Path | None) -> list[str]:
+    """The words after `specmatrix accuracy` that run one pair."""
+    options: dict[str, Any] = {
+        "--task": asking.task,
+        "--checkpoint": pair.name,
+        "--models": models,
+        "--data": asking.data,
+        "--train": asking.train,
+        "--limit": asking.limit,
+        "--num-fewshot": asking.num_fewshot,
+        "--max-new-tokens": asking.max_new_tokens,
+        "--out": folder,
+    }
+    return [str(word) for option, value in options.items() if value is not None for word in (option, value)]
+
+
+def in_process(words: Sequence[str]) -> Ending:
+    """Run `specmatrix accuracy` with these words in a process of its own, which PAIR_SECONDS limit."""
+    process = ChildProcess([sys.executable, *PROGRAM, *words])
+    try:
+        left = PAIR_SECONDS
+        while (code := process.wait(POLL_SECONDS)) is None and left > 0:
+            left -= POLL_SECONDS
+    finally:
+        process.stop()
+    return code, process.output_end(TAIL)
+
+
+def record_of(pair: ModelPair, folder: Path, ending: Ending) -> CellResult:
+    """A pair's record: what its process measured; INFRA if it could not run; FAIL if it crashed or did not end."""
+    code, output = ending
+    file = folder / FILES[0]
+    if code in (0, 1) and file.is_file():
+        return judged(pair, json.loads(file.read_text(encoding="utf-8")))
+    last = output.strip().rpartition("\n")[2]
+    if code == 2 and last.startswith(PREFIX):
+        return _record(pair, "INFRA", error=last.removeprefix(PREFIX))
+    how = f"did not end within {PAIR_SECONDS:g} s" if code is None else f"ended with status {code}"
+    return _record(pair, "FAIL", error=f"the run {how}: {last}", traceback=output)
+
+
+def judged(pair: ModelPair, measured: Mapping[str, Any]) -> CellResult:
+    """The record of a pair from its accuracy.json."""
+    gates = (_accuracy(pair, measured), _acceptance(measured["answers"]))
+    states = {gate.state for gate in gates}
+    state: CellState = "FAIL" if "FAIL" in states else "NOT MEASURED" if "NOT MEASURED" in states else "PASS"
+    start = measured["starts"]["cell"]
+    resolved = dict(start["resolved"])
+    reasons, rewrites = resolved.pop("reasons", ()), resolved.pop("rewrites", ())
+    text = json.dumps([resolved, measured["weights"]], sort_keys=True)
+    record = _record(pair, state, gates=gates, evidence=start["evidence"])
+    return replace(
+        record,
+        start=StartRecord(
+            record.start.requested,
+            resolved,
+            hashlib.sha256(text.encode()).hexdigest()[:12],
+            tuple(ReasonRecord(**reason) for reason in reasons),
+            tuple(RewriteRecord(**rewrite) for rewrite in rewrites),
+        ),
+        seconds=sum(one["seconds"] for one in measured["starts"].values()),
+        engine_starts=2,
+    )
+
+
+def _accuracy(pair: ModelPair, measured: Mapping[str, Any]) -> GateResult:
+    """All tests of the run, and the tripwire on a collapse that both sides share."""
+    answers, tests = measured["answers"], {test["name"]: test for test in measured["tests"]}
+    n, numbers = len(answers), dict[str, Any](n=len(answers))
+    for extractor, suffix in zip(EXTRACTORS, ("", "_flexible"), strict=True):
+        test = tests[f"right by {extractor}"]
+        numbers |= {f"accuracy{suffix}": test["cell"] / n, f"baseline{suffix}": test["baseline"] / n}
+        numbers |= {f"lost{suffix}": test["lost"], f"won{suffix}": test["won"]}
+    numbers["outcomes"] = "".join("01"[one["right"][EXTRACTORS[0]][1]] for one in answers)
+    numbers["different_texts"] = measured["different_texts"]
+    right = sum(tests[f"right by {extractor}"]["baseline"] for extractor in EXTRACTORS) / len(EXTRACTORS)
+    red = [f"{name}: {test['message']}" for name, test in tests.items() if test["state"] == "FAIL"]
+    red += [low] if (low := collapsed(pair.target, right, n)) else []
+    thin = [f"{name}: {test['message']}" for name, test in tests.items() if test["state"] == "NOT MEASURED"]
+    thin += [measured["doubt"]] if measured["doubt"] else []
+    interval = wilson(tests[f"right by {EXTRACTORS[0]}"]["cell"], n)
+    return GateResult(
+        "accuracy",
+        "FAIL" if red else "NOT MEASURED" if thin else "PASS",
+        numbers,
+        interval,
+        "; ".join(red or thin),
+    )
+
+
+def _acceptance(answers: Sequence[Mapping[str, Any]]) -> GateResult:
+    """Tokens per round of each answer: nothing judges them here, but a comparison pairs them with another report's."""
+    measured = [one for one in answers if one["rounds"][1]]
+    if not measured:
+        return GateResult("acceptance", "NOT MEASURED", message="no answer had a verify round")
+    emitted, rounds = ([one[name][1] for one in measured] for name in ("emitted", "rounds"))
+    length, questions = sum(emitted) / sum(rounds), [one["line"] for one in measured]
+    numbers = {"length": length, "emitted": emitted, "rounds": rounds, "questions": questions}
+    return GateResult("acceptance", "PASS", numbers)
+
+
+def _record(pair: ModelPair, state: CellState, **fields: Any) -> CellResult:  # noqa: ANN401 - fields of CellRecord
+    axes = {"algorithm": pair.algorithm.lower(), "target": pair.target, "draft": pair.draft or "none"}
+    return CellRecord(pair.name, state, StartRecord(asdict(pair.config)), axes, pair.gsm8k, **fields)
+
+
+def header_of(questions: Split, pairs: Sequence[ModelPair]) -> Header:
+    """The header of a run of these pairs: `data_hash` is of the questions, `lock_hash` of the pairs' configurations."""
+    rows = [(asdict(pair.config), [(model.repo, model.revision) for model in pair.models.values()]) for pair in pairs]
+    digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:12]
+    header = run_header(TIER, WEIGHTS, 0, ())
+    rules = {"accuracy": {"alpha": ALPHA, "collapse": COLLAPSE}}
+    return replace(header, data_hash=questions.digest, lock_hash=digest, zoo_hash=digest, thresholds=rules)
