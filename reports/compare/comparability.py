@@ -28,7 +28,7 @@ INPUTS: Final = (
     Input("subject", lambda h: h.subject.name, GATES, "another engine answered, so no result can be compared"),
     Input("data", lambda h: h.data_hash, CONTENT_DEPENDENT, "the prompts differ, so their results cannot be compared"),
     Input("zoo", lambda h: h.zoo_hash, CONTENT_DEPENDENT, "the models differ, so their results cannot be compared"),
-    Input("gpus", lambda h: sorted({str(gpu) for gpu in h.host.get("gpus") or ()}), NUMERIC, "other hardware rounds differently"),
+    Input("gpus", lambda h: sorted({*map(str, h.host.get("gpus") or ())}), NUMERIC, "other GPUs round differently"),
     Input("seed", lambda h: h.seed, (*NUMERIC, "distribution"), "other seeds draw other samples"),
     Input("lock", lambda h: h.lock_hash, (), "cells are matched by their id; see NEW and LOST"),
     Input("tier", lambda h: h.tier, (), "each tier has its own cells; see NEW and LOST"),
