@@ -89,7 +89,7 @@ def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]
     windowed = sum(window is not None for window in target.config.windows[: target.layers])
     drafted = size * sum(draft.layers * draft.config.kept_numbers() for draft in drafts)
     carried = size * sum(max(draft.layers, 1) * draft.config.hidden_size for draft in drafts)
-    spare = 0 if r.device == "cpu" else padded(r.max_running_requests) * max(r.max_steps * r.topk, r.max_draft_tokens)
+    spare = padded(r.max_running_requests) * max(r.max_steps * r.topk, r.max_draft_tokens)
     tables = 8 * r.positions * (1 + (windowed > 0)) * (1 + r.kv_stamps)
     full = (r.num_pages + 1) * page * ((target.layers - windowed) * row + drafted + 8 * r.kv_stamps)
     window = (r.window_pages + 1) * page * (windowed * row + 8 * r.kv_stamps) if windowed else 0

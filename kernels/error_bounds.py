@@ -100,6 +100,14 @@ def chained(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]
     return second, first, *_begun(first, out, scale, scaled), second
 
 
+def decoder_layer(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
+    """32 eps32 sqrt(K) of the largest magnitude in each result, K being the terms of the longest sum: some ten stages,
+    each of which rounds its sums and passes on the errors of those before."""
+    _, _, qkv, _, _, down = arguments[:6]
+    terms = max(*qkv.shape, *down.shape)
+    return tuple(32 * EPS32 * terms**0.5 * float(one.abs().max()) if one.numel() else 0.0 for one in wanted)
+
+
 def _chained(x: Tensor, sizes: Tensor) -> Tensor:
     """The error of float32 sums of K products whose magnitudes add up to `sizes`. x [M, K]."""
     return 2 * EPS32 * float(x.shape[1]) ** 0.5 * sizes

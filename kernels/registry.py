@@ -1,4 +1,4 @@
-"""Every operation with its reference and its cases."""
+"""Every operation with its reference and its cases: KERNELS run on every backend, CPU_KERNELS on a CPU only."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from specmatrix.kernels.case import Kernel
 from specmatrix.kernels.compact_kv import cases as compact_kv_cases
 from specmatrix.kernels.compact_kv import compact_kv
 from specmatrix.kernels.compact_kv import reference as compact_kv_reference
+from specmatrix.kernels.decoder_layer import cases as decoder_layer_cases
+from specmatrix.kernels.decoder_layer import decoder_layer
+from specmatrix.kernels.decoder_layer import reference as decoder_layer_reference
 from specmatrix.kernels.expand_topk import cases as expand_topk_cases
 from specmatrix.kernels.expand_topk import expand_topk
 from specmatrix.kernels.expand_topk import reference as expand_topk_reference
@@ -226,4 +229,16 @@ KERNELS: Final = (
     Kernel("uniform", uniform, sample_reference.uniform, sample_cases.UNIFORM_CASES, why="identical 53 bits"),
     Kernel("argmax", argmax, argmax_reference.argmax, argmax_cases.CASES, why="token ids"),
     Kernel("draw", draw, sample_reference.draw, sample_cases.DRAW_CASES, why="token ids"),
+)
+
+CPU_KERNELS: Final = (
+    Kernel(
+        "decoder_layer",
+        decoder_layer,
+        decoder_layer_reference.decoder_layer,
+        decoder_layer_cases.CASES,
+        writes=(0, 11),
+        bound=error_bounds.decoder_layer,
+        why="chained float32 sums",
+    ),
 )

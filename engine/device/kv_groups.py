@@ -19,6 +19,7 @@ from specmatrix.engine.device.attention import StepAttention
 from specmatrix.engine.device.batch import StepBatch, count
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.slot_table import SlotTable, stamp
+from specmatrix.kernels.decoder_layer import KVArrays
 
 
 class GroupSlots(NamedTuple):
@@ -74,9 +75,13 @@ class SplitAttention:
         self._groups = groups
         self._routes = routes
 
-    def kv_slots(self, layer: int) -> tuple[Tensor, Tensor] | None:
+    def kv_slots(self, layer: int) -> tuple[Tensor, Tensor]:
         group, index = self._routes[layer]
         return self._groups[group].kv_slots(index)
+
+    def arrays(self, layer: int) -> KVArrays:
+        group, index = self._routes[layer]
+        return self._groups[group].arrays(index)
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
         group, index = self._routes[layer]

@@ -46,7 +46,7 @@ class KVPool:
     `pages` counts page 0, which is padding and has no owner. All slots start as zeros, since a masked key must be
     finite. stamps: int64 [slots], what the engine wrote where (0 = nothing); None unless requested.
     deterministic: attention over this pool keeps a query's bits independent of the other tokens in its step.
-    spare: slots after all pages, for drafts during a round; int64 [spare] slot indices, None if there are none.
+    spare: slots after all pages, for drafts during a round; int64 [spare] slot indices.
     rows[layer] [slots, planes * kv_heads * head_dim] and heads[layer] [slots * planes * kv_heads, head_dim] are views
     of data.
     """
@@ -65,7 +65,7 @@ class KVPool:
         slots = pages * page_size
         self.layout, self.page_size = layout, page_size
         self.deterministic = deterministic
-        self.spare = torch.arange(slots, slots + spare, device=device) if spare else None
+        self.spare = torch.arange(slots, slots + spare, device=device)
         shape = (layout.layers, slots + spare, layout.planes, layout.kv_heads, layout.head_dim)
         self.data = _zeros(shape, dtype, torch.device(device))
         heads = layout.planes * layout.kv_heads

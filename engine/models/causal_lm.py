@@ -12,7 +12,7 @@ from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.pool import KVLayout
 from specmatrix.engine.models.config import ModelConfig
-from specmatrix.engine.models.layers import Attend, Norm
+from specmatrix.engine.models.layers import Attend, DecoderLayer, Norm
 from specmatrix.engine.models.linear_ops import FAST, LinearOps
 from specmatrix.engine.models.rope import rotations
 from specmatrix.engine.models.tensor_parallel import ShardedWeightReader, Vocabulary, share
@@ -77,7 +77,10 @@ class CausalLM(ABC):
     def row_form(self) -> str | None:
         """The names of the matrix-product forms that preserve a row's bits on a CPU; None if bits may change."""
         rows = self.norm.own.rows
-        return None if rows is None or self.device.type != "cpu" else rows.names
+        if rows is None or self.device.type != "cpu":
+            return None
+        compiled = any(isinstance(layer, DecoderLayer) and layer.compiled is not None for layer in self.layers)
+        return " and ".join(filter(None, ("compiled" * compiled, rows.names)))
 
     @abstractmethod
     def prepare(self) -> None:

@@ -20,6 +20,7 @@ from specmatrix.engine.models.rope import pair_up, rotate
 from specmatrix.engine.models.weights import WeightReader
 from specmatrix.engine.models.workspace import Workspace
 from specmatrix.kernels.backend import on_triton
+from specmatrix.kernels.decoder_layer import MAX_WIDTH, CompiledLayer, KVArrays
 from specmatrix.kernels.fused_linear import MAX_ROWS, Fusion, NextNorm, fused_linear
 from specmatrix.kernels.rms_norm import rms_norm
 from specmatrix.kernels.silu_mul import silu_mul
@@ -30,12 +31,14 @@ class Attend(Protocol):
 
     q [B, W, heads, head_dim] and kv [B * W, 2 * kv_heads * head_dim] (a row: key heads, then value heads) are views
     -> [B * W, heads * head_dim]. kv is None if the caller already stored it where the layer's `kv_slots` says: rows
-    [S, C] and slots int64 [B * W], or None.
+    [S, C] and slots int64 [B * W]. arrays: what a compiled layer reads and writes instead.
     """
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor: ...
 
-    def kv_slots(self, layer: int) -> tuple[Tensor, Tensor] | None: ...
+    def kv_slots(self, layer: int) -> tuple[Tensor, Tensor]: ...
+
+    def arrays(self, layer: int) -> KVArrays: ...
 
 
 def steady_sigmoid(x: Tensor) -> Tensor:
@@ -55,7 +58,7 @@ class Norm:
 
     `folded` (float32 on a CPU, where calls cost more than arithmetic): x / sqrt(|x|^2 + width * eps) in three calls;
     the factor sqrt(width) and the norm's weight are folded into the projection after it. Otherwise the fused call,
-    because folding would round half-precision weights again.
+    because folding would round half-precision weights again. `compiled`: small layers after it are a CompiledLayer.
     ranks: the ranks that share the layers after the norm. own: their matrix products, without sums over the ranks. silu
     and sigmoid: the variants for the layers after the norm.
     """
@@ -75,6 +78,7 @@ class Norm:
         steady = deterministic and device.type == "cpu"
         self.silu, self.sigmoid = (steady_silu, steady_sigmoid) if steady else (silu, torch.sigmoid)
         self.folded = dtype is torch.float32 and device.type == "cpu"
+        self.compiled = self.folded and ranks.size == 1 and width <= MAX_WIDTH
         self.eps = eps
         self._joins = not deterministic and dtype is not torch.float32 and ranks.size == 1
         self._shape = (width,)
@@ -178,14 +182,23 @@ class DecoderLayer:
         qkv = torch.cat((q, k, v))
         if self.input_norm is not None:
             qkv = torch.cat((qkv[:, :-hidden], norm.fold(qkv[:, -hidden:], self.input_norm)), 1)
-        self.qkv = norm.stored(qkv)
-        self.out = norm.stored(take(f"{prefix}.self_attn.o_proj.weight", hidden, heads * d))
-        self.gate_up = norm.stored(norm.fold(torch.cat((gate, up)), self.post_norm))
-        self.down = norm.stored(take(f"{prefix}.mlp.down_proj.weight", hidden, inner))
+        keep = stored if norm.compiled else norm.stored
+        self.qkv = keep(qkv)
+        self.out = keep(take(f"{prefix}.self_attn.o_proj.weight", hidden, heads * d))
+        self.gate_up = keep(norm.fold(torch.cat((gate, up)), self.post_norm))
+        self.down = keep(take(f"{prefix}.mlp.down_proj.weight", hidden, inner))
+        self.compiled: CompiledLayer | None = None
+        if norm.compiled:
+            scale = None if self.head_norm is None else self.head_norm.scale
+            weights = self.qkv, self.out, self.gate_up, self.down
+            self.compiled = CompiledLayer(*weights, heads, kv_heads, config.norm_eps, scale)
 
     def __call__(self, x: Tensor, rotation: Tensor, attend: Attend, layer: int, workspace: Workspace) -> None:
         """Add this layer's attention and feed-forward output to the residual stream x [R, hidden], in place."""
-        if self.begun and self.norm.joins(x):
+        if self.compiled is not None and not on_triton(x):
+            h = x if self.input_norm is None else None
+            self.compiled.attention(x, h, rotation, attend.arrays(layer))
+        elif self.begun and self.norm.joins(x):
             self.attention(x, workspace.scaled, rotation, attend, layer, workspace, workspace.partial_sumsq)
         else:
             self.attention(x, self.front(x), rotation, attend, layer, workspace)
@@ -213,6 +226,9 @@ class DecoderLayer:
 
         sums: partial sums of squares if the norm of h is still to be finished, see `fused_linear`.
         """
+        if self.compiled is not None and not on_triton(x):
+            self.compiled.attention(x, h, rotation, attend.arrays(layer))
+            return
         joins = self.norm.joins(h)
         turns = joins and self.head_norm is None
         # A head norm comes between the projection and the stored keys.
@@ -237,6 +253,9 @@ class DecoderLayer:
 
     def feed_forward(self, x: Tensor, workspace: Workspace) -> None:
         """Add the gated feed-forward output to x [R, hidden], in place."""
+        if self.compiled is not None and not on_triton(x):
+            self.compiled.feed_forward(x)
+            return
         if self.norm.joins(x):
             fused_linear(
                 workspace.scaled,

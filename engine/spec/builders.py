@@ -117,10 +117,8 @@ class BuildContext:
 
     @property
     def drafted(self) -> int:
-        """Spare slots for the drafts of one round; none on a CPU, where a round gathers its keys."""
+        """Spare slots for the drafts of one round."""
         r = self.resolved
-        if r.device == "cpu":
-            return 0
         return padded(r.max_running_requests) * max(r.max_steps * r.topk, r.max_draft_tokens)
 
     def memory(self, layout: KVLayout, pages: int, stamps: bool, spare: int = 0) -> KVPool:

@@ -197,7 +197,7 @@ class Paged:
     def __init__(self, model: Target | Standalone | Eagle3, requests: int, reach: int, page_size: int = 4) -> None:
         self.model, self.reach = model, reach
         pages = -(-reach // page_size)
-        self.pool = KVPool(model.kv, 1 + requests * pages, page_size, model.dtype, "cpu")
+        self.pool = KVPool(model.kv, 1 + requests * pages, page_size, model.dtype, "cpu", spare=requests * 16)
         order = torch.randperm(requests * pages, generator=torch.Generator().manual_seed(3)).view(requests, pages) + 1
         self.slots = (order[:, :, None] * page_size + torch.arange(page_size)).view(requests, -1)[:, :reach]
 

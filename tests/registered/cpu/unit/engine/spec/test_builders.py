@@ -46,11 +46,11 @@ def test_every_built_in_algorithm_has_a_builder():
     assert set(BUILDERS) == {traits.name for traits in ALGORITHMS}
 
 
-def test_a_draft_pool_has_the_targets_pages_and_slots(zoo):
+def test_a_draft_pool_has_the_targets_pages_and_spare_slots(zoo):
     built = context(zoo)
     pool, draft = built.pool(built.target, stamps=True), built.pool(built.target)
     assert built.pools == [pool, draft]
-    assert pool.data.shape[1] == draft.data.shape[1] == 4 * (400 // 4 + 1)
+    assert pool.data.shape[1] == draft.data.shape[1] == 4 * (400 // 4 + 1) + built.drafted
     assert pool.stamps is not None and draft.stamps is None
     assert pool.data.dtype is torch.float32
 
