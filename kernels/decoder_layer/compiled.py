@@ -24,7 +24,7 @@ LEAST, MOST = np.float32(-87), np.float32(88)
 
 
 @_jit()
-def _exp(x):
+def exp(x):
     """e^x within 2 ulp; x is clamped to the range whose results are normal numbers, NaN stays NaN."""
     x = LEAST if x < LEAST else x
     x = MOST if x > MOST else x
@@ -132,7 +132,7 @@ def _attend(qkv, cache, read, bias, heads, kv_heads, factor, out):
                 largest = max(largest, scores[t])
             total = ZERO
             for t in range(count):
-                scores[t] = _exp(scores[t] - largest)
+                scores[t] = exp(scores[t] - largest)
                 total += scores[t]
             weight = ONE / total
             mixed[:] = ZERO
@@ -203,5 +203,5 @@ def feed_forward(x, gate_up, down, tail):
     for r in range(rows):
         for j in range(inner):
             gate = both[r, j]
-            gated[r, j] = gate / (ONE + _exp(-gate)) * both[r, inner + j]
+            gated[r, j] = gate / (ONE + exp(-gate)) * both[r, inner + j]
     _product(gated, down, x, True)

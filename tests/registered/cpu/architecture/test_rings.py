@@ -22,7 +22,7 @@ HTTP = {"fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client"}
 # Folder or file -> what it may import beside itself and the standard library.
 RINGS = {
     "engine/core": CORE,
-    "kernels": {"errors", "kernels", "torch", "triton"},
+    "kernels": {"errors", "kernels", "torch", "triton", "numba", "numpy"},
     "engine/device": DEVICE | TENSORS,
     "engine/models": DEVICE | TENSORS,
     "engine/spec": SPEC | TENSORS,

@@ -45,6 +45,19 @@ PLACES = {
 }
 
 
+class LayerOf:
+    """The attention of layer `index`, whatever layer is named."""
+
+    def __init__(self, attend, index) -> None:
+        self.attend, self.index = attend, index
+
+    def __call__(self, layer, q, kv) -> Tensor:
+        return self.attend(self.index, q, kv)
+
+    def arrays(self, layer):
+        return self.attend.arrays(self.index)
+
+
 @dataclass
 class Placed:
     """A head as one layer of several: its KV lies at `index` of the pool."""
@@ -57,7 +70,7 @@ class Placed:
         return self.head.carry_width
 
     def forward(self, tokens, positions, hidden, attend) -> Tensor:
-        return self.head.forward(tokens, positions, hidden, lambda _, q, kv: attend(self.index, q, kv))
+        return self.head.forward(tokens, positions, hidden, LayerOf(attend, self.index))
 
     def logits(self, out: Tensor) -> Tensor:
         return self.head.logits(out)

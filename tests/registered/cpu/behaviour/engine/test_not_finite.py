@@ -43,7 +43,7 @@ def larger(folder: Path, changed: Callable[[str], float], source: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[pytest.param(6e18, marks=pytest.mark.nightly), 8e18])
+@pytest.fixture(scope="module", params=[pytest.param(3.3e18, marks=pytest.mark.nightly), 3e18])
 def sometimes(request, tmp_path_factory, zoo) -> Path:
     """Attention scores of the second layer overflow for some of the prompts."""
     scale = request.param
