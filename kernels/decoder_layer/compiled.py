@@ -5,14 +5,31 @@ A row's bits depend on that row alone and on the keys that it sees: each sum has
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from numba import njit
 
-# Products and sums may be fused; only a sum along a vector may be reordered, by its length alone.
-_jit = partial(njit, cache=True, nogil=True, error_model="numpy", fastmath={"contract", "nsz"})
-_sum_jit = partial(njit, cache=True, nogil=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
+
+def jit(signature: str | None = None, sums: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile a function: when it is first called, or now for a signature. Products and sums may be fused; with `sums`
+    a sum along a vector may also be reordered, by its length alone."""
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        fast = {"contract", "nsz", "reassoc"} if sums else {"contract", "nsz"}
+        loops = njit(nogil=True, error_model="numpy", fastmath=fast)(function)
+        # Without a folder that may be written each process compiles anew.
+        with suppress(RuntimeError):
+            loops.enable_caching()
+        if signature is not None:
+            loops.compile(signature)
+            loops.disable_compile()  # other types are an error
+        return loops
+
+    return compiled
+
 
 ZERO, ONE = np.float32(0), np.float32(1)
 LOG2E, HALF = np.float32(1.44269504088896341), np.float32(0.5)
@@ -23,7 +40,7 @@ P3, P4, P5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float3
 LEAST, MOST = np.float32(-87), np.float32(88)
 
 
-@_jit()
+@jit()
 def exp(x):
     """e^x within 2 ulp; x is clamped to the range whose results are normal numbers, NaN stays NaN."""
     x = LEAST if x < LEAST else x
@@ -35,7 +52,7 @@ def exp(x):
     return (found * y * y + y + ONE) * bits.view(np.float32)
 
 
-@_jit()
+@jit()
 def _product(x, weight, out, add):
     """out (+)= x [R, K] @ weight [K, N]; four rows share the loads of a weight."""
     rows, depth = x.shape
@@ -68,7 +85,7 @@ def _product(x, weight, out, add):
                 out0[j] = out0[j] + x0 * w0[j]
 
 
-@_sum_jit()
+@jit(sums=True)
 def _norm(x, tail, out):
     """x / sqrt(|x|^2 + tail) of each row."""
     rows, columns = x.shape
@@ -81,7 +98,7 @@ def _norm(x, tail, out):
             out[r, j] = x[r, j] * factor
 
 
-@_sum_jit()
+@jit(sums=True)
 def _prepare_heads(qkv, scale, head_tail, rotation):
     """Norm (if scale is not empty) and rotate the leading heads of each row in place; heads are pairs."""
     rows, pairs = len(qkv), rotation.shape[2]
@@ -104,7 +121,7 @@ def _prepare_heads(qkv, scale, head_tail, rotation):
                 x[2 * j + 1] = a * turn.imag + b * turn.real
 
 
-@_sum_jit()
+@jit(sums=True)
 def _attend(qkv, cache, read, bias, heads, kv_heads, factor, out):
     """Attention of each row of qkv over the slots that it sees, in the order of their positions."""
     requests, length = read.shape
@@ -152,7 +169,7 @@ def _attend(qkv, cache, read, bias, heads, kv_heads, factor, out):
                 mixed[j] *= weight
 
 
-@_jit(
+@jit(
     "void(f4[:,::1],f4[:,::1],b1,f4[:,::1],f4[:,::1],f4[:,::1],f4,f4,c8[:,:,::1],f4[:,::1],i8[::1],i8[:,::1],f4[:,:,:,::1],i8,i8,f4)"
 )
 def attention(
@@ -192,7 +209,7 @@ def attention(
     _product(mixed, out_weight, x, True)
 
 
-@_jit("void(f4[:,::1],f4[:,::1],f4[:,::1],f4)")
+@jit("void(f4[:,::1],f4[:,::1],f4[:,::1],f4)")
 def feed_forward(x, gate_up, down, tail):
     rows, inner = len(x), down.shape[0]
     scaled = np.empty_like(x)

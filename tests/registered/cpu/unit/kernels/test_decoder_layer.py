@@ -7,7 +7,15 @@ import torch
 
 from specmatrix.engine.models.layers import Norm
 from specmatrix.errors import KernelError
-from specmatrix.kernels.decoder_layer import MAX_WIDTH, CompiledLayer, KVArrays, as_array, cases, decoder_layer
+from specmatrix.kernels.decoder_layer import (
+    MAX_WIDTH,
+    CompiledLayer,
+    KVArrays,
+    as_array,
+    cases,
+    compiled,
+    decoder_layer,
+)
 from tests.support.engines import engine
 
 pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
@@ -64,13 +72,17 @@ def test_numbers_that_are_not_finite_reach_the_output_of_their_row_alone(bad):
 
 
 def test_exp_is_within_two_units_in_the_last_place():
-    from specmatrix.kernels.decoder_layer import compiled
-
     x = torch.cat((torch.linspace(-87, 88, 100_001), torch.tensor([0.0, -0.0, 1e-8, -1e-8])))
     found = torch.tensor([float(compiled.exp(number)) for number in x.numpy()], dtype=torch.float64)
     wanted = x.double().exp()
     assert ((found - wanted).abs() / wanted).max() <= 2 * torch.finfo(torch.float32).eps
     assert torch.tensor(float(compiled.exp(x.numpy()[0] * 0 + float("nan")))).isnan()
+
+
+def test_without_a_folder_for_its_cache_a_process_compiles_anew():
+    names: dict[str, object] = {}
+    exec("def twice(x):\n    return 2 * x", names)  # numba keeps nothing of a function without a file
+    assert compiled.jit("i8(i8)")(names["twice"])(21) == 42
 
 
 REFUSED = {
@@ -104,9 +116,9 @@ def test_a_tensor_of_another_dtype_or_stride_is_refused_by_the_compiled_signatur
 
 
 def test_small_float32_layers_on_a_cpu_are_compiled_and_no_others():
-    def compiled(width, dtype, deterministic=True):
+    def small(width, dtype, deterministic=True):
         return Norm(width, 1e-5, dtype, torch.device("cpu"), deterministic).compiled
 
-    assert compiled(64, torch.float32) and compiled(MAX_WIDTH, torch.float32, False)
-    assert not compiled(MAX_WIDTH + 1, torch.float32) and not compiled(64, torch.bfloat16)
+    assert small(64, torch.float32) and small(MAX_WIDTH, torch.float32, False)
+    assert not small(MAX_WIDTH + 1, torch.float32) and not small(64, torch.bfloat16)
     assert all(layer.compiled is not None for layer in engine("NONE", 1).loop.executor.target.layers)
