@@ -21,6 +21,7 @@ of the header (`LIMITS`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
@@ -36,6 +37,9 @@ MARKDOWN_FILE: Final = "report.md"
 PAGE_FILE: Final = "report.html"
 # A header's commit if the code is neither in a git checkout nor an installed release.
 UNKNOWN: Final = "unknown"
+
+# Of a repository in the web.
+ADDRESS: Final = re.compile(r"https://[\w.-]+(:\d+)?(/[\w.~+-]+)+")
 
 CellState = Literal["PASS", "FAIL", "NOT MEASURED", "INFRA", "UNSUPPORTED"]
 GateState = Literal["PASS", "FAIL", "NOT MEASURED"]
@@ -366,7 +370,8 @@ CellResult: TypeAlias = CellRecord[StartRecord]
 class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=True):
     """What the run was: code, data, machine and rules.
 
-    `subject` is the engine under test; `fault` is the id of the defect that was planted in it, "" for none. `created`
+    `repository` is the address of the repository that holds `commit`, "" if it is not known. `subject` is the engine
+    under test; `fault` is the id of the defect that was planted in it, "" for none. `created`
     is an ISO 8601 time with zone. `thresholds` and `waivers` are the rules that held. `counters` is None where the
     stage demands none, `shard` for a run of all selected cells, `cheaper` where no stage is or only a part of one ran.
     """
@@ -390,9 +395,12 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     fault: str = ""
     shard: ShardRecord | None = None
     cheaper: CheaperStage | None = None
+    repository: str = ""
 
     def __post_init__(self) -> None:
         _check_time("created", self.created)
+        if self.repository and not ADDRESS.fullmatch(self.repository):
+            raise ValueError(f"repository must be an address such as https://host/name, got {self.repository!r:.60}")
         if not isinstance(self.host.get("gpus") or [], list):
             raise ValueError(f"gpus of host must be a list, got {self.host['gpus']!r:.60}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from specmatrix.matrix.run.coverage_demand import demanded
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.zoo.registry import TARGETS, TEST, oracle_file, zoo_hash
-from specmatrix.reports.schema import REFERENCE, UNKNOWN, Header, Json, SubjectRecord, WaiverRule
+from specmatrix.reports.schema import ADDRESS, REFERENCE, UNKNOWN, Header, Json, SubjectRecord, WaiverRule
 
 ROOT: Final = HOME
 PACKAGES: Final = ("torch", "transformers")
@@ -52,7 +53,16 @@ def run_header(
         waivers=waivers,
         counters=demanded(stage, find_tier(tier).gpus) if described.name == REFERENCE else None,
         subject=described,
+        repository=web_address(_git("remote", "get-url", "origin")),
     )
+
+
+def web_address(remote: str) -> str:
+    """The address at which a browser finds a remote of git, without credentials; "" if it has none."""
+    found = re.fullmatch(r"(?:https://|ssh://)(?:[^@/]*@)?([\w.-]+)(?::\d+)?/(.+?)(?:\.git)?/?", remote)
+    found = found or re.fullmatch(r"[\w.-]+@([\w.-]+):(.+?)(?:\.git)?/?", remote)
+    address = f"https://{found[1]}/{found[2]}" if found else ""
+    return address if ADDRESS.fullmatch(address) else ""
 
 
 def installed_versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ from specmatrix.reports import wording as text
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import pair_text
 from specmatrix.reports.render import red_ask
+from specmatrix.reports.schema import Header
 
 # A comparison that prints to the terminal needs no templates, and Jinja2 takes 0.1 s to import.
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ _HERE: Final = Path(__file__).parent
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]|#~])")
 # What GitHub links: users, issues by number (their `#` already escaped) and addresses, which may be those of issues.
 _LINKED: Final = re.compile(r"@(?=\w)|\\#(?=\d)|\bGH-(?=\d)|:(?=//)", re.IGNORECASE)
+
+# A place in a traceback: paths inside the packages are relative.
+_PLACE: Final = re.compile(r'(File "(\w+(?:/\w+)*\.py)", line (\d+))')
 
 
 def html(template: str, **values: object) -> str:
@@ -64,6 +68,24 @@ def code(value: object, most: int = 160) -> Markup:
     return Markup(f"{fence}{pad}{plain}{pad}{fence}")
 
 
+def at_commit(header: Header) -> Markup | str:
+    """The commit of a run, as a link if its repository is known."""
+    if not header.repository:
+        return text.build(header)
+    address = f"{header.repository}/commit/{header.commit}"
+    return Markup('<a href="{}">{}</a>').format(address, text.build(header))
+
+
+def sources(traceback: str, header: Header) -> Markup:
+    """A traceback whose places in this repository are links, if its address is known."""
+    parts = _PLACE.split(traceback) if header.repository else [traceback]
+    found = [escape_html(parts[0])]
+    for place, path, line, rest in zip(*(parts[first::4] for first in (1, 2, 3, 4)), strict=True):
+        address = f"{header.repository}/blob/{header.commit}/{path}#L{line}"
+        found += [Markup('<a href="{}">{}</a>').format(address, place), escape_html(rest)]
+    return Markup("").join(found)
+
+
 def tone(state: str) -> str:
     """The style class of a state of a cell, a gate or a comparison."""
     if state in ("PASS", "IMPROVED", "green"):
@@ -76,6 +98,10 @@ def tone(state: str) -> str:
 def _shell(command: str) -> Markup:
     """A command inside a fenced block: a fence within it would end the block, a newline would make it two commands."""
     return Markup(command.replace("```", "` ` `").replace("\n", " "))
+
+
+def _provenance(header: Header) -> dict[str, str]:
+    return {**text.provenance(header), "commit": at_commit(header)}
 
 
 def _breakable(cell: str) -> Markup:
@@ -121,7 +147,7 @@ def _environment(**settings: object) -> Environment:
 def _html() -> Environment:
     made = _environment()
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    made.filters["breakable"] = _breakable
+    made.filters |= {"breakable": _breakable, "provenance": _provenance, "sources": sources}
     made.filters["red_gate"] = lambda gate: f"{gate.name}: {gate.message or gate.state}"
     files = {"style": "page.css", "script": "page.js", "steps": "steps.js", "site": "site.js"}
     made.globals |= {name: Markup((_HERE / file).read_text(encoding="utf-8")) for name, file in files.items()}

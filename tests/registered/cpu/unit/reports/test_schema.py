@@ -151,6 +151,13 @@ def test_a_request_has_one_tie_at_most(make_cell):
         make_cell(gates=tuple(gates))
 
 
+@pytest.mark.parametrize("address", ["http://x/y", "javascript:alert(1)", "https://x", 'https://x/"y', "https://x/y z"])
+def test_a_repository_is_an_address_that_a_page_may_link(make_header, address):
+    assert make_header(repository="https://host.example:8443/owner/name").repository
+    with pytest.raises(ValueError, match=r"^repository must be an address such as https://host/name, got "):
+        make_header(repository=address)
+
+
 def test_gpus_of_a_host_are_a_list(make_header):
     with pytest.raises(ValueError, match=r"^gpus of host must be a list, got 8$"):
         make_header(host={"gpus": 8})

@@ -9,7 +9,7 @@ import torch
 from specmatrix import __version__
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run import provenance
-from specmatrix.matrix.run.provenance import files_hash, run_header
+from specmatrix.matrix.run.provenance import files_hash, run_header, web_address
 from specmatrix.reports.store import ReportWriter, load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -31,6 +31,25 @@ def test_a_gpu_tier_names_its_gpus_and_the_cpu_tier_none(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "get_device_name", ("H100", "A100").__getitem__)
     assert run_header("gpu1", "pr", 0, ()).host["gpus"] == ["H100", "A100"]
     assert run_header("cpu", "pr", 0, ()).host["gpus"] == []
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://github.com/owner/name.git", "https://github.com/owner/name"),
+        ("https://user:secret@host.example/a/b/c/", "https://host.example/a/b/c"),
+        ("git@github.com:owner/name.git", "https://github.com/owner/name"),
+        ("ssh://git@host.example:2222/owner/name", "https://host.example/owner/name"),
+        ("http://host.example/owner/name", ""),
+        ("/srv/git/name.git", ""),
+        ("../name", ""),
+        ("https://host.example/a b", ""),
+        ("https://host.example", ""),
+        ("", ""),
+    ],
+)
+def test_the_address_of_a_remote_in_the_web(remote: str, address: str):
+    assert web_address(remote) == address
 
 
 def test_a_release_is_named_by_its_version_and_a_copy_by_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -65,6 +65,28 @@ class Page(HTMLParser):
         return " ".join(self.words)
 
 
+TRACE = """Traceback (most recent call last):
+  File "engine/loop.py", line 12, in step
+    raise <Bug>
+  File "/usr/lib/python3/x.py", line 3, in <lambda>
+  File "../up.py", line 4, in f
+"""
+WEB = "https://github.com/owner/name"
+
+
+def test_commits_and_places_are_links_if_the_repository_is_known(run_of, make_cell):
+    cells = [make_cell(state="INFRA", error="x", traceback=TRACE)]
+    page = Page(run_page(run_of(cells, repository=WEB, commit="0f3c2a9d41b7")))
+    links = [found["href"] for found in page.all("a") if found["href"].startswith("http")]
+    assert links == [f"{WEB}/blob/0f3c2a9d41b7/engine/loop.py#L12", f"{WEB}/commit/0f3c2a9d41b7"]
+    assert "raise <Bug>" in page.text and '"../up.py", line 4' in page.text
+
+
+def test_without_a_repository_there_are_no_such_links(run_of, make_cell):
+    page = Page(run_page(run_of([make_cell(state="INFRA", error="x", traceback=TRACE)])))
+    assert not [found for found in page.all("a") if found["href"].startswith("http")] and "raise <Bug>" in page.text
+
+
 @pytest.fixture
 def run_of(tmp_path, write_report):
     return lambda cells, **header: view(load(write_report(tmp_path, cells, **header)))
