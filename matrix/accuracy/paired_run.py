@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,8 +70,7 @@ def paired_run(asking: Asking, questions: Split, compared: Compared) -> PairedRu
         if compared.run:
             of_baseline = stack.enter_context(ask("baseline", compared.baseline))
         else:
-            with ask("baseline", compared.baseline) as of_all:
-                known = iter(of_all(questions))
+            known = iter(_all(ask("baseline", compared.baseline), questions))
             of_baseline = lambda block: [next(known) for _ in block.asked]  # noqa: E731 - a def cannot be assigned here
         of_cell = stack.enter_context(ask("cell", compared.cell))
         for block in questions.blocks(BLOCK):
@@ -81,6 +80,12 @@ def paired_run(asking: Asking, questions: Split, compared: Compared) -> PairedRu
             if any(test.state is State.FAIL for test in tests):
                 break
     return PairedRun(baseline, cell, tests, starts)
+
+
+def _all(asked: AbstractContextManager[Callable[[Split], Sequence[Sample]]], questions: Split) -> Sequence[Sample]:
+    """All answers of a side, of whose engine nothing is left then."""
+    with asked as ask:
+        return ask(questions)
 
 
 @contextmanager
