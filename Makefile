@@ -6,9 +6,11 @@ BUILD := $(if $(shell command -v nvidia-smi),,$(if $(filter Linux,$(shell uname)
 TORCH ?= torch==2.13.0$(BUILD)
 # Where PyTorch's CPU wheels are, for a machine without a GPU whose own package index lacks them.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-OUT ?= out/pr
+TIER ?= cpu
+STAGE ?= pr
+OUT ?= out/$(STAGE)
 # The report that a run is compared with at its end, which does not change its exit status.
-BASELINE ?= reports/baselines/cpu-pr.jsonl.gz
+BASELINE ?= reports/baselines/$(TIER)-$(STAGE).jsonl.gz
 WORKERS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
@@ -22,8 +24,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: run test quick lint lint-workflows subjects setup clean
 
 run: .venv/.ready
-	@echo $(BIN)/specmatrix run --tier cpu --stage pr --workers $(WORKERS) --out $(OUT)
-	@$(BIN)/specmatrix run --tier cpu --stage pr --workers $(WORKERS) --out $(OUT); status=$$?; \
+	@echo $(BIN)/specmatrix run --tier $(TIER) --stage $(STAGE) --workers $(WORKERS) --out $(OUT)
+	@$(BIN)/specmatrix run --tier $(TIER) --stage $(STAGE) --workers $(WORKERS) --out $(OUT); status=$$?; \
 	if [ $$status -le 1 ]; then \
 		echo; echo "compared with $(BASELINE), for information only:"; \
 		$(BIN)/specmatrix compare $(BASELINE) $(OUT) || true; \

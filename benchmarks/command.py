@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from specmatrix.benchmarks.metric import Metric
+from specmatrix.matrix.cli.console import print_markdown
 from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.zoo.registry import NAMES, verify_models
 from specmatrix.reports.atomic import check_place, write_text
@@ -53,7 +54,10 @@ def main_bench(
     if out is not None:
         for name, text in zip(FILES, (json.dumps(record, indent=1) + "\n", markdown(record)), strict=True):
             write_text(out / name, text)
-    print(json.dumps(record) if json_ else markdown(record), flush=True)
+    if json_:
+        print(json.dumps(record), flush=True)
+    else:
+        print_markdown(markdown(record))
     return 0 if all(metric.state in ("met", "reported") or metric.goal is None for metric in found) else 1
 
 

@@ -15,6 +15,7 @@ from specmatrix.matrix.accuracy.data import Split
 from specmatrix.matrix.accuracy.paired_run import Asking, paired_run
 from specmatrix.matrix.accuracy.record import FILES, SCHEMA, markdown, write_record
 from specmatrix.matrix.accuracy.task import definition
+from specmatrix.matrix.cli.console import print_markdown
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.zoo.published.pairs import pair_of
@@ -67,7 +68,10 @@ def main_accuracy(
     record = measure(asking, questions, wanted)
     if out is not None:
         write_record(out, record)
-    print(json.dumps({k: v for k, v in record.items() if k != "answers"}) if json_ else markdown(record), flush=True)
+    if json_:
+        print(json.dumps({name: value for name, value in record.items() if name != "answers"}), flush=True)
+    else:
+        print_markdown(markdown(record))
     return 0 if record["state"] == State.PASS else 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from textwrap import TextWrapper
 
 from rich.console import Console
 
@@ -15,3 +16,28 @@ class StdoutConsole(Console):
         """Called by rich while it handles the BrokenPipeError."""
         self.quiet = True
         raise OSError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def print_text(text: str) -> None:
+    """Print lines; a terminal gets those that are wider broken between words, with what follows indented."""
+    console = StdoutConsole()
+    if console.is_terminal:
+        wrapper = TextWrapper(console.width, break_long_words=False, break_on_hyphens=False)
+        lines = []
+        for line in text.splitlines():
+            wrapper.subsequent_indent = " " * (len(line) - len(line.lstrip()) + 2)
+            lines += wrapper.wrap(line) or [""]
+        text = "\n".join(lines)
+    print(text, flush=True)
+
+
+def print_markdown(text: str) -> None:
+    """Print Markdown as it is; a terminal gets its headings, lists and tables, at its width."""
+    console = StdoutConsole()
+    if console.is_terminal:
+        # A quarter of a second, which no file or pipe needs.
+        from rich.markdown import Markdown
+
+        console.print(Markdown(text))
+    else:
+        print(text, flush=True)

@@ -12,7 +12,7 @@ from rich.console import Console
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.selection import of_gpus
-from specmatrix.matrix.cli.console import StdoutConsole
+from specmatrix.matrix.cli.console import StdoutConsole, print_text
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cli.stopping import Stopped
@@ -101,8 +101,7 @@ def list_faults(only: Sequence[str], tier: str, json_: bool) -> int:
         facts = [{"id": f.id, "class": f.klass, "origin": f.origin, "within": f.within, "why": f.why} for f in chosen]
         print(json.dumps(facts))
     else:
-        for fault in chosen:
-            print(f"{fault.id}: {fault.why} ({fault.klass}, {fault.origin})")
+        print_text("\n".join(f"{fault.id}: {fault.why} ({fault.klass}, {fault.origin})" for fault in chosen))
     return 0
 
 

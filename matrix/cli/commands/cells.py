@@ -12,6 +12,7 @@ from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.cells.constraints import expect, explain, explain_text, read_cell
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.cells.selection import of_gpus, select
+from specmatrix.matrix.cli.console import print_text
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.reports.schema import Json
 from specmatrix.reports.wording import count, duration
@@ -63,7 +64,7 @@ def explain_cells(words: Sequence[str], json_: bool) -> int:
     if json_:
         print(json.dumps({"schema": 1, "cells": [explain_json(read_cell(text)) for text in texts]}, indent=2))
         return 0
-    print("\n\n".join(map(explain_text, texts)))
+    print_text("\n\n".join(map(explain_text, texts)))
     return 0
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from specmatrix.matrix.cli.console import print_text
 from specmatrix.matrix.zoo.published.expected import ACCURACY, LENGTHS
 from specmatrix.matrix.zoo.published.machine import gpus, missing
 from specmatrix.matrix.zoo.published.models import MODELS, Published
@@ -32,7 +33,10 @@ def list_pairs(json_: bool = False) -> int:
 def show(name: str, json_: bool = False) -> int:
     """Print all details of a pair. ConfigError on an unknown name."""
     pair = pair_of(name)
-    print(json.dumps(_record(pair), indent=2) if json_ else "\n".join(_lines(pair)))
+    if json_:
+        print(json.dumps(_record(pair), indent=2))
+    else:
+        print_text("\n".join(_lines(pair)))
     return 0
 
 

@@ -31,9 +31,18 @@ def test_a_baseline_is_a_green_run_of_its_tier_and_stage(path: Path):
     )
 
 
-def test_the_makefile_names_a_baseline():
-    named = re.search(r"^BASELINE \?= (\S+)$", (HOME / "Makefile").read_text(), re.MULTILINE)
-    assert named is not None and HOME / named[1] in REPORTS
+def made(*words: str) -> list[str]:
+    """The commands of `make run` with these words, which are not executed."""
+    command = ["make", "-n", "-o", ".venv/.ready", "run", *words]
+    return subprocess.run(command, cwd=HOME, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_make_run_names_the_baseline_of_its_tier_and_stage():
+    [named] = {path for line in made() for path in re.findall(r"compare (\S+)", line)}
+    assert HOME / named in REPORTS
+    lines = made("TIER=gpu1", "STAGE=smoke")
+    assert any("run --tier gpu1 --stage smoke " in line and "--out out/smoke;" in line for line in lines)
+    assert any("compare reports/baselines/gpu1-smoke.jsonl.gz out/smoke " in line for line in lines)
 
 
 @pytest.mark.parametrize("status", [0, 1, 2])

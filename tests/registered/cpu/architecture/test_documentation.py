@@ -40,7 +40,7 @@ INNER = re.compile(r"\$\(([^)]*)\)")
 FOLDERS = r"\.ci|\.github|benchmarks|ci|docs|engine|examples|kernels|matrix|reports|specmatrix|tests"
 ROOM = re.compile(rf"(?:{FOLDERS})/[\w./-]*")
 # Programs of other projects.
-FOREIGN = {"curl", "git", "jq", "kubectl", "ray"}
+FOREIGN = {"curl", "git", "jq", "kubectl", "npm", "playwright", "ray"}
 
 
 class Shown(NamedTuple):

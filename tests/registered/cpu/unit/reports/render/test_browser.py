@@ -1,7 +1,7 @@
 """The pages in a real browser: no error, nothing beside the window, and no finding of axe-core.
 
 The browser is SPECMATRIX_BROWSER, or Playwright's own, or a Chromium of the system. SPECMATRIX_AXE names axe-core's
-axe.min.js, which npm's package axe-core holds; docs/reading-a-report.md says how to get all of it.
+axe.min.js, which npm's package axe-core holds. tests/README.md has the commands.
 """
 
 from __future__ import annotations
