@@ -21,11 +21,13 @@ GROUPS: Final = ("decoding", "overhead", "speculation", "simulation", "harness")
 FILES: Final = ("bench.json", "bench.md")
 GPU: Final = "gpu"
 # Measured only if named: the plain figures of `decoding`, and the speculative ones; when a run's first red cell
-# comes; the HTTP server.
+# comes; the HTTP server; what the stage `speed` sees; TensorRT-LLM's rule on acceptance lengths beside the gates.
 SUBJECTS: Final = "subjects"
+SPEED: Final = "speed"
+STORED: Final = "stored-reference"
 SERVING: Final = "serve"
 ORDER: Final = "order"
-NAMED: Final = (*GROUPS, SUBJECTS, ORDER, SERVING)
+NAMED: Final = (*GROUPS, SUBJECTS, ORDER, SERVING, SPEED, STORED)
 SIGNS: Final = {"higher": ">=", "lower": "<="}
 
 
@@ -74,6 +76,8 @@ def _measure(group: str, sample: int) -> Callable[[], list[Metric]]:
         overhead,
         simulation,
         speculation,
+        speed_gate,
+        stored_reference,
     )
 
     torch.set_num_threads(1)
@@ -87,6 +91,8 @@ def _measure(group: str, sample: int) -> Callable[[], list[Metric]]:
         "harness": harness,
         GPU: gpu,
         SUBJECTS: against_transformers,
+        SPEED: speed_gate,
+        STORED: stored_reference,
     }
     measure: Callable[[], list[Metric]] = modules[group].measure
     return measure
@@ -122,9 +128,8 @@ def markdown(record: dict[str, Any]) -> str:
     ]
     for row in record["metrics"]:
         goal = "" if row["goal"] is None else f"{SIGNS[row['better']]} {_figure(row['goal'])}"
-        figure, span = "", ""
-        if row["ratio"] is not None:
-            figure, span = _figure(row["ratio"]), f"{_figure(row['min'])} to {_figure(row['max'])}"
+        figure = "" if row["ratio"] is None else _figure(row["ratio"])
+        span = "" if row["min"] is None else f"{_figure(row['min'])} to {_figure(row['max'])}"
         cells = (row["name"], figure, span, goal, row["pairs"], f"{row['spread']:.0%}", row["state"])
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     notes = [f"- {row['name']}: {row['note']}." for row in record["metrics"] if row["note"]]

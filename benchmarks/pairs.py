@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specmatrix.benchmarks.metric import Metric, of, red, spread_of
+from specmatrix.matrix.run.turns import by_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,5 @@ def interleave(
     clock: Callable[[Callable[[], Any]], float] = seconds,
 ) -> Pairs:
     """Time `pairs` runs of each in alternating order, after `warm` untimed runs of each."""
-    for _ in range(warm):
-        ours()
-        theirs()
-    taken: dict[int, list[float]] = {0: [], 1: []}
-    for number in range(pairs):
-        for which in ((0, 1), (1, 0))[number % 2]:
-            taken[which].append(clock((ours, theirs)[which]))
-    return Pairs(tuple(taken[0]), tuple(taken[1]))
+    ours_taken, theirs_taken = by_turns([lambda _: clock(ours), lambda _: clock(theirs)], pairs, warm)
+    return Pairs(tuple(ours_taken), tuple(theirs_taken))

@@ -17,8 +17,10 @@ from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plan
 from specmatrix.ci.planner import Host, plan
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.timed import TIMED
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cover.order import stored_ranks
+from specmatrix.matrix.faults.catalogue.delays import DELAYS
 from specmatrix.matrix.faults.command import select as select_faults
 from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.run.tiers import Tier, repro, visible_gpus
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 # Characters shown of each worker's cell id in the progress bar.
 SHOWN: Final = 32
+# How much longer a cell may take that is timed too, in about as many turns.
+TIMED_LIMIT, USUAL_TURNS = 4.0, 24
 NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
 
 
@@ -68,7 +72,9 @@ class CellRuns:
             for record in execute(work, job, show):
                 red += record.state in RED_STATES
                 update(None, 1, red)
-                given = [one.options for one in (job.endpoint, job.only) if one is not None]
+                given = [f"--stage {TIMED}"] if job.stage == TIMED else []
+                given += [f"--turns {job.turns}"] if job.turns else []
+                given += [one.options for one in (job.endpoint, job.only) if one is not None]
                 again = repro(record.id, job.tier, job.seed, job.subject, self.fault, " ".join(given))
                 yield replace(record, repro=again)
 
@@ -85,17 +91,26 @@ def cell_runs(
     durations: Mapping[str, float] = NO_SECONDS,
     endpoint: Endpoint | None = None,
     on: str | None = None,
+    turns: int | None = None,
 ) -> Iterator[CellRuns]:
-    """Runs of cells while their fault is planted. on: the address of a Ray cluster, which gets the packages as they are
-    here; `workers` of its tasks share a GPU. ConfigError on a fault that is unknown in the tier or cannot be planted in
-    the subject, or on a cluster that cannot run the tier."""
+    """Runs of cells while their fault is planted. turns: of each cell whose speed is measured. on: the address of a Ray
+    cluster, which gets the packages as they are here; `workers` of its tasks share a GPU. ConfigError on a fault that
+    is unknown in the tier or cannot be planted in the subject, on a cluster that cannot run the tier, or on a subject
+    whose speed cannot be compared."""
     engine = foreign_subject(subject, endpoint)
     if fault is not None and engine is not None:
         raise ConfigError(f"a fault is planted in the reference engine only; subject {shown(subject)} is another one")
-    patch = None if fault is None else select_faults([fault], tier)[0].patch
+    if stage == TIMED and engine is not None and not engine.profile.has_baseline:
+        raise ConfigError(
+            f"stage {TIMED!r} compares with the same engine without drafts, and subject {shown(subject)} has none; "
+            "give --baseline-url"
+        )
+    patch = None if fault is None else select_faults([fault], tier, DELAYS)[0].patch
     seconds = LIMIT_SECONDS
     if engine is not None:  # A cell may start its engine and the baseline's.
         seconds += 2 * (engine.profile.start_seconds + engine.profile.answer_seconds)
+    if stage == TIMED:
+        seconds *= TIMED_LIMIT * (1 + (turns or 0) / USUAL_TURNS)
     connect = None if on is None else _reached(on)
     with ExitStack() as stack:
         tree: Path | None = None
@@ -103,7 +118,7 @@ def cell_runs(
         if patch is not None or connect is not None:
             tree = stack.enter_context(planted(patch))
             cluster = None if connect is None else stack.enter_context(connect(find_tier(tier), tree, workers))
-        job = ShardJob(seed, tier, stage, seconds, subject, waivers, tree, endpoint=endpoint)
+        job = ShardJob(seed, tier, stage, seconds, subject, waivers, tree, endpoint=endpoint, turns=turns)
         yield CellRuns(job, workers, fault or "", durations, cluster=cluster)
 
 

@@ -19,12 +19,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
 from time import monotonic
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from specmatrix import HOME
 from specmatrix.ci.planner import Group, ShardPlan, take
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.timed import TIMED
 from specmatrix.matrix.cli.stopping import SIGNALS, deferred
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import lost
@@ -33,6 +34,9 @@ from specmatrix.matrix.run.waivers import waive
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.reports.schema import REFERENCE, CellResult, WaiverRule
+
+if TYPE_CHECKING:
+    from specmatrix.matrix.run.runner import Runner
 
 # A cell takes seconds; a worker that sends nothing for this long hangs.
 LIMIT_SECONDS: Final = 180.0
@@ -47,7 +51,8 @@ THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 class ShardJob:
     """The settings of every worker. limit: seconds per cell, including the worker's start. subject: by its name.
     tree: a copy of the packages with a planted fault that the workers import, None for this process's own. explain: the
-    cells that run a second time with a trace: "none", "red" or "every". only: the requests that run, None for all."""
+    cells that run a second time with a trace: "none", "red" or "every". only: the requests that run, None for all.
+    turns: of each cell whose speed is measured, None for the usual number."""
 
     seed: int
     tier: str
@@ -59,6 +64,7 @@ class ShardJob:
     explain: Literal["none", "red", "every"] = "none"
     only: Subset | None = None
     endpoint: Endpoint | None = None
+    turns: int | None = None
 
 
 @dataclass(slots=True)
@@ -217,16 +223,23 @@ def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection) -> None:
         raise ConfigError(f"the worker imports {HOME}, not the patched packages in {job.tree}")
     import torch
 
-    from specmatrix.matrix.run.runner import subject_runner
-
     torch.set_num_threads(1)
-    runner = subject_runner(job.subject, job.seed, job.tier, job.waivers, job.explain, job.endpoint)
-    runner.workload = job.only or runner.workload
+    runner = job_runner(job)
     connection.send(None)
     for cell in received(connection):
         connection.send(runner.run_cell(cell))
     runner.shut_down()
     connection.close()
+
+
+def job_runner(job: ShardJob) -> Runner:
+    """The runner of a job's cells."""
+    from specmatrix.matrix.run.runner import subject_runner
+
+    runner = subject_runner(job.subject, job.seed, job.tier, job.waivers, job.explain, job.endpoint)
+    runner.workload = job.only or runner.workload
+    runner.timed, runner.turns = job.stage == TIMED, job.turns
+    return runner
 
 
 def received(connection: Connection) -> Iterator[Cell]:

@@ -37,14 +37,14 @@ from ray.util.queue import Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from specmatrix import HOME
-from specmatrix.ci.local import THREADS, TICK_SECONDS, ShardJob, lost_cell
+from specmatrix.ci.local import THREADS, TICK_SECONDS, ShardJob, job_runner, lost_cell
 from specmatrix.ci.planner import Host, ShardPlan
 from specmatrix.errors import ConfigError, described, shown, text_of
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cli.stopping import SIGNALS, deferred
 from specmatrix.matrix.faults.plant import PACKAGES
 from specmatrix.matrix.run.provenance import files_hash, installed_versions, merged_host, this_host
-from specmatrix.matrix.run.runner import Runner, subject_runner
+from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.run.tiers import VISIBLE, Tier
 from specmatrix.reports.schema import CellResult, Json
 from specmatrix.reports.wording import count
@@ -276,8 +276,7 @@ def work(job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, versio
 @cache
 def _runner(job: ShardJob) -> Runner:
     """The runner of this process, which Ray uses for several tasks on CPUs: it keeps its baselines."""
-    runner = subject_runner(job.subject, job.seed, job.tier, job.waivers, job.explain, job.endpoint)
-    runner.workload = job.only or runner.workload
+    runner = job_runner(job)
     return runner
 
 

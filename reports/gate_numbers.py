@@ -8,6 +8,16 @@ from typing import Any, Final, NamedTuple, TypeAlias
 # No number that is summed or divided is larger, so that sums and ratios stay finite.
 LARGEST: Final = 10**9
 
+# The gate that measures, and by what a comparison judges it the name of its number with one ratio per turn.
+SPEED: Final = "speed"
+RATIOS: Final[Mapping[str, str]] = {
+    "speed": "speed_ups",
+    "first_token": "first_token_ratios",
+    "output_token": "output_token_ratios",
+    "own_speed": "own_speeds",
+    "plain_speed": "plain_speeds",
+}
+
 # How much a gate looked at, by the names of those numbers.
 AMOUNTS: Final[Mapping[str, tuple[str, ...]]] = {
     "claims": ("answers", "claims"),
@@ -27,6 +37,7 @@ AMOUNTS: Final[Mapping[str, tuple[str, ...]]] = {
     "accuracy": ("n", "outcomes"),
     "config": ("fields",),
     "effective": ("keys", "required"),
+    SPEED: ("turns",),
 }
 # What a gate that passes found none of.
 FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -104,6 +115,13 @@ def _all(good: Callable[[object], bool]) -> Callable[[object], bool]:
 
 _COUNT: Final = (_is_count, f"an integer from 0 to {LARGEST:,}")
 _POSITIVE: Final = f"a number above 0 and at most {LARGEST:,}"
+# Of the gate `speed`, with the drafter and without.
+FIGURES: Final = frozenset(
+    (
+        *("speed_up", "tokens_per_second", "baseline_tokens_per_second", "first_token_ms", "baseline_first_token_ms"),
+        *("output_token_ms", "baseline_output_token_ms", "work_ms"),
+    )
+)
 _Kinds: TypeAlias = Mapping[str, tuple[Callable[[object], bool], str]]
 # Numbers of a gate that are no integers, by gate and name: a predicate and its words.
 _OTHER_KINDS: Final[Mapping[str, _Kinds]] = {
@@ -126,6 +144,11 @@ _OTHER_KINDS: Final[Mapping[str, _Kinds]] = {
         **dict.fromkeys(("accuracy", "baseline"), (_is_share, "a number from 0 to 1")),
         **dict.fromkeys(("lost", "won"), _COUNT),
         "outcomes": (lambda value: isinstance(value, str) and set(value) <= {"0", "1"}, "a text of 0 and 1"),
+    },
+    SPEED: {
+        **dict.fromkeys(RATIOS.values(), (_all(_is_positive), f"a list with for each turn {_POSITIVE}")),
+        **dict.fromkeys(FIGURES, (_is_positive, _POSITIVE)),
+        **dict.fromkeys(("clock", "device"), (lambda value: isinstance(value, str), "a text")),
     },
 }
 

@@ -45,6 +45,7 @@ from specmatrix.matrix.cli.options import (
     Shard,
     Stage,
     Tokens,
+    Turns,
     Url,
     Workers,
 )
@@ -106,7 +107,7 @@ def options(
 def run(
     tier: Annotated[str, typer.Option(help="hardware of the cells: cpu, gpu1, gpu2, gpu4 or gpu8")] = "cpu",
     stage: Annotated[
-        str, typer.Option(help="cells of the lock file: smoke, pr or nightly; product: all possible cells")
+        str, typer.Option(help="cells of the lock file: smoke, pr or nightly; product: all possible; speed: timed ones")
     ] = "pr",
     out: Annotated[Path, typer.Option(help="folder for report.jsonl, summary.json, report.md, report.html")] = Path(
         "out"
@@ -138,6 +139,7 @@ def run(
     durations: Durations = None,
     requests: Requests = None,
     tokens: Tokens = None,
+    turns: Turns = None,
     url: Url = None,
     baseline_url: BaselineUrl = None,
     launch: Launch = None,
@@ -153,7 +155,7 @@ def run(
     place = endpoint_of(url, baseline_url, launch, api_key)
     return run_matrix(
         tier, stage, out, cells, workers, seed, limit, json_, subject, waivers, fail_fast, rerun_failed, fault, explain,
-        decide, shard, durations, only, place, junit, affected, hosts, on,
+        decide, shard, durations, only, place, junit, affected, hosts, on, turns,
     )  # fmt: skip
 
 

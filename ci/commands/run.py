@@ -20,6 +20,7 @@ from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cells.selection import of_gpus, select
+from specmatrix.matrix.cells.timed import TIMED
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.options import WORKERS
@@ -51,11 +52,13 @@ from specmatrix.reports.schema import (
     Header,
     ShardRecord,
 )
+from specmatrix.reports.stats.shift import LEAST_VALUES
 from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
 from specmatrix.reports.summary import is_red
 from specmatrix.reports.wording import count
 
 WHOLE: Final = "1/1"
+MOST_TURNS: Final = 1000
 
 
 def run(
@@ -82,16 +85,16 @@ def run(
     affected: str | None = None,
     hosts: Path | None = None,
     on: str | None = None,
+    turns: int | None = None,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
     check_decide(decide, fail_fast, shard, only)
     if junit is not None:
         check_place(junit.parent, junit.name)
     engine, rules = foreign_subject(subject, endpoint), load_waivers(waivers)
-    there, at_once = places(hosts, shard, on, workers, tier)
-    seconds = measured_seconds(durations)
-    change = change_of(affected, subject, fault)
-    with cell_runs(tier, stage, seed, at_once, subject, rules, fault, seconds, endpoint, on) as runs:
+    there, at_once = places(hosts, shard, on, timed_workers(stage, workers, on, tier, turns), tier)
+    seconds, change = measured_seconds(durations), change_of(affected, subject, fault)
+    with cell_runs(tier, stage, seed, at_once, subject, rules, fault, seconds, endpoint, on, turns) as runs:
         if rerun_failed is None:
             chosen = chosen_cells(tier, stage, cells, limit, subject)
         else:
@@ -212,6 +215,20 @@ def places(
     elif there is not None:
         raise ConfigError("--hosts divides the cells by a file and --on by the nodes of a cluster; give one of them")
     return there, at_once
+
+
+def timed_workers(stage: str, workers: int | None, on: str | None, tier: str, turns: int | None) -> int | None:
+    """The number of workers to ask for: one where cells are timed, so that they do not disturb each other. ConfigError
+    for several, or for `turns` that cannot be timed."""
+    if stage != TIMED:
+        if turns is not None:
+            raise ConfigError(f"--turns is for the stage {TIMED!r}; got stage {shown(stage)}")
+        return workers
+    if turns is not None and not LEAST_VALUES <= turns <= MOST_TURNS:
+        raise ConfigError(f"--turns must be between {LEAST_VALUES} and {MOST_TURNS:,}, got {turns}")
+    if workers not in (None, 1):
+        raise ConfigError(f"stage {TIMED!r} measures one cell at a time; --workers must be 1, got {workers}")
+    return None if on is not None and find_tier(tier).gpus != 1 else 1
 
 
 def checked_workers(workers: int | None, tier: str, on: str | None, host: Host | None) -> int:

@@ -12,6 +12,7 @@ from specmatrix.matrix.cells.cell import MEANINGS, Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, expect
 from specmatrix.matrix.cells.enumerate import Prefix, starts
 from specmatrix.matrix.cells.selector import Selector, parse_selector
+from specmatrix.matrix.cells.timed import TIMED, TIMED_CELLS, check_timed
 from specmatrix.matrix.cover.lockfile import STAGES, subject_cells
 from specmatrix.reports.schema import REFERENCE
 from specmatrix.reports.wording import count
@@ -23,11 +24,11 @@ def select(stage: str, text: str | None = None, limit: int | None = None, subjec
     """The cells of a subject's stage that match a selector, all for None; a cell's id selects it whether or not it is
     in the stage.
 
-    Stage `product` is every cell that the axes and constraints allow. ConfigError on an unknown stage, a limit below 1,
-    an invalid selector, a combination that is not a cell, or an empty selection.
+    Stage `product` is every cell that the axes and constraints allow, `speed` the cells that are timed. ConfigError on
+    an unknown stage, a limit below 1, an invalid selector, a combination that is not a cell, or an empty selection.
     """
-    if stage not in (*STAGES, PRODUCT):
-        raise ConfigError(f"stage {shown(stage)} is unknown; it must be one of {', '.join((*STAGES, PRODUCT))}")
+    if stage not in (known := (*STAGES, PRODUCT, TIMED)):
+        raise ConfigError(f"stage {shown(stage)} is unknown; it must be one of {', '.join(known)}")
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1, got {limit}")
     if text is None:
@@ -37,6 +38,8 @@ def select(stage: str, text: str | None = None, limit: int | None = None, subjec
     if is_id(text):
         cell = Cell.from_id(text.strip())
         expect(cell)
+        if stage == TIMED:
+            check_timed(cell)
         return [cell]
     selector = parse_selector(text)
     cells = _chosen(stage, selector, limit, subject)
@@ -54,7 +57,9 @@ def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
 
 def _chosen(stage: str, selector: Selector | None, limit: int | None, subject: str) -> list[Cell]:
     may = None if selector is None else selector.may
-    source = all_cells(may) if stage == PRODUCT else iter(subject_cells(stage, subject))
+    source: Iterable[Cell] = all_cells(may) if stage == PRODUCT else ()
+    if stage != PRODUCT:
+        source = map(Cell.from_id, TIMED_CELLS) if stage == TIMED else subject_cells(stage, subject)
     return list(islice(filter(selector and selector.picks, source), None if limit is None else min(limit, maxsize)))
 
 

@@ -82,9 +82,10 @@ def main_faults(
     return 0 if matrix.ok else 1
 
 
-def select(only: Sequence[str], tier: str = "cpu") -> list[Fault]:
-    """The faults of a tier with these ids, or all if none are given. ConfigError for an unknown id."""
-    known = {fault.id: fault for fault in CATALOGUE if fault.runs_on(tier)}
+def select(only: Sequence[str], tier: str = "cpu", more: Sequence[Fault] = ()) -> list[Fault]:
+    """The faults of a tier with these ids, or all if none are given. more: faults besides the catalogue's, by id only.
+    ConfigError for an unknown id."""
+    known = {fault.id: fault for fault in (*CATALOGUE, *(more if only else ())) if fault.runs_on(tier)}
     for name in only:
         if name not in known:
             close = nearest(name, known)

@@ -14,12 +14,12 @@ from specmatrix.matrix.faults.plant import SECONDS, CellVerdict, Trial, trial
 from specmatrix.matrix.faults.processes import Processes
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.zoo.registry import verify_cells
-from specmatrix.reports.gate_numbers import GATES
+from specmatrix.reports.gate_numbers import GATES, SPEED
 from specmatrix.reports.schema import REFERENCE
 
 RED: Final = ("FAIL", "NOT MEASURED")
-# What can detect a fault: the gates of cells and the laws of kernels.
-DETECTORS: Final = (*GATES, KERNELS)
+# What can detect a fault: the gates of cells and the laws of kernels. Lost speed shows in a comparison only.
+DETECTORS: Final = (*(gate for gate in GATES if gate != SPEED), KERNELS)
 
 
 class TrialJob(NamedTuple):

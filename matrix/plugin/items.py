@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.selection import PRODUCT, is_id, of_gpus, select
+from specmatrix.matrix.cells.timed import TIMED
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.plugin import FAILED
 from specmatrix.matrix.run.tiers import TIERS, check_seed, repro, visible_gpus
@@ -170,6 +171,7 @@ def runner_for(config: pytest.Config, tier: str) -> Runner:
             waivers_of(config),
             endpoint=endpoint_from(config),
         )
+        runners[tier].timed = option.specmatrix_stage == TIMED
         config.add_cleanup(runners[tier].shut_down)
     return runners[tier]
 

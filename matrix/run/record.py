@@ -60,6 +60,11 @@ def judged(
     return structs.replace(made, first_red=first_red)
 
 
+def with_outcome(result: CellResult, outcome: Outcome) -> CellResult:
+    """The record of a cell that passed, with the outcome of one more gate."""
+    return structs.replace(result, state=outcome.state.value, gates=(*result.gates, _gate(outcome)))
+
+
 def crashed(prepared: PreparedCell, error: Exception) -> CellResult:
     """The record of a cell whose run raised: FAIL for an EngineBug, which the engine detected itself, for a baseline
     that never ends, and for an engine that failed in its own process or refused a command that its subject translated,

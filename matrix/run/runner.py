@@ -26,7 +26,7 @@ from specmatrix.matrix.gates.session_baseline import has_session_baseline
 from specmatrix.matrix.gates.work import WorkGate
 from specmatrix.matrix.run.explain import explained
 from specmatrix.matrix.run.prepared_cell import PreparedCell, Workload, prepare
-from specmatrix.matrix.run.record import BaselineError, crashed, judged, record
+from specmatrix.matrix.run.record import BaselineError, crashed, judged, record, with_outcome
 from specmatrix.matrix.run.red_ask import red_ask
 from specmatrix.matrix.run.waivers import waive
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess, start_engine
@@ -81,16 +81,28 @@ class Baselines:
             raise found from found.cause
         return found
 
-    def _run(self, plain: PreparedCell) -> Run:
-        # Removed while it runs, so that an engine that crashes is not reused.
+    def engine(self, plain: PreparedCell) -> RunningEngine:
+        """The kept engine of a baseline that has run, which is started again if it is gone."""
+        key, command = self._command(plain)
+        if key not in self.engines:
+            self.engines[key] = self._start(command)
+        return self.engines[key]
+
+    def _command(self, plain: PreparedCell) -> tuple[tuple[Cell, str], EngineCommand]:
         command = self.subject.translate(plain)
         if isinstance(command, Unsupported):
             raise ConfigError(f"{self.subject.name} does not support the cell without speculation: {command.reason}")
-        key = plain.cell, repr(replace(command, asks=()))  # a foreign engine's flags may follow from its requests
-        engine = self.engines.pop(key, None)
-        if engine is None:
-            self.starts += 1
-            engine = start_engine(self.subject, command)
+        # A foreign engine's flags may follow from its requests.
+        return (plain.cell, repr(replace(command, asks=()))), command
+
+    def _start(self, command: EngineCommand) -> RunningEngine:
+        self.starts += 1
+        return start_engine(self.subject, command)
+
+    def _run(self, plain: PreparedCell) -> Run:
+        key, command = self._command(plain)
+        # Removed while it runs, so that an engine that crashes is not reused.
+        engine = self.engines.pop(key, None) or self._start(command)
         try:
             run = drive(engine, plain.requests, self.subject.profile.capabilities, command=command)
             if self.oracle is not None:
@@ -113,7 +125,8 @@ class Runner:
     workload: the requests of a cell for a seed. gates: in the order in which they judge. refusal: judges a start that
     was refused (with the error) or should have been (with None). divergence: judges ranks that stopped because they
     diverged. stall: judges an engine that does not end. tier: of the records. waivers: of the user's tree. explain: the
-    cells that run a second time with a trace. engine: the running engine, of the last cell. baselines: runs so far.
+    cells that run a second time with a trace. timed: green cells measure their speed, in `turns` turns, None
+    for the usual number. engine: the running engine, of the last cell. baselines: runs so far.
     """
 
     subject: Subject
@@ -126,6 +139,8 @@ class Runner:
     tier: str = "cpu"
     waivers: Sequence[WaiverRule] = ()
     explain: Explain = "none"
+    timed: bool = False
+    turns: int | None = None
     engine: RunningEngine | None = field(default=None, init=False)
     baselines: Baselines = field(init=False)
     _command: EngineCommand | None = field(default=None, init=False)
@@ -154,6 +169,8 @@ class Runner:
         prepared = prepare(cell, self.tier, self.seed, self.workload, self.subject.name)
         try:
             result = self._judged(prepared)
+            if self.timed and result.state == "PASS" and prepared.expectation != "refused":
+                result = with_outcome(result, self._speed(prepared))
         except Exception as error:  # A crash of the subject is this cell's result; the other cells go on.
             self._drop()
             result = crashed(prepared, error)
@@ -203,6 +220,28 @@ class Runner:
         if self.baselines.oracle is None:
             return run
         return replace(run, resumed=resumed(engine, command, prepared, run, self.baselines.oracle))
+
+    def _speed(self, prepared: PreparedCell) -> Outcome:
+        """The speed of a cell that passed: of another engine on the engines that the gates judged, of the reference
+        engine on fresh ones without the gates' observers."""
+        # Imports torch, which a runner of another engine need not have.
+        from specmatrix.matrix.run.speed import UNWATCHED, measure, plain_cell
+
+        if self.foreign:
+            assert self.engine is not None, "a cell that passed has an engine"
+            plain = self.baselines.engine(prepared.default_baseline)
+            return measure(self.subject, prepared, self.engine, plain, self.turns)
+        engines = list[RunningEngine]()
+        try:
+            for each in (prepared, plain_cell(prepared, self.foreign)):
+                command = self.subject.translate(each)
+                assert isinstance(command, EngineCommand), "the reference engine runs every cell"
+                self._starts += 1
+                engines.append(start_engine(self.subject, replace(command, flags={**command.flags, **UNWATCHED})))
+            return measure(self.subject, prepared, engines[0], engines[1], self.turns)
+        finally:
+            for engine in engines:
+                engine.close()
 
     def _started(self, command: EngineCommand) -> RunningEngine:
         start = replace(command, asks=())

@@ -80,15 +80,20 @@ class ReferenceSubject(Subject):
 
 
 class ReferenceEngine:
-    """One in-process engine, driven step by step so that a request can be aborted after a given token."""
+    """One in-process engine, driven step by step so that a request can be aborted after a given token.
+
+    Without `kv_stamps` nothing is recorded of it either, as its time is measured.
+    """
 
     def __init__(self, llm: LLM, clock: ManualClock) -> None:
         self.llm = llm
         self.clock = clock
-        self._inspected = inspect_drafter(llm, SPARSE)
+        watched = llm.resolved.kv_stamps
+        self._inspected = inspect_drafter(llm, SPARSE) if watched else None
         self._journal: list[Entry] = []
-        llm.subscribe_journal(self._journal.append)
-        self._work = WorkRecorder(llm, self._journal)
+        if watched:
+            llm.subscribe_journal(self._journal.append)
+        self._work = WorkRecorder(llm, self._journal) if watched else None
 
     @property
     def resolved(self) -> Mapping[str, Any]:
@@ -110,7 +115,8 @@ class ReferenceEngine:
         the request objects."""
         violations = () if self._inspected is None else self._inspected.violations
         own = self.llm.readback()
-        own["alive"]["request_objects"] = self._work.alive
+        if self._work is not None:
+            own["alive"]["request_objects"] = self._work.alive
         return {**({"drafter_error": violations[0]} if violations else {}), **own}
 
     def counters(self) -> Mapping[str, int]:
@@ -121,7 +127,7 @@ class ReferenceEngine:
         return list(self._journal), ledger.num_pages, ledger.page_size
 
     def work(self) -> WorkLog | None:
-        return self._work.log()
+        return None if self._work is None else self._work.log()
 
     def trace(self) -> Trace | None:
         seen = self.llm.readback().get("adaptive")

@@ -40,9 +40,15 @@ from specmatrix.reports.schema import GateState, Header
 from specmatrix.reports.wording import count
 
 FALSE_DISCOVERY_RATE: Final = 0.05
-# Relative for acceptance length, in fractions of the questions for accuracy.
-LEAST_EFFECT: Final = {"acceptance": 0.01, "accuracy": 0.01}
-TOLERANCE: Final = {"acceptance": 0.02, "accuracy": 0.02}
+# Relative for acceptance length and speed, in fractions of the questions for accuracy.
+LEAST_EFFECT: Final = {
+    "acceptance": 0.01, "accuracy": 0.01, "speed": 0.025, "output_token": 0.025, "first_token": 0.10,
+    "own_speed": 0.035, "plain_speed": 0.035,
+}  # fmt: skip
+TOLERANCE: Final = {
+    "acceptance": 0.02, "accuracy": 0.02, "speed": 0.05, "output_token": 0.05, "first_token": 0.20,
+    "own_speed": 0.07, "plain_speed": 0.07,
+}  # fmt: skip
 
 
 class ChangeState(StrEnum):
@@ -63,10 +69,12 @@ class ChangeState(StrEnum):
 class Effect:
     """The change of one number of one cell from base to head.
 
-    `change` and `interval` (95 %) are relative for acceptance length and in fractions of the questions for accuracy;
-    negative is a loss. `p_loss` and `p_gain` are one-sided. `significant` is "loss" or "gain" after the test over all
-    changed numbers, else "". `pairing` is what was compared: "prompts" (the same prompts), "intervals" (two summaries),
-    or what has no interval: "24 prompts changed alike", and without p values "one prompt", "one question", "no spread".
+    `gate` is the gate, or one of several ratios of the gate `speed` (`gate_numbers.RATIOS`). `change` and `interval`
+    (95 %) are relative, and in fractions of the questions for accuracy; negative is a loss. `p_loss` and `p_gain` are
+    one-sided. `significant` is "loss" or "gain" after the test over all changed numbers, else "". `pairing` is what was
+    compared: "prompts" (the same prompts), "turns", "intervals" (two summaries), or what has no interval: "24 prompts
+    changed alike", and without p values "one prompt", "one question", "no spread", "few turns", "another clock". `note`
+    says more of a speed: the smallest visible effect, and how the machine itself changed.
     """
 
     gate: str
@@ -78,6 +86,7 @@ class Effect:
     p_gain: float | None
     pairing: str
     significant: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

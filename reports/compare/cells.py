@@ -8,18 +8,26 @@ from operator import attrgetter
 from typing import Final
 
 from specmatrix.reports.compare.acknowledge import Acknowledged
-from specmatrix.reports.compare.cell_state import CellChange, ChangeState, Effect, GateChange, PathChange
+from specmatrix.reports.compare.cell_state import (
+    LEAST_EFFECT,
+    CellChange,
+    ChangeState,
+    Effect,
+    GateChange,
+    PathChange,
+)
 from specmatrix.reports.compare.evidence import allowed_loss, is_bounded, lost_evidence, shrunk
 from specmatrix.reports.compare.paths import PathChanges
 from specmatrix.reports.compare.rewrites import new_rewrites, signature
-from specmatrix.reports.gate_numbers import GATES
+from specmatrix.reports.gate_numbers import GATES, RATIOS
 from specmatrix.reports.schema import RED_STATES, CellResult, CellState, is_waived
+from specmatrix.reports.speed import OF_BOTH, OWN
 from specmatrix.reports.wording import first_divergence
 
 _NAME_AND_STATE: Final = attrgetter("name", "state")
 # How bad a state is. Where the machine failed in base, nothing was known, so whatever is red in head is news.
 _RANK: Final[Mapping[CellState, int]] = {"PASS": 0, "INFRA": 0, "NOT MEASURED": 1, "FAIL": 2}
-UNITS: Final = {"acceptance": " %", "accuracy": " pt"}
+UNITS: Final = {**dict.fromkeys(("acceptance", *RATIOS), " %"), "accuracy": " pt"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +154,7 @@ def _state(
         return ChangeState.REGRESSED, f"{base.state} in base, {head.state} in head: {head.error}"
     if gone:
         return ChangeState.REGRESSED, "; ".join(gone)
-    losses = [effect for effect in effects if effect.significant == "loss"]
+    losses = [effect for effect in effects if effect.significant == "loss" and not _is_quicker_plain(effect, effects)]
     if losses:
         return ChangeState.REGRESSED, "; ".join(effect_text(effect) for effect in losses)
     if blocked:
@@ -154,6 +162,12 @@ def _state(
     if path or new_rewrites(base, head):
         return ChangeState.REWRITTEN, _path_text(path, base, head)
     return _quiet_state(base, head, effects, context)
+
+
+def _is_quicker_plain(effect: Effect, effects: Sequence[Effect]) -> bool:
+    """Whether a ratio to plain decoding fell although the drafter's own speed did not."""
+    own = next((each for each in effects if each.gate == OWN), None)
+    return effect.gate in OF_BOTH and own is not None and allowed_loss(own) < LEAST_EFFECT[OWN]
 
 
 def _quiet_state(
@@ -227,7 +241,8 @@ def effect_text(effect: Effect) -> str:
     if effect.interval is None:
         return f"{effect.gate} {numbers}, {effect.pairing}: no interval{p})"
     low, high = (100 * end for end in effect.interval)
-    return f"{effect.gate} {numbers} [{low:+.1f}, {high:+.1f}]{p})"
+    note = effect.note and f"; {effect.note}"
+    return f"{effect.gate} {numbers} [{low:+.1f}, {high:+.1f}]{p}{note})"
 
 
 def _bound_text(effects: Sequence[Effect]) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from specmatrix.reports.compare.cell_state import Mismatch, RuleChange
-from specmatrix.reports.gate_numbers import GATES
+from specmatrix.reports.gate_numbers import GATES, SPEED
 from specmatrix.reports.schema import REFERENCE, Header, Json
 
 NUMERIC: Final = ("acceptance", "accuracy")
 # Gates whose result depends on prompts and weights; the others depend on the engine only.
-CONTENT_DEPENDENT: Final = ("lossless", "distribution", "finish", "acceptance", "accuracy")
+CONTENT_DEPENDENT: Final = ("lossless", "distribution", "finish", "acceptance", "accuracy", SPEED)
 
 
 class Input(NamedTuple):
@@ -29,7 +29,7 @@ INPUTS: Final = (
     Input("data", lambda h: h.data_hash, CONTENT_DEPENDENT, "the prompts differ, so their results cannot be compared"),
     Input("zoo", lambda h: h.zoo_hash, CONTENT_DEPENDENT, "the models differ, so their results cannot be compared"),
     Input("gpus", lambda h: sorted({*map(str, h.host.get("gpus") or ())}), NUMERIC, "other GPUs round differently"),
-    Input("seed", lambda h: h.seed, (*NUMERIC, "distribution"), "other seeds draw other samples"),
+    Input("seed", lambda h: h.seed, (*NUMERIC, "distribution", SPEED), "other seeds draw other samples"),
     Input("lock", lambda h: h.lock_hash, (), "cells are matched by their id; see NEW and LOST"),
     Input("tier", lambda h: h.tier, (), "each tier has its own cells; see NEW and LOST"),
     Input("stage", lambda h: h.stage, (), "each stage has its own cells; see NEW and LOST"),

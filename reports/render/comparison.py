@@ -18,7 +18,12 @@ from specmatrix.reports.render.plots import Point, Row, strip_plot
 COMPARISON_NAME: Final = "comparison"
 MOST_CELLS: Final = 1000
 MOST_PLOTTED: Final = 60
-_PLOTS: Final = {"acceptance": "Acceptance length, %", "accuracy": "Accuracy, percentage points"}
+_PLOTS: Final = {
+    "acceptance": "Acceptance length, %",
+    "accuracy": "Accuracy, percentage points",
+    "speed": "Speed over no drafter, %",
+    "own_speed": "Speed over a fixed piece of work, %",
+}
 _TONES: Final = {"loss": "bad", "gain": "up", "": "calm"}
 
 

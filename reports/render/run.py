@@ -40,6 +40,7 @@ from specmatrix.reports.schema import (
     is_waived,
 )
 from specmatrix.reports.sensitivity import SmallestEffect, smallest_effect, typical
+from specmatrix.reports.speed import speed_text
 from specmatrix.reports.store import Report
 from specmatrix.reports.summary import STATE_KEYS, Summary, is_red, summarise, write_summary
 from specmatrix.reports.wording import count, failure, shorten
@@ -266,12 +267,13 @@ def _waiver(cell: CellResult, today: str) -> str:
 
 
 def _note(cell: CellResult) -> str:
-    """What a row says in words: why it is red, what was rewritten, what was lost before, the accuracy."""
+    """What a row says in words: why it is red, what was rewritten, what was lost before, accuracy and speed."""
     accuracy = accuracy_point(cell)
     texts = [] if cell.state == "PASS" else [shorten(failure(cell), _MOST_NOTE)]
     texts += [f"rewritten {signature(rewrite)}" for rewrite in cell.rewrites]
     texts += [f"ran again: {loss}" for loss in cell.losses]
     texts += [] if accuracy is None else [accuracy.title.removeprefix(f"{cell.id}: ")]
+    texts += [text] if (text := speed_text(cell)) else []
     return "; ".join(texts)
 
 

@@ -14,6 +14,7 @@ from specmatrix.reports.render.red_ask import ask_lines, neighbour_text
 from specmatrix.reports.render.run import RunView
 from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import CellResult
+from specmatrix.reports.speed import speed_text
 from specmatrix.reports.summary import STATE_KEYS
 from specmatrix.reports.wording import (
     accepting,
@@ -56,6 +57,9 @@ def print_run(run: RunView, console: Console) -> None:
         _say(console, f"[yellow]{cell.state}[/yellow] [bold]{escape(cell.id)}[/bold]: {why}")
     if len(run.unsupported) > MOST:
         _say(console, f"… and {count(len(run.unsupported) - MOST, 'more unsupported cell')} in the report")
+    for cell in run.cells:
+        if speed := speed_text(cell):
+            _say(console, f"[bold]{escape(cell.id)}[/bold]: {escape(speed)}")
     for text in run.lost[:MOST]:
         _say(console, f"[yellow]{escape(text)}[/yellow]")
     if len(run.lost) > MOST:

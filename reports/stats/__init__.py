@@ -5,6 +5,7 @@
 - `sequential`: the same, readable after every question
 - `bootstrap`: ratios of sums over prompts (acceptance length)
 - `uniformity`: samples against the distribution that they should follow
+- `shift`: differences turn by turn (speed)
 - `association`: over-representation, and many tests at once
 
 scipy.stats does the arithmetic, except where a comparison of 100,000 cells cannot afford it: importing scipy.stats
@@ -23,12 +24,14 @@ from specmatrix.reports.stats.proportions import (
     zero_count_bound,
 )
 from specmatrix.reports.stats.sequential import loss_evidence, sequential_mcnemar
+from specmatrix.reports.stats.shift import Shift, shift
 from specmatrix.reports.stats.uniformity import ks_uniform, randomised_pit
 
 __all__ = [
     "NORMAL",
     "Z95",
     "RatioChange",
+    "Shift",
     "benjamini_hochberg",
     "detectable_drop",
     "difference_interval",
@@ -40,6 +43,7 @@ __all__ = [
     "randomised_pit",
     "ratio_change",
     "sequential_mcnemar",
+    "shift",
     "two_rate_test",
     "wilson",
     "zero_count_bound",

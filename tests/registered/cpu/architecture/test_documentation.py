@@ -162,7 +162,7 @@ def test_commands_parse_and_name_what_exists(one: Shown):
     if "tier" in options:
         assert {*options["tier"].split(",")} <= {tier.name for tier in TIERS}
     if options.get("stage"):
-        assert options["stage"] in (WEIGHTS,) if names[0] == "accuracy" else (*STAGES, "product")
+        assert options["stage"] in (WEIGHTS,) if names[0] == "accuracy" else (*STAGES, "product", "speed")
     if options.get("cells"):
         assert select(options.get("stage", "nightly"), options["cells"], options.get("limit"))
     if names[0] == "faults":

@@ -46,7 +46,24 @@ WRONG = {
     ("run", "--tier", "tpu"): "tier 'tpu' is unknown; it must be one of cpu, gpu1, gpu2, gpu4, gpu8",
     ("run", "--limit"): "--limit needs a value; see `specmatrix --help`",
     ("run", "--json=3"): "Option '--json' does not take a value; see `specmatrix --help`",
-    ("run", "--stage", "weekly"): "stage 'weekly' is unknown; it must be one of smoke, pr, nightly, product",
+    ("run", "--stage", "weekly"): "stage 'weekly' is unknown; it must be one of smoke, pr, nightly, product, speed",
+    (
+        "run",
+        "--stage",
+        "speed",
+        "--workers",
+        "2",
+    ): "stage 'speed' measures one cell at a time; --workers must be 1, got 2",
+    ("run", "--stage", "speed", "--turns", "5"): "--turns must be between 6 and 1,000, got 5",
+    ("run", "--stage", "speed", "--turns", "1001"): "--turns must be between 6 and 1,000, got 1001",
+    ("run", "--stage", "pr", "--turns", "24"): "--turns is for the stage 'speed'; got stage 'pr'",
+    ("run", "--stage", "speed", "--cells", "none"): (
+        "stage 'speed' measures no cell with algorithm=none: it is what the others are compared with"
+    ),
+    ("run", "--stage", "speed", "--fault", "slow-rounds"): (
+        "fault 'slow-rounds' is unknown in tier cpu; the closest is slow-round"
+    ),
+    ("faults", "--only", "slow-round"): "fault 'slow-round' is unknown in tier cpu; ",
     ("run", "--workers", "0"): f"workers must be {SANE}, got 0",
     ("run", "--seed", "1" + 30 * "0"): f"seed must be between 0 and 2147483647, got 1{30 * '0'}",
     ("run", "--workers", "1000000000"): f"workers must be {SANE}, got 1000000000",

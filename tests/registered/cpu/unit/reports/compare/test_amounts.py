@@ -36,6 +36,7 @@ LOOKED = {
     "accuracy": {"n": 4, "outcomes": "1101", "accuracy": 0.75},
     "config": {"fields": 22},
     "effective": {"keys": 24, "required": 30},
+    "speed": {"turns": 24},
 }
 EACH = [(gate, name) for gate, names in AMOUNTS.items() for name in names if name != "n"]
 

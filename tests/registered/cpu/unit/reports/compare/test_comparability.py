@@ -16,10 +16,10 @@ def test_equal_headers_match(make_header):
     ("change", "name", "gates"),
     [
         ({"subject": SubjectRecord("tiny", "1")}, "subject", set(GATES)),
-        ({"data_hash": "x"}, "data", {"lossless", "distribution", "finish", "acceptance", "accuracy"}),
-        ({"zoo_hash": "x"}, "zoo", {"lossless", "distribution", "finish", "acceptance", "accuracy"}),
+        ({"data_hash": "x"}, "data", {"lossless", "distribution", "finish", "acceptance", "accuracy", "speed"}),
+        ({"zoo_hash": "x"}, "zoo", {"lossless", "distribution", "finish", "acceptance", "accuracy", "speed"}),
         ({"host": {"cpu": "Xeon 2 cores", "gpus": ["H100"]}}, "gpus", {"acceptance", "accuracy"}),
-        ({"seed": 5}, "seed", {"acceptance", "accuracy", "distribution"}),
+        ({"seed": 5}, "seed", {"acceptance", "accuracy", "distribution", "speed"}),
         ({"lock_hash": "x"}, "lock", set()),
         ({"tier": "gpu1"}, "tier", set()),
         ({"stage": "nightly"}, "stage", set()),

@@ -1,0 +1,55 @@
+"""Runs of the stage `speed`: their time limits, commands, and the subjects that cannot be compared."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from specmatrix.ci import cell_runs as module
+from specmatrix.ci.cell_runs import cell_runs
+from specmatrix.ci.local import LIMIT_SECONDS, job_runner
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.run.record import lost
+
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+
+CELL = Cell.from_id("eagle3.s3.v1")
+
+
+def test_a_subject_without_a_baseline_has_no_speed(monkeypatch):
+    found = SimpleNamespace(profile=SimpleNamespace(has_baseline=False, start_seconds=1.0, answer_seconds=1.0))
+    monkeypatch.setattr(module, "foreign_subject", lambda subject, endpoint: found)
+    with pytest.raises(ConfigError) as error, cell_runs("cpu", "speed", 0, 1, subject="openai"):
+        pass
+    assert str(error.value) == (
+        "stage 'speed' compares with the same engine without drafts, and subject 'openai' has none; give --baseline-url"
+    )
+    with cell_runs("cpu", "pr", 0, 1, subject="openai") as runs:
+        assert runs.job.subject == "openai"
+
+
+def test_more_turns_have_more_time():
+    limits = {}
+    for stage, turns in (("pr", None), ("speed", None), ("speed", 480)):
+        with cell_runs("cpu", stage, 0, 1, turns=turns) as runs:
+            limits[stage, turns] = runs.job.limit
+    assert list(limits.values()) == [LIMIT_SECONDS, 4 * LIMIT_SECONDS, 84 * LIMIT_SECONDS]
+
+
+@pytest.mark.parametrize(
+    ("stage", "turns", "options"),
+    [("pr", None, ""), ("speed", None, " --stage speed"), ("speed", 9, " --stage speed --turns 9")],
+)
+def test_the_command_of_a_record_times_the_cell_again(monkeypatch, stage, turns, options):
+    monkeypatch.setattr(module, "run_plan", lambda work, job, show: [lost(prepare(CELL), "none")])
+    with cell_runs("cpu", stage, 0, 1, turns=turns) as runs:
+        (record,) = runs([CELL])
+    assert record.repro == f"specmatrix run --cells 'eagle3.s3.v1'{options} --seed 0 --out \"$(mktemp -d)\""
+
+
+def test_a_workers_runner_times_cells_in_that_stage_only():
+    for stage, timed in (("speed", True), ("pr", False)):
+        with cell_runs("cpu", stage, 0, 1, turns=9 if timed else None) as runs:
+            runner = job_runner(runs.job)
+        assert (runner.timed, runner.turns) == (timed, 9 if timed else None)

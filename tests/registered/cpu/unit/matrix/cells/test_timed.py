@@ -1,0 +1,68 @@
+"""The cells of the stage `speed`, and those whose speed means nothing."""
+
+import pytest
+
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.axes import axis
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.constraints import expectation, explain
+from specmatrix.matrix.cells.selection import of_gpus, select
+from specmatrix.matrix.cells.timed import TIMED, UNTIMED, check_timed
+from specmatrix.matrix.workloads.build import ORACLE_PROMPTS, questions
+from specmatrix.matrix.workloads.timed import LIMIT, WARM, timed_requests
+from specmatrix.matrix.zoo.gsm_mini import prompt_of
+
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
+
+
+def test_every_timed_cell_runs_and_may_be_timed():
+    cells = select(TIMED)
+    assert len(cells) == len(set(cells)) >= 10
+    for cell in cells:
+        check_timed(cell)
+        assert expectation(cell, explain(cell)) == "runs"
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2, 4, 8])
+def test_every_tier_times_a_cell(gpus):
+    assert of_gpus(select(TIMED), gpus)
+
+
+def test_each_drafter_is_timed():
+    drafters = set(axis("algorithm").names) - {"none", "eagle"}
+    assert {cell.algorithm for cell in select(TIMED)} == drafters
+
+
+@pytest.mark.parametrize(("name", "value", "why"), [(n, v, why) for n, values, why in UNTIMED for v in values])
+def test_other_cells_are_refused_with_the_reason(name, value, why):
+    cell = Cell(algorithm="eagle3")._replace(**{name: value})
+    with pytest.raises(ConfigError, match=f"stage 'speed' measures no cell with {name}={value}: {why}"):
+        check_timed(cell)
+
+
+def test_a_cell_by_its_id_is_refused_too():
+    with pytest.raises(ConfigError, match="measures no cell with session=streaming"):
+        select(TIMED, "eagle3.pair.stream")
+    assert select(TIMED, "eagle3.pair") == [Cell.from_id("eagle3.pair")]
+
+
+def test_turns_ask_different_questions_and_seeds_too():
+    cell = Cell.from_id("eagle3.burst")
+    turns = [timed_requests(cell, turn, 0, first) for turn in range(-WARM, 24) for first in (False, True)]
+    prompts = [request.prompt for requests in turns for request in requests]
+    assert len(prompts) == len(set(prompts)) == 9 * 2 * 26
+    assert {prompt_of(question) for question, _ in questions()[:ORACLE_PROMPTS]} & set(prompts)
+    assert timed_requests(cell, 0, 1) != timed_requests(cell, 0, 0) == timed_requests(cell, 0, 0)
+
+
+def test_a_first_token_is_a_request_of_one_token():
+    cell = Cell.from_id("eagle3.temperature.length.pair")
+    for first, limit in ((False, LIMIT), (True, 1)):
+        for request in timed_requests(cell, 3, 0, first):
+            assert (request.max_new_tokens, request.temperature, request.ignore_eos) == (limit, 0.8, True)
+            assert not request.logprobs and not request.top_logprobs and not request.after
+
+
+def test_questions_begin_again_after_the_last():
+    cell = Cell.from_id("eagle3.exam")
+    assert timed_requests(cell, 999, 2**31 - 1)
