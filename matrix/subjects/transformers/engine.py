@@ -36,7 +36,7 @@ class ForwardLog:
         """A forward pre-hook."""
         if self.early_exit is not None and model.config.num_hidden_layers == self.early_exit:
             return
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))  # the first since 5.24
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         # Once cropped by a tensor, a sliding-window layer returns its length as a tensor.
         self.passes.append((0 if cache is None else int(cache.get_seq_length()), ids.shape[1]))

@@ -102,6 +102,15 @@ def test_rounds_follow_the_length_of_the_cache():
     assert ForwardLog(passes=[(0, 4)]).rounds(4, 4) == ()
 
 
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_a_pass_knows_its_cache_by_the_name_of_each_release(name):
+    log, cache = ForwardLog(), transformers.DynamicCache()
+    log(None, (), {"input_ids": torch.zeros(1, 6), name: cache})
+    cache.update(torch.zeros(1, 1, 6, 2), torch.zeros(1, 1, 6, 2), 0)
+    log(None, (), {"input_ids": torch.zeros(1, 4), name: cache})
+    assert log.passes == [(0, 6), (6, 4)]
+
+
 def test_an_ending_is_read_from_the_tokens():
     ask = Ask("a", (0,), {"eos_token_id": [3], "max_new_tokens": 4, "stop_strings": ["cd", "bc"]})
 
