@@ -7,12 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specmatrix.engine.build import Locate, build, known_facts, located
-from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.asked import EngineConfig, Resolved
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
@@ -20,8 +20,9 @@ from specmatrix.engine.core.schedule.request import Finish, Phase, Request, Samp
 from specmatrix.engine.core.schedule.session import SessionParams, Sessions, Turn
 from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.engine.device.collectives import ALONE, Ranks
-from specmatrix.engine.device.graph_cache import GIB
+from specmatrix.engine.life_cycle import LifeCycle
 from specmatrix.engine.models.tokenizer import Tokenizer
+from specmatrix.engine.readback import running
 from specmatrix.errors import ConfigError, EngineError, RequestError, shown
 
 Prompt = str | Sequence[int]
@@ -77,28 +78,36 @@ class LLM:
     ) -> None:
         locate = located(locate)
         known = known_facts(config, locate)
-        self.resolved = resolve(config, known)
-        if self.resolved.tp_size != ranks.size:
+        resolved = resolve(config, known)
+        if resolved.tp_size != ranks.size:
             raise ConfigError(
-                f"tp_size {self.resolved.tp_size} needs one process per rank, and LLM runs in one process; use "
+                f"tp_size {resolved.tp_size} needs one process per rank, and LLM runs in one process; use "
                 "RankedLLM from specmatrix.engine.parallel.client"
             )
         self.tokenizer = tokenizer = Tokenizer(locate(config.model_path))
-        self.loop = build(self.resolved, known, tokenizer, locate, ranks, publish)
+        self.loop = build(resolved, known, tokenizer, locate, ranks, publish)
+        audited = publish is not None
+        self._life = LifeCycle(self.loop, config, known, resolved, tokenizer, locate, ranks, audited)
+        self._last: dict[str, Any] = {}  # what ran before the memory was released
         self.sessions = Sessions(
             self.loop.scheduler,
-            streaming=self.resolved.enable_streaming_session,
+            streaming=resolved.enable_streaming_session,
             bos_id=self.tokenizer.bos_id,
             # A reference to `self` here would keep a dropped engine with its models and KV pools alive until a full GC.
             text_length=lambda tokens: len(tokenizer.decode(tokens)),
         )
-        self.vocab_size = self.loop.executor.target.vocab_size
+        self.vocab_size = known.vocab_size
         self.clock = clock
         self._next_rid = 1
         self._owned: set[int] = set()  # requests whose results go to a generate or stream call
         self._lock = threading.RLock()
         self._editing = False  # a call is changing the scheduler's and ledger's state
         self._deferred: deque[tuple[Callable[[int], object], int]] = deque()  # calls that arrived meanwhile
+
+    @property
+    def resolved(self) -> Resolved:
+        """What runs; `update_weights_from_disk` changes its paths."""
+        return self._life.resolved
 
     @contextmanager
     def _inside(self, serves: bool = True, edits: bool = True) -> Iterator[None]:
@@ -183,6 +192,8 @@ class LLM:
         self, rid: int, prompt: Prompt, params: SamplingParams | None, session: SessionParams | None
     ) -> tuple[Request, Turn | None]:
         """Build the request without queueing it. Changes nothing; raises RequestError if the request is invalid."""
+        if self.released:
+            raise RequestError("the engine's memory is released; allowed first: resume_memory_occupation")
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params is {shown(params)}; allowed: SamplingParams")
@@ -419,6 +430,40 @@ class LLM:
             cache = self.loop.scheduler.cache
             return cache.evict(len(cache.nodes))
 
+    def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
+        """Free the weights, KV and graphs of an idle engine, and empty its prefix cache, until
+        `resume_memory_occupation`; requests are refused meanwhile.
+
+        tags: SGLang's `kv_cache`, `weights` and `cuda_graph` together, or None. RequestError if requests run, sessions
+        hold KV, or it is released already.
+        """
+        with self._inside():
+            last = self._running()
+            self._life.release(tags)
+            self._last = last
+
+    def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
+        """Load the weights again from their folder and allocate what was freed.
+
+        RequestError if nothing was released. ConfigError if the checkpoint or the memory is gone; it stays released.
+        """
+        with self._inside():
+            self._life.resume(tags)
+
+    def update_weights_from_disk(self, model_path: str, draft_model_path: str | None = None) -> None:
+        """Load other weights of the same shape and tokenizer into an idle engine, and empty its prefix cache.
+
+        draft_model_path: of the draft, by default where it was loaded from. RequestError as for
+        `release_memory_occupation`; ConfigError if the weights cannot run, and the engine keeps its own.
+        """
+        with self._inside():
+            self._life.update(model_path, draft_model_path)
+
+    @property
+    def released(self) -> bool:
+        """Whether the engine's memory is released, so that it takes no requests."""
+        return self._life.released
+
     @property
     def health(self) -> str:
         """Why the engine accepts no more calls; "ok" while it does."""
@@ -449,55 +494,18 @@ class LLM:
 
         With adaptive steps, `adaptive` holds the current depth and the controller's activations, observations and
         decisions. With CUDA graphs, `graphs` is their number, `graph_widths` their number by verify width, and
-        `graph_bytes` their memory. `drafter_error` is present only if the drafter is in quarantine. `alive` counts what
-        is held for requests and sessions: all zero once every result was taken and every session has ended.
+        `graph_bytes` their memory. `drafter_error` is present only if the drafter is in quarantine, `released` only
+        while the engine's memory is released: the rest is then what ran before. `alive` counts what is held for
+        requests and sessions: all zero once every result was taken and every session has ended.
         """
         with self._inside(serves=False):
-            return self._readback()
+            return self._running()
 
-    def _readback(self) -> dict[str, Any]:
-        scheduler, executor = self.loop.scheduler, self.loop.executor
-        drafter, steps, pool = executor.drafter, scheduler.steps, executor.kv.full.pool
-        adapts = {
-            "steps": steps.steps,
-            "activated": steps.activated,
-            "rounds": [activation._asdict() for activation in steps.rounds],
-            "trace": [record._asdict() for record in steps.trace],
-        }
-        shown = {
-            "algorithm": drafter.traits.name,
-            "num_steps": steps.initial if steps.adapts else drafter.steps,
-            "topk": max(drafter.topk, 1) if drafter.traits.drafts else 0,
-            "num_draft_tokens": steps.initial + 1 if steps.adapts else drafter.nodes,
-            "adaptive_slots": [slot.settings.as_dict() for slot in steps.slots] if steps.adapts else [],
-            "lag": self.loop.lag,
-            "page_size": scheduler.ledger.page_size,
-            "num_pages": scheduler.ledger.num_pages,
-            "radix_cache": scheduler.cache.enabled,
-            "chunked_prefill_size": scheduler.chunk,
-            "max_running_requests": scheduler.max_running,
-            "context_length": scheduler.context_length,
-            "dtype": str(pool.data.dtype).removeprefix("torch."),
-            "device": pool.data.device.type,
-            "enable_streaming_session": self.sessions.streaming,
-            "enable_multi_layer_eagle": getattr(drafter, "layer_per_step", False),
-            "ngram": asdict(drafter.options) if hasattr(drafter, "options") else None,
-            "strict_memory": self.loop.strict_memory,
-            "kv_stamps": pool.stamps is not None,
-            "window": executor.kv.groups[-1].window,
-            "window_pages": 0 if scheduler.ledger.window is None else scheduler.ledger.window.window.pages,
-            "enable_deterministic_inference": pool.deterministic,
-            "row_invariant_matmul": executor.target.row_form,
-            "cuda_graph_max_bs": 0 if executor.graphs is None else executor.graphs.max_batch,
-            "tp_size": executor.ranks.size,
-            "alive": {**self.loop.alive(), **self.sessions.alive(), "owned": len(self._owned)},
-        }
-        more: dict[str, Any] = {"adaptive": adapts} if steps.adapts else {}
-        if executor.graphs is not None:
-            more["graphs"], more["graph_bytes"] = executor.graphs.memory
-            more["cuda_graph_max_gb"] = executor.graphs.bundles.most_bytes // GIB
-            more["graph_widths"] = {width: bundle.count for width, bundle in executor.graphs.bundles}
-        return shown | more | ({"drafter_error": self.drafter_error} if self.drafter_error else {})
+    def _running(self) -> dict[str, Any]:
+        if self.released:
+            return {**self._last, "released": True}
+        error = {"drafter_error": self.drafter_error} if self.drafter_error else {}
+        return {**running(self.loop, self.sessions, len(self._owned)), **error}
 
 
 def _reason(finish: Finish) -> dict[str, object]:

@@ -41,7 +41,7 @@ from specmatrix.engine.spec.guard import Guard
 from specmatrix.errors import ConfigError, shown, text_of
 from specmatrix.files import read_text
 
-__all__ = ["Locate", "build", "known_facts", "located"]
+__all__ = ["Locate", "build", "known_facts", "located", "rebuild"]
 
 
 def known_facts(config: EngineConfig, locate: Locate) -> Facts:
@@ -80,17 +80,7 @@ def build(
     ranks: the ranks that share the target. publish: receives this rank's step digests for comparison. Raises
     ConfigError on a bad checkpoint, or if the engine would not fit into memory.
     """
-    afford(resolved, locate, ranks.size)
-    dtype = getattr(torch, resolved.dtype)
-    target = load_target(
-        locate(resolved.model_path),
-        resolved.device,
-        dtype,
-        resolved.enable_deterministic_inference,
-        ranks,
-        resolved.positions,
-    )
-    context = BuildContext(algorithm(resolved.algorithm), resolved, facts, target, locate, tokenizer)
+    context = _loaded(resolved, facts, tokenizer, locate, ranks)
     kv = _kv(context)
     drafter = build_drafter(context)
     counters = Counters()
@@ -120,6 +110,42 @@ def build(
         isolates=ranks.size == 1,
         observers=observers,
     )
+
+
+def rebuild(
+    loop: Loop[InFlight],
+    resolved: Resolved,
+    facts: Facts,
+    tokenizer: Tokenizer,
+    locate: Locate,
+    ranks: Ranks = ALONE,
+    *,
+    drafter: Drafter | None = None,
+    audited: bool = False,
+) -> DeviceExecutor:
+    """Load the models again, with new device buffers, for a loop without requests, sessions and cached pages.
+
+    drafter: the one to keep, None for a new one. audited: whether the loop publishes step digests. ConfigError as for
+    `build`; the loop is as before then.
+    """
+    context = _loaded(resolved, facts, tokenizer, locate, ranks)
+    kv = _kv(context)
+    drafter = build_drafter(context) if drafter is None else drafter
+    return _executor(context, drafter, kv, loop.scheduler, ranks, tokenizer.eos_ids, audited)
+
+
+def _loaded(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate, ranks: Ranks) -> BuildContext:
+    """The target's weights, if the whole engine fits into memory."""
+    afford(resolved, locate, ranks.size)
+    target = load_target(
+        locate(resolved.model_path),
+        resolved.device,
+        getattr(torch, resolved.dtype),
+        resolved.enable_deterministic_inference,
+        ranks,
+        resolved.positions,
+    )
+    return BuildContext(algorithm(resolved.algorithm), resolved, facts, target, locate, tokenizer)
 
 
 def _executor(

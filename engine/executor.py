@@ -20,7 +20,7 @@ from specmatrix.engine.device.staging import Staged, StagingRing, StepOutput
 from specmatrix.engine.device_step import DeviceStep, Step
 from specmatrix.engine.spec.drafter import Drafter
 from specmatrix.engine.spec.guard import Guard
-from specmatrix.errors import KernelError
+from specmatrix.errors import EngineBug, KernelError
 
 
 class InFlight(NamedTuple):
@@ -96,6 +96,24 @@ class DeviceExecutor:
     def drop(self) -> None:
         """Forget the launched steps that were not collected."""
         self.staging.drop()
+
+
+class NoExecutor:
+    """Stands in the loop of an engine whose memory is released; nothing is launched meanwhile."""
+
+    guard = None
+
+    def launch(self, plan: StepPlan) -> InFlight:
+        raise EngineBug(f"step with {len(plan.rows)} requests was planned while the engine's memory is released")
+
+    def collect(self, handle: InFlight) -> StepResult:
+        raise EngineBug(f"step {handle.plan} was collected while the engine's memory is released")
+
+    def clear(self, free: Sequence[int], window_free: Sequence[int]) -> None:
+        """There are no pages."""
+
+    def drop(self) -> None:
+        """No step is in flight."""
 
 
 class EagerRunner:

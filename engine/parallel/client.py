@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from specmatrix.engine.api import LLM, Output, Prompt
 from specmatrix.engine.build import Locate, known_facts
-from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.asked import EngineConfig, Resolved
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
@@ -78,6 +78,18 @@ class RankedLLM:
     def close_session(self, session_id: str) -> None:
         """As LLM.close_session."""
         self.call_ranks(_close_session, session_id)
+
+    def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
+        """As LLM.release_memory_occupation, on every rank."""
+        self.call_ranks(_release, tags)
+
+    def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
+        """As LLM.resume_memory_occupation, on every rank."""
+        self.call_ranks(_resume, tags)
+
+    def update_weights_from_disk(self, model_path: str, draft_model_path: str | None = None) -> None:
+        """As LLM.update_weights_from_disk, on every rank."""
+        self.resolved = self.call_ranks(_update, model_path, draft_model_path)
 
     def readback(self) -> dict[str, Any]:
         """As LLM.readback, of rank 0."""
@@ -177,6 +189,19 @@ def _open_session(rank: Rank, *arguments: Any) -> str:  # noqa: ANN401 - those o
 
 def _close_session(rank: Rank, session_id: str) -> None:
     _llm(rank).close_session(session_id)
+
+
+def _release(rank: Rank, tags: Sequence[str] | None) -> None:
+    _llm(rank).release_memory_occupation(tags)
+
+
+def _resume(rank: Rank, tags: Sequence[str] | None) -> None:
+    _llm(rank).resume_memory_occupation(tags)
+
+
+def _update(rank: Rank, model_path: str, draft_model_path: str | None) -> Resolved:
+    _llm(rank).update_weights_from_disk(model_path, draft_model_path)
+    return _llm(rank).resolved
 
 
 def _readback(rank: Rank) -> dict[str, Any]:

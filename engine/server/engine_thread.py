@@ -16,11 +16,12 @@ from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 from specmatrix.engine.api import LLM, Output, Prompt
+from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.schedule.request import Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.engine.server.refusals import Busy, Stopping
-from specmatrix.errors import EngineError, RequestError, described, shown
+from specmatrix.errors import ConfigError, EngineError, RequestError, described, shown
 
 log = logging.getLogger("specmatrix.server")
 
@@ -99,7 +100,7 @@ class EngineThread:
     """
 
     def __init__(self, llm: LLM, most_queued: int) -> None:
-        self.resolved, self.tokenizer, self.vocab_size = llm.resolved, llm.tokenizer, llm.vocab_size
+        self.tokenizer, self.vocab_size = llm.tokenizer, llm.vocab_size
         self.most = llm.resolved.max_running_requests + most_queued
         self.stopping = False
         self.open: dict[str, Ticket] = {}  # by name
@@ -131,6 +132,11 @@ class EngineThread:
             await self.call(_close_sessions)
         self._calls.put(None)
         await asyncio.to_thread(self._thread.join)
+
+    @property
+    def resolved(self) -> Resolved:
+        """What runs."""
+        return self._llm.resolved
 
     @property
     def load(self) -> int:
@@ -260,6 +266,8 @@ class EngineThread:
 
     def _add(self, names: Sequence[str], asked: Sequence[Submission]) -> list[Ticket]:
         tickets: list[Ticket] = []
+        if self._llm.released:
+            raise Stopping("the engine's memory is released; send /resume_memory_occupation first")
         try:
             for name, one in zip(names, asked, strict=True):
                 turn = None if one.session is None else self._turn(one.session)
@@ -317,6 +325,21 @@ class EngineThread:
                 f"the cache cannot be flushed while {self.load} requests are running or queued; wait for their end"
             )
         return await self.call(lambda llm: llm.flush_cache())
+
+    async def release_memory(self, tags: Sequence[str] | None) -> None:
+        """As LLM.release_memory_occupation."""
+        await self.call(lambda llm: llm.release_memory_occupation(tags))
+
+    async def resume_memory(self, tags: Sequence[str] | None) -> None:
+        """As LLM.resume_memory_occupation."""
+        await self.call(lambda llm: llm.resume_memory_occupation(tags))
+
+    async def update_weights(self, model_path: str) -> None:
+        """As LLM.update_weights_from_disk; the path is the client's, so what is wrong with it is a RequestError."""
+        try:
+            await self.call(lambda llm: llm.update_weights_from_disk(model_path))
+        except ConfigError as error:
+            raise RequestError(str(error)) from error
 
     async def memory(self) -> dict[str, int]:
         """KV pages in all, free, cached and in open accounts (requests and sessions)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
@@ -253,6 +253,20 @@ class CloseBody(JsonBody):
     session_id: Name
 
 
+class TagsBody(JsonBody):
+    """What of the engine's memory a call is about: all tags, or null for the same."""
+
+    tags: list[Name] | None = None
+
+
+class WeightsBody(JsonBody):
+    """The body of /update_weights_from_disk; the cache is always emptied, and a busy engine keeps its weights."""
+
+    model_path: Name
+    flush_cache: Literal[True] = True
+    abort_all_requests: Literal[False] = False
+
+
 def _control_routes(router: APIRouter, engine: EngineThread) -> None:
     @router.post("/abort_request")
     async def abort_request(body: AbortBody) -> dict[str, int]:
@@ -267,6 +281,22 @@ def _control_routes(router: APIRouter, engine: EngineThread) -> None:
     async def flush_cache() -> dict[str, int]:
         """Empty the prefix cache; refused while requests are open."""
         return {"freed_pages": await engine.flush_cache()}
+
+    @router.post("/release_memory_occupation")
+    async def release_memory_occupation(body: TagsBody) -> None:
+        """Free weights, KV and graphs of an idle engine; requests are refused until they are resumed."""
+        await engine.release_memory(body.tags)
+
+    @router.post("/resume_memory_occupation")
+    async def resume_memory_occupation(body: TagsBody) -> None:
+        """Load the weights again and allocate what was freed."""
+        await engine.resume_memory(body.tags)
+
+    @router.post("/update_weights_from_disk")
+    async def update_weights_from_disk(body: WeightsBody) -> dict[str, Any]:
+        """Load other weights of the same shape; what cannot run leaves the engine as it is."""
+        await engine.update_weights(body.model_path)
+        return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
 
     @router.post("/open_session")
     async def open_session(body: OpenBody) -> str:
@@ -305,7 +335,7 @@ def _state_routes(router: APIRouter, engine: EngineThread, model: str) -> None:
     async def model_info() -> dict[str, Any]:
         """The model that is served."""
         return {
-            "model_path": model,
+            "model_path": engine.resolved.model_path,
             "tokenizer_path": model,
             "is_generation": True,
             "preferred_sampling_params": None,

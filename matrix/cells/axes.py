@@ -146,7 +146,8 @@ AXES: Final[tuple[Axis, ...]] = (
     Axis(
         "batch",
         "request",
-        "requests: 1, 2, 5 of mixed length, 9, waves of 1, 8, 32, 8 and 1, or many exam questions",
+        "requests: 1, 2, 5 of mixed length, 9, many exam questions, or waves of 1, 8, 32, 8 (after loading the weights "
+        "again) and 1 (after a release and resume of all memory)",
         (
             Value("single", ""),
             Value("pair", "pair", 0.1),

@@ -179,6 +179,8 @@ class WorkReplay:
                 self._abort(self.requests[moment.id])
             elif moment.what == "end":
                 self.ending.add(moment.id)
+            elif moment.what == "flush":
+                self._flush()
             else:
                 self.done.steps.append(self._plan())
             self._resolve(end)
@@ -198,6 +200,16 @@ class WorkReplay:
             self.waiting.remove(request)
         elif request.running or request.retracting:
             request.running, request.draining, request.retracting, request.aborted = False, True, False, True
+
+    def _flush(self) -> None:
+        """Every cached page is given back, leaves first."""
+        while self.trie.size:
+            operation, account, numbers = self._peek()
+            leaves = self.trie.oldest(self._pinned(list(self.rows.values())))
+            if (operation, account) != ("evict", 0) or numbers[0] not in leaves:
+                raise self._wrong(f"the cache is emptied of {self.trie.size} more pages", "", None)
+            self.at += 1
+            self.trie.remove(numbers[0])
 
     # What a step launches.
 

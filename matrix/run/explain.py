@@ -44,7 +44,12 @@ def traced(subject: Subject, prepared: PreparedCell) -> Timeline:
         engine.close()
         return Timeline(note=UNTRACED)
     tracer, note, names = Tracer(engine), "", dict[int, str]()
-    talk = Conversation(engine.llm, engine.clock, prepared.requests)
+
+    def renew(what: str) -> None:
+        engine.renew(what)
+        tracer.attach()
+
+    talk = Conversation(engine.llm, engine.clock, prepared.requests, renew)
     try:
         answers = talk.answers()
         for request, answer in zip(prepared.requests, answers, strict=True):

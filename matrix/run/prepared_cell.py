@@ -71,8 +71,10 @@ class PreparedCell:
 
     @cached_property
     def requests(self) -> tuple[RequestSpec, ...]:
-        """The requests of the cell."""
-        return tuple(self.workload(self.cell, self.seed))
+        """The requests of the cell; the memory and weights of other subjects are not renewed."""
+        found = tuple(self.workload(self.cell, self.seed))
+        own = self.subject == REFERENCE or not any(request.renewal for request in found)
+        return found if own else tuple(replace(request, renewal="") for request in found)
 
     @cached_property
     def baseline(self) -> PreparedCell:
@@ -125,6 +127,7 @@ def as_baseline(requests: Sequence[RequestSpec], engine_seed: int) -> tuple[Requ
             session=session,
             after=after,
             seed=engine_seed if request.seed is None else request.seed,
+            renewal="",
         )
         plain += request.completions()
     return tuple(plain)

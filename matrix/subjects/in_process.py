@@ -89,7 +89,7 @@ class ReferenceEngine:
         self.llm = llm
         self.clock = clock
         watched = llm.resolved.kv_stamps
-        self._inspected = inspect_drafter(llm, SPARSE) if watched else None
+        self._inspected = [inspect_drafter(llm, SPARSE)] if watched else []
         self._journal: list[Entry] = []
         if watched:
             llm.subscribe_journal(self._journal.append)
@@ -106,17 +106,30 @@ class ReferenceEngine:
     def generate(self, requests: Sequence[RequestSpec]) -> list[Answer]:
         """Run the requests to their end. RequestError if one that is no session turn can never run, Stalled if they
         take more steps than they can need."""
-        answers = Conversation(self.llm, self.clock, requests).answers()
+        answers = Conversation(self.llm, self.clock, requests, self.renew).answers()
         self.llm.step()  # releases what belonged to ended sessions
         return answers
 
+    def renew(self, what: str) -> None:
+        """Release the engine's memory and take it again, or load its weights again: everything on the device is new."""
+        if self._work is not None:
+            self._work.flushed()
+        if what == "memory":
+            self.llm.release_memory_occupation()
+            self.llm.resume_memory_occupation()
+        else:
+            self.llm.update_weights_from_disk(self.llm.resolved.model_path)
+        if self._work is not None:
+            self._work.attach(self.llm.loop.executor)
+            self._inspected.append(inspect_drafter(self.llm, SPARSE))
+
     def readback(self) -> Mapping[str, Any]:
         """The engine's, where `drafter_error` may also be a violation of the drafter protocol, and `alive` also counts
-        the request objects."""
-        violations = () if self._inspected is None else self._inspected.violations
+        the request objects, and the executors that the engine no longer runs."""
+        violations = [found for one in self._inspected if one is not None for found in one.violations]
         own = self.llm.readback()
         if self._work is not None:
-            own["alive"]["request_objects"] = self._work.alive
+            own["alive"] |= {"request_objects": self._work.alive, "executors": self._work.executors}
         return {**({"drafter_error": violations[0]} if violations else {}), **own}
 
     def counters(self) -> Mapping[str, int]:
@@ -148,8 +161,12 @@ class ReferenceEngine:
 class Conversation:
     """Sends requests to one engine when they are due, aborts them, and collects the answers in order."""
 
-    def __init__(self, llm: LLM, clock: ManualClock, requests: Sequence[RequestSpec]) -> None:
-        self.llm = llm
+    def __init__(
+        self, llm: LLM, clock: ManualClock, requests: Sequence[RequestSpec], renew: Callable[[str], None]
+    ) -> None:
+        """renew: what `RequestSpec.renewal` asks for."""
+        self.llm, self.renew = llm, renew
+        self.renewed: set[str] = set()
         self.clock = clock
         self.requests = requests
         self.progress = Progress(llm.resolved.chunked_prefill_size, llm.resolved.lag)
@@ -192,13 +209,17 @@ class Conversation:
         if request.beside is not None:
             return request.beside in self.rids and not self._ended(request.beside)
         # A finished request may still have a step in flight, so its session is not idle yet.
-        if request.clock and self.llm.loop.busy:
+        renews = request.renewal and request.renewal not in self.renewed
+        if (request.clock or renews) and self.llm.loop.busy:
             return False
         return all(self._ended(name) for name in request.after)
 
     def _send(self, request: RequestSpec) -> None:
         here = request.session
         self.clock.seconds += request.clock
+        if request.renewal and request.renewal not in self.renewed:
+            self.renew(request.renewal)
+            self.renewed.add(request.renewal)
         if request.n > 1:
             for _ in range(request.n):
                 self.progress.sent(len(self._encoded(request)), request.max_new_tokens)

@@ -126,6 +126,7 @@ class RequestSpec:
     n: int = 1
     prompt_logprobs: int = -1
     replaced: bool = False  # a session's `replace` ends it while it runs
+    renewal: str = ""  # what the idle engine renews before it is sent: "memory", "weights" or "" for nothing
 
     def completions(self) -> tuple[RequestSpec, ...]:
         """Each of its completions as a request: the first has its name, the i-th from 1 on also `#i`."""
@@ -230,7 +231,7 @@ class SentRequest(NamedTuple):
 
 class Moment(NamedTuple):
     """Something that was asked of an engine. at: number of journal entries before it. what: "send" or "abort" a
-    request, "end" a session's account, or "step". id: of the request or account, 0 for a step."""
+    request, "end" a session's account, "flush" the prefix cache, or "step". id: of the request or account, else 0."""
 
     at: int
     what: str

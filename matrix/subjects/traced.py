@@ -68,10 +68,7 @@ class Tracer:
         self._loop = cast(Any, engine.llm.loop)
         self._ledger = self._loop.scheduler.ledger
         self._loop.observers = (*self._loop.observers, self)
-        self._launch, self._loop.executor.launch = self._loop.executor.launch, self._traced_launch
-        step = self._loop.executor.plain
-        self._verify: Callable[..., Verdict] = step.verify
-        step.verify = self._traced_verify
+        self.attach()
         self._entries: list[Entry] = []
         engine.llm.subscribe_journal(self._entries.append)
         self._taken = len(self._entries)
@@ -80,6 +77,13 @@ class Tracer:
         self._trees: list[tuple[TreeNode, ...]] = []  # of the launch that runs now, by row
         self._last: dict[int, Token] = {}  # request to the last token of its latest round
         self._nodes = self._count = 0
+
+    def attach(self) -> None:
+        """Trace the running executor: an engine has a new one once its memory or weights are renewed."""
+        executor = self._loop.executor
+        self._launch, executor.launch = executor.launch, self._traced_launch
+        self._verify: Callable[..., Verdict] = executor.plain.verify
+        executor.plain.verify = self._traced_verify
 
     def planned(self, plan: StepPlan, in_flight: int) -> None:
         self._steps[id(plan)] = self._count

@@ -27,10 +27,10 @@ class WorkRecorder:
         self._sent: dict[int, SentRequest] = {}
         self._forwards: list[StepForwards] = []
         self._requests: WeakSet[Request] = WeakSet()
-        loop, executor, sessions = cast(Any, llm.loop), cast(Any, llm.loop.executor), cast(Any, llm.sessions)
+        self._executors: WeakSet[Any] = WeakSet()
+        loop, sessions = cast(Any, llm.loop), cast(Any, llm.sessions)
         add, step, abort = _method(loop, "add"), _method(loop, "step"), _method(loop.scheduler, "abort")
         close, opened = _method(sessions, "close"), sessions.sessions
-        launch, begin = _method(executor, "launch"), _method(executor.plain.kv, "begin")
 
         def noted_add(request: Request) -> None:
             add(request)
@@ -57,6 +57,13 @@ class WorkRecorder:
                 self._note("end", opened[name].account)
             close(name)
 
+        loop.add, loop.step, loop.scheduler.abort, sessions.close = noted_add, noted_step, noted_abort, noted_close
+        self.attach(loop.executor)
+
+    def attach(self, executor: Any) -> None:  # noqa: ANN401 - an executor of any stack
+        """Also record what this executor runs: an engine has a new one once its memory or weights are renewed."""
+        launch, begin = _method(executor, "launch"), _method(executor.plain.kv, "begin")
+
         def noted_launch(plan: StepPlan) -> object:
             self._forwards.append(StepForwards(len(self._journal), 0, (), ()))
             return launch(plan)
@@ -67,13 +74,22 @@ class WorkRecorder:
             self._forwards[-1] = last._replace(read=last.read + kv.slots[0].read.shape[1])
             return kv
 
-        loop.add, loop.step, loop.scheduler.abort, sessions.close = noted_add, noted_step, noted_abort, noted_close
         executor.launch, executor.plain.kv.begin = noted_launch, noted_begin
         self._count(executor.target, "forward", "target")
         for model in _models(executor.drafter):
             self._count(model, "forward", "draft")
             if hasattr(model, "context"):
                 self._count(model, "context", "draft")
+        self._executors.add(executor)
+
+    def flushed(self) -> None:
+        """The cache is about to be emptied."""
+        self._note("flush")
+
+    @property
+    def executors(self) -> int:
+        """Executors that something still refers to, besides the running one."""
+        return len(self._executors) - 1
 
     def log(self) -> WorkLog:
         """Everything since the engine's start."""

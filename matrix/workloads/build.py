@@ -23,7 +23,7 @@ from specmatrix.matrix.workloads.context_limit import to_the_brim
 from specmatrix.matrix.workloads.memory_sizes import snug
 from specmatrix.matrix.workloads.requirements import ruled, spoken, stopped
 from specmatrix.matrix.workloads.retraction import collisions
-from specmatrix.matrix.workloads.sessions import TIGHT_LATER, WAVES, conversations, in_waves
+from specmatrix.matrix.workloads.sessions import RENEWALS, TIGHT_LATER, WAVES, conversations, in_waves
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.tokenizer import BOS_ID
 
@@ -173,7 +173,10 @@ def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
 def _in_wave(cell: Cell, wave: int, place: int, seed: int) -> RequestSpec:
     index = (seed * 5 + 7 * wave + place) % ORACLE_PROMPTS
     return replace(
-        _ask(cell, f"q{index}", index, place, seed, 0), name=f"w{wave}.{place}", max_new_tokens=9 + place % 5
+        _ask(cell, f"q{index}", index, place, seed, 0),
+        name=f"w{wave}.{place}",
+        max_new_tokens=9 + place % 5,
+        renewal=RENEWALS.get(wave, ""),
     )
 
 

@@ -11,6 +11,8 @@ from specmatrix.matrix.workloads.refusals import contended_line, contended_tree
 
 # Number of requests in each wave.
 WAVES: Final = (1, 8, 32, 8, 1)
+# What an engine renews before a wave.
+RENEWALS: Final = {3: "weights", 4: "memory"}
 # In a larger batch every third request stays outside the sessions.
 PLAIN_EVERY: Final = 3
 # Prompts after the first turn, and their max_new_tokens: ending within a round, at its end, and one token.

@@ -20,6 +20,7 @@ from specmatrix.matrix.faults.catalogue.layers import LAYER_FAULTS
 from specmatrix.matrix.faults.catalogue.memory import MEMORY_FAULTS
 from specmatrix.matrix.faults.catalogue.ngrams import NGRAM_FAULTS
 from specmatrix.matrix.faults.catalogue.ranks import RANK_FAULTS
+from specmatrix.matrix.faults.catalogue.renewals import RENEWAL_FAULTS
 from specmatrix.matrix.faults.catalogue.requirements import REQUIREMENT_FAULTS
 from specmatrix.matrix.faults.catalogue.returns import RETURN_FAULTS
 from specmatrix.matrix.faults.catalogue.sampling import SAMPLING_FAULTS
@@ -38,6 +39,7 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *SESSION_FAULTS,
     *CONTENTION_FAULTS,
     *RETURN_FAULTS,
+    *RENEWAL_FAULTS,
     *ADAPTIVE_FAULTS,
     *MEMORY_FAULTS,
     *ALIGNMENT_FAULTS,

@@ -14,6 +14,8 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 # A body may be right by its schema and wrong by its values: a token outside the vocabulary, a prompt over the context.
 LEFT_OUT = "positive_data_acceptance"
+# It makes every other endpoint answer 503.
+STOPS_ALL = "/release_memory_occupation"
 DAILY = ("--phases", "fuzzing", "--max-examples", "1")
 NIGHTLY = ("--max-examples", "50")
 
@@ -23,8 +25,17 @@ def test_schemathesis_finds_nothing(
     server: RunningServer, more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    options = ("--seed", "1", "--generation-database", "none", "--exclude-checks", LEFT_OUT, "--no-color")
-    done = CliRunner().invoke(schemathesis, ["run", f"{server.url}/openapi.json", *options, *more])
+    options = (
+        "--seed",
+        "1",
+        "--generation-database",
+        "none",
+        "--exclude-checks",
+        LEFT_OUT,
+        "--exclude-path",
+        STOPS_ALL,
+    )
+    done = CliRunner().invoke(schemathesis, ["run", f"{server.url}/openapi.json", "--no-color", *options, *more])
     assert done.exit_code == 0, done.output
-    assert "Tested: 16" in done.output
+    assert "Tested: 18" in done.output
     assert server.held() == 0

@@ -165,6 +165,51 @@ def test_the_cache_is_flushed_when_nothing_runs(server: RunningServer):
     assert busy.status_code == 400 and "the cache cannot be flushed while 1 requests" in busy.text
 
 
+def test_memory_is_released_and_weights_are_loaded_over_http(server: RunningServer):
+    own = server.client.get("/model_info").json()["model_path"]
+    before = server.generate(text=QUESTION, sampling_params=GREEDY)
+    assert server.post("/release_memory_occupation").status_code == 200
+    assert server.client.get("/server_info").json()["speculative_num_draft_tokens"] == 4
+    refused = server.post("/generate", text=QUESTION, sampling_params=GREEDY)
+    assert refused.status_code == 503 and "the engine's memory is released; send /resume_memory" in refused.text
+    assert server.client.get("/health_generate").status_code == 503
+    again = server.post("/release_memory_occupation", tags=["kv_cache", "weights", "cuda_graph"])
+    assert again.status_code == 400 and "released already; allowed next: resume_memory_occupation" in again.text
+    assert server.post("/resume_memory_occupation", tags=None).status_code == 200
+    after = server.generate(text=QUESTION, sampling_params=GREEDY)
+    assert after["output_ids"] == before["output_ids"]
+    assert after["meta_info"]["spec_verify_ct"] == before["meta_info"]["spec_verify_ct"]
+    found = server.post("/update_weights_from_disk", model_path=own).json()
+    assert found["success"] is True and server.client.get("/model_info").json()["model_path"] == own
+    assert server.generate(text=QUESTION, sampling_params=GREEDY)["output_ids"] == before["output_ids"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sentence"),
+    [
+        ("/resume_memory_occupation", {}, "the engine's memory is not released"),
+        ("/release_memory_occupation", {"tags": ["weights"]}, "allowed: all of kv_cache, weights, cuda_graph together"),
+        ("/update_weights_from_disk", {"model_path": "/nowhere"}, "/nowhere"),
+        ("/update_weights_from_disk", {}, "model_path"),
+        ("/update_weights_from_disk", {"model_path": "x", "abort_all_requests": True}, "abort_all_requests"),
+    ],
+)
+def test_a_renewal_that_cannot_be_is_refused_and_the_engine_goes_on(server: RunningServer, path, body, sentence):
+    found = server.post(path, **body)
+    assert found.status_code == 400 and sentence in found.text
+    assert server.client.get("/health_generate").status_code == 200
+
+
+def test_memory_stays_while_requests_run(server: RunningServer):
+    connection = server.raw("/generate", json.dumps({"text": QUESTION, "sampling_params": LONG, "stream": True}))
+    connection.recv(1)
+    for path, body in (("/release_memory_occupation", {}), ("/update_weights_from_disk", {"model_path": "x"})):
+        busy = server.post(path, **body)
+        assert busy.status_code == 400 and "needs an idle engine, but 1 of its requests are running" in busy.text
+    connection.close()
+    server.ended.get(timeout=60)
+
+
 def test_the_server_says_what_runs(server: RunningServer):
     info = server.client.get("/server_info").json()
     assert info["speculative_algorithm"] == "EAGLE3" and info["page_size"] == 4

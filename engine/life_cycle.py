@@ -1,0 +1,149 @@
+"""Gives up an idle engine's device memory and takes it again, and changes its weights, as SGLang's verbs of the same
+names do.
+
+The scheduler, its ledger, the counters and the journal stay; everything on the device is built anew.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Final
+
+import torch
+
+from specmatrix.engine.build import Locate, known_facts, rebuild
+from specmatrix.engine.core.config.asked import EngineConfig, Facts, Resolved
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.device.collectives import Ranks
+from specmatrix.engine.executor import DeviceExecutor, InFlight, NoExecutor
+from specmatrix.engine.loop import Loop
+from specmatrix.engine.models.tokenizer import Tokenizer
+from specmatrix.engine.spec.drafter import Drafter
+from specmatrix.errors import ConfigError, RequestError, shown
+
+# SGLang's names of what an engine may give up.
+TAGS: Final = ("kv_cache", "weights", "cuda_graph")
+# What a checkpoint with other weights may change.
+PATHS: Final = ("model_path", "draft_path", "reasons")
+
+
+class LifeCycle:
+    """The verbs over one loop, whose caller guards them. config, facts, resolved: of the running engine; locate: maps a
+    model's name to its folder. audited: whether the loop publishes step digests."""
+
+    def __init__(
+        self,
+        loop: Loop[InFlight],
+        config: EngineConfig,
+        facts: Facts,
+        resolved: Resolved,
+        tokenizer: Tokenizer,
+        locate: Locate,
+        ranks: Ranks,
+        audited: bool,
+    ) -> None:
+        self.loop = loop
+        self.config, self.facts, self.resolved = config, facts, resolved
+        self.released = False
+        self._tokenizer, self._locate, self._ranks, self._audited = tokenizer, locate, ranks, audited
+        self._kept: Drafter | None = None
+
+    def release(self, tags: Sequence[str] | None) -> None:
+        """Free all device memory and the weights. RequestError unless the engine is idle and all tags are given."""
+        _whole(tags)
+        if self.released:
+            raise RequestError("the engine's memory is released already; allowed next: resume_memory_occupation")
+        self._empty("release_memory_occupation")
+        self._drop()
+
+    def resume(self, tags: Sequence[str] | None) -> None:
+        """Load the weights again and allocate what was freed. RequestError if nothing is released; ConfigError, and
+        the memory stays released, if the checkpoint or the memory is gone."""
+        _whole(tags)
+        if not self.released:
+            raise RequestError("the engine's memory is not released; allowed first: release_memory_occupation")
+        self._take(self.config, self.facts, self.resolved)
+
+    def update(self, model_path: str, draft_model_path: str | None) -> None:
+        """Run other weights of the same shape: the target's from `model_path`, the draft's from `draft_model_path`, by
+        default from where they are. ConfigError if they cannot run, and the engine keeps its weights."""
+        self._empty("update_weights_from_disk")
+        if self.released:
+            raise RequestError("the engine's memory is released; allowed first: resume_memory_occupation")
+        config = self._with_paths(model_path, draft_model_path)
+        facts = known_facts(config, self._locate)
+        resolved = resolve(config, facts)
+        for field in fields(Resolved):
+            old, new = getattr(self.resolved, field.name), getattr(resolved, field.name)
+            if old != new and field.name not in PATHS:
+                raise ConfigError(
+                    f"model_path {shown(model_path)} resolves to {field.name} {shown(new)} instead of {shown(old)}; "
+                    "weights of another shape need an engine of their own"
+                )
+        if facts.tokenizer_hash != self.facts.tokenizer_hash:
+            raise ConfigError(f"model_path {shown(model_path)} has another tokenizer, which needs an engine of its own")
+        old = self.config, self.facts, self.resolved
+        self._drop()
+        try:
+            self._take(config, facts, resolved)
+        except ConfigError:
+            self._take(*old)
+            raise
+
+    def _with_paths(self, model_path: str, draft_model_path: str | None) -> EngineConfig:
+        draft = self.config.speculative_draft_model_path
+        for name, path, absent in (("model_path", model_path, ""), ("draft_model_path", draft_model_path, None)):
+            if (path != absent and not isinstance(path, str)) or path == "":
+                raise RequestError(f"{name} is {shown(path)}; allowed: a model's name or folder")
+        if draft_model_path is not None and draft is None:
+            raise RequestError("draft_model_path is given, but the engine has no draft model; allowed: none")
+        return replace(self.config, model_path=model_path, speculative_draft_model_path=draft_model_path or draft)
+
+    def _empty(self, verb: str) -> None:
+        """Empty the prefix cache. RequestError if requests run, or sessions hold KV."""
+        scheduler = self.loop.scheduler
+        running = len(scheduler.waiting) + len(scheduler.active)
+        if running or self.loop.busy:
+            raise RequestError(
+                f"{verb} needs an idle engine, but {max(1, running)} of its requests are running or queued; wait for "
+                "their end or abort them"
+            )
+        if scheduler.ledger.accounts:
+            raise RequestError(
+                f"{verb} needs an engine without sessions that hold KV, but {len(scheduler.ledger.accounts)} of them "
+                "do; close them first"
+            )
+        scheduler.cache.evict(len(scheduler.cache.nodes))
+
+    def _drop(self) -> None:
+        executor = self.loop.executor
+        assert isinstance(executor, DeviceExecutor)
+        # What a drafter reads on the host is no device memory, and goes on.
+        self._kept = executor.drafter if executor.drafter.traits.reads_host else None
+        self.loop.executor = NoExecutor()
+        self.released = True
+        del executor
+        gc.collect()
+        if self.resolved.device == "cuda":
+            torch.cuda.empty_cache()
+
+    def _take(self, config: EngineConfig, facts: Facts, resolved: Resolved) -> None:
+        self.loop.executor = rebuild(
+            self.loop,
+            resolved,
+            facts,
+            self._tokenizer,
+            self._locate,
+            self._ranks,
+            drafter=self._kept,
+            audited=self._audited,
+        )
+        self.config, self.facts, self.resolved = config, facts, resolved
+        self.released, self._kept = False, None
+
+
+def _whole(tags: Sequence[str] | None) -> None:
+    if tags is not None and (isinstance(tags, str) or not isinstance(tags, Sequence) or set(tags) != set(TAGS)):
+        raise RequestError(f"tags is {shown(tags)}; allowed: all of {', '.join(TAGS)} together, or none for the same")

@@ -1,0 +1,58 @@
+"""The running configuration, read from the running components."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from specmatrix.engine.core.schedule.session import Sessions
+from specmatrix.engine.device.graph_cache import GIB
+from specmatrix.engine.executor import DeviceExecutor, InFlight
+from specmatrix.engine.loop import Loop
+
+
+def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, Any]:
+    """As `LLM.readback`, of an engine whose memory is not released. owned: requests that belong to a call."""
+    scheduler, executor = loop.scheduler, loop.executor
+    assert isinstance(executor, DeviceExecutor)
+    drafter, steps, pool = executor.drafter, scheduler.steps, executor.kv.full.pool
+    shown = {
+        "algorithm": drafter.traits.name,
+        "num_steps": steps.initial if steps.adapts else drafter.steps,
+        "topk": max(drafter.topk, 1) if drafter.traits.drafts else 0,
+        "num_draft_tokens": steps.initial + 1 if steps.adapts else drafter.nodes,
+        "adaptive_slots": [slot.settings.as_dict() for slot in steps.slots] if steps.adapts else [],
+        "lag": loop.lag,
+        "page_size": scheduler.ledger.page_size,
+        "num_pages": scheduler.ledger.num_pages,
+        "radix_cache": scheduler.cache.enabled,
+        "chunked_prefill_size": scheduler.chunk,
+        "max_running_requests": scheduler.max_running,
+        "context_length": scheduler.context_length,
+        "dtype": str(pool.data.dtype).removeprefix("torch."),
+        "device": pool.data.device.type,
+        "enable_streaming_session": sessions.streaming,
+        "enable_multi_layer_eagle": getattr(drafter, "layer_per_step", False),
+        "ngram": asdict(drafter.options) if hasattr(drafter, "options") else None,
+        "strict_memory": loop.strict_memory,
+        "kv_stamps": pool.stamps is not None,
+        "window": executor.kv.groups[-1].window,
+        "window_pages": 0 if scheduler.ledger.window is None else scheduler.ledger.window.window.pages,
+        "enable_deterministic_inference": pool.deterministic,
+        "row_invariant_matmul": executor.target.row_form,
+        "cuda_graph_max_bs": 0 if executor.graphs is None else executor.graphs.max_batch,
+        "tp_size": executor.ranks.size,
+        "alive": {**loop.alive(), **sessions.alive(), "owned": owned},
+    }
+    if steps.adapts:
+        shown["adaptive"] = {
+            "steps": steps.steps,
+            "activated": steps.activated,
+            "rounds": [activation._asdict() for activation in steps.rounds],
+            "trace": [record._asdict() for record in steps.trace],
+        }
+    if executor.graphs is not None:
+        shown["graphs"], shown["graph_bytes"] = executor.graphs.memory
+        shown["cuda_graph_max_gb"] = executor.graphs.bundles.most_bytes // GIB
+        shown["graph_widths"] = {width: bundle.count for width, bundle in executor.graphs.bundles}
+    return shown
