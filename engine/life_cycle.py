@@ -6,7 +6,6 @@ The scheduler, its ledger, the counters and the journal stay; everything on the 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Final
@@ -125,7 +124,6 @@ class LifeCycle:
         self.loop.executor = NoExecutor()
         self.released = True
         del executor
-        gc.collect()
         if self.resolved.device == "cuda":
             torch.cuda.empty_cache()
 

@@ -101,13 +101,18 @@ def accept_lengths(proposals: Proposals, tokens: list[int], prompt: int, emitted
     rounds: list[int] = []
     known = prompt
     while known - prompt + 1 < emitted:
-        tree = tree_paths(proposals, known, shape)
-        path: TokenPath = ()
-        while (longer := (*path, tokens[known + 1 + len(path)])) in tree:
-            path = longer
-        rounds.append(len(path) + 1)
-        known += len(path) + 1
+        rounds.append(len(accepted_path(proposals, tokens, known, shape)) + 1)
+        known += rounds[-1]
     return rounds
+
+
+def accepted_path(proposals: Proposals, tokens: list[int], known: int, shape: Shape) -> TokenPath:
+    """The drafts that a round with L = `known` accepts, of which there are none past the end of `tokens`."""
+    tree = tree_paths(proposals, known, shape)
+    path: TokenPath = ()
+    while known + 1 + len(path) < len(tokens) and (longer := (*path, tokens[known + 1 + len(path)])) in tree:
+        path = longer
+    return path
 
 
 def reach(proposals: Proposals, tokens: list[int], prompt: int) -> list[int]:

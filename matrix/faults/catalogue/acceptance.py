@@ -8,6 +8,28 @@ STATE: Final = "stale or un-restored state"
 
 ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
+        id="draft-positions-end-early",
+        klass="off-by-one length or KV position",
+        origin="users' reports: acceptance is gone behind a position, and the text is right",
+        within="AutoregressiveDrafter._chain",
+        old="(batch.start + step)[:, None], hidden, attend)",
+        new="(batch.start + step).clamp(max=160)[:, None], hidden, attend)",
+        expected=("acceptance",),
+        cells=("standalone.s5.v2.ctx.pair.length",),
+        why="drafts behind position 160 have the position 160",
+    ),
+    Fault(
+        id="draft-tree-positions-end-early",
+        klass="off-by-one length or KV position",
+        origin="users' reports: acceptance is gone behind a position, and the text is right",
+        within="AutoregressiveDrafter._tree",
+        old="            positions = (batch.start + step)[:, None].expand",
+        new="            positions = (batch.start + step).clamp(max=160)[:, None].expand",
+        expected=("acceptance",),
+        cells=("eagle3.s3.k4.n8.v2.p16.ctx.pair.stream.length", "eagle3.s3.k4.n8.v1.p4.ctx.pair.length"),
+        why="a tree's drafts behind position 160 have the position 160, also in a session's last turn",
+    ),
+    Fault(
         id="draft-position-high",
         klass="off-by-one length or KV position",
         origin="sglang#25015",

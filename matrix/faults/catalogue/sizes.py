@@ -42,7 +42,7 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("acceptance",),
         cells=("dflash.n4.ragged",),
         why="the drafter uses the checkpoint's block size and only reports the configured one",
-        also=(Edit("LLM._readback", "else drafter.nodes,\n", "else min(drafter.nodes, 4),\n"),),
+        also=(Edit("running", "else drafter.nodes,\n", "else min(drafter.nodes, 4),\n"),),
     ),
     Fault(
         id="reserve-a-page-ahead",

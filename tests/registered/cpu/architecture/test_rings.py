@@ -32,7 +32,7 @@ RINGS = {
 # The clock, the environment and the world outside have no place where everything must replay.
 OUTSIDE = {"time", "datetime", "os", "random", "secrets", "socket", "subprocess", "threading", "asyncio", "locale"}
 MAY_SAY_LAG = {
-    *(f"engine/{name}.py" for name in ("loop", "build", "api", "plugin", "device/staging")),
+    *(f"engine/{name}.py" for name in ("loop", "build", "readback", "plugin", "device/staging")),
     *(f"engine/core/config/{name}.py" for name in ("asked", "resolve", "defaults", "context")),
     *(f"engine/core/config/rules/{name}.py" for name in ("table", "draft", "draft_checkpoint")),
     *(f"engine/core/draft/{name}.py" for name in ("algorithms", "algorithm_table")),

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell
 from specmatrix.matrix.gates.acceptance import AcceptanceGate, same_range
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.round_alignment import first_round_mismatch
@@ -47,6 +47,25 @@ def test_rounds_that_accept_less_fail_and_so_do_rounds_that_accept_more(measured
         )
         assert outcome.numbers["ratio"] > 1.03
     assert outcome.state is State.FAIL and "the oracle has" in outcome.message
+
+
+def test_the_naive_drafts_follow_a_request_to_the_end_of_the_context(measured):
+    """One late round that accepts another number of tokens is red, although the stored oracle does not reach it."""
+    prepared, run, baseline = measured("standalone.s2.ctx.length")
+    outcome = AcceptanceGate().judge(prepared, run, baseline)
+    assert outcome.state is State.PASS and outcome.numbers["naive_rounds"] > 5
+    assert SHORT_CONTEXT - 8 <= outcome.numbers["naive_reach"] < SHORT_CONTEXT
+    lengths = list(run.answers[0].accept_lengths)
+    starts = [sum(lengths[:at]) for at in range(len(lengths))]
+    prompt = len(run.answers[0].prompt_ids)
+    late = next(at for at, start in enumerate(starts) if start + prompt > 160 and lengths[at] != lengths[at + 1])
+    lengths[late : late + 2] = reversed(lengths[late : late + 2])
+    answer = replace(run.answers[0], accept_lengths=tuple(lengths))
+    outcome = AcceptanceGate().judge(prepared, replace(run, answers=(answer,)), baseline)
+    name = run.requests[0].name
+    text = f"1 requests differ from naive drafts at late positions, first {name} at round {late}"
+    assert (outcome.state, outcome.message) == (State.FAIL, text)
+    assert outcome.blame.token == 1 + starts[late]
 
 
 def test_a_shorter_answer_is_no_loss():
