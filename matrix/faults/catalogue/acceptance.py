@@ -10,7 +10,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="draft-positions-end-early",
         klass="off-by-one length or KV position",
-        origin="users' reports: acceptance is gone behind a position, and the text is right",
+        origin="rule: drafts get no worse behind a position; users report right text without acceptance",
         within="AutoregressiveDrafter._chain",
         old="(batch.start + step)[:, None], hidden, attend)",
         new="(batch.start + step).clamp(max=160)[:, None], hidden, attend)",
@@ -21,7 +21,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="draft-tree-positions-end-early",
         klass="off-by-one length or KV position",
-        origin="users' reports: acceptance is gone behind a position, and the text is right",
+        origin="rule: drafts get no worse behind a position; users report right text without acceptance",
         within="AutoregressiveDrafter._tree",
         old="            positions = (batch.start + step)[:, None].expand",
         new="            positions = (batch.start + step).clamp(max=160)[:, None].expand",
