@@ -40,13 +40,13 @@ def print_plan(
     if shards is not None and not 1 <= shards <= MOST:
         raise ConfigError(f"--shards must be between 1 and {MOST}, got {shards}")
     there = () if hosts is None else read_hosts(hosts)
-    seconds = measured_seconds(durations)
     names = [name.strip() for name in tiers.split(",")]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"tier {shown(twice)} is given twice; give it once")
     plans: dict[str, ShardPlan] = {}
     for name in names:
         chosen, gpus = chosen_cells(name, stage, cells, None), find_tier(name).gpus
+        seconds = measured_seconds(durations, name)
         plans[name] = (
             plan(chosen, seconds, there, gpus) if shards is None else shard_plan(chosen, seconds, shards, gpus)
         )

@@ -93,7 +93,7 @@ def run(
         check_place(junit.parent, junit.name)
     engine, rules = foreign_subject(subject, endpoint), load_waivers(waivers)
     there, at_once = places(hosts, shard, on, timed_workers(stage, workers, on, tier, turns), tier)
-    seconds, change = measured_seconds(durations), change_of(affected, subject, fault)
+    seconds, change = measured_seconds(durations, tier), change_of(affected, subject, fault)
     with cell_runs(tier, stage, seed, at_once, subject, rules, fault, seconds, endpoint, on, turns) as runs:
         if rerun_failed is None:
             chosen = chosen_cells(tier, stage, cells, limit, subject)

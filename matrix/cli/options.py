@@ -29,7 +29,7 @@ On = Annotated[
     typer.Option(metavar="ADDRESS", help="run on a Ray cluster: auto, HOST:PORT or ray://HOST:PORT"),
 ]
 Durations = Annotated[
-    Path | None, typer.Option(help="a report whose cells' seconds replace the estimates of the lock file")
+    Path | None, typer.Option(help="a report or history whose cells' seconds replace the estimates of the lock file")
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 Junit = Annotated[Path | None, typer.Option(help="also write the run as JUnit XML to this file")]

@@ -19,6 +19,8 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.reports.atomic import write_text
+from specmatrix.reports.history.durations import median_seconds
+from specmatrix.reports.history.store import SUFFIX, read
 from specmatrix.reports.schema import UNJUDGED_STATES, CheaperStage
 from specmatrix.reports.store import load
 from specmatrix.reports.wording import count
@@ -119,11 +121,14 @@ def greedy(kills: Mapping[str, set[str]], seconds: Mapping[str, float]) -> list[
     return chosen
 
 
-def measured_seconds(report: Path | None) -> dict[str, float]:
-    """The seconds of the cells of a report that ran, by id; empty for None. ReportError if it cannot be read."""
-    if report is None:
+def measured_seconds(source: Path | None, tier: str = "") -> dict[str, float]:
+    """The seconds of the cells that ran, by id: of a report, or the median of the newest runs of a tier in the folder
+    of a history; empty for None. ReportError if it cannot be read."""
+    if source is None:
         return {}
-    return {cell.id: max(cell.seconds, SHORTEST) for cell in load(report) if cell.state not in UNJUDGED_STATES}
+    if any(source.glob(f"*{SUFFIX}")):
+        return {cell: max(seconds, SHORTEST) for cell, seconds in median_seconds(read(source), tier).items()}
+    return {cell.id: max(cell.seconds, SHORTEST) for cell in load(source) if cell.state not in UNJUDGED_STATES}
 
 
 def stored_order(path: Path = ORDER_FILE) -> tuple[OrderedCell, ...]:

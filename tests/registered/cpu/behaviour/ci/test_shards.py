@@ -28,14 +28,21 @@ RUN = ["run", "--stage", "smoke", "--cells", SELECTOR, "--workers", "1"]
 
 
 def write(
-    out: Path, shard: str, left: int = 0, cells=CELLS, seconds: dict[str, float] | None = None, **changes: object
+    out: Path,
+    shard: str,
+    left: int = 0,
+    cells=CELLS,
+    seconds: dict[str, float] | None = None,
+    taken=0.0,
+    **changes: object,
 ):
     """A report of a shard whose cells pass; `left` of them did not run."""
     part, own = of_shard(cells, seconds or {}, shard, 0)
     header = replace(run_header("cpu", "smoke", 0, GATES), shard=part, **changes)
     with ReportWriter(out, header) as writer:
         for cell in own[left:]:
-            writer.write(record(prepare(cell, "cpu", 0), "PASS", outcomes=(Outcome("config", State.PASS),)))
+            passed = record(prepare(cell, "cpu", 0), "PASS", outcomes=(Outcome("config", State.PASS),))
+            writer.write(replace(passed, seconds=taken))
         writer.leave_out(cell.id for cell in own[:left])
     return out
 
@@ -125,6 +132,20 @@ def test_durations_come_from_a_report(tmp_path, capsys):
     starts = len({cell.start_key for cell in CELLS})
     assert sum(shard["seconds"] for shard in measured["shards"]) == pytest.approx(0.5 * starts, abs=0.1)
     assert estimated["seconds"] > measured["seconds"]
+
+
+def test_durations_come_from_a_history(tmp_path, capsys):
+    write(tmp_path / "a", "1/1", taken=7.5)
+    assert main(["history", "add", str(tmp_path / "a"), "--history", str(tmp_path / "history")]) == 0
+    words = ["plan", "--stage", "smoke", "--cells", SELECTOR, "--shards", "2", "--json"]
+    plans = []
+    for source in ("a", "history"):
+        capsys.readouterr()
+        assert main([*words, "--durations", str(tmp_path / source)]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    assert plans[0] == plans[1]
+    assert main(["plan", "--tier", "gpu1", "--shards", "2", "--durations", str(tmp_path / "history")]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("history has no run of tier gpu1")
 
 
 @pytest.mark.parametrize(
