@@ -59,12 +59,12 @@ class Connection:
         raise ConfigError(f"{self.url} does not say what it runs: {why}")
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 - as the server answers
-        """The JSON answer. RefusedAsk for a status of 400 to 499; every other error is raised."""
+        """The JSON answer, None if it is none. RefusedAsk for a status of 400 to 499; every other error is raised."""
         response = self._client.post(path, json=body)
         if response.status_code in REFUSED:
             raise RefusedAsk(_message(response.text))
         response.raise_for_status()
-        return response.json() if response.content else None
+        return response.json() if "json" in response.headers.get("content-type", "") else None
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The objects of a stream of server-sent events. Raises as `post`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
 from uuid import uuid4
@@ -67,8 +68,10 @@ class SglangEngine(RunningEngine):
         return {name: value for name, value in found.items() if value is not None}
 
     def generate(self, asks: Sequence[Ask]) -> list[Answer]:
-        """All asks, together where they do not wait for each other."""
+        """All asks on an empty prefix cache, together where they do not wait for each other."""
         self._texts.clear()
+        with suppress(RefusedAsk):  # while another client's requests run, or if the server has no such endpoint
+            self._server.post("/flush_cache", {})
         for ask in asks:
             if ask.session is not None and not ask.session.resend:
                 self._open[ask.session.id] = self._open.get(ask.session.id, 0) + 1

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from time import monotonic
 
 import pytest
@@ -13,9 +16,12 @@ from specmatrix.cli import main
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.runner import subject_runner
 from specmatrix.matrix.subjects.contract import check_contract
+from specmatrix.matrix.subjects.http.connection import Connection
 from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
+from specmatrix.matrix.subjects.protocol import EngineCommand
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.reports.schema import CellResult
 from tests.support.served import RunningServer, served
@@ -63,6 +69,39 @@ def test_cells_pass_on_a_server_and_its_baseline_and_the_journal_agrees(server: 
     ledger = server.llm.loop.scheduler.ledger
     state = replay(server.journal, ledger.num_pages, ledger.page_size)
     assert not state.accounts and len(state.free) + state.cached == ledger.num_pages
+
+
+def test_no_earlier_cell_is_in_the_cache_of_one(server: RunningServer):
+    subject = load_subject("sglang", Endpoint(server.url))
+    command = subject.translate(prepare(Cell.from_id(f"{CELL}.pair"), subject="sglang"))
+    assert isinstance(command, EngineCommand), command
+    engine = subject.start(command)
+    first = command.asks[0]
+    again = replace(first, id="again", after=(first.id,))
+    cached = [[answer.cached_tokens for answer in engine.generate([first, again])] for _ in range(2)]
+    engine.close()
+    assert cached[0] == cached[1] and cached[0][0] == 0 < cached[0][1]
+
+
+class Flushed(BaseHTTPRequestHandler):
+    """Answers as SGLang's /flush_cache does."""
+
+    def do_POST(self) -> None:
+        text = b"Cache flushed.\n"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_an_answer_in_plain_text_is_none():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Flushed) as plain:
+        Thread(target=plain.serve_forever, daemon=True).start()
+        with Connection("http://{}:{}".format(*plain.server_address), None) as connection:
+            assert connection.post("/flush_cache", {}) is None
+        plain.shutdown()
 
 
 def test_without_a_baseline_the_oracle_judges_the_run_itself(server: RunningServer):
