@@ -1,4 +1,5 @@
-"""The own cells of subjects that name their limits: every pair of values that such a subject can run, frozen."""
+"""The own cells of subjects that name their limits: every pair of values that such a subject can run, and its draws,
+frozen."""
 
 from __future__ import annotations
 
@@ -6,16 +7,20 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import Final
 
+from specmatrix.matrix.cells.axes import axis
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, Constraint, tables_hash
 from specmatrix.matrix.cover.generate import STRENGTHS, cover
 from specmatrix.matrix.cover.lock import LockReport, coverage, missing
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, Lock, own_lock_file, read, write
-from specmatrix.matrix.subjects.protocol import Subject
+from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.subjects.registry import BUILT_IN, load_subject
 from specmatrix.reports.schema import REFERENCE
 
 # The last stage also runs all cells of the matrix.
 OWN_STAGES: Final = ("smoke", "pr")
+# Ways of sampling whose draws the gate `distribution` judges.
+DRAWN: Final = ("temperature", "topk_topp")
 
 
 def limited_subjects() -> Iterator[Subject]:
@@ -33,8 +38,17 @@ def rules_of(subject: Subject) -> tuple[Constraint, ...]:
     return (*CONSTRAINTS, *limits_of(subject))
 
 
+def drawn_cells(subject: Subject) -> list[Cell]:
+    """A cell with draws for each drafter and way of sampling that the subject can run, if no other gate judges its
+    sampled tokens. Pairs alone leave draws to chance, as most values of other axes exclude them."""
+    if Capability.SAMPLED_IDENTITY in subject.profile.capabilities:
+        return []
+    cells = [Cell(algorithm=name, sampling=way) for name in axis("algorithm").names for way in DRAWN]
+    return [cell for cell in cells if not any(rule.applies(cell) for rule in rules_of(subject))]
+
+
 def check_own(subject: Subject) -> LockReport:
-    """Verify that the subject can run every row of its lock, and that every pair is covered."""
+    """Verify that the subject can run every row of its lock, that every pair is covered, and that draws are judged."""
     start = perf_counter()
     rules, path = rules_of(subject), own_lock_file(subject.name)
     lock = read(path)
@@ -47,6 +61,7 @@ def check_own(subject: Subject) -> LockReport:
     problems += [f"{cell.id}: {rule.why}" for cell in cells for rule in rules if rule.applies(cell)]
     problems += [f"{cell.id} is listed twice" for cell in set(cells) if cells.count(cell) > 1]
     problems += [text for stage in OWN_STAGES for text in missing(lock, stage, rules)]
+    problems += [f"{cell.id}, whose draws are judged, is missing" for cell in drawn_cells(subject) if cell not in cells]
     sizes = {stage: len(lock.cells[stage]) for stage in OWN_STAGES}
     return LockReport(path, tuple(problems), sizes, coverage(lock, OWN_STAGES[-1], rules), None, perf_counter() - start)
 
@@ -62,6 +77,7 @@ def extend_own(subject: Subject) -> tuple[int, int]:
     for stage in OWN_STAGES:
         if missing(lock, stage, rules):
             lock.cells[stage] += cover(STRENGTHS[stage], lock.upto(stage), rules)
+    lock.cells[OWN_STAGES[-1]] += [cell for cell in drawn_cells(subject) if cell not in lock.upto(OWN_STAGES[-1])]
     lock.unreadable.clear()
     lock.tables = tables_hash(limits_of(subject))
     write(lock, path)

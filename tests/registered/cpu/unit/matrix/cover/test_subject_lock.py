@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specmatrix.matrix.cells.cell import Cell
@@ -9,11 +11,12 @@ from specmatrix.matrix.cells.constraints import explain
 from specmatrix.matrix.cells.selection import select
 from specmatrix.matrix.cover import lockfile, subject_lock
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, own_lock_file, read, stage_cells, subject_cells, write
-from specmatrix.matrix.cover.subject_lock import check_own, extend_own, limited_subjects, rules_of
+from specmatrix.matrix.cover.subject_lock import check_own, drawn_cells, extend_own, limited_subjects, rules_of
 from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.subjects.protocol import Subject, Unsupported
+from specmatrix.matrix.subjects.protocol import Capability, Profile, Subject, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import translated
+from specmatrix.matrix.workloads.build import draws_apply
 
 pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
 
@@ -35,7 +38,7 @@ def elsewhere(tmp_path, monkeypatch):
 def test_the_committed_lock_is_complete(subject: Subject):
     report = check_own(subject)
     assert report.path.name == f"{subject.name}.lock" and report.problems == ()
-    assert report.pairs[0] == report.pairs[1] > 500 and report.cells["smoke"] <= 9 and report.cells["pr"] <= 60
+    assert report.pairs[0] == report.pairs[1] > 500 and report.cells["smoke"] <= 9 and report.cells["pr"] <= 72
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
@@ -57,13 +60,34 @@ def test_a_lock_is_made_from_nothing_and_not_changed_again(elsewhere):
 def test_a_dropped_row_an_impossible_one_and_other_limits_are_noticed(elsewhere):
     elsewhere.write_bytes((LOCK_FILE.parent / elsewhere.name).read_bytes())
     lock = read(elsewhere)
-    lock.cells["pr"] = [Cell.from_id("eagle3"), *lock.cells["pr"][:-3]]
+    lock.cells["pr"] = [Cell.from_id("eagle3"), *lock.cells["pr"][3:-1]]
     lock.tables = "0" * 12
     write(lock, elsewhere)
-    first, second, third = check_own(SMALL).problems
+    first, second, third, fourth = check_own(SMALL).problems
     assert first == "axes, constraints or limits changed since the lock was written; run `specmatrix lock --extend`"
     assert second == "eagle3: transformers has no EAGLE drafter"
     assert third.startswith("stage pr leaves ") and "combinations of 2 values uncovered: " in third
+    assert fourth == "standalone.topk_topp, whose draws are judged, is missing"
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+def test_draws_are_judged_with_each_drafter(subject: Subject):
+    """Without sampled identity no other gate sees which tokens were sampled."""
+    drawn = drawn_cells(subject)
+    assert {cell.sampling for cell in drawn} == {"temperature", "topk_topp"} and all(map(draws_apply, drawn))
+    able = {cell.algorithm for cell in subject_cells("pr", subject.name)}
+    assert {cell.algorithm for cell in drawn} == able
+    more = replace(subject.profile, capabilities=subject.profile.capabilities | {Capability.SAMPLED_IDENTITY})
+    assert not drawn_cells(Judged(more))
+
+
+class Judged(Subject):
+    """A subject without limits."""
+
+    name = "judged"
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
 
 
 def test_a_subject_runs_its_own_cells_and_at_night_all_others_too():
