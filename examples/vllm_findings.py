@@ -50,7 +50,7 @@ def model(kind: str = "llama", **more: object) -> str:
         "qwen3": (Qwen3ForCausalLM, Qwen3Config),
     }[kind]
     folder = tempfile.mkdtemp()
-    built[0](built[1](**sizes, **more)).save_pretrained(folder)
+    built[0](built[1](**(sizes | more))).save_pretrained(folder)
     words = Tokenizer(models.WordLevel({str(token): token for token in range(VOCABULARY)}, unk_token="0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, bos_token="0", eos_token="1").save_pretrained(folder)
@@ -148,6 +148,16 @@ def draft_window() -> tuple[object, object]:
     return [None, None], [layer.sliding_window for layer in layers]
 
 
+def draft_model_groups() -> tuple[object, object]:
+    """Greedy tokens of a target with windows in half of its layers, without and with a draft model of one layer."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    target = model(layer_types=kinds, sliding_window=WINDOW, num_hidden_layers=4)
+    draft = {"method": "draft_model", "model": model(num_hidden_layers=1), "num_speculative_tokens": 3}
+    plain, drafted = engine(target), engine(target, speculative_config=draft)
+    expected, got = (answers(llm, [PROMPT], temperature=0.0, max_tokens=9)[0].token_ids for llm in (plain, drafted))
+    return list(expected), list(got)
+
+
 def padded_round() -> tuple[object, object]:
     """The same prompt twice, the second time all but its last token in the prefix cache: its rounds by their drafts."""
     llm = drafting(model(), per_request_spec_decode_metrics="detailed")
@@ -171,6 +181,7 @@ FINDINGS: Final[dict[str, Callable[[], tuple[object, object]]]] = {
     "dflash-context-norm": dflash_context_norm,
     "qwen3-windows": qwen3_windows,
     "draft-window": draft_window,
+    "draft-model-groups": draft_model_groups,
     "padded-round": padded_round,
     "stop-string-metrics": stop_string_metrics,
 }
