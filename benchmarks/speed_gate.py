@@ -82,8 +82,8 @@ def figure(name: str, base: CellResult, head: CellResult, tier: str) -> Metric:
     change = compared(base, head, tier)
     own = next(effect for effect in change.effects if effect.gate == "own_speed")
     gate = head.gate(SPEED)
-    assert gate is not None and own.interval is not None
-    low, high = (1 + end for end in own.interval)
+    assert gate is not None, "a cell that passed has its speed"
+    low, high = (None, None) if own.interval is None else (1 + end for end in own.interval)
     note = f"{change.state}: " + "; ".join(effect_text(effect) for effect in change.effects)
     print(f"{name} {note}", file=sys.stderr, flush=True)
     return Metric(name, 1 + own.change, low, high, None, int(gate.numbers["turns"]), note=note)

@@ -97,6 +97,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_spread(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -148,6 +152,7 @@ _OTHER_KINDS: Final[Mapping[str, _Kinds]] = {
     SPEED: {
         **dict.fromkeys(RATIOS.values(), (_all(_is_positive), f"a list with for each turn {_POSITIVE}")),
         **dict.fromkeys(FIGURES, (_is_positive, _POSITIVE)),
+        "work_spread": (_is_spread, "a number from 0 on"),
         **dict.fromkeys(("clock", "device"), (lambda value: isinstance(value, str), "a text")),
     },
 }

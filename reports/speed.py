@@ -24,6 +24,10 @@ OWN: Final = "own_speed"
 FIXED: Final = (OWN, "plain_speed")
 # Ratios that also fall if only plain decoding became quicker.
 OF_BOTH: Final = ("speed", "output_token")
+# The middle 80 % of the fixed work's times, relative to their median, above which the machine was too busy. Noise then
+# lasts for many turns, so that intervals are too narrow: on a machine with eight processes a core, of two equal engines
+# in one process one was up to 7 % slower.
+MOST_SPREAD: Final = 0.08
 # What must be equal for two measurements to be comparable.
 SETTING: Final = ("clock", "device")
 
@@ -42,6 +46,15 @@ def ratio_shift(base: Mapping[str, Number], head: Mapping[str, Number], measure:
     found, (low, high) = shift(moved), shift(moved).interval
     loss, gain = (shift([value + sign * slack for value in moved]) for sign in (1, -1))
     return Shift(found.estimate, (low - slack, high + slack), loss.p_loss, gain.p_gain)
+
+
+def obstacle(base: Mapping[str, Number], head: Mapping[str, Number]) -> str:
+    """Why two measurements cannot be compared, in a few words; "" if they can."""
+    other = next((name for name in SETTING if base.get(name) != head.get(name)), "")
+    if other:
+        return f"another {other}"
+    spreads = (positive(numbers.get("work_spread")) or 0.0 for numbers in (base, head))
+    return "a busy machine" if max(spreads) > MOST_SPREAD else ""
 
 
 def drift(base: Mapping[str, Number], head: Mapping[str, Number]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import median, quantiles
 from typing import Final, NamedTuple
 
 from specmatrix.errors import ConfigError
@@ -143,6 +143,8 @@ def judged(
         numbers[f"{prefix}first_token_ms"] = rounded(1e3 * median(sample.first for sample in side))
         numbers[f"{prefix}output_token_ms"] = rounded(1e3 * median(sample.each for sample in side))
     numbers["work_ms"] = rounded(1e3 * median(works))
+    tenths = quantiles(works, n=10)
+    numbers["work_spread"] = rounded((tenths[-1] - tenths[0]) / median(works))
     numbers |= {RATIOS[name]: [rounded(value) for value in found] for name, found in ratios.items()}
     fault = _different(pairs) if compare else ""
     return Outcome(SPEED, State.FAIL if fault else State.PASS, numbers, interval, fault)

@@ -73,8 +73,9 @@ class Effect:
     (95 %) are relative, and in fractions of the questions for accuracy; negative is a loss. `p_loss` and `p_gain` are
     one-sided. `significant` is "loss" or "gain" after the test over all changed numbers, else "". `pairing` is what was
     compared: "prompts" (the same prompts), "turns", "intervals" (two summaries), or what has no interval: "24 prompts
-    changed alike", and without p values "one prompt", "one question", "no spread", "few turns", "another clock". `note`
-    says more of a speed: the smallest visible effect, and how the machine itself changed.
+    changed alike", and without p values "one prompt", "one question", "no spread", "few turns", "another clock",
+    "another device", "a busy machine". `note` says more of a speed: the smallest visible effect, and how the machine
+    itself changed.
     """
 
     gate: str

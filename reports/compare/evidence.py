@@ -13,7 +13,7 @@ from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, LEAST_EF
 from specmatrix.reports.gate_numbers import AMOUNTS, RATIOS, SPEED
 from specmatrix.reports.lengths import length_interval, positive
 from specmatrix.reports.schema import CellResult, GateResult
-from specmatrix.reports.speed import FIXED, SETTING, drift, ratio_shift, ratios
+from specmatrix.reports.speed import FIXED, drift, obstacle, ratio_shift, ratios
 from specmatrix.reports.stats import (
     NORMAL,
     Z95,
@@ -204,15 +204,14 @@ def _each(measure: Callable[[GateResult, GateResult], Effect | None]) -> Callabl
 
 def _speed(old: GateResult, new: GateResult) -> Iterator[Effect]:
     """The change of each ratio, turn by turn."""
-    other = next((name for name in SETTING if old.numbers.get(name) != new.numbers.get(name)), "")
+    why = obstacle(old.numbers, new.numbers)
     for name in RATIOS:
         found = ratio_shift(old.numbers, new.numbers, name)
         before, after = (median(ratios(gate.numbers, name) or [0.0]) for gate in (old, new))
         if not before or not after:
             continue
-        if other or found is None:
-            pairing = f"another {other}" if other else "few turns"
-            yield Effect(name, before, after, after / before - 1, None, None, None, pairing)
+        if why or found is None:
+            yield Effect(name, before, after, after / before - 1, None, None, None, why or "few turns")
             continue
         low, high = (math.expm1(end) for end in found.interval)
         note = f"smallest visible loss {100 * smallest_visible(name, (low, high)):.1f} %"

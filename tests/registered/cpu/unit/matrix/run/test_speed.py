@@ -168,7 +168,7 @@ def test_ratios_of_a_turn():
     assert {name: found.numbers[key][0] for name, key in RATIOS.items()} == {
         "speed": 2.0, "first_token": 2.0, "output_token": 2.0, "own_speed": 10.0, "plain_speed": 5.0,
     }  # fmt: skip
-    assert found.numbers["output_token_ms"] == 100.0
+    assert (found.numbers["output_token_ms"], found.numbers["work_spread"]) == (100.0, 0.0)
     assert (found.state, found.interval) == (State.PASS, (pytest.approx(2), pytest.approx(2)))
 
 

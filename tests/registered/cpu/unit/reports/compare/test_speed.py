@@ -114,7 +114,12 @@ def test_what_is_visible_is_found_nearly_always():
 
 @pytest.mark.parametrize(
     ("changes", "pairing"),
-    [({"clock": "cpu"}, "another clock"), ({"device": "A100"}, "another device"), ({"turns": 5}, "few turns")],
+    [
+        ({"clock": "cpu"}, "another clock"),
+        ({"device": "A100"}, "another device"),
+        ({"work_spread": 0.081}, "a busy machine"),
+        ({"turns": 5}, "few turns"),
+    ],
 )
 def test_other_settings_have_no_interval(change_of, changes, pairing):
     chance = np.random.default_rng(3)
@@ -124,6 +129,12 @@ def test_other_settings_have_no_interval(change_of, changes, pairing):
     assert (found.state, verdict) == (
         (ChangeState.REGRESSED, "red") if turns < TURNS else (ChangeState.UNKNOWN, "green")
     )
+
+
+def test_a_spread_up_to_the_limit_is_judged(change_of):
+    chance = np.random.default_rng(3)
+    base, head = (numbers(chance, ours=ours) | {"work_spread": 0.08} for ours in (1.0, 1.05))
+    assert change_of(base, head)[0].state is ChangeState.REGRESSED
 
 
 def test_another_seed_is_not_comparable(change_of):
@@ -163,6 +174,7 @@ def test_speed_as_a_sentence(make_cell):
         ({"turns": -1}, "turns of gate speed must be an integer from 0"),
         ({"speed_ups": [1.0, 0.0]}, "speed_ups of gate speed must be a list with for each turn a number above 0"),
         ({"work_ms": 0}, "work_ms of gate speed must be a number above 0"),
+        ({"work_spread": -0.1}, "work_spread of gate speed must be a number from 0 on"),
         ({"clock": 3}, "clock of gate speed must be a text"),
     ],
 )
