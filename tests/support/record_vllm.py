@@ -2,8 +2,8 @@
 
     PYTHONPATH=. ~/.cache/specmatrix/vllm/bin/python -m tests.support.record_vllm
 
-It runs in the environment that `specmatrix subjects install vllm` makes. Each
-scenario is the steps of one call of `generate`, each step a list of outputs in the attributes that the adapter reads.
+It runs in the environment that `specmatrix subjects install vllm` makes. Each scenario is the steps of one call of
+`generate`, each step a list of outputs in the attributes that the adapter reads.
 """
 
 from __future__ import annotations
