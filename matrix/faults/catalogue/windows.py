@@ -45,7 +45,12 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("session", "lossless"),
         cells=("none.qwen3.v1.p64.nocache.burst.stream.abort_running",),
         why="a padded query has no visible key, and writes NaN",
-        also=(Edit("WindowGroup.slots", "batch.positions)\n", "batch.positions.clamp(max=batch.reach - 1))\n"), UNSEEN),
+        also=(
+            Edit("WindowGroup.slots", "batch.positions)\n", "batch.positions.clamp(max=batch.reach - 1))\n"),
+            UNSEEN,
+            # A compiled layer skips masked keys, so NaN behind a mask reaches nobody; torch's attention reads them.
+            Edit("Norm.__init__", "        self.compiled = self.folded and", "        self.compiled = False and"),
+        ),
     ),
     Fault(
         id="window-ignored",
