@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from traceback import extract_tb
 from typing import Any, Final, NamedTuple
 
 from specmatrix.errors import ConfigError
@@ -64,8 +65,8 @@ def check_contract(subject: Subject) -> Iterator[ContractCheck]:
         raise ConfigError(
             f"subject {subject.name!r} runs in this process, without asks; only others have this contract"
         )
-    yield ContractCheck("translations are pure data", _translated(subject))
-    yield ContractCheck("no request field is ignored", _ignored(subject))
+    yield ContractCheck("translations are pure data", _raised(lambda: _translated(subject)))
+    yield ContractCheck("no request field is ignored", _raised(lambda: _ignored(subject)))
     commands = (subject.translate(prepare(cell, subject=subject.name)) for cell in (*PLAIN, *DRAFTED))
     command = next((found for found in commands if isinstance(found, EngineCommand)), None)
     if command is None:
@@ -83,6 +84,15 @@ def _fault(check: Callable[[], str]) -> str:
         return check()
     except (EngineFailed, ConfigError) as error:
         return str(error)
+
+
+def _raised(check: Callable[[], str]) -> str:
+    """The fault that a check finds, or what `translate` raised, and where."""
+    try:
+        return check()
+    except Exception as error:
+        last = extract_tb(error.__traceback__)[-1]
+        return f"translate raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
 
 
 def _translated(subject: Subject) -> str:

@@ -214,14 +214,15 @@ def _rules(request: RequestSpec) -> dict[str, Any]:
     """Arguments for the rules that change logits, where a request has any."""
     values: dict[str, Any] = {}
     for name in ("min_new_tokens", "min_p"):
-        if value := getattr(request, name, 0):
+        if value := getattr(request, name):
             values[name] = value
-    if (penalty := getattr(request, "repetition_penalty", 1.0)) != 1.0:
-        values["repetition_penalty"] = penalty
-    if bias := getattr(request, "logit_bias", None):
-        values["sequence_bias"] = [[[int(token)], float(value)] for token, value in sorted(bias.items())]
-    if words := getattr(request, "bad_words_ids", ()):
-        values["bad_words_ids"] = [list(word) for word in words]
-    if (allowed := getattr(request, "allowed_token_ids", None)) is not None:
-        values["suppress_tokens"] = [token for token in range(VOCABULARY) if token not in frozenset(allowed)]
+    if request.repetition_penalty != 1.0:
+        values["repetition_penalty"] = request.repetition_penalty
+    if request.logit_bias:
+        values["sequence_bias"] = [[[token], bias] for token, bias in sorted(request.logit_bias)]
+    if request.bad_words_ids:
+        values["bad_words_ids"] = [list(word) for word in request.bad_words_ids]
+    if request.allowed_token_ids is not None:
+        allowed = frozenset(request.allowed_token_ids)
+        values["suppress_tokens"] = [token for token in range(VOCABULARY) if token not in allowed]
     return values

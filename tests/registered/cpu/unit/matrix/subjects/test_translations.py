@@ -6,6 +6,7 @@
 import dataclasses
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +65,21 @@ class Untranslated(ReplaySubject):
 def test_the_contract_forbids(wrong: str, fault: str):
     check = next(check_contract(Untranslated(wrong=wrong)))
     assert check.name == "translations are pure data" and check.fault.endswith(fault)
+
+
+@pytest.mark.parametrize(
+    "name", ["transformers", "transformers-dynamic", "transformers-early-exit", "vllm", "vllm-suffix"]
+)
+def test_own_foreign_subjects_translate_every_request_field(name: str):
+    for check in islice(check_contract(load_subject(name)), 2):
+        assert check.fault == "", check.name
+
+
+def test_the_contract_names_what_translate_raised(monkeypatch):
+    monkeypatch.setattr(tiny_subject, "fields", lambda request: 1 / 0)
+    for check in islice(check_contract(TinySubject()), 2):
+        assert check.fault.startswith("translate raised ZeroDivisionError: division by zero (")
+        assert Path(__file__).name in check.fault
 
 
 def test_the_contract_forbids_to_ignore_a_field_of_a_request(monkeypatch):
