@@ -48,6 +48,7 @@ def accuracy(data: Path, *words: str):
     return subprocess.run(command, capture_output=True, text=True, cwd=HOME, timeout=120)
 
 
+@pytest.mark.nightly
 def test_a_loss_ends_the_run_early_and_says_where(data, tmp_path):
     with (
         completions(right) as (base, asked),
