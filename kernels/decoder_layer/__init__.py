@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from specmatrix.errors import KernelError
+from specmatrix.errors import ConfigError, KernelError
 from specmatrix.kernels import preconditions
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class CompiledLayer:
     Weights float32 [in, out], contiguous, with the norms' weights folded in: a norm is x / sqrt(|x|^2 + width * eps).
     qkv [in, (heads + 2 * kv_heads) * head_dim], queries and keys as pairs; gate_up [hidden, 2 * inner]. head_scale
     [heads + kv_heads, head_dim]: a norm of each query and key head, with sqrt(head_dim) folded in; None without one.
-    A row's bits do not depend on the other rows of a call. KernelError on other shapes, dtypes and strides.
+    A row's bits do not depend on the other rows of a call. KernelError on other shapes, dtypes and strides; ConfigError
+    without numba.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class CompiledLayer:
                 raise preconditions.shape_error("decoder_layer", name, weight, shape)
         preconditions.dtype("decoder_layer", (torch.float32,), qkv=qkv, out=out, gate_up=gate_up, down=down)
         preconditions.contiguous("decoder_layer", qkv=qkv, out=out, gate_up=gate_up, down=down)
+        self._loops = _loops()
         self._qkv, self._out, self._gate_up, self._down = map(as_array, (qkv, out, gate_up, down))
         norms = qkv.new_empty(0, (heads + kv_heads) * dim) if head_scale is None else head_scale.reshape(1, -1)
         self._head_scale = as_array(norms.contiguous())
@@ -82,7 +84,7 @@ class CompiledLayer:
         h [R, in]: the input of the projections; None: x after the norm. rotation complex64 [R, 1, head_dim / 2].
         """
         rows = as_array(x)
-        _loops().attention(
+        self._loops.attention(
             rows,
             rows if h is None else as_array(h),
             h is None,
@@ -100,13 +102,20 @@ class CompiledLayer:
 
     def feed_forward(self, x: Tensor) -> None:
         """Add silu(gate) * up, projected down, of the normed x [R, hidden] to x in place."""
-        _loops().feed_forward(as_array(x), self._gate_up, self._down, self._tail)
+        self._loops.feed_forward(as_array(x), self._gate_up, self._down, self._tail)
 
 
 @lru_cache(1)
 def _loops() -> ModuleType:
     """The compiled loops. Imported lazily: numba is slow to import, and compiles when it first runs on a machine."""
-    return import_module("specmatrix.kernels.decoder_layer.compiled")
+    try:
+        return import_module("specmatrix.kernels.decoder_layer.compiled")
+    except ModuleNotFoundError as error:
+        if error.name != "numba":
+            raise
+        raise ConfigError(
+            "float32 models on a CPU require numba, which is not installed; run: pip install numba"
+        ) from None
 
 
 def decoder_layer(

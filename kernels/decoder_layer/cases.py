@@ -23,8 +23,8 @@ def _case(
     kind: Literal["", "head norms", "own input", "window"] = "",
     size: Literal["small", "medium"] = "small",
 ) -> Case:
-    """`length` read slots, of which the last `width` are the step's own and causal. own input: of another width, as of
-    EAGLE-3. window: a query sees its last 5 positions only."""
+    """Each request reads `length` slots; the step's own tokens are in the last `width`, masked causally. own input: the
+    projections read an input of another width, as in EAGLE-3. window: a query sees its last 5 positions only."""
 
     def make(g: Generator) -> Arguments:
         rows, wide = requests * width, hidden + 3 if kind == "own input" else hidden

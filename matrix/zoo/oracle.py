@@ -107,7 +107,7 @@ def accept_lengths(proposals: Proposals, tokens: list[int], prompt: int, emitted
 
 
 def accepted_path(proposals: Proposals, tokens: list[int], known: int, shape: Shape) -> TokenPath:
-    """The drafts that a round with L = `known` accepts, of which there are none past the end of `tokens`."""
+    """The drafts accepted by a round that starts at KV length `known`; none past the end of `tokens`."""
     tree = tree_paths(proposals, known, shape)
     path: TokenPath = ()
     while known + 1 + len(path) < len(tokens) and (longer := (*path, tokens[known + 1 + len(path)])) in tree:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -83,6 +86,17 @@ def test_without_a_folder_for_its_cache_a_process_compiles_anew():
     names: dict[str, object] = {}
     exec("def twice(x):\n    return 2 * x", names)  # numba keeps nothing of a function without a file
     assert compiled.jit("i8(i8)")(names["twice"])(21) == 42
+
+
+def test_without_numba_a_layer_is_refused_when_it_is_loaded():
+    script = (
+        "import sys; sys.modules['numba'] = None\n"
+        "from specmatrix.cli import main\n"
+        "sys.exit(main(['generate', 'a', '--model-path', 'llama-mini', '--device', 'cpu']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    sentence = "float32 models on a CPU require numba, which is not installed; run: pip install numba"
+    assert (done.returncode, done.stderr) == (2, f"specmatrix: {sentence}\n")
 
 
 REFUSED = {
