@@ -1,15 +1,17 @@
 """Whether the stage `speed` and its comparison see a round that takes 5 % longer, and nothing where nothing changed.
 
-One cell is run in several processes: a base, repetitions without a fault, and each planted delay. Every other run is
+One cell is run again and again: a base, repetitions without a fault, and each planted delay. Every other run is
 compared with the base.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
+from statistics import fmean, variance
 from tempfile import TemporaryDirectory
 from typing import Final
 
@@ -29,44 +31,42 @@ from specmatrix.reports.compare.cells import effect_text
 from specmatrix.reports.compare.compare import compare
 from specmatrix.reports.gate_numbers import SPEED
 from specmatrix.reports.schema import CellResult
+from specmatrix.reports.speed import by_start, levels
 from specmatrix.reports.store import ReportWriter, load
 
 CELL: Final = Cell.from_id("eagle3.s3.v1")
 REPETITIONS: Final = 10
-# Processes of the base and the repetitions, between which the delays are planted.
-PROCESSES: Final = 3
 CPU, GPU = TIERS[0].name, TIERS[1].name
 
 
-def measure(turns: int | None = None) -> list[Metric]:
-    """A figure for each repetition and each delay, with its verdict as the note, and how many verdicts are wrong.
+def measure(starts: int | None = None) -> list[Metric]:
+    """A figure for each repetition and each delay, with its verdict as the note, how many verdicts are wrong, and the
+    spread between the engine starts of one run.
 
-    Runs on a GPU if there is one. turns: None for the usual number.
+    Runs on a GPU if there is one. starts: of each run, None for the usual number.
     """
     import torch
 
     tier = GPU if torch.cuda.is_available() else CPU
-    share, rest = divmod(REPETITIONS + 1, PROCESSES)
-    delays = [fault.id for fault in DELAYS]
-    base: CellResult | None = None
+    share, rest = divmod(REPETITIONS, len(DELAYS))
+    (base,) = runs(tier, 1, starts)
     repeated: list[Metric] = []
     delayed: list[Metric] = []
-    for place in range(PROCESSES):
-        for record in runs(tier, share + (place < rest), turns):
-            if base is None:
-                base = record
-            else:
-                repeated.append(figure(f"repetition_{len(repeated) + 1}", base, record, tier))
-        assert base is not None, "the first process runs the base"
-        for delay in delays[place : place + 1]:
-            delayed.append(figure(delay.replace("-", "_"), base, next(runs(tier, 1, turns, delay)), tier))
-    return [*repeated, wrong("repetitions_worse", repeated), *delayed, wrong("delays_missed", delayed, due=True)]
+    equal = [base]
+    for place, delay in enumerate(DELAYS):
+        (late,) = runs(tier, 1, starts, delay.id)
+        delayed.append(figure(delay.id.replace("-", "_"), base, late, tier))
+        for record in runs(tier, share + (place < rest), starts):
+            repeated.append(figure(f"repetition_{len(repeated) + 1}", base, record, tier))
+            equal.append(record)
+    verdicts = [wrong("repetitions_worse", repeated), wrong("delays_missed", delayed, due=True)]
+    return [*repeated, *delayed, *verdicts, spread(equal)]
 
 
-def runs(tier: str, times: int, turns: int | None, fault: str | None = None) -> Iterator[CellResult]:
-    """The records of the cell, run several times in one process that imports the planted fault."""
+def runs(tier: str, times: int, starts: int | None, fault: str | None = None) -> Iterator[CellResult]:
+    """The records of the cell, run several times by a worker that imports the planted fault."""
     gpus = find_tier(tier).gpus
-    with cell_runs(tier, TIMED, 0, 1, fault=fault, turns=turns) as cells:
+    with cell_runs(tier, TIMED, 0, 1, fault=fault, starts=starts) as cells:
         work = plan([CELL], {}, [Host("local", gpus=min(gpus, visible_gpus(tier)))], gpus)
         for shard in work.shards:
             shard.groups[:] = [replace(group, cells=group.cells * times) for group in shard.groups]
@@ -86,7 +86,7 @@ def figure(name: str, base: CellResult, head: CellResult, tier: str) -> Metric:
     low, high = (None, None) if own.interval is None else (1 + end for end in own.interval)
     note = f"{change.state}: " + "; ".join(effect_text(effect) for effect in change.effects)
     print(f"{name} {note}", file=sys.stderr, flush=True)
-    return Metric(name, 1 + own.change, low, high, None, int(gate.numbers["turns"]), note=note)
+    return Metric(name, 1 + own.change, low, high, None, int(gate.numbers["starts"]), note=note)
 
 
 def compared(base: CellResult, head: CellResult, tier: str) -> CellChange:
@@ -109,3 +109,11 @@ def wrong(name: str, found: list[Metric], due: bool = False) -> Metric:
     verdicts = [metric.note.startswith(ChangeState.REGRESSED) for metric in found]
     count = sum(verdict != due for verdict in verdicts)
     return Metric(name, float(count), None, None, 0.0, len(found), "lower")
+
+
+def spread(equal: Sequence[CellResult]) -> Metric:
+    """The standard deviation of the speed over no drafter between the engine starts of one run, over all runs."""
+    gates = [gate for record in equal if (gate := record.gate(SPEED)) is not None]
+    within = [variance(values) for gate in gates if len(values := levels(by_start(gate.numbers, SPEED))) > 1]
+    name = "spread_of_starts"
+    return Metric(name, sqrt(fmean(within)), None, None, None, len(within)) if within else red(name, None, "no starts")

@@ -17,7 +17,7 @@ from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plan
 from specmatrix.ci.planner import Host, plan
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.timed import TIMED
+from specmatrix.matrix.cells.timed import STARTS, TIMED
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cover.order import stored_ranks
 from specmatrix.matrix.faults.catalogue.delays import DELAYS
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 # Characters shown of each worker's cell id in the progress bar.
 SHOWN: Final = 32
-# How much longer a cell may take that is timed too, in about as many turns.
-TIMED_LIMIT, USUAL_TURNS = 4.0, 24
 NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
 
 
@@ -73,7 +71,7 @@ class CellRuns:
                 red += record.state in RED_STATES
                 update(None, 1, red)
                 given = [f"--stage {TIMED}"] if job.stage == TIMED else []
-                given += [f"--turns {job.turns}"] if job.turns else []
+                given += [f"--starts {job.starts}"] if job.starts else []
                 given += [one.options for one in (job.endpoint, job.only) if one is not None]
                 again = repro(record.id, job.tier, job.seed, job.subject, self.fault, " ".join(given))
                 yield replace(record, repro=again)
@@ -91,12 +89,12 @@ def cell_runs(
     durations: Mapping[str, float] = NO_SECONDS,
     endpoint: Endpoint | None = None,
     on: str | None = None,
-    turns: int | None = None,
+    starts: int | None = None,
 ) -> Iterator[CellRuns]:
-    """Runs of cells while their fault is planted. turns: of each cell whose speed is measured. on: the address of a Ray
-    cluster, which gets the packages as they are here; `workers` of its tasks share a GPU. ConfigError on a fault that
-    is unknown in the tier or cannot be planted in the subject, on a cluster that cannot run the tier, or on a subject
-    whose speed cannot be compared."""
+    """Runs of cells while their fault is planted. starts: of each cell whose speed is measured. on: the address of a
+    Ray cluster, which gets the packages as they are here; `workers` of its tasks share a GPU. ConfigError on a fault
+    that is unknown in the tier or cannot be planted in the subject, on a cluster that cannot run the tier, or on a
+    subject whose speed cannot be compared."""
     engine = foreign_subject(subject, endpoint)
     if fault is not None and engine is not None:
         raise ConfigError(f"a fault is planted in the reference engine only; subject {shown(subject)} is another one")
@@ -110,7 +108,7 @@ def cell_runs(
     if engine is not None:  # A cell may start its engine and the baseline's.
         seconds += 2 * (engine.profile.start_seconds + engine.profile.answer_seconds)
     if stage == TIMED:
-        seconds *= TIMED_LIMIT * (1 + (turns or 0) / USUAL_TURNS)
+        seconds *= 1 + (starts or STARTS)
     connect = None if on is None else _reached(on)
     with ExitStack() as stack:
         tree: Path | None = None
@@ -118,7 +116,7 @@ def cell_runs(
         if patch is not None or connect is not None:
             tree = stack.enter_context(planted(patch))
             cluster = None if connect is None else stack.enter_context(connect(find_tier(tier), tree, workers))
-        job = ShardJob(seed, tier, stage, seconds, subject, waivers, tree, endpoint=endpoint, turns=turns)
+        job = ShardJob(seed, tier, stage, seconds, subject, waivers, tree, endpoint=endpoint, starts=starts)
         yield CellRuns(job, workers, fault or "", durations, cluster=cluster)
 
 

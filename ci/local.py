@@ -52,7 +52,7 @@ class ShardJob:
     """The settings of every worker. limit: seconds per cell, including the worker's start. subject: by its name.
     tree: a copy of the packages with a planted fault that the workers import, None for this process's own. explain: the
     cells that run a second time with a trace: "none", "red" or "every". only: the requests that run, None for all.
-    turns: of each cell whose speed is measured, None for the usual number."""
+    starts: of each cell whose speed is measured, None for the usual number."""
 
     seed: int
     tier: str
@@ -64,7 +64,7 @@ class ShardJob:
     explain: Literal["none", "red", "every"] = "none"
     only: Subset | None = None
     endpoint: Endpoint | None = None
-    turns: int | None = None
+    starts: int | None = None
 
 
 @dataclass(slots=True)
@@ -238,7 +238,7 @@ def job_runner(job: ShardJob) -> Runner:
 
     runner = subject_runner(job.subject, job.seed, job.tier, job.waivers, job.explain, job.endpoint)
     runner.workload = job.only or runner.workload
-    runner.timed, runner.turns = job.stage == TIMED, job.turns
+    runner.timed, runner.starts = job.stage == TIMED, job.starts
     return runner
 
 

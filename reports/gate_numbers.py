@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 # No number that is summed or divided is larger, so that sums and ratios stay finite.
 LARGEST: Final = 10**9
 
-# The gate that measures, and by what a comparison judges it the name of its number with one ratio per turn.
+# The gate that measures, and by what a comparison judges it the name of its number with one ratio per turn of each
+# engine start.
 SPEED: Final = "speed"
 RATIOS: Final[Mapping[str, str]] = {
     "speed": "speed_ups",
@@ -37,7 +38,7 @@ AMOUNTS: Final[Mapping[str, tuple[str, ...]]] = {
     "accuracy": ("n", "outcomes"),
     "config": ("fields",),
     "effective": ("keys", "required"),
-    SPEED: ("turns",),
+    SPEED: ("starts", "turns"),
 }
 # What a gate that passes found none of.
 FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -97,10 +98,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_spread(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST
-
-
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -152,7 +149,6 @@ _OTHER_KINDS: Final[Mapping[str, _Kinds]] = {
     SPEED: {
         **dict.fromkeys(RATIOS.values(), (_all(_is_positive), f"a list with for each turn {_POSITIVE}")),
         **dict.fromkeys(FIGURES, (_is_positive, _POSITIVE)),
-        "work_spread": (_is_spread, "a number from 0 on"),
         **dict.fromkeys(("clock", "device"), (lambda value: isinstance(value, str), "a text")),
     },
 }

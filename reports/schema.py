@@ -12,8 +12,8 @@ Numbers of a gate, where plots and comparisons read them (other gates may hold a
 - `accuracy`: `accuracy` and `baseline` (fractions), `n` (questions), `lost` and `won` (discordant pairs against the
   baseline); optional `outcomes`, a string with "1" (right) or "0" (wrong) per question
 - `lossless`: `tokens`, `divergent`, `ties`, `first_divergence`
-- `speed`: `turns`, `clock`, `device`, the lists of `gate_numbers.RATIOS` and the figures of `gate_numbers.FIGURES`;
-  its interval is that of `speed_up`
+- `speed`: `starts`, `turns` of each, `clock`, `device`, the lists of `gate_numbers.RATIOS` and the figures of
+  `gate_numbers.FIGURES`; its interval is that of `speed_up`, None for one start
 
 How much a gate looked at (`gate_numbers.AMOUNTS`) and how many faults it found (`FAULTS`) are integers, or what is said
 above. A report with another kind of value under these names cannot be read, nor one with a cell that contradicts

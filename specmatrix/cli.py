@@ -44,8 +44,8 @@ from specmatrix.matrix.cli.options import (
     Seed,
     Shard,
     Stage,
+    Starts,
     Tokens,
-    Turns,
     Url,
     Workers,
 )
@@ -139,7 +139,7 @@ def run(
     durations: Durations = None,
     requests: Requests = None,
     tokens: Tokens = None,
-    turns: Turns = None,
+    starts: Starts = None,
     url: Url = None,
     baseline_url: BaselineUrl = None,
     launch: Launch = None,
@@ -155,7 +155,7 @@ def run(
     place = endpoint_of(url, baseline_url, launch, api_key)
     return run_matrix(
         tier, stage, out, cells, workers, seed, limit, json_, subject, waivers, fail_fast, rerun_failed, fault, explain,
-        decide, shard, durations, only, place, junit, affected, hosts, on, turns,
+        decide, shard, durations, only, place, junit, affected, hosts, on, starts,
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ from specmatrix.reports.summary import is_red
 from specmatrix.reports.wording import count
 
 WHOLE: Final = "1/1"
-MOST_TURNS: Final = 1000
+MOST_STARTS: Final = 100
 
 
 def run(
@@ -85,16 +85,16 @@ def run(
     affected: str | None = None,
     hosts: Path | None = None,
     on: str | None = None,
-    turns: int | None = None,
+    starts: int | None = None,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
     check_decide(decide, fail_fast, shard, only)
     if junit is not None:
         check_place(junit.parent, junit.name)
     engine, rules = foreign_subject(subject, endpoint), load_waivers(waivers)
-    there, at_once = places(hosts, shard, on, timed_workers(stage, workers, on, tier, turns), tier)
+    there, at_once = places(hosts, shard, on, timed_workers(stage, workers, on, tier, starts), tier)
     seconds, change = measured_seconds(durations, tier), change_of(affected, subject, fault)
-    with cell_runs(tier, stage, seed, at_once, subject, rules, fault, seconds, endpoint, on, turns) as runs:
+    with cell_runs(tier, stage, seed, at_once, subject, rules, fault, seconds, endpoint, on, starts) as runs:
         if rerun_failed is None:
             chosen = chosen_cells(tier, stage, cells, limit, subject)
         else:
@@ -217,15 +217,15 @@ def places(
     return there, at_once
 
 
-def timed_workers(stage: str, workers: int | None, on: str | None, tier: str, turns: int | None) -> int | None:
+def timed_workers(stage: str, workers: int | None, on: str | None, tier: str, starts: int | None) -> int | None:
     """The number of workers to ask for: one where cells are timed, so that they do not disturb each other. ConfigError
-    for several, or for `turns` that cannot be timed."""
+    for several, or for `starts` that cannot be timed."""
     if stage != TIMED:
-        if turns is not None:
-            raise ConfigError(f"--turns is for the stage {TIMED!r}; got stage {shown(stage)}")
+        if starts is not None:
+            raise ConfigError(f"--starts is for the stage {TIMED!r}; got stage {shown(stage)}")
         return workers
-    if turns is not None and not LEAST_VALUES <= turns <= MOST_TURNS:
-        raise ConfigError(f"--turns must be between {LEAST_VALUES} and {MOST_TURNS:,}, got {turns}")
+    if starts is not None and not LEAST_VALUES <= starts <= MOST_STARTS:
+        raise ConfigError(f"--starts must be between {LEAST_VALUES} and {MOST_STARTS:,}, got {starts}")
     if workers not in (None, 1):
         raise ConfigError(f"stage {TIMED!r} measures one cell at a time; --workers must be 1, got {workers}")
     return None if on is not None and find_tier(tier).gpus != 1 else 1

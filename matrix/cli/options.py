@@ -46,9 +46,7 @@ Requests = Annotated[
     str | None, typer.Option(help="only these requests of each cell, by name: q6,q7; with those that they wait for")
 ]
 Tokens = Annotated[int | None, typer.Option(help="at most this many output tokens of each request")]
-Turns = Annotated[
-    int | None, typer.Option(help="stage `speed`: how often each cell is timed; more see smaller changes")
-]
+Starts = Annotated[int | None, typer.Option(help="stage `speed`: engine starts of each cell; more see smaller changes")]
 Url = Annotated[str | None, typer.Option(help="a running server, for the subjects sglang, openai and openai-chat")]
 BaselineUrl = Annotated[str | None, typer.Option(help="the same server without speculation")]
 Launch = Annotated[

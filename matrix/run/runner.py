@@ -17,6 +17,7 @@ from msgspec import structs
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.timed import STARTS
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.gate import Gate, Outcome
 from specmatrix.matrix.gates.oracle import OracleGate
@@ -125,8 +126,8 @@ class Runner:
     workload: the requests of a cell for a seed. gates: in the order in which they judge. refusal: judges a start that
     was refused (with the error) or should have been (with None). divergence: judges ranks that stopped because they
     diverged. stall: judges an engine that does not end. tier: of the records. waivers: of the user's tree. explain: the
-    cells that run a second time with a trace. timed: green cells measure their speed, in `turns` turns, None
-    for the usual number. engine: the running engine, of the last cell. baselines: runs so far.
+    cells that run a second time with a trace. timed: green cells measure their speed, on `starts` engine starts,
+    None for the usual number. engine: the running engine, of the last cell. baselines: runs so far.
     """
 
     subject: Subject
@@ -140,7 +141,7 @@ class Runner:
     waivers: Sequence[WaiverRule] = ()
     explain: Explain = "none"
     timed: bool = False
-    turns: int | None = None
+    starts: int | None = None
     engine: RunningEngine | None = field(default=None, init=False)
     baselines: Baselines = field(init=False)
     _command: EngineCommand | None = field(default=None, init=False)
@@ -222,26 +223,15 @@ class Runner:
         return replace(run, resumed=resumed(engine, command, prepared, run, self.baselines.oracle))
 
     def _speed(self, prepared: PreparedCell) -> Outcome:
-        """The speed of a cell that passed: of another engine on the engines that the gates judged, of the reference
-        engine on fresh ones without the gates' observers."""
+        """The speed of a cell that passed, on engines of its own without the gates' observers."""
         # Imports torch, which a runner of another engine need not have.
-        from specmatrix.matrix.run.speed import UNWATCHED, measure, plain_cell
+        from specmatrix.matrix.run.speed import measure
 
-        if self.foreign:
-            assert self.engine is not None, "a cell that passed has an engine"
-            plain = self.baselines.engine(prepared.default_baseline)
-            return measure(self.subject, prepared, self.engine, plain, self.turns)
-        engines = list[RunningEngine]()
-        try:
-            for each in (prepared, plain_cell(prepared, self.foreign)):
-                command = self.subject.translate(each)
-                assert isinstance(command, EngineCommand), "the reference engine runs every cell"
-                self._starts += 1
-                engines.append(start_engine(self.subject, replace(command, flags={**command.flags, **UNWATCHED})))
-            return measure(self.subject, prepared, engines[0], engines[1], self.turns)
-        finally:
-            for engine in engines:
-                engine.close()
+        if self.foreign:  # The device may have no room for more.
+            self.shut_down()
+        starts = (self.starts or STARTS) if self.subject.profile.restarts else 1
+        self._starts += 2 * starts
+        return measure(self.subject, prepared, starts)
 
     def _started(self, command: EngineCommand) -> RunningEngine:
         start = replace(command, asks=())

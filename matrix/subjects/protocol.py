@@ -404,7 +404,8 @@ class Profile:
     nats of the oracle's two best tokens below which another library's rounding may choose the other one. start_seconds,
     answer_seconds: limits of a start and of the answers to one cell's asks, after which the engine hangs. in_process:
     runs in the runner's own process, without limits. has_baseline: the same engine can run without speculation;
-    otherwise the gate `oracle` judges the cell's own run, and gates that pair runs must be excluded.
+    otherwise the gate `oracle` judges the cell's own run, and gates that pair runs must be excluded. restarts: `start`
+    starts an engine, instead of reaching one that runs already.
     """
 
     capabilities: frozenset[Capability]
@@ -415,6 +416,7 @@ class Profile:
     answer_seconds: float = 120.0
     in_process: bool = False
     has_baseline: bool = True
+    restarts: bool = True
 
 
 class Subject(Protocol):

@@ -72,10 +72,10 @@ class Effect:
     `gate` is the gate, or one of several ratios of the gate `speed` (`gate_numbers.RATIOS`). `change` and `interval`
     (95 %) are relative, and in fractions of the questions for accuracy; negative is a loss. `p_loss` and `p_gain` are
     one-sided. `significant` is "loss" or "gain" after the test over all changed numbers, else "". `pairing` is what was
-    compared: "prompts" (the same prompts), "turns", "intervals" (two summaries), or what has no interval: "24 prompts
-    changed alike", and without p values "one prompt", "one question", "no spread", "few turns", "another clock",
-    "another device", "a busy machine". `note` says more of a speed: the smallest visible effect, and how the machine
-    itself changed.
+    compared: "prompts" (the same prompts), "starts", "intervals" (two summaries), or what has no interval: "24 prompts
+    changed alike", and without p values "one prompt", "one question", "no spread", "few engine starts", "another
+    clock", "another device". `note` says more of a speed: the smallest visible effect, and how the machine itself
+    changed.
     """
 
     gate: str

@@ -203,7 +203,7 @@ def _each(measure: Callable[[GateResult, GateResult], Effect | None]) -> Callabl
 
 
 def _speed(old: GateResult, new: GateResult) -> Iterator[Effect]:
-    """The change of each ratio, turn by turn."""
+    """The change of each ratio over the engine starts of both runs."""
     why = obstacle(old.numbers, new.numbers)
     for name in RATIOS:
         found = ratio_shift(old.numbers, new.numbers, name)
@@ -211,15 +211,14 @@ def _speed(old: GateResult, new: GateResult) -> Iterator[Effect]:
         if not before or not after:
             continue
         if why or found is None:
-            yield Effect(name, before, after, after / before - 1, None, None, None, why or "few turns")
+            yield Effect(name, before, after, after / before - 1, None, None, None, why or "few engine starts")
             continue
         low, high = (math.expm1(end) for end in found.interval)
         note = f"smallest visible loss {100 * smallest_visible(name, (low, high)):.1f} %"
         if name in FIXED:
             note += f", fixed work took {100 * math.expm1(drift(old.numbers, new.numbers)):+.1f} %"
-        yield Effect(
-            name, before, after, math.expm1(found.estimate), (low, high), found.p_loss, found.p_gain, "turns", note=note
-        )
+        change, ends = math.expm1(found.estimate), (low, high)
+        yield Effect(name, before, after, change, ends, found.p_loss, found.p_gain, "starts", note=note)
 
 
 _MEASURES: Final = {"acceptance": _each(_acceptance), "accuracy": _each(_accuracy), SPEED: _speed}

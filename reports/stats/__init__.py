@@ -5,7 +5,7 @@
 - `sequential`: the same, readable after every question
 - `bootstrap`: ratios of sums over prompts (acceptance length)
 - `uniformity`: samples against the distribution that they should follow
-- `shift`: differences turn by turn (speed)
+- `shift`: means of two small samples (speed, by engine start)
 - `association`: over-representation, and many tests at once
 
 scipy.stats does the arithmetic, except where a comparison of 100,000 cells cannot afford it: importing scipy.stats
@@ -24,7 +24,7 @@ from specmatrix.reports.stats.proportions import (
     zero_count_bound,
 )
 from specmatrix.reports.stats.sequential import loss_evidence, sequential_mcnemar
-from specmatrix.reports.stats.shift import Shift, shift
+from specmatrix.reports.stats.shift import Shift, mean_interval, pseudo_median, shift
 from specmatrix.reports.stats.uniformity import ks_uniform, randomised_pit
 
 __all__ = [
@@ -39,7 +39,9 @@ __all__ = [
     "ks_uniform",
     "loss_evidence",
     "mcnemar",
+    "mean_interval",
     "paired_difference",
+    "pseudo_median",
     "randomised_pit",
     "ratio_change",
     "sequential_mcnemar",

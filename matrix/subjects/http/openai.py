@@ -74,7 +74,7 @@ class OpenAISubject(Subject):
             found = server.get("/v1/models").get("data") or []
         if not found:
             raise ConfigError(f"{endpoint.url} serves no model")
-        profile = self.profile if endpoint.baseline_url is not None else replace(self.profile, has_baseline=False)
+        profile = replace(self.profile, has_baseline=endpoint.baseline_url is not None, restarts=False)
         return replace(self, endpoint=endpoint, model=str(found[0]["id"]), profile=profile)
 
     def version(self) -> str | None:

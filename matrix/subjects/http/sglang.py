@@ -82,7 +82,7 @@ class SglangSubject(Subject):
                 baseline = server.get(*INFO)
             if baseline.get("speculative_algorithm") is not None:
                 raise ConfigError(f"--baseline-url runs {baseline['speculative_algorithm']}; allowed: no speculation")
-        profile = self.profile
+        profile = replace(self.profile, restarts=False)
         if endpoint.baseline_url is None and running.get("speculative_algorithm") is not None:
             profile = replace(profile, excluded=dict.fromkeys(PAIRED, NO_BASELINE), has_baseline=False)
         return replace(self, endpoint=endpoint, running=running, profile=profile)

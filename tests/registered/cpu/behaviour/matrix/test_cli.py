@@ -54,9 +54,9 @@ WRONG = {
         "--workers",
         "2",
     ): "stage 'speed' measures one cell at a time; --workers must be 1, got 2",
-    ("run", "--stage", "speed", "--turns", "5"): "--turns must be between 6 and 1,000, got 5",
-    ("run", "--stage", "speed", "--turns", "1001"): "--turns must be between 6 and 1,000, got 1001",
-    ("run", "--stage", "pr", "--turns", "24"): "--turns is for the stage 'speed'; got stage 'pr'",
+    ("run", "--stage", "speed", "--starts", "1"): "--starts must be between 2 and 100, got 1",
+    ("run", "--stage", "speed", "--starts", "101"): "--starts must be between 2 and 100, got 101",
+    ("run", "--stage", "pr", "--starts", "24"): "--starts is for the stage 'speed'; got stage 'pr'",
     ("run", "--stage", "speed", "--cells", "none"): (
         "stage 'speed' measures no cell with algorithm=none: it is what the others are compared with"
     ),

@@ -34,16 +34,16 @@ def made_up(monkeypatch):
         chance = np.random.default_rng(4)
         asked, plain = [], count()
 
-        def runs(tier, times, turns, fault=None):
+        def runs(tier, times, starts, fault=None):
             asked.append((times, fault))
             for _ in range(times):
                 yield cell_of(
-                    GateResult("speed", "PASS", numbers(chance, **slower.get(fault or next(plain), {})), (1, 2))
+                    GateResult("speed", "PASS", numbers(chance, shared=0.005, **slower.get(fault or next(plain), {})))
                 )
 
         monkeypatch.setattr(speed_gate, "runs", runs)
         found = {metric.name: metric for metric in speed_gate.measure()}
-        assert asked == [(4, None), (1, "slow-round"), (4, None), (1, "slow-step"), (3, None)]
+        assert asked == [(1, None), (1, "slow-round"), (5, None), (1, "slow-step"), (5, None)]
         return found
 
     return measure
@@ -57,6 +57,7 @@ def test_both_delays_are_seen_and_no_repetition(made_up):
     assert {found[name].state for name in ("repetitions_worse", "delays_missed")} == {"met"}
     assert found["slow_round"].note.startswith("REGRESSED: speed 1.")
     assert found["slow_round"].low < found["slow_round"].ratio == pytest.approx(0.95, abs=0.01)
+    assert (found["spread_of_starts"].ratio, found["spread_of_starts"].pairs) == (pytest.approx(0.011, rel=0.2), 11)
 
 
 def test_a_repetition_that_is_worse_and_a_delay_that_is_missed_miss_the_goals(made_up):

@@ -29,27 +29,27 @@ def test_a_subject_without_a_baseline_has_no_speed(monkeypatch):
         assert runs.job.subject == "openai"
 
 
-def test_more_turns_have_more_time():
+def test_more_starts_have_more_time():
     limits = {}
-    for stage, turns in (("pr", None), ("speed", None), ("speed", 480)):
-        with cell_runs("cpu", stage, 0, 1, turns=turns) as runs:
-            limits[stage, turns] = runs.job.limit
-    assert list(limits.values()) == [LIMIT_SECONDS, 4 * LIMIT_SECONDS, 84 * LIMIT_SECONDS]
+    for stage, starts in (("pr", None), ("speed", None), ("speed", 20)):
+        with cell_runs("cpu", stage, 0, 1, starts=starts) as runs:
+            limits[stage, starts] = runs.job.limit
+    assert list(limits.values()) == [LIMIT_SECONDS, 9 * LIMIT_SECONDS, 21 * LIMIT_SECONDS]
 
 
 @pytest.mark.parametrize(
-    ("stage", "turns", "options"),
-    [("pr", None, ""), ("speed", None, " --stage speed"), ("speed", 9, " --stage speed --turns 9")],
+    ("stage", "starts", "options"),
+    [("pr", None, ""), ("speed", None, " --stage speed"), ("speed", 9, " --stage speed --starts 9")],
 )
-def test_the_command_of_a_record_times_the_cell_again(monkeypatch, stage, turns, options):
+def test_the_command_of_a_record_times_the_cell_again(monkeypatch, stage, starts, options):
     monkeypatch.setattr(module, "run_plan", lambda work, job, show: [lost(prepare(CELL), "none")])
-    with cell_runs("cpu", stage, 0, 1, turns=turns) as runs:
+    with cell_runs("cpu", stage, 0, 1, starts=starts) as runs:
         (record,) = runs([CELL])
     assert record.repro == f"specmatrix run --cells 'eagle3.s3.v1'{options} --seed 0 --out \"$(mktemp -d)\""
 
 
 def test_a_workers_runner_times_cells_in_that_stage_only():
     for stage, timed in (("speed", True), ("pr", False)):
-        with cell_runs("cpu", stage, 0, 1, turns=9 if timed else None) as runs:
+        with cell_runs("cpu", stage, 0, 1, starts=9 if timed else None) as runs:
             runner = job_runner(runs.job)
-        assert (runner.timed, runner.turns) == (timed, 9 if timed else None)
+        assert (runner.timed, runner.starts) == (timed, 9 if timed else None)

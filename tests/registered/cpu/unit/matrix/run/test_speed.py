@@ -1,33 +1,42 @@
 """The speed of green cells: what is measured, on which engines, and when there is none."""
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.ledger import LedgerGate
+from specmatrix.matrix.run import speed
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.provenance import this_host
 from specmatrix.matrix.run.runner import Runner
-from specmatrix.matrix.run.speed import MOST_DIFFERENT, TimedTurn, clock_of, fixed_work, judged, plain_cell
+from specmatrix.matrix.run.speed import CPU_TURNS, MOST_DIFFERENT, device_name, judged, samples
+from specmatrix.matrix.run.timed_pair import (
+    PairProcess,
+    StartSamples,
+    TimedPair,
+    TimedTurn,
+    clock_of,
+    fixed_work,
+    plain_cell,
+)
 from specmatrix.matrix.run.turns import by_turns
-from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Profile
+from specmatrix.matrix.subjects.engine_process import EngineFailed
+from specmatrix.matrix.subjects.in_process import ReferenceSubject
+from specmatrix.matrix.subjects.protocol import Capability, Profile
+from specmatrix.matrix.subjects.tensor_parallel import RankedSubject
 from specmatrix.reports.gate_numbers import RATIOS
 from specmatrix.reports.store import cell_from_json, cell_to_json
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=13, stage="pr")
 
 CELL = Cell.from_id("eagle3.s3.v2.pair")
-TURNS = 6
 
 
-class Watched(ReferenceSubject):
-    """The reference engine with the configurations of its starts and its engines; `wrong` answers of timed requests
-    lose a token, on engines with a drafter."""
-
-    wrong = 0
+class Watched(RankedSubject):
+    """The reference engine with the configurations of its starts and its engines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,28 +44,22 @@ class Watched(ReferenceSubject):
 
     def start_engine(self, config):
         engine = super().start_engine(config)
-        if self.wrong and not config.kv_stamps and config.speculative_algorithm != "NONE":
-            engine = Forgetful(engine.llm, engine.clock)
-            engine.wrong = self.wrong
         self.engines.append((config, engine))
         return engine
 
 
-class Forgetful(ReferenceEngine):
-    wrong = 0
+class Crashing(RankedSubject):
+    """Its engines without the gates' observers do not start."""
 
-    def generate(self, requests):
-        answers = super().generate(requests)
-        for place, answer in enumerate(answers):
-            if len(answer.output_ids) > 1 and self.wrong:
-                self.wrong -= 1
-                answers[place] = replace(answer, output_ids=answer.output_ids[:-1])
-        return answers
+    def start_engine(self, config):
+        if not config.kv_stamps:
+            raise RuntimeError("a wire came loose")
+        return super().start_engine(config)
 
 
 def runner(subject, **changes: object):
     made = Runner(subject, 0, gates=(LedgerGate(),))
-    made.timed, made.turns = True, TURNS
+    made.timed, made.starts = True, 2
     for name, value in changes.items():
         setattr(made, name, value)
     return made
@@ -64,9 +67,17 @@ def runner(subject, **changes: object):
 
 @pytest.fixture(scope="module")
 def measured():
-    """(subject, record) of one timed cell."""
-    subject = Watched()
-    return subject, runner(subject).run_cell(CELL)
+    """(pairs that were started, record) of one timed cell."""
+    pairs = []
+
+    class Recorded(PairProcess):
+        def __init__(self, subject, prepared) -> None:
+            super().__init__(subject, prepared)
+            pairs.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speed, "PairProcess", Recorded)
+        return pairs, runner(RankedSubject()).run_cell(CELL)
 
 
 def test_a_green_cell_has_its_speed(measured):
@@ -74,28 +85,34 @@ def test_a_green_cell_has_its_speed(measured):
     gate = record.gate("speed")
     assert (record.state, gate.state, gate.message) == ("PASS", "PASS", "")
     assert (gate.numbers["clock"], gate.numbers["device"]) == ("cpu", this_host()["cpu"])
-    assert gate.numbers["turns"] == TURNS
-    assert all(len(gate.numbers[name]) == TURNS for name in RATIOS.values())
+    assert (gate.numbers["starts"], gate.numbers["turns"]) == (2, CPU_TURNS // 2)
+    assert all(len(gate.numbers[name]) == CPU_TURNS for name in RATIOS.values())
     low, high = gate.interval
     assert low <= gate.numbers["speed_up"] <= high
     assert gate.numbers["tokens_per_second"] > 10 < gate.numbers["baseline_tokens_per_second"]
     assert cell_from_json(cell_to_json(record)) == record
 
 
-def test_timed_engines_are_the_cell_and_the_same_start_without_a_drafter(measured):
-    subject, record = measured
-    timed = [config for config, _ in subject.engines if not config.kv_stamps]
-    assert [config.speculative_algorithm for config in timed] == ["EAGLE3", "NONE"]
-    assert all(config.strict_memory == 0 and config.spec_version == "v2" for config in timed)
-    assert all(config.enable_deterministic_inference for config in timed)
-    assert record.engine_starts == 4  # with the gates' two
+def test_every_start_has_a_process_of_its_own_which_ends_with_it(measured):
+    pairs, record = measured
+    assert len(pairs) == 2 and all(pair.ended for pair in pairs)
+    assert record.engine_starts == 6  # with the gates' two
 
 
-def test_nothing_records_what_a_timed_engine_does(measured):
-    subject, _ = measured
+def test_timed_engines_are_the_cell_and_the_same_start_without_a_drafter():
+    subject = Watched()
+    pair = TimedPair(subject, prepare(CELL))
+    found = pair.samples(1)
+    assert [len(side) for side in found] == [1, 1, 1]
+    assert found.mine[0].answers == found.base[0].answers
+    assert [config.speculative_algorithm for config, _ in subject.engines] == ["EAGLE3", "NONE"]
     for config, engine in subject.engines:
+        assert (config.kv_stamps, config.strict_memory, config.spec_version) == (False, 0, "v2")
+        assert config.enable_deterministic_inference
         entries, _, _ = engine.journal()
-        assert (len(entries) > 0, engine.work() is not None) == (config.kv_stamps, config.kv_stamps)
+        assert (len(entries), engine.work()) == (0, None)  # nothing is recorded
+    pair.stop()
+    pair.stop()
 
 
 def test_a_red_cell_has_no_speed():
@@ -116,26 +133,86 @@ def test_without_the_stage_nothing_is_timed():
     assert runner(Watched(), timed=False).run_cell(CELL).gate("speed") is None
 
 
-def test_a_speed_of_other_answers_is_red():
-    subject = Watched()
-    subject.wrong = 99
-    record = runner(subject).run_cell(CELL)
-    assert record.state == "FAIL"
-    assert record.gate("speed").message == (
-        "12 of 12 timed requests differ from plain decoding, first t0.0 at token 63, so their speed means nothing"
-    )
-
-
 def test_a_timed_engine_that_crashes_is_the_cells_result():
-    class Crashing(Watched):
-        def start_engine(self, config):
-            if not config.kv_stamps:
-                raise RuntimeError("a wire came loose")
-            return super().start_engine(config)
+    record = runner(Crashing(), starts=1).run_cell(CELL)
+    assert record.state == "FAIL"
+    assert record.error.startswith("start failed with RuntimeError: a wire came loose")
 
-    record = runner(Crashing()).run_cell(CELL)
-    assert record.state == "INFRA"
-    assert record.error.startswith("RuntimeError: a wire came loose")
+
+class MadeUp:
+    """A pair whose fourth sample, or fourth start, fails if `fails` says so; says when it ends."""
+
+    fails = ""
+
+    def __init__(self, log) -> None:
+        self.log, self.number = log, next(log.numbers)
+        if self.number == 3 and self.fails == "start":
+            raise EngineFailed("out of memory")
+        log.append(("start", self.number))
+
+    def samples(self, turns):
+        if self.number == 3 and self.fails == "samples":
+            raise EngineFailed("lost")
+        self.log.append(("samples", turns))
+        return StartSamples([sample()] * turns, [sample()] * turns, [1.0] * turns)
+
+    def stop(self):
+        self.log.append(("stop", self.number))
+
+
+class Log(list):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = count()
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What happened to the pairs of both kinds."""
+    found = Log()
+    for kind in ("PairProcess", "TimedPair"):
+        monkeypatch.setattr(speed, kind, lambda *_: MadeUp(found))
+    return found
+
+
+def foreign(**profile: object):
+    subject = ReferenceSubject()
+    subject.profile = Profile(frozenset({Capability.TOKEN_IDS}), **profile)
+    return subject
+
+
+@pytest.mark.parametrize("fails", ["start", "samples"])
+@pytest.mark.parametrize("subject", [ReferenceSubject(), foreign()])
+def test_no_engine_outlives_a_failure(log, monkeypatch, subject, fails):
+    monkeypatch.setattr(MadeUp, "fails", fails)
+    with pytest.raises(EngineFailed):
+        list(samples(subject, prepare(CELL), 4, 6))
+    started = {number for what, number in log if what == "start"}
+    assert started == {number for what, number in log if what == "stop"} and len(started) >= 3
+
+
+def test_engines_of_one_rank_load_side_by_side_and_others_one_after_the_other(log):
+    list(samples(ReferenceSubject(), prepare(CELL), 4, 3))
+    assert [what for what, _ in log][:4] == ["start", "start", "start", "samples"]
+    for subject, cell in ((foreign(), CELL), (ReferenceSubject(), Cell.from_id("eagle3.tp2.pair"))):
+        log.clear()
+        list(samples(subject, prepare(cell), 4, 3))
+        assert [what for what, _ in log if what != "stop"] == ["start", "samples"] * 3
+
+
+def test_an_engine_that_cannot_be_started_again_has_one_start(monkeypatch):
+    asked = []
+
+    def measure(subject, prepared, starts):
+        asked.append(starts)
+        return judged(starts_of([sample()] * 6, [sample()] * 6, [1.0] * 6), "cpu", "cpu", compare=True)
+
+    monkeypatch.setattr(speed, "measure", measure)
+    for restarts in (True, False):
+        made = runner(RankedSubject(), starts=None)
+        made.subject.profile = replace(made.subject.profile, restarts=restarts)
+        assert made.run_cell(CELL).engine_starts == 2 + 2 * asked[-1]
+    assert asked == [8, 1]
 
 
 def test_cpu_time_counts_where_all_the_work_is_here():
@@ -155,38 +232,58 @@ def test_the_plain_cell_of_another_engine_has_its_defaults():
 
 
 def test_the_fixed_work_is_the_same_every_time():
-    device, work = fixed_work(gpu=False)
-    assert (device, work()) == (this_host()["cpu"], work())
+    work = fixed_work(gpu=False)
+    assert work() == work()
+    assert device_name(gpu=False) == this_host()["cpu"]
 
 
 def sample(seconds=1.0, first=0.1, tokens=20, longest=10, answers=((1, 2, 3),)):
     return TimedTurn(seconds, first, tokens, longest, answers)
 
 
+def starts_of(mine, base, works, starts=2):
+    """The same samples of each start."""
+    return [StartSamples(mine, base, works)] * starts
+
+
 def test_ratios_of_a_turn():
-    found = judged([sample(1.0)] * 6, [sample(2.0, first=0.2)] * 6, [0.5] * 6, "cpu", "cpu", compare=True)
+    found = judged(starts_of([sample(1.0)] * 6, [sample(2.0, first=0.2)] * 6, [0.5] * 6), "cpu", "cpu", compare=True)
     assert {name: found.numbers[key][0] for name, key in RATIOS.items()} == {
         "speed": 2.0, "first_token": 2.0, "output_token": 2.0, "own_speed": 10.0, "plain_speed": 5.0,
     }  # fmt: skip
-    assert (found.numbers["output_token_ms"], found.numbers["work_spread"]) == (100.0, 0.0)
+    assert (found.numbers["output_token_ms"], found.numbers["starts"], found.numbers["turns"]) == (100.0, 2, 6)
     assert (found.state, found.interval) == (State.PASS, (pytest.approx(2), pytest.approx(2)))
 
 
 def test_a_first_token_that_was_disturbed_leaves_time_for_the_others():
-    found = judged([sample(first=9.0)] * 6, [sample()] * 6, [1.0] * 6, "cpu", "cpu", compare=True)
+    found = judged(starts_of([sample(first=9.0)] * 6, [sample()] * 6, [1.0] * 6), "cpu", "cpu", compare=True)
     assert found.numbers["output_token_ratios"][0] == pytest.approx(9.0)
 
 
 @pytest.mark.parametrize("broken", [{"tokens": 0}, {"seconds": 0.0}, {"seconds": -1.0}])
 def test_no_tokens_or_no_time_is_not_measured(broken):
-    found = judged([sample(), sample(**broken)] * 3, [sample()] * 6, [1.0] * 6, "cpu", "cpu", compare=True)
+    found = judged(starts_of([sample(), sample(**broken)] * 3, [sample()] * 6, [1.0] * 6), "cpu", "cpu", compare=True)
     assert (found.state, found.message) == (State.NOT_MEASURED, "a timed turn has no tokens or took no time")
+
+
+def test_answers_that_differ_are_red():
+    base = [sample(answers=((1, 2, 3, 4),))] * 6
+    found = judged(starts_of([sample()] * 6, base, [1.0] * 6), "cpu", "cpu", compare=True)
+    assert (found.state, found.message) == (
+        State.FAIL,
+        "12 of 12 timed requests differ from plain decoding, first t0.0 at token 3, so their speed means nothing",
+    )
+
+
+def test_one_start_has_no_interval():
+    found = judged(starts_of([sample()] * 6, [sample()] * 6, [1.0] * 6, 1), "cpu", "cpu", compare=True)
+    assert (found.state, found.interval, found.numbers["speed_up"]) == (State.PASS, None, 1.0)
 
 
 def test_few_answers_may_differ_by_ties():
     def state(wrong, compare=True):
         base = [sample(answers=((1, 2, 4 if turn < wrong else 3),)) for turn in range(20)]
-        return judged([sample()] * 20, base, [1.0] * 20, "cpu", "cpu", compare).state
+        return judged(starts_of([sample()] * 20, base, [1.0] * 20), "cpu", "cpu", compare).state
 
     least = int(20 * MOST_DIFFERENT)
     assert [state(0), state(least), state(least + 1)] == [State.PASS, State.PASS, State.FAIL]

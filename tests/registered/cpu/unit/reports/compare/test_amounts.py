@@ -36,7 +36,7 @@ LOOKED = {
     "accuracy": {"n": 4, "outcomes": "1101", "accuracy": 0.75},
     "config": {"fields": 22},
     "effective": {"keys": 24, "required": 30},
-    "speed": {"turns": 24},
+    "speed": {"starts": 8, "turns": 16},
 }
 EACH = [(gate, name) for gate, names in AMOUNTS.items() for name in names if name != "n"]
 
