@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.run.turns import by_turns
@@ -150,13 +151,17 @@ class PairStart:
     def __init__(self, subject: Subject, prepared: PreparedCell) -> None:
         self.subject, self.profile = subject, subject.profile
         self.cell, self.tier, self.seed = prepared.cell, prepared.tier, prepared.seed
+        self.home = HOME
 
     def python(self) -> str:
         return ""
 
     def start(self, _: EngineCommand) -> TimedPair:
+        """The pair. RuntimeError in a process that imports other sources, such as those without a planted fault."""
         import torch
 
+        if self.home != HOME:
+            raise RuntimeError(f"the process imports {HOME}, not {self.home}")
         torch.set_num_threads(1)
         pair = TimedPair(self.subject, prepare(self.cell, self.tier, self.seed, subject=self.subject.name))
         # What loading left would be searched for garbage again and again, at times that differ from start to start.

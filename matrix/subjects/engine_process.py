@@ -64,8 +64,8 @@ class EngineProcess(RunningEngine):
             place = HOME if (HOME / "specmatrix").is_dir() else HOME.parent
             words = [python, "-uP", "-c", FOREIGN, str(place), CHILD]
         else:  # what this process can import, that one can
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-            words = [sys.executable, "-u", "-m", CHILD]
+            environment["PYTHONPATH"] = os.pathsep.join(place or os.getcwd() for place in sys.path)
+            words = [sys.executable, "-uP", "-m", CHILD]
         with theirs:
             words.append(str(theirs.fileno()))
             self._process = ChildProcess(words, environment=environment, pass_fds=(theirs.fileno(),))

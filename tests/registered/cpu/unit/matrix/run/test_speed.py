@@ -15,6 +15,7 @@ from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.run.speed import CPU_TURNS, MOST_DIFFERENT, device_name, judged, samples
 from specmatrix.matrix.run.timed_pair import (
     PairProcess,
+    PairStart,
     StartSamples,
     TimedPair,
     TimedTurn,
@@ -25,7 +26,7 @@ from specmatrix.matrix.run.timed_pair import (
 from specmatrix.matrix.run.turns import by_turns
 from specmatrix.matrix.subjects.engine_process import EngineFailed
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Capability, Profile
+from specmatrix.matrix.subjects.protocol import Capability, EngineCommand, Profile
 from specmatrix.matrix.subjects.tensor_parallel import RankedSubject
 from specmatrix.reports.gate_numbers import RATIOS
 from specmatrix.reports.store import cell_from_json, cell_to_json
@@ -70,13 +71,13 @@ def measured():
     """(pairs that were started, record) of one timed cell."""
     pairs = []
 
-    class Recorded(PairProcess):
+    class KeptPair(PairProcess):
         def __init__(self, subject, prepared) -> None:
             super().__init__(subject, prepared)
             pairs.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speed, "PairProcess", Recorded)
+        patch.setattr(speed, "PairProcess", KeptPair)
         return pairs, runner(RankedSubject()).run_cell(CELL)
 
 
@@ -137,6 +138,13 @@ def test_a_timed_engine_that_crashes_is_the_cells_result():
     record = runner(Crashing(), starts=1).run_cell(CELL)
     assert record.state == "FAIL"
     assert record.error.startswith("start failed with RuntimeError: a wire came loose")
+
+
+def test_a_process_with_other_sources_times_nothing(tmp_path):
+    start = PairStart(RankedSubject(), prepare(CELL))
+    start.home = tmp_path
+    with pytest.raises(RuntimeError, match=f"the process imports .*, not {tmp_path}"):
+        start.start(EngineCommand({}, {}, ()))
 
 
 class MadeUp:
