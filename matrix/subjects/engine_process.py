@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final
 
 from specmatrix import HOME
@@ -64,7 +65,7 @@ class EngineProcess(RunningEngine):
             place = HOME if (HOME / "specmatrix").is_dir() else HOME.parent
             words = [python, "-uP", "-c", FOREIGN, str(place), CHILD]
         else:  # what this process can import, that one can
-            environment["PYTHONPATH"] = os.pathsep.join(place or os.getcwd() for place in sys.path)
+            environment["PYTHONPATH"] = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
             words = [sys.executable, "-uP", "-m", CHILD]
         with theirs:
             words.append(str(theirs.fileno()))
