@@ -29,6 +29,8 @@ def model(kind: str = "llama", **more: object) -> str:
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import (
+        DeepseekV3Config,
+        DeepseekV3ForCausalLM,
         LlamaConfig,
         LlamaForCausalLM,
         MistralConfig,
@@ -44,7 +46,15 @@ def model(kind: str = "llama", **more: object) -> str:
         "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.3,
         "bos_token_id": 0, "eos_token_id": 1,
     }  # fmt: skip
+    latent = {
+        "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "q_lora_rank": None,
+        "head_dim": 64, "first_k_dense_replace": 2, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+        "num_experts_per_tok": 1, "moe_intermediate_size": 32,
+    }  # fmt: skip
+    if kind == "deepseek":
+        sizes |= latent
     built = {
+        "deepseek": (DeepseekV3ForCausalLM, DeepseekV3Config),
         "llama": (LlamaForCausalLM, LlamaConfig),
         "mistral": (MistralForCausalLM, MistralConfig),
         "qwen3": (Qwen3ForCausalLM, Qwen3Config),
@@ -62,10 +72,8 @@ def engine(folder: str, **more: object) -> Any:
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    arguments = EngineArgs(
-        model=folder, dtype="float32", enforce_eager=True, block_size=32, disable_log_stats=False, **more
-    )
-    return LLMEngine.from_engine_args(arguments)
+    options = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "disable_log_stats": False}
+    return LLMEngine.from_engine_args(EngineArgs(model=folder, **(options | more)))
 
 
 def answers(llm: Any, prompts: list[list[int]], **sampling: object) -> list[Any]:
@@ -124,19 +132,30 @@ def dflash_context_norm() -> tuple[object, object]:
     return [1.0, 3.0], [round(float(layer.mean()), 3) for layer in found]
 
 
-def qwen3_windows() -> tuple[object, object]:
-    """A Qwen3 model whose first layer has a sliding window, as transformers and as vLLM run it."""
+def scored(folder: str, **more: object) -> tuple[object, object]:
+    """The two best log-probabilities after the prompt, by transformers and by vLLM."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    kinds = ["sliding_attention", "full_attention"]
-    folder = model("qwen3", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2, layer_types=kinds)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     with torch.no_grad():
         expected = theirs(torch.tensor([PROMPT])).logits[0, -1].log_softmax(-1).topk(2).values.tolist()
-    best = answers(engine(folder), [PROMPT], temperature=0.0, max_tokens=1, logprobs=2)[0].logprobs[0]
+    best = answers(engine(folder, **more), [PROMPT], temperature=0.0, max_tokens=1, logprobs=2)[0].logprobs[0]
     got = sorted((one.logprob for one in best.values()), reverse=True)[:2]
     return [round(value, 3) for value in expected], [round(value, 3) for value in got]
+
+
+def qwen3_windows() -> tuple[object, object]:
+    """A Qwen3 model whose first layer has a sliding window."""
+    kinds = ["sliding_attention", "full_attention"]
+    return scored(
+        model("qwen3", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2, layer_types=kinds)
+    )
+
+
+def latent_rope() -> tuple[object, object]:
+    """A DeepSeek-V3 model with plain RoPE, in the one size that the CPU's kernel takes."""
+    return scored(model("deepseek"), block_size=16, attention_backend="CPU_MLA")
 
 
 def draft_window() -> tuple[object, object]:
@@ -180,6 +199,7 @@ FINDINGS: Final[dict[str, Callable[[], tuple[object, object]]]] = {
     "sampled-drafts": sampled_drafts,
     "dflash-context-norm": dflash_context_norm,
     "qwen3-windows": qwen3_windows,
+    "latent-rope": latent_rope,
     "draft-window": draft_window,
     "draft-model-groups": draft_model_groups,
     "padded-round": padded_round,

@@ -86,7 +86,7 @@ def main_mutants(
 
     if tests:
         with waiting("running the unit tests without a mutant"):
-            check_tests()
+            check_tests(one.path for one in mutants)
     try:
         with counting(len(mutants), "mutant") as advance:
             for outcome in run_mutants(mutants, smoke, pr, stored_functions(), seed, workers, tests):

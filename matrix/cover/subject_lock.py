@@ -4,6 +4,7 @@ frozen."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice, product
 from time import perf_counter
 from typing import Final
 
@@ -39,12 +40,17 @@ def rules_of(subject: Subject) -> tuple[Constraint, ...]:
 
 
 def drawn_cells(subject: Subject) -> list[Cell]:
-    """A cell with draws for each drafter and way of sampling that the subject can run, if no other gate judges its
-    sampled tokens. Pairs alone leave draws to chance, as most values of other axes exclude them."""
+    """A cell with draws for each drafter and way of sampling, on the first model that the subject can run it on, if no
+    other gate judges its sampled tokens. Pairs alone leave draws to chance, as most values of other axes exclude
+    them."""
     if Capability.SAMPLED_IDENTITY in subject.profile.capabilities:
         return []
-    cells = [Cell(algorithm=name, sampling=way) for name in axis("algorithm").names for way in DRAWN]
-    return [cell for cell in cells if not any(rule.applies(cell) for rule in rules_of(subject))]
+    rules = rules_of(subject)
+    found: list[Cell] = []
+    for name, way in product(axis("algorithm").names, DRAWN):
+        cells = (Cell(algorithm=name, sampling=way, model=model) for model in axis("model").names)
+        found += islice((cell for cell in cells if not any(rule.applies(cell) for rule in rules)), 1)
+    return found
 
 
 def check_own(subject: Subject) -> LockReport:

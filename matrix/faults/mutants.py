@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from difflib import unified_diff
 from importlib.util import find_spec
@@ -30,7 +30,7 @@ from specmatrix.reports.schema import RED_STATES
 EQUIVALENT_FILE: Final = Path(__file__).with_name("equivalent.yaml")
 # Ring 0 and the drafters and verifiers.
 PATHS: Final = ("engine/core", "engine/spec")
-TESTS: Final = "tests/registered/cpu/unit/engine"
+TESTS: Final = "tests/registered/cpu/unit"
 # A mutant may loop forever; several times what its cells, and the tests, take.
 SLACK: Final = 4.0
 LEAST_SECONDS: Final = 120.0
@@ -217,10 +217,22 @@ def red_without_mutants(outcomes: Sequence[MutantOutcome], seed: int) -> tuple[s
     return (*red, *([result.died] if result.died else []))
 
 
-def check_tests() -> None:
-    """ConfigError if the unit tests fail without any mutant."""
-    if failed := _failed_test(None, Processes()):
-        raise ConfigError(f"{TESTS} fails without any mutant, so that it would kill them all: {failed}")
+def check_tests(paths: Iterable[str]) -> None:
+    """ConfigError if the unit tests of these files fail without any mutant."""
+    for folder in sorted({unit_tests_of(path)[-1] for path in paths}):
+        if failed := _failed_test(None, folder, Processes()):
+            raise ConfigError(f"{folder} fails without any mutant, so that it would kill them all: {failed}")
+
+
+def unit_tests_of(path: str, root: Path = HOME) -> tuple[str, ...]:
+    """Where the unit tests of a source file are: the nearest folder at its place, then all of its package."""
+    whole, *further = Path(path).parts[:-1]
+    nearest = next(
+        place
+        for depth in range(len(further), -1, -1)
+        if (root / (place := "/".join((TESTS, whole, *further[:depth])))).is_dir() or not depth
+    )
+    return tuple(dict.fromkeys((nearest, f"{TESTS}/{whole}")))
 
 
 def is_red(verdict: CellVerdict) -> bool:
@@ -232,10 +244,10 @@ def _red(verdict: CellVerdict) -> str:
     return " ".join(name for name, (state, _) in verdict.gates.items() if state in RED_STATES)
 
 
-def _failed_test(mutant: Mutant | None, processes: Processes) -> str:
-    """The first unit test that fails with a mutant, or the end of what pytest says; "" if all pass."""
+def _failed_test(mutant: Mutant | None, folder: str, processes: Processes) -> str:
+    """The first unit test of a folder that fails with a mutant, or the end of what pytest says; "" if all pass."""
     with planted(mutant, tests=True) as tree:
-        words = [sys.executable, "-m", "pytest", TESTS, "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
+        words = [sys.executable, "-m", "pytest", folder, "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
         died = processes.run([*words, "-p", "no:xdist"], tree, environment(tree), TEST_SECONDS)
     if died is None:
         return ""
@@ -273,6 +285,7 @@ def _outcome(
             at = cells[min(len(result.verdicts), len(cells) - 1)]
             how = "hang" if "still running" in result.died else "crash"
             return ended("smoke" if at.id in first else "pr", at.id, how, spent)
-    if tests and (failed := _failed_test(mutant, processes)):
-        return ended("tests", "", failed, spent)
+    for folder in unit_tests_of(mutant.path) if tests else ():
+        if failed := _failed_test(mutant, folder, processes):
+            return ended("tests", "", failed, spent)
     return ended("", "", "", spent)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from math import exp, isfinite, log
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 from specmatrix.errors import ConfigError, text_of
 from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, RunningEngine
+from specmatrix.matrix.subjects.vllm.latent import WIDE, widen
 from specmatrix.matrix.zoo.registry import resolve_path
 
 # vLLM's counters by the names of `engine.core.observe.counters`.
@@ -26,8 +28,15 @@ COUNTERS: Final = {
 # Fields of an ask that are read here; the others are SamplingParams.
 OWN: Final = ("top_logprobs", "prompt_logprob_from", "bad_words_token_ids", "stream")
 # Where the running value of a flag is, if its path in vLLM's configuration does not end with its name.
-PLACES: Final = {"num_gpu_blocks_override": "num_gpu_blocks", "tensor_parallel_size": "tensor_parallel_size"}
-PARTS: Final = ("model_config", "cache_config", "scheduler_config", "parallel_config", "observability_config")
+PLACES: Final = {
+    "num_gpu_blocks_override": "num_gpu_blocks",
+    "tensor_parallel_size": "tensor_parallel_size",
+    "attention_backend": "backend",
+}
+PARTS: Final = (
+    *("model_config", "cache_config", "scheduler_config", "parallel_config", "observability_config"),
+    "attention_config",
+)
 CONFIG: Final = "config.json"
 EVERY: Final = -1
 ENDS: Final = ("stop", "length")
@@ -150,10 +159,19 @@ class VllmEngine(RunningEngine):
             model = {"model": self._draft(models["draft"])} if "draft" in models else {}
             flags["speculative_config"] = {**spec, **model}
         try:
-            arguments = EngineArgs(model=str(resolve_path(models["target"])), disable_log_stats=False, **flags)
+            arguments = EngineArgs(model=self._target(models["target"]), disable_log_stats=False, **flags)
             return LLMEngine.from_engine_args(arguments)
         except Exception as error:  # whatever a version raises for what it does not take
             raise ConfigError(f"vLLM does not start: {type(error).__name__}: {text_of(error)}") from error
+
+    def _target(self, name: str) -> str:
+        """The folder of the target, at the size that the command's variant names."""
+        source = resolve_path(name)
+        if self._command.variant != WIDE:
+            return str(source)
+        self._folder = TemporaryDirectory()
+        widen(source, Path(self._folder.name))
+        return self._folder.name
 
     def _draft(self, name: str) -> str:
         """The folder of a draft, under the architecture that the command's variant names."""
@@ -232,7 +250,7 @@ def _running(config: Any, flag: str) -> Any:
     for part in PARTS:
         found = getattr(getattr(config, part), name, None)
         if found is not None:
-            return found
+            return found.name if isinstance(found, Enum) else found
     return None
 
 

@@ -18,6 +18,7 @@ from specmatrix.matrix.subjects.protocol import (
     Unsupported,
 )
 from specmatrix.matrix.subjects.vllm import environment
+from specmatrix.matrix.subjects.vllm.latent import WIDE
 
 if TYPE_CHECKING:
     from specmatrix.matrix.cells.cell import Cell
@@ -30,13 +31,15 @@ METHODS: Final[Mapping[str, str]] = {
     "eagle": "eagle",
     "ngram": "ngram",
     "dflash": "dflash",
+    "nextn": "mtp",
 }
 # Axes of which only the default runs, any other value for this reason not.
 ABSENT: Final[Mapping[str, str]] = {
     "adaptive": "vLLM chooses the depth of its drafts by batch size alone, not by acceptance",
     "session": "vLLM has no sessions",
 }
-LATENT: Final = "vLLM serves latent attention with heads of 320, 512 or 576 only, not of 48"
+LATENT: Final = "vLLM's CPU build serves latent attention in blocks of 16 tokens only, and prefills it whole"
+LAYERS: Final = "vLLM drafts with both prediction layers in turn, so steps must be 1 or even"
 CHAINS: Final = "vLLM drafts chains only"
 SIZES: Final = "vLLM verifies all drafts of a chain, so draft_tokens must be steps + 1"
 BLOCKS: Final = "vLLM's attention takes no block of this size"
@@ -48,12 +51,14 @@ VARIANT: Final = "this variant of the subject changes only how n-grams are draft
 # Values of page_size by device: vLLM's CPU attention takes multiples of 32 tokens, others multiples of 16. The default
 # of the axis, a page of one token, means the smallest.
 SMALLEST: Final = {"cpu": 32, "cuda": 16}
+LATENT_BLOCK: Final = 16
 # Depths where a cell leaves them to the engine: the matrix's of a chain, that of the block-wise draft, and a lookup's.
 AUTO_DEPTH: Final = 3
-AUTO_DEPTHS: Final = {"dflash": 5, "ngram": 10}
+AUTO_DEPTHS: Final = {"dflash": 5, "ngram": 10, "nextn": 2}
 LOOKUP: Final = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-# The architecture that vLLM knows a draft by, where its checkpoint has SGLang's name.
-RENAMED: Final = {"llama-mini-eagle": "EagleLlamaForCausalLM"}
+# Variants of checkpoints: the architecture that vLLM knows a draft by, where its own is SGLang's name, and the size of
+# latent attention that its CPU kernel takes.
+VARIANTS: Final = {"llama-mini-eagle": "EagleLlamaForCausalLM", "deepseek-mini": WIDE}
 OFFLINE: Final = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 ONE_THREAD: Final = {"VLLM_CPU_OMP_THREADS_BIND": "0", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 # Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
@@ -129,7 +134,7 @@ class VllmSubject(Subject):
             self._flags(prepared, device),
             checkpoints,
             tuple(_ask(request) for request in prepared.requests),
-            variant=RENAMED.get(cell.draft or "", ""),
+            variant=next((VARIANTS[name] for name in checkpoints.values() if name in VARIANTS), ""),
             environment=OFFLINE | (ONE_THREAD if device == "cpu" else {}),
         )
 
@@ -143,14 +148,22 @@ class VllmSubject(Subject):
         return tuple(self._limits("cpu"))
 
     def _limits(self, device: str) -> Iterator[AxisLimit]:
-        yield AxisLimit(LATENT, ("model",), lambda cell: cell.model == "deepseek")
+        yield AxisLimit(
+            LAYERS,
+            ("algorithm", "steps", "draft_tokens"),
+            lambda cell: cell.algorithm == "nextn" and _depth(cell) > 1 and _depth(cell) % 2 > 0,
+        )
+        if device == "cpu":
+            yield AxisLimit(LATENT, ("model", "page_size", "prefill_chunk"), _beyond_latent)
         if self.lookup != "ngram":
             yield AxisLimit(VARIANT, ("algorithm",), lambda cell: cell.algorithm not in ("none", "ngram"))
         yield from defaults_only(ABSENT)
         yield from chains_only(CHAINS, SIZES)
         smallest = SMALLEST[device]
         yield AxisLimit(
-            BLOCKS, ("page_size",), lambda cell: cell.page_size != "1" and int(cell.page_size) % smallest > 0
+            BLOCKS,
+            ("page_size", "model"),
+            lambda cell: cell.page_size != "1" and cell.model != "deepseek" and int(cell.page_size) % smallest > 0,
         )
         yield AxisLimit(
             WAITS,
@@ -167,7 +180,9 @@ class VllmSubject(Subject):
     def _flags(self, prepared: PreparedCell, device: str) -> dict[str, Any]:
         """Engine arguments that all requests of a start share."""
         cell, asked = prepared.cell, prepared.asked
-        block = SMALLEST[device] if cell.page_size == "1" else int(cell.page_size)
+        latent = cell.model == "deepseek"
+        smallest = LATENT_BLOCK if latent else SMALLEST[device]
+        block = smallest if cell.page_size == "1" else int(cell.page_size)
         flags: dict[str, Any] = {
             "dtype": "float32",
             "seed": asked.random_seed,
@@ -177,6 +192,8 @@ class VllmSubject(Subject):
         }
         if device == "cpu":
             flags["enforce_eager"] = True
+            if latent:  # a CPU with AMX would take a kernel for bfloat16
+                flags["attention_backend"] = "CPU_MLA"
         if cell.ranks > 1:
             flags["tensor_parallel_size"] = cell.ranks
         if cell.prefill_chunk != "off":
@@ -200,15 +217,27 @@ class VllmSubject(Subject):
 
     def _drafter(self, cell: Cell) -> dict[str, Any]:
         """vLLM's speculative_config, without the path of the draft."""
-        steps = (
-            "auto" if cell.algorithm == "dflash" else cell.steps
-        )  # a block is drafted in one step, whatever is asked
-        given = steps if steps != "auto" else cell.draft_tokens
-        depth = int(given) - (steps == "auto") if given != "auto" else AUTO_DEPTHS.get(cell.algorithm, AUTO_DEPTH)
+        depth = _depth(cell)
         if cell.algorithm != "ngram":
             return {"method": METHODS[cell.algorithm], "num_speculative_tokens": depth}
         more = LOOKUP if self.lookup == "ngram" else {}
         return {"method": self.lookup, "num_speculative_tokens": depth, **more}
+
+
+def _depth(cell: Cell) -> int:
+    """Tokens that a cell drafts per round. A block is drafted in one step, whatever is asked."""
+    steps = "auto" if cell.algorithm == "dflash" else cell.steps
+    if steps != "auto":
+        return int(steps)
+    if cell.draft_tokens != "auto":
+        return int(cell.draft_tokens) - 1
+    return AUTO_DEPTHS.get(cell.algorithm, AUTO_DEPTH)
+
+
+def _beyond_latent(cell: Cell) -> bool:
+    """Whether a cell asks of latent attention what vLLM's CPU build refuses."""
+    small = cell.page_size in ("1", str(LATENT_BLOCK))
+    return cell.model == "deepseek" and not (small and cell.prefill_chunk == "off")
 
 
 class SuffixSubject(VllmSubject):

@@ -9,7 +9,7 @@ from specmatrix.ci.commands import mutants as command
 from specmatrix.ci.commands.mutants import main_mutants
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.faults import mutants
-from specmatrix.matrix.faults.mutants import Equivalent, Mutations, equivalents, is_equivalent, sample_of
+from specmatrix.matrix.faults.mutants import Equivalent, Mutations, equivalents, is_equivalent, sample_of, unit_tests_of
 
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
@@ -65,6 +65,19 @@ def test_paths_without_mutants_are_refused(tmp_path, paths, text):
     with pytest.raises(ConfigError) as caught:
         sample_of(paths, 1, 0, tmp_path / "root")
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "folders"),
+    [
+        ("engine/core/memory/pool.py", ("engine/core/memory", "engine")),
+        ("engine/core/absent/deeper/one.py", ("engine/core", "engine")),
+        ("engine/loop.py", ("engine",)),
+        ("absent/one.py", ("absent",)),
+    ],
+)
+def test_the_tests_nearest_to_a_mutant_run_first(path, folders):
+    assert unit_tests_of(path) == tuple(f"tests/registered/cpu/unit/{folder}" for folder in folders)
 
 
 def test_equivalent_mutants_are_known_by_function_and_lines_whatever_their_indent():

@@ -9,12 +9,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from specmatrix import HOME
 from specmatrix.cli import main
@@ -27,7 +30,9 @@ from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RequestSp
 from specmatrix.matrix.subjects.registry import installed_subject, load_subject
 from specmatrix.matrix.subjects.vllm import environment
 from specmatrix.matrix.subjects.vllm.engine import VllmEngine, agree
+from specmatrix.matrix.subjects.vllm.latent import WIDE, widen
 from specmatrix.matrix.subjects.vllm.subject import VllmSubject
+from specmatrix.matrix.zoo.registry import resolve_path
 from tests.support.record_vllm import CELLS, FILE, command, read
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -85,6 +90,37 @@ def test_drafters_have_vllms_names_and_one_depth():
     assert eagle.checkpoints == {"target": "llama-mini", "draft": "llama-mini-eagle"}
 
 
+def test_latent_attention_is_served_in_the_size_of_vllms_kernel():
+    found = flags("nextn.deepseek.s2.nocache")
+    assert found["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 2}
+    assert (found["block_size"], found["attention_backend"]) == (16, "CPU_MLA")
+    assert flags("nextn.deepseek")["speculative_config"]["num_speculative_tokens"] == 2
+    one = VllmSubject().translate(prepare(Cell.from_id("nextn.deepseek")))
+    assert isinstance(one, EngineCommand) and one.variant == WIDE and one.checkpoints == {"target": "deepseek-mini"}
+
+
+def test_the_wide_checkpoint_is_the_same_function(tmp_path):
+    source = resolve_path("deepseek-mini")
+    widen(source, tmp_path)
+    narrow, wide = (AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32) for place in (source, tmp_path))
+    assert wide.model.layers[0].self_attn.kv_a_layernorm.weight.shape == (512,)
+    tokens = torch.randint(2, 768, (2, 90), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(wide(tokens).logits, narrow(tokens).logits, rtol=1e-4, atol=1e-3)
+    assert (tmp_path / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kv_lora_rank": 48}, {"kv_lora_rank": 64}, {"qk_rope_head_dim": 24}, {"rope_scaling": {"rope_type": "linear"}}],
+)
+def test_sizes_that_need_rounding_are_refused(tmp_path, change):
+    config = json.loads((resolve_path("deepseek-mini") / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config | change), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"^latent attention of \d+ and \d+ cannot be widened to 512 and 64; 512 div"):
+        widen(tmp_path, tmp_path)
+
+
 def test_fields_have_the_names_of_sampling_parameters():
     assert asked() == {
         "max_tokens": 5, "temperature": 0.0, "seed": 0, "ignore_eos": False, "logprobs": None, "top_logprobs": 0
@@ -106,7 +142,10 @@ def test_fields_have_the_names_of_sampling_parameters():
 def test_what_vllm_lacks_is_a_reason():
     assert reason("eagle3.s3.k4.n8") == "vLLM drafts chains only"
     assert reason("eagle3.s3.k1.p4") == "vLLM's attention takes no block of this size"
-    assert reason("none.deepseek").startswith("vLLM serves latent attention with heads of 320")
+    whole = "vLLM's CPU build serves latent attention in blocks of 16 tokens only, and prefills it whole"
+    assert reason("none.deepseek.p64") == reason("none.deepseek.c7.pair") == whole
+    for depth in ("s3", "n6"):
+        assert reason(f"nextn.deepseek.{depth}").startswith("vLLM drafts with both prediction layers in turn")
     assert reason("none.tp2.pair") == "vLLM's CPU build runs here in one process"
     assert reason("eagle3.s3.k1", "vllm-suffix") == "this variant of the subject changes only how n-grams are drafted"
     assert reason("none", temperature=2.5) == "vLLM takes temperatures up to 2"
@@ -259,6 +298,10 @@ def test_rounds_that_contradict_the_steps_are_an_error():
         VllmEngine(one, Replay(steps), sampling=dict).generate(one.asks)
 
 
+class Backend(Enum):
+    CPU_MLA = "path"
+
+
 def test_the_running_values_are_read_from_the_configuration():
     one = command("eagle3.s3.k1.tight.pair")
     spec = SimpleNamespace(method="eagle3", num_speculative_tokens=2)
@@ -269,6 +312,7 @@ def test_the_running_values_are_read_from_the_configuration():
         "cache_config": SimpleNamespace(block_size=64, enable_prefix_caching=False, num_gpu_blocks=7),
         "scheduler_config": SimpleNamespace(), "parallel_config": SimpleNamespace(),
         "observability_config": SimpleNamespace(per_request_spec_decode_metrics="detailed"),
+        "attention_config": SimpleNamespace(backend=Backend.CPU_MLA),
     }  # fmt: skip
     llm = SimpleNamespace(vllm_config=SimpleNamespace(**parts, speculative_config=spec))
     found = VllmEngine(one, llm).readback()
@@ -278,6 +322,9 @@ def test_the_running_values_are_read_from_the_configuration():
         "block_size": 64, "enable_prefix_caching": False,
         "speculative_config": {"method": "eagle3", "num_speculative_tokens": 2},
     }  # fmt: skip
+    latent = VllmSubject().translate(prepare(Cell.from_id("none.deepseek")))
+    assert isinstance(latent, EngineCommand)
+    assert VllmEngine(latent, llm).readback()["attention_backend"] == "CPU_MLA"
 
 
 def test_scores_are_those_after_the_temperature():

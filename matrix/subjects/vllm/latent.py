@@ -1,0 +1,107 @@
+"""Writes a checkpoint with latent attention in the one size that vLLM's CPU kernel takes, as the same function. Runs in
+vLLM's environment, where this package's dependencies are not installed."""
+
+from __future__ import annotations
+
+import json
+from math import isqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from specmatrix.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# The variant of a command, and numbers per token and layer in the KV cache: without and with RoPE.
+WIDE: Final = "latent attention of 512 and 64"
+LATENT, ROTARY = 512, 64
+# At factor 1 YaRN is plain RoPE, which no published DeepSeek-V3 has and which vLLM's CPU build computes for the first
+# head only (docs/findings.md).
+YARN: Final = {"type": "yarn", "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
+
+
+def widen(source: Path, place: Path) -> None:
+    """Write the checkpoint of folder `source` to `place`, padded with zeros.
+
+    A norm over r numbers becomes one over 512: its input grows by sqrt(512 / r), its weight shrinks by as much. RoPE of
+    width d takes each (64 / d)th frequency of width 64. The scores' scale 1 / sqrt(n + d), n numbers of a head without
+    RoPE, halves as often as queries double. All factors are powers of two, so that no weight is rounded.
+
+    Raises ConfigError where a factor is not one.
+    """
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    sizes = Sizes(config)
+    tensors = {
+        name: sizes.widened(name, tensor)
+        for path in sorted(source.glob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+    for path in source.iterdir():
+        if path.suffix != ".safetensors" and path.name != "config.json":
+            (place / path.name).symlink_to(path)
+    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+    yarn = {**YARN, "original_max_position_embeddings": config["max_position_embeddings"]}
+    wide = {"kv_lora_rank": LATENT, "qk_rope_head_dim": ROTARY, "qk_nope_head_dim": sizes.wide, "rope_scaling": yarn}
+    (place / "config.json").write_text(json.dumps(config | wide), encoding="utf-8")
+
+
+class Sizes:
+    """Sizes of latent attention in a configuration, and the factors that make up for wider ones."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.heads: int = config["num_attention_heads"]
+        self.latent: int = config["kv_lora_rank"]
+        self.rotary: int = config["qk_rope_head_dim"]
+        self.plain: int = config["qk_nope_head_dim"]
+        head = self.plain + self.rotary
+        self.growth = isqrt(LATENT // self.latent)
+        self.queries = 1
+        while head * self.queries**2 < self.plain + ROTARY:
+            self.queries *= 2
+        self.wide = head * self.queries**2 - ROTARY
+        exact = self.growth & (self.growth - 1) == 0 and self.growth**2 * self.latent == LATENT
+        if not exact or ROTARY % self.rotary or config.get("rope_scaling"):
+            raise ConfigError(
+                f"latent attention of {self.latent} and {self.rotary} cannot be widened to {LATENT} and {ROTARY}; "
+                f"{LATENT} divided by the first must be a power of 4, {ROTARY} a multiple of the second, RoPE plain"
+            )
+
+    def widened(self, name: str, x: Tensor) -> Tensor:
+        """The tensor of this name at the wide sizes."""
+        import torch
+        from torch.nn.functional import pad
+
+        if name.endswith("q_b_proj.weight"):
+            heads = self._heads(x * self.queries)
+            plain, turning = heads[:, : self.plain], heads[:, self.plain :]
+            return torch.cat((_rows(plain, self.wide), self._spread(turning)), 1).flatten(0, 1)
+        if name.endswith("kv_a_proj_with_mqa.weight"):
+            latent, turning = x[: self.latent], x[self.latent :]
+            return torch.cat((_rows(latent * self.growth, LATENT), self._spread(turning)))
+        if name.endswith("kv_a_layernorm.weight"):
+            return pad(x / self.growth, (0, LATENT - self.latent))
+        if name.endswith("kv_b_proj.weight"):
+            heads = self._heads(pad(x, (0, LATENT - self.latent)))
+            return torch.cat((_rows(heads[:, : self.plain], self.wide), heads[:, self.plain :]), 1).flatten(0, 1)
+        return x
+
+    def _spread(self, x: Tensor) -> Tensor:
+        """Rows of interleaved pairs [..., rotary, K] at the places [..., 64, K] of their frequencies."""
+        step = ROTARY // self.rotary
+        out = x.new_zeros(*x.shape[:-2], ROTARY // 2, 2, x.shape[-1])
+        out[..., ::step, :, :] = x.reshape(*x.shape[:-2], -1, 2, x.shape[-1])
+        return out.flatten(-3, -2)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """Rows [heads * n, K] as [heads, n, K]."""
+        return x.view(self.heads, -1, x.shape[-1])
+
+
+def _rows(x: Tensor, count: int) -> Tensor:
+    """Rows [..., n, K] followed by zeros up to `count`."""
+    from torch.nn.functional import pad
+
+    return pad(x, (0, 0, 0, count - x.shape[-2]))
