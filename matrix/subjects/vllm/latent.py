@@ -33,7 +33,7 @@ def widen(source: Path, place: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    sizes = Sizes(config)
+    sizes = LatentSizes(config)
     tensors = {
         name: sizes.widened(name, tensor)
         for path in sorted(source.glob("*.safetensors"))
@@ -48,8 +48,8 @@ def widen(source: Path, place: Path) -> None:
     (place / "config.json").write_text(json.dumps(config | wide), encoding="utf-8")
 
 
-class Sizes:
-    """Sizes of latent attention in a configuration, and the factors that make up for wider ones."""
+class LatentSizes:
+    """LatentSizes of latent attention in a configuration, and the factors that make up for wider ones."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.heads: int = config["num_attention_heads"]
