@@ -18,6 +18,7 @@ POWER: Final = 0.8
 # stated share would have struck one of them in 95 % of runs.
 _COMPARED: Final[Mapping[str, tuple[str, str]]] = {
     "lossless": ("tokens", "token"),
+    "precision": ("tokens", "token"),
     "oracle": ("oracle_tokens", "token"),
     "finish": ("requests", "request"),
     "identities": ("rounds", "round"),

@@ -144,6 +144,12 @@ AXES: Final[tuple[Axis, ...]] = (
     ),
     Axis("slots", "start", "maximum number of concurrent requests", (Value("auto", ""), Value("4", "m4", 0.1))),
     Axis(
+        "numerics",
+        "start",
+        "precision on GPU tiers: float32 or bf16 with deterministic inference, or bf16 with the fast kernels",
+        (Value("float32", ""), Value("bf16", "bf16", gpus=1), Value("fast", "fast", gpus=1)),
+    ),
+    Axis(
         "batch",
         "request",
         "requests: 1, 2, 5 of mixed length, 9, many exam questions, or waves of 1, 8, 32, 8 (after loading the weights "

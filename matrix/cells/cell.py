@@ -45,11 +45,14 @@ AMPLE_TOKENS: Final = 12_288
 AMPLE_PAGES: Final = 128
 # Of every engine but those started as v1, as baselines are: these have seed 0, and give each request a seed of its own.
 ENGINE_SEED: Final = 17
-# Settings that the gates need on every engine: KV stamps, ledger checks, batch-invariant results, and sessions, which
-# any cell of a start may open.
+# Settings that the gates need on every engine, besides batch-invariant results: KV stamps, ledger checks, and sessions,
+# which any cell of a start may open.
 INSTRUMENTS: Final[dict[str, Any]] = {
-    "kv_stamps": True, "strict_memory": 1, "enable_deterministic_inference": True, "enable_streaming_session": True,
+    "kv_stamps": True, "strict_memory": 1, "enable_streaming_session": True,
 }  # fmt: skip
+# Of engines on a GPU. They differ from the defaults, which an engine that ignores them would use, and batches of 32 are
+# above the largest graph.
+GPU_LIMITS: Final[dict[str, Any]] = {"cuda_graph_max_gb": 3, "cuda_graph_max_bs": 24}
 
 
 class Cell(NamedTuple):
@@ -70,6 +73,7 @@ class Cell(NamedTuple):
     context: str = "model"
     memory: str = "ample"
     slots: str = "auto"
+    numerics: str = "float32"
     batch: str = "single"
     session: str = "none"
     sampling: str = "greedy"
@@ -129,8 +133,10 @@ class Cell(NamedTuple):
 
     @property
     def canonical(self) -> "Cell":
-        """The default engine start of the model and context, the reference for drafters, timings and page sizes."""
-        return Cell(model=self.model, prefix_cache="off", spec_version="v1", context=self.context)
+        """The default engine start of the model, context and numerics, the reference for drafters, timings and page
+        sizes."""
+        same = {name: self.values[name] for name in ("model", "context", "numerics")}
+        return Cell(prefix_cache="off", spec_version="v1", **same)
 
     @property
     def session_baseline(self) -> "Cell":
@@ -189,6 +195,7 @@ class Cell(NamedTuple):
             max_total_tokens=self.memory_tokens,
             max_running_requests=_size(self.slots),
             tp_size=self.ranks,
+            dtype=AUTO if self.numerics == "float32" else "bfloat16",
             random_seed=0 if self.spec_version == "v1" else ENGINE_SEED,
             **(GRAMS.get(self.model, {}) if self.algorithm == "ngram" else {}),
         )
@@ -202,14 +209,12 @@ MEANINGS: Final = {value.token: (axis.name, value.name) for axis in AXES for val
 
 
 def asked(cell: Cell, gpus: int = 0) -> EngineConfig:
-    """The configuration of the engine that runs a cell, see `instrumented`."""
-    return instrumented(cell.config(), gpus)
-
-
-def instrumented(config: EngineConfig, gpus: int = 0) -> EngineConfig:
-    """A configuration with the settings that gates need; if gpus > 0, on a GPU with the CPU tier's precision."""
-    config = replace(config, **INSTRUMENTS)
-    return replace(config, device="cuda", dtype="float32") if gpus else config
+    """The configuration of the engine that runs a cell: what its axes request, with the settings that gates need; if
+    gpus > 0, on a GPU with the CPU tier's precision, unless its numerics are others."""
+    config = replace(cell.config(), **INSTRUMENTS, enable_deterministic_inference=cell.numerics != "fast")
+    if not gpus:
+        return config
+    return replace(config, device="cuda", dtype="float32" if config.dtype == AUTO else config.dtype, **GPU_LIMITS)
 
 
 def _unknown_part(token: str) -> str:

@@ -176,6 +176,40 @@ def _of_few_windows(name: str) -> Constraint:
     return Constraint(f"few-windows-{name.replace('_', '-')}", "redundant", why, (name, "model"), forbids)
 
 
+# The axis values of cells with other numerics than float32: every kind of forward, batch and drafter, as chain and
+# tree. What moves pages or ends requests is the same in each precision.
+NUMERIC: Final[dict[str, tuple[str, ...]]] = {
+    "model": ("llama", "qwen3", "deepseek"),
+    "tp": ("1",),
+    "steps": ("auto", "3"),
+    "topk": ("auto", "4"),
+    "draft_tokens": ("auto", "8"),
+    "adaptive": ("off", "tiers"),
+    "spec_version": ("auto", "v2"),
+    "overlap": ("on",),
+    "page_size": ("1", "16"),
+    "prefill_chunk": ("off", "7"),
+    "context": ("model",),
+    "memory": ("ample", "tight"),
+    "slots": ("auto",),
+    "batch": ("pair", "ragged", "burst", "waves"),
+    "session": ("none", "streaming"),
+    "sampling": ("greedy", "temperature", "mixed"),
+    "finish": ("eos", "length"),
+    "abort": ("none",),
+}
+
+
+def _of_few_numerics(name: str) -> Constraint:
+    """Restricts an axis to few values in cells with other numerics than float32."""
+
+    def forbids(cell: Cell) -> bool:
+        return cell.numerics != "float32" and cell.values[name] not in NUMERIC[name]
+
+    why = "cells in bf16 test kernels and their precision, for which these values suffice; float32 tests the rest"
+    return Constraint(f"few-numerics-{name.replace('_', '-')}", "redundant", why, (name, "numerics"), forbids)
+
+
 def _equal_widths(cell: Cell) -> bool:
     """A tree whose width is the length of its paths: steps + 1."""
     explicit = "auto" not in (cell.steps, cell.topk, cell.draft_tokens)
@@ -329,6 +363,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     ),
     *map(_of_few_ranks, RANKED),
     *map(_of_few_windows, WINDOWED),
+    *map(_of_few_numerics, NUMERIC),
     *(_of_few(name, "sampling", "rules", kept) for name, kept in RULED.items()),
     *(_of_few(name, "finish", "stops", kept) for name, kept in STOPPED.items()),
 )

@@ -8,6 +8,8 @@ SMOKE: Final[dict[str, str]] = {
     "eagle3.s3.k4.n8.v2.ragged": "sglang#26866: bonus stride, steps + 1 != draft tokens, batch >= 2",
     "eagle3.tiers.v2.waves.length": "sglang#23336: the depth moves while a round of another depth is in flight",
     "eagle3.table.v2.waves.length": "sglang#24055: the default table, over all of its ranges",
+    "eagle3.s3.k4.n8.v2.p16.fast.burst": "production's numerics: a tree over fused projections and short splits",
+    "eagle3.s3.k4.n8.v2.c7.tight.bf16.ragged": "deterministic bf16: equal bits over chunks, retraction and a tree",
 }
 PR: Final[dict[str, str]] = {
     "eagle3": "sglang#21062: automatic sizes resolve to a tree, hence v1; the version is chosen after the sizes",
@@ -108,6 +110,8 @@ PR: Final[dict[str, str]] = {
     "eagle3.s3.v2.c7.tight.ragged.rules.length": "logit rules over chunks and retraction, a round in flight",
     "eagle3.s3.k4.n8.v2.p16.ragged.stops": "a minimum length, kept, overlapping and ignored stops, a streamed read",
     "eagle.tiers.v2.p64.ctx.pair.length": "the context's end: the widest round reaches past it, and depths move",
+    "nextn.deepseek.s3.k4.n8.v2.fast.burst": "production's numerics: latent attention and experts",
+    "eagle3.tiers.v2.fast.waves.length": "production's numerics: widths move, and a batch is above the largest graph",
 }
 # Turns that fill large pages, or that oversubscribe memory under a costly drafter, are slow: stage pr has some of each
 # kind, the others run nightly.

@@ -70,7 +70,8 @@ class DistributionGate:
         if len(draws) < self.thresholds["least_draws"]:
             text = f"{len(draws)} tokens were sampled; the test needs at least {self.thresholds['least_draws']:g}"
             return Outcome(self.name, State.NOT_MEASURED, {"draws": len(draws)}, message=text)
-        return self._judge_draws(draws, _largest_gap(drawn))
+        fast = prepared.cell.numerics == "fast"  # whose log-probabilities the gate `precision` judges
+        return self._judge_draws(draws, _largest_gap(drawn, paired=not fast))
 
     def _judge_draws(self, draws: Sequence[Draw], gap: float) -> Outcome:
         below, at, outside = [], [], 0
@@ -151,8 +152,9 @@ def _kept(request: RequestSpec, context: Context, index: int, edge: float) -> Fl
     return kept
 
 
-def _largest_gap(drawn: Sequence[AnswerPair]) -> float:
-    """Largest log-probability difference (nats) to the baseline after equal prefixes, and to the token's own value."""
+def _largest_gap(drawn: Sequence[AnswerPair], paired: bool) -> float:
+    """Largest log-probability difference (nats) to the token's own value, and if paired to the baseline's after equal
+    prefixes."""
     largest = 0.0
     for pair in drawn:
         for index, token in enumerate(pair.answer.output_ids):
@@ -160,7 +162,7 @@ def _largest_gap(drawn: Sequence[AnswerPair]) -> float:
                 break
             mine = pair.answer.top_logprobs[index]
             largest = max(largest, abs(dict(mine)[token] - pair.answer.logprobs[index]))
-            if index < len(pair.baseline.top_logprobs):
+            if paired and index < len(pair.baseline.top_logprobs):
                 largest = max(largest, _gap(mine, pair.baseline.top_logprobs[index]))
     return largest
 

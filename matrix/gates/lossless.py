@@ -13,8 +13,10 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.logprobs import max_logprob_gap
 from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_difference, is_tie, pairs, unpaired
+from specmatrix.matrix.gates.precision import PrecisionGate
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.logit_rules import RuledToken, ruled_tokens
+from specmatrix.matrix.oracles.precision import followed
 from specmatrix.matrix.oracles.prompt_scores import prompt_gap, prompt_scores
 from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of, rewriting
 from specmatrix.matrix.run.prepared_cell import PreparedCell
@@ -51,22 +53,26 @@ class LosslessGate:
     sampled: bool = True
     rules: Callable[[str, RequestSpec, tuple[int, ...], tuple[int, ...]], Sequence[RuledToken]] = ruled_tokens
     prompts: Callable[[str, tuple[int, ...]], Tensor] = prompt_scores
+    precision: PrecisionGate = field(default_factory=PrecisionGate)
 
     def applies(self, cell: Cell) -> bool:
         """Every cell whose requests are compared; those without a drafter still differ in other axes."""
         return self.sampled or cell.sampling in ("greedy", "mixed")
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """A greedy divergence where the baseline's two best tokens are within `tie_nats` is a tie, not a failure."""
+        """A greedy divergence where the baseline's two best tokens are within `tie_nats` is a tie, not a failure; with
+        fast kernels any divergence is where both tokens are within the bounds of `precision`."""
         missing = unpaired(self.name, run, baseline)
         if missing:
             return missing
         every = pairs(run, baseline)
         if not self.sampled:
             every = [pair for pair in every if pair.request.temperature == 0]
+        target, fast = prepared.cell.target, prepared.cell.numerics == "fast"
+        if fast:
+            every = [pair for pair in every if followed(pair.request)]
         found = [(pair, index) for pair in every if (index := _divergence(pair)) is not None]
-        target = prepared.cell.target
-        ties = [f"{pair.request.name}@{index}" for pair, index in found if self._is_tie(target, pair, index)]
+        ties = [f"{pair.request.name}@{index}" for pair, index in found if self._is_tie(prepared, run, pair, index)]
         broken = [(pair, i) for pair, i in found if f"{pair.request.name}@{i}" not in ties]
         numbers: dict[str, Number] = {
             "tokens": sum(len(pair.answer.output_ids) for pair in every),
@@ -85,21 +91,25 @@ class LosslessGate:
         scored = [(pair.request.name, *max_logprob_gap(pair)) for pair in every]
         worst, _, nats = max(scored, key=lambda one: one[2])
         numbers |= {"scored": sum(count for _, count, _ in scored), "score_nats": nats}
-        if exact and nats > self.thresholds["score_nats"]:
+        if not fast and nats > self.thresholds["score_nats"]:
             text = f"a log-probability of {worst} differs from the baseline's by {nats:.2g} nats"
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(worst))
         outcome = Outcome(self.name, State.PASS, numbers)
         if self.oracle is not None:
-            outcome = self._against_oracle(every, numbers, self.oracle(target), exact)
+            outcome = self._against_oracle(prepared, baseline, every, numbers)
             if outcome.state is not State.PASS:
                 outcome = replace(outcome, accept=rewriting(target))
         scored_prompts = [pair for pair in every if pair.request.prompt_logprobs >= 0]
         if scored_prompts:
             outcome = self._against_prompts(scored_prompts, outcome, target, exact)
         ruled = [pair for pair in every if pair.request.ruled]
-        return self._against_rules(ruled, outcome, target, exact) if ruled else outcome
+        return self._against_rules(ruled, outcome, prepared, exact) if ruled else outcome
 
-    def _is_tie(self, target: str, pair: AnswerPair, index: int) -> bool:
+    def _is_tie(self, prepared: PreparedCell, run: Run, pair: AnswerPair, index: int) -> bool:
+        target = prepared.cell.target
+        if prepared.cell.numerics == "fast":
+            both = (pair.answer, pair.baseline)
+            return all(self.precision.is_tie(prepared, run, pair.request, answer, index) for answer in both)
         if is_tie(pair.request, pair.baseline, index):
             return True
         if self.is_oracle_tie is None or pair.request.temperature > 0 or pair.baseline.top_logprobs:
@@ -117,15 +127,16 @@ class LosslessGate:
             return Outcome(self.name, State.FAIL, numbers, message=text)
         return replace(outcome, numbers=numbers)
 
-    def _against_rules(self, ruled: list[AnswerPair], outcome: Outcome, target: str, exact: bool) -> Outcome:
+    def _against_rules(self, ruled: list[AnswerPair], outcome: Outcome, prepared: PreparedCell, exact: bool) -> Outcome:
         """The baseline's tokens under logit rules must be what transformers' processors leave: greedy ones the best up
         to a tie, sampled ones not banned, each with its log-probability."""
         checked, worst = 0, 0.0
+        tie = (self if exact else self.precision).thresholds["tie_nats"]
         for pair in ruled:
             request, base = pair.request, pair.baseline
-            found = self.rules(target, request, base.prompt_ids, base.output_ids)
+            found = self.rules(prepared.cell.target, request, base.prompt_ids, base.output_ids)
             for index, token in enumerate(found):
-                behind = request.temperature == 0 and token.behind >= self.thresholds["tie_nats"]
+                behind = request.temperature == 0 and token.behind >= tie
                 if outcome.state is State.PASS and (behind or not token.kept):
                     text = f"the baseline of {request.name} breaks its logit rules at token {index}"
                     blame = Blame(request.name, index, got=base.output_ids)
@@ -139,9 +150,11 @@ class LosslessGate:
         return replace(outcome, numbers=numbers)
 
     def _against_oracle(
-        self, every: list[AnswerPair], numbers: dict[str, Number], oracle: Oracle | None, exact: bool
+        self, prepared: PreparedCell, baseline: Run, every: list[AnswerPair], numbers: dict[str, Number]
     ) -> Outcome:
-        """exact: also compare log-probabilities, which half precision does not allow."""
+        """In float32 also compares log-probabilities, which half precision does not allow."""
+        assert self.oracle is not None
+        oracle, exact = self.oracle(prepared.cell.target), baseline.resolved["dtype"] == "float32"
         greedy = [pair for pair in every if pair.request.temperature == 0 and oracle_index(pair.request) is not None]
         if not greedy:
             return Outcome(self.name, State.PASS, numbers)
@@ -152,7 +165,12 @@ class LosslessGate:
         for pair in greedy:
             expected = oracle.continuation(pair.request)
             index = first_difference(expected, pair.baseline.output_ids, prefix=True)
-            if index is not None and not is_tie(pair.request, pair.baseline, index):
+            tied = index is not None and (
+                is_tie(pair.request, pair.baseline, index)
+                if exact
+                else self.precision.is_tie(prepared, baseline, pair.request, pair.baseline, index)
+            )
+            if index is not None and not tied:
                 text = f"the baseline of {pair.request.name} differs from the transformers oracle at token {index}"
                 place = _place(pair, pair.baseline.output_ids, expected, index)
                 numbers |= {"oracle_tokens": checked, "first_divergence": f"the baseline's {place}"}

@@ -18,6 +18,7 @@ from specmatrix.matrix.gates.identities import IdentitiesGate
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.gates.oracle import OracleGate
+from specmatrix.matrix.gates.precision import PrecisionGate
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.rest import RestGate
 from specmatrix.matrix.gates.session import SessionGate
@@ -35,6 +36,7 @@ GATES: Final[tuple[Gate, ...]] = (
     SessionGate(),
     AdaptiveGate(),
     LosslessGate(),
+    PrecisionGate(),
     FinishGate(),
     AcceptanceGate(),
     DistributionGate(),

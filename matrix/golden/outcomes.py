@@ -47,7 +47,7 @@ DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "swa_full_tokens_ratio": ((),),
     "random_seed": ((),),
     "tp_size": (("tp",),),
-    "dtype": ((),),
+    "dtype": (("numerics",),),
     "device": ((),),
 }
 # Fields of EngineConfig that have another name in a resolved configuration.

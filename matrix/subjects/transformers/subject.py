@@ -37,6 +37,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "memory": "transformers' KV cache has no limit",
     "slots": "transformers' generate() has no queue of requests",
     "batch": "transformers' assisted generation takes one sequence, and a batch shares one set of parameters",
+    "numerics": "this subject runs on a CPU in float32",
     "session": "transformers has no sessions",
     "abort": "a call of transformers' generate() cannot be aborted",
 }

@@ -37,6 +37,7 @@ METHODS: Final[Mapping[str, str]] = {
 ABSENT: Final[Mapping[str, str]] = {
     "adaptive": "vLLM chooses the depth of its drafts by batch size alone, not by acceptance",
     "session": "vLLM has no sessions",
+    "numerics": "the kernels of this subject's precisions are vLLM's own, which `numerics` does not name",
 }
 LATENT: Final = "vLLM's CPU build serves latent attention in blocks of 16 tokens only, and prefills it whole"
 LAYERS: Final = "vLLM drafts with both prediction layers in turn, so steps must be 1 or even"

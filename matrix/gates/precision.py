@@ -1,0 +1,138 @@
+"""Checks cells in bf16 against float32: each token and log-probability, along the cell's own text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Final, NamedTuple
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
+from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.oracles.precision import PreciseToken, followed, precise_tokens
+from specmatrix.matrix.run.prepared_cell import PreparedCell
+from specmatrix.matrix.subjects.protocol import Answer, Capability, RequestSpec, Run
+
+THRESHOLDS: Final = {
+    "tie_nats": Threshold(
+        0.1, "0.0066 at most over 4,093 tokens in bf16; the median margin of the zoo's two best tokens is 10"
+    ),
+    "tie_mass": Threshold(0.03, "of a sampled token: 0.009 at most over 2,376 tokens in bf16"),
+    "tied_share": Threshold(0.05, "2.6 % at most of a cell's tokens, all sampled; of greedy ones 0.05 %"),
+    "score_rms": Threshold(0.01, "0.0034 nats at most per cell for greedy tokens in bf16; 2e-7 in float32"),
+    "sampled_rms": Threshold(0.06, "0.027 nats at most per cell for sampled tokens in bf16; 2e-6 in float32"),
+}
+
+SHARES: Final = {
+    "tied_share": "the share of tokens that are not float32's",
+    "score_rms": "the error of greedy tokens' log-probabilities (root mean square, in nats)",
+    "sampled_rms": "the error of sampled tokens' log-probabilities (root mean square, in nats)",
+}
+
+
+class Precise(NamedTuple):
+    """An answer with what float32 says of each of its tokens."""
+
+    request: RequestSpec
+    answer: Answer
+    tokens: Sequence[PreciseToken]
+
+
+@dataclass
+class PrecisionGate:
+    """Every token of run and baseline is float32's, or within a bound of it: a tie, which is counted.
+
+    tie_nats bounds greedy tokens: how far below the most likely one. tie_mass bounds sampled ones: the probability
+    between the token and the random number. tied_share bounds the ties; score_rms and sampled_rms bound the errors of
+    log-probabilities (root mean squares), of greedy and sampled tokens.
+    """
+
+    name: str = "precision"
+    needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS, Capability.SAMPLED_IDENTITY})
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    tokens: Callable[..., Sequence[PreciseToken]] = precise_tokens
+
+    def applies(self, cell: Cell) -> bool:
+        """Cells in bf16: in float32 `lossless` compares with transformers, and all drafts with the baseline."""
+        return cell.numerics != "float32"
+
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED if no request can be followed, or no log-probability was reported."""
+        every = [*self._precise(prepared.cell.target, run), *self._precise(prepared.cell.target, baseline)]
+        ties = [f"{one.request.name}@{place}" for one in every for place, token in enumerate(one.tokens) if token.off]
+        errors = [
+            (one.request.temperature > 0, value - token.logprob)
+            for one in every
+            for value, token in zip(one.answer.logprobs, one.tokens, strict=False)
+        ]
+        count = sum(len(one.tokens) for one in every)
+        numbers: dict[str, Number] = {
+            "tokens": count,
+            "ties": len(ties),
+            "tied_at": ", ".join(dict.fromkeys(ties)),
+            "tied_share": len(ties) / max(1, count),
+            "worst_nats": _worst(every, sampled=False),
+            "worst_mass": _worst(every, sampled=True),
+            "scored": len(errors),
+            "score_rms": _rms([error for sampled, error in errors if not sampled]),
+            "sampled_rms": _rms([error for sampled, error in errors if sampled]),
+            "beyond": 0,
+        }
+        if not count or not errors:
+            what = "log-probability was reported" if count else "token was compared with float32"
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message=f"no {what}")
+        return self._judged(every, numbers)
+
+    def is_tie(self, prepared: PreparedCell, run: Run, request: RequestSpec, answer: Answer, index: int) -> bool:
+        """Whether float32 might as well have chosen the token at an index of an answer."""
+        if not followed(request) or index >= len(answer.output_ids):
+            return False
+        (one,) = self._precise(prepared.cell.target, run, [(request, answer)])
+        return one.tokens[index].off <= self._bound(request)
+
+    def _judged(self, every: Sequence[Precise], numbers: dict[str, Number]) -> Outcome:
+        beyond = [
+            (one, place)
+            for one in every
+            for place, token in enumerate(one.tokens)
+            if token.off > self._bound(one.request)
+        ]
+        numbers["beyond"] = len(beyond)
+        if beyond:
+            one, place = beyond[0]
+            unit = "of the probability" if one.request.temperature else "nats"
+            text = (
+                f"token {place} of {one.request.name} is {one.tokens[place].off:.3g} {unit} away from what float32 "
+                f"chooses, allowed {self._bound(one.request):g}"
+            )
+            blame = Blame(one.request.name, place, got=one.answer.output_ids)
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
+        for name, what in SHARES.items():
+            if float(str(numbers[name])) > self.thresholds[name]:
+                text = f"{what} is {float(str(numbers[name])):.3g}, allowed {self.thresholds[name]:g}"
+                return Outcome(self.name, State.FAIL, numbers, message=text)
+        return Outcome(self.name, State.PASS, numbers)
+
+    def _bound(self, request: RequestSpec) -> float:
+        return self.thresholds["tie_mass" if request.temperature else "tie_nats"]
+
+    def _precise(
+        self, target: str, run: Run, pairs: Sequence[tuple[RequestSpec, Answer]] | None = None
+    ) -> Iterator[Precise]:
+        """The answers that float32 follows."""
+        answers = {answer.name: answer for answer in run.answers}
+        found = [(request, answers[request.name]) for request in run.requests if request.name in answers]
+        for request, answer in found if pairs is None else pairs:
+            if followed(request):
+                seed = int(run.resolved["random_seed"]) if request.seed is None else request.seed
+                yield Precise(request, answer, self.tokens(target, request, seed, answer.prompt_ids, answer.output_ids))
+
+
+def _rms(errors: Sequence[float]) -> float:
+    return sqrt(sum(error**2 for error in errors) / max(1, len(errors)))
+
+
+def _worst(every: Sequence[Precise], sampled: bool) -> float:
+    offs = (token.off for one in every if (one.request.temperature > 0) == sampled for token in one.tokens)
+    return max(offs, default=0.0)

@@ -1,0 +1,67 @@
+"""What float32 would choose at each token of an answer: the zoo's own network without KV, along the answer's own text,
+so that an answer that took another token at a tie is followed past it. Shares no code with the engine."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final, NamedTuple
+
+from specmatrix.matrix.oracles.logit_rules import network, ruled_tokens
+from specmatrix.matrix.subjects.protocol import RequestSpec
+
+WORD: Final = (1 << 64) - 1
+GOLDEN: Final = 0x9E3779B97F4A7C15
+
+
+class PreciseToken(NamedTuple):
+    """One output token. off: how far it is from what float32 chooses, 0 if that is the token: of a greedy request how
+    much likelier the likeliest token is, in nats; of a sampled one the probability between its own share and the random
+    number. logprob: its log-probability at the request's temperature, in nats."""
+
+    off: float
+    logprob: float
+
+
+def followed(request: RequestSpec) -> bool:
+    """Whether this oracle knows how a request's tokens are chosen."""
+    plain = request.top_k <= 0 and request.top_p >= 1 and not request.ruled
+    return request.temperature == 0 or plain
+
+
+@cache
+def precise_tokens(
+    target: str, request: RequestSpec, seed: int, prompt: tuple[int, ...], output: tuple[int, ...]
+) -> tuple[PreciseToken, ...]:
+    """Every output token of a request that is `followed`. seed: of its random numbers."""
+    import torch
+
+    if request.ruled:
+        return tuple(
+            PreciseToken(token.behind, token.logprob) for token in ruled_tokens(target, request, prompt, output)
+        )
+    text, found = (*prompt, *output), []
+    with torch.inference_mode():
+        logits = network(target)(torch.tensor([text]))[0][0][len(prompt) - 1 : -1]
+        scores = (logits / (request.temperature or 1.0)).log_softmax(-1).double()
+    for index, token in enumerate(output):
+        row = scores[index]
+        if request.temperature == 0:
+            off = float(row.max() - row[token])
+        else:
+            ends = row.exp().cumsum(-1)
+            coin = random_number(seed, len(prompt) + index)
+            off = max(0.0, float(ends[token] - row[token].exp()) - coin, coin - float(ends[token]))
+        found.append(PreciseToken(off, float(row[token])))
+    return tuple(found)
+
+
+def random_number(seed: int, position: int) -> float:
+    """Output number `position` of the splitmix64 stream that a seed starts, from 0 to 1."""
+    start = _mixed((seed + GOLDEN) & WORD)
+    return (_mixed((start + (position + 1) * GOLDEN) & WORD) >> 11) / 2**53
+
+
+def _mixed(word: int) -> int:
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & WORD
+    return word ^ (word >> 31)
