@@ -209,9 +209,14 @@ MEANINGS: Final = {value.token: (axis.name, value.name) for axis in AXES for val
 
 
 def asked(cell: Cell, gpus: int = 0) -> EngineConfig:
-    """The configuration of the engine that runs a cell: what its axes request, with the settings that gates need; if
-    gpus > 0, on a GPU with the CPU tier's precision, unless its numerics are others."""
-    config = replace(cell.config(), **INSTRUMENTS, enable_deterministic_inference=cell.numerics != "fast")
+    """The configuration of the engine that runs a cell, see `instrumented`."""
+    return instrumented(cell.config(), cell.numerics, gpus)
+
+
+def instrumented(config: EngineConfig, numerics: str, gpus: int = 0) -> EngineConfig:
+    """A configuration with the settings that gates need; if gpus > 0, on a GPU with the CPU tier's precision, unless
+    the numerics are others."""
+    config = replace(config, **INSTRUMENTS, enable_deterministic_inference=numerics != "fast")
     if not gpus:
         return config
     return replace(config, device="cuda", dtype="float32" if config.dtype == AUTO else config.dtype, **GPU_LIMITS)

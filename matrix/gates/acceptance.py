@@ -145,14 +145,14 @@ class AcceptanceGate:
         numbers = _numbers(measured, [pair.mine for pair in greedy])
         numbers["questions"] = [pair.question for _, pair in compared]
         interval = _interval(measured)
-        precise = run.resolved["dtype"] == "float32"
         # Another engine's first round may begin one token earlier, with its prefill.
-        band = "" if steady and self.exact and precise else "moved_"
+        band = "" if steady and self.exact and cell.numerics == "float32" else "moved_"
         low, high = self.thresholds[f"{band}low"], self.thresholds[f"{band}high"]
         ratio = float(str(numbers["ratio"]))
         ends = interval or (ratio, ratio)
         if low <= ends[0] and ends[1] <= high:
-            text = self._mismatches(greedy, numbers) if self.exact and precise else ""
+            exact = self.exact and run.resolved["dtype"] == "float32"
+            text = self._mismatches(greedy, numbers) if exact else ""
             blame = next(pair.blame() for pair in greedy if pair.mismatch() is not None) if text else None
             if not text:
                 return Outcome(self.name, State.PASS, numbers, interval)
@@ -261,7 +261,7 @@ def _fixed(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | st
         return f"the oracle has no rounds for {key[0]} with (steps, topk, draft tokens) = {key[1:]}"
     return [
         RoundsPair(lengths, rounds[index], answer.retractions, request=answer.name, question=index)
-        for answer, index, lengths in _greedy(run, oracle)
+        for answer, index, lengths in _greedy(cell, run, oracle)
         if index < len(rounds) and rounds[index]
     ]
 
@@ -272,24 +272,23 @@ def _adapted(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | 
     if oracle is None or drafter not in oracle.reach:
         return f"the oracle has no correct-draft counts for {drafter}"
     pairs = []
-    for answer, index, mine in _greedy(run, oracle):
+    for answer, index, mine in _greedy(cell, run, oracle):
         reach, widths = oracle.reach[drafter][index], answer.round_widths
         theirs = oracle_rounds(reach, widths, sum(mine))
         pairs.append(RoundsPair(mine, theirs, answer.retractions, widths, reach, answer.name, index))
     return pairs
 
 
-def _greedy(run: Run, oracle: Oracle) -> Iterator[tuple[Answer, int, Sequence[int]]]:
+def _greedy(cell: Cell, run: Run, oracle: Oracle) -> Iterator[tuple[Answer, int, Sequence[int]]]:
     """(answer, index of its oracle prompt, tokens of its rounds) for greedy requests on the oracle's prompts that
-    decoded a round; in half precision only rounds before the answer leaves the oracle's text by a tie."""
-    exact = run.resolved["dtype"] == "float32"
+    decoded a round; in bf16 only rounds before the answer leaves the oracle's text by a tie."""
     answers = {answer.name: answer for answer in run.answers}
     for request in run.requests:
         index, answer = oracle_index(request), answers.get(request.name)
         if request.temperature > 0 or index is None or answer is None:
             continue
         lengths = answer.accept_lengths
-        if not exact:
+        if cell.numerics != "float32":
             left = first_difference(answer.output_ids, oracle.continuations[index], prefix=True)
             ends = accumulate(lengths, initial=1)
             lengths = tuple(n for n, end in zip(lengths, list(ends)[1:], strict=True) if left is None or end <= left)

@@ -9,7 +9,7 @@ from functools import cached_property
 from specmatrix.engine.core.config.asked import EngineConfig, Facts, Resolved
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.cells.cell import Cell, instrumented
 from specmatrix.matrix.cells.constraints import Constraint, Expect, expectation, explain
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.run.tiers import tier as find_tier
@@ -49,7 +49,7 @@ class PreparedCell:
     @cached_property
     def configuration(self) -> EngineConfig:
         """The configuration that the engine starts with: `asked`, instrumented for the gates, on the tier's device."""
-        return asked(self.cell, self.gpus)
+        return instrumented(self.asked, self.cell.numerics, self.gpus)
 
     @cached_property
     def facts(self) -> Facts:

@@ -19,6 +19,7 @@ from specmatrix.matrix.faults.catalogue.kernels import KERNEL_FAULTS
 from specmatrix.matrix.faults.catalogue.layers import LAYER_FAULTS
 from specmatrix.matrix.faults.catalogue.memory import MEMORY_FAULTS
 from specmatrix.matrix.faults.catalogue.ngrams import NGRAM_FAULTS
+from specmatrix.matrix.faults.catalogue.numerics import NUMERIC_FAULTS
 from specmatrix.matrix.faults.catalogue.ranks import RANK_FAULTS
 from specmatrix.matrix.faults.catalogue.renewals import RENEWAL_FAULTS
 from specmatrix.matrix.faults.catalogue.requirements import REQUIREMENT_FAULTS
@@ -58,6 +59,7 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *CONFIGURATION_FAULTS,
     *RANK_FAULTS,
     *GRAPH_FAULTS,
+    *NUMERIC_FAULTS,
     *KERNEL_FAULTS,
     *SPARE_FAULTS,
     *WORK_FAULTS,

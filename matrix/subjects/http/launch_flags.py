@@ -12,6 +12,7 @@ from specmatrix.matrix.cells.cell import Cell
 WHOLE: Final = 2048
 # SGLang runs NEXTN as EAGLE whose draft is in the target's checkpoint.
 SAME: Final = {"NEXTN": ("NEXTN", "EAGLE")}
+PRECISION: Final = "a server has kernels of its own for each precision, which `numerics` does not name"
 OTHERS: Final = "the server does not report the table of its adaptive steps"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, NO_BASELINE, Endpoint
-from specmatrix.matrix.subjects.http.launch_flags import OTHERS, launch_flags, mismatches
+from specmatrix.matrix.subjects.http.launch_flags import OTHERS, PRECISION, launch_flags, mismatches
 from specmatrix.matrix.subjects.protocol import (
     Ask,
     Capability,
@@ -93,7 +93,7 @@ class SglangSubject(Subject):
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags as SGLang's server has them, asks as bodies of /generate."""
         cell, baseline = prepared.cell, False
-        reason = next(_unread(prepared.requests), "")
+        reason = PRECISION if cell.numerics != "float32" else next(_unread(prepared.requests), "")
         if self.endpoint is not None and self.endpoint.url is not None:
             baseline = cell.algorithm == "none" and self.running.get("speculative_algorithm") is not None
             if baseline and self.endpoint.baseline_url is None:

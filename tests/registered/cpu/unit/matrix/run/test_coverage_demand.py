@@ -28,7 +28,7 @@ def test_only_the_whole_stage_demands_counters():
     assert demanded("pr", 0) is None
     demand = demanded("nightly", 0)
     assert demand is not None
-    assert demand.cells == len([cell for cell in stage_cells("nightly") if cell.ranks < 3])
+    assert demand.cells == len([cell for cell in stage_cells("nightly") if not cell.gpus])
     on_gpu = demanded("nightly", 1)
     assert on_gpu is not None and set(on_gpu.hit) - set(demand.hit) == set(GPU) - set(ZERO)
     assert set(on_gpu.hit) | set(demand.zero) == set(COUNTERS) - set(RANKS)

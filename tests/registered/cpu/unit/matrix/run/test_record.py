@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from specmatrix.errors import LedgerError
-from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.cells.cell import GPU_LIMITS, Cell, asked
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import BaselineError, crashed, judged, lost
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 def test_a_gpu_tier_requests_the_same_in_float32_on_a_gpu():
     cell = Cell.from_id("eagle3.s3.k4.n8.v2")
     assert asked(cell).device == asked(cell).dtype == "auto"
-    assert asked(cell, 1) == replace(asked(cell), device="cuda", dtype="float32")
+    assert asked(cell, 1) == replace(asked(cell), device="cuda", dtype="float32", **GPU_LIMITS)
     found = judged(prepare(cell, "gpu1", 2), ())
     assert (found.state, found.expect) == ("NOT MEASURED", "runs")
     assert found.requested["device"] == "cuda"

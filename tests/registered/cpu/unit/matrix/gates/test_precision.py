@@ -1,0 +1,125 @@
+"""The gate of bf16, on a CPU: what float32 would choose along an answer, and where answers may part."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specmatrix.kernels.sample.reference import uniform
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.lossless import LosslessGate
+from specmatrix.matrix.gates.precision import PrecisionGate
+from specmatrix.matrix.oracles.precision import PreciseToken, followed, precise_tokens, random_number
+
+pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+
+CELL = "eagle3.s3.k4.n8.v2.fast.pair.mixed"
+
+
+def shifted(name: str, place: int, off: float, error: float = 0.0):
+    """The oracle, except that one token of a request is `off`, and that all log-probabilities are."""
+
+    def tokens(target, request, seed, prompt, output):
+        known = precise_tokens(target, request, seed, prompt, output)
+        found = [token._replace(logprob=token.logprob + error) for token in known]
+        if request.name == name and place < len(found):
+            found[place] = PreciseToken(off, found[place].logprob)
+        return found
+
+    return tokens
+
+
+def test_random_numbers_are_those_of_the_kernels_reference():
+    seeds, positions = (0, 17, 2**62 + 5), (0, 1, 143)
+    expected = uniform(torch.tensor(seeds), torch.tensor([positions] * 3)).tolist()
+    assert [[random_number(seed, position) for position in positions] for seed in seeds] == expected
+
+
+def test_float32_chooses_the_tokens_of_an_engine_in_float32(measured):
+    prepared, run, _ = measured("eagle3.s3.k4.n8.v2.ragged.mixed")
+    assert {request.temperature > 0 for request in run.requests} == {False, True}
+    for request, answer in zip(run.requests, run.answers, strict=True):
+        seed = run.resolved["random_seed"] if request.seed is None else request.seed
+        found = precise_tokens(prepared.cell.target, request, seed, answer.prompt_ids, answer.output_ids)
+        assert [token.off for token in found] == pytest.approx([0.0] * len(answer.output_ids), abs=1e-6)
+        other = precise_tokens(prepared.cell.target, request, seed + 1, answer.prompt_ids, answer.output_ids)
+        assert (max(token.off for token in other) > 0.01) == (request.temperature > 0)
+
+
+def test_requests_whose_choice_is_not_simple_are_left_out(measured):
+    _, run, _ = measured(CELL)
+    greedy, sampled = run.requests
+    assert followed(greedy) and followed(sampled) and followed(replace(greedy, min_new_tokens=3))
+    assert not any(map(followed, (replace(sampled, top_k=3), replace(sampled, top_p=0.5), replace(sampled, min_p=0.1))))
+
+
+def test_a_cell_in_bf16_passes_with_its_counts(measured):
+    prepared, run, baseline = measured(CELL)
+    gate = PrecisionGate()
+    assert gate.applies(prepared.cell) and not gate.applies(Cell())
+    outcome = gate.judge(prepared, run, baseline)
+    tokens = sum(len(answer.output_ids) for answer in (*run.answers, *baseline.answers))
+    assert outcome.state is State.PASS and outcome.numbers["tokens"] == tokens > 100
+    assert 1e-5 < outcome.numbers["score_rms"] < 0.01 and outcome.numbers["scored"] > 50
+
+
+@pytest.mark.parametrize(("place", "within", "beyond"), [(0, 0.09, 0.11), (1, 0.029, 0.031)])
+def test_a_tie_is_counted_and_what_is_further_off_is_red(measured, place, within, beyond):
+    prepared, run, baseline = measured(CELL)
+    name = run.requests[place].name
+    tied = PrecisionGate(tokens=shifted(name, 7, within)).judge(prepared, run, baseline)
+    assert (tied.state, tied.numbers["ties"], tied.numbers["tied_at"]) == (State.PASS, 2, f"{name}@7")
+    red = PrecisionGate(tokens=shifted(name, 7, beyond)).judge(prepared, run, baseline)
+    assert red.state is State.FAIL and (red.blame.request, red.blame.token) == (name, 7)
+    assert red.message.startswith(f"token 7 of {name} is {beyond} ") and red.numbers["beyond"] == 2
+
+
+def test_many_ties_and_other_log_probabilities_are_red(measured):
+    prepared, run, baseline = measured(CELL)
+
+    def tied(target, request, seed, prompt, output):
+        return [token._replace(off=0.02) for token in precise_tokens(target, request, seed, prompt, output)]
+
+    outcome = PrecisionGate(tokens=tied).judge(prepared, run, baseline)
+    assert outcome.message == "the share of tokens that are not float32's is 1, allowed 0.05"
+    outcome = PrecisionGate(tokens=shifted("", 0, 0.0, error=0.02)).judge(prepared, run, baseline)
+    assert outcome.state is State.FAIL and outcome.message.startswith("the error of greedy tokens' log-probabilities")
+
+
+def test_without_tokens_or_log_probabilities_nothing_is_measured(measured):
+    prepared, run, baseline = measured(CELL)
+    mute = replace(baseline, answers=tuple(replace(answer, logprobs=()) for answer in baseline.answers))
+    outcome = PrecisionGate().judge(prepared, run, mute)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no log-probability was reported")
+    nothing = (replace(run, answers=()), replace(baseline, answers=()))
+    outcome = PrecisionGate().judge(prepared, *nothing)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no token was compared with float32")
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(("off", "state"), [(0.02, State.PASS), (0.2, State.FAIL)])
+def test_answers_of_fast_kernels_part_only_at_ties(measured, altered, place, off, state):
+    prepared, run, baseline = measured(CELL)
+    name, ids = run.requests[place].name, run.answers[place].output_ids
+    parted = altered(run, place, output_ids=(*ids[:7], ids[7] ^ 1, *ids[8:]))
+    gate = LosslessGate(oracle=None, precision=PrecisionGate(tokens=shifted(name, 7, off)))
+    outcome = gate.judge(prepared, parted, baseline)
+    assert outcome.state is state
+    assert (outcome.numbers["ties"], outcome.numbers["divergent"]) == ((1, 0) if state is State.PASS else (0, 1))
+    # Deterministic bf16 has no ties of this kind: all its bits are equal.
+    exact = replace(prepared, cell=prepared.cell._replace(numerics="bf16"))
+    assert gate.judge(exact, parted, baseline).state is State.FAIL
+
+
+def test_in_bf16_a_baseline_may_leave_transformers_at_a_tie(measured):
+    prepared, run, baseline = measured(CELL)
+    name = run.requests[0].name
+    known = LosslessGate().oracle("llama-mini")
+    index = int(name[1:])
+    text = known.continuations[index]
+    other = (*text[:7], text[7] ^ 1, *text[8:])
+    oracle = replace(known, continuations=(*known.continuations[:index], other, *known.continuations[index + 1 :]))
+    for off, state in ((0.09, State.PASS), (0.11, State.FAIL)):
+        gate = LosslessGate(oracle=lambda target: oracle, precision=PrecisionGate(tokens=shifted(name, 7, off)))
+        assert gate.judge(prepared, run, baseline).state is state
