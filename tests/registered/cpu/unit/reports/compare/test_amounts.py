@@ -30,6 +30,7 @@ LOOKED = {
     "session": {"sessions": 2, "attempts": 17},
     "adaptive": {"rounds": 22, "observations": 17, "replayed": 17},
     "lossless": {"tokens": 467, "scored": 467, "oracle_tokens": 253},
+    "precision": {"tokens": 658, "scored": 193},
     "distribution": {"draws": 600},
     "finish": {"requests": 9},
     "acceptance": {"emitted": [39, 60, 58], "rounds": [11.0, 17.0, 17.0], "length": 3.49},
