@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -25,9 +26,10 @@ from specmatrix.matrix.faults.command import select as select_faults
 from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.run.tiers import Tier, repro, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.run.waivers import file_option
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.registry import foreign_subject
-from specmatrix.reports.schema import RED_STATES, REFERENCE, CellResult, WaiverRule
+from specmatrix.reports.schema import REFERENCE, CellResult, WaiverRule, is_red
 from specmatrix.reports.wording import shorten
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
 class CellRuns:
     """Runs cells as its job says, on `workers` workers; the fault is planted in the job's tree. durations: seconds by
     cell id, estimates by default. ranks: the places of the cells that run early, the stored ones by default. cluster:
-    where they run, None for this machine."""
+    where they run, None for this machine. waivers: the file of the job's waivers, None for the default one."""
 
     job: ShardJob
     workers: int
@@ -50,10 +52,12 @@ class CellRuns:
     durations: Mapping[str, float] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=stored_ranks)
     cluster: Cluster | None = None
+    waivers: Path | None = None
 
     def __call__(self, cells: Sequence[Cell], **changes: object) -> Generator[CellResult]:
         """The cells' records as they finish, with a progress bar that counts them and the red ones and shows each
-        worker's cell. changes: of the job. Their commands plant the fault and select the requests again."""
+        worker's cell. changes: of the job. Their commands plant the fault, select the requests and name the waivers
+        again, without which a cell that passes a known failure would be green."""
         job = dataclasses.replace(self.job, **changes)  # type: ignore[arg-type]  # fields of ShardJob
         if self.cluster is None:
             hosts: Sequence[Host] = [Host("local", gpus=visible_gpus(job.tier), workers=self.workers)]
@@ -61,18 +65,19 @@ class CellRuns:
         else:
             hosts, execute = self.cluster.hosts, self.cluster.run_plan
         work = plan(cells, self.durations, hosts, find_tier(job.tier).gpus, ranks=self.ranks)
-        red = 0
+        red, today = 0, datetime.now(UTC).date().isoformat()
         with counting(len(cells), "cell") as update:
 
             def show(workers: list[str]) -> None:
                 update(" · ".join(shorten(at, SHOWN) for at in workers), 0, red)
 
             for record in execute(work, job, show):
-                red += record.state in RED_STATES
+                red += is_red(record, today)
                 update(None, 1, red)
                 given = [f"--stage {TIMED}"] if job.stage == TIMED else []
                 given += [f"--starts {job.starts}"] if job.starts else []
                 given += [one.options for one in (job.endpoint, job.only) if one is not None]
+                given += [file_option(self.waivers)] if self.waivers else []
                 again = repro(record.id, job.tier, job.seed, job.subject, self.fault, " ".join(given))
                 yield replace(record, repro=again)
 
@@ -90,11 +95,12 @@ def cell_runs(
     endpoint: Endpoint | None = None,
     on: str | None = None,
     starts: int | None = None,
+    waivers_file: Path | None = None,
 ) -> Iterator[CellRuns]:
-    """Runs of cells while their fault is planted. starts: of each cell whose speed is measured. on: the address of a
-    Ray cluster, which gets the packages as they are here; `workers` of its tasks share a GPU. ConfigError on a fault
-    that is unknown in the tier or cannot be planted in the subject, on a cluster that cannot run the tier, or on a
-    subject whose speed cannot be compared."""
+    """Runs of cells while their fault is planted. starts: of each cell whose speed is measured. waivers_file: that of
+    `waivers`, None for the default one. on: the address of a Ray cluster, which gets the packages as they are here;
+    `workers` of its tasks share a GPU. ConfigError on a fault that is unknown in the tier or cannot be planted in the
+    subject, on a cluster that cannot run the tier, or on a subject whose speed cannot be compared."""
     engine = foreign_subject(subject, endpoint)
     if fault is not None and engine is not None:
         raise ConfigError(f"a fault is planted in the reference engine only; subject {shown(subject)} is another one")
@@ -117,7 +123,7 @@ def cell_runs(
             tree = stack.enter_context(planted(patch))
             cluster = None if connect is None else stack.enter_context(connect(find_tier(tier), tree, workers))
         job = ShardJob(seed, tier, stage, seconds, subject, waivers, tree, endpoint=endpoint, starts=starts)
-        yield CellRuns(job, workers, fault or "", durations, cluster=cluster)
+        yield CellRuns(job, workers, fault or "", durations, cluster=cluster, waivers=waivers_file)
 
 
 def _reached(address: str) -> Callable[[Tier, Path, int], AbstractContextManager[Cluster]]:

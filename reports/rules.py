@@ -22,6 +22,7 @@ def contradiction(header: Header, cell: CellRecord[Any], start: StartRecord) -> 
 
 def _undeclared(header: Header, cell: CellRecord[Any], waiver: Waiver) -> str:
     rules = [rule for rule in header.waivers if (rule.reason, rule.expiry) == (waiver.reason, waiver.expiry)]
+    rules = [rule for rule in rules if waiver.issue in ("", rule.issue)]
     if not rules:
         return f"is waived until {waiver.expiry} for a reason that no waiver of the header gives"
     try:

@@ -89,11 +89,13 @@ class RewriteRecord(ReportRecord, frozen=True):
     reason: str
 
 
-class Waiver(ReportRecord, frozen=True):
-    """A known failure of one cell, accepted until `expiry` (ISO date, inclusive)."""
+class Waiver(ReportRecord, frozen=True, omit_defaults=True):
+    """A known failure of one cell, accepted until `expiry` (ISO date, inclusive). issue: where it is reported, "" for
+    nowhere."""
 
     reason: str
     expiry: str
+    issue: str = ""
 
     def __post_init__(self) -> None:
         check_day("expiry", self.expiry)
@@ -414,17 +416,23 @@ class StartLine(StartRecord, frozen=True, tag_field="kind", tag="start", kw_only
 
 
 class End(ReportRecord, frozen=True, tag_field="kind", tag="end", omit_defaults=True):
-    """The last line: the number of cells, the sum of their evidence, and the ids of selected cells that did not run,
-    because `--fail-fast` ended the run."""
+    """The last line: the number of cells, the sum of their evidence, the ids of selected cells that did not run,
+    because `--fail-fast` ended the run, and how many red cells are waived (None: not counted)."""
 
     cells: Count
     evidence: Mapping[str, Count]
     not_run: tuple[str, ...] = ()
+    waived: Count | None = None
 
 
 def is_waived(cell: CellResult, today: str) -> bool:
     """True if the cell carries a waiver that has not expired on `today` (ISO date)."""
     return cell.waived is not None and today[:10] <= cell.waived.expiry[:10]
+
+
+def is_red(cell: CellResult, today: str) -> bool:
+    """True if the cell is in a red state and no waiver covers it on `today` (ISO date)."""
+    return cell.state in RED_STATES and not is_waived(cell, today)
 
 
 def _contradiction(state: CellState, gates: Sequence[GateResult], error: str | None, expect: Expect) -> str:

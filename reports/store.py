@@ -44,8 +44,9 @@ from specmatrix.reports.schema import (
     ReportError,
     StartLine,
     StartRecord,
+    is_waived,
 )
-from specmatrix.reports.wording import shorten
+from specmatrix.reports.wording import count, shorten
 
 T = TypeVar("T")
 PARTIAL_FILE: Final = REPORT_FILE + ".partial"
@@ -111,6 +112,7 @@ class ReportWriter:
         self._cells: set[str] = set()
         self._starts: set[str] = set()
         self._evidence: Counter[str] = Counter()
+        self._waived = 0
         self._not_run: tuple[str, ...] = ()
         self._descriptor: int | None = None
         first = _encode(header, "the header")
@@ -140,6 +142,7 @@ class ReportWriter:
         self._append(line)
         self._cells.add(cell.id)
         self._evidence.update(evidence)
+        self._waived += cell.state in RED_STATES and is_waived(cell, self._header.created)
 
     def leave_out(self, cells: Iterable[str]) -> None:
         """Name selected cells that the run ended before; the report then is not a pass."""
@@ -147,7 +150,7 @@ class ReportWriter:
 
     def close(self) -> Path:
         """Write the end line, flush to disk and give the report its name, which is returned."""
-        self._append(_encode(End(len(self._cells), self._evidence, self._not_run), "the end line"))
+        self._append(_encode(End(len(self._cells), self._evidence, self._not_run, self._waived), "the end line"))
         try:
             # Pages of an earlier run must not remain next to this one's report.
             for stale in (SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE):
@@ -258,6 +261,7 @@ class Report:
         end_at, end = _end(path, data)
         self.evidence: Final = end.evidence
         self.not_run: Final = end.not_run
+        self.waived: Final = end.waived
         self._read(end_at)
         if end.cells != len(self._rows):
             raise ReportError(f"{path} has {len(self._rows)} cells, and its end line says {end.cells}")
@@ -388,6 +392,9 @@ def load(path: Path | str) -> Report:
             counted.update(cell.evidence)
         if +counted != +Counter(report.evidence):
             raise ReportError(f"{file}: the counters of its cells do not add up to those of its end line")
+        waived = sum(is_waived(report[cell], report.header.created) for cell in report.red())
+        if report.waived not in (None, waived):
+            raise ReportError(f"{file} has {count(waived, 'waived cell')}, and its end line says {report.waived}")
     return report
 
 

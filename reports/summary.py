@@ -16,7 +16,6 @@ from specmatrix.reports.schema import (
     RED_STATES,
     SCHEMA,
     SUMMARY_FILE,
-    CellResult,
     CellState,
     GateState,
     Header,
@@ -38,9 +37,10 @@ class Summary:
     """Counts over one report.
 
     `not_run`: selected cells that the run ended before. `seconds` is the sum over cells, in seconds of wall time.
-    `waived` cells are red under a waiver that has not expired; they are counted in their state as well. `by_gate` has a
-    row per gate that judged at least one cell. `counters`: what the cells prove together. `coverage`: the combinations
-    of axis values that they carry. `cost`: what they took. `false_alarms`: how often chance alone would make it red.
+    `waived` cells are red under a waiver that has not expired; `states` does not count them, but `by_gate` does, which
+    has a row per gate that judged at least one cell. `counters`: what the cells prove together. `coverage`: the
+    combinations of axis values that they carry. `cost`: what they took. `false_alarms`: how often chance alone would
+    make it red.
     """
 
     header: Header
@@ -57,8 +57,8 @@ class Summary:
 
     @property
     def red(self) -> int:
-        """Cells that fail the run: those in a red state, less the waived ones."""
-        return sum(self.states[state] for state in RED_STATES) - self.waived
+        """Cells that fail the run."""
+        return sum(self.states[state] for state in RED_STATES)
 
     @property
     def ran(self) -> int:
@@ -86,11 +86,6 @@ class Summary:
         }
 
 
-def is_red(cell: CellResult, today: str) -> bool:
-    """True if the cell is in a red state and no waiver covers it on `today` (ISO date)."""
-    return cell.state in RED_STATES and not is_waived(cell, today)
-
-
 def summarise(report: Report) -> Summary:
     """Count states, gates, waivers and seconds of a report; waivers are judged on the day of the run."""
     states: dict[CellState, int] = dict.fromkeys(STATE_KEYS, 0)
@@ -98,9 +93,11 @@ def summarise(report: Report) -> Summary:
     waived = 0
     seconds = 0.0
     for cell in report:
-        states[cell.state] += 1
+        if cell.state in RED_STATES and is_waived(cell, report.header.created):
+            waived += 1
+        else:
+            states[cell.state] += 1
         seconds += cell.seconds
-        waived += cell.state in RED_STATES and is_waived(cell, report.header.created)
         for gate in cell.gates:
             gates.setdefault(gate.name, Counter())[gate.state] += 1
     header = report.header

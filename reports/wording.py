@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specmatrix.reports.schema import CellResult, Header
+from specmatrix.reports.schema import CellResult, Header, Waiver
 
 
 def count(number: int, noun: str) -> str:
@@ -55,6 +55,12 @@ def accepting(cell: CellResult) -> str:
     """How to accept what the first red gate of a cell found, or "": what other gates found may follow from it."""
     gate = next((gate for gate in cell.gates if gate.state != "PASS"), None)
     return f"if {gate.name} should change: {gate.accept}" if gate is not None and gate.accept else ""
+
+
+def waiver_text(waiver: Waiver, most: int = 160) -> str:
+    """The first words of a waiver's reason, its issue and its last day."""
+    issue = f" ({waiver.issue})" if waiver.issue else ""
+    return f"{shorten(waiver.reason, most)}{issue}, until {waiver.expiry[:10]}"
 
 
 def first_divergence(cell: CellResult) -> str:

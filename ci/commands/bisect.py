@@ -24,9 +24,8 @@ from specmatrix.matrix.run.child_process import ChildProcess
 from specmatrix.matrix.run.tiers import check_seed
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.reports.repro import as_called
-from specmatrix.reports.schema import ReportError
+from specmatrix.reports.schema import ReportError, is_red
 from specmatrix.reports.store import load
-from specmatrix.reports.summary import is_red
 from specmatrix.reports.wording import count, failure, shorten
 
 GOOD: Final = 0

@@ -45,16 +45,15 @@ from specmatrix.reports.render.run import RunView, write_run
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.schema import (
     PAGE_FILE,
-    RED_STATES,
     REFERENCE,
     REPORT_FILE,
     CellResult,
     Header,
     ShardRecord,
+    is_red,
 )
 from specmatrix.reports.stats.shift import LEAST_VALUES
 from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
-from specmatrix.reports.summary import is_red
 from specmatrix.reports.wording import count
 
 WHOLE: Final = "1/1"
@@ -94,7 +93,7 @@ def run(
     engine, rules = foreign_subject(subject, endpoint), load_waivers(waivers)
     there, at_once = places(hosts, shard, on, timed_workers(stage, workers, on, tier, starts), tier)
     seconds, change = measured_seconds(durations, tier), change_of(affected, subject, fault)
-    with cell_runs(tier, stage, seed, at_once, subject, rules, fault, seconds, endpoint, on, starts) as runs:
+    with cell_runs(tier, stage, seed, at_once, subject, rules, fault, seconds, endpoint, on, starts, waivers) as runs:
         if rerun_failed is None:
             chosen = chosen_cells(tier, stage, cells, limit, subject)
         else:
@@ -314,7 +313,7 @@ def _write(out: Path, header: Header, records: Generator[CellResult], cells: lis
                 writer.write(record)
                 left.discard(record.id)
                 done += 1
-                red += record.state in RED_STATES
+                red += is_red(record, header.created)
                 if fail_fast and is_red(record, header.created):
                     writer.leave_out(cell.id for cell in cells if cell.id in left)
                     break

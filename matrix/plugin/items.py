@@ -22,15 +22,15 @@ from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.plugin import FAILED
 from specmatrix.matrix.run.tiers import TIERS, check_seed, repro, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
-from specmatrix.matrix.run.waivers import load_waivers
+from specmatrix.matrix.run.waivers import file_option, load_waivers
 from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.collector import paused
 from specmatrix.reports.repro import as_called
-from specmatrix.reports.schema import RED_STATES, REFERENCE, CellResult, WaiverRule, is_waived
+from specmatrix.reports.schema import RED_STATES, REFERENCE, CellResult, WaiverRule, is_red
 from specmatrix.reports.store import cell_to_json
-from specmatrix.reports.wording import failure
+from specmatrix.reports.wording import failure, waiver_text
 
 if TYPE_CHECKING:
     from specmatrix.matrix.run.runner import Runner
@@ -124,14 +124,18 @@ class CellItem(pytest.Item):
         """Run the cell, on the previous item's engine if both share a start."""
         record = runner_for(self.config, self.tier).run_cell(self.cell)
         option, endpoint = self.config.option, endpoint_from(self.config)
-        if endpoint is not None:
-            again = repro(record.id, self.tier, option.specmatrix_seed, option.specmatrix_subject, "", endpoint.options)
-            record = replace(record, repro=again)
+        options = [] if endpoint is None else [endpoint.options]
+        options += [file_option(Path(option.specmatrix_waivers))] if option.specmatrix_waivers else []
+        if options:
+            names = record.id, self.tier, option.specmatrix_seed, option.specmatrix_subject
+            record = replace(record, repro=repro(*names, options=" ".join(options)))
         if option.specmatrix_report:
             self.user_properties.append((RECORD, cell_to_json(record)))
         today = datetime.now(UTC).date().isoformat()
-        if record.state in RED_STATES and not is_waived(record, today):
+        if is_red(record, today):
             raise CellFailed(record)
+        if record.state in RED_STATES and record.waived is not None:
+            pytest.xfail(waiver_text(record.waived))
         if record.state == "UNSUPPORTED":
             pytest.skip(failure(record))
 

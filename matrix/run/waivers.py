@@ -5,6 +5,7 @@ They are a YAML file in the user's tree, a list of mappings; `docs/accepting-cha
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -49,6 +50,11 @@ def load_waivers(path: Path | None) -> tuple[WaiverRule, ...]:
     return rules
 
 
+def file_option(path: Path) -> str:
+    """The option that names a file of waivers, for a shell."""
+    return f"--waivers {shlex.quote(str(path))}"
+
+
 def waive(
     result: CellResult, rules: Sequence[WaiverRule], subject: str, version: str | None, today: date | None = None
 ) -> CellResult:
@@ -64,7 +70,7 @@ def waive(
         if all(covering):
             # Of several waivers for one gate the last to expire counts; the cell is waived while all gates are.
             rule = min((max(each, key=lambda rule: rule.expiry) for each in covering), key=lambda rule: rule.expiry)
-            return structs.replace(result, waived=Waiver(rule.reason, rule.expiry))
+            return structs.replace(result, waived=Waiver(rule.reason, rule.expiry, rule.issue))
         return result
     if result.state != "PASS":
         return result

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.render.run import RunView
 from specmatrix.reports.schema import RED_STATES
-from specmatrix.reports.wording import failure, shorten
+from specmatrix.reports.wording import failure, shorten, waiver_text
 
 # Characters that XML 1.0 cannot hold, not even escaped.
 _FORBIDDEN: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -23,11 +23,12 @@ def write_junit(run: RunView, path: Path) -> None:
 
 
 def junit(run: RunView) -> str:
-    """One test case a cell: a crash is an error, a red gate a failure; waived and unsupported cells are skipped, and
-    so are cells that did not run."""
-    waived = {cell.id for cell in run.waived}
+    """One test case a cell: a crash is an error, a red gate a failure; unsupported cells are skipped, and so are waived
+    ones, with their waiver. How many these are is a property of the suite."""
+    waived = {cell.id: waiver_text(cell.waived) for cell in run.waived if cell.waived is not None}
     name = f"specmatrix {run.header.tier} {run.header.stage}"
     suite = Element("testsuite", name=name, timestamp=run.header.created, time=f"{run.summary.seconds:.3f}")
+    SubElement(SubElement(suite, "properties"), "property", name="waived", value=str(len(waived)))
     totals = dict.fromkeys(("failure", "error", "skipped"), 0)
     for cell in run.cells:
         case = SubElement(suite, "testcase", classname=name, name=_text(cell.id), time=f"{cell.seconds:.3f}")
@@ -35,7 +36,8 @@ def junit(run: RunView) -> str:
             continue
         red = cell.state in RED_STATES and cell.id not in waived
         kind = "skipped" if not red else "error" if cell.state == "INFRA" else "failure"
-        found = SubElement(case, kind, message=_text(shorten(failure(cell), _MOST_MESSAGE)))
+        why = f"waived: {waived[cell.id]}; {failure(cell)}" if cell.id in waived else failure(cell)
+        found = SubElement(case, kind, message=_text(shorten(why, _MOST_MESSAGE)))
         if red:
             found.set("type", cell.state)
             found.text = _text(f"{cell.repro}\n{cell.traceback}".strip())

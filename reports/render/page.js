@@ -141,7 +141,9 @@
     command.lastChild.type = "button";
     box.append(node("h3", "Rerun"), command);
     if (cell.error) box.append(node("h3", "Error"), node("code", cell.error));
-    if (cell.waived) box.append(node("h3", `Waived until ${cell.waived.expiry}`), node("span", cell.waived.reason));
+    if (cell.waived) box.append(
+      node("h3", `Waived until ${cell.waived.expiry}`),
+      node("span", [cell.waived.reason, cell.waived.issue].filter(Boolean).join("; ")));
     const gates = cell.gates.map((gate) => [
       gate.name, gate.state,
       (gate.message ? `${gate.message}; ` : "")

@@ -37,12 +37,13 @@ from specmatrix.reports.schema import (
     GateResult,
     Header,
     Json,
+    is_red,
     is_waived,
 )
 from specmatrix.reports.sensitivity import SmallestEffect, smallest_effect, typical
 from specmatrix.reports.speed import speed_text
 from specmatrix.reports.store import Report
-from specmatrix.reports.summary import STATE_KEYS, Summary, is_red, summarise, write_summary
+from specmatrix.reports.summary import STATE_KEYS, Summary, summarise, write_summary
 from specmatrix.reports.wording import count, failure, shorten
 
 # A page with more rows opens too slowly; red cells are never left out before passing ones.
@@ -98,6 +99,13 @@ class RunView:
         that ran no cell."""
         whole = self.summary.ran and not self.summary.not_run
         return "green" if not self.red and whole and self.summary.counters.state != "FAIL" else "red"
+
+    @property
+    def red_gates(self) -> dict[str, tuple[int, int]]:
+        """Per gate how often it is red, and how often it is red in a waived cell."""
+        waived = Counter(gate.name for cell in self.waived for gate in cell.gates if gate.state != "PASS")
+        rows = self.summary.by_gate.items()
+        return {gate: (sum(row.values()) - row.get("PASS", 0) - waived[gate], waived[gate]) for gate, row in rows}
 
     @property
     def lost(self) -> list[str]:

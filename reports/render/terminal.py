@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.markup import escape
@@ -25,6 +26,7 @@ from specmatrix.reports.wording import (
     first_divergence,
     shorten,
     shorten_rewrite,
+    waiver_text,
 )
 
 COLOURS = {"good": "green", "bad": "red", "warn": "yellow", "calm": "cyan"}
@@ -34,10 +36,9 @@ _WORDS = {"PASS": "passed", "FAIL": "failed", "INFRA": "with infrastructure erro
 
 def print_run(run: RunView, console: Console) -> None:
     """The verdict of a run, its red cells with one command each, and what they have in common."""
-    states = ", ".join(_counted(state, run.summary.states[state]) for state in STATE_KEYS)
-    _say(
-        console, f"{states}[dim], {run.summary.waived:,} waived; total cell time {duration(run.summary.seconds)}[/dim]"
-    )
+    states = [_counted(state, run.summary.states[state]) for state in STATE_KEYS]
+    counts = ", ".join([*states, _counted("waived", run.summary.waived)])
+    _say(console, f"{counts}[dim]; total cell time {duration(run.summary.seconds)}[/dim]")
     for factor in run.factors:
         _say(console, f"[bold red]{escape(factor.text)}[/bold red]")
     for group in run.groups[:MOST]:
@@ -50,23 +51,22 @@ def print_run(run: RunView, console: Console) -> None:
         if accepting(cell):
             _say(console, f"  [dim]{escape(accepting(cell))}[/dim]")
         _say(console, f"  {escape(as_called(cell.repro))}")
-    if len(run.red) > MOST:
-        _say(console, f"… and {count(len(run.red) - MOST, 'more red cell')} in the report")
+    _say_left(console, len(run.red), "red cell")
+    for cell in run.waived[:MOST]:
+        why = escape(waiver_text(cell.waived)) if cell.waived else ""
+        _say(console, f"[cyan]waived {cell.state}[/cyan] [bold]{escape(cell.id)}[/bold]: {why}")
+    _say_left(console, len(run.waived), "waived cell")
     for cell in run.unsupported[:MOST]:
         why = escape(shorten(failure(cell), 240))
         _say(console, f"[yellow]{cell.state}[/yellow] [bold]{escape(cell.id)}[/bold]: {why}")
-    if len(run.unsupported) > MOST:
-        _say(console, f"… and {count(len(run.unsupported) - MOST, 'more unsupported cell')} in the report")
+    _say_left(console, len(run.unsupported), "unsupported cell")
     for cell in run.cells:
         if speed := speed_text(cell):
             _say(console, f"[bold]{escape(cell.id)}[/bold]: {escape(speed)}")
     for text in run.lost[:MOST]:
         _say(console, f"[yellow]{escape(text)}[/yellow]")
-    if len(run.lost) > MOST:
-        _say(console, f"… and {count(len(run.lost) - MOST, 'more lost attempt')} in the report")
-    gates = {gate: sum(row.values()) - row.get("PASS", 0) for gate, row in run.summary.by_gate.items()}
-    words = [escape(gate) + (f" [red]{red} red[/red]" if red else " [green]ok[/green]") for gate, red in gates.items()]
-    _say(console, "gates: " + ", ".join(words))
+    _say_left(console, len(run.lost), "lost attempt")
+    _say(console, "gates: " + ", ".join(_gates(run)))
     counters = run.summary.counters
     colour = {"PASS": "green", "FAIL": "red"}.get(counters.state, "dim")
     _say(console, f"[{colour}]{escape(counters.message)}[/{colour}]")
@@ -139,6 +139,18 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
             _say(console, f"  [dim]{escape(as_called(change.repro))}[/dim]")
         if len(changes) > MOST:
             _say(console, f"… and {count(len(changes) - MOST, 'more cell')} {state}")
+
+
+def _gates(run: RunView) -> Iterator[str]:
+    """Each gate with how often it is red and how often that is waived, or ok."""
+    for gate, (red, waived) in run.red_gates.items():
+        words = [f"[red]{red} red[/red]"] * bool(red) + [f"[cyan]{waived} waived[/cyan]"] * bool(waived)
+        yield f"{escape(gate)} {' and '.join(words) or '[green]ok[/green]'}"
+
+
+def _say_left(console: Console, number: int, noun: str) -> None:
+    if number > MOST:
+        _say(console, f"… and {count(number - MOST, f'more {noun}')} in the report")
 
 
 def _say(console: Console, text: str) -> None:

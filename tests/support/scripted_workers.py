@@ -26,7 +26,8 @@ def passes(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     connection.send(None)
     for cell in received(connection):
         green = Outcome("config", State.PASS)
-        connection.send(record(prepare(cell, job.tier, job.seed), "PASS", outcomes=(green,)))
+        found = record(prepare(cell, job.tier, job.seed), "PASS", outcomes=(green,))
+        connection.send(waive(found, job.waivers, job.subject, None))
 
 
 def fails_drafts(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:

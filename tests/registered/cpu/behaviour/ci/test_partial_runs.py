@@ -1,6 +1,7 @@
 """Runs of a part of their cells: until the first red one, and only those that an earlier run left red."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -71,14 +72,31 @@ def test_fail_fast_ends_at_the_first_red_cell_and_counts_those_that_did_not_run(
     assert run(tmp_path / "third", "--rerun-failed", str(tmp_path / "again")) == 2
 
 
-def test_fail_fast_goes_on_behind_waived_cells(ids, monkeypatch, tmp_path):
+def test_fail_fast_goes_on_behind_waived_cells(ids, monkeypatch, tmp_path, capsys):
     waivers = tmp_path / "waivers.yaml"
     waivers.write_text("- {cells: not algorithm=none, gate: config, reason: known, expiry: 2999-12-31, issue: x#1}\n")
     monkeypatch.setattr(local, "work", scripted_workers.fails_drafts)
     assert run(tmp_path, "--cells", "batch in (ragged, single)", "--fail-fast", "--waivers", str(waivers)) == 0
     report = load(tmp_path)
     assert {*report.ids()} == {*ids} and report.red() and not report.not_run
+    assert report.waived == len(report.red()) and report[report.red()[0]].waived.issue == "x#1"
+    lines = capsys.readouterr().out.splitlines()
+    assert ", 0 failed, " in lines[0] and f", {report.waived} waived; " in lines[0]
+    assert {f"waived FAIL {cell}: known (x#1), until 2999-12-31" for cell in report.red()} < {*lines}
     assert run(tmp_path / "again", "--rerun-failed", str(tmp_path)) == 2
+
+
+def test_the_command_of_a_known_failure_that_passes_again_names_the_waivers(monkeypatch, tmp_path):
+    waivers = tmp_path / "the waivers.yaml"
+    waivers.write_text("- {cells: not algorithm=none, gate: config, reason: known, expiry: 2999-12-31}\n")
+    monkeypatch.setattr(local, "work", scripted_workers.passes)
+    assert run(tmp_path / "first", "--cells", FAILS[0], "--waivers", str(waivers)) == 1
+    [cell] = load(tmp_path / "first")
+    assert cell.error == "config passes again, but a waiver until 2999-12-31 says that it fails: known"
+    words = shlex.split(cell.repro)
+    assert words[words.index("--waivers") + 1] == str(waivers)
+    assert main([*words[1:-1], str(tmp_path / "second"), "--workers", "1"]) == 1
+    assert load(tmp_path / "second")[FAILS[0]].error == cell.error
 
 
 def test_a_lost_cell_and_those_that_did_not_run_are_run_again(monkeypatch, tmp_path):

@@ -136,6 +136,25 @@ def test_a_waiver_is_one_that_the_run_declared(tmp_path, make_cell, make_header,
         load(tmp_path)
 
 
+def test_the_end_line_counts_waived_cells_and_another_count_is_an_error(tmp_path, make_cell, make_header):
+    known = Waiver("known", "2026-12-31", "a/b#1")
+    rules = (WaiverRule("topk=4", "known", "2026-12-31", issue="a/b#1"), WaiverRule("topk=4", "old", "2026-08-31"))
+    with ReportWriter(tmp_path, make_header(waivers=rules)) as writer:
+        writer.write(make_cell("passes", waived=known))
+        writer.write(make_cell("red", state="FAIL", waived=known))
+        writer.write(make_cell("expired", state="FAIL", waived=Waiver("old", "2026-08-31")))
+        with pytest.raises(ReportError, match="for a reason that no waiver of the header gives"):
+            writer.write(make_cell("other", state="FAIL", waived=Waiver("known", "2026-12-31", "a/b#2")))
+    path = tmp_path / "report.jsonl"
+    text = path.read_text()
+    assert load(tmp_path).waived == 1 and load(tmp_path)["red"].waived == known
+    path.write_text(text.replace('"waived":1}', '"waived":2}'))
+    with pytest.raises(ReportError, match="has 1 waived cell, and its end line says 2"):
+        load(tmp_path)
+    path.write_text(text.replace(',"waived":1}', "}").replace('"2026-12-31","issue":"a/b#1"}', '"2026-12-31"}'))
+    assert load(tmp_path).waived is None and len(load(tmp_path)) == 3
+
+
 @pytest.mark.parametrize(
     ("cells", "words"),
     [

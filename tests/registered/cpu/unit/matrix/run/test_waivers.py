@@ -39,6 +39,8 @@ def applied(result: CellResult, *rules: WaiverRule, subject: str = "reference", 
 def test_a_waiver_covers_the_red_of_its_gate_only():
     red = cell("eagle3.s3.k4.n8", ledger=State.FAIL, lossless=State.PASS)
     assert applied(red, TREES).waived == Waiver("trees leak", "2030-01-31")
+    named = structs.replace(TREES, issue="a/b#1")
+    assert applied(red, named).waived == Waiver("trees leak", "2030-01-31", "a/b#1")
     assert applied(cell("eagle3.s3.k2.n8", ledger=State.FAIL), TREES).waived is None
     both = cell("eagle3.s3.k4.n8", ledger=State.FAIL, lossless=State.FAIL)
     assert applied(both, TREES).waived is None

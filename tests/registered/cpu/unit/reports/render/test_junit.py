@@ -27,23 +27,30 @@ def test_each_state_is_what_a_reader_of_junit_knows(suite, make_cell):
         make_cell("fails", gates=(red,)),
         make_cell("crashes", state="INFRA", gates=(), error="killed", traceback="Traceback: here"),
         make_cell("lacks", state="UNSUPPORTED", gates=(), error="no trees"),
-        make_cell("known", gates=(red,), waived=Waiver("known", "2026-12-31")),
+        make_cell("known", gates=(red,), waived=Waiver("known", "2026-12-31", "a/b#1")),
+        make_cell("expired", gates=(red,), waived=Waiver("old", "2026-08-31")),
     ]
-    found = suite(cells, waivers=(WaiverRule("known", "known", "2026-12-31", "lossless"),))
+    rules = (
+        WaiverRule("known", "known", "2026-12-31", "lossless", issue="a/b#1"),
+        WaiverRule("expired", "old", "2026-08-31"),
+    )
+    found = suite(cells, waivers=rules)
     assert {name: found.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
-        "tests": "5", "failures": "1", "errors": "1", "skipped": "2",
+        "tests": "6", "failures": "2", "errors": "1", "skipped": "2",
     }  # fmt: skip
-    cases = {case.get("name"): case for case in found}
+    assert found.find("properties/property[@name='waived']").get("value") == "1"
+    cases = {case.get("name"): case for case in found.iter("testcase")}
     assert cases["passes"].get("time") == "1.500" and len(cases["passes"]) == 0
     assert cases["fails"][0].tag == "failure" and cases["fails"][0].get("message") == "lossless: 3 tokens differ"
     assert "specmatrix run --cells id=fails" in (cases["fails"][0].text or "")
     assert cases["crashes"][0].tag == "error" and "Traceback: here" in (cases["crashes"][0].text or "")
     assert cases["lacks"][0].tag == cases["known"][0].tag == "skipped"
+    assert cases["known"][0].get("message") == "waived: known (a/b#1), until 2026-12-31; lossless: 3 tokens differ"
 
 
 def test_texts_that_xml_cannot_hold_do_not_break_it(suite, make_cell):
     cells = [make_cell("a", gates=(GateResult("lossless", "FAIL", message="got \x00\x1b[1m <b> & ]]>"),))]
-    assert "<b> & ]]>" in (suite(cells)[0][0].get("message") or "")
+    assert "<b> & ]]>" in (suite(cells).find("testcase/failure").get("message") or "")
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path, write_report, make_cell):

@@ -28,6 +28,9 @@ pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 VOID = {"meta", "br", "wbr", "input", "circle", "line", "polyline", "rect"}
 FACTOR = "red at topk > 1 x spec_version=v2 x batch != single: 16 of 16 failing cells, 0 of 64 passing"
+KNOWN = Waiver("drafts leak on abort", "2026-12-31", "https://host/a/b/7")
+EXPIRED = Waiver("known", "2026-08-31")
+RULES = tuple(WaiverRule("topk=4", one.reason, one.expiry, issue=one.issue) for one in (KNOWN, EXPIRED))
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&|`@everyone {{ 7 * 7 }} #1\\|"
 
 
@@ -164,11 +167,32 @@ def test_markdown_fits_a_comment_whatever_the_run_holds(run_of, make_cell):
 
 
 def test_markdown_lists_rewrites_choices_and_waivers(run_of, make_cell, rewritten):
-    waived = make_cell("w", state="FAIL", waived=Waiver("drafts leak on abort", "2026-12-31"))
-    text = run_markdown(run_of([rewritten("n6", expect="rewritten"), waived]))
+    waived = make_cell("w", state="FAIL", waived=KNOWN)
+    text = run_markdown(run_of([rewritten("n6", expect="rewritten"), waived], waivers=RULES))
     assert "| `num_draft_tokens: 6 -> 4` | 1 | 1 | a chain verifies steps + 1 tokens |" in text
     assert r"| spec\_version | `v2` | 2 | the overlap schedule is on |" in text
-    assert "| FAIL | `w` | drafts leak on abort | 2026-12-31 |" in text
+    assert "FAIL 0 · " in text and "waived 1 · " in text
+    assert "| FAIL | `w` | drafts leak on abort | `https://host/a/b/7` | 2026-12-31 | lossless: FAIL |" in text
+
+
+def test_a_waived_cell_is_counted_apart_and_named_with_its_waiver(run_of, make_cell):
+    expired = make_cell("e", state="FAIL", waived=EXPIRED)
+    run = run_of([make_cell("a"), make_cell("w", state="FAIL", waived=KNOWN), expired], waivers=RULES)
+    lines = printed(run).splitlines()
+    counts = (
+        "1 passed, 1 failed, 0 not measured, 0 with infrastructure errors, 0 unsupported, 1 waived; total cell time"
+    )
+    assert lines[0].startswith(counts)
+    assert "waived FAIL w: drafts leak on abort (https://host/a/b/7), until 2026-12-31" in lines
+    assert "gates: ledger ok, lossless 1 red and 1 waived" in lines and lines[-1] == "red: 1 of 3 cells did not pass"
+    page = Page(run_page(run))
+    assert (
+        all(words in " ".join(page.text.split()) for words in ("1 fail ", "1 waived "))
+        and ", 2 FAIL (1 waived)" in page.text
+    )
+    assert len(page.all("a", href=KNOWN.issue)) == 2
+    many = [make_cell(f"w{number}", state="FAIL", waived=KNOWN) for number in range(13)]
+    assert "… and 1 more waived cell in the report" in printed(run_of(many, waivers=RULES)).splitlines()
 
 
 def test_the_page_holds_every_cell_and_opens_without_a_network(red_run):
