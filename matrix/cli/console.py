@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import os
 from textwrap import TextWrapper
+from typing import Final
 
 from rich.console import Console
+
+WIDE: Final = 320
 
 
 class StdoutConsole(Console):
@@ -16,6 +19,12 @@ class StdoutConsole(Console):
         """Called by rich while it handles the BrokenPipeError."""
         self.quiet = True
         raise OSError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def table_console() -> StdoutConsole:
+    """A console for tables: the terminal at its own width, a file or pipe at WIDE columns."""
+    console = StdoutConsole()
+    return console if console.is_terminal else StdoutConsole(width=WIDE)
 
 
 def print_text(text: str) -> None:

@@ -10,15 +10,25 @@ import typer
 from specmatrix.matrix.cli.options import ApiKey, Json, Launch, Url
 from specmatrix.matrix.subjects.http.endpoint import endpoint_of
 
-subjects = typer.Typer(help="List, check and install the engines that cells run on.", rich_markup_mode=None)
+subjects = typer.Typer(help="List, show, check and install the engines that cells run on.", rich_markup_mode=None)
 
 
 @subjects.callback(invoke_without_command=True)
 def subjects_list(context: typer.Context, json_: Json = False) -> int:
-    """List the engines that cells can run on, with their versions and what they can show."""
+    """List the engines that cells can run on, with their versions and the gates that judge them."""
     from specmatrix.matrix.cli.commands.subjects import list_subjects
 
     return 0 if context.invoked_subcommand else list_subjects(json_)
+
+
+@subjects.command("show")
+def subjects_show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a name of the list")], json_: Json = False
+) -> int:
+    """Show what one subject can show and which gates judge it."""
+    from specmatrix.matrix.cli.commands.subjects import show_subject
+
+    return show_subject(name, json_)
 
 
 @subjects.command("check")

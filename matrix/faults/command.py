@@ -12,7 +12,7 @@ from rich.console import Console
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.selection import of_gpus
-from specmatrix.matrix.cli.console import StdoutConsole, print_text
+from specmatrix.matrix.cli.console import print_text, table_console
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cli.stopping import Stopped
@@ -27,7 +27,6 @@ from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.wording import count
 
-WIDE: Final = 320
 FAULTS_FILE: Final = "faults.json"
 NEVER_ALONE: Final = "[red]kills no fault alone[/]"
 
@@ -71,7 +70,7 @@ def main_faults(
             print(json.dumps(matrix.as_dict()))
         else:
             whole = len(matrix.kills) == len(select((), tier))
-            _show(matrix, _console(), whole=whole, verbose=verbose)
+            _show(matrix, table_console(), whole=whole, verbose=verbose)
 
     try:
         matrix = _run(faults, stage, seed, workers, keep, tier, first)
@@ -106,12 +105,6 @@ def list_faults(only: Sequence[str], tier: str, json_: bool) -> int:
     return 0
 
 
-def _console() -> Console:
-    """The terminal at its own width; a file or pipe at WIDE columns."""
-    console = StdoutConsole()
-    return console if console.is_terminal else StdoutConsole(width=WIDE)
-
-
 def _run(
     faults: Sequence[Fault],
     stage: str,
@@ -128,7 +121,7 @@ def _run(
 
 def _show(matrix: Matrix, console: Console, whole: bool, verbose: bool) -> None:
     if matrix.kills:
-        console.print(kill_table(matrix, console))
+        console.print(kill_table(matrix))
     data = matrix.as_dict()
     console.print(f"{data['killed']} of {data['total']} fault{'' if data['total'] == 1 else 's'} killed")
     if matrix.missing:

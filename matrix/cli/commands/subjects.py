@@ -4,43 +4,77 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.cli.console import StdoutConsole
-from specmatrix.matrix.run.provenance import subject_record
+from specmatrix.matrix.cli.console import StdoutConsole, print_text, table_console
+from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.subjects.contract import check_contract
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
+from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.subjects.registry import installed_subject, known_subjects, load_subject
 from specmatrix.matrix.subjects.vllm import environment
 
+MISSING: Final = "not installed"
+
 
 def list_subjects(json_: bool) -> int:
-    """Print each subject's name, version and what it shows; one that cannot be loaded says why, with status 1."""
-    rows: list[dict[str, Any]] = []
-    red = False
+    """Print each subject's name, version and gates; one that cannot be loaded says why, with status 1."""
+    rows = []
     for name in known_subjects():
         try:
-            subject = load_subject(name)
-            record = subject_record(subject)
-            lacks = {str(capability): reason for capability, reason in subject.profile.cannot.items()}
-            shows, excluded = list(record.capabilities), dict(record.excluded)
-            said = {"name": name, "version": subject.version(), "shows": shows, "cannot": lacks}
-            rows.append({**said, "excluded": excluded, "error": None})
+            rows.append(_facts(load_subject(name)))
         except ConfigError as error:
-            red = True
-            rows.append({"name": name, "version": None, "shows": [], "cannot": {}, "excluded": {}, "error": str(error)})
+            nothing: dict[str, Any] = {"shows": [], "cannot": {}, "judged_by": [], "excluded": {}}
+            rows.append({"name": name, "version": None, **nothing, "error": str(error)})
+    red = any(row["error"] for row in rows)
     if json_:
         print(json.dumps({"schema": 1, "subjects": rows}, indent=2))
         return int(red)
-    console = StdoutConsole(soft_wrap=True, highlight=False)
+    found = Table("subject", "version", "judged by", box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        console.print(f"{row['name']}  {row['error'] or row['version'] or 'not installed'}", markup=False)
-        if row["shows"]:
-            console.print(f"  shows: {', '.join(row['shows'])}", markup=False)
-        for gate, reason in row["excluded"].items():
-            console.print(f"  without gate {gate}: {reason}", markup=False)
+        found.add_row(row["name"], row["version"] or MISSING, Text(row["error"] or ", ".join(row["judged_by"])))
+    console = table_console()
+    console.print(found)
+    console.print(
+        "`specmatrix subjects show NAME` says what a subject shows, and what does not judge it", highlight=False
+    )
     return int(red)
+
+
+def show_subject(name: str, json_: bool) -> int:
+    """Print everything about a subject. ConfigError if there is none of this name, or it cannot be loaded."""
+    row = _facts(load_subject(name))
+    if json_:
+        print(json.dumps({"schema": 1, **row}, indent=2))
+        return 0
+    lines = [f"{name}: {row['version'] or MISSING}", f"shows: {', '.join(row['shows'])}"]
+    lines += [f"does not show {capability}: {why}" for capability, why in row["cannot"].items()]
+    lines.append(f"judged by: {', '.join(row['judged_by'])}")
+    reasons: dict[str, list[str]] = {}
+    for gate, why in row["excluded"].items():
+        reasons.setdefault(why, []).append(gate)
+    lines += [f"not judged by {', '.join(gates)}: {why}" for why, gates in reasons.items()]
+    print_text("\n".join(lines))
+    return 0
+
+
+def _facts(subject: Subject) -> dict[str, Any]:
+    """What both commands say of a subject. ConfigError if its profile excludes an unknown gate."""
+    applied = applied_gates(subject.profile)
+    return {
+        "name": subject.name,
+        "version": subject.version(),
+        "shows": [str(name) for name in Capability if name in subject.profile.capabilities],
+        "cannot": {str(capability): reason for capability, reason in subject.profile.cannot.items()},
+        "judged_by": [gate.name for gate in applied.gates],
+        "excluded": dict(applied.excluded),
+        "error": None,
+    }
 
 
 def check_subject(name: str, json_: bool, endpoint: Endpoint | None = None) -> int:

@@ -15,10 +15,11 @@ from rich.console import Console
 
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.cli.console import WIDE
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.order import in_order
 from specmatrix.matrix.faults.catalogue import CATALOGUE
-from specmatrix.matrix.faults.command import WIDE, list_faults, main_faults, select
+from specmatrix.matrix.faults.command import list_faults, main_faults, select
 from specmatrix.matrix.faults.kill_matrix import DETECTORS, Kill, Matrix
 from specmatrix.matrix.faults.table import kill_table
 
@@ -51,15 +52,22 @@ def test_the_list_describes_each_fault(capsys):
 
 
 def test_the_table_fits_its_terminal():
-    """Names are not cut: gates are written vertically in 100 columns and on one line in 260."""
-    kills = tuple(Kill(fault, (DETECTORS[0],), None, {}, 12.3) for fault in CATALOGUE[:9])
-    for width, upright in ((100, True), (WIDE, False)):
+    """Names are not cut, in 64 columns too."""
+    one, longest = CATALOGUE[0], max(CATALOGUE, key=lambda fault: len(fault.id))
+    kills = (
+        Kill(one, DETECTORS[5:10], None, {}, 12.34),
+        Kill(longest, (), "SIGSEGV", {}, 1234.5),
+        Kill(longest, DETECTORS, None, {}, 0.0),
+    )
+    for width in (64, 80, WIDE):
         console = Console(width=width, file=StringIO())
-        console.print(kill_table(Matrix(kills, ()), console))
+        console.print(kill_table(Matrix(kills, ())))
         text = console.file.getvalue()
-        assert all(len(line) <= width for line in text.splitlines())
-        assert all(fault.id in text for fault in CATALOGUE[:9])
-        assert ("distribution" in text) != upright and text.count(" x ") >= 9
+        assert all(len(line.rstrip()) <= width for line in text.splitlines())
+        assert all(f"{kill.fault.id} " in text for kill in kills) and all(gate in text for gate in DETECTORS)
+        assert "SURVIVED" in text and " 1234.5 \n" in text and " 12.3 \n" in text
+    row = next(line for line in text.splitlines() if one.id in line)
+    assert row.split(maxsplit=1)[1].strip().startswith(", ".join(DETECTORS[5:10]))
 
 
 def test_an_unknown_stage_and_too_few_workers_are_refused():

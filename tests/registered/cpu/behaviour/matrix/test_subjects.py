@@ -99,6 +99,23 @@ def test_subjects_are_listed_with_what_they_show(specmatrix: Specmatrix):
         "No module named 'tests.support.no_such_module'"
     )
     assert rows["other"]["error"] == "subject 'other' of tests.support.tiny_subject:TinySubject has the name 'tiny'"
+    status, out, _ = specmatrix("subjects")
+    lines = [line.split(maxsplit=2) for line in out.splitlines() if line.strip()]
+    table = {line[0]: line[2].strip() for line in lines[2:-1]}
+    assert status == 1 and [*table] == [*rows]
+    assert table["tiny"] == ", ".join(rows["tiny"]["judged_by"]) and "No module named" in table["missing"]
+
+
+def test_one_subject_is_shown_with_what_does_not_judge_it_and_why(specmatrix: Specmatrix):
+    status, out, _ = specmatrix("subjects", "show", "tiny")
+    lines = out.splitlines()
+    assert status == 0 and lines[0] == "tiny: 1.2.3" and lines[1].startswith("shows: ")
+    assert "does not show journal: its pages have no journal" in lines
+    assert next(line for line in lines if line.startswith("judged by: ")).startswith("judged by: claims, oracle, ")
+    assert any(", session" in line and line.endswith(": its pages have no journal") for line in lines), out
+    status, out, _ = specmatrix("subjects", "show", "tiny", "--json")
+    assert status == 0 and json.loads(out)["excluded"]["ranks"] == "the subject does not show ranks"
+    assert specmatrix("subjects", "show", "missing")[0] == specmatrix("subjects", "show", "none")[0] == 2
 
 
 @pytest.mark.nightly
