@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
@@ -163,6 +164,7 @@ def restored_process_state(settings: Sequence[Setting] | None = None) -> Iterato
     descriptors open than before". The duplicates that restore descriptors count as open ones, as whoever closes
     descriptors that it did not open may close anyone's; without them the null device takes their place."""
     found: list[str] = []
+    gc.collect()  # files of earlier objects would be closed in between
     watched = process_state() if settings is None else settings
     before, spares = read(watched), _spares()
     try:

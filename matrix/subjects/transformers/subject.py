@@ -66,9 +66,6 @@ READ: Final = frozenset(
         *("repetition_penalty", "logit_bias", "bad_words_ids", "allowed_token_ids"),
     }
 )
-VOCABULARY: Final = 768
-
-
 OWN_DEPTHS: Final = {"acceptance": "the depth of its drafts is not the cell's, so the oracle has no rounds for it"}
 
 
@@ -119,7 +116,7 @@ class TransformersSubject(Subject):
         checkpoints = {"target": cell.target}
         if cell.algorithm == "standalone" and self.exit_layer is None:
             checkpoints["draft"] = str(cell.draft)
-        asks = tuple(_ask(request, cell.target) for request in prepared.requests)
+        asks = tuple(_ask(request, cell.target, prepared.facts.vocab_size) for request in prepared.requests)
         return EngineCommand(self._flags(cell), checkpoints, asks, environment={"OMP_NUM_THREADS": "1"})
 
     def start(self, command: EngineCommand) -> RunningEngine:
@@ -192,7 +189,7 @@ def _unread(requests: tuple[RequestSpec, ...]) -> Iterator[str]:
             yield "transformers' generate() has no seed of its own"
 
 
-def _ask(request: RequestSpec, target: str) -> Ask:
+def _ask(request: RequestSpec, target: str, vocabulary: int) -> Ask:
     stops = sorted({*request.stop_token_ids, *(() if request.ignore_eos else eos_ids(target))})
     values: dict[str, Any] = {
         "max_new_tokens": request.max_new_tokens,
@@ -201,7 +198,7 @@ def _ask(request: RequestSpec, target: str) -> Ask:
         "seed": request.seed,
         "logprobs": request.logprobs,
         "top_logprobs": request.top_logprobs,
-        **_rules(request),
+        **_rules(request, vocabulary),
     }
     if request.stop:
         values["stop_strings"] = list(request.stop)
@@ -211,8 +208,8 @@ def _ask(request: RequestSpec, target: str) -> Ask:
     return Ask(request.name, prompt_ids(request), values, request.after)
 
 
-def _rules(request: RequestSpec) -> dict[str, Any]:
-    """Arguments for the rules that change logits, where a request has any."""
+def _rules(request: RequestSpec, vocabulary: int) -> dict[str, Any]:
+    """Arguments for the rules that change logits, where a request has any; vocabulary: token ids of the target."""
     values: dict[str, Any] = {}
     for name in ("min_new_tokens", "min_p"):
         if value := getattr(request, name):
@@ -225,5 +222,5 @@ def _rules(request: RequestSpec) -> dict[str, Any]:
         values["bad_words_ids"] = [list(word) for word in request.bad_words_ids]
     if request.allowed_token_ids is not None:
         allowed = frozenset(request.allowed_token_ids)
-        values["suppress_tokens"] = [token for token in range(VOCABULARY) if token not in allowed]
+        values["suppress_tokens"] = [token for token in range(vocabulary) if token not in allowed]
     return values

@@ -169,6 +169,21 @@ def test_descriptors_that_are_left_open_are_counted():
         os.close(fd)
 
 
+def test_descriptors_of_objects_that_nobody_holds_any_more_are_nobodys_loss(tmp_path):
+    class Cycle:
+        def __init__(self) -> None:
+            self.file, self.me = (tmp_path / "file").open("w"), self
+
+    gc.disable()
+    try:
+        Cycle()
+        with warnings.catch_warnings(action="ignore", category=ResourceWarning), restored_process_state([]) as changes:
+            gc.collect()
+    finally:
+        gc.enable()
+    assert changes == []
+
+
 def test_descriptors_that_only_the_restoring_has_count():
     with restored_process_state() as changes:
         opened = open_descriptors()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections import Counter
 from dataclasses import asdict, replace
@@ -20,6 +21,7 @@ from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, Requ
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.transformers.engine import ForwardLog, TransformersEngine, ending
 from specmatrix.matrix.subjects.transformers.subject import TransformersSubject
+from specmatrix.matrix.zoo.registry import resolve_path
 
 pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
 
@@ -77,6 +79,17 @@ def test_stopping_and_sampling_have_transformers_names():
     sampled = asked(temperature=0.5, top_p=0.9)
     assert sampled["do_sample"] and (sampled["temperature"], sampled["top_k"], sampled["top_p"]) == (0.5, 0, 0.9)
     assert not asked()["do_sample"] and "temperature" not in asked()
+
+
+def test_what_is_not_allowed_is_suppressed_in_the_whole_vocabulary_of_the_checkpoint():
+    config = json.loads((resolve_path("llama-mini") / "config.json").read_text())
+    others = asked(allowed_token_ids=(8, 9))["suppress_tokens"]
+    assert others == [token for token in range(config["vocab_size"]) if token not in (8, 9)]
+    request = RequestSpec("a", "Hello", 5, allowed_token_ids=(1,))
+    prepared = prepare(Cell.from_id("none"), workload=lambda cell, seed: [request])
+    object.__setattr__(prepared, "facts", replace(prepared.facts, vocab_size=4))
+    found = TransformersSubject().translate(prepared)
+    assert isinstance(found, EngineCommand) and found.asks[0].fields["suppress_tokens"] == [0, 2, 3]
 
 
 def test_a_request_with_a_field_that_is_not_translated_is_unsupported():
