@@ -16,7 +16,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
-from specmatrix.matrix.cli.progress import counting, waiting
+from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cli.stopping import Stopped
 from specmatrix.matrix.cover.functions import stored_functions
 from specmatrix.matrix.cover.lockfile import stage_cells
@@ -25,7 +25,6 @@ from specmatrix.matrix.faults.mutants import (
     TESTS,
     Mutant,
     MutantOutcome,
-    check_tests,
     equivalents,
     is_equivalent,
     red_without_mutants,
@@ -84,9 +83,6 @@ def main_mutants(
         else:
             _show(found, settings, tests, complete)
 
-    if tests:
-        with waiting("running the unit tests without a mutant"):
-            check_tests(one.path for one in mutants)
     try:
         with counting(len(mutants), "mutant") as advance:
             for outcome in run_mutants(mutants, smoke, pr, stored_functions(), seed, workers, tests):

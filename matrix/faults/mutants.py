@@ -193,17 +193,18 @@ def run_mutants(
     """The outcome of each mutant as it ends, `workers` at a time.
 
     smoke, pr: the cells of the stages, in the order in which they run; those that are known not to execute the mutated
-    function are left out.
+    function are left out. tests: run the unit tests too; ConfigError at the end if they fail without any mutant.
     """
     processes = Processes()
     with ThreadPoolExecutor(workers) as pool:
+        checked = pool.submit(check_tests, [one.path for one in mutants] if tests else [], processes)
         jobs = [pool.submit(_outcome, one, smoke, pr, executed, seed, tests, processes) for one in mutants]
         try:
             for done in as_completed(jobs):
                 yield done.result()
+            checked.result()
         finally:
-            for job in jobs:
-                job.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
             processes.stop()
 
 
@@ -217,10 +218,10 @@ def red_without_mutants(outcomes: Sequence[MutantOutcome], seed: int) -> tuple[s
     return (*red, *([result.died] if result.died else []))
 
 
-def check_tests(paths: Iterable[str]) -> None:
+def check_tests(paths: Iterable[str], processes: Processes) -> None:
     """ConfigError if the unit tests of these files fail without any mutant."""
     for folder in sorted({unit_tests_of(path)[-1] for path in paths}):
-        if failed := _failed_test(None, folder, Processes()):
+        if failed := _failed_test(None, folder, processes):
             raise ConfigError(f"{folder} fails without any mutant, so that it would kill them all: {failed}")
 
 

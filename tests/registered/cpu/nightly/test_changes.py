@@ -12,6 +12,7 @@ from specmatrix.matrix.faults import mutants
 from specmatrix.matrix.faults.command import select
 from specmatrix.matrix.faults.mutants import MutantOutcome, Mutations, check_tests, red_without_mutants, run_mutants
 from specmatrix.matrix.faults.plant import ROOT, environment, planted, trial
+from specmatrix.matrix.faults.processes import Processes
 
 pytestmark = [pytest.mark.register(est_seconds=100, stage="nightly"), pytest.mark.nightly]
 
@@ -75,7 +76,7 @@ def test_what_is_red_without_a_mutant_kills_none(monkeypatch):
     assert told.startswith(f"{RED}: ") and "lossless" in told
     monkeypatch.setattr(mutants, "TESTS", "tests/registered/cpu/absent")
     with pytest.raises(ConfigError, match=r"^tests/registered/cpu/absent/engine fails without any mutant, so that it"):
-        check_tests(["engine/loop.py"])
+        check_tests(["engine/loop.py"], Processes())
 
 
 def test_cells_execute_what_they_need_whichever_ran_before():
