@@ -28,6 +28,7 @@ AMOUNTS: Final[Mapping[str, tuple[str, ...]]] = {
     "ledger": ("pages", "stamps", "verbs"),
     "work": ("steps", "forwards"),
     "rest": ("counts", "sent"),
+    "resources": ("rounds",),
     "ranks": ("ranks", "planned", "read"),
     "session": ("sessions", "attempts"),
     "adaptive": ("rounds", "observations", "replayed"),
@@ -50,6 +51,7 @@ FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "ledger": ("leaked", "wrong_stamps"),
     "work": ("needless",),
     "rest": ("left",),
+    "resources": ("unsteady", "bypassed"),
     "ranks": ("divergent",),
     "session": ("wrong", "apart"),
     "lossless": ("divergent", "first_divergence"),
@@ -91,6 +93,7 @@ LIMITS: Final[Mapping[str, tuple[Limit, ...]]] = {
         Limit("sampled_rms", "sampled_rms"),
     ),
     "acceptance": (Limit("ratio", "moved_low", least=True), Limit("ratio", "moved_high")),
+    "resources": (Limit("memory_ratio", "memory_ratio"),),
     "adaptive": (Limit("deviation", "average"),),
 }
 

@@ -25,6 +25,7 @@ _COMPARED: Final[Mapping[str, tuple[str, str]]] = {
     "text": ("characters", "character"),
     "ledger": ("stamps", "KV position"),
     "work": ("steps", "step"),
+    "resources": ("rounds", "round"),
     "ranks": ("planned", "step"),
     "session": ("sessions", "session"),
     "adaptive": ("observations", "round"),

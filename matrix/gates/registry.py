@@ -20,6 +20,7 @@ from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.precision import PrecisionGate
 from specmatrix.matrix.gates.ranks import RanksGate
+from specmatrix.matrix.gates.resources import ResourcesGate
 from specmatrix.matrix.gates.rest import RestGate
 from specmatrix.matrix.gates.session import SessionGate
 from specmatrix.matrix.gates.text import TextGate
@@ -32,6 +33,7 @@ GATES: Final[tuple[Gate, ...]] = (
     LedgerGate(),
     WorkGate(),
     RestGate(),
+    ResourcesGate(),
     RanksGate(),
     SessionGate(),
     AdaptiveGate(),

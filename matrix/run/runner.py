@@ -29,6 +29,7 @@ from specmatrix.matrix.run.explain import explained
 from specmatrix.matrix.run.prepared_cell import PreparedCell, Workload, prepare
 from specmatrix.matrix.run.record import BaselineError, crashed, judged, record, with_outcome
 from specmatrix.matrix.run.red_ask import red_ask
+from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.waivers import waive
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess, start_engine
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
@@ -244,8 +245,9 @@ class Runner:
 
     def _applied(self, cell: Cell) -> list[Gate]:
         """The gates that judge a cell. Gates that need a capability which the subject lacks are listed in the report's
-        head instead."""
-        claims = self.subject.profile.capabilities
+        head instead. A CPU has no resources of a GPU."""
+        gpus = find_tier(self.tier).gpus
+        claims = self.subject.profile.capabilities - (set() if gpus else {Capability.RESOURCES})
         return [gate for gate in self.gates if gate.needs <= claims and gate.applies(cell)]
 
     def close(self) -> None:
@@ -352,6 +354,7 @@ def drive(
         memory=engine.memory(),
         journal=journal,
         work=engine.work() if Capability.WORK in capabilities else None,
+        resources=engine.resources() if Capability.RESOURCES in capabilities else None,
         seconds=seconds,
         trace=engine.trace() if traces else None,
         earlier=earlier,

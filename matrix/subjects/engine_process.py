@@ -23,6 +23,7 @@ from specmatrix.matrix.subjects.protocol import (
     Diverged,
     EngineCommand,
     Memory,
+    Resources,
     RunningEngine,
     Subject,
     Trace,
@@ -132,6 +133,10 @@ class EngineProcess(RunningEngine):
 
     def work(self) -> WorkLog | None:
         found: WorkLog | None = self._call("work")
+        return found
+
+    def resources(self) -> Resources | None:
+        found: Resources | None = self._call("resources")
         return found
 
     def trace(self) -> Trace | None:

@@ -28,11 +28,13 @@ from specmatrix.matrix.subjects.protocol import (
     Profile,
     Refusal,
     RequestSpec,
+    Resources,
     RunningEngine,
     Subject,
     Trace,
     WorkLog,
 )
+from specmatrix.matrix.subjects.resource_log import ResourceRecorder, device_bytes
 from specmatrix.matrix.subjects.work_log import WorkRecorder
 from specmatrix.matrix.zoo.registry import resolve_path
 
@@ -75,8 +77,10 @@ class ReferenceSubject(Subject):
 
     def start_engine(self, config: EngineConfig) -> ReferenceEngine:
         """Load the models and build the engine. ConfigError if the configuration cannot run."""
-        clock = ManualClock()
-        return ReferenceEngine(LLM(config, self.locate, clock), clock)
+        clock, gpu = ManualClock(), config.device == "cuda" and config.kv_stamps
+        before = device_bytes(config.device) if gpu else 0
+        llm = LLM(config, self.locate, clock)
+        return ReferenceEngine(llm, clock, ResourceRecorder(llm, config, self.locate, before) if gpu else None)
 
 
 class ReferenceEngine:
@@ -85,8 +89,8 @@ class ReferenceEngine:
     Without `kv_stamps` nothing is recorded of it either, as its time is measured.
     """
 
-    def __init__(self, llm: LLM, clock: ManualClock) -> None:
-        self.llm = llm
+    def __init__(self, llm: LLM, clock: ManualClock, resources: ResourceRecorder | None = None) -> None:
+        self.llm, self._resources = llm, resources
         self.clock = clock
         watched = llm.resolved.kv_stamps
         self._inspected = [inspect_drafter(llm, SPARSE)] if watched else []
@@ -121,6 +125,8 @@ class ReferenceEngine:
             self.llm.update_weights_from_disk(self.llm.resolved.model_path)
         if self._work is not None:
             self._work.attach(self.llm.loop.executor)
+            if self._resources is not None:
+                self._resources.attach(self.llm.loop.executor)
             self._inspected.append(inspect_drafter(self.llm, SPARSE))
 
     def readback(self) -> Mapping[str, Any]:
@@ -141,6 +147,9 @@ class ReferenceEngine:
 
     def work(self) -> WorkLog | None:
         return None if self._work is None else self._work.log()
+
+    def resources(self) -> Resources | None:
+        return None if self._resources is None else self._resources.read()
 
     def trace(self) -> Trace | None:
         seen = self.llm.readback().get("adaptive")

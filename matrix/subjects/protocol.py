@@ -30,6 +30,7 @@ class Capability(StrEnum):
     COUNTERS = "counters"  # the counters of engine.core.observe.counters, which prove which paths ran
     JOURNAL = "journal"  # the ledger's journal
     WORK = "work"  # when each request was sent or aborted, and the forwards of each step
+    RESOURCES = "resources"  # memory, graphs and early launches of a GPU, as torch and the driver count them
     MEMORY = "memory"  # KV pages in all, free and cached
     READBACK = "readback"  # the running value of every flag of its command
     ABORT = "abort"  # ends a request after a given number of tokens
@@ -257,6 +258,40 @@ class WorkLog:
     forwards: tuple[StepForwards, ...]
 
 
+class GraphRound(NamedTuple):
+    """A verify round that may run as a CUDA graph. shape: what a graph is captured for; () marks an empty cache of
+    graphs, at the start and after a renewal. captures, replays: of graphs, during the round."""
+
+    shape: tuple[int, ...]
+    captures: int
+    replays: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What an engine has taken of its GPU since its start, as torch and the driver count it.
+
+    rounds: oldest first. captures, replays: of all graphs. edges: between the kernels of captured graphs; early: those
+    that are programmatic dependent launches; can_launch_early: whether the GPU has these. started_bytes: allocated by
+    the start; budget_bytes: what the engine had computed for it, without graphs. pool_bytes: of the memory that holds
+    the graphs; limit_gb: its limit, as the command has it. most_shapes: graphs that the engine keeps per width.
+    bypassed: rounds that asked for no graph although the command's limits and their requests allow one.
+    """
+
+    rounds: tuple[GraphRound, ...]
+    captures: int
+    replays: int
+    edges: int
+    early: int
+    can_launch_early: bool
+    started_bytes: int
+    budget_bytes: int
+    pool_bytes: int
+    limit_gb: int
+    most_shapes: int
+    bypassed: int
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """KV pages; free + cached must equal pages once the engine is idle. accounts: open ledger accounts."""
@@ -349,6 +384,10 @@ class RunningEngine(Protocol):
 
     def work(self) -> WorkLog | None:
         """What it was asked to do, and the forwards that it ran, since the start."""
+        return None
+
+    def resources(self) -> Resources | None:
+        """What it has taken of its GPU since the start; None on a CPU."""
         return None
 
     def trace(self) -> Trace | None:
@@ -460,14 +499,14 @@ class Subject(Protocol):
 class Run:
     """One workload on one running engine.
 
-    evidence: by how much each counter grew during the workload. work, trace: since the engine's start, `trace` None
-    without adaptive steps; earlier: the trace before this workload. memory: None if the subject does not show it.
-    served: every request since the start, in submission order; empty without a journal. attempts: requests that must be
-    refused, each with the engine's error message ("" if it answered); `requests` are all others. ranks: the comparison
-    of several ranks since the start. session_baseline: the same requests and drafter with each turn's whole history
-    prefilled at once. capabilities: what the subject claims. flags: of its command. resumed: by request, (number of the
-    oracle's tokens that were given with the prompt, the output after them) where the output departed from the oracle by
-    a tie.
+    evidence: by how much each counter grew during the workload. work, resources, trace: since the engine's start,
+    `resources` None on a CPU, `trace` None without adaptive steps; earlier: the trace before this workload. memory:
+    None if the subject does not show it. served: every request since the start, in submission order; empty without a
+    journal. attempts: requests that must be refused, each with the engine's error message ("" if it answered);
+    `requests` are all others. ranks: the comparison of several ranks since the start. session_baseline: the same
+    requests and drafter with each turn's whole history prefilled at once. capabilities: what the subject claims. flags:
+    of its command. resumed: by request, (number of the oracle's tokens that were given with the prompt, the output
+    after them) where the output departed from the oracle by a tie.
     """
 
     requests: tuple[RequestSpec, ...]
@@ -479,6 +518,7 @@ class Run:
     journal: tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int] | None
     seconds: float
     work: WorkLog | None = None
+    resources: Resources | None = None
     trace: Trace | None = None
     earlier: Trace | None = None
     served: tuple[Served, ...] = ()

@@ -84,6 +84,9 @@ class RankedEngine:
         found: WorkLog | None = self.call_ranks(_read, "work")
         return found
 
+    def resources(self) -> None:
+        """Only an engine of one rank shows what it takes of its GPU."""
+
     def trace(self) -> Trace | None:
         found: Trace | None = self.call_ranks(_read, "trace")
         return found

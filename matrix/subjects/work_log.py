@@ -29,8 +29,8 @@ class WorkRecorder:
         self._requests: WeakSet[Request] = WeakSet()
         self._executors: WeakSet[Any] = WeakSet()
         loop, sessions = cast(Any, llm.loop), cast(Any, llm.sessions)
-        add, step, abort = _method(loop, "add"), _method(loop, "step"), _method(loop.scheduler, "abort")
-        close, opened = _method(sessions, "close"), sessions.sessions
+        add, step, abort = weak_method(loop, "add"), weak_method(loop, "step"), weak_method(loop.scheduler, "abort")
+        close, opened = weak_method(sessions, "close"), sessions.sessions
 
         def noted_add(request: Request) -> None:
             add(request)
@@ -62,7 +62,7 @@ class WorkRecorder:
 
     def attach(self, executor: Any) -> None:  # noqa: ANN401 - an executor of any stack
         """Also record what this executor runs: an engine has a new one once its memory or weights are renewed."""
-        launch, begin = _method(executor, "launch"), _method(executor.plain.kv, "begin")
+        launch, begin = weak_method(executor, "launch"), weak_method(executor.plain.kv, "begin")
 
         def noted_launch(plan: StepPlan) -> object:
             self._forwards.append(StepForwards(len(self._journal), 0, (), ()))
@@ -104,7 +104,7 @@ class WorkRecorder:
         self._moments.append(Moment(len(self._journal), what, number))
 
     def _count(self, model: Any, name: str, kind: str) -> None:  # noqa: ANN401 - a target or any draft model
-        run = _method(model, name)
+        run = weak_method(model, name)
 
         def counted(tokens: Tensor, *given: object, **named: object) -> object:
             shape = int(tokens.shape[0]), int(tokens.shape[1])
@@ -116,7 +116,7 @@ class WorkRecorder:
         setattr(model, name, counted)
 
 
-def _method(owner: Any, name: str) -> Callable[..., Any]:  # noqa: ANN401 - any part of the engine
+def weak_method(owner: Any, name: str) -> Callable[..., Any]:  # noqa: ANN401 - any part of the engine
     """A method that does not keep its owner alive, so that a dropped engine is freed at once."""
     if name in vars(owner):  # attached before, in the same way
         wrapped: Callable[..., Any] = vars(owner)[name]

@@ -23,6 +23,7 @@ from specmatrix.matrix.faults.catalogue.numerics import NUMERIC_FAULTS
 from specmatrix.matrix.faults.catalogue.ranks import RANK_FAULTS
 from specmatrix.matrix.faults.catalogue.renewals import RENEWAL_FAULTS
 from specmatrix.matrix.faults.catalogue.requirements import REQUIREMENT_FAULTS
+from specmatrix.matrix.faults.catalogue.resources import RESOURCE_FAULTS
 from specmatrix.matrix.faults.catalogue.returns import RETURN_FAULTS
 from specmatrix.matrix.faults.catalogue.sampling import SAMPLING_FAULTS
 from specmatrix.matrix.faults.catalogue.servers import SERVER_FAULTS
@@ -60,6 +61,7 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *RANK_FAULTS,
     *GRAPH_FAULTS,
     *NUMERIC_FAULTS,
+    *RESOURCE_FAULTS,
     *KERNEL_FAULTS,
     *SPARE_FAULTS,
     *WORK_FAULTS,

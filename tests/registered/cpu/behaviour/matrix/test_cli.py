@@ -169,10 +169,12 @@ def test_a_tier_names_the_gpus_that_are_missing(tier, there, sentence, monkeypat
     assert capsys.readouterr().err == f"specmatrix: {sentence}\n"
 
 
-def test_one_gpu_runs_the_cells_of_the_cpu(monkeypatch):
+def test_one_gpu_runs_the_cells_of_the_cpu_and_those_in_bf16(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     cells = [cell for cell in chosen_cells("cpu", "smoke", None, None) if cell.ranks == 1]
-    assert chosen_cells("gpu1", "smoke", None, None) == cells != []
+    found = chosen_cells("gpu1", "smoke", None, None)
+    assert [cell for cell in found if cell.numerics == "float32"] == cells != []
+    assert {cell.numerics for cell in found} == {"float32", "bf16", "fast"}
 
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])

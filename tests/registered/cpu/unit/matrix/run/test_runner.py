@@ -278,7 +278,7 @@ def test_drive_takes_differences_and_the_whole_journal():
 
 def test_the_reference_runner_has_every_gate():
     made = reference_runner(5)
-    assert (made.seed, len(made.gates)) == (5, 14)
+    assert (made.seed, len(made.gates)) == (5, 15)
     (record,) = made.run_start([Cell.from_id("none.length")])
     assert {gate.name for gate in record.gates} >= {"config", "effective", "ledger", "lossless", "finish"}
 

@@ -26,6 +26,7 @@ LOOKED = {
     "ledger": {"pages": 768, "stamps": 10139, "verbs": 488},
     "work": {"steps": 41, "forwards": 164},
     "rest": {"counts": 15, "sent": 9},
+    "resources": {"rounds": 21},
     "ranks": {"ranks": 2, "planned": 68, "read": 68},
     "session": {"sessions": 2, "attempts": 17},
     "adaptive": {"rounds": 22, "observations": 17, "replayed": 17},
