@@ -6,6 +6,7 @@ from specmatrix.matrix.faults.catalogue.acceptance import ACCEPTANCE_FAULTS
 from specmatrix.matrix.faults.catalogue.accuracy import ACCURACY_FAULTS
 from specmatrix.matrix.faults.catalogue.adaptive import ADAPTIVE_FAULTS
 from specmatrix.matrix.faults.catalogue.alignment import ALIGNMENT_FAULTS
+from specmatrix.matrix.faults.catalogue.alternatives import ALTERNATIVE_FAULTS
 from specmatrix.matrix.faults.catalogue.blocks import BLOCK_FAULTS
 from specmatrix.matrix.faults.catalogue.configuration import CONFIGURATION_FAULTS
 from specmatrix.matrix.faults.catalogue.contention import CONTENTION_FAULTS
@@ -57,6 +58,7 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *ACCURACY_FAULTS,
     *ENDING_FAULTS,
     *REQUIREMENT_FAULTS,
+    *ALTERNATIVE_FAULTS,
     *CONFIGURATION_FAULTS,
     *RANK_FAULTS,
     *GRAPH_FAULTS,
