@@ -149,6 +149,13 @@ def bad_words_over_the_whole_text() -> Pair:
 
 
 @finding
+def decay_of_a_banned_eos() -> Pair:
+    """A minimum length and an exponential decay: from the decay's start on, the banned EOS has the score nan."""
+    model, least = counting(), {"eos_token_id": 9, "min_new_tokens": 6}
+    return new_tokens(model, [0], **least), new_tokens(model, [0], exponential_decay_length_penalty=(2, 1.5), **least)
+
+
+@finding
 def continued_cache() -> Pair:
     """A text continued with the KV cache of an earlier call: the whole text is appended to itself in the cache."""
     model = random_model()

@@ -1,7 +1,8 @@
 """The constraints: which cells exist, and the expected outcome of those that do.
 
-Kinds: *impossible*: cannot exist; *redundant*: tests nothing that another cell does not test; *refused*: the engine
-must raise its own error; *rewritten*: the engine must report the rewrite. The last two are derived from
+Kinds: *impossible*: cannot exist; *redundant*: tests nothing that another cell does not test; *optional*: redundant
+where batches run, so it runs if it is named, and is locked for subjects without batches; *refused*: the engine must
+raise its own error; *rewritten*: the engine must report the rewrite. The last two are derived from
 `engine.core.config.rules.table`, so the matrix and the engine cannot disagree, and are tested as negative cells.
 """
 
@@ -23,8 +24,10 @@ from specmatrix.matrix.cells.axes import AXES, INDEX, axis, describe
 from specmatrix.matrix.cells.cell import DRAFTS, Cell, asked, parse_assignment
 from specmatrix.matrix.cells.model_facts import zoo_facts
 
-Kind = Literal["impossible", "redundant", "refused", "rewritten"]
+Kind = Literal["impossible", "redundant", "optional", "refused", "rewritten"]
 Expect = Literal["runs", "rewritten", "refused"]
+# The kinds of cells that the matrix leaves out.
+LEFT_OUT: Final[frozenset[Kind]] = frozenset({"impossible", "redundant", "optional"})
 
 
 @dataclass(frozen=True)
@@ -139,11 +142,16 @@ def _of_few(name: str, decided: str, value: str, kept: tuple[str, ...]) -> Const
     """Restricts an axis to few values in cells whose axis `decided` has this value."""
     return Constraint(
         f"few-{value}-{name.replace('_', '-')}",
-        "redundant",
+        _kind_of_few(name),
         f"cells with {decided}={value} test {TESTED[value]}, for which these values suffice",
         (name, decided),
         lambda cell: cell.values[decided] == value and cell.values[name] not in kept,
     )
+
+
+def _kind_of_few(name: str) -> Kind:
+    """A batch shows more than a request alone."""
+    return "optional" if name == "batch" else "redundant"
 
 
 # The axis values of Mistral's cells. Subjects serve its windows that ignore those of Qwen3's layers (vllm#39514,
@@ -173,7 +181,7 @@ def _of_few_windows(name: str) -> Constraint:
         return cell.model == "mistral" and cell.values[name] not in WINDOWED[name]
 
     why = "Mistral's cells test windows in all layers, for which these values suffice; Qwen3's test the rest"
-    return Constraint(f"few-windows-{name.replace('_', '-')}", "redundant", why, (name, "model"), forbids)
+    return Constraint(f"few-windows-{name.replace('_', '-')}", _kind_of_few(name), why, (name, "model"), forbids)
 
 
 # The axis values of cells with other numerics than float32: every kind of forward, batch and drafter, as chain and

@@ -9,7 +9,7 @@ from typing import Final
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import MEANINGS, Cell
-from specmatrix.matrix.cells.constraints import CONSTRAINTS, expect
+from specmatrix.matrix.cells.constraints import CONSTRAINTS, LEFT_OUT, expect
 from specmatrix.matrix.cells.enumerate import Prefix, starts
 from specmatrix.matrix.cells.selector import Selector, parse_selector
 from specmatrix.matrix.cells.timed import TIMED, TIMED_CELLS, check_timed
@@ -79,7 +79,7 @@ def is_id(text: str) -> bool:
 
 
 def all_cells(may: Callable[[Prefix], bool] | None = None) -> Iterator[Cell]:
-    """All cells that are neither impossible nor redundant, start by start; only starts for which `may` holds."""
-    ruled_out = [c for c in CONSTRAINTS if c.kind in ("impossible", "redundant")]
+    """All cells that the matrix does not leave out, start by start; only starts for which `may` holds."""
+    ruled_out = [c for c in CONSTRAINTS if c.kind in LEFT_OUT]
     for start, tails in starts(ruled_out, may):
         yield from (Cell._make(start + tail) for tail in tails)

@@ -9,7 +9,7 @@ from typing import Final
 
 from specmatrix.matrix.cells.axes import describe
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.constraints import CONSTRAINTS, Constraint, explain, tables_hash
+from specmatrix.matrix.cells.constraints import CONSTRAINTS, LEFT_OUT, Constraint, explain, tables_hash
 from specmatrix.matrix.cover.generate import (
     NEGATIVES,
     STRENGTHS,
@@ -92,7 +92,7 @@ def _row_problems(cell: Cell, note: str, repeated: bool) -> Iterator[str]:
     if repeated:
         yield f"{cell.id} is listed twice"
     for constraint in applied:
-        if constraint.kind in ("impossible", "redundant"):
+        if constraint.kind in LEFT_OUT:
             yield f"{cell.id} is {constraint.kind}: {constraint.why}"
         elif note != f"{constraint.kind} by {constraint.name}":
             yield f"{cell.id} is {constraint.kind} by {constraint.name}, but its note says {note or 'nothing'!r}"
@@ -152,7 +152,7 @@ def _drop(lock: Lock) -> int:
         kept = []
         for cell in lock.cells[stage]:
             kinds = {constraint.kind for constraint in explain(cell)}
-            if cell in seen or kinds & {"impossible", "redundant"}:
+            if cell in seen or kinds & LEFT_OUT:
                 dropped += 1
                 continue
             seen.add(cell)

@@ -3,7 +3,7 @@ frozen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, product
 from time import perf_counter
 from typing import Final
@@ -21,7 +21,7 @@ from specmatrix.reports.schema import REFERENCE
 # The last stage also runs all cells of the matrix.
 OWN_STAGES: Final = ("smoke", "pr")
 # Ways of sampling whose draws the gate `distribution` judges.
-DRAWN: Final = ("temperature", "topk_topp")
+DRAWN: Final = ("temperature", "topk_topp", "rules")
 
 
 def limited_subjects() -> Iterator[Subject]:
@@ -35,8 +35,18 @@ def limits_of(subject: Subject) -> tuple[Constraint, ...]:
 
 
 def rules_of(subject: Subject) -> tuple[Constraint, ...]:
-    """The constraints of the matrix, and the limits of a subject."""
-    return (*CONSTRAINTS, *limits_of(subject))
+    """The constraints of the matrix, and the limits of a subject, without what they make of optional cells the only
+    ones of their kind."""
+    limits = limits_of(subject)
+    return (*(rule for rule in CONSTRAINTS if rule.kind != "optional" or _has_others(rule, limits)), *limits)
+
+
+def _has_others(rule: Constraint, limits: Sequence[Constraint]) -> bool:
+    """Whether a subject can run one of the values that make a constraint's cells optional."""
+    name, _ = rule.axes
+    barred = {value for limit in limits if limit.axes == (name,) for (value,) in limit.forbidden}
+    (narrowed,) = {value for _, value in rule.forbidden}
+    return any((value, narrowed) not in rule.forbidden for value in axis(name).names if value not in barred)
 
 
 def drawn_cells(subject: Subject) -> list[Cell]:

@@ -148,6 +148,7 @@ def _kept(request: RequestSpec, context: Context, index: int, edge: float) -> Fl
     inside = before < request.top_p
     if index < len(before) and before[index] < request.top_p + edge:
         inside[index] = True
+    inside &= probabilities >= (request.min_p - edge) * probabilities[0]
     kept: Floats = probabilities[inside] / probabilities[inside].sum()
     return kept
 

@@ -57,7 +57,7 @@ class LosslessGate:
 
     def applies(self, cell: Cell) -> bool:
         """Every cell whose requests are compared; those without a drafter still differ in other axes."""
-        return self.sampled or cell.sampling in ("greedy", "mixed")
+        return self.sampled or cell.sampling in ("greedy", "mixed", "rules")
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """A greedy divergence where the baseline's two best tokens are within `tie_nats` is a tie, not a failure; with
@@ -102,7 +102,7 @@ class LosslessGate:
         scored_prompts = [pair for pair in every if pair.request.prompt_logprobs >= 0]
         if scored_prompts:
             outcome = self._against_prompts(scored_prompts, outcome, target, exact)
-        ruled = [pair for pair in every if pair.request.ruled]
+        ruled = [pair for pair in every if pair.request.ruled and not pair.request.own]
         return self._against_rules(ruled, outcome, prepared, exact) if ruled else outcome
 
     def _is_tie(self, prepared: PreparedCell, run: Run, pair: AnswerPair, index: int) -> bool:

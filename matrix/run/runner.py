@@ -291,7 +291,13 @@ def subject_runner(
     subject over HTTP."""
     subject = load_subject(name, endpoint)
     return Runner(
-        subject, seed, gates=applied_gates(subject.profile).gates, tier=tier, waivers=waivers, explain=explain
+        subject,
+        seed,
+        workload=subject.requests,
+        gates=applied_gates(subject.profile).gates,
+        tier=tier,
+        waivers=waivers,
+        explain=explain,
     )
 
 

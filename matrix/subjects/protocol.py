@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 
 if TYPE_CHECKING:
+    from specmatrix.matrix.cells.cell import Cell
     from specmatrix.matrix.run.prepared_cell import PreparedCell
     from specmatrix.matrix.subjects.limits import AxisLimit
 
@@ -127,6 +128,7 @@ class RequestSpec:
     n: int = 1
     prompt_logprobs: int = -1
     replaced: bool = False  # a session's `replace` ends it while it runs
+    own: str = ""  # parameters of a subject's own under its names, as a JSON object; only its own requests have any
     renewal: str = ""  # what the idle engine renews before it is sent: "memory", "weights" or "" for nothing
 
     def completions(self) -> tuple[RequestSpec, ...]:
@@ -142,7 +144,7 @@ class RequestSpec:
         """Whether its tokens depend on logit rules, so that a continuation without them is another text."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
         bans = self.bad_words_ids or self.allowed_token_ids is not None or self.min_new_tokens
-        return bool(penalties or self.logit_bias or bans or self.min_p)
+        return bool(penalties or self.logit_bias or bans or self.min_p or self.own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,6 +483,12 @@ class Subject(Protocol):
     def limits(self) -> tuple[AxisLimit, ...]:
         """What it cannot run on a CPU, by axis values. Cells of this package's subjects are chosen within them."""
         return ()
+
+    def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
+        """The requests of a cell for a seed: those of the matrix, or its own with parameters that only it has."""
+        from specmatrix.matrix.workloads.build import workload
+
+        return workload(cell, seed)
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """A cell's start and requests in the engine's own words; pure, and needs no installed package.

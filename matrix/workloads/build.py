@@ -64,6 +64,7 @@ SAMPLING: Final[dict[str, dict[str, float]]] = {
     "temperature": {"temperature": 0.8},
     "topk_topp": {"temperature": 1.0, "top_k": 12, "top_p": 0.9},
 }
+RULED_DRAWS: Final = {"temperature": 1.0, "min_p": 0.1}
 
 
 @cache
@@ -152,7 +153,8 @@ def _short(cell: Cell) -> bool:
 def draws_apply(cell: Cell) -> bool:
     """Whether the workload includes the samples of the distribution gate."""
     plain = (cell.memory, cell.abort, cell.finish, cell.session) == ("ample", "none", "eos", "none")
-    return plain and cell.batch != "waves" and cell.sampling in ("temperature", "topk_topp")
+    ruled = cell.sampling == "rules" and cell.batch == "single"
+    return plain and cell.batch != "waves" and (ruled or cell.sampling in ("temperature", "topk_topp"))
 
 
 def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
@@ -219,7 +221,7 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
 def _draws(cell: Cell, seed: int) -> list[RequestSpec]:
     if not draws_apply(cell):
         return []
-    how = SAMPLING[cell.sampling]
+    how = SAMPLING.get(cell.sampling, RULED_DRAWS)
     return [
         RequestSpec(
             name=f"d{n}",
@@ -228,6 +230,7 @@ def _draws(cell: Cell, seed: int) -> list[RequestSpec]:
             temperature=how["temperature"],
             top_k=int(how.get("top_k", -1)),
             top_p=how.get("top_p", 1.0),
+            min_p=how.get("min_p", 0.0),
             seed=1_000_000 * (seed + 1) + n,
             ignore_eos=True,
             top_logprobs=tokenizer().get_vocab_size(),

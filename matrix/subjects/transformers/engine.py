@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -17,8 +18,13 @@ from specmatrix.matrix.zoo.registry import resolve_path
 
 # Flags that transformers reads from the assistant's generation_config, not from generate().
 ASSISTANT: Final = ("num_assistant_tokens", "assistant_confidence_threshold", "num_assistant_tokens_schedule")
+# Flags of which a speculative run has one.
+DRAFTING: Final = ("num_assistant_tokens", "prompt_lookup_num_tokens", "use_mtp")
 # Fields of an ask that are no arguments of generate().
 OWN_FIELDS: Final = ("seed", "logprobs", "top_logprobs")
+
+# In place of the logarithm of 0, nats.
+FORBIDDEN: Final = -1e4
 
 
 @dataclass
@@ -75,6 +81,8 @@ class TransformersEngine(RunningEngine):
         for name in ASSISTANT:
             if name in self._flags:
                 setattr(drafting.generation_config, name, self._flags[name])
+        if "use_mtp" in self._flags:
+            _show_prediction_layers(self.model)
         # generate() would take these two from the checkpoint where an ask says None.
         self.model.generation_config.eos_token_id = None
         drafting.generation_config.eos_token_id = None
@@ -140,7 +148,15 @@ class TransformersEngine(RunningEngine):
 
     @property
     def _drafts(self) -> bool:
-        return any(name in self._flags for name in ("num_assistant_tokens", "prompt_lookup_num_tokens"))
+        return any(name in self._flags for name in DRAFTING)
+
+    @property
+    def resolved(self) -> Mapping[str, Any]:
+        """The shape of MTP's drafts, which follows from the checkpoint."""
+        if "use_mtp" not in self._flags:
+            return {}
+        layers = self.model.config.num_mtp_layers
+        return {"num_steps": layers, "topk": 1, "num_draft_tokens": layers + 1}
 
     def _call(self, ask: Ask) -> Any:
         torch.manual_seed(int(ask.fields["seed"]))
@@ -149,6 +165,8 @@ class TransformersEngine(RunningEngine):
         arguments |= {name: value for name, value in self._flags.items() if name not in (*ASSISTANT, "dtype")}
         if self.assistant is not None:
             arguments["assistant_model"] = self.assistant
+        if number := arguments.pop("prefix_allowed_tokens_fn", 0):
+            arguments["prefix_allowed_tokens_fn"] = partial(_after, number, self.model.config.vocab_size)
         if "stop_strings" in arguments:
             arguments["tokenizer"] = self.tokenizer
         return self.model.generate(
@@ -182,6 +200,18 @@ def ending(ask: Ask, ids: Sequence[int], decode: Callable[[Sequence[int]], str])
     return text, "length" if len(ids) >= ask.fields["max_new_tokens"] else "abort", None
 
 
+def _show_prediction_layers(model: Any) -> None:
+    """Name the layers behind the last one, as transformers looks for those of a DeepSeek-V3 checkpoint in layer 61."""
+    layers, more = model.config.num_hidden_layers, model.config.num_mtp_layers
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{n}\." for n in range(layers, layers + more)]
+
+
+def _after(number: int, vocabulary: int, _: int, ids: torch.Tensor) -> list[int]:
+    """The tokens that may follow a text: those whose sum with its last one is no multiple of a number."""
+    last = int(ids[-1])
+    return [token for token in range(vocabulary) if (token + last) % number]
+
+
 def _load(name: str, dtype: str) -> Any:
     """A zoo model or a folder. ConfigError if transformers cannot load it."""
     path = resolve_path(name)
@@ -206,7 +236,7 @@ def _logprobs(
         return (), ()
     cuts = ask.fields.get("top_k", 0) > 0 or ask.fields.get("top_p", 1.0) < 1 or ask.fields.get("min_p", 0) > 0
     logits = torch.cat(list(output.logits)) / ask.fields.get("temperature", 1.0) if cuts else torch.cat(output.scores)
-    rows = logits.float().log_softmax(-1)
+    rows = logits.float().log_softmax(-1).clamp(min=FORBIDDEN)
     chosen = rows[torch.arange(len(ids)), torch.tensor(ids)]
     if not alternatives:
         return tuple(chosen.tolist()), ()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +21,7 @@ from specmatrix.matrix.subjects.protocol import (
     Subject,
     Unsupported,
 )
+from specmatrix.matrix.subjects.transformers.requests import own_requests
 from specmatrix.matrix.workloads.build import prompt_ids
 
 if TYPE_CHECKING:
@@ -32,7 +34,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "spec_version": "transformers has one timing of a round",
     "overlap": "transformers has no overlap schedule",
     "page_size": "transformers' KV cache has no pages",
-    "prefix_cache": "transformers has no prefix cache to disable",
     "context": "transformers' generate() does not end a text at the model's context length",
     "memory": "transformers' KV cache has no limit",
     "slots": "transformers' generate() has no queue of requests",
@@ -45,10 +46,11 @@ DRAFTERS: Final[Mapping[str, str]] = {
     "eagle": "transformers has no EAGLE drafter",
     "eagle3": "transformers has no EAGLE drafter",
     "dflash": "transformers' DFlash drafter takes only the assistant of Muse Glimmer",
-    "nextn": "transformers finds MTP weights of a DeepSeek-V3 checkpoint only in layer 61",
 }
+UNCACHED: Final = "transformers has no prefix cache to disable; with windows the cells of every engine run without one"
 CHAINS: Final = "transformers drafts chains only"
 SIZES: Final = "transformers verifies all drafts of a chain, so draft_tokens must be steps + 1"
+LAYERS: Final = "transformers' MTP drafts a token with each prediction layer, of which the zoo's target has two"
 LOOKUP: Final = "transformers' prompt lookup has no depth besides its number of tokens"
 VARIANT: Final = "this variant of the subject changes only how a standalone draft runs"
 # The matrix's automatic depth of a chain; transformers' defaults for depth and confidence.
@@ -56,6 +58,8 @@ AUTO_DEPTH: Final = 3
 DEPTH: Final = 20
 THRESHOLD: Final = 0.4
 LOOKED_UP: Final = 10
+# Prediction layers of the zoo's target that has any.
+PREDICTION: Final = "2"
 # Layers of the zoo's targets, of which early exit runs half.
 EXIT_LAYER: Final = 2
 # Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
@@ -63,9 +67,11 @@ READ: Final = frozenset(
     {
         *("name", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "stop_token_ids"),
         *("ignore_eos", "top_logprobs", "logprobs", "answer", "after", "min_new_tokens", "min_p"),
-        *("repetition_penalty", "logit_bias", "bad_words_ids", "allowed_token_ids"),
+        *("repetition_penalty", "logit_bias", "bad_words_ids", "allowed_token_ids", "own"),
     }
 )
+# Targets with windows in some or all layers.
+WINDOWED: Final = ("qwen3", "mistral")
 OWN_DEPTHS: Final = {"acceptance": "the depth of its drafts is not the cell's, so the oracle has no rounds for it"}
 
 
@@ -105,6 +111,9 @@ class TransformersSubject(Subject):
         except PackageNotFoundError:
             return None
 
+    def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
+        return own_requests(cell, seed)
+
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """transformers' names for everything: flags are arguments of generate() and of the assistant's
         generation_config, fields of an ask are arguments of generate(), less `seed`, `logprobs` and `top_logprobs`."""
@@ -130,12 +139,24 @@ class TransformersSubject(Subject):
             AxisLimit(why, ("algorithm",), lambda cell, name=name: cell.algorithm == name)  # type: ignore[misc]
             for name, why in DRAFTERS.items()
         )
-        variant = AxisLimit(VARIANT, ("algorithm",), lambda cell: cell.algorithm == "ngram")
+        variant = AxisLimit(VARIANT, ("algorithm",), lambda cell: cell.algorithm in ("ngram", "nextn"))
         lookup = AxisLimit(
             LOOKUP, ("algorithm", "steps"), lambda cell: cell.algorithm == "ngram" and cell.steps != "auto"
         )
+        layers = AxisLimit(
+            LAYERS,
+            ("algorithm", "steps", "draft_tokens"),
+            lambda cell: (
+                cell.algorithm == "nextn" and (cell.steps not in ("auto", PREDICTION) or cell.draft_tokens != "auto")
+            ),
+        )
+        uncached = AxisLimit(
+            UNCACHED,
+            ("model", "prefix_cache"),
+            lambda cell: cell.prefix_cache == "off" and cell.model not in WINDOWED,
+        )
         own = [variant] if self.schedule else []
-        return (*unknown, *own, *defaults_only(ABSENT), lookup, *chains_only(CHAINS, SIZES))
+        return (*unknown, *own, *defaults_only(ABSENT), uncached, lookup, layers, *chains_only(CHAINS, SIZES))
 
     def _flags(self, cell: Cell) -> dict[str, Any]:
         """Arguments that all requests of a start share."""
@@ -153,6 +174,8 @@ class TransformersSubject(Subject):
             flags["num_assistant_tokens_schedule"] = self.schedule or "constant"
             if self.exit_layer is not None:
                 flags["assistant_early_exit"] = self.exit_layer
+        elif cell.algorithm == "nextn":
+            flags["use_mtp"] = True
         return flags
 
 
@@ -223,4 +246,4 @@ def _rules(request: RequestSpec, vocabulary: int) -> dict[str, Any]:
     if request.allowed_token_ids is not None:
         allowed = frozenset(request.allowed_token_ids)
         values["suppress_tokens"] = [token for token in range(vocabulary) if token not in allowed]
-    return values
+    return {**values, **json.loads(request.own or "{}")}

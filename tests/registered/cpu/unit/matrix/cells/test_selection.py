@@ -7,7 +7,7 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import START_AXES
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.constraints import explain
+from specmatrix.matrix.cells.constraints import LEFT_OUT, expect, explain
 from specmatrix.matrix.cells.enumerate import Prefix
 from specmatrix.matrix.cells.selection import all_cells, is_id, select
 from specmatrix.matrix.cells.selector import parse_selector
@@ -57,11 +57,17 @@ def test_an_unknown_stage_is_refused_whatever_is_selected(text: str | None):
 def test_product_has_every_cell_that_exists_and_no_other():
     some = list(islice(all_cells(), 5000))
     assert len(set(some)) == 5000
-    assert not [c for c in some if {k.kind for k in explain(c)} & {"impossible", "redundant"}]
+    assert not [c for c in some if {k.kind for k in explain(c)} & LEFT_OUT]
     # Within the first start, each cell that explain lets pass is there.
     requests = {cell[len(START_AXES) :] for cell in some if cell.start_key == Cell().start_key}
     assert ("pair", "streaming", "mixed", "length", "running") in requests
     assert ("single", "none", "mixed", "eos", "none") not in requests
+    assert ("single", "none", "rules", "eos", "none") not in requests
+
+
+def test_an_optional_cell_runs_where_it_is_named():
+    (cell,) = select("product", "eagle3.rules")
+    assert expect(cell) == "runs" and [rule.name for rule in explain(cell)] == ["few-rules-batch"]
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_negative_cells_trigger_exactly_their_constraint(constraint):
 
 
 def test_all_refused_and_rewritten_constraints_are_tested():
-    assert {c.kind for c in CONSTRAINTS if c not in negative_constraints()} == {"impossible", "redundant"}
+    assert {c.kind for c in CONSTRAINTS if c not in negative_constraints()} == {"impossible", "redundant", "optional"}
 
 
 @pytest.mark.parametrize(

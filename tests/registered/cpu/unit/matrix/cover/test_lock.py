@@ -129,6 +129,12 @@ def test_a_row_that_is_no_cell_is_noticed(lock, problems):
     assert problems(lock) == ("none.tight is redundant: a single request is never retracted",)
 
 
+def test_an_optional_row_is_no_cell_of_the_matrix(lock, problems):
+    lock.cells["pr"].append(Cell.from_id("none.rules"))
+    (problem,) = problems(lock)
+    assert problem.startswith("none.rules is optional: cells with sampling=rules test logit rules per request")
+
+
 @pytest.mark.parametrize(
     ("text", "note", "sentence"),
     [

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.constraints import explain
+from specmatrix.matrix.cells.constraints import CONSTRAINTS, explain
 from specmatrix.matrix.cells.selection import select
 from specmatrix.matrix.cover import lockfile, subject_lock
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, own_lock_file, read, stage_cells, subject_cells, write
@@ -45,8 +45,8 @@ def test_the_committed_lock_is_complete(subject: Subject):
 def test_limits_say_what_the_translation_does(subject: Subject):
     """A cell is unsupported exactly if a limit forbids it; so its own cells all run."""
     for cell in [*stage_cells("nightly"), *subject_cells("pr", subject.name)]:
-        if not explain(cell):
-            found = translated(subject, prepare(cell, subject=subject.name))
+        if all(rule.kind == "optional" for rule in explain(cell)):
+            found = translated(subject, prepare(cell, workload=subject.requests, subject=subject.name))
             beyond = any(limit.forbids(cell) for limit in subject.limits())
             assert isinstance(found, Unsupported) == beyond, (cell.id, found)
 
@@ -67,18 +67,30 @@ def test_a_dropped_row_an_impossible_one_and_other_limits_are_noticed(elsewhere)
     assert first == "axes, constraints or limits changed since the lock was written; run `specmatrix lock --extend`"
     assert second == "eagle3: transformers has no EAGLE drafter"
     assert third.startswith("stage pr leaves ") and "combinations of 2 values uncovered: " in third
-    assert fourth == "standalone.topk_topp, whose draws are judged, is missing"
+    assert fourth == "standalone.rules, whose draws are judged, is missing"
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 def test_draws_are_judged_with_each_drafter(subject: Subject):
     """Without sampled identity no other gate sees which tokens were sampled."""
     drawn = drawn_cells(subject)
-    assert {cell.sampling for cell in drawn} == {"temperature", "topk_topp"} and all(map(draws_apply, drawn))
+    ways = {"temperature", "topk_topp", "rules"} - ({"rules"} if subject.name.startswith("vllm") else set())
+    assert {cell.sampling for cell in drawn} == ways and all(map(draws_apply, drawn))
     able = {cell.algorithm for cell in subject_cells("pr", subject.name)}
     assert {cell.algorithm for cell in drawn} == able
     more = replace(subject.profile, capabilities=subject.profile.capabilities | {Capability.SAMPLED_IDENTITY})
     assert not drawn_cells(Judged(more))
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+def test_optional_cells_are_locked_where_no_batch_makes_them_so(subject: Subject):
+    optional = {rule for rule in CONSTRAINTS if rule.kind == "optional"}
+    assert {rule.name for rule in optional} == {"few-rules-batch", "few-stops-batch", "few-windows-batch"}
+    batches = not any(limit.axes == ("batch",) for limit in subject.limits())
+    assert optional & {*rules_of(subject)} == (optional if batches else set())
+    locked = [cell for cell in stage_cells("pr", own_lock_file(subject.name)) if cell.batch == "single"]
+    for value in ("rules", "stops", "mistral"):
+        assert any(value in cell for cell in locked) != batches
 
 
 class Judged(Subject):

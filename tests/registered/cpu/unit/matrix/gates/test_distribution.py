@@ -109,3 +109,12 @@ def test_too_few_draws_or_log_probabilities_are_not_measured(measured, altered):
 def test_filters_renormalise_in_turn(top_k, top_p, token, expected):
     request = RequestSpec("d0", "", 1, temperature=1.0, top_k=top_k, top_p=top_p)
     assert place(request, CONTEXT, token, 1e-5) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("min_p", "token", "expected"),
+    [(0.31, 9, (1.0, 0.0)), (0.31, 2, (0.625, 0.375)), (0.29, 9, (0.8 / 0.95, 0.15 / 0.95))],
+)
+def test_tokens_below_min_p_are_outside(min_p, token, expected):
+    request = RequestSpec("d0", "", 1, temperature=1.0, min_p=min_p)
+    assert place(request, CONTEXT, token, 1e-5) == pytest.approx(expected)

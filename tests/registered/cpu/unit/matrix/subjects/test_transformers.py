@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import asdict, replace
+from inspect import getsource
 
 import pytest
 import torch
@@ -15,12 +16,15 @@ import transformers
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.cover.lockfile import subject_cells
+from specmatrix.matrix.oracles.transformers import oracle_index
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, RequestSpec, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
-from specmatrix.matrix.subjects.transformers.engine import ForwardLog, TransformersEngine, ending
-from specmatrix.matrix.subjects.transformers.subject import TransformersSubject
+from specmatrix.matrix.subjects.transformers.engine import FORBIDDEN, ForwardLog, TransformersEngine, ending
+from specmatrix.matrix.subjects.transformers.requests import own_requests
+from specmatrix.matrix.subjects.transformers.subject import LAYERS, TransformersSubject
+from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.zoo.registry import resolve_path
 
 pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
@@ -36,8 +40,9 @@ def deterministic():
     torch.use_deterministic_algorithms(before)
 
 
-def translated(cell_id: str, subject: str = "transformers") -> EngineCommand | Unsupported:
-    return load_subject(subject).translate(prepare(Cell.from_id(cell_id)))
+def translated(cell_id: str, name: str = "transformers") -> EngineCommand | Unsupported:
+    subject = load_subject(name)
+    return subject.translate(prepare(Cell.from_id(cell_id), workload=subject.requests, subject=name))
 
 
 def command(cell_id: str, subject: str = "transformers") -> EngineCommand:
@@ -55,8 +60,8 @@ def answer(cell_id: str, subject: str = "transformers") -> tuple[TransformersEng
 @pytest.mark.parametrize("name", NAMES)
 def test_every_locked_cell_translates_as_reviewed(name, data_regression):
     subject, unsupported, commands = load_subject(name), Counter(), {}
-    for cell in stage_cells("nightly"):
-        found = subject.translate(prepare(cell))
+    for cell in subject_cells("nightly", name):
+        found = subject.translate(prepare(cell, workload=subject.requests))
         if isinstance(found, Unsupported):
             unsupported[found.reason] += 1
         else:
@@ -144,6 +149,7 @@ def test_an_ending_is_read_from_the_tokens():
         ("ngram.qwen3.n8", "transformers"),
         ("standalone", "transformers-heuristic"),
         ("standalone", "transformers-early-exit"),
+        ("nextn.deepseek.s2", "transformers"),
     ],
 )
 def test_speculation_emits_plain_tokens_in_fewer_rounds(cell_id, subject):
@@ -190,6 +196,63 @@ def test_a_checkpoint_that_transformers_refuses_is_a_config_error(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 128, "num_attention_heads": 6}')
     with pytest.raises(ConfigError, match=rf"^transformers cannot load {re.escape(str(tmp_path))}: \w+: .*hidden size"):
         TransformersEngine(EngineCommand({"dtype": "float32"}, {"target": str(tmp_path)}))
+
+
+def test_mtp_drafts_with_each_prediction_layer():
+    engine = TransformersEngine(command("nextn.deepseek"))
+    assert engine.resolved == {"num_steps": 2, "topk": 1, "num_draft_tokens": 3}
+    assert TransformersEngine(command("none")).resolved == {}
+    assert translated("nextn.deepseek.s3") == Unsupported(LAYERS)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_logits_processor_of_generate_is_in_a_cell(monkeypatch):
+    """But for classifier-free guidance, whose state drafts damage."""
+    seen, call = set(), transformers.LogitsProcessorList.__call__
+
+    def spied(self: transformers.LogitsProcessorList, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.update(type(one).__name__ for one in self)
+        return call(self, ids, scores)
+
+    monkeypatch.setattr(transformers.LogitsProcessorList, "__call__", spied)
+    engine = TransformersEngine(command("none"))
+    for cell in ("none.rules", "none.stops", "none.temperature", "none.topk_topp"):
+        for ask in command(cell).asks[:30]:
+            engine.generate([replace(ask, fields={**ask.fields, "max_new_tokens": 1})])
+    every = {*re.findall(r"processors\.append\(\s*(\w+)\(", getsource(transformers.generation.utils))}
+    assert len(every) > 20 and every - seen == {"UnbatchedClassifierFreeGuidanceLogitsProcessor"}
+    assert "WatermarkLogitsProcessor" in seen
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")
+def test_each_rule_changes_its_text():
+    engine = TransformersEngine(command("none"))
+    rules = [ask for ask in command("none.rules").asks if ask.id[0] == "q"]
+    plain = {ask.id: ask for ask in command("none.stops").asks}
+    for ask in rules:
+        usual = {**plain[ask.id.partition(".")[0]].fields, "eos_token_id": [1]}
+        usual = {name: usual[name] for name in ("do_sample", "seed", "eos_token_id", "logprobs", "top_logprobs")}
+        (found,) = engine.generate([ask])
+        (other,) = engine.generate([replace(ask, fields={**usual, "max_new_tokens": ask.fields["max_new_tokens"]})])
+        assert found.output_ids != other.output_ids, ask.id
+
+
+def test_own_requests_have_names_of_their_own_and_the_oracles_where_it_knows_their_text():
+    for cell in ("none.rules", "ngram.rules.stops", "standalone.stops"):
+        names = [request.name for request in own_requests(Cell.from_id(cell), 3)]
+        assert len({*names}) == len(names)
+    known = [oracle_index(request) for request in own_requests(Cell.from_id("none.stops"), 0)]
+    assert len(known) == 4 and sum(index is not None for index in known) == 2
+    assert own_requests(Cell.from_id("none.length"), 5) == workload(Cell.from_id("none.length"), 5)
+
+
+def test_a_forbidden_token_has_a_finite_log_probability():
+    one = command("none.rules")
+    ask = next(ask for ask in one.asks if ask.fields["do_sample"] and "typical_p" in ask.fields)
+    (found,) = TransformersEngine(one).generate([ask])
+    values = [value for column in found.top_logprobs for _, value in column]
+    assert min(values) == FORBIDDEN and len(found.top_logprobs[0]) == 768
 
 
 SPEC = importlib.util.spec_from_file_location("findings", HOME / "examples" / "transformers_findings.py")

@@ -94,7 +94,19 @@ def test_the_contract_forbids_to_ignore_a_field_of_a_request(monkeypatch):
 
 
 def test_every_request_field_is_in_the_contract_or_no_engines_affair():
-    ours = {"name", "prompt", "answer", "after", "session", "closes_after", "refused", "beside", "clock", "stream"}
+    ours = {
+        "own",
+        "name",
+        "prompt",
+        "answer",
+        "after",
+        "session",
+        "closes_after",
+        "refused",
+        "beside",
+        "clock",
+        "stream",
+    }
     assert {each.name for each in dataclasses.fields(RequestSpec)} == ours | {"replaced", "renewal"} | set(REQUESTED)
 
 
