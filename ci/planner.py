@@ -13,7 +13,7 @@ from itertools import accumulate
 from math import ceil, inf
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import yaml
@@ -32,6 +32,9 @@ AHEAD: Final = 8
 # Hosts, GPUs and workers that a plan may have.
 MOST: Final = 1000
 NO_RANKS: Final[Mapping[str, int]] = MappingProxyType({})
+# A GPU of a host, and which of the workers that share it.
+Place: TypeAlias = tuple[str, int, int]
+NO_PLACES: Final[Mapping[Place, float]] = MappingProxyType({})
 
 
 class Host(Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,16 +66,28 @@ def _baseline(cell: Cell) -> tuple[object, ...]:
 
 @dataclass(slots=True)
 class Shard:
-    """The groups of one worker; only `plan` writes it. lane: index of the worker on its host; gpus: device indices."""
+    """The groups of one worker; only `plan` writes it. lane: index of the worker on its host; gpus: device indices.
+    layer: which of the workers that share these GPUs it is. begin: the seconds at which its GPUs are free for it."""
 
     host: str
     lane: int
     gpus: tuple[int, ...]
     groups: list[Group] = field(default_factory=list)
+    layer: int = 0
+    begin: float = 0.0
 
     @property
     def seconds(self) -> float:
         return sum(group.seconds for group in self.groups)
+
+    @property
+    def end(self) -> float:
+        return self.begin + self.seconds
+
+    @property
+    def places(self) -> frozenset[Place]:
+        """What it occupies while it runs: no other shard that runs then has any of it."""
+        return frozenset((self.host, self.layer, gpu) for gpu in self.gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +100,8 @@ class ShardPlan:
 
     @property
     def seconds(self) -> float:
-        """Duration of the longest shard."""
-        return max(shard.seconds for shard in self.shards)
+        """The time until the last shard ends."""
+        return max(shard.end for shard in self.shards)
 
     @property
     def queue(self) -> list[Group]:
@@ -95,7 +110,7 @@ class ShardPlan:
             (begin, place, group)
             for place, shard in enumerate(self.shards)
             for begin, group in zip(
-                accumulate((g.seconds for g in shard.groups), initial=0.0), shard.groups, strict=False
+                accumulate((g.seconds for g in shard.groups), initial=shard.begin), shard.groups, strict=False
             )
         ]
         return [group for *_, group in sorted(begun, key=lambda one: one[:2])]
@@ -116,6 +131,7 @@ def _shard(shard: Shard) -> dict[str, Any]:
         "host": shard.host,
         "lane": shard.lane,
         "gpus": list(shard.gpus),
+        "begin": round(shard.begin, 3),
         "seconds": round(shard.seconds, 3),
         "groups": [
             {"seconds": round(group.seconds, 3), "cells": [cell.id for cell in group.cells]} for group in shard.groups
@@ -167,21 +183,24 @@ def plan(
     gpus: int = 0,
     start_seconds: float = START_SECONDS,
     ranks: Mapping[str, int] = NO_RANKS,
+    busy: Mapping[Place, float] = NO_PLACES,
 ) -> ShardPlan:
     """A plan for cells with `gpus` GPUs each; the order of `cells` does not matter.
 
     durations: measured seconds by cell id; the default is the cell's estimate. start_seconds: per engine start. ranks:
-    by cell id, the place of cells that run early.
+    by cell id, the place of cells that run early. busy: until when places are occupied.
     ConfigError if no host has enough GPUs, a cell needs more GPUs, or a duration is not a positive number.
     """
     shards = _lanes(hosts, gpus)
+    for shard in shards:
+        shard.begin = max((busy.get(place, 0.0) for place in shard.places), default=0.0)
     costs = _costs(cells, durations, gpus)
     groups = _groups(costs, start_seconds)
     average = sum(group.seconds for group in groups) / len(shards)
     parts = [part for group in groups for part in _split(group, costs, average, start_seconds)]
     parts = [replace(part, cells=tuple(sorted(part.cells, key=lambda cell: _rank(cell, ranks)))) for part in parts]
     for part in sorted(parts, key=lambda part: (_rank(part.cells[0], ranks), -part.seconds, part.cells)):
-        min(shards, key=lambda shard: shard.seconds).groups.append(part)
+        min(shards, key=lambda shard: shard.end).groups.append(part)
     longest = max((part.seconds for part in parts), default=0.0)
     return ShardPlan(gpus, tuple(shards), max(longest, sum(part.seconds for part in parts) / len(shards)))
 
@@ -205,7 +224,7 @@ def _lanes(hosts: Sequence[Host], gpus: int) -> list[Shard]:
         sets = host.gpus // gpus if gpus else 1
         for lane in range(sets * host.workers):
             first = lane % sets * gpus
-            lanes.append(Shard(host.name, lane, tuple(range(first, first + gpus))))
+            lanes.append(Shard(host.name, lane, tuple(range(first, first + gpus)), layer=lane // sets))
     if not lanes:
         need = f"{gpus} GPUs" if gpus else "a CPU worker"
         raise ConfigError(f"no host has {need}; hosts: {', '.join(host.name for host in hosts) or 'none'}")

@@ -143,6 +143,7 @@ def test_as_dict_is_json():
                 "host": "a",
                 "lane": 0,
                 "gpus": [],
+                "begin": 0.0,
                 "seconds": 1.6,
                 "groups": [{"seconds": 0.8, "cells": ["none"]}, {"seconds": 0.8, "cells": ["none.p4"]}],
             }
