@@ -1,8 +1,9 @@
 """The local executor: one process per shard of a plan, records streamed back as cells finish.
 
 Workers are spawned with one compute thread each. They take the plan's groups one by one from a common queue, so that
-none is idle while another has groups to spare. If a worker dies or hangs, its current cell is recorded as INFRA, the
-rest of its group returns to the queue, and a new worker takes its place. One that does not start is replaced once.
+none is idle while another has groups to spare. Plans of several tiers share the GPUs. If a worker dies or hangs, its
+current cell is recorded as INFRA, the rest of its group returns to the queue, and a new worker takes its place. One
+that does not start is replaced once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Literal
 
 from specmatrix import HOME
-from specmatrix.ci.planner import Group, ShardPlan, take
+from specmatrix.ci.planner import Group, Shard, ShardPlan, take
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.timed import TIMED
@@ -68,16 +69,28 @@ class ShardJob:
 
 
 @dataclass(slots=True)
+class Waiting:
+    """What is left of a plan. number: its place among the plans. lanes: those that no worker has had yet."""
+
+    number: int
+    job: ShardJob
+    queue: list[Group]
+    lanes: list[Shard]
+
+
+@dataclass(slots=True)
 class Worker:
     """One process and the group that it runs.
 
-    gpus: indices of the devices that it may use. second: it replaces a worker that did not start. heard: time of its
-    last message. group: its remaining cells, None until it is ready. baselines: of its groups so far.
+    work: whose groups it takes. lane: the shard of the plan whose GPUs it has. second: it replaces a worker that did
+    not start. heard: time of its last message. group: its remaining cells, None until it is ready. baselines: of its
+    groups so far.
     """
 
+    work: Waiting
+    lane: Shard
     process: BaseProcess
     connection: Connection
-    gpus: tuple[int, ...]
     second: bool
     heard: float
     group: Group | None = None
@@ -92,27 +105,53 @@ class Worker:
 def run_plan(
     plan: ShardPlan, job: ShardJob, on_progress: Callable[[list[str]], None] = lambda current: None
 ) -> Iterator[CellResult]:
-    """The records of all cells of the plan, in the order in which they finish. The workers always end with it.
+    """As `run_plans`, of one plan."""
+    for _, record in run_plans([(plan, job)], on_progress):
+        yield record
 
-    on_progress: called with the current cell of each worker whenever they may have changed, and every TICK_SECONDS.
+
+def run_plans(
+    plans: Sequence[tuple[ShardPlan, ShardJob]], on_progress: Callable[[list[str]], None] = lambda current: None
+) -> Iterator[tuple[int, CellResult]]:
+    """The records of all cells of the plans, each with the number of its plan, in the order in which they finish. The
+    workers always end with it.
+
+    Plans share the GPUs, wide cells first: a worker starts as soon as no other has any of its GPUs, and ends when its
+    plan has no more cells. on_progress: called with the current cell of each worker whenever they may have changed, and
+    every TICK_SECONDS.
     """
-    queue = plan.queue
+    works = [Waiting(number, job, plan.queue, list(plan.shards)) for number, (plan, job) in enumerate(plans)]
+    works.sort(key=lambda work: -plans[work.number][0].gpus)
     workers: list[Worker] = []
     try:
-        for shard in plan.shards[: len(queue)]:
-            _start(workers, job, shard.gpus)
-        while workers:
+        while _start_where_free(workers, works) or workers:
             on_progress([worker.current for worker in workers])
-            yield from _receive(workers, queue, job)
+            yield from _receive(workers)
     finally:
         with deferred():  # a second signal leaves no worker behind either
             for worker in workers:
                 _stop(worker)
 
 
-def _receive(workers: list[Worker], queue: list[Group], job: ShardJob) -> Iterator[CellResult]:
+def _start_where_free(workers: list[Worker], works: Sequence[Waiting]) -> bool:
+    """Start the workers that have something to do and whose GPUs no other has; whether there was one."""
+    found = False
+    for work in works:
+        for lane in list(work.lanes):
+            starting = sum(worker.work is work and worker.group is None for worker in workers)
+            if len(work.queue) <= starting:
+                break
+            if any(lane.places & worker.lane.places for worker in workers):
+                continue
+            work.lanes.remove(lane)
+            _start(workers, work, lane)
+            found = True
+    return found
+
+
+def _receive(workers: list[Worker]) -> Iterator[tuple[int, CellResult]]:
     """Wait for messages and receive them from every worker that sent one; replace workers that died or hang."""
-    timeout = min(worker.heard for worker in workers) + job.limit - monotonic()
+    timeout = min(worker.heard + worker.work.job.limit for worker in workers) - monotonic()
     ready = wait([worker.connection for worker in workers], min(max(timeout, 0.0), TICK_SECONDS))
     for worker in [worker for worker in workers if worker.connection in ready]:
         try:
@@ -121,57 +160,59 @@ def _receive(workers: list[Worker], queue: list[Group], job: ShardJob) -> Iterat
             worker.process.join(EXIT_SECONDS)
             code = worker.process.exitcode
             what = "closed its pipe without ending" if code is None else f"died with exit code {code}"
-            yield from _replace(workers, worker, queue, job, what)
+            yield from _replace(workers, worker, what)
             continue
         worker.heard = monotonic()
         cells = worker.group.cells[1:] if worker.group else ()
         if cells and worker.group:
             worker.group = replace(worker.group, cells=cells)
         else:
-            _give(workers, worker, queue)
+            _give(workers, worker)
         if message is not None:
-            yield message
-    for worker in [worker for worker in workers if monotonic() - worker.heard > job.limit]:
-        yield from _replace(workers, worker, queue, job, f"was silent for more than {job.limit:g} s")
+            yield worker.work.number, message
+    for worker in [worker for worker in workers if monotonic() - worker.heard > worker.work.job.limit]:
+        yield from _replace(workers, worker, f"was silent for more than {worker.work.job.limit:g} s")
 
 
-def _give(workers: list[Worker], worker: Worker, queue: list[Group]) -> None:
+def _give(workers: list[Worker], worker: Worker) -> None:
     """Send a worker its next group, or end it if none is left."""
+    queue = worker.work.queue
     if not queue:
         _stop(worker)
         workers.remove(worker)
         return
-    others = set[tuple[object, ...]]().union(*(other.baselines for other in workers if other is not worker))
+    others = set[tuple[object, ...]]().union(
+        *(other.baselines for other in workers if other.work is worker.work and other is not worker)
+    )
     worker.group = take(queue, worker.baselines, others)
     worker.baselines |= worker.group.baselines
     with suppress(OSError):  # it died; the next message is its end
         worker.connection.send(worker.group.cells)
 
 
-def _replace(
-    workers: list[Worker], worker: Worker, queue: list[Group], job: ShardJob, what: str
-) -> Iterator[CellResult]:
+def _replace(workers: list[Worker], worker: Worker, what: str) -> Iterator[tuple[int, CellResult]]:
     """Record a worker's current cell as INFRA, return the others of its group to the queue and start another worker.
 
     A worker that never became ready loses no cell. If it is the second, a third would not start either; without other
-    workers all cells of the queue are recorded as INFRA.
+    workers, or GPUs for some, all cells of the queue are recorded as INFRA.
     """
     _stop(worker)
     workers.remove(worker)
-    reason = f"its worker {what}"
+    work, reason = worker.work, f"its worker {what}"
     missing: Sequence[Cell] = ()
     if worker.group:
         missing, rest = worker.group.cells[:1], worker.group.cells[1:]
         if rest:
-            queue.insert(0, replace(worker.group, cells=rest))
+            work.queue.insert(0, replace(worker.group, cells=rest))
     if worker.group or not worker.second:
-        if queue:
-            _start(workers, job, worker.gpus, second=worker.group is None)
-    elif not workers:
+        if work.queue:
+            _start(workers, work, worker.lane, second=worker.group is None)
+    elif not work.lanes and not any(other.work is work for other in workers):
         reason = f"two workers in a row did not start; the second {what}"
-        missing = [cell for group in queue for cell in group.cells]
+        missing = [cell for group in work.queue for cell in group.cells]
+        work.queue.clear()
     for cell in missing:
-        yield lost_cell(cell, job, reason)
+        yield work.number, lost_cell(cell, work.job, reason)
 
 
 def lost_cell(cell: Cell, job: ShardJob, reason: str) -> CellResult:
@@ -179,19 +220,19 @@ def lost_cell(cell: Cell, job: ShardJob, reason: str) -> CellResult:
     return waive(lost(prepare(cell, job.tier, job.seed, subject=job.subject), reason), job.waivers, job.subject, None)
 
 
-def _start(workers: list[Worker], job: ShardJob, gpus: tuple[int, ...], second: bool = False) -> None:
+def _start(workers: list[Worker], waiting: Waiting, lane: Shard, second: bool = False) -> None:
     """Start a worker and add it to `workers`."""
     ours, theirs = get_context("spawn").Pipe()
-    process = get_context("spawn").Process(target=work, args=(job, gpus, theirs), daemon=True)
+    process = get_context("spawn").Process(target=work, args=(waiting.job, lane.gpus, theirs), daemon=True)
     # Ctrl-C signals every process of the terminal; a worker inherits the blocked SIGINT, so it never handles it. The
     # shared resource tracker unblocks signals when it starts, so it is started first.
     resource_tracker.ensure_running()
     with deferred():  # a signal leaves no worker behind that is in no list
         signals = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            with _importing(job.tree):
+            with _importing(waiting.job.tree):
                 process.start()
-            workers.append(Worker(process, ours, gpus, second, monotonic()))
+            workers.append(Worker(waiting, lane, process, ours, second, monotonic()))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     # Otherwise the pipe would stay open in this process, and the worker's death would go unnoticed.

@@ -171,10 +171,10 @@ def test_a_run_that_is_stopped_while_it_starts_a_worker_leaves_none(receiver, sc
 
 
 def test_a_run_that_is_stopped_whenever_it_ends_a_worker_leaves_none(scripted, monkeypatch):
-    def started(process: BaseProcess, *fields: object) -> Worker:
+    def started(work: object, lane: object, process: BaseProcess, *fields: object) -> Worker:
         kill = process.kill
         monkeypatch.setattr(process, "kill", lambda: (signal.raise_signal(signal.SIGTERM), kill()))
-        return Worker(process, *fields)  # type: ignore[arg-type]
+        return Worker(work, lane, process, *fields)  # type: ignore[arg-type]
 
     monkeypatch.setattr(local, "Worker", started)
     with pytest.raises(Stopped), stoppable():
