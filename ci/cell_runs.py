@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plan
+from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plans
+from specmatrix.ci.packing import Demand, pack
 from specmatrix.ci.planner import Host, plan
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
@@ -58,28 +59,58 @@ class CellRuns:
         """The cells' records as they finish, with a progress bar that counts them and the red ones and shows each
         worker's cell. changes: of the job. Their commands plant the fault, select the requests and name the waivers
         again, without which a cell that passes a known failure would be green."""
-        job = dataclasses.replace(self.job, **changes)  # type: ignore[arg-type]  # fields of ShardJob
+        runs = dataclasses.replace(self, job=dataclasses.replace(self.job, **changes))  # type: ignore[arg-type]  # fields
         if self.cluster is None:
-            hosts: Sequence[Host] = [Host("local", gpus=visible_gpus(job.tier), workers=self.workers)]
-            execute = run_plan
-        else:
-            hosts, execute = self.cluster.hosts, self.cluster.run_plan
-        work = plan(cells, self.durations, hosts, find_tier(job.tier).gpus, ranks=self.ranks)
-        red, today = 0, datetime.now(UTC).date().isoformat()
-        with counting(len(cells), "cell") as update:
+            for _, record in packed_runs([runs], [cells]):
+                yield record
+            return
+        work = plan(cells, self.durations, self.cluster.hosts, find_tier(self.job.tier).gpus, ranks=self.ranks)
+        execute = self.cluster.run_plan
+        with _counted(len(cells)) as (show, count):
+            for record in execute(work, runs.job, show):
+                count(record)
+                yield runs.with_command(record)
 
-            def show(workers: list[str]) -> None:
-                update(" · ".join(shorten(at, SHOWN) for at in workers), 0, red)
+    def with_command(self, record: CellResult) -> CellResult:
+        """The record with the command that runs its cell again as it ran here."""
+        job = self.job
+        given = [f"--stage {TIMED}"] if job.stage == TIMED else []
+        given += [f"--starts {job.starts}"] if job.starts else []
+        given += [one.options for one in (job.endpoint, job.only) if one is not None]
+        given += [file_option(self.waivers)] if self.waivers else []
+        again = repro(record.id, job.tier, job.seed, job.subject, self.fault, " ".join(given))
+        return replace(record, repro=again)
 
-            for record in execute(work, job, show):
-                red += is_red(record, today)
-                update(None, 1, red)
-                given = [f"--stage {TIMED}"] if job.stage == TIMED else []
-                given += [f"--starts {job.starts}"] if job.starts else []
-                given += [one.options for one in (job.endpoint, job.only) if one is not None]
-                given += [file_option(self.waivers)] if self.waivers else []
-                again = repro(record.id, job.tier, job.seed, job.subject, self.fault, " ".join(given))
-                yield replace(record, repro=again)
+
+def packed_runs(runs: Sequence[CellRuns], cells: Sequence[Sequence[Cell]]) -> Generator[tuple[int, CellResult]]:
+    """The records of several tiers' cells, which share this machine's GPUs, each with the number of its tier, and a
+    progress bar for all."""
+    tiers = [find_tier(one.job.tier) for one in runs]
+    host = Host("local", gpus=max(visible_gpus(tier.name) for tier in tiers), workers=runs[0].workers)
+    demands = [Demand(some, tier.gpus, one.durations) for one, tier, some in zip(runs, tiers, cells, strict=True)]
+    works = pack(demands, [host], ranks=runs[0].ranks).plans
+    jobs = [one.job for one in runs]
+    with _counted(sum(map(len, cells))) as (show, count):
+        for number, record in run_plans(list(zip(works, jobs, strict=True)), show):
+            count(record)
+            yield number, runs[number].with_command(record)
+
+
+@contextmanager
+def _counted(cells: int) -> Iterator[tuple[Callable[[list[str]], None], Callable[[CellResult], None]]]:
+    """A progress bar: what shows the workers' cells, and what counts a record."""
+    red, today = 0, datetime.now(UTC).date().isoformat()
+    with counting(cells, "cell") as update:
+
+        def show(workers: list[str]) -> None:
+            update(" · ".join(shorten(at, SHOWN) for at in workers), 0, red)
+
+        def count(record: CellResult) -> None:
+            nonlocal red
+            red += is_red(record, today)
+            update(None, 1, red)
+
+        yield show, count
 
 
 @contextmanager

@@ -105,7 +105,9 @@ def options(
 
 @app.command()
 def run(
-    tier: Annotated[str, typer.Option(help="hardware of the cells: cpu, gpu1, gpu2, gpu4 or gpu8")] = "cpu",
+    tier: Annotated[
+        str, typer.Option(help="hardware of the cells: cpu, gpu1, gpu2, gpu4 or gpu8, or several, such as gpu1,gpu2")
+    ] = "cpu",
     stage: Annotated[
         str, typer.Option(help="cells of the lock file: smoke, pr or nightly; product: all possible; speed: timed ones")
     ] = "pr",

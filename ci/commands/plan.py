@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from specmatrix.ci.commands.run import chosen_cells
-from specmatrix.ci.planner import MOST, ShardPlan, plan, read_hosts, shard_plan
+from specmatrix.ci.commands.tier_run import tier_names
+from specmatrix.ci.packing import Demand, pack
+from specmatrix.ci.planner import MOST, ShardPlan, read_hosts, shard_plan
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cover.order import measured_seconds
 from specmatrix.matrix.run.tiers import tier as find_tier
@@ -31,8 +33,8 @@ def print_plan(
     max_gpu_minutes: int | None = None,
     matrix: str | None = None,
 ) -> int:
-    """Print a plan for each tier, as a line per shard, as JSON or as a job matrix. ConfigError or ReportError on a bad
-    option, or if the plan needs more than `max_gpu_minutes`."""
+    """Print a plan for each tier, those of hosts packed together: a line per shard, JSON or a job matrix. ConfigError
+    or ReportError on a bad option, or if the plan needs more than `max_gpu_minutes`."""
     if matrix is not None and (shards is None or json_):
         raise ConfigError("--matrix is a matrix of shards; give it with --shards and without --json")
     if (shards is None) == (hosts is None):
@@ -40,29 +42,32 @@ def print_plan(
     if shards is not None and not 1 <= shards <= MOST:
         raise ConfigError(f"--shards must be between 1 and {MOST}, got {shards}")
     there = () if hosts is None else read_hosts(hosts)
-    names = [name.strip() for name in tiers.split(",")]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"tier {shown(twice)} is given twice; give it once")
-    plans: dict[str, ShardPlan] = {}
-    for name in names:
-        chosen, gpus = chosen_cells(name, stage, cells, None), find_tier(name).gpus
-        seconds = measured_seconds(durations, name)
-        plans[name] = (
-            plan(chosen, seconds, there, gpus) if shards is None else shard_plan(chosen, seconds, shards, gpus)
-        )
+    demands = {
+        name: Demand(chosen_cells(name, stage, cells, None), find_tier(name).gpus, measured_seconds(durations, name))
+        for name in tier_names(tiers)
+    }
+    plans: dict[str, ShardPlan]
+    if shards is None:
+        packed = pack(list(demands.values()), there)
+        plans = dict(zip(demands, packed.plans, strict=True))
+    else:
+        plans = {name: shard_plan(one.cells, one.durations, shards, one.gpus) for name, one in demands.items()}
     if max_gpu_minutes is not None:
         check_budget(plans, max_gpu_minutes)
     if matrix is not None:
         print(json.dumps({"include": job_matrix(plans, read_runners(matrix), max_gpu_minutes)}))
         return 0
     if json_:
-        print(json.dumps({"stage": stage, "plans": [{"tier": name} | made.as_dict() for name, made in plans.items()]}))
+        whole = {} if shards is not None else {"seconds": round(packed.seconds, 3), "bound": round(packed.bound, 3)}
+        rows = [{"tier": name} | made.as_dict() for name, made in plans.items()]
+        print(json.dumps({"stage": stage, **whole, "plans": rows}))
         return 0
     for name, made in plans.items():
         for shard in made.shards:
             number = sum(len(group.cells) for group in shard.groups)
             lane = "" if shards is not None else f" worker {shard.lane}"
-            print(f"{name} {shard.host}{lane}: {count(number, 'cell')}, about {duration(shard.seconds)}")
+            after = f", after {duration(shard.begin)}" if shard.begin and shard.groups else ""
+            print(f"{name} {shard.host}{lane}: {count(number, 'cell')}, about {duration(shard.seconds)}{after}")
     return 0
 
 

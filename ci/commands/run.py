@@ -6,15 +6,16 @@ import dataclasses
 import json
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
-from hashlib import blake2b
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
 
-from specmatrix.ci.cell_runs import CellRuns, cell_runs
-from specmatrix.ci.planner import Host, parse_shard, plan, read_hosts, shard_plan
+from specmatrix.ci.cell_runs import CellRuns, cell_runs, packed_runs
+from specmatrix.ci.commands.tier_run import WHOLE, TierRun, alone, divided, of_shard, tier_names, write_reports
+from specmatrix.ci.packing import Demand
+from specmatrix.ci.planner import Host, read_hosts
 from specmatrix.ci.variants import decided
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
@@ -24,7 +25,6 @@ from specmatrix.matrix.cells.timed import TIMED
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.options import WORKERS
-from specmatrix.matrix.cli.stopping import Stopped
 from specmatrix.matrix.cover.affected import SourceChange, affected_ranks, read_change, sentence
 from specmatrix.matrix.cover.functions import stored_functions
 from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
@@ -35,6 +35,7 @@ from specmatrix.matrix.run.tiers import check_seed, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.waivers import load_waivers
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
+from specmatrix.matrix.subjects.protocol import Subject
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.matrix.zoo.registry import verify_cells
@@ -50,13 +51,18 @@ from specmatrix.reports.schema import (
     CellResult,
     Header,
     ShardRecord,
+    WaiverRule,
     is_red,
 )
 from specmatrix.reports.stats.shift import LEAST_VALUES
-from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
+from specmatrix.reports.store import load
 from specmatrix.reports.wording import count
 
-WHOLE: Final = "1/1"
+# Options that take one tier.
+ALONE: Final = (
+    f"--stage {TIMED}", "--limit", "--json", "--rerun-failed", "--explain", "--decide", "--requests", "--junit",
+    "--affected", "--on",
+)  # fmt: skip
 MOST_STARTS: Final = 100
 
 
@@ -87,6 +93,10 @@ def run(
     starts: int | None = None,
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
+    if len(names := tier_names(tier)) > 1:
+        check_alone(tier, (stage == TIMED, limit, json_, rerun_failed, explain, decide, only, junit, affected, on))
+        chosen_by = (stage, cells, seed, subject, shard, hosts, durations)
+        return run_tiers(names, out, chosen_by, workers, waivers, fail_fast, fault, endpoint)
     check_decide(decide, fail_fast, shard, only)
     if junit is not None:
         check_place(junit.parent, junit.name)
@@ -103,23 +113,76 @@ def run(
         part, chosen = of_shard(chosen, seconds, shard, find_tier(tier).gpus, there)
         verify_cells(chosen)
         runs = runs if change is None else _affected_first(runs, change, chosen)
-        parts = (engine, cells, limit, rerun_failed)
-        less = cheaper_stage(stage, find_tier(tier).gpus) if parts == (None,) * len(parts) else None
-        gates = GATES if engine is None else applied_gates(engine.profile).gates
-        header = run_header(tier, stage, seed, gates, engine, rules)
-        dirty, host = header.dirty or bool(runs.fault), header.host if runs.cluster is None else runs.cluster.host
-        header = replace(header, fault=runs.fault, shard=part, cheaper=less, dirty=dirty, host=host)
-        if only is not None:
-            header = replace(header, data_hash=hash_of(only, chosen, seed, header.data_hash))
+        partial = any(part is not None for part in (engine, cells, limit, rerun_failed))
+        less = None if partial else cheaper_stage(stage, find_tier(tier).gpus)
+        header = replace(header_of(runs, engine, rules, part), cheaper=less)
+        header = header if only is None else replace(header, data_hash=hash_of(only, chosen, seed, header.data_hash))
         traced = ("every" if len(chosen) == 1 else "red") if explain else "none"
         records = runs(chosen, explain=traced, only=only, limit=runs.job.limit * (1 + explain))
         if decide:
             records = _with_decided(runs, records)
-        view = write_run(load(_write(out, header, records, chosen, fail_fast)))
+        view = write_run(load(*write_reports([TierRun(out, header, chosen)], alone(records), fail_fast)))
     show_run(view, out, write_explained(view, out), json_, junit)
     if change is not None and not json_ and not find_tier(tier).gpus:
         show_suspects(view, change, tier, seed)
     return int(view.verdict != "green")
+
+
+def check_alone(tiers: str, options: Sequence[object]) -> None:
+    """ConfigError if one of the options that need one tier, in the order of `ALONE`, is given with several."""
+    if given := next((name for name, value in zip(ALONE, options, strict=True) if value), None):
+        raise ConfigError(f"{given} takes one tier, got {shown(tiers)}")
+
+
+def run_tiers(
+    names: Sequence[str],
+    out: Path,
+    chosen_by: tuple[str, str | None, int, str, str, Path | None, Path | None],
+    workers: int | None,
+    waivers: Path | None,
+    fail_fast: bool,
+    fault: str | None,
+    endpoint: Endpoint | None,
+) -> int:
+    """As `run`, of several tiers at the same time, whose reports are in folders of `out` by the tiers' names.
+
+    chosen_by: stage, cells, seed, subject, shard, hosts and durations.
+    """
+    stage, cells, seed, subject, shard, hosts, durations = chosen_by
+    engine, rules = foreign_subject(subject, endpoint), load_waivers(waivers)
+    check_seed(seed)
+    for name in names:
+        there, at_once = places(hosts, shard, None, workers, name)
+    demands = {
+        name: Demand(
+            chosen_cells(name, stage, cells, None, subject), find_tier(name).gpus, measured_seconds(durations, name)
+        )
+        for name in names
+    }
+    parts, started = list[TierRun](), list[CellRuns]()
+    with ExitStack() as stack:
+        for name, (part, own) in divided(demands, shard, there).items():
+            seconds = demands[name].durations
+            runs = cell_runs(name, stage, seed, at_once, subject, rules, fault, seconds, endpoint, waivers_file=waivers)
+            started.append(stack.enter_context(runs))
+            verify_cells(own)
+            parts.append(TierRun(out / name, header_of(started[-1], engine, rules, part), own))
+        paths = write_reports(parts, packed_runs(started, [part.cells for part in parts]), fail_fast)
+    views = [write_run(load(path)) for path in paths]
+    for one, view in zip(parts, views, strict=True):
+        print(f"tier {one.header.tier}:")
+        show_run(view, one.out, (), json_=False)
+    return int(any(view.verdict != "green" for view in views))
+
+
+def header_of(
+    runs: CellRuns, engine: Subject | None, rules: tuple[WaiverRule, ...], part: ShardRecord | None
+) -> Header:
+    """The header of a run's report."""
+    gates = GATES if engine is None else applied_gates(engine.profile).gates
+    header = run_header(runs.job.tier, runs.job.stage, runs.job.seed, gates, engine, rules)
+    host = header.host if runs.cluster is None else runs.cluster.host
+    return replace(header, fault=runs.fault, shard=part, dirty=header.dirty or bool(runs.fault), host=host)
 
 
 def check_decide(decide: bool, fail_fast: bool, shard: str, only: Subset | None) -> None:
@@ -246,28 +309,6 @@ def checked_workers(workers: int | None, tier: str, on: str | None, host: Host |
     return found
 
 
-def of_shard(
-    cells: list[Cell], seconds: Mapping[str, float], shard: str, gpus: int, hosts: Sequence[Host] | None = None
-) -> tuple[ShardRecord | None, list[Cell]]:
-    """The cells of a shard, and what the header says of it; all cells and None for 1/1. hosts: those that have a shard
-    each, by name. ConfigError if it is none."""
-    if hosts is not None:
-        shards = plan(cells, seconds, hosts, gpus).shards
-        names = [row.name for row in hosts if any(lane.groups for lane in shards if lane.host == row.name)]
-        if shard not in names:
-            raise ConfigError(f"--shard must be a host that gets cells, {', '.join(names)}, got {shown(shard)}")
-        number, total = names.index(shard) + 1, len(names)
-    else:
-        number, total = parse_shard(shard)
-        if total == 1:
-            return None, cells
-        shard = f"{number}/{total}"
-        shards = shard_plan(cells, seconds, total, gpus).shards
-    own = {cell for lane in shards if lane.host == shard for group in lane.groups for cell in group.cells}
-    digest = blake2b("\n".join(sorted(cell.id for cell in cells)).encode(), digest_size=6).hexdigest()
-    return ShardRecord(number, total, len(cells), digest), [cell for cell in cells if cell in own]
-
-
 def failed_cells(
     source: Path, out: Path, options: Mapping[str, str | int], others: Sequence[object] = ()
 ) -> list[Cell]:
@@ -297,31 +338,3 @@ def failed_cells(
     for cell in cells:
         expect(cell)
     return cells
-
-
-def _write(out: Path, header: Header, records: Generator[CellResult], cells: list[Cell], fail_fast: bool) -> Path:
-    """Write the report; its path. Stopped is raised again with a message on the partial output.
-
-    fail_fast: end the run at the first red cell that is not waived.
-    """
-    total, done, red = len(cells), 0, 0
-    left = {cell.id for cell in cells}
-    try:
-        # Workers end before an error is reported.
-        with ReportWriter(out, header) as writer, closing(records):
-            for record in records:
-                writer.write(record)
-                left.discard(record.id)
-                done += 1
-                red += is_red(record, header.created)
-                if fail_fast and is_red(record, header.created):
-                    writer.leave_out(cell.id for cell in cells if cell.id in left)
-                    break
-    except Stopped as stop:
-        report = out / REPORT_FILE
-        if done == total and not (out / PARTIAL_FILE).exists():
-            raise stop.saying(f"interrupted after {report} was written; its summary and pages were not") from None
-        kept = f"; {report} is from an earlier run" if report.exists() else ""
-        text = f"interrupted after {done:,} of {count(total, 'cell')}, {red:,} of them red"
-        raise stop.saying(f"{text}; partial results are in {out / PARTIAL_FILE}, which is not a report{kept}") from None
-    return writer.path

@@ -15,7 +15,7 @@ from threading import Event, Thread, get_ident
 import pytest
 
 from specmatrix.ci import local
-from specmatrix.ci.commands import run
+from specmatrix.ci.commands import tier_run
 from specmatrix.ci.local import ShardJob, Worker, run_plan, visible
 from specmatrix.ci.planner import Host, plan
 from specmatrix.cli import main
@@ -261,7 +261,7 @@ def test_two_runs_into_the_same_folder_do_not_disturb_each_other(monkeypatch, tm
             self.partial.touch()
             return path
 
-    monkeypatch.setattr(run, "ReportWriter", Overtaken)
+    monkeypatch.setattr(tier_run, "ReportWriter", Overtaken)
     assert main(words) == 0
 
 
@@ -272,7 +272,7 @@ def test_a_run_that_is_stopped_after_its_report_says_so(monkeypatch, tmp_path, c
             raise Stopped(signal.SIGTERM)
 
     monkeypatch.setattr(local, "work", scripted_workers.passes)
-    monkeypatch.setattr(run, "ReportWriter", StoppedAtTheEnd)
+    monkeypatch.setattr(tier_run, "ReportWriter", StoppedAtTheEnd)
     words = ["run", "--stage", "smoke", "--cells", "none.length", "--workers", "1", "--out", str(tmp_path)]
     assert main(words) == 143
     report = tmp_path / "report.jsonl"

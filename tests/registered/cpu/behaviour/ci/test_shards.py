@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 import specmatrix
 from specmatrix.ci import local
-from specmatrix.ci.commands.run import checked_workers, chosen_cells, of_shard
+from specmatrix.ci.commands.run import checked_workers, chosen_cells
+from specmatrix.ci.commands.tier_run import of_shard
 from specmatrix.ci.planner import Host
 from specmatrix.cli import main
 from specmatrix.matrix.cli.options import WORKERS

@@ -42,7 +42,7 @@ def test_more_starts_have_more_time():
     [("pr", None, ""), ("speed", None, " --stage speed"), ("speed", 9, " --stage speed --starts 9")],
 )
 def test_the_command_of_a_record_times_the_cell_again(monkeypatch, stage, starts, options):
-    monkeypatch.setattr(module, "run_plan", lambda work, job, show: [lost(prepare(CELL), "none")])
+    monkeypatch.setattr(module, "run_plans", lambda works, show: [(0, lost(prepare(CELL), "none"))])
     with cell_runs("cpu", stage, 0, 1, starts=starts) as runs:
         (record,) = runs([CELL])
     assert record.repro == f"specmatrix run --cells 'eagle3.s3.v1'{options} --seed 0 --out \"$(mktemp -d)\""
