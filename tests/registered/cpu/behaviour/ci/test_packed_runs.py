@@ -22,7 +22,7 @@ from specmatrix.reports.store import PARTIAL_FILE, load
 from tests.support import scripted_workers
 from tests.support.scripted_workers import BESIDE, STARTS
 
-pytestmark = pytest.mark.register(est_seconds=13, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
 
 CELLS = [Cell.from_id(text) for text in ("none.length", "none.p4.length", "none.p16.length", "none.p64.length")]
 
@@ -64,11 +64,13 @@ def test_cells_of_several_sizes_share_the_gpus_and_none_has_two_cells(ran, tmp_p
     assert {row["gpus"][0] for row in rows if row is not wide} <= {2, 3}  # all ran beside the wide one
 
 
+@pytest.mark.nightly
 def test_gpus_go_to_the_next_tier_when_the_wider_one_has_no_more_cells(ran, tmp_path):
     records = ran(scripted_workers.passes, {2: CELLS[:2], 1: CELLS}, Host("here", gpus=2))
     assert [(tier, record.state) for tier, record in records] == [("gpu2", "PASS")] * 2 + [("gpu1", "PASS")] * 4
 
 
+@pytest.mark.nightly
 def test_a_worker_that_dies_costs_the_other_tier_nothing(ran):
     records = ran(scripted_workers.wide_ones_die, {1: CELLS, 2: CELLS[:2]}, Host("here", gpus=2))
     assert {record.error for tier, record in records if tier == "gpu2"} == {
@@ -115,6 +117,7 @@ def test_a_run_of_two_tiers_writes_a_report_of_each(four_gpus, tmp_path, capsys)
     assert not active_children()
 
 
+@pytest.mark.nightly
 def test_hosts_run_what_the_packed_plan_gives_them(four_gpus, tmp_path, capsys):
     hosts = tmp_path / "hosts.yaml"
     hosts.write_text("[{name: large, gpus: 4}, {name: small, gpus: 1}]\n")
