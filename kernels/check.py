@@ -103,6 +103,32 @@ def invariant(kernel: Kernel, case: Case, device: str = "cpu") -> None:
                 )
 
 
+def late(kernel: Kernel, case: Case) -> None:
+    """On a GPU: an argument that the preceding kernel writes, and that is not written yet when the operation is
+    launched, is read after it is. Each argument in turn, which holds zeros until then."""
+    # Imports triton, which a CPU may lack.
+    from specmatrix.kernels.late_writer import write_late
+
+    wanted = _expected(kernel, case)
+    _run(kernel, case.arguments("cuda"))  # compiles what is launched below
+    for place, argument in enumerate(case.arguments("cuda")):
+        if not isinstance(argument, Tensor) or not argument.numel():
+            continue
+        arguments = case.arguments("cuda")
+        target = _storage(arguments[place])
+        source = target.clone()
+        target.zero_()
+        torch.cuda.synchronize()
+        write_late(source, target)
+        got = _results(kernel.fast(*arguments), kernel, arguments)
+        _compare(kernel, case, got, wanted, f"the reference, with argument {place} written late")
+
+
+def _storage(argument: Tensor) -> Tensor:
+    """The memory that a tensor is a view of, uint8 [size]."""
+    return torch.empty(0, dtype=torch.uint8, device=argument.device).set_(argument.untyped_storage())
+
+
 def _apart(argument: Tensor) -> Tensor:
     """A view with the same values at stride 2, canaries in between."""
     wide = torch.full((*argument.shape, 2), _canary(argument.dtype), dtype=argument.dtype, device=argument.device)

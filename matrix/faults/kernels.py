@@ -1,8 +1,9 @@
 """The laws of `kernels.check` as a detector of faults in kernels.
 
 On a CPU Triton's interpreter runs the small cases. On a GPU all cases run compiled: the large ones, whose offsets
-exceed int32, and the medium ones, which take long enough to show a kernel that does not wait for its predecessor. An
-illegal memory access on a GPU counts as a broken law, not as a crash.
+exceed int32, the medium ones, which take long enough to show a kernel that does not wait for its predecessor, and the
+small ones also behind a kernel that writes their arguments late. An illegal memory access on a GPU counts as a broken
+law, not as a crash.
 """
 
 from __future__ import annotations
@@ -61,5 +62,7 @@ def _check_laws(name: str, gpu: bool) -> None:
             if case.size == "small":
                 check.at_once(found[0], case, device)
                 check.strided(found[0], case, device)
+                if gpu:
+                    check.late(found[0], case)
             elif gpu:
                 check.agreement(found[0], case, device)

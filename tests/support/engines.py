@@ -39,8 +39,14 @@ def engine(algorithm: str, topk: int, **more: object) -> LLM:
             str(CHECKPOINTS / TARGETS.get(algorithm, "llama-mini")),
             speculative_algorithm=algorithm,
             speculative_draft_model_path=None if draft is None else str(CHECKPOINTS / draft),
-            max_total_tokens=512,
-            **{"max_running_requests": 4, "page_size": 4, "chunked_prefill_size": 8, **shape, **more},
+            **{
+                "max_total_tokens": 512,
+                "max_running_requests": 4,
+                "page_size": 4,
+                "chunked_prefill_size": 8,
+                **shape,
+                **more,
+            },
         )
     )
 

@@ -40,6 +40,11 @@ def test_strided_arguments_are_refused_or_read_right(kernel, case):
     check.strided(kernel, case, "cuda")
 
 
+@pytest.mark.parametrize(("kernel", "case"), named((k, c) for k, c in ROWS if c.size == "small"))
+def test_what_the_preceding_kernel_writes_late_is_waited_for(kernel, case):
+    check.late(kernel, case)
+
+
 @pytest.mark.parametrize(
     ("kernel", "case"), named((k, c) for k, c in ROWS if k.parts is not None and c.size != "large")
 )
