@@ -280,9 +280,10 @@ def _runner(job: ShardJob) -> Runner:
     return runner
 
 
-def probe() -> tuple[dict[str, str], dict[str, Json]]:
-    """The versions of a node, and what a header says of it."""
-    return versions_with(HOME), this_host()
+def probe(gpus: int) -> tuple[dict[str, str], dict[str, Json]]:
+    """The versions of a node, and what a header says of it. gpus: of the tier, as `this_host` takes them. It may use
+    none of them, but sees those of the node."""
+    return versions_with(HOME), this_host(gpus)
 
 
 @cache
@@ -306,7 +307,7 @@ def connected(address: str, tier: Tier, tree: Path, per_gpu: int) -> Iterator[Cl
                 nodes = cluster.nodes()
                 if not nodes:
                     raise ConfigError(too_small(cluster, tier))
-            host = probed(nodes, cluster.versions)
+            host = probed(nodes, cluster.versions, tier.gpus)
             hosts = tuple(Host(node.name, node.gpus, per_gpu if tier.gpus else node.cpus) for node in nodes)
             yield replace(cluster, hosts=hosts, host=host)
         finally:
@@ -393,13 +394,14 @@ def too_small(cluster: Cluster, tier: Tier) -> str:
     return f"{lacks}: {there}{more}"
 
 
-def probed(nodes: Sequence[ClusterNode], versions: Mapping[str, str]) -> dict[str, Json]:
-    """What a header says of the nodes together. ConfigError if one cannot run this machine's cells."""
+def probed(nodes: Sequence[ClusterNode], versions: Mapping[str, str], gpus: int) -> dict[str, Json]:
+    """What a header says of the nodes together. gpus: of the tier. ConfigError if one cannot run this machine's
+    cells."""
     hosts, end, tasks = [], monotonic() + PROBE_SECONDS, {}
     with deferred():
         for node in nodes:
             there = NodeAffinitySchedulingStrategy(node.id, soft=False)
-            tasks[ray.remote(probe).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote()] = node
+            tasks[ray.remote(probe).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(gpus)] = node
     late = [*tasks]
     while late and (left := end - monotonic()) > 0:
         with deferred():
@@ -415,7 +417,7 @@ def probed(nodes: Sequence[ClusterNode], versions: Mapping[str, str]) -> dict[st
             raise ConfigError(f"node {node.name} cannot run specmatrix: {described(cause)}") from None
         if wrong := difference(versions, found):
             raise ConfigError(f"node {node.name} {wrong}")
-        hosts.append(host)
+        hosts.append(host | {"gpus": list(host.get("gpus") or ())[: node.gpus]})  # a machine may have more
     return merged_host(hosts)
 
 

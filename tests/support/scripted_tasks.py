@@ -113,18 +113,24 @@ def loses_its_node(
     executor.work(job, number, cells, Fatal(), versions)  # type: ignore[arg-type]
 
 
-def probe_of_another_torch() -> tuple[dict[str, str], dict[str, Json]]:
+def probe_of_a_machine_with_three_gpus(gpus: int) -> tuple[dict[str, str], dict[str, Json]]:
+    """As `ci.ray.probe` on nodes that are part of a larger machine."""
+    versions, host = executor.probe(0)
+    return versions, host | {"gpus": ["H100", "H100", "H200"] if gpus else []}
+
+
+def probe_of_another_torch(gpus: int) -> tuple[dict[str, str], dict[str, Json]]:
     """As `ci.ray.probe` on nodes with another torch."""
-    versions, host = executor.probe()
+    versions, host = executor.probe(gpus)
     return versions | {"torch": "0.1"}, host
 
 
-def probe_that_fails() -> tuple[dict[str, str], dict[str, Json]]:
+def probe_that_fails(gpus: int) -> tuple[dict[str, str], dict[str, Json]]:
     """As `ci.ray.probe` on nodes without msgspec."""
     raise ModuleNotFoundError("No module named 'msgspec'")
 
 
-def probe_of_other_sources() -> tuple[dict[str, str], dict[str, Json]]:
+def probe_of_other_sources(gpus: int) -> tuple[dict[str, str], dict[str, Json]]:
     """As `ci.ray.probe` on nodes that import other sources first."""
     return executor.versions_with(Path(__file__).parent), {}
 

@@ -268,6 +268,13 @@ def test_a_node_with_other_versions_or_sources_is_refused(probe, said, cluster, 
     assert re.match(f"specmatrix: {NODE} {said}", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(("name", "gpus"), [("cpu", []), ("gpu1", ["H100"] * 4), ("gpu2", ["H100"] * 2)])
+def test_the_header_names_the_gpus_of_the_nodes_that_the_tier_can_use(name, gpus, cluster, monkeypatch):
+    monkeypatch.setattr(executor, "probe", scripted_tasks.probe_of_a_machine_with_three_gpus)
+    with planted(None) as tree, executor.connected(cluster.address, tier(name), tree, 1) as made:
+        assert made.host["gpus"] == gpus
+
+
 def test_a_node_that_runs_no_task_is_refused(cluster, monkeypatch, capsys):
     monkeypatch.setattr(executor, "PROBE_SECONDS", 0.0)
     assert main([*RUN, "--on", cluster.address]) == 2

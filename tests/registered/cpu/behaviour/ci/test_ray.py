@@ -16,6 +16,7 @@ from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.run import provenance
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.record import record
@@ -119,3 +120,9 @@ def test_options_that_a_cluster_does_not_take_are_refused(words, said, tmp_path,
     hosts.write_text("[{name: a}, {name: b}]")
     assert main(["run", "--on", "auto", *(str(hosts) if word == "HOSTS" else word for word in words)]) == 2
     assert capsys.readouterr().err.startswith(f"specmatrix: {said}")
+
+
+@pytest.mark.parametrize(("gpus", "named"), [(0, []), (2, ["H100", "H100"])])
+def test_a_node_names_its_gpus_for_a_gpu_tier(gpus, named, monkeypatch):
+    monkeypatch.setattr(provenance, "gpu_names", lambda: ["H100", "H100"])
+    assert executor.probe(gpus)[1]["gpus"] == named
