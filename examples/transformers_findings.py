@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
@@ -35,6 +37,7 @@ from transformers import (
 from transformers.generation import utils as generation
 from transformers.generation.candidate_generator import AssistantToTargetTranslator
 from transformers.generation.logits_process import TemperatureLogitsWarper
+from transformers.modeling_layers import MtpModel
 from transformers.utils import logging
 
 # (what transformers should do, what it does)
@@ -373,12 +376,12 @@ def universal_pruned_for_good() -> Pair:
     return 18, two["assistant_model"](torch.tensor([[0, 1]])).logits.shape[-1]
 
 
-@finding
-def mtp_layer_index() -> Pair:
-    """MTP weights are looked for in layer 61 only, whatever the number of layers of a DeepSeek-V3 checkpoint."""
+def latent(predictions: int) -> Any:
+    """A random DeepSeek-V3 of two layers; its prediction layers are in checkpoints only."""
+    torch.manual_seed(0)
     config = DeepseekV3Config(
         **SIZES,
-        num_nextn_predict_layers=1,
+        num_nextn_predict_layers=predictions,
         moe_intermediate_size=16,
         n_routed_experts=4,
         num_experts_per_tok=2,
@@ -389,9 +392,35 @@ def mtp_layer_index() -> Pair:
         qk_rope_head_dim=8,
         qk_nope_head_dim=8,
         v_head_dim=8,
+        first_k_dense_replace=2,
     )
-    model = DeepseekV3ForCausalLM(config)
-    return [r"model\.layers\.2.*"], sorted(model._keys_to_ignore_on_load_unexpected)
+    return DeepseekV3ForCausalLM(config)
+
+
+@finding
+def mtp_layer_index() -> Pair:
+    """MTP weights are looked for in layer 61 only, whatever the number of layers of a DeepSeek-V3 checkpoint."""
+    return [r"model\.layers\.2.*"], sorted(latent(1)._keys_to_ignore_on_load_unexpected)
+
+
+@finding
+def mtp_after_one_token() -> Pair:
+    """Two prediction layers and a prompt of one token: if the first drafts are rejected, generation crashes."""
+    model = latent(2)
+    drafter = MtpModel(model, 2)
+    weights = model.state_dict()
+    for name, value in drafter.state_dict().items():
+        if name.startswith("layers."):
+            _, place, rest = name.split(".", 2)
+            rest = rest.removeprefix("mtp_block.").replace("post_norm", "shared_head.norm")
+            weights[f"model.layers.{2 + int(place)}.{rest}"] = value
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        save_file(weights, f"{folder}/model.safetensors", metadata={"format": "pt"})
+        model = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.[23]\."]
+        plain = new_tokens(model, [1])
+        return plain, outcome(lambda: new_tokens(model, [1], use_mtp=True))
 
 
 @finding

@@ -80,6 +80,9 @@ def own_requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
     draws = [request for request in every if request.name.startswith("d")]
     asked = workload(Cell(batch="ragged", finish="eos" if stopped else cell.finish), seed)[: len(STOPS)]
     rules = [_rules(_answer(request)) if ruled else ({},) for request in asked]
+    if ruled and cell.algorithm == "nextn":
+        # MTP with two layers may crash after a prompt of one token, which the last rule needs (docs/findings.md).
+        rules = [one[:-1] for one in rules]
     stops = STOPS if stopped else ({},)
     texts = [
         _with(asked[n % len(asked)], rules[n % len(asked)][n % len(rules[0])], stops[n % len(stops)])
