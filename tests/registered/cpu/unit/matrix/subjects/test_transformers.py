@@ -17,8 +17,11 @@ from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import subject_cells
+from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.oracles.transformers import oracle_index
 from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.run.record import judged, lost
+from specmatrix.matrix.run.waivers import load_waivers, waive
 from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, RequestSpec, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.transformers.engine import FORBIDDEN, ForwardLog, TransformersEngine, ending
@@ -253,6 +256,27 @@ def test_a_forbidden_token_has_a_finite_log_probability():
     (found,) = TransformersEngine(one).generate([ask])
     values = [value for column in found.top_logprobs for _, value in column]
     assert min(values) == FORBIDDEN and len(found.top_logprobs[0]) == 768
+
+
+STOPS = ("standalone.stop_string", "crash", "5.17.0 5.18.0 5.21.1 5.24.0", "5.16.1 5.25.0")
+
+
+@pytest.mark.parametrize(
+    ("subject", "cell", "gate", "waived", "red"),
+    [
+        *((name, *STOPS) for name in NAMES),
+        ("transformers-early-exit", "standalone.qwen3.stop_string", "crash", "5.17.0 5.18.0 5.19.0 5.24.0", "5.25.0"),
+        ("transformers-early-exit", "standalone.qwen3", "crash", "5.17.0 5.18.0", "5.19.0 5.24.0"),
+        ("transformers", "standalone.s3.c7", "acceptance", "5.17.0 5.18.0 5.20.2", "5.21.0 5.24.0"),
+    ],
+)
+def test_a_waiver_holds_for_the_releases_that_have_the_defect(subject, cell, gate, waived, red):
+    rules = load_waivers(HOME / "examples" / "transformers-waivers.yaml")
+    prepared = prepare(Cell.from_id(cell), subject=subject)
+    found = lost(prepared, "died") if gate == "crash" else judged(prepared, [Outcome(gate, State.FAIL)])
+    for versions, covered in ((waived, True), (red, False)):
+        for version in versions.split():
+            assert (waive(found, rules, subject, version).waived is not None) is covered, version
 
 
 SPEC = importlib.util.spec_from_file_location("findings", HOME / "examples" / "transformers_findings.py")
