@@ -16,7 +16,7 @@ from specmatrix.reports.groups import MOST_FACTORED, RedGroup, axis_of, red_grou
 from specmatrix.reports.schema import RED_STATES, CellResult
 
 # Times that every axis in question takes another value.
-PASSES: Final = 3
+PASSES: Final = 4
 NODES: Final = "draft_tokens"
 
 
@@ -24,7 +24,8 @@ def decided(runs: CellRuns, found: Sequence[CellResult]) -> Generator[CellResult
     """The records of the cells that tell the candidate causes of each group of red cells apart, as they finish.
 
     An axis that a candidate names, or where there is none yet every axis off its default, takes another value while
-    the rest of a group's first cell stays. Ends when each group has one candidate, or no further value is left.
+    the rest of a group's first cell stays. Where one candidate is left, every axis that it does not name takes its
+    default: if that cell is green, the candidate alone is not the cause. Ends when no such cell is left.
     """
     records = list(found)
     for _ in range(PASSES):
@@ -33,7 +34,7 @@ def decided(runs: CellRuns, found: Sequence[CellResult]) -> Generator[CellResult
         tried = {cell.id for cell in records}
         new: dict[str, Cell] = {}
         for group in groups[:MOST_FACTORED]:
-            if len(group.factors) != 1 and (group.factors or not green):
+            if group.factors or not green:
                 for cell in of_gpus(variants(group, {*tried, *new}), find_tier(runs.job.tier).gpus):
                     new[cell.id] = cell
         if not new:
@@ -46,11 +47,13 @@ def decided(runs: CellRuns, found: Sequence[CellResult]) -> Generator[CellResult
 def variants(group: RedGroup, tried: Collection[str]) -> list[Cell]:
     """The group's first cell with one axis in question changed, one cell per axis, none of those already tried."""
     first = Cell.of(group.cells[0].axes)
-    asked = {axis_of(condition) for conditions in group.factors for condition in conditions}
+    named = {axis_of(condition) for conditions in group.factors for condition in conditions}
+    alone = len(group.factors) == 1
     cells = []
     for axis in AXES:
-        if axis.name in asked or (not asked and first.values[axis.name] != axis.default):
-            values = dict.fromkeys((axis.default, *axis.names))
+        off_default = first.values[axis.name] != axis.default
+        if (off_default and axis.name not in named) if alone or not named else axis.name in named:
+            values = (axis.default,) if alone else tuple(dict.fromkeys((axis.default, *axis.names)))
             # A draft's number of nodes follows from its depth and width, so it may not fit another value.
             others = (
                 first._replace(**{axis.name: value, **nodes}) for value in values for nodes in ({}, {NODES: "auto"})

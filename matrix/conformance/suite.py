@@ -20,6 +20,7 @@ from specmatrix.engine.core.draft.algorithms import Topology, Traits
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.matrix.conformance.inspector import inspect_drafter
 from specmatrix.matrix.conformance.process_state import restored_process_state
+from specmatrix.reports.wording import spans
 
 PROMPTS: Final = (
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
@@ -128,13 +129,17 @@ def _result(start: str, traits: Traits, config: EngineConfig, locate: Locate, pl
 
 
 def _differences(outputs: Sequence[Output], plain: Sequence[Output]) -> Iterator[str]:
+    """Errors and wrong tokens, each with the requests that have it."""
+    found: dict[str, list[int]] = {}
     for number, (output, expected) in enumerate(zip(outputs, plain, strict=True), start=1):
         if output.finish.message is not None:
-            yield f"request {number}: {output.finish.message}"
+            found.setdefault(output.finish.message, []).append(number)
         elif output.output_ids != expected.output_ids:
             pairs = enumerate(zip_longest(output.output_ids, expected.output_ids))
             index, (got, wanted) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
-            yield f"request {number}: token {index} is {got}, with plain decoding {wanted}"
+            found.setdefault(f"token {index} is {got}, with plain decoding {wanted}", []).append(number)
+    for text, numbers in found.items():
+        yield f"request{'s' * (len(numbers) > 1)} {spans(numbers)}: {text}"
 
 
 def _requirements(llm: LLM, traits: Traits) -> list[tuple[bool, str]]:

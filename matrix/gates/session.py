@@ -17,6 +17,7 @@ from specmatrix.matrix.oracles.ledger import AuditError, Move, audit
 from specmatrix.matrix.oracles.prefix import span_of
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.reports.wording import count
 
 THRESHOLDS: Final = {
     "wrong": Threshold(
@@ -129,7 +130,10 @@ class Walk:
                 left = end.keep if end.operation == "hold" else 0
                 if left != expected and not (self.windowed and back and not left):
                     when = "" if last else " when it was retracted"
-                    yield turn.name, f"{turn.name} left {left} KV positions{when}; expected {expected}"
+                    apart = abs(left - expected)
+                    how = f"{count(apart, 'token')} too {'short' if left < expected else 'long'}"
+                    text = f"{turn.name} left {left} KV positions{when}; expected {expected}: its session is {how}"
+                    yield turn.name, text
                 kept = left
 
     def _found(self, turn: Answer, begin: Move, kept: int) -> Iterator[str]:

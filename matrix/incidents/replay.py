@@ -171,7 +171,10 @@ def _contract(step: ContractStep, processes: Processes) -> JudgedStep:
         if died is not None:
             raise ConfigError(f"step {step.name} has no verdict: {died}")
         *starts, last = map(json.loads, results.read_text(encoding="utf-8").splitlines())
-    lines = [f"{start['start']}: {'; '.join(start['violations']) or 'PASS'}" for start in starts]
+    alike: dict[str, list[str]] = {}
+    for start in starts:
+        alike.setdefault("; ".join(start["violations"]) or "PASS", []).append(start["start"])
+    lines = [f"{' | '.join(names)}: {found}" for found, names in alike.items()]
     lines += [f"refused: {last['refused']}"] if last["refused"] else []
     violated = [violation for start in starts for violation in start["violations"]]
     wrong = []

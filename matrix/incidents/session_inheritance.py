@@ -95,7 +95,7 @@ INCIDENT: Final = Incident(
                 "red",
                 cells=each("REGRESSED: work, session", *LAG_1, SHARED),
                 factor="spec_version=v2 x session=streaming",
-                says=("q5 left 101 KV positions; expected 102",),
+                says=("q5 left 101 KV positions; expected 102: its session is 1 token too short",),
             ),
         ),
         ComparedStep(

@@ -40,7 +40,7 @@ from specmatrix.reports.schema import (
     ReportError,
 )
 from specmatrix.reports.store import Report
-from specmatrix.reports.wording import count, shorten
+from specmatrix.reports.wording import count, shorten, shorten_rewrite
 
 _RANK: Final = {
     state: rank
@@ -179,7 +179,9 @@ def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -
     reasons = [f"{count(red[state], 'cell')} {text}" for state, text in words.items() if state in red]
     for rewrite in rewrites:
         if rewrite.red:
-            reasons.append(f"{rewrite.signature} in {count(len(rewrite.cells), 'cell')} is not acknowledged")
+            reasons.append(
+                f"{shorten_rewrite(rewrite.signature)} in {count(len(rewrite.cells), 'cell')} is not acknowledged"
+            )
     return tuple(reasons)
 
 

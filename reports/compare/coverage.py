@@ -94,10 +94,10 @@ def _by_cause(lost: Mapping[Pair, list[str]], fate: Callable[[str], _Fate]) -> t
     carriers = dict.fromkeys(cell for cells in lost.values() for cell in cells)
     fate_of = {cell: numbers.setdefault(fate(cell), len(numbers)) for cell in carriers}
     fates = list(numbers)
-    groups: dict[tuple[tuple[str, ...], bool], tuple[list[Pair], dict[str, None]]] = defaultdict(lambda: ([], {}))
+    groups: dict[tuple[tuple[_Cause, ...], bool], tuple[list[Pair], dict[str, None]]] = defaultdict(lambda: ([], {}))
     for pair, cells in sorted(lost.items()):
         met = [fates[each] for each in set(map(fate_of.__getitem__, cells))]
-        key = tuple(sorted({each.of(pair) for each in met})), all(each.red for each in met)
+        key = tuple(sorted({cause for each in met for cause in each.of(pair)})), all(each.red for each in met)
         found, seen = groups[key]
         found.append(pair)
         seen.update(dict.fromkeys(cells))
@@ -114,24 +114,35 @@ def _by_cause(lost: Mapping[Pair, list[str]], fate: Callable[[str], _Fate]) -> t
     return tuple(sorted(rows, key=lambda row: (row.explained, -len(row.pairs), row.cause)))
 
 
-def _sentence(cells: int, causes: Iterable[str]) -> str:
-    if cells > 1:
-        return f"{count(cells, 'cell')} {' or '.join(causes)}"
-    words = [cause.split(" ", 1) for cause in causes]
-    return "1 cell " + " or ".join(f"{SINGULAR[verb]} {rest}" for verb, rest in words)
+def _sentence(cells: int, causes: Sequence[_Cause]) -> str:
+    """What happened to so many cells. Of several causes none has its reason, which the rewrites and cells give."""
+    if len(causes) == 1:
+        texts = [causes[0].what + (f": {causes[0].reason}" if causes[0].reason else "")]
+    else:
+        texts = list(dict.fromkeys(cause.what for cause in causes))
+    if cells == 1:
+        texts = [f"{SINGULAR[verb]} {rest}" for verb, _, rest in (text.partition(" ") for text in texts)]
+    return f"{count(cells, 'cell')} {' or '.join(texts)}"
+
+
+class _Cause(NamedTuple):
+    """Why cells cover other pairs, as the rest of a sentence about them, with the engine's reason if it has one."""
+
+    what: str
+    reason: str = ""
 
 
 class _Fate(NamedTuple):
-    """What happened to a cell that covers pairs in one report only: one cause, or for each changed value
-    (axis, new value and reason). red: the cell is red in head."""
+    """What happened to a cell that covers pairs in one report only: one cause, or one for each axis whose value
+    changed. red: the cell is red in head."""
 
     cause: str
-    moves: tuple[tuple[str, str], ...] = ()
+    moves: tuple[tuple[str, _Cause], ...] = ()
     red: bool = False
 
-    def of(self, pair: Pair) -> str:
-        texts = [text for axis, text in self.moves if axis in (pair[0][0], pair[1][0])]
-        return "resolve now to " + "; ".join(texts) if texts else self.cause
+    def of(self, pair: Pair) -> list[_Cause]:
+        causes = [cause for axis, cause in self.moves if axis in (pair[0][0], pair[1][0])]
+        return causes or [_Cause(self.cause)]
 
 
 def _fate_of_loss(
@@ -156,9 +167,12 @@ def _fate_of_gain(
 
 def _moves(
     now: CellResult | None, before: Mapping[str, str] | None, after: Mapping[str, str] | None
-) -> tuple[tuple[str, str], ...]:
+) -> tuple[tuple[str, _Cause], ...]:
     """A cell's effective values that changed in head, sorted by axis; empty if it does not run in both reports."""
     if now is None or before is None or after is None:
         return ()
     moved = sorted(item for item in after.items() - before.items() if item[0] in before)
-    return tuple((axis, f"{axis}={value}: {explanation(now, RESOLVED_FIELD.get(axis, axis))}") for axis, value in moved)
+    return tuple(
+        (axis, _Cause(f"resolve now to {axis}={value}", explanation(now, RESOLVED_FIELD.get(axis, axis))))
+        for axis, value in moved
+    )

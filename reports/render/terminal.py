@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from rich.console import Console
 from rich.markup import escape
@@ -119,7 +120,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         colour = "red" if rewrite.red else "dim"
         what = shorten_rewrite(rewrite.signature)
         text = f"{rewrite.status} rewrite {what} in {count(len(rewrite.cells), 'cell')}: {rewrite.reason}"
-        _say(console, f"[{colour}]{escape(text)}[/{colour}]")
+        _say(console, f"[{colour}]{escape(text + _accepted(rewrite.excused))}[/{colour}]")
     for left in comparison.left:
         _say(console, f"[yellow]{escape(shorten(left.sentence, 400))}[/yellow]")
     for rule in (*comparison.thresholds, *comparison.waivers):
@@ -133,12 +134,19 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
     for state in ChangeState:
         changes = [change for change in comparison.changes if change.state is state]
         colour = COLOURS[tone(state)]
-        for change in changes[:MOST]:
-            text = f"[bold]{escape(change.id)}[/bold]: {escape(shorten(change.why, 240))}"
-            _say(console, f"[{colour}]{state}[/{colour}] {text}")
-            _say(console, f"  [dim]{escape(as_called(change.repro))}[/dim]")
+        for change, after in zip_longest(changes[:MOST], changes[1:MOST]):
+            waived = change.excused and state not in (ChangeState.LOST, ChangeState.REWRITTEN)
+            accepted = f"; {change.excused}" if waived else _accepted(change.excused)
+            text = escape(shorten(change.why, 240) + accepted)
+            _say(console, f"[{colour}]{state}[/{colour}] [bold]{escape(change.id)}[/bold]: {text}")
+            if after is None or after.repro != change.repro:
+                _say(console, f"  [dim]{escape(as_called(change.repro))}[/dim]")
         if len(changes) > MOST:
             _say(console, f"… and {count(len(changes) - MOST, 'more cell')} {state}")
+
+
+def _accepted(reason: str) -> str:
+    return f"; acknowledged: {reason}" if reason else ""
 
 
 def _gates(run: RunView) -> Iterator[str]:

@@ -11,12 +11,13 @@ from typing import Any
 from rich.console import Console
 
 from specmatrix.engine.temp_dir import TempDir
-from specmatrix.matrix.cli.console import StdoutConsole
+from specmatrix.matrix.cli.console import StdoutConsole, print_text
 from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.incidents.catalogue import INCIDENTS, incidents
 from specmatrix.matrix.incidents.incident import ComparedStep, Incident
 from specmatrix.matrix.incidents.replay import JudgedStep, replay
 from specmatrix.reports.compare import comparison_json
+from specmatrix.reports.render.comparison import COMPARISON_NAME
 from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.wording import count, duration
 
@@ -35,8 +36,7 @@ def list_incidents(json_: bool) -> int:
         ]
         print(json.dumps({"schema": 1, "incidents": rows}, indent=2))
     else:
-        for each in INCIDENTS:
-            print(f"{each.name}: {each.question} ({', '.join(each.origins)})")
+        print_text("\n".join(f"{each.name}: {each.question} ({', '.join(each.origins)})" for each in INCIDENTS))
     return 0
 
 
@@ -51,6 +51,9 @@ def run_incidents(name: str, out: Path | None, json_: bool) -> int:
             steps = []
             for judged in _waited(replay(incident, folder / incident.name), incident.name):
                 _show(judged, console)
+                if out is not None and judged.comparison is not None:
+                    page = folder / incident.name / judged.step.name / f"{COMPARISON_NAME}.html"
+                    console.print(f"page: {page}", markup=False)
                 steps.append(judged)
             console.print()
             replayed.append((incident, steps))

@@ -64,10 +64,21 @@ def test_a_single_red_cell_is_decided_without_any_green_one():
     assert causes(lambda cell: cell.batch != "single", RED)[1] == (("batch=ragged",),)
 
 
-def test_green_runs_and_decided_ones_run_no_further_cell():
+def test_green_runs_run_no_further_cell():
     assert len(causes(lambda cell: False, RED)[0]) == 1
-    whole = causes(lambda cell: cell.page_size == "16", RED, "eagle3.s3.k4.n8.v2.ragged")[0]
-    assert len(whole) == 2
+
+
+def test_a_single_candidate_is_tried_alone():
+    """Each other axis takes its default once: six cells, all red."""
+    whole, factors = causes(lambda cell: cell.page_size == "16", RED, "eagle3.s3.k4.n8.v2.ragged")
+    assert factors == (("page_size=16",),) and len(whole) == 8
+
+
+def test_a_candidate_that_is_not_the_cause_alone_gets_its_further_conditions():
+    """Of the cells at first, all at batch=ragged and none else are red."""
+    cells = ("eagle3.s3.k4.n8.v2.ragged", "standalone.s2.k4.n16", "none.length")
+    found, factors = causes(lambda cell: cell.batch == "ragged" and cell.topk == "4", *cells)
+    assert factors == (("topk=4", "batch=ragged"),) and len(found) < 25
 
 
 def test_what_is_always_red_ends():

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 import specmatrix.reports.store
 from specmatrix.reports.compare import Acknowledgement, ChangeState, compare, comparison_json
 from specmatrix.reports.compare.compare import comparison_record
-from specmatrix.reports.schema import GateResult, ReasonRecord, ReportError, Waiver, WaiverRule
+from specmatrix.reports.schema import GateResult, ReasonRecord, ReportError, RewriteRecord, Waiver, WaiverRule
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -249,6 +249,15 @@ def test_a_different_path_is_rewritten_and_red_until_acknowledged(against, make_
         ChangeState.REWRITTEN,
         ACCEPTED,
     )
+
+
+def test_a_path_and_its_rewrite_are_told_once_and_whole_tables_short(against, make_cell, change_cell):
+    rewrite = RewriteRecord("spec_version", "v2", "v1", "trees run on v1")
+    change = only(against([make_cell("a")], [change_cell(moved(make_cell), rewrites=(rewrite,))]))
+    assert change.why == "resolves to spec_version=v1 instead of v2: trees run on v1"
+    table = {**(make_cell().resolved or {}), "slots": "x" * 400}
+    comparison = against([make_cell("a")], [make_cell("a", resolved=table)])
+    assert len(only(comparison).why) < 120 and all(len(reason) < 120 for reason in comparison.reasons)
 
 
 def test_a_path_without_a_reason_is_reported(against, make_cell, change_cell):

@@ -13,7 +13,7 @@ from specmatrix.reports.render.comparison import comparison_markdown, comparison
 from specmatrix.reports.render.markup import LIMIT
 from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.repro import as_called
-from specmatrix.reports.schema import GateResult, ReportError
+from specmatrix.reports.schema import GateResult, ReportError, Waiver
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -195,6 +195,23 @@ def test_the_terminal_shows_the_same(eventful):
     for state in ChangeState:
         shown = [change for change in eventful.changes if change.state is state][:12]
         assert all(f"  {as_called(change.repro)}" in lines for change in shown)
+
+
+def test_the_terminal_says_what_is_acknowledged_and_a_common_command_once(compared, make_cell, rewritten):
+    accepted = Acknowledgement("rewrite", "num_draft_tokens: *", "as in sglang#1", "2026-12-31")
+    base = [make_cell("a"), make_cell("b"), make_cell("z", repro="other")]
+    head = [replace(rewritten(name), repro="specmatrix incident run x") for name in ("a", "b")]
+    text = printed(compared(base, [*head, replace(rewritten("z"), repro="other")], [accepted]))
+    lines = text.splitlines()
+    assert [line for line in lines if line.startswith("  ")] == ["  specmatrix incident run x", "  other"]
+    assert sum(line.endswith("; acknowledged: as in sglang#1") for line in lines) == 4
+    assert lines.index("  specmatrix incident run x") == next(i for i, line in enumerate(lines) if " b: " in line) + 1
+
+
+def test_a_waiver_is_no_acknowledgement(compared, make_cell):
+    red = make_cell("w", state="FAIL", waived=Waiver("drafts leak on abort", "2026-12-31"))
+    text = printed(compared([make_cell("w"), make_cell("a")], [red, make_cell("a")]))
+    assert "; waived until 2026-12-31: drafts leak on abort" in text and "acknowledged" not in text
 
 
 def test_the_terminal_names_lost_pairs_and_inputs(compared, specimen):
