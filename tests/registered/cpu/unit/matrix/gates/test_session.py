@@ -95,8 +95,10 @@ def test_a_retracted_turn_that_leaves_less_is_named(measured):
 
     assert (keep - 1) // size == keep // size, "the same pages are freed"
     outcome = SessionGate().judge(prepared, moved(run, less), baseline)
-    assert outcome.state is State.FAIL and f"left {keep - 1} KV positions when it was retracted; expected {keep}" in (
-        outcome.message
+    assert (
+        outcome.state is State.FAIL
+        and f"left {keep - 1} KV positions when it was retracted; expected {keep}: its session is 1 token too short"
+        in (outcome.message)
     )
 
 
