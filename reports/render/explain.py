@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 from msgspec import to_builtins
 
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.render.markup import html
-from specmatrix.reports.render.run import RunView
-from specmatrix.reports.schema import CellResult, Json
-
-FOLDER: Final = "explain"
-# Pages of one run; each holds its cell's whole trace.
-MOST_PAGES: Final = 20
+from specmatrix.reports.render.run import FOLDER, RunView
+from specmatrix.reports.schema import PAGE_FILE, CellResult, Json
 
 
 def write_explained(run: RunView, directory: Path) -> list[Path]:
-    """Write `explain/ID.html` for each traced cell, at most MOST_PAGES, and remove those of an earlier run.
+    """Write `explain/ID.html` for each cell of `run.traced`, and remove those of an earlier run.
 
     ReportError if that cannot be done.
     """
@@ -26,7 +21,7 @@ def write_explained(run: RunView, directory: Path) -> list[Path]:
     for stale in folder.glob("*.html"):
         stale.unlink()
     written = []
-    for cell in [cell for cell in run.cells if cell.timeline is not None][:MOST_PAGES]:
+    for cell in run.traced:
         folder.mkdir(exist_ok=True)
         path = folder / f"{cell.id}.html"
         write_text(path, explain_page(run, cell))
@@ -36,7 +31,8 @@ def write_explained(run: RunView, directory: Path) -> list[Path]:
 
 def explain_page(run: RunView, cell: CellResult) -> str:
     """The page of one cell."""
-    return html("explain.html.j2", run=run, cell=cell, neighbour=run.neighbours.get(cell.id), data=_data(cell))
+    neighbour = run.neighbours.get(cell.id)
+    return html("explain.html.j2", run=run, cell=cell, page=PAGE_FILE, neighbour=neighbour, data=_data(cell))
 
 
 def _data(cell: CellResult) -> Json:

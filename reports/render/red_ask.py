@@ -50,12 +50,12 @@ def ask_lines(ask: RedAsk) -> list[str]:
             words = [mark + getattr(row, side).ljust(wide) for mark, row, wide in zip(marks, rows, widths, strict=True)]
             line = " ".join(words)
             lines.append(f"  {side:<8}  {line}".rstrip())
+    if ask.note:
+        lines.append(f"  {ask.note}")
     if ask.pages is not None:
         lines.append(f"  {pages_text(ask.pages)}")
     if ask.journal:
         lines.append(f"  journal: {'; '.join(ask.journal[-5:])}")
-    if ask.note:
-        lines.append(f"  {ask.note}")
     return lines
 
 

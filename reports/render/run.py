@@ -51,6 +51,9 @@ MOST_ROWS: Final = 4000
 MOST_RED: Final = 200
 _MOST_NOTE: Final = 300
 _MOST_LOST: Final = 8
+# Where the pages of traced cells are, and how many there are at most; each holds its cell's whole trace.
+FOLDER: Final = "explain"
+MOST_PAGES: Final = 20
 # Red cells that are compared with every green one.
 MOST_NEIGHBOURS: Final = 4
 
@@ -99,6 +102,11 @@ class RunView:
         that ran no cell."""
         whole = self.summary.ran and not self.summary.not_run
         return "green" if not self.red and whole and self.summary.counters.state != "FAIL" else "red"
+
+    @property
+    def traced(self) -> list[CellResult]:
+        """Those whose steps have a page of their own, red ones first."""
+        return [cell for cell in self.cells if cell.timeline is not None][:MOST_PAGES]
 
     @property
     def red_gates(self) -> dict[str, tuple[int, int]]:
@@ -204,6 +212,7 @@ def run_page(run: RunView) -> str:
         states=STATE_KEYS,
         gate_states=GATE_STATES,
         most_red=MOST_RED,
+        explained={cell.id: f"{FOLDER}/{cell.id}.html" for cell in run.traced},
         gates=gates,
         rows=_rows(shown, values, gates, run.header.created),
         axes=_axes(values),

@@ -3,13 +3,15 @@
 from io import StringIO
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from specmatrix.reports.neighbour import nearest
+from specmatrix.reports.render.explain import write_explained
 from specmatrix.reports.render.red_ask import ask_lines, neighbour_text, pages_text
 from specmatrix.reports.render.run import run_page, view
 from specmatrix.reports.render.terminal import print_run
-from specmatrix.reports.schema import AskPages, GateResult, RedAsk, Token, TreeNode
+from specmatrix.reports.schema import AskPages, GateResult, RedAsk, Timeline, Token, TreeNode
 from specmatrix.reports.store import load
 
 from ..conftest import cell, write_cells
@@ -67,6 +69,23 @@ def test_the_page_holds_all_of_it_and_escapes_it(tmp_path):
         assert text in page, text
     assert '<li class="accepted"><code>&#39;It&#39;</code>' in page
     assert "<script>alert" not in page and "<b>How" not in page and "<i>" not in page.split("<script")[0]
+
+
+def test_what_contradicts_the_step_before_comes_right_after_the_tokens(tmp_path):
+    found = replace(ASK, note="its root is ' k' (456)")
+    lines = ask_lines(found)
+    assert lines[3] == "  its root is ' k' (456)" and lines[4].startswith("  pages ")
+    page = run_page(view(load(write_cells(tmp_path, [NEAR, replace(RED, first_red=found)]))))
+    assert page.index("<b>its root is ") < page.index("Question: &lt;b&gt;")
+
+
+def test_a_traced_cell_and_its_page_of_steps_are_linked(tmp_path):
+    traced = replace(RED, timeline=Timeline(note="nothing was traced"))
+    run = view(load(write_cells(tmp_path, [NEAR, traced, replace(traced, id="other.k4", timeline=None)])))
+    assert run_page(run).count(">step through it</a>") == 1
+    [page] = write_explained(run, tmp_path)
+    assert page == tmp_path / "explain" / "eagle3.k4.html" and '<a href="explain/eagle3.k4.html">' in run_page(run)
+    assert '<a href="../report.html#cell=eagle3.k4">' in page.read_text() and "margins are in nats" in page.read_text()
 
 
 def test_an_error_shows_its_verb_and_traceback_and_a_golden_the_command_that_accepts_it(tmp_path):
