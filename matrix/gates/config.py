@@ -20,7 +20,7 @@ from specmatrix.matrix.subjects.protocol import Capability, Run
 THRESHOLDS: Final = {
     "differences": Threshold(0, "a configuration may change only with a reviewed diff of matrix/golden/resolved.yaml"),
 }
-REVIEW: Final = "python -m pytest tests/registered/cpu/unit/matrix/golden/test_outcomes.py --force-regen"
+REVIEW: Final = "python -m pytest tests/registered/cpu/unit/matrix/golden --force-regen"
 
 
 @dataclass

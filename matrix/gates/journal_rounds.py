@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from specmatrix.reports.wording import count
+
 
 class JournalRound(NamedTuple):
     """One request in a step: positions reserved for it after everything in flight, and positions it may write."""
@@ -60,8 +62,10 @@ def _mismatch(group: Sequence[JournalRound], place: int, rounds: Sequence[tuple[
     reserved, width = group[0].reserved, group[0].width
     expected = "no further round"
     if place < len(rounds):
-        expected = f"{rounds[place][0]} requests of width {rounds[place][1]} with {widest} positions reserved"
+        wanted = count(rounds[place][0], "request")
+        expected = f"{wanted} of width {rounds[place][1]} with {widest} positions reserved"
+    requests = count(len(group), "request")
     return (
-        f"verify round {place} in the journal has {len(group)} requests of width {width} with {reserved} positions "
+        f"verify round {place} in the journal has {requests} of width {width} with {reserved} positions "
         f"reserved; expected: {expected}"
     )

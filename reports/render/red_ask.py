@@ -31,8 +31,9 @@ def columns(ask: RedAsk) -> list[Column]:
 
 
 def place(ask: RedAsk) -> str:
-    """Where the request broke: `q6 at token 2, verify round 2, lag 1`."""
-    words = [ask.request if ask.token is None else f"{ask.request} at token {ask.token}"]
+    """Where the request broke: `q6 at token 2, verify round 2, lag 1`; its end where no token is at fault."""
+    where = " at its end (its tokens are right)" * bool(ask.got_tokens)
+    words = [ask.request + (where if ask.token is None else f" at token {ask.token}")]
     if ask.round is not None:
         words.append(f"verify round {ask.round}" if ask.round else "prefill")
     words += [] if ask.lag is None else [f"lag {ask.lag}"]
@@ -43,7 +44,7 @@ def ask_lines(ask: RedAsk) -> list[str]:
     """The request on a terminal, at most six lines."""
     lines = [f"{place(ask)}: {shorten(ask.prompt, PROMPT)}" if ask.prompt else place(ask)]
     rows = columns(ask)
-    if rows:
+    if any(row.apart for row in rows):
         for side in ("expected", "got"):
             marks = [">" if row.place == ask.token else "" for row in rows]
             widths = [max(len(row.expected), len(row.got)) for row in rows]

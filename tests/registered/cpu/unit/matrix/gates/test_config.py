@@ -130,7 +130,7 @@ def test_what_was_not_reviewed_is_not_measured(measured):
     outcome = ConfigGate(golden=without("spec_version")).judge(*measured(CELL))
     assert outcome.message == (
         "matrix/golden/resolved.yaml has no entry for spec_version in start eagle3.s3.k4.n8.v2.p16; run `python -m "
-        "pytest tests/registered/cpu/unit/matrix/golden/test_outcomes.py --force-regen` and review its diff"
+        "pytest tests/registered/cpu/unit/matrix/golden --force-regen` and review its diff"
     )
 
 
@@ -138,7 +138,7 @@ def test_a_different_reviewed_outcome_fails(measured):
     outcome = ConfigGate(golden=saying("spec_version", "v1: slower is safer")).judge(*measured(CELL))
     assert outcome.state is State.FAIL
     assert outcome.message == "spec_version is 'as asked'; the golden table expects 'v1: slower is safer'"
-    assert outcome.accept.endswith("golden/test_outcomes.py --force-regen")
+    assert outcome.accept.endswith("matrix/golden --force-regen")
     outcome = ConfigGate(golden=saying(REFUSED, "not today")).judge(*measured(CELL))
     assert outcome.message == "the golden table expects a refusal ('not today'), but the engine started"
 

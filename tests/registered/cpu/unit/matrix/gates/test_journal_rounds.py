@@ -57,12 +57,12 @@ def test_a_lone_prompt_as_long_as_the_widest_round_is_no_round():
         ),
         (
             [(2, 3), (1, 6), (1, 2)],
-            "verify round 2 in the journal has 1 requests of width 3 with 6 positions reserved; "
-            "expected: 1 requests of width 2 with 6 positions reserved",
+            "verify round 2 in the journal has 1 request of width 3 with 6 positions reserved; "
+            "expected: 1 request of width 2 with 6 positions reserved",
         ),
         (
             [(2, 3), (1, 6)],
-            "verify round 2 in the journal has 1 requests of width 3 with 6 positions reserved; "
+            "verify round 2 in the journal has 1 request of width 3 with 6 positions reserved; "
             "expected: no further round",
         ),
         ([*ROUNDS, (1, 3)], "the journal holds 3 of the controller's 4 verify rounds"),

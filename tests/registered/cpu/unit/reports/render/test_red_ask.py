@@ -71,6 +71,15 @@ def test_the_page_holds_all_of_it_and_escapes_it(tmp_path):
     assert "<script>alert" not in page and "<b>How" not in page and "<i>" not in page.split("<script")[0]
 
 
+def test_a_request_whose_tokens_are_right_shows_its_output_once(tmp_path):
+    found = replace(ASK, token=None, got_tokens=ASK.expected_tokens, got="It is 4")
+    assert [line.strip().split()[0] for line in ask_lines(found)] == ["q6", "pages", "journal:"]
+    assert ask_lines(found)[0].startswith("q6 at its end (its tokens are right), verify round 2, lag 1: ")
+    page = run_page(view(load(write_cells(tmp_path, [NEAR, replace(RED, first_red=found)]))))
+    assert "<h4>output</h4><pre>It is 4</pre>" in page and "<h4>expected</h4>" not in page
+    assert '<table class="tokens">' not in page
+
+
 def test_what_contradicts_the_step_before_comes_right_after_the_tokens(tmp_path):
     found = replace(ASK, note="its root is ' k' (456)")
     lines = ask_lines(found)
