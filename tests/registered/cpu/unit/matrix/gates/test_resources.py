@@ -1,0 +1,144 @@
+"""The gate of a GPU's resources, on what torch and the driver would count; and what records it, on a CPU."""
+
+import gc
+from dataclasses import replace
+from types import SimpleNamespace
+from weakref import ref
+
+import pytest
+import torch
+
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.device.cuda_graphs import CudaGraphs
+from specmatrix.engine.device.graph_cache import GIB, GraphShape
+from specmatrix.engine.device.staging import StepOutput
+from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.resources import ResourcesGate
+from specmatrix.matrix.run.runner import reference_runner
+from specmatrix.matrix.subjects.protocol import GraphRound, Resources
+from specmatrix.matrix.subjects.resource_log import ResourceRecorder
+from specmatrix.matrix.zoo.registry import resolve_path
+
+pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
+
+CELL = "eagle3.s3.k4.n8.v2.p16.pair"
+ONE, TWO = (True, -1, 2, 8, 256), (True, -1, 4, 8, 256)
+START = GraphRound((), 0, 0)
+EAGER, CAPTURED, REPLAYED = (0, 0), (1, 1), (0, 1)
+FIRST = (START, GraphRound(ONE, *EAGER), GraphRound(TWO, *EAGER))
+STEADY = (*FIRST, GraphRound(ONE, *CAPTURED), GraphRound(ONE, *REPLAYED))
+SEEN = Resources(
+    rounds=STEADY, captures=1, replays=2, edges=100, early=60, can_launch_early=True, started_bytes=11 << 20,
+    budget_bytes=10 << 20, pool_bytes=4096, limit_gb=3, most_shapes=64, bypassed=0,
+)  # fmt: skip
+
+
+@pytest.fixture
+def judged(measured):
+    prepared, run, baseline = measured(CELL)
+
+    def judge(seen=SEEN, graphs=1, graph_bytes=4096):
+        readback = {**run.readback, "graphs": graphs, "graph_bytes": graph_bytes}
+        return ResourcesGate().judge(prepared, replace(run, resources=seen, readback=readback), baseline)
+
+    return judge
+
+
+def test_the_gate_judges_engines_of_one_rank_on_a_gpu(measured):
+    prepared, run, baseline = measured(CELL)
+    assert ResourcesGate().applies(prepared.cell) and not ResourcesGate().applies(Cell(tp="2"))
+    record = reference_runner(0).run_cell(Cell.from_id("none.length"))
+    assert record.gate("rest") and record.gate("resources") is None
+    outcome = ResourcesGate().judge(prepared, run, baseline)
+    assert (outcome.state, outcome.message) == (
+        State.NOT_MEASURED,
+        "the subject does not show what it takes of its GPU",
+    )
+
+
+def test_a_steady_state_passes_with_its_numbers(judged):
+    outcome = judged()
+    assert outcome.state is State.PASS
+    shown = {name: outcome.numbers[name] for name in ("rounds", "shapes", "unsteady", "memory_ratio", "early_share")}
+    assert shown == {"rounds": 4, "shapes": 2, "unsteady": 0, "memory_ratio": 1.1, "early_share": 0.6}
+    renewed = replace(SEEN, rounds=(*STEADY, START, GraphRound(ONE, *EAGER), GraphRound(ONE, *CAPTURED)))
+    assert judged(renewed).state is State.PASS
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rounds": (*STEADY, GraphRound(ONE, *CAPTURED))}, "round 5 is number 4 of its shape"),
+        ({"rounds": (*STEADY, GraphRound(ONE, *EAGER))}, "0 captures and 0 replays of graphs, expected 0 and 1"),
+        ({"rounds": (*STEADY, GraphRound(TWO, *EAGER))}, "expected 1 and 1"),
+        ({"rounds": (*STEADY, START, GraphRound(ONE, *REPLAYED))}, "expected 0 and 0"),
+        ({"bypassed": 3}, "3 rounds asked for no CUDA graph, although their batch and requests allow one"),
+        ({"started_bytes": 13 << 20}, "the start took 13.0 MiB of the GPU, but 10.0 MiB were budgeted for it"),
+        ({"started_bytes": 7 << 20}, "the start took 7.0 MiB"),
+        ({"pool_bytes": 8192}, "the engine reports 4096 bytes of CUDA graphs, torch's allocator 8192"),
+        ({"captures": 0}, "the engine reports 1 CUDA graphs, but torch captured 0"),
+        ({"early": 10}, "10 of 100 kernels in CUDA graphs start early, allowed: at least a share of 0.2"),
+    ],
+)
+def test_what_is_lost_is_red(judged, changes, text):
+    outcome = judged(replace(SEEN, **changes))
+    assert outcome.state is State.FAIL and text in outcome.message
+
+
+def test_graphs_above_their_limit_are_red_and_old_gpus_have_no_early_launches(judged):
+    much = replace(SEEN, pool_bytes=3 * GIB + 1)
+    assert "above cuda_graph_max_gb 3" in judged(much, graph_bytes=3 * GIB + 1).message
+    assert judged(replace(SEEN, early=0, can_launch_early=False)).state is State.PASS
+    assert judged(replace(SEEN, early=0, edges=0, captures=0, rounds=(START,)), graphs=0).state is State.PASS
+
+
+def test_a_width_with_more_shapes_than_are_kept_need_not_be_steady(judged):
+    crowded = replace(SEEN, rounds=(*STEADY, GraphRound(ONE, *EAGER)), most_shapes=1)
+    assert judged(crowded).state is State.PASS
+
+
+class Executor:
+    """An executor whose launches run rounds of the given shapes."""
+
+    def __init__(self) -> None:
+        self.graphs = CudaGraphs(4, torch.device("cpu"), Counters())
+
+    def launch(self, plan: SimpleNamespace) -> object:
+        if not plan.shape:
+            return None
+        return self.graphs.run(GraphShape(*plan.shape), lambda: StepOutput(torch.zeros(1), torch.zeros(1)))
+
+
+def test_rounds_are_recorded_and_nothing_is_kept_alive(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    chip = SimpleNamespace(major=9, shared_memory_per_block_optin=227 * 1024)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
+    config = replace(asked(Cell.from_id("none")), cuda_graph_max_bs=2, cuda_graph_max_gb=3)
+    llm = LLM(asked(Cell.from_id("none")), resolve_path)
+    executor = Executor()
+    llm.loop.executor, launched = executor, []
+    recorder = ResourceRecorder(llm, config, resolve_path, 0)
+
+    def run(shape=(), rows=1, prefill=False, adjusts=False):
+        launched.append(SimpleNamespace(shape=shape, rows=[0] * rows, prefill=prefill, adjusts=adjusts))
+        executor.launch(launched[-1])
+
+    run(ONE), run(ONE), run(prefill=True), run(adjusts=True), run(rows=3)
+    seen = recorder.read()
+    assert seen.rounds == (START, GraphRound(ONE, 0, 0), GraphRound(ONE, 0, 0))
+    assert (seen.captures, seen.replays, seen.bypassed, seen.limit_gb, seen.can_launch_early) == (0, 0, 0, 3, True)
+    assert seen.budget_bytes > 30 << 20 and seen.pool_bytes == seen.started_bytes == 0
+    run(rows=2)
+    assert recorder.read().bypassed == 1
+    old = ref(executor.graphs)
+    executor = Executor()
+    gc.disable()
+    try:
+        llm.loop.executor = executor
+        recorder.attach(executor)
+        assert old() is None, "the old executor's memory is given back at once"
+    finally:
+        gc.enable()
+    assert recorder.read().rounds[-1] == START
