@@ -58,7 +58,9 @@ def smallest_effect(gate: GateResult, thresholds: Mapping[str, float]) -> Smalle
     if gate.name == "acceptance":
         return _lost_rounds(gate, thresholds)
     name, noun = _COMPARED.get(gate.name, ("", ""))
-    return _share(gate.numbers.get(name), noun)
+    # Equality of answers whose drafts were all accepted, or all rejected, proves little of them.
+    proving = gate.numbers.get("proving") if gate.name == "lossless" else None
+    return _share(gate.numbers.get(name) if proving is None else proving, noun)
 
 
 def typical(cells: Sequence[CellResult], thresholds: Mapping[str, Mapping[str, float]]) -> dict[str, SmallestEffect]:

@@ -20,7 +20,7 @@ from specmatrix.matrix.oracles.precision import followed
 from specmatrix.matrix.oracles.prompt_scores import prompt_gap, prompt_scores
 from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of, rewriting
 from specmatrix.matrix.run.prepared_cell import PreparedCell
-from specmatrix.matrix.subjects.protocol import Capability, RequestSpec, Run
+from specmatrix.matrix.subjects.protocol import Answer, Capability, RequestSpec, Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +32,9 @@ THRESHOLDS: Final = {
     ),
     "score_nats": Threshold(
         1e-4, "3e-5 at most over 600 tokens, none over short texts; another temperature gives 1e-2"
+    ),
+    "past_tie_nats": Threshold(
+        TIE_NATS, "behind a tie, where a text goes on alone: as tie_nats, or the one that a subject's profile states"
     ),
     "divergent": Threshold(0, "exact verification: equal to plain decoding with the same seed"),
 }
@@ -74,9 +77,12 @@ class LosslessGate:
         found = [(pair, index) for pair in every if (index := _divergence(pair)) is not None]
         ties = [f"{pair.request.name}@{index}" for pair, index in found if self._is_tie(prepared, run, pair, index)]
         broken = [(pair, i) for pair, i in found if f"{pair.request.name}@{i}" not in ties]
+        followed_on, strays = (0, []) if fast else self._past_ties(prepared, run, found, broken)
         numbers: dict[str, Number] = {
             "tokens": sum(len(pair.answer.output_ids) for pair in every),
-            "divergent": len(broken),
+            "proving": sum(len(pair.answer.output_ids) for pair in every if proves(prepared.cell, run, pair.answer)),
+            "past_ties": followed_on,
+            "divergent": len(broken) + len(strays),
             "ties": len(ties),
             "tied_at": ", ".join(ties),
             "first_divergence": _describe(*broken[0]) if broken else "",
@@ -84,6 +90,13 @@ class LosslessGate:
         if broken:
             text = f"{len(broken)} of {len(every)} requests differ from plain decoding, first {_describe(*broken[0])}"
             pair, index = broken[0]
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(pair.request.name, index))
+        if strays:
+            pair, index = strays[0]
+            text = (
+                f"{len(strays)} of {len(every)} requests leave float32's text behind a tie, first {pair.request.name} "
+                f"at token {index}: {pair.answer.output_ids[index]}"
+            )
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(pair.request.name, index))
         if not numbers["tokens"]:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was generated")
@@ -115,6 +128,27 @@ class LosslessGate:
         if self.is_oracle_tie is None or pair.request.temperature > 0 or pair.baseline.top_logprobs:
             return False
         return oracle_index(pair.request) is not None and self.is_oracle_tie(target, pair.request, index)
+
+    def _past_ties(
+        self,
+        prepared: PreparedCell,
+        run: Run,
+        found: list[tuple[AnswerPair, int]],
+        broken: list[tuple[AnswerPair, int]],
+    ) -> tuple[int, list[tuple[AnswerPair, int]]]:
+        """Follow each greedy answer that left the baseline by a tie to its end, with a network of float32 along its own
+        text: the number of tokens behind the ties, and the first one of each answer that is not the network's."""
+        count, strays = 0, []
+        for pair, index in found:
+            if (pair, index) in broken or pair.request.temperature or not followed(pair.request):
+                continue
+            mine = pair.answer
+            tokens = self.precision.tokens(prepared.cell.target, pair.request, 0, mine.prompt_ids, mine.output_ids)
+            count += max(0, len(tokens) - index - 1)
+            limit = self.thresholds["past_tie_nats"]
+            off = (place for place in range(index + 1, len(tokens)) if tokens[place].off > limit)
+            strays += [(pair, place) for place in [next(off, None)] if place is not None]
+        return count, strays
 
     def _against_prompts(self, scored: list[AnswerPair], outcome: Outcome, target: str, exact: bool) -> Outcome:
         """Log-probabilities of prompts, and their alternatives, must be the network's, whatever the request's rules."""
@@ -187,6 +221,21 @@ class LosslessGate:
             text = f"a log-probability of the baseline differs from the oracle's by {max_logprob_gap:.2g} nats"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)
+
+
+def proves(cell: Cell, run: Run, answer: Answer) -> bool:
+    """Whether equality of an answer is evidence of its drafts: some were accepted and some rejected, or there are none
+    in the cell. Without rounds the subject's totals decide."""
+    if cell.algorithm == "none":
+        return True
+    if not answer.accept_lengths:
+        accepted, drafted = run.evidence.get("spec.accepted", 0), run.evidence.get("spec.drafted", 0)
+        return 0 < accepted < drafted
+    chain = int(run.resolved["topk"]) <= 1
+    deepest = int(run.resolved["num_draft_tokens" if chain else "num_steps"]) + (not chain)
+    widths = answer.round_widths if cell.adapts else [deepest] * len(answer.accept_lengths)
+    rejected = any(length < width for length, width in zip(answer.accept_lengths, widths, strict=False))
+    return rejected and max(answer.accept_lengths) > 1
 
 
 def _apart(expected: Sequence[float], got: Sequence[float]) -> float:

@@ -84,6 +84,7 @@ def _foreign(profile: Profile) -> tuple[Gate, ...]:
     lossless.thresholds = {
         **lossless.thresholds,
         "score_nats": max(profile.tie_nats, lossless.thresholds["score_nats"]),
+        "past_tie_nats": profile.tie_nats,
     }
     lossless.sampled = Capability.SAMPLED_IDENTITY in profile.capabilities
     own: dict[str, Gate] = {"lossless": lossless, "acceptance": AcceptanceGate(exact=False)}

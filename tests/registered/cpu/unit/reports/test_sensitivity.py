@@ -24,6 +24,7 @@ def effect(name, numbers, thresholds=None, interval=None):
     ("gate", "numbers", "text"),
     [
         ("lossless", {"tokens": 537, "divergent": 0}, "a defect in 0.56 % of 537 tokens"),
+        ("lossless", {"tokens": 900, "proving": 537}, "a defect in 0.56 % of 537 tokens"),
         ("finish", {"requests": 1, "faults": 0}, "a defect in 95 % of 1 request"),
         ("acceptance", {"rounds": [16.0, 16.0], "left": 0}, "a defect in 8.9 % of 32 rounds"),
         ("acceptance", {"rounds": 32, "left": 0}, "a defect in 8.9 % of 32 rounds"),

@@ -2,9 +2,12 @@ from dataclasses import replace
 
 import pytest
 
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.gates.lossless import LosslessGate
+from specmatrix.matrix.gates.lossless import LosslessGate, proves
+from specmatrix.matrix.gates.precision import PrecisionGate
 from specmatrix.matrix.oracles.logit_rules import ruled_tokens
+from specmatrix.matrix.oracles.precision import PreciseToken
 
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
@@ -57,7 +60,7 @@ def test_a_greedy_tie_is_listed_and_not_red(measured, gate, altered, nats, state
     prepared, run, baseline = measured(CELL)
     broken = altered(run, 0, output_ids=changed(run.answers[0].output_ids, 3))
     close = altered(baseline, 0, top_logprobs=gap(baseline.answers[0], 3, nats))
-    outcome = gate.judge(prepared, broken, close)
+    outcome = replace(gate, precision=PrecisionGate(tokens=lambda *_: ())).judge(prepared, broken, close)
     assert outcome.state is state
     assert outcome.numbers["tied_at"] == (f"{run.requests[0].name}@3" if state is State.PASS else "")
 
@@ -190,3 +193,37 @@ def test_each_wrong_log_probability_of_a_prompt_is_seen(measured, altered, place
     outcome = LosslessGate().judge(prepared, wrong, baseline)
     assert outcome.state is State.FAIL
     assert outcome.message.startswith("a log-probability of a prompt's token differs from the oracle's by ")
+
+
+@pytest.mark.parametrize(("place", "state"), [(3, State.PASS), (9, State.FAIL)])
+def test_an_answer_is_followed_past_its_tie(measured, gate, altered, place, state):
+    """A token in front of the tie is the baseline's concern, one behind it is float32's."""
+    prepared, run, baseline = measured(CELL)
+    name, ids = run.requests[0].name, run.answers[0].output_ids
+
+    def tokens(target, request, seed, prompt, output):
+        return [PreciseToken(0.2 if index == place else 0.0, -1.0) for index in range(len(output))]
+
+    broken = altered(run, 0, output_ids=changed(ids, 3))
+    close = altered(baseline, 0, top_logprobs=gap(baseline.answers[0], 3, 0.5e-3))
+    outcome = replace(gate, precision=PrecisionGate(tokens=tokens)).judge(prepared, broken, close)
+    assert (outcome.state, outcome.numbers["ties"]) == (state, 1)
+    assert outcome.numbers["past_ties"] == len(ids) - 4
+    if state is State.FAIL:
+        assert (outcome.blame.request, outcome.blame.token) == (name, place)
+        assert f"behind a tie, first {name} at token {place}: " in outcome.message
+
+
+def test_equality_is_evidence_where_drafts_were_accepted_and_rejected(measured, altered, gate):
+    prepared, run, baseline = measured(CELL)
+    assert gate.judge(prepared, run, baseline).numbers["proving"] == sum(len(a.output_ids) for a in run.answers)
+    answer = run.answers[0]
+    for lengths in ((4,) * 9, (1,) * 9):
+        assert not proves(prepared.cell, run, replace(answer, accept_lengths=lengths))
+    silent = replace(answer, accept_lengths=())
+    totals = {"spec.drafted": 9, "spec.accepted": 9}
+    assert not proves(prepared.cell, replace(run, evidence=totals), silent)
+    assert proves(prepared.cell, replace(run, evidence=totals | {"spec.accepted": 8}), silent)
+    assert proves(Cell(), run, silent)
+    one = replace(run, answers=(replace(answer, accept_lengths=(1,) * 9), *run.answers[1:]))
+    assert gate.judge(prepared, one, baseline).numbers["proving"] == len(run.answers[1].output_ids)
