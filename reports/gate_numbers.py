@@ -48,7 +48,7 @@ FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "oracle": ("wrong",),
     "identities": ("faults",),
     "text": ("wrong",),
-    "ledger": ("leaked", "wrong_stamps"),
+    "ledger": ("leaked", "wrong_stamps", "overwritten"),
     "work": ("needless",),
     "rest": ("left",),
     "resources": ("unsteady", "bypassed"),

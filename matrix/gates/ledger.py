@@ -23,7 +23,8 @@ THRESHOLDS: Final = {
 @dataclass
 class LedgerGate:
     """Audits the journal against the ledger's laws, counts pages once the engine is idle, compares each cached page's
-    tokens with its readers' and `cached_tokens` with the first admission, and checks the stamps of the KV slots.
+    tokens with its readers' and `cached_tokens` with the first admission, checks the stamps of the KV slots, and that
+    nothing writes to a cached page.
 
     The journal starts with the engine, so a violation by an earlier cell of the same start also fails here.
     """
@@ -53,6 +54,11 @@ class LedgerGate:
             numbers["shared"], fault = misread_pages(entries, size, run.served, span_of(prepared.cell, run.resolved))
         if not fault and wrong > self.thresholds["wrong_stamps"]:
             fault = f"{wrong} of {checked} checked KV slots held the stamp of another request or position"
+        numbers |= {name: run.readback.get(f"pages_{name}", 0) for name in ("watched", "overwritten")}
+        if not fault and numbers["overwritten"]:
+            fault = (
+                f"{numbers['overwritten']} of {numbers['watched']} cached pages were written to, which nobody may"
+            )
         if fault:
             return Outcome(self.name, State.FAIL, numbers, message=fault, blame=blame)
         if not checked:

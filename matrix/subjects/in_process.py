@@ -17,6 +17,7 @@ from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.errors import RequestError
 from specmatrix.matrix.conformance.inspector import SPARSE, inspect_drafter
+from specmatrix.matrix.subjects.page_canary import PageCanary
 from specmatrix.matrix.subjects.progress import Progress
 from specmatrix.matrix.subjects.protocol import (
     Answer,
@@ -98,6 +99,7 @@ class ReferenceEngine:
         if watched:
             llm.subscribe_journal(self._journal.append)
         self._work = WorkRecorder(llm, self._journal) if watched else None
+        self._canary = PageCanary(llm) if watched else None
 
     @property
     def resolved(self) -> Mapping[str, Any]:
@@ -116,15 +118,17 @@ class ReferenceEngine:
 
     def renew(self, what: str) -> None:
         """Release the engine's memory and take it again, or load its weights again: everything on the device is new."""
-        if self._work is not None:
+        if self._work is not None and self._canary is not None:
             self._work.flushed()
+            self._canary.release()
         if what == "memory":
             self.llm.release_memory_occupation()
             self.llm.resume_memory_occupation()
         else:
             self.llm.update_weights_from_disk(self.llm.resolved.model_path)
-        if self._work is not None:
+        if self._work is not None and self._canary is not None:
             self._work.attach(self.llm.loop.executor)
+            self._canary.attach(self.llm.loop.executor)
             if self._resources is not None:
                 self._resources.attach(self.llm.loop.executor)
             self._inspected.append(inspect_drafter(self.llm, SPARSE))
@@ -136,6 +140,8 @@ class ReferenceEngine:
         own = self.llm.readback()
         if self._work is not None:
             own["alive"] |= {"request_objects": self._work.alive, "executors": self._work.executors}
+        if self._canary is not None:
+            own |= {"pages_watched": self._canary.watched, "pages_overwritten": self._canary.overwritten}
         return {**({"drafter_error": violations[0]} if violations else {}), **own}
 
     def counters(self) -> Mapping[str, int]:

@@ -70,3 +70,12 @@ def test_without_stamps_or_journal_nothing_is_measured(measured, with_evidence):
     assert (unstamped.state, unstamped.message) == (State.NOT_MEASURED, "no KV slot stamp was checked")
     silent = GATE.judge(prepared, replace(run, journal=None), baseline)
     assert (silent.state, silent.message) == (State.NOT_MEASURED, "the subject provides no ledger journal")
+
+
+def test_what_is_written_to_a_cached_page_is_red(measured):
+    prepared, run, baseline = measured("eagle3.s3.k4.n8.v2.p4.pair")
+    outcome = GATE.judge(prepared, run, baseline)
+    assert outcome.state is State.PASS and outcome.numbers["watched"] > 10 > outcome.numbers["overwritten"] == 0
+    written = replace(run, readback={**run.readback, "pages_overwritten": 2})
+    outcome = GATE.judge(prepared, written, baseline)
+    assert outcome.state is State.FAIL and "2 of " in outcome.message and "written to" in outcome.message

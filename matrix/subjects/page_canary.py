@@ -1,0 +1,65 @@
+"""Watches the contents of cached pages: once the cache owns a page, nothing may write to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.memory.ledger import Entry
+
+
+class PageCanary:
+    """Attaches to an engine without changing its results: copies each page when it is cached, compares it when it is
+    evicted, and those that are left when it is read. Sliding-window layers have no cached pages.
+
+    watched: pages copied so far. Copies are made in the stream of the steps, so that one in flight comes first.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self.watched = 0
+        self._size = llm.loop.scheduler.ledger.page_size
+        self._slots = (llm.loop.scheduler.ledger.num_pages + 1) * self._size
+        self._copies: dict[int, list[Tensor]] = {}
+        self._gone: list[Tensor] = []
+        self._pools: list[Tensor] = []
+        self.attach(llm.loop.executor)
+        llm.subscribe_journal(self._note)
+
+    def attach(self, executor: Any) -> None:  # noqa: ANN401 - an executor of any stack
+        """Watch the pools of this executor: an engine has new ones once its memory or weights are renewed."""
+        self._pools = [pool.data[:, : self._slots] for pool in executor.pools if pool.data.shape[1] >= self._slots]
+
+    def release(self) -> None:
+        """Let go of the pools, which are about to be renewed."""
+        self._pools, self._copies = [], {}
+
+    @property
+    def overwritten(self) -> int:
+        """How many cached pages were written to. Waits for the device."""
+        left = [self._differs(page) for page in self._copies]
+        return sum(bool(changed) for changed in (*self._gone, *left))
+
+    def _note(self, entry: Entry) -> None:
+        operation, _, numbers = entry
+        if operation == "donate":
+            for page in numbers[1:]:
+                self._copies[page] = [part.clone() for part in self._parts(page)]
+                self.watched += 1
+        elif operation == "evict" and numbers[0] in self._copies:
+            self._gone.append(self._differs(numbers[0]))
+            del self._copies[numbers[0]]
+
+    def _parts(self, page: int) -> Sequence[Tensor]:
+        return [pool[:, page * self._size : (page + 1) * self._size] for pool in self._pools]
+
+    def _differs(self, page: int) -> Tensor:
+        """A bool on the device; NaN equals itself."""
+        changed = [
+            (one != two).logical_and((one == one) | (two == two)).any()
+            for one, two in zip(self._parts(page), self._copies[page], strict=True)
+        ]
+        return torch.stack(changed).any()
