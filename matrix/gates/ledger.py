@@ -56,9 +56,7 @@ class LedgerGate:
             fault = f"{wrong} of {checked} checked KV slots held the stamp of another request or position"
         numbers |= {name: run.readback.get(f"pages_{name}", 0) for name in ("watched", "overwritten")}
         if not fault and numbers["overwritten"]:
-            fault = (
-                f"{numbers['overwritten']} of {numbers['watched']} cached pages were written to, which nobody may"
-            )
+            fault = f"{numbers['overwritten']} of {numbers['watched']} cached pages were written to, which nobody may"
         if fault:
             return Outcome(self.name, State.FAIL, numbers, message=fault, blame=blame)
         if not checked:

@@ -16,7 +16,9 @@ from specmatrix.matrix.subjects.protocol import Capability, GraphRound, Resource
 THRESHOLDS: Final = {
     "unsteady": Threshold(0, "a shape's first round compiles, its second is captured, and all others are replays"),
     "memory_ratio": Threshold(1.25, "torch's allocator rounds each tensor up, and a few small ones are not budgeted"),
-    "early_share": Threshold(0.2, "of the edges between a graph's kernels; without a single early launch it is 0"),
+    "early_share": Threshold(
+        0.03, "of the edges between a graph's kernels, most of which are torch's: 0.145 in a tree of EAGLE3 in bf16"
+    ),
 }
 WIDTH: Final = 3
 
