@@ -99,7 +99,7 @@ def test_a_width_with_more_shapes_than_are_kept_need_not_be_steady(judged):
     assert judged(crowded).state is State.PASS
 
 
-class Executor:
+class RoundsExecutor:
     """An executor whose launches run rounds of the given shapes."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ def test_rounds_are_recorded_and_nothing_is_kept_alive(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
     config = replace(asked(Cell.from_id("none")), cuda_graph_max_bs=2, cuda_graph_max_gb=3)
     llm = LLM(asked(Cell.from_id("none")), resolve_path)
-    executor = Executor()
+    executor = RoundsExecutor()
     llm.loop.executor, launched = executor, []
     recorder = ResourceRecorder(llm, config, resolve_path, 0)
 
@@ -133,7 +133,7 @@ def test_rounds_are_recorded_and_nothing_is_kept_alive(monkeypatch):
     run(rows=2)
     assert recorder.read().bypassed == 1
     old = ref(executor.graphs)
-    executor = Executor()
+    executor = RoundsExecutor()
     gc.disable()
     try:
         llm.loop.executor = executor
