@@ -267,7 +267,9 @@ def _outcome(
 ) -> MutantOutcome:
     known, first = set(executed.cells), {cell.id for cell in smoke}
     reached = executed.executing((mutant.path, mutant.within))
-    cells = [cell for cell in dict.fromkeys((*smoke, *pr)) if cell.id in reached or cell.id not in known]
+    # What ranks execute is not recorded.
+    maybe = {cell.id for cell in (*smoke, *pr) if cell.id not in known or cell.ranks > 1}
+    cells = [cell for cell in dict.fromkeys((*smoke, *pr)) if cell.id in reached | maybe]
     lines = unified_diff(mutant.before.splitlines(), mutant.after.splitlines(), n=0, lineterm="")
     diff = "\n".join(line for line in lines if line[:3] not in ("---", "+++", "@@ "))
 

@@ -15,7 +15,7 @@ from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import Carry, Relay
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, chain
 from specmatrix.engine.spec.guard import BATCH, VIOLATIONS, Guard, copied_batch
-from specmatrix.engine.spec.torch_settings import TORCH_SETTINGS, read
+from specmatrix.engine.spec.torch_settings import TORCH_SETTINGS, Setting, read, restore
 from specmatrix.engine.spec.verify import verify
 from specmatrix.kernels.tree_layout import tree_layout
 
@@ -250,3 +250,18 @@ def test_the_relay_passed_to_hooks_is_a_copy_that_shares_carried_state():
     lent.sampling.top_p.zero_()
     assert own.sampling.top_p.tolist() == [1, 1, 1, 1]
     assert own.lengths_and_roots(batch.rows)[1].tolist() == [[7], [8]]
+
+
+def test_changed_keys_of_a_mapping_are_named_and_the_values_of_a_list_are_not():
+    state: dict[str, Any] = {"map": {"a": 1, "b": 2}, "list": [1]}
+
+    def setting(name: str) -> Setting:
+        return Setting(f"the {name}", lambda: state[name].copy(), lambda value: state.update({name: value}))
+
+    settings = [setting("map"), setting("list")]
+    before = read(settings)
+    assert restore(before, settings) is None
+    state["map"] |= {"b": 3, signal.SIGUSR1: 4}
+    state["list"].append(2)
+    assert restore(before, settings) == "changed the map SIGUSR1, b and the list"
+    assert state == {"map": {"a": 1, "b": 2}, "list": [1]}

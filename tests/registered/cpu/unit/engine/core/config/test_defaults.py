@@ -26,6 +26,13 @@ def test_every_auto_field_ends_in_a_row_that_always_applies():
     assert set(ORDER) == autos - {"speculative_ngram_max_bfs_breadth", "enable_multi_layer_eagle"}
 
 
+def test_a_shape_that_is_chosen_as_a_whole_needs_evidence():
+    rows = {(row.field, row.condition): row.evidence for row in DEFAULTS}
+    shape = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+    assert all(rows[field, "otherwise"] == ("lossless", "acceptance") for field in shape)
+    assert all(rows[field, "a tree"] == () for field in shape[2:])
+
+
 @pytest.mark.parametrize(
     ("config", "known", "shape"),
     [

@@ -178,7 +178,7 @@ def broken(case: str) -> Ledger:
         ("freed too far", "law 6: account 1 has 20 positions committed, and a query there reads the last 6"),
         ("past the end", "law 6: account 2 owns window pages past its 4 reserved positions"),
         ("shared", "law 2: window page 4 is in the rows of 1 and 2"),
-        ("leaked", "law 1: 40 window pages are 36 free and 3 held"),
+        ("leaked", "law 1: 40 window pages are 36 free and 3 held, and each must have one recorded owner$"),
         ("forgotten", r"law 6: window accounts \[1\] differ from the ledger's \[1, 2\]"),
     ],
 )

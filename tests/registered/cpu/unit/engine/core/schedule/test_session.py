@@ -256,6 +256,16 @@ def test_an_idle_session_is_closed_after_its_timeout():
     assert world.scheduler.counters.counts["session.timed_out"] == 1
 
 
+def test_a_session_is_used_when_its_turn_begins():
+    world = Dialogue()
+    world.open(timeout=10, now=100.0)
+    world.run(world.add((1,), now=109.0), 2)
+    world.sessions.reap(119.0)
+    assert world.sessions.sessions
+    world.sessions.reap(119.1)
+    assert not world.sessions.sessions
+
+
 def tree() -> Dialogue:
     """1 -> (2 -> 4, 3) in an ordinary session."""
     world = Dialogue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ from transformers import LlamaForCausalLM
 from specmatrix.engine.core.config.asked import DraftFacts
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.device.attention import DraftAttention
+from specmatrix.engine.device.batch import StepBatch
+from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.models.loader import facts, load_dflash, load_target
+from specmatrix.engine.spec import dflash
 from specmatrix.errors import ConfigError
 from tests.support.random_drafts import dflash_shapes, random_weights, save
 from tests.support.uncached_models import WholeDFlash
@@ -76,6 +80,27 @@ def test_a_block_over_its_context_is_the_formula(target, folder, paged, length, 
     theirs = WholeDFlash(made, target.embedding, target.head.t()).block(11, 7, states)
     assert theirs.abs().max() > 1.0
     assert (ours - theirs).abs().max() < BOUND * theirs.abs().max()
+
+
+@torch.inference_mode()
+def test_a_round_reads_its_prefix_alone_and_may_have_no_drafts(target, folder, paged, monkeypatch):
+    model = load_dflash(folder(), target, "cpu", torch.float32)
+    driver, seen = paged(model, 1, 32), []
+
+    def attention(pool: KVPool, slots: Tensor, bias: Tensor, width: int) -> DraftAttention:
+        seen.append(slots.shape[1])
+        return DraftAttention(pool, slots, bias, width)
+
+    monkeypatch.setattr(dflash, "DraftAttention", attention)
+    traits: Any = SimpleNamespace(key_span=0)
+    drafter = dflash.BlockDrafter(traits, model, driver.pool, 7)
+    for width, tokens in ((7, 7), (1, 1)):
+        root = torch.tensor([[11]])
+        batch = StepBatch(torch.tensor([1]), torch.tensor([9]), root, width, 10 + width, driver.slots, None)
+        relay: Any = None
+        tree = drafter.propose(batch, relay)
+        assert tree.tokens.shape == (1, tokens) and tree.tokens[0, 0] == 11
+    assert seen == [10]
 
 
 @torch.inference_mode()
