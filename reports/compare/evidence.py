@@ -215,7 +215,7 @@ def _speed(old: GateResult, new: GateResult) -> Iterator[Effect]:
             continue
         low, high = (math.expm1(end) for end in found.interval)
         note = f"smallest visible loss {100 * smallest_visible(name, (low, high)):.1f} %"
-        if name in FIXED:
+        if name in (SPEED, *FIXED):
             note += f", fixed work took {100 * math.expm1(drift(old.numbers, new.numbers)):+.1f} %"
         change, ends = math.expm1(found.estimate), (low, high)
         yield Effect(name, before, after, change, ends, found.p_loss, found.p_gain, "starts", note=note)
