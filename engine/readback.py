@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from specmatrix.engine.core.schedule.session import Sessions
 from specmatrix.engine.device.graph_cache import GIB
 from specmatrix.engine.executor import DeviceExecutor, InFlight
@@ -29,7 +31,7 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         "chunked_prefill_size": scheduler.chunk,
         "max_running_requests": scheduler.max_running,
         "context_length": scheduler.context_length,
-        "dtype": str(pool.data.dtype).removeprefix("torch."),
+        "dtype": _name(pool.data.dtype),
         "device": pool.data.device.type,
         "enable_streaming_session": sessions.streaming,
         "enable_multi_layer_eagle": getattr(drafter, "layer_per_step", False),
@@ -43,6 +45,7 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         "cuda_graph_max_bs": 0 if executor.graphs is None else executor.graphs.max_batch,
         "tp_size": executor.ranks.size,
         "alive": {**loop.alive(), **sessions.alive(), "owned": owned},
+        "workers": _workers(executor),
     }
     if steps.adapts:
         shown["adaptive"] = {
@@ -56,3 +59,26 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         shown["cuda_graph_max_gb"] = executor.graphs.bundles.most_bytes // GIB
         shown["graph_widths"] = {width: bundle.count for width, bundle in executor.graphs.bundles}
     return shown
+
+
+def _workers(executor: DeviceExecutor) -> dict[str, dict[str, Any]]:
+    """The options that target, draft and every KV pool run with; each must have those that were resolved."""
+    drafter, target = executor.drafter, executor.target
+    drafts = getattr(drafter, "layers", None) or [getattr(drafter, "model", None)]
+    workers = {"target": {"dtype": _name(target.dtype), "enable_deterministic_inference": target.deterministic}}
+    for number, draft in enumerate(draft for draft in drafts if hasattr(draft, "dtype")):
+        norm = getattr(draft, "norm", None) or getattr(getattr(draft, "model", None), "norm", None)
+        workers[f"draft {number}"] = {"dtype": _name(draft.dtype)}
+        if norm is not None:
+            workers[f"draft {number}"]["enable_deterministic_inference"] = norm.own.rows is not None
+    for number, pool in enumerate(executor.pools):
+        workers[f"KV pool {number}"] = {
+            "dtype": _name(pool.data.dtype),
+            "enable_deterministic_inference": pool.deterministic,
+            "page_size": pool.page_size,
+        }
+    return workers
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

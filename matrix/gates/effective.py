@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -55,11 +55,14 @@ class EffectiveGate:
         numbers: dict[str, Number] = {
             "keys": len(common),
             "differences": len(differing),
+            "workers": len(run.readback.get("workers", ())) + len(run.readback.get("ranks", ())),
             "required": len(required),
             "unseen": len(unseen),
         }
         if error := run.readback.get("drafter_error"):
             return Outcome(self.name, State.FAIL, numbers, message=str(error))
+        if strays := list(_strays(run)):
+            return Outcome(self.name, State.FAIL, {**numbers, "differences": len(strays)}, message=strays[0])
         if differing:
             key = differing[0]
             text = f"{key} was resolved to {run.resolved[key]!r}, but the engine runs {run.readback[key]!r}"
@@ -67,6 +70,20 @@ class EffectiveGate:
         if unseen:
             return Outcome(self.name, State.FAIL, numbers, message=_unseen(unseen[0], run))
         return Outcome(self.name, State.PASS, numbers)
+
+
+def _strays(run: Run) -> Iterator[str]:
+    """A sentence for each option that does not run in one worker of the engine, or on one rank, as it was resolved."""
+    for worker, options in run.readback.get("workers", {}).items():
+        for name, value in options.items():
+            if value != run.resolved[name]:
+                yield f"{name} was resolved to {run.resolved[name]!r}, but the {worker} runs {value!r}"
+    for number, rank in enumerate(run.readback.get("ranks", ())):
+        for name in rank:
+            if name in run.resolved and rank[name] != run.resolved[name]:
+                yield f"{name} was resolved to {run.resolved[name]!r}, but rank {number} runs {rank[name]!r}"
+        if rank.get("workers") != run.readback.get("workers"):
+            yield f"the workers of rank {number} are {rank.get('workers')!r}, of rank 0 {run.readback['workers']!r}"
 
 
 def _unseen(row: Evidence, run: Run) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import distributed
+
 from specmatrix.engine.api import LLM
 from specmatrix.engine.build import known_facts
 from specmatrix.engine.core.config.asked import EngineConfig
@@ -69,8 +71,9 @@ class RankedEngine:
         return found
 
     def readback(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.call_ranks(_read, "readback")
-        return found
+        """Rank 0's, with that of each rank as `ranks`."""
+        found: list[Mapping[str, Any]] = self.call_ranks(_read_each, "readback")
+        return {**found[0], "ranks": found}
 
     def counters(self) -> Mapping[str, int]:
         found: Mapping[str, int] = self.call_ranks(_read, "counters")
@@ -122,3 +125,10 @@ def _generate(rank: Rank, requests: Sequence[RequestSpec]) -> list[Answer]:
 
 def _read(rank: Rank, name: str) -> Any:  # noqa: ANN401 - as the engine's method of that name
     return getattr(rank.held, name)()
+
+
+def _read_each(rank: Rank, name: str) -> list[Any]:
+    """`_read` of every rank, on every rank."""
+    found: list[Any] = [None] * rank.place.size
+    distributed.all_gather_object(found, _read(rank, name))
+    return found

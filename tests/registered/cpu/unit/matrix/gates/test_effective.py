@@ -121,3 +121,33 @@ def test_without_readback_or_counters_nothing_is_measured(measured):
         State.NOT_MEASURED,
         "all counters are zero, so there is no evidence of what ran",
     )
+
+
+@pytest.mark.parametrize(
+    ("worker", "name", "value"),
+    [
+        ("draft 0", "dtype", "bfloat16"),
+        ("draft 0", "enable_deterministic_inference", False),
+        ("KV pool 1", "page_size", 4),
+    ],
+)
+def test_an_option_that_one_worker_lacks_is_named(measured, worker, name, value):
+    prepared, run, baseline = measured(CELL)
+    assert set(run.readback["workers"]) == {"target", "draft 0", "KV pool 0", "KV pool 1"}
+    workers = {**run.readback["workers"], worker: {**run.readback["workers"][worker], name: value}}
+    outcome = GATE.judge(prepared, replace(run, readback={**run.readback, "workers": workers}), baseline)
+    expected = f"{name} was resolved to {run.resolved[name]!r}, but the {worker} runs {value!r}"
+    assert (outcome.state, outcome.message) == (State.FAIL, expected)
+
+
+def test_an_option_that_one_rank_lacks_is_named(measured):
+    prepared, run, baseline = measured(CELL)
+    both = [dict(run.readback), dict(run.readback)]
+    same = replace(run, readback={**run.readback, "ranks": both})
+    assert GATE.judge(prepared, same, baseline).state is State.PASS
+    other = replace(run, readback={**run.readback, "ranks": [both[0], {**both[1], "strict_memory": 0}]})
+    outcome = GATE.judge(prepared, other, baseline)
+    assert outcome.message == "strict_memory was resolved to 1, but rank 1 runs 0"
+    workers = {**run.readback["workers"], "target": {}}
+    other = replace(run, readback={**run.readback, "ranks": [both[0], {**both[1], "workers": workers}]})
+    assert GATE.judge(prepared, other, baseline).message.startswith("the workers of rank 1 are {'target': {}")
