@@ -6,7 +6,7 @@ turns of a session.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,7 +24,8 @@ class NaiveCheck(NamedTuple):
 
 
 @cache
-def _drafts(target: str) -> Drafts:
+def zoo_drafts(target: str) -> Drafts:
+    """The drafts of the zoo for a target."""
     from specmatrix.matrix.zoo.oracle_drafts import Drafts
 
     return Drafts(target)
@@ -38,10 +39,11 @@ def naive_check(
     output: Sequence[int],
     lengths: Sequence[int],
     since: int = 0,
+    drafts: Callable[[str], Drafts] = zoo_drafts,
 ) -> NaiveCheck:
     """Compare an answer's rounds. shapes: (steps, topk, draft tokens) of each round; lengths: tokens of each, bonus
-    included. since: the first position whose rounds are compared. A round whose accepted path may go on past the end of
-    the text is not compared either."""
+    included. since: the first position whose rounds are compared. drafts: of a target. A round whose accepted path may
+    go on past the end of the text is not compared either."""
     import torch
 
     from specmatrix.matrix.zoo.oracle import Proposals, accepted_path
@@ -56,7 +58,7 @@ def naive_check(
                 continue
             key = key_of(algorithm, shape)
             if key not in proposals:
-                proposals[key] = Proposals(_drafts(target).of(algorithm, shape, tokens))
+                proposals[key] = Proposals(drafts(target).of(algorithm, shape, tokens))
             path = accepted_path(proposals[key], tokens, known, shape)
             if known + 1 + len(path) >= len(tokens):
                 break

@@ -1,0 +1,191 @@
+"""Drafts unlike their target: other weights, precision, context and vocabulary.
+
+Answers stay, and each round accepts what naive drafts of the same files accept, which share no code with the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.acceptance import combination
+from specmatrix.matrix.gates.finish import FinishGate
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.lossless import LosslessGate
+from specmatrix.matrix.gates.work import WorkGate
+from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, naive_check
+from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
+from specmatrix.matrix.run.runner import drive
+from specmatrix.matrix.subjects.in_process import ReferenceSubject
+from specmatrix.matrix.subjects.protocol import Run
+from specmatrix.matrix.zoo import oracle_drafts
+from specmatrix.matrix.zoo.registry import CHECKPOINTS, resolve_path
+
+pytestmark = pytest.mark.register(est_seconds=60, stage="nightly")
+
+CELLS = (
+    "standalone.s3.v2.p4.pair",
+    "eagle.s3.k4.n8.v2.p4.pair",
+    "eagle3.s3.k4.n8.v2.p16.pair",
+    "dflash.v2.pair",
+    "nextn.deepseek.s2.v2.pair",
+)
+Weights = dict[str, Tensor]
+Change = Callable[[Weights, dict[str, Any]], None]
+
+
+# Prediction layers lie behind a target's four layers; these are copies of its tables there.
+BUNDLED = ("model.layers.4.", "model.layers.5.")
+COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
+
+
+def drafts_own(cell: str, weights: Weights) -> list[str]:
+    """The floating-point weights of a cell's draft."""
+    within = cell.startswith("nextn")
+    names = [name for name in weights if not within or (name.startswith(BUNDLED) and not name.endswith(COPIES))]
+    return [name for name in names if weights[name].is_floating_point()]
+
+
+def garbage(cell: str) -> Change:
+    """Weights of the same size that were never trained."""
+
+    def change(weights: Weights, config: dict[str, Any]) -> None:
+        generator = torch.Generator().manual_seed(3)
+        for name in drafts_own(cell, weights):
+            old = weights[name].float()
+            weights[name] = (torch.randn(old.shape, generator=generator) * old.std() + old.mean()).to(old.dtype)
+
+    return change
+
+
+def in_bf16(cell: str) -> Change:
+    """A file of another precision than the target's."""
+
+    def change(weights: Weights, config: dict[str, Any]) -> None:
+        for name in drafts_own(cell, weights):
+            weights[name] = weights[name].to(torch.bfloat16)
+        config["torch_dtype"] = config["dtype"] = "bfloat16"
+
+    return change
+
+
+def of_few_positions(cell: str) -> Change:
+    """A draft whose context is shorter than the texts."""
+
+    def change(weights: Weights, config: dict[str, Any]) -> None:
+        config["max_position_embeddings"] = 48
+
+    return change
+
+
+def variant(tmp_path: Path, name: str, change: Change) -> Callable[[str], Path]:
+    """Where the zoo's models are found if one of them is changed: a folder with all of them."""
+    for folder in CHECKPOINTS.iterdir():
+        (tmp_path / folder.name).symlink_to(folder)
+    (tmp_path / name).unlink()
+    shutil.copytree(CHECKPOINTS / name, tmp_path / name)
+    weights = load_file(tmp_path / name / "model.safetensors")
+    config = json.loads((tmp_path / name / "config.json").read_text())
+    change(weights, config)
+    save_file({key: value.contiguous() for key, value in weights.items()}, tmp_path / name / "model.safetensors")
+    (tmp_path / name / "config.json").write_text(json.dumps(config))
+    return lambda asked: tmp_path / asked if (tmp_path / asked).exists() else resolve_path(asked)
+
+
+def served(cell: str, locate: Callable[[str], Path] = resolve_path) -> tuple[PreparedCell, Run, Run]:
+    torch.set_num_threads(1)
+    prepared, subject = prepare(Cell.from_id(cell)), ReferenceSubject(locate)
+    claims = subject.profile.capabilities
+    run = drive(subject.start_engine(prepared.configuration), prepared.requests, claims)
+    plain = ReferenceSubject()
+    return prepared, run, drive(plain.start_engine(prepared.baseline.configuration), prepared.baseline.requests, claims)
+
+
+def followed(prepared: PreparedCell, run: Run) -> list[NaiveCheck]:
+    """Each request's rounds against the naive drafts of `oracle_drafts.CHECKPOINTS`."""
+    drafts = oracle_drafts.Drafts(prepared.cell.target)
+    shape = combination(prepared.cell, run.resolved)[1:]
+    return [
+        naive_check(
+            prepared.cell.target, prepared.cell.algorithm, [shape] * len(answer.accept_lengths), answer.prompt_ids,
+            answer.output_ids, answer.accept_lengths, drafts=lambda target: drafts,
+        )
+        for answer in run.answers
+    ]  # fmt: skip
+
+
+def per_round(run: Run) -> float:
+    lengths = [length for answer in run.answers for length in answer.accept_lengths]
+    return sum(lengths) / len(lengths)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("cell", "kind"),
+    [(cell, kind) for cell in CELLS for kind in (garbage, in_bf16)] + [(cell, of_few_positions) for cell in CELLS[:-1]],
+)
+def test_rounds_are_those_of_naive_drafts_of_the_same_files(cell, kind, tmp_path, monkeypatch):
+    name = prepare(Cell.from_id(cell)).cell.draft or "deepseek-mini"
+    locate = variant(tmp_path, name, kind(cell))
+    prepared, run, baseline = served(cell, locate)
+    for gate in (LosslessGate(), FinishGate(), WorkGate()):
+        outcome = gate.judge(prepared, run, baseline)
+        assert outcome.state is State.PASS, f"{gate.name}: {outcome.message}"
+    monkeypatch.setattr(oracle_drafts, "CHECKPOINTS", tmp_path)
+    found = followed(prepared, run)
+    assert [check.place for check in found] == [None] * len(found)
+    assert sum(check.rounds for check in found) > 8
+    usual = per_round(served(cell)[1])
+    assert (per_round(run) < 0.75 * usual) == (kind is garbage)
+    monkeypatch.undo()
+    if kind is garbage:
+        assert any(check.place is not None for check in followed(prepared, run)), (
+            "the zoo's drafts accept other numbers"
+        )
+
+
+@pytest.mark.parametrize(
+    ("cell", "change", "sentence"),
+    [
+        ("standalone.s3.v2", {"vocab_size": 600}, "the draft's vocabulary has 600 tokens, the target's has 768"),
+        ("eagle3.s3.v2", {"draft_vocab_size": 800}, "the draft's head has 800 tokens, more than the target's 768"),
+    ],
+)
+def test_another_vocabulary_is_refused_in_one_sentence(cell, change, sentence, tmp_path):
+    name = str(Cell.from_id(cell).draft)
+    locate = variant(tmp_path, name, lambda weights, config: config.update(change))
+    with pytest.raises(ConfigError, match=sentence):
+        ReferenceSubject(locate).start_engine(prepare(Cell.from_id(cell)).configuration)
+
+
+@pytest.mark.parametrize("cell", ["standalone.s3.v2", "eagle3.s3.v2"])
+def test_a_head_padded_beyond_its_vocabulary_is_refused(cell, tmp_path):
+    def pad(weights: Weights, config: dict[str, Any]) -> None:
+        weights["lm_head.weight"] = torch.nn.functional.pad(weights["lm_head.weight"], (0, 0, 0, 64), value=9.0)
+
+    locate = variant(tmp_path, str(Cell.from_id(cell).draft), pad)
+    with pytest.raises(ConfigError, match="lm_head"):
+        ReferenceSubject(locate).start_engine(prepare(Cell.from_id(cell)).configuration)
+
+
+@pytest.mark.parametrize("cell", ["standalone.s3.v2", "eagle.s3.k1.n4.v2", "eagle3.s3.v2", "dflash.v2"])
+def test_a_missing_weight_is_refused_by_name(cell, tmp_path):
+    gone = []
+
+    def drop(weights: Weights, config: dict[str, Any]) -> None:
+        gone.append(next(name for name in weights if name.endswith("o_proj.weight")))
+        del weights[gone[0]]
+
+    locate = variant(tmp_path, str(Cell.from_id(cell).draft), drop)
+    with pytest.raises(ConfigError, match="o_proj"):
+        ReferenceSubject(locate).start_engine(prepare(Cell.from_id(cell)).configuration)
