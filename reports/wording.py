@@ -29,10 +29,21 @@ def spans(pages: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, run)) for run in runs) or "none"
 
 
+def shorten_pair(one: str, other: str, most: int) -> tuple[str, str]:
+    """Two values on one line each of at most `most` characters; longer ones from shortly before their difference on."""
+    lines = [" ".join(text.split()) for text in (one, other)]
+    shared = next((i for i, pair in enumerate(zip(*lines, strict=False)) if len({*pair}) > 1), min(map(len, lines)))
+    at = shared - most // 3
+    cut = at > 0 and max(map(len, lines)) > most
+    first, second = (shorten("…" * cut + line[at * cut :], most) for line in lines)
+    return first, second
+
+
 def shorten_rewrite(signature: str) -> str:
     """A rewrite on one line, `field: asked -> got`, with both of its values; a whole JSON file may be rewritten."""
-    asked, arrow, got = " ".join(signature.split()).rpartition(" -> ")
-    return f"{shorten(asked, 70)}{arrow}{shorten(got, 40)}"
+    field, colon, values = " ".join(signature.split()).partition(": ")
+    asked, arrow, got = values.rpartition(" -> ")
+    return field + colon + arrow.join(shorten_pair(asked, got, 60))
 
 
 def duration(seconds: float) -> str:

@@ -175,6 +175,8 @@ def _contract(step: ContractStep, processes: Processes) -> JudgedStep:
     for start in starts:
         alike.setdefault("; ".join(start["violations"]) or "PASS", []).append(start["start"])
     lines = [f"{' | '.join(names)}: {found}" for found, names in alike.items()]
+    if len(alike) == 1:
+        lines = [f"all {count(len(starts), 'start')}: {found}" for found in alike]
     lines += [f"refused: {last['refused']}"] if last["refused"] else []
     violated = [violation for start in starts for violation in start["violations"]]
     wrong = []

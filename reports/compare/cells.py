@@ -22,7 +22,7 @@ from specmatrix.reports.compare.rewrites import new_rewrites, signature
 from specmatrix.reports.gate_numbers import GATES, RATIOS
 from specmatrix.reports.schema import RED_STATES, CellResult, CellState, is_waived
 from specmatrix.reports.speed import OF_BOTH, OWN
-from specmatrix.reports.wording import first_divergence, shorten, shorten_rewrite
+from specmatrix.reports.wording import first_divergence, shorten_pair, shorten_rewrite
 
 _NAME_AND_STATE: Final = attrgetter("name", "state")
 # How bad a state is. Where the machine failed in base, nothing was known, so whatever is red in head is news.
@@ -225,15 +225,13 @@ def _acknowledged(path: Sequence[PathChange], base: CellResult, head: CellResult
 
 
 def _path_text(path: Sequence[PathChange], base: CellResult, head: CellResult) -> str:
-    texts = [f"resolves to {c.field}={_short(c.head)} instead of {_short(c.base)}: {c.because}" for c in path]
+    texts = []
+    for change in path:
+        new, old = shorten_pair(change.head, change.base, 60)
+        texts.append(f"resolves to {change.field}={new} instead of {old}: {change.because}")
     rewrites = [rewrite for rewrite in new_rewrites(base, head) if all(rewrite.reason != c.because for c in path)]
     texts += [f"rewritten, {shorten_rewrite(signature(rewrite))}: {rewrite.reason}" for rewrite in rewrites]
     return "; ".join(texts)
-
-
-def _short(value: str) -> str:
-    """A value in a sentence, which may be a whole table."""
-    return shorten(value, 60)
 
 
 def _gate_text(change: GateChange) -> str:

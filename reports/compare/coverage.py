@@ -16,6 +16,7 @@ from specmatrix.reports.wording import count
 
 _Records: TypeAlias = Mapping[str, tuple[CellResult | None, CellResult | None]]
 SAMPLE: Final = 50
+MOVED: Final = "resolve now to "
 SINGULAR: Final = {"are": "is", "resolve": "resolves"}
 
 
@@ -119,7 +120,9 @@ def _sentence(cells: int, causes: Sequence[_Cause]) -> str:
     if len(causes) == 1:
         texts = [causes[0].what + (f": {causes[0].reason}" if causes[0].reason else "")]
     else:
-        texts = list(dict.fromkeys(cause.what for cause in causes))
+        moved = dict.fromkeys(cause.what.removeprefix(MOVED) for cause in causes if cause.what.startswith(MOVED))
+        texts = list(dict.fromkeys(cause.what for cause in causes if not cause.what.startswith(MOVED)))
+        texts += [MOVED + " or ".join(moved)] * bool(moved)
     if cells == 1:
         texts = [f"{SINGULAR[verb]} {rest}" for verb, _, rest in (text.partition(" ") for text in texts)]
     return f"{count(cells, 'cell')} {' or '.join(texts)}"
@@ -173,6 +176,6 @@ def _moves(
         return ()
     moved = sorted(item for item in after.items() - before.items() if item[0] in before)
     return tuple(
-        (axis, _Cause(f"resolve now to {axis}={value}", explanation(now, RESOLVED_FIELD.get(axis, axis))))
+        (axis, _Cause(f"{MOVED}{axis}={value}", explanation(now, RESOLVED_FIELD.get(axis, axis))))
         for axis, value in moved
     )

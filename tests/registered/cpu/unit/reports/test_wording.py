@@ -26,7 +26,17 @@ def test_text_is_one_short_line(text, short):
 
 def test_a_long_rewrite_keeps_the_requested_and_the_resolved_value():
     assert shorten_rewrite("spec_version: v2 -> v1") == "spec_version: v2 -> v1"
-    assert shorten_rewrite(f"file: {'a' * 90}\n-> {'b' * 90}") == f"file: {'a' * 63}… -> {'b' * 39}…"
+    assert shorten_rewrite(f"file: {'a' * 90}\n-> {'b' * 90}") == f"file: {'a' * 59}… -> {'b' * 59}…"
+    assert shorten_rewrite("no arrow") == "no arrow"
+
+
+def test_long_values_are_shown_from_shortly_before_their_difference():
+    head = "[" + "'same', " * 40
+    assert shorten_rewrite(f"slots: {head}'one'] -> {head}'two', {'more ' * 40}]") == (
+        "slots: …', 'same', 'same', 'one'] -> …', 'same', 'same', 'two', more more more more more more mo…"
+    )
+    short = "n: aaaaaaaaaaaaaaaaaaaaaaaaaa1 -> aaaaaaaaaaaaaaaaaaaaaaaaaa2"
+    assert shorten_rewrite(short) == short
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_several_causes_are_one_short_sentence_without_their_reasons(coverage, s
     ]
     both = coverage([sized("a", 4, "v2", page="1")], [sized("a", 2, "v1", page="1")])
     assert {row.cause for row in both.lost if pair(spec_version="v2", topk="4") in row.pairs} == {
-        "1 cell resolves now to spec_version=v1 or resolves now to topk=2"
+        "1 cell resolves now to spec_version=v1 or topk=2"
     }
 
 

@@ -120,7 +120,7 @@ def test_a_terminal_shows_a_rewrite_once_and_short(run_of, make_cell):
     cells.append(make_cell("c", rewrites=(RewriteRecord("slots", "a" * 300, "b", "why"),)))
     lines = [line for line in printed(run_of(cells)).splitlines() if line.startswith("rewritten in ")]
     assert lines == [
-        f"rewritten in 1 cell: slots: {'a' * 62}… -> b",
+        f"rewritten in 1 cell: slots: {'a' * 59}… -> b",
         "rewritten in 2 cells: speculative_adaptive: on -> off",
     ]
 
