@@ -140,7 +140,7 @@ def _judged(step: ComparedStep, base: StateRun, head: StateRun, folder: Path, he
     old = _written(folder / "base", header, step.base, base.of(step.cells, step.dropped))
     whole = head.of(step.cells, step.added)
     comparison = compare(load(old), load(_written(folder / "head", header, step.head, whole)), step.acknowledged)
-    write_comparison(comparison, folder)
+    write_comparison(comparison, folder, (step.base.name, step.head.name))
     required = (*step.cells, *step.added)
     judged = [(each, _refused(each, required, whole)) for each in step.promotions]
     wrong = (*differences(step.expected, comparison), *wrong_promotions(judged))

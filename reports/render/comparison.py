@@ -27,15 +27,16 @@ _PLOTS: Final = {
 _TONES: Final = {"loss": "bad", "gain": "up", "": "calm"}
 
 
-def write_comparison(comparison: Comparison, directory: Path) -> None:
+def write_comparison(comparison: Comparison, directory: Path, sides: tuple[str, str] | None = None) -> None:
     """Write `comparison.json` (everything), `comparison.md` and `comparison.html` into `directory`.
 
+    sides: what the page calls base and head; by default their commits.
     Raises ReportError if the place cannot be written.
     """
     text = json.dumps(comparison_record(comparison), indent=1) + "\n"
     write_text(directory / f"{COMPARISON_NAME}.json", text)
     write_text(directory / f"{COMPARISON_NAME}.md", comparison_markdown(comparison))
-    write_text(directory / f"{COMPARISON_NAME}.html", comparison_page(comparison))
+    write_text(directory / f"{COMPARISON_NAME}.html", comparison_page(comparison, sides))
 
 
 def comparison_markdown(comparison: Comparison) -> str:
@@ -43,11 +44,12 @@ def comparison_markdown(comparison: Comparison) -> str:
     return markdown("comparison.md.j2", c=comparison, states=ChangeState, notes=_notes, drift_text=_drift_text)
 
 
-def comparison_page(comparison: Comparison) -> str:
-    """The comparison as HTML."""
+def comparison_page(comparison: Comparison, sides: tuple[str, str] | None = None) -> str:
+    """The comparison as HTML. sides: as in `write_comparison`."""
     return html(
         "comparison.html.j2",
         c=comparison,
+        sides=sides,
         states=ChangeState,
         notes=_notes,
         drift_text=_drift_text,

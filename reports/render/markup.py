@@ -122,6 +122,7 @@ def _environment(**settings: object) -> Environment:
     )
     made.filters |= {
         "accepting": text.accepting,
+        "arrows": lambda said: str(said).replace("->", "→"),  # an arrow that no line end breaks
         "build": text.build,
         "columns": red_ask.columns,
         "neighbour": red_ask.neighbour_text,
