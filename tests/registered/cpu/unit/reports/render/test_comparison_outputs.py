@@ -94,7 +94,7 @@ def test_changed_cells_are_grouped_by_cause(eventful):
         counted[ChangeState(state)] += int(number)
     assert counted == {state: sum(c.state is state for c in eventful.changes) for state in ChangeState}
     assert ("8", "REWRITTEN", "spec_version: v2 → v1") in causes
-    assert ("1", "IMPROVED", "lossless FAIL -&gt; PASS") in causes
+    assert ("1", "IMPROVED", "lossless FAIL → PASS") in causes
     assert sum(state == "REGRESSED" for _, state, _ in causes) == 1
 
 
