@@ -369,6 +369,14 @@ def universal_second_assistant() -> Pair:
 
 
 @finding
+def universal_prefill_chunks() -> Pair:
+    """Sampling with prefill_chunk_size: from the second chunk on the assistant's embedding maps the last token only."""
+    call = {"do_sample": True, "top_k": 1, "prefill_chunk_size": 3}
+    plain = new_tokens(counting(), [0, 1, 2, 3, 4, 5, 6], **call)
+    return plain, outcome(lambda: new_tokens(counting(), [0, 1, 2, 3, 4, 5, 6], **call, **foreign()))
+
+
+@finding
 def universal_pruned_for_good() -> Pair:
     """Sampling prunes the caller's assistant: on its own it has fewer tokens afterwards."""
     two = foreign()

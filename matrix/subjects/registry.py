@@ -22,6 +22,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "transformers-dynamic": "specmatrix.matrix.subjects.transformers.subject:DynamicSubject",
     "transformers-heuristic": "specmatrix.matrix.subjects.transformers.subject:HeuristicSubject",
     "transformers-early-exit": "specmatrix.matrix.subjects.transformers.subject:EarlyExitSubject",
+    "transformers-universal": "specmatrix.matrix.subjects.transformers.subject:UniversalSubject",
     "vllm": "specmatrix.matrix.subjects.vllm.subject:VllmSubject",
     "vllm-suffix": "specmatrix.matrix.subjects.vllm.subject:SuffixSubject",
 }

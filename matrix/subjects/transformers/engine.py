@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -14,6 +15,7 @@ from transformers.utils import logging
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, RunningEngine
+from specmatrix.matrix.subjects.transformers.other_vocabulary import with_other_vocabulary
 from specmatrix.matrix.zoo.registry import resolve_path
 
 # Flags that transformers reads from the assistant's generation_config, not from generate().
@@ -63,7 +65,8 @@ class ForwardLog:
 
 
 class TransformersEngine(RunningEngine):
-    """A target, and an assistant if the command has a draft, in float32 on one thread."""
+    """A target, and an assistant if the command has a draft, in float32 on one thread. A variant's draft has another
+    vocabulary."""
 
     def __init__(self, command: EngineCommand) -> None:
         quiet: tuple[Callable[[], None], ...] = (logging.set_verbosity_error, logging.disable_progress_bar)
@@ -77,15 +80,20 @@ class TransformersEngine(RunningEngine):
         self.tokenizer = AutoTokenizer.from_pretrained(resolve_path(command.checkpoints["target"]))
         draft = command.checkpoints.get("draft")
         self.assistant: Any = None if draft is None else _load(draft, dtype)
+        # Drafts with a vocabulary of their own, and their tokenizers, by do_sample: sampling prunes its draft for good.
+        self.others: list[tuple[Any, Any]] = []
+        if draft is not None and command.variant:
+            drafts = [_load(draft, dtype) for _ in (False, True)]
+            self.others = [(other, with_other_vocabulary(other, resolve_path(draft))) for other in drafts]
         drafting = self.assistant or self.model
-        for name in ASSISTANT:
+        for model, name in product((drafting, *(other for other, _ in self.others)), ASSISTANT):
+            model.generation_config.eos_token_id = None
             if name in self._flags:
-                setattr(drafting.generation_config, name, self._flags[name])
+                setattr(model.generation_config, name, self._flags[name])
         if "use_mtp" in self._flags:
             _show_prediction_layers(self.model)
         # generate() would take these two from the checkpoint where an ask says None.
         self.model.generation_config.eos_token_id = None
-        drafting.generation_config.eos_token_id = None
         self._counts: Counter[str] = Counter()
         self._unchunked = False
 
@@ -109,7 +117,7 @@ class TransformersEngine(RunningEngine):
         return dict(self._counts)
 
     def close(self) -> None:
-        del self.model, self.assistant
+        del self.model, self.assistant, self.others
 
     def _answer(self, ask: Ask) -> Answer:
         log = ForwardLog(self._flags.get("assistant_early_exit"))
@@ -165,6 +173,9 @@ class TransformersEngine(RunningEngine):
         arguments |= {name: value for name, value in self._flags.items() if name not in (*ASSISTANT, "dtype")}
         if self.assistant is not None:
             arguments["assistant_model"] = self.assistant
+        if self.others:
+            draft, tokenizer = self.others[arguments["do_sample"]]
+            arguments |= {"assistant_model": draft, "assistant_tokenizer": tokenizer, "tokenizer": self.tokenizer}
         if number := arguments.pop("prefix_allowed_tokens_fn", 0):
             arguments["prefix_allowed_tokens_fn"] = partial(_after, number, self.model.config.vocab_size)
         if "stop_strings" in arguments:

@@ -72,6 +72,8 @@ READ: Final = frozenset(
 )
 # Targets with windows in some or all layers.
 WINDOWED: Final = ("qwen3", "mistral")
+# Rules of generate() over ids of the target that end an assistant with another vocabulary.
+TARGET_IDS: Final = ("sequence_bias", "watermarking_config")
 OWN_DEPTHS: Final = {"acceptance": "the depth of its drafts is not the cell's, so the oracle has no rounds for it"}
 
 
@@ -79,12 +81,13 @@ class TransformersSubject(Subject):
     """transformers' assisted generation and prompt lookup, one request at a time, float32 on one thread.
 
     schedule: how the number of draft tokens changes, "" for the cell's own depth in every round. exit_layer: number of
-    the target's layers that draft instead of a draft model.
+    the target's layers that draft instead of a draft model. variant: of the draft.
     """
 
     name = "transformers"
     schedule = ""
     exit_layer: int | None = None
+    variant = ""
     profile = Profile(
         capabilities=frozenset(
             {
@@ -126,7 +129,8 @@ class TransformersSubject(Subject):
         if cell.algorithm == "standalone" and self.exit_layer is None:
             checkpoints["draft"] = str(cell.draft)
         asks = tuple(_ask(request, cell.target, prepared.facts.vocab_size) for request in prepared.requests)
-        return EngineCommand(self._flags(cell), checkpoints, asks, environment={"OMP_NUM_THREADS": "1"})
+        variant = self.variant if "draft" in checkpoints else ""
+        return EngineCommand(self._flags(cell), checkpoints, asks, variant, environment={"OMP_NUM_THREADS": "1"})
 
     def start(self, command: EngineCommand) -> RunningEngine:
         """Load the checkpoints. ConfigError if transformers refuses one."""
@@ -200,6 +204,22 @@ class EarlyExitSubject(DynamicSubject):
     name = "transformers-early-exit"
     schedule = "constant"
     exit_layer = EXIT_LAYER
+
+
+class UniversalSubject(DynamicSubject):
+    """Universal assisted decoding: with a draft model that has another tokenizer and vocabulary."""
+
+    name = "transformers-universal"
+    variant = "other vocabulary"
+
+    def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
+        """Without rules that end the assistant, which applies the target's ids to its own (docs/findings.md)."""
+        found = super().requests(cell, seed)
+        return [
+            one
+            for one in found
+            if not (one.logit_bias or one.bad_words_ids or any(name in one.own for name in TARGET_IDS))
+        ]
 
 
 def _unread(requests: tuple[RequestSpec, ...]) -> Iterator[str]:

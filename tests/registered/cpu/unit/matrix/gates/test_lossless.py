@@ -176,6 +176,22 @@ def test_each_broken_rule_is_named(measured, place, change, message):
     assert outcome.message.startswith(message.format(name))
 
 
+def test_rules_of_a_subjects_own_are_judged_by_its_baseline_alone(measured):
+    prepared, run, baseline = measured(RULED)
+    own = tuple(replace(request, own='{"no_repeat_ngram_size": 3}') for request in run.requests[:1])
+    run = replace(run, requests=(*own, *run.requests[1:]))
+    outcome = LosslessGate().judge(prepared, run, baseline)
+    assert outcome.state is State.PASS
+    assert outcome.numbers["ruled_tokens"] == outcome.numbers["tokens"] - len(run.answers[0].output_ids)
+
+
+def test_greedy_requests_with_rules_are_compared_where_sampled_ones_are_not():
+    some = LosslessGate(sampled=False)
+    assert (
+        some.applies(Cell(sampling="rules")) and some.applies(Cell()) and not some.applies(Cell(sampling="topk_topp"))
+    )
+
+
 @pytest.mark.parametrize(
     ("place", "field", "change"),
     [

@@ -25,6 +25,7 @@ from specmatrix.matrix.run.waivers import load_waivers, waive
 from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, RequestSpec, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.transformers.engine import FORBIDDEN, ForwardLog, TransformersEngine, ending
+from specmatrix.matrix.subjects.transformers.other_vocabulary import MORE, with_other_vocabulary
 from specmatrix.matrix.subjects.transformers.requests import own_requests
 from specmatrix.matrix.subjects.transformers.subject import LAYERS, TransformersSubject
 from specmatrix.matrix.workloads.build import workload
@@ -32,7 +33,13 @@ from specmatrix.matrix.zoo.registry import resolve_path
 
 pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
 
-NAMES = ("transformers", "transformers-dynamic", "transformers-heuristic", "transformers-early-exit")
+NAMES = (
+    "transformers",
+    "transformers-dynamic",
+    "transformers-heuristic",
+    "transformers-early-exit",
+    "transformers-universal",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +160,7 @@ def test_an_ending_is_read_from_the_tokens():
         ("standalone", "transformers-heuristic"),
         ("standalone", "transformers-early-exit"),
         ("nextn.deepseek.s2", "transformers"),
+        ("standalone.length", "transformers-universal"),
     ],
 )
 def test_speculation_emits_plain_tokens_in_fewer_rounds(cell_id, subject):
@@ -199,6 +207,28 @@ def test_a_checkpoint_that_transformers_refuses_is_a_config_error(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 128, "num_attention_heads": 6}')
     with pytest.raises(ConfigError, match=rf"^transformers cannot load {re.escape(str(tmp_path))}: \w+: .*hidden size"):
         TransformersEngine(EngineCommand({"dtype": "float32"}, {"target": str(tmp_path)}))
+
+
+def test_a_draft_with_another_vocabulary_says_the_same_in_other_ids():
+    path = resolve_path("llama-mini-standalone")
+    draft = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval()
+    old = transformers.AutoTokenizer.from_pretrained(path)
+    ids = old("Tom has 12 apples.", return_tensors="pt").input_ids
+    with torch.inference_mode():
+        before = draft(ids).logits[0, -1]
+        new = with_other_vocabulary(draft, path)
+        others = new("Tom has 12 apples.", return_tensors="pt").input_ids
+        after = draft(others).logits[0, -1]
+    assert draft.config.vocab_size == len(new.get_vocab()) == 768 + MORE and not torch.equal(ids, others)
+    assert new.decode(others[0]) == old.decode(ids[0])
+    moved = [new.get_vocab()[token] for token, _ in sorted(old.get_vocab().items(), key=lambda item: item[1])]
+    assert moved[:2] == [0, 1] and torch.equal(after[moved], before)
+    assert int(after.argmax()) == moved[int(before.argmax())]
+
+
+def test_only_a_draft_has_another_vocabulary():
+    assert command("standalone", "transformers-universal").variant == "other vocabulary"
+    assert command("none", "transformers-universal").variant == command("standalone").variant == ""
 
 
 def test_mtp_drafts_with_each_prediction_layer():
