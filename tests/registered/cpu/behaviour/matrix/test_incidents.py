@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from markupsafe import escape
 
 from specmatrix import HOME
 from specmatrix.cli import main
@@ -47,7 +48,7 @@ def test_the_verdicts_are_the_expected_ones_and_on_the_page(incident: Incident, 
             assert {*load(folder / "head").ids()} == {*step.cells, *step.added}
             assert (folder / "comparison.html").is_file() and f"page: {folder / 'comparison.html'}" in said
             page = (folder / "comparison.html").read_text("utf-8")
-            assert f": {step.base.name} → {step.head.name}</h1>" in page
+            assert f": {escape(step.base.name)} → {escape(step.head.name)}</h1>" in page
             commands = {cell.repro for cell in load(folder / "head")}
             assert (commands == {f"specmatrix incident run {incident.name}"}) == bool(step.head.edits)
 
