@@ -140,6 +140,12 @@ class CellChange:
     first_divergence: str = ""
 
     @property
+    def accepted(self) -> str:
+        """`excused` with what it is the reason of; a waiver says that itself."""
+        acknowledged = self.state in (ChangeState.LOST, ChangeState.REWRITTEN)
+        return f"acknowledged: {self.excused}" if self.excused and acknowledged else self.excused
+
+    @property
     def cause(self) -> str:
         """What it may have in common with other cells: which values, gates or numbers changed, but not by how much."""
         moved = [change.signature() for change in self.path] if self.state is ChangeState.REWRITTEN else []

@@ -119,8 +119,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for rewrite in comparison.rewrites:
         colour = "red" if rewrite.red else "dim"
         what = shorten_rewrite(rewrite.signature)
+        accepted = f"; acknowledged: {rewrite.excused}" if rewrite.excused else ""
         text = f"{rewrite.status} rewrite {what} in {count(len(rewrite.cells), 'cell')}: {rewrite.reason}"
-        _say(console, f"[{colour}]{escape(text + _accepted(rewrite.excused))}[/{colour}]")
+        _say(console, f"[{colour}]{escape(text + accepted)}[/{colour}]")
     for left in comparison.left:
         _say(console, f"[yellow]{escape(shorten(left.sentence, 400))}[/yellow]")
     for rule in (*comparison.thresholds, *comparison.waivers):
@@ -135,18 +136,12 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
         changes = [change for change in comparison.changes if change.state is state]
         colour = COLOURS[tone(state)]
         for change, after in zip_longest(changes[:MOST], changes[1:MOST]):
-            waived = change.excused and state not in (ChangeState.LOST, ChangeState.REWRITTEN)
-            accepted = f"; {change.excused}" if waived else _accepted(change.excused)
-            text = escape(shorten(change.why, 240) + accepted)
+            text = escape("; ".join(filter(None, (shorten(change.why, 240), change.accepted))))
             _say(console, f"[{colour}]{state}[/{colour}] [bold]{escape(change.id)}[/bold]: {text}")
             if after is None or after.repro != change.repro:
                 _say(console, f"  [dim]{escape(as_called(change.repro))}[/dim]")
         if len(changes) > MOST:
             _say(console, f"… and {count(len(changes) - MOST, 'more cell')} {state}")
-
-
-def _accepted(reason: str) -> str:
-    return f"; acknowledged: {reason}" if reason else ""
 
 
 def _gates(run: RunView) -> Iterator[str]:

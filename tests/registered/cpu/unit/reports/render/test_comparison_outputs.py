@@ -201,8 +201,10 @@ def test_the_terminal_says_what_is_acknowledged_and_a_common_command_once(compar
     accepted = Acknowledgement("rewrite", "num_draft_tokens: *", "as in sglang#1", "2026-12-31")
     base = [make_cell("a"), make_cell("b"), make_cell("z", repro="other")]
     head = [replace(rewritten(name), repro="specmatrix incident run x") for name in ("a", "b")]
-    text = printed(compared(base, [*head, replace(rewritten("z"), repro="other")], [accepted]))
-    lines = text.splitlines()
+    comparison = compared(base, [*head, replace(rewritten("z"), repro="other")], [accepted])
+    for text in (comparison_markdown(comparison), comparison_page(comparison)):
+        assert text.count("acknowledged: as in sglang") == 3
+    lines = printed(comparison).splitlines()
     assert [line for line in lines if line.startswith("  ")] == ["  specmatrix incident run x", "  other"]
     assert sum(line.endswith("; acknowledged: as in sglang#1") for line in lines) == 4
     assert lines.index("  specmatrix incident run x") == next(i for i, line in enumerate(lines) if " b: " in line) + 1
