@@ -21,7 +21,7 @@ PAGE = HOME / "docs" / "incidents.md"
 
 def masked(line: str) -> str:
     """Without the commit and the seconds, which differ from run to run."""
-    return re.sub(r"[0-9a-f]{12}( \+ changes)?|v0\.1\.0|\d+(\.\d+)? s$", "#", line.strip())
+    return re.sub(r"[0-9a-f]{12}( \+ changes)?|v0\.1\.0|(\d+ min )?\d+(\.\d+)? s$", "#", line.strip())
 
 
 def shown(name: str) -> list[str]:
