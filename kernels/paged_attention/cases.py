@@ -145,6 +145,7 @@ CASES = (
     _attention((600, 20), 1, 2, 1, 8, window=40),
     _attention((300, 9, 0), 2, 2, 1, 8, with_start=True),
     _attention((127, 255, 9), 2, 2, 1, 8, note=", one token into a tile", with_start=True),
+    _attention((128, 256, 0), 1, 2, 1, 8, note=", a tile with a query's own key only", with_start=True),
     _attention((5, 40), 3, 4, 1, 24, latent=(16, 0.2), tree=True, with_start=True),
     _long((700, 255, 511), 1, torch.bfloat16),
     _long((700, 255, 511), 8, torch.bfloat16, tree=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from specmatrix.engine.core.observe.rank_agreement import Agreement
@@ -34,7 +34,12 @@ class RanksGate:
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED if no step was compared."""
-        return self.judge_agreement(prepared, run.ranks)
+        outcome = self.judge_agreement(prepared, run.ranks)
+        launched = None if run.work is None else len(run.work.forwards)
+        if outcome.state is State.PASS and launched not in (None, outcome.numbers["planned"]):
+            text = f"{outcome.numbers['planned']} plans were compared, but this engine launched {launched} steps"
+            return replace(outcome, state=State.FAIL, message=text)
+        return outcome
 
     def judge_agreement(self, prepared: PreparedCell, found: Agreement | None) -> Outcome:
         """Check the ranks' reports, also those of an engine that stopped because its ranks diverged."""

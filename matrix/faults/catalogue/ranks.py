@@ -128,4 +128,15 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         cells=("none.tp2.pair",),
         why="a token outside a rank's vocabulary shard adds the shard's first embedding instead of zero",
     ),
+    Fault(
+        id="second-engine-of-the-ranks",
+        klass="stale or un-restored state",
+        origin="rule: what ranks publish belongs to the engine that they serve",
+        within="RankGroup.begin",
+        old="        self.comparison = RankComparison(self.size)\n",
+        new="        assert self.comparison is not None\n",
+        expected=("ranks",),
+        cells=("none.tp2.pair", "eagle3.tp2.pair"),
+        why="a group that serves a second engine goes on with the first one's comparison",
+    ),
 )

@@ -1,4 +1,5 @@
-"""Verification widths of 5, 7 and 9, chunks whose tails are as long as a round is wide, and several workloads in turn.
+"""Verification widths of 5, 7 and 9, a tree that may be one chain of its whole depth, chunks whose tails are as long as
+a round is wide, and several workloads in turn.
 
 The lock has no such sizes: each gate judges an engine of its own, whose first workload is served again at the end.
 """
@@ -47,6 +48,7 @@ SHAPES = (
     Shape("eagle3.s3.k4.n8.v2.p16.ragged", 3, 4, 7),
     Shape("eagle.s3.k4.n8.v1.p4.ragged.mixed", 3, 4, 9),
     Shape("ngram.s3.k4.n8.ragged", 3, 4, 9),
+    Shape("eagle3.s3.k4.n8.v2.p4.ragged", 3, 4, 4),
 )
 
 
@@ -94,6 +96,10 @@ def test_odd_widths_over_several_workloads(shape: Shape):
     assert faults(found) == []
     drafted = sum(run.evidence["spec.drafted"] for _, run, _ in found)
     assert 0 < sum(run.evidence["spec.accepted"] for _, run, _ in found) < drafted
+    if shape.nodes == shape.steps + 1 and shape.topk > 1:
+        full = sum(run.evidence["spec.full_accept"] for _, run, _ in found)
+        branched = sum(run.evidence["tree.branched"] for _, run, _ in found)
+        assert full and branched < sum(run.evidence["decode.round"] for _, run, _ in found)
     texts = [{answer.name: answer.output_ids for answer in run.answers} for _, run, _ in (found[0], found[-1])]
     assert texts[0] == texts[1], "the first workload is the same after others"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specmatrix.engine.core.observe.rank_agreement import Agreement
@@ -9,6 +11,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.subjects.protocol import Run, StepForwards, WorkLog
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -49,3 +52,13 @@ def test_the_verdict(found: Agreement | None, state: State, message: str):
 
 def test_one_rank_agrees_with_itself():
     assert RanksGate().applies(CELL.cell) and not RanksGate().applies(Cell())
+
+
+@pytest.mark.parametrize(("launched", "state"), [(7, State.PASS), (5, State.FAIL), (9, State.FAIL)])
+def test_the_plans_compared_are_those_of_this_engine(launched, state):
+    work = WorkLog((), {}, (StepForwards(0, 1, (), ()),) * launched)
+    run = Run((), (), {}, {}, {}, None, None, 0.0, work=work, ranks=Agreement(2, 7, 7, SAME))
+    outcome = RanksGate().judge(CELL, run, run)
+    text = f"7 plans were compared, but this engine launched {launched} steps"
+    assert (outcome.state, outcome.message) == (state, "" if state is State.PASS else text)
+    assert RanksGate().judge(CELL, replace(run, work=None), run).state is State.PASS
