@@ -116,6 +116,7 @@ PR: Final[dict[str, str]] = {
 # Turns that fill large pages, or that oversubscribe memory under a costly drafter, are slow: stage pr has some of each
 # kind, the others run nightly.
 NIGHTLY: Final[dict[str, str]] = {
+    "ngram.s3.k4.n8.ragged.mixed": "seeded and greedy requests, in some rounds only some of them with drafts",
     "eagle3.qwen3.s3.k1.n4.v2.p256.nocache.c32.snug.pair.stream.length": "sessions: a windowed chain resumes, lag 1",
     "none.qwen3.v2.p256.nocache.c32.tight.ragged.stream.length": "sessions: windows smaller than a page",
     "nextn.deepseek.s3.v2.p256.tight.ragged.stream.length": "sessions: bundled layers, retracted, large pages, lag 1",

@@ -212,6 +212,7 @@ class AcceptanceGate:
         numbers: dict[str, Number] = {
             "length": sum(sum(answer.accept_lengths) for answer in run.answers) / max(1, rounds),
             "rounds": rounds,
+            "mixed": replay.mixed,
             "left": len(places),
         }
         if len(places) > self.thresholds["left"]:

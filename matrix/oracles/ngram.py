@@ -23,6 +23,7 @@ class Grams:
     corpus: Sequence[str] = ()
     followers: dict[str, dict[str, int]] = field(default_factory=dict)
     windows: int = 0
+    matched: bool = False
 
     def show(self, text: str, begin: int) -> None:
         """Insert the tokens of `text` from index `begin`."""
@@ -34,7 +35,8 @@ class Grams:
                 self.windows += not times
 
     def draft(self, text: str, nodes: int, topk: int, steps: int) -> set[str]:
-        """All paths below the last token of `text` in a draft tree of `nodes` nodes, root included."""
+        """All paths below the last token of `text` in a draft tree of `nodes` nodes, root included; `matched` says then
+        whether any of them is more than padding."""
         tree = _Tree(nodes, topk, steps)
         budget = min(self.options["external_sam_budget"], steps, nodes - 1)
         continuation = self.from_corpus(text, budget) if self.corpus else ""
@@ -46,6 +48,7 @@ class Grams:
                 break
             grow = self._by_level if self.options["match_type"] == "BFS" else self._by_share
             grow(tree, text[-length:])
+        self.matched = len(tree.children) > 1
         tree.pad()
         return set(tree.children)
 

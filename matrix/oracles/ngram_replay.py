@@ -63,13 +63,15 @@ def corpus() -> tuple[str, ...]:
 
 
 class NgramReplay:
-    """Replays a journal for the served requests; `rounds`: request id to the expected rounds.
+    """Replays a journal for the served requests; `rounds`: request id to the expected rounds; `mixed`: rounds in which
+    some requests have drafts and others have none.
 
     resolved: the running configuration, with the index options under `ngram`.
     """
 
     def __init__(self, resolved: Mapping[str, Any], served: Iterable[Served]) -> None:
         self.rounds: dict[int, list[Round]] = {}
+        self.mixed = 0
         self._resolved = resolved
         path = resolved["ngram"]["external_corpus_path"]
         self.grams = Grams(resolved["ngram"], corpus() if path == CORPUS else ())
@@ -143,6 +145,7 @@ class NgramReplay:
             self._read[stay.served.id] = stay.known
             if len(self._read) > self._resolved["max_running_requests"]:
                 del self._read[next(iter(self._read))]
+        matched = set[bool]()
         for stay in self._batch:
             paths = self.grams.draft(
                 stay.text[: stay.known],
@@ -150,7 +153,9 @@ class NgramReplay:
                 self._resolved["topk"],
                 self._resolved["num_steps"],
             )
+            matched.add(self.grams.matched)
             fits = next(length for length in range(len(stay.ahead), -1, -1) if stay.ahead[:length] in paths)
             found = Round(fits + 1, fits == len(stay.ahead))
             self.rounds.setdefault(stay.served.id, []).append(found)
+        self.mixed += len(matched) == 2
         self._batch = []

@@ -171,4 +171,18 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
         cells=(BATCH,),
         why="a short match has as few alternatives as a long one",
     ),
+    Fault(
+        id="drafts-of-another-row",
+        klass="stale or un-restored state",
+        origin="vllm#36872",
+        within="NgramDrafter._draft",
+        old="        draft.pad(width, self.topk, self.steps)\n        return draft\n",
+        new=(
+            "        if len(draft.tokens) == 1 and hasattr(self, 'last'):\n            return self.last\n"
+            "        draft.pad(width, self.topk, self.steps)\n        self.last = draft\n        return draft\n"
+        ),
+        expected=("acceptance",),
+        cells=("ngram.s3.k4.n8.ragged.mixed", "ngram.k1.n8.burst"),
+        why="a request without a match verifies the drafts of the request before it",
+    ),
 )
