@@ -86,8 +86,6 @@ LIMITS: Final[Mapping[str, tuple[Limit, ...]]] = {
         Limit("logprob_gap", "logprob_nats"),
     ),
     "precision": (
-        Limit("worst_nats", "tie_nats"),
-        Limit("worst_mass", "tie_mass"),
         Limit("tied_share", "tied_share"),
         Limit("score_rms", "score_rms"),
         Limit("sampled_rms", "sampled_rms"),

@@ -219,7 +219,10 @@ def instrumented(config: EngineConfig, numerics: str, gpus: int = 0) -> EngineCo
     config = replace(config, **INSTRUMENTS, enable_deterministic_inference=numerics != "fast")
     if not gpus:
         return config
-    return replace(config, device="cuda", dtype="float32" if config.dtype == AUTO else config.dtype, **GPU_LIMITS)
+    config = replace(config, device="cuda", dtype="float32" if config.dtype == AUTO else config.dtype)
+    # Rounds whose drafts the host finds have no graphs, and asking for any would be a rewrite.
+    graphed = config.speculative_algorithm != "NGRAM"
+    return replace(config, **(GPU_LIMITS if graphed else {"cuda_graph_max_gb": GPU_LIMITS["cuda_graph_max_gb"]}))
 
 
 def _unknown_part(token: str) -> str:

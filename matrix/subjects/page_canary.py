@@ -40,8 +40,8 @@ class PageCanary:
     @property
     def overwritten(self) -> int:
         """How many cached pages were written to. Waits for the device."""
-        left = [self._differs(page) for page in self._copies]
-        return sum(bool(changed) for changed in (*self._gone, *left))
+        found = [*self._gone, *(self._differs(page) for page in self._copies)]
+        return int(torch.stack(found).sum()) if found else 0
 
     def _note(self, entry: Entry) -> None:
         operation, _, numbers = entry

@@ -175,7 +175,7 @@ KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
         cells=(),
         why="kernels that are launched early read what their predecessors, usually done by then, may not have written",
         tier="gpu1",
-        operations=("rms_norm", "rotary", "silu_mul", "store_kv", "gather_rows", "accept_path"),
+        operations=("rms_norm", "rotary", "silu_mul", "store_kv", "gather", "accept_path"),
     ),
     Fault(
         id="kernel-reads-before-it-waits",

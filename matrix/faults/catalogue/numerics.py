@@ -15,8 +15,8 @@ NUMERIC_FAULTS: Final[tuple[Fault, ...]] = (
         within="_project",
         old="tl.atomic_add(counts + tile, 1) == RANGES - 1",
         new="tl.atomic_add(counts + tile, 1) == 0",
-        expected=("precision", "lossless"),
-        cells=FAST,
+        expected=("kernels",),
+        cells=(),
         why="the fast mode's projections add up their parts before the other programs have written theirs",
         # The counters end at zero all the same.
         also=(
@@ -27,6 +27,7 @@ NUMERIC_FAULTS: Final[tuple[Fault, ...]] = (
             ),
         ),
         tier=TIER,
+        operations=("fused_linear",),
     ),
     Fault(
         id="fast-norm-of-a-part",

@@ -21,7 +21,7 @@ def shifted(name: str, place: int, off: float, error: float = 0.0):
     """The oracle, except that one token of a request is `off`, and that all log-probabilities are."""
 
     def tokens(target, request, seed, prompt, output):
-        known = precise_tokens(target, request, seed, prompt, output)
+        known = precise_tokens("llama-mini", request, seed, prompt, output)
         found = [token._replace(logprob=token.logprob + error) for token in known]
         if request.name == name and place < len(found):
             found[place] = PreciseToken(off, found[place].logprob)
@@ -64,7 +64,7 @@ def test_a_cell_in_bf16_passes_with_its_counts(measured):
     assert 1e-5 < outcome.numbers["score_rms"] < 0.01 and outcome.numbers["scored"] > 50
 
 
-@pytest.mark.parametrize(("place", "within", "beyond"), [(0, 0.09, 0.11), (1, 0.029, 0.031)])
+@pytest.mark.parametrize(("place", "within", "beyond"), [(0, 0.24, 0.26), (1, 0.029, 0.031)])
 def test_a_tie_is_counted_and_what_is_further_off_is_red(measured, place, within, beyond):
     prepared, run, baseline = measured(CELL)
     name = run.requests[place].name
@@ -83,22 +83,33 @@ def test_many_ties_and_other_log_probabilities_are_red(measured):
 
     outcome = PrecisionGate(tokens=tied).judge(prepared, run, baseline)
     assert outcome.message == "the share of tokens that are not float32's is 1, allowed 0.05"
-    outcome = PrecisionGate(tokens=shifted("", 0, 0.0, error=0.02)).judge(prepared, run, baseline)
+    outcome = PrecisionGate(tokens=shifted("", 0, 0.0, error=0.04)).judge(prepared, run, baseline)
     assert outcome.state is State.FAIL and outcome.message.startswith("the error of greedy tokens' log-probabilities")
 
 
-def test_without_tokens_or_log_probabilities_nothing_is_measured(measured):
+def test_a_router_may_give_few_tokens_other_experts(measured):
+    prepared, run, baseline = measured(CELL)
+    routed = replace(prepared, cell=prepared.cell._replace(model="deepseek"))
+    gate = PrecisionGate(tokens=shifted(run.requests[0].name, 7, 0.5))
+    assert gate.judge(routed, run, baseline).state is State.FAIL, "2 of so few tokens are many"
+    longer = replace(run, requests=run.requests * 2)
+    gate.thresholds = {**gate.thresholds, "routed_share": 0.02}
+    outcome = gate.judge(routed, longer, baseline)
+    assert (outcome.state, outcome.numbers["routed"], outcome.numbers["beyond"]) == (State.PASS, 3, 0)
+    assert gate.judge(prepared, longer, baseline).numbers["beyond"] == 3
+
+
+def test_without_tokens_nothing_is_measured(measured):
     prepared, run, baseline = measured(CELL)
     mute = replace(baseline, answers=tuple(replace(answer, logprobs=()) for answer in baseline.answers))
-    outcome = PrecisionGate().judge(prepared, run, mute)
-    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no log-probability was reported")
+    assert PrecisionGate().judge(prepared, run, mute).state is State.PASS
     nothing = (replace(run, answers=()), replace(baseline, answers=()))
     outcome = PrecisionGate().judge(prepared, *nothing)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no token was compared with float32")
 
 
 @pytest.mark.parametrize("place", [0, 1])
-@pytest.mark.parametrize(("off", "state"), [(0.02, State.PASS), (0.2, State.FAIL)])
+@pytest.mark.parametrize(("off", "state"), [(0.02, State.PASS), (0.3, State.FAIL)])
 def test_answers_of_fast_kernels_part_only_at_ties(measured, altered, place, off, state):
     prepared, run, baseline = measured(CELL)
     name, ids = run.requests[place].name, run.answers[place].output_ids
@@ -120,6 +131,6 @@ def test_in_bf16_a_baseline_may_leave_transformers_at_a_tie(measured):
     text = known.continuations[index]
     other = (*text[:7], text[7] ^ 1, *text[8:])
     oracle = replace(known, continuations=(*known.continuations[:index], other, *known.continuations[index + 1 :]))
-    for off, state in ((0.09, State.PASS), (0.11, State.FAIL)):
+    for off, state in ((0.24, State.PASS), (0.26, State.FAIL)):
         gate = LosslessGate(oracle=lambda target: oracle, precision=PrecisionGate(tokens=shifted(name, 7, off)))
         assert gate.judge(prepared, run, baseline).state is state
