@@ -312,14 +312,17 @@ def known_shape(prepared: PreparedCell) -> dict[str, Any]:
 def resumed(
     engine: RunningEngine, command: EngineCommand, plain: PreparedCell, run: Run, oracle: OracleGate
 ) -> dict[str, list[tuple[int, tuple[int, ...]]]]:
-    """`Run.resumed` of a baseline, which is asked again from the oracle's token wherever a tie parts them."""
+    """`Run.resumed` of a run without drafts, or of one that has no such baseline: asked again from the oracle's token
+    wherever a tie parts them. Only requests that continue no history are in the oracle."""
     target, found = plain.cell.target, dict[str, list[tuple[int, tuple[int, ...]]]]()
-    for request, ask, answer in zip(plain.requests, command.asks, run.answers, strict=True):
-        start, got = 0, answer.output_ids
-        while (tie := oracle.next_tie(target, request, start, got)) is not None and isinstance(ask, Ask):
+    asks = {ask.id: ask for ask in command.asks if isinstance(ask, Ask)}
+    answers = {answer.name: answer for answer in run.answers}
+    for request in run.requests:
+        ask, start, got = asks.get(request.name), 0, answers[request.name].output_ids
+        while (tie := oracle.next_tie(target, request, start, got)) is not None and ask is not None:
             start = tie + 1
             given = oracle.text(target, request)[:start]
-            (again,) = engine.generate([replace(ask, input_ids=(*ask.input_ids, *given), after=())])
+            (again,) = engine.generate([replace(ask, input_ids=(*ask.input_ids, *given), after=(), session=None)])
             got = again.output_ids
             found.setdefault(request.name, []).append((start, got))
     return found
