@@ -157,6 +157,7 @@ _OTHER_KINDS: Final[Mapping[str, _Kinds]] = {
         "outcomes": (lambda value: isinstance(value, str) and set(value) <= {"0", "1"}, "a text of 0 and 1"),
     },
     SPEED: {
+        "gpus": _COUNT,
         **dict.fromkeys(RATIOS.values(), (_all(_is_positive), f"a list with for each turn {_POSITIVE}")),
         **dict.fromkeys(FIGURES, (_is_positive, _POSITIVE)),
         **dict.fromkeys(("clock", "device"), (lambda value: isinstance(value, str), "a text")),

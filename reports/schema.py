@@ -12,7 +12,7 @@ Numbers of a gate, where plots and comparisons read them (other gates may hold a
 - `accuracy`: `accuracy` and `baseline` (fractions), `n` (questions), `lost` and `won` (discordant pairs against the
   baseline); optional `outcomes`, a string with "1" (right) or "0" (wrong) per question
 - `lossless`: `tokens`, `proving`, `divergent`, `ties`, `past_ties`, `first_divergence`
-- `speed`: `starts`, `turns` of each, `clock`, `device`, the lists of `gate_numbers.RATIOS` and the figures of
+- `speed`: `starts`, `turns` of each, `clock`, `device`, `gpus`, the lists of `gate_numbers.RATIOS` and the figures of
   `gate_numbers.FIGURES`; its interval is that of `speed_up`, None for one start
 
 How much a gate looked at (`gate_numbers.AMOUNTS`) and how many faults it found (`FAULTS`) are integers, or what is said

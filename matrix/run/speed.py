@@ -17,8 +17,8 @@ from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.reports.gate_numbers import RATIOS, SPEED
 from specmatrix.reports.speed import level
 
-# Turns of each start with one request on a GPU, and on a CPU, which is noisier; half as many with a batch.
-GPU_TURNS, CPU_TURNS = 16, 32
+# Turns of each start with one request; half as many with a batch.
+TURNS: Final = 32
 # The share of the timed requests whose answers may differ, by ties.
 MOST_DIFFERENT: Final = 0.1
 
@@ -26,10 +26,10 @@ MOST_DIFFERENT: Final = 0.1
 def measure(subject: Subject, prepared: PreparedCell, starts: int) -> Outcome:
     """The speed of a cell on so many starts of each engine. FAIL if its answers with a drafter and without differ, NOT
     MEASURED without tokens."""
-    usual = (GPU_TURNS if prepared.gpus else CPU_TURNS) // (1 if prepared.cell.batch == "single" else 2)
-    found = list(samples(subject, prepared, usual, starts))
+    turns = TURNS // (1 if prepared.cell.batch == "single" else 2)
+    found = list(samples(subject, prepared, turns, starts))
     name, _ = clock_of(subject, prepared)
-    return judged(found, name, device_name(prepared.gpus > 0), compares(subject, prepared.cell))
+    return judged(found, name, prepared.gpus, compares(subject, prepared.cell))
 
 
 def samples(subject: Subject, prepared: PreparedCell, turns: int, starts: int) -> Iterator[StartSamples]:
@@ -67,7 +67,7 @@ def compares(subject: Subject, cell: Cell) -> bool:
     return Capability.TOKEN_IDS in claims and (cell.sampling == "greedy" or Capability.SAMPLED_IDENTITY in claims)
 
 
-def judged(starts: Sequence[StartSamples], clock: str, device: str, compare: bool) -> Outcome:
+def judged(starts: Sequence[StartSamples], clock: str, gpus: int, compare: bool) -> Outcome:
     """The outcome of the samples of several starts with equal numbers of turns."""
     mine = [turn for start in starts for turn in start.mine]
     base = [turn for start in starts for turn in start.base]
@@ -84,8 +84,8 @@ def judged(starts: Sequence[StartSamples], clock: str, device: str, compare: boo
     }
     turns = len(pairs) // len(starts)
     middle, interval = level([ratios["speed"][begin : begin + turns] for begin in range(0, len(pairs), turns)])
-    numbers: dict[str, Number] = {"clock": clock, "device": device, "starts": len(starts), "turns": turns}
-    numbers["speed_up"] = rounded(middle)
+    setting: dict[str, Number] = {"clock": clock, "device": device_name(gpus > 0), "gpus": gpus}
+    numbers: dict[str, Number] = {**setting, "starts": len(starts), "turns": turns, "speed_up": rounded(middle)}
     for prefix, side in (("", mine), ("baseline_", base)):
         numbers[f"{prefix}tokens_per_second"] = rounded(median(sample.rate for sample in side))
         numbers[f"{prefix}first_token_ms"] = rounded(1e3 * median(sample.first for sample in side))

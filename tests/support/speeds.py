@@ -22,6 +22,7 @@ def numbers(
     turns: int = TURNS,
     spread: float = SPREAD,
     shared: float = SHARED,
+    gpus: int = 1,
 ) -> dict[str, Any]:
     """What a run measured: prompts differ in length, starts differ, and each time has its own noise. ours, plain,
     machine: how much longer rounds with a drafter, steps without, and everything took."""
@@ -43,5 +44,5 @@ def numbers(
         "first_token_ms": 2.0, "baseline_first_token_ms": 1.9, "output_token_ms": 0.5,
         "baseline_output_token_ms": 0.6, "work_ms": 1e3 * work,
     }  # fmt: skip
-    found = {"clock": "wall", "device": "H100", "starts": starts, "turns": turns, **figures}
+    found = {"clock": "wall", "device": "H100", "gpus": gpus, "starts": starts, "turns": turns, **figures}
     return {**found, **{RATIOS[name]: [float(value) for value in values.ravel()] for name, values in lists.items()}}

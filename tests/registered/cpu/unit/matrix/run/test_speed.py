@@ -12,7 +12,7 @@ from specmatrix.matrix.run import speed
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.provenance import this_host
 from specmatrix.matrix.run.runner import Runner
-from specmatrix.matrix.run.speed import CPU_TURNS, MOST_DIFFERENT, device_name, judged, samples
+from specmatrix.matrix.run.speed import MOST_DIFFERENT, TURNS, device_name, judged, samples
 from specmatrix.matrix.run.timed_pair import (
     PairProcess,
     PairStart,
@@ -85,9 +85,9 @@ def test_a_green_cell_has_its_speed(measured):
     _, record = measured
     gate = record.gate("speed")
     assert (record.state, gate.state, gate.message) == ("PASS", "PASS", "")
-    assert (gate.numbers["clock"], gate.numbers["device"]) == ("cpu", this_host()["cpu"])
-    assert (gate.numbers["starts"], gate.numbers["turns"]) == (2, CPU_TURNS // 2)
-    assert all(len(gate.numbers[name]) == CPU_TURNS for name in RATIOS.values())
+    assert [gate.numbers[name] for name in ("clock", "device", "gpus")] == ["cpu", this_host()["cpu"], 0]
+    assert (gate.numbers["starts"], gate.numbers["turns"]) == (2, TURNS // 2)
+    assert all(len(gate.numbers[name]) == TURNS for name in RATIOS.values())
     low, high = gate.interval
     assert low <= gate.numbers["speed_up"] <= high
     assert gate.numbers["tokens_per_second"] > 10 < gate.numbers["baseline_tokens_per_second"]
@@ -213,7 +213,7 @@ def test_an_engine_that_cannot_be_started_again_has_one_start(monkeypatch):
 
     def measure(subject, prepared, starts):
         asked.append(starts)
-        return judged(starts_of([sample()] * 6, [sample()] * 6, [1.0] * 6), "cpu", "cpu", compare=True)
+        return judged(starts_of([sample()] * 6, [sample()] * 6, [1.0] * 6), "cpu", 0, compare=True)
 
     monkeypatch.setattr(speed, "measure", measure)
     for restarts in (True, False):
@@ -255,7 +255,7 @@ def starts_of(mine, base, works, starts=2):
 
 
 def test_ratios_of_a_turn():
-    found = judged(starts_of([sample(1.0)] * 6, [sample(2.0, first=0.2)] * 6, [0.5] * 6), "cpu", "cpu", compare=True)
+    found = judged(starts_of([sample(1.0)] * 6, [sample(2.0, first=0.2)] * 6, [0.5] * 6), "cpu", 0, compare=True)
     assert {name: found.numbers[key][0] for name, key in RATIOS.items()} == {
         "speed": 2.0, "first_token": 2.0, "output_token": 2.0, "own_speed": 10.0, "plain_speed": 5.0,
     }  # fmt: skip
@@ -264,19 +264,19 @@ def test_ratios_of_a_turn():
 
 
 def test_a_first_token_that_was_disturbed_leaves_time_for_the_others():
-    found = judged(starts_of([sample(first=9.0)] * 6, [sample()] * 6, [1.0] * 6), "cpu", "cpu", compare=True)
+    found = judged(starts_of([sample(first=9.0)] * 6, [sample()] * 6, [1.0] * 6), "cpu", 0, compare=True)
     assert found.numbers["output_token_ratios"][0] == pytest.approx(9.0)
 
 
 @pytest.mark.parametrize("broken", [{"tokens": 0}, {"seconds": 0.0}, {"seconds": -1.0}])
 def test_no_tokens_or_no_time_is_not_measured(broken):
-    found = judged(starts_of([sample(), sample(**broken)] * 3, [sample()] * 6, [1.0] * 6), "cpu", "cpu", compare=True)
+    found = judged(starts_of([sample(), sample(**broken)] * 3, [sample()] * 6, [1.0] * 6), "cpu", 0, compare=True)
     assert (found.state, found.message) == (State.NOT_MEASURED, "a timed turn has no tokens or took no time")
 
 
 def test_answers_that_differ_are_red():
     base = [sample(answers=((1, 2, 3, 4),))] * 6
-    found = judged(starts_of([sample()] * 6, base, [1.0] * 6), "cpu", "cpu", compare=True)
+    found = judged(starts_of([sample()] * 6, base, [1.0] * 6), "cpu", 0, compare=True)
     assert (found.state, found.message) == (
         State.FAIL,
         "12 of 12 timed requests differ from plain decoding, first t0.0 at token 3, so their speed means nothing",
@@ -284,14 +284,14 @@ def test_answers_that_differ_are_red():
 
 
 def test_one_start_has_no_interval():
-    found = judged(starts_of([sample()] * 6, [sample()] * 6, [1.0] * 6, 1), "cpu", "cpu", compare=True)
+    found = judged(starts_of([sample()] * 6, [sample()] * 6, [1.0] * 6, 1), "cpu", 0, compare=True)
     assert (found.state, found.interval, found.numbers["speed_up"]) == (State.PASS, None, 1.0)
 
 
 def test_few_answers_may_differ_by_ties():
     def state(wrong, compare=True):
         base = [sample(answers=((1, 2, 4 if turn < wrong else 3),)) for turn in range(20)]
-        return judged(starts_of([sample()] * 20, base, [1.0] * 20), "cpu", "cpu", compare).state
+        return judged(starts_of([sample()] * 20, base, [1.0] * 20), "cpu", 0, compare).state
 
     least = int(20 * MOST_DIFFERENT)
     assert [state(0), state(least), state(least + 1)] == [State.PASS, State.PASS, State.FAIL]

@@ -28,9 +28,9 @@ def change_of(make_cell, against):
     return change
 
 
-def state_of(change_of, **slower: float):
+def state_of(change_of, gpus=1, **slower: float):
     chance = np.random.default_rng(3)
-    quiet = {"noise": 0.01, "spread": 0.005, "shared": 0.005}
+    quiet = {"gpus": gpus, "noise": 0.01, "spread": 0.005, "shared": 0.005}
     found, verdict = change_of(numbers(chance, **quiet), numbers(chance, **{**quiet, **slower}))
     return (found.state if found else ChangeState.SAME), verdict, found
 
@@ -58,16 +58,26 @@ def test_a_machine_that_drifts_a_little_is_no_change(change_of):
 
 def test_on_another_machine_only_large_losses_are_known(change_of):
     """Whatever is not taken out of the drift, and what a slow round or step adds to it, stays unknown."""
-    assert state_of(change_of, machine=1.2)[:2] == (ChangeState.UNKNOWN, "green")
-    assert state_of(change_of, machine=1.2, ours=1.05, plain=1.05)[:2] == (ChangeState.UNKNOWN, "green")
-    assert state_of(change_of, machine=1.2, ours=1.05)[:2] == (ChangeState.UNKNOWN, "green")
-    assert state_of(change_of, machine=1.2, ours=1.15)[:2] == (ChangeState.REGRESSED, "red")
+    assert state_of(change_of, gpus=0, machine=1.2)[:2] == (ChangeState.UNKNOWN, "green")
+    assert state_of(change_of, gpus=0, machine=1.2, ours=1.05, plain=1.05)[:2] == (ChangeState.UNKNOWN, "green")
+    assert state_of(change_of, gpus=0, machine=1.2, ours=1.05)[:2] == (ChangeState.UNKNOWN, "green")
+    assert state_of(change_of, gpus=0, machine=1.2, ours=1.15)[:2] == (ChangeState.REGRESSED, "red")
 
 
 def test_a_busy_machine_that_slows_the_drafter_more_is_no_regression(change_of):
     """As on a CPU with eight processes a core, of which half ended: 7 % of the fixed work, and 3.5 % of the ratio."""
-    assert state_of(change_of, machine=1.07, ours=1.035)[:2] == (ChangeState.UNKNOWN, "green")
-    assert state_of(change_of, machine=1.02, ours=1.05)[:2] == (ChangeState.REGRESSED, "red")
+    assert state_of(change_of, gpus=0, machine=1.07, ours=1.035)[:2] == (ChangeState.UNKNOWN, "green")
+    assert state_of(change_of, gpus=0, machine=1.02, ours=1.05)[:2] == (ChangeState.REGRESSED, "red")
+
+
+def test_on_a_gpu_the_host_moves_the_ratio_less(change_of):
+    assert state_of(change_of, machine=1.2, ours=1.05)[:2] == (ChangeState.REGRESSED, "red")
+    assert state_of(change_of, machine=1.2, ours=1.018, plain=1.0)[1] == "green"
+
+
+def test_a_host_that_became_quieter_is_no_regression(change_of):
+    """As on an H100 host: a quarter of what the fixed work gained is missing from the speed of both engines."""
+    assert state_of(change_of, machine=1 / 1.5, ours=1.1, plain=1.1)[:2] == (ChangeState.UNKNOWN, "green")
 
 
 def test_quicker_plain_decoding_is_no_regression_of_the_drafter(change_of):
@@ -232,6 +242,7 @@ def test_speed_as_a_sentence(make_cell):
         ({"turns": -1}, "turns of gate speed must be an integer from 0"),
         ({"speed_ups": [1.0, 0.0]}, "speed_ups of gate speed must be a list with for each turn a number above 0"),
         ({"work_ms": 0}, "work_ms of gate speed must be a number above 0"),
+        ({"gpus": -1}, "gpus of gate speed must be an integer from 0"),
         ({"clock": 3}, "clock of gate speed must be a text"),
     ],
 )
