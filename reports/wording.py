@@ -70,7 +70,7 @@ def accepting(cell: CellResult) -> str:
 
 def waiver_text(waiver: Waiver, most: int = 160) -> str:
     """The first words of a waiver's reason, its issue and its last day."""
-    issue = f" ({waiver.issue})" if waiver.issue else ""
+    issue = f" ({shorten(waiver.issue, most)})" if waiver.issue else ""
     return f"{shorten(waiver.reason, most)}{issue}, until {waiver.expiry[:10]}"
 
 

@@ -37,7 +37,8 @@ def list_subjects(json_: bool) -> int:
         return int(red)
     found = Table("subject", "version", "judged by", box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        found.add_row(row["name"], row["version"] or MISSING, Text(row["error"] or ", ".join(row["judged_by"])))
+        texts = row["name"], row["version"] or MISSING, row["error"] or ", ".join(row["judged_by"])
+        found.add_row(*map(Text, texts))
     console = table_console()
     console.print(found)
     console.print(

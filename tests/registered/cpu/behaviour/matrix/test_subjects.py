@@ -106,6 +106,11 @@ def test_subjects_are_listed_with_what_they_show(specmatrix: Specmatrix):
     assert table["tiny"] == ", ".join(rows["tiny"]["judged_by"]) and "No module named" in table["missing"]
 
 
+def test_a_version_that_looks_like_markup_is_printed_as_it_is(specmatrix: Specmatrix, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tests.support.tiny_subject.TinySubject.version", lambda subject: "1.0[/b]")
+    assert "1.0[/b]" in specmatrix("subjects")[1] and "tiny: 1.0[/b]" in specmatrix("subjects", "show", "tiny")[1]
+
+
 def test_one_subject_is_shown_with_what_does_not_judge_it_and_why(specmatrix: Specmatrix):
     status, out, _ = specmatrix("subjects", "show", "tiny")
     lines = out.splitlines()

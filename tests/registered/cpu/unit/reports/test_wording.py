@@ -1,6 +1,6 @@
 import pytest
 
-from specmatrix.reports.schema import GateResult
+from specmatrix.reports.schema import GateResult, Waiver
 from specmatrix.reports.wording import (
     build,
     count,
@@ -10,6 +10,7 @@ from specmatrix.reports.wording import (
     machine,
     shorten,
     shorten_rewrite,
+    waiver_text,
 )
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -28,6 +29,12 @@ def test_a_long_rewrite_keeps_the_requested_and_the_resolved_value():
     assert shorten_rewrite("spec_version: v2 -> v1") == "spec_version: v2 -> v1"
     assert shorten_rewrite(f"file: {'a' * 90}\n-> {'b' * 90}") == f"file: {'a' * 59}… -> {'b' * 59}…"
     assert shorten_rewrite("no arrow") == "no arrow"
+
+
+def test_a_waiver_is_told_in_its_first_words():
+    assert waiver_text(Waiver("why", "2026-12-31")) == "why, until 2026-12-31"
+    told = waiver_text(Waiver("why [/] " * 99, "2026-12-31", "https://" + "x" * 999))
+    assert len(told) < 350 and "… (https://xxx" in told and told.endswith("x…), until 2026-12-31")
 
 
 def test_long_values_are_shown_from_shortly_before_their_difference():
