@@ -21,7 +21,7 @@ from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
 from specmatrix.matrix.subjects.protocol import RequestSpec
 from specmatrix.matrix.workloads.context_limit import to_the_brim
 from specmatrix.matrix.workloads.memory_sizes import snug
-from specmatrix.matrix.workloads.requirements import ruled, spoken, stopped
+from specmatrix.matrix.workloads.requirements import OVERLAPS, ruled, spoken, stopped
 from specmatrix.matrix.workloads.retraction import collisions
 from specmatrix.matrix.workloads.sessions import RENEWALS, TIGHT_LATER, WAVES, conversations, in_waves
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
@@ -212,7 +212,9 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
         answer=answer if cell.batch == "exam" else None,
     )
     if cell.finish == "stops":
-        request = stopped(request, place, STOP_STRINGS[place % 2], token_id(STOP_TOKENS[place % 2]))
+        # Of all ways, a request alone has one whose text the oracle has.
+        way = OVERLAPS if cell.batch == "single" else place
+        request = stopped(request, way, STOP_STRINGS[place % 2], token_id(STOP_TOKENS[place % 2]))
     if cell.sampling == "rules":
         request = ruled(request, place, tokenizer().encode(" " + answer, add_special_tokens=False).ids)
     return request

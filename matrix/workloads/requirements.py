@@ -39,6 +39,7 @@ LATER_TURN_RULES: Final[tuple[dict[str, Any], ...]] = (
 )
 # Stop strings that occur in answers and begin or end with the same token, or contain one another.
 OVERLAPPING: Final = ("<<", "=<", "=<<", "####", "\n####")
+OVERLAPS: Final = 2  # the place of a request with these
 # Its last character is a token of its own.
 TWO_TOKEN_STOP: Final = ".\n"
 # EOS is so likely that a request ends as soon as its minimum length allows, within a round.

@@ -5,6 +5,7 @@ from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.oracles.transformers import oracle_index
 from specmatrix.matrix.workloads.build import (
     DRAWS,
     EXAM_QUESTIONS,
@@ -104,6 +105,14 @@ def test_rules_ask_for_completions_seeds_and_scores_of_prompts():
     assert [(one.name, one.seed) for one in requests[1].completions()] == [("q5", 0), ("q5#1", 1)]
     lengths = {len(words) for words in requests[2].bad_words_ids}
     assert lengths == {2, 3} and requests[4].prompt == requests[0].prompt
+
+
+def test_a_request_alone_has_draws_with_its_rule_and_a_stop_that_the_oracle_can_judge():
+    ruled = workload(Cell.from_id("none.rules"), 0)
+    assert ruled[0].repetition_penalty == 0.8 and {request.min_p for request in ruled[1:]} == {0.1}
+    assert [request.name for request in ruled[1:]] == [f"d{n}" for n in range(200)]
+    (stopped,) = workload(Cell.from_id("none.stops"), 0)
+    assert len(stopped.stop) == 5 and not stopped.ruled and oracle_index(stopped) is not None
 
 
 def test_the_seed_chooses_questions_and_randomness():
