@@ -29,6 +29,8 @@ from specmatrix.engine.server.refusals import install
 from specmatrix.errors import ConfigError, shown
 
 MEBIBYTE: Final = 2**20
+# For clients that have not read their answers when the time for draining is over.
+READ_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class ServerOptions:
 
     port 0: a free one. key: asked of clients, None for none. model: the name under which the model is served.
     max_queued_requests: besides the running ones. max_connections: HTTP requests at once. drain_seconds: for requests
-    that still run after a signal.
+    that still run after a signal; then they are aborted.
     """
 
     host: str = "127.0.0.1"
@@ -84,13 +86,15 @@ def application(llm: LLM, folder: Path, options: ServerOptions) -> tuple[FastAPI
 class Server(uvicorn.Server):
     """Stops accepting at the first SIGINT or SIGTERM and ends once every answer is sent; stops at once at the second.
 
-    force: the number of the second one.
+    drain_seconds: after which requests that still run are aborted. force: the number of the second signal. cut_off: how
+    many requests were aborted.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: EngineThread) -> None:
+    def __init__(self, config: uvicorn.Config, engine: EngineThread, drain_seconds: float) -> None:
         super().__init__(config)
-        self._engine = engine
+        self._engine, self._drain_seconds = engine, drain_seconds
         self.force: int | None = None
+        self.cut_off = 0
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until `stop`, and end the engine's thread."""
@@ -99,6 +103,21 @@ class Server(uvicorn.Server):
             await super().serve(sockets)
         finally:
             await self._engine.stop(waits=self.force is None)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait until every answer is sent, or until the time for draining is over."""
+        async with asyncio.TaskGroup() as group:
+            limit = group.create_task(self._limit_drain())
+            await super().shutdown(sockets)
+            limit.cancel()
+
+    async def _limit_drain(self) -> None:
+        """Abort what still runs, which sends each client the end of its answer, then close what nobody reads."""
+        await asyncio.sleep(self._drain_seconds)
+        self.cut_off = await self._engine.abort_all()
+        await asyncio.sleep(READ_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -123,7 +142,9 @@ class Server(uvicorn.Server):
             self.force_exit, self.force = True, number
             return
         self.should_exit = self._engine.stopping = True
-        print(f"draining {self._engine.load} requests; a second signal stops at once", file=sys.stderr, flush=True)
+        load = self._engine.load
+        text = f"draining {load} request{'s' * (load != 1)}; a second signal stops at once"
+        print(text, file=sys.stderr, flush=True)
 
 
 def bind(options: ServerOptions) -> socket.socket:
@@ -141,12 +162,5 @@ def bind(options: ServerOptions) -> socket.socket:
 
 def server(app: FastAPI, engine: EngineThread, options: ServerOptions) -> Server:
     """A server that has not started."""
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=max(1, int(options.drain_seconds)),
-    )
-    return Server(config, engine)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", server_header=False)
+    return Server(config, engine, options.drain_seconds)

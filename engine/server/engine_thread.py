@@ -101,6 +101,7 @@ class EngineThread:
 
     def __init__(self, llm: LLM, most_queued: int) -> None:
         self.tokenizer, self.vocab_size = llm.tokenizer, llm.vocab_size
+        self.most_queued = most_queued
         self.most = llm.resolved.max_running_requests + most_queued
         self.stopping = False
         self.open: dict[str, Ticket] = {}  # by name
@@ -161,7 +162,7 @@ class EngineThread:
             raise Stopping("the server is shutting down and accepts no more requests")
         if self.load + len(asked) > self.most:
             raise Busy(
-                f"{self.load} requests are running or queued and {len(asked)} more do not fit; allowed: {self.most} "
+                f"too many requests: {self.load} running or queued, {len(asked)} more asked for; allowed: {self.most} "
                 "(max_running_requests + --max-queued-requests)"
             )
         names = [one.name or uuid4().hex for one in asked]
@@ -194,6 +195,12 @@ class EngineThread:
         """Stop requests that still run; each ends with what it has."""
         for rid in [ticket.rid for ticket in tickets if ticket.output is None]:
             self._post(partial(self._llm.abort, rid))
+
+    async def abort_all(self) -> int:
+        """Stop all requests, those that are on their way to the engine too; their number."""
+        await self.call(lambda llm: None)  # comes after them
+        self.abort([*self.open.values()])
+        return len(self.open)
 
     def _post(self, function: Callable[[], Result]) -> Future[Result]:
         future: Future[Result] = Future()
@@ -303,7 +310,7 @@ class EngineThread:
         def opened(llm: LLM) -> str:
             known = llm.sessions.sessions
             if len(known) >= MOST_SESSIONS:
-                raise Busy(f"{len(known)} sessions are open; allowed: {MOST_SESSIONS}, so close one first")
+                raise Busy(f"too many sessions: {len(known)} open; allowed: {MOST_SESSIONS}, so close one first")
             self._turns = {session: turns for session, turns in self._turns.items() if session in known}
             return llm.open_session(capacity, name, streaming, timeout)
 
@@ -322,7 +329,7 @@ class EngineThread:
         """Empty the prefix cache; the number of freed pages. RequestError while requests are open."""
         if self.load:
             raise RequestError(
-                f"the cache cannot be flushed while {self.load} requests are running or queued; wait for their end"
+                f"the cache cannot be flushed while requests are running or queued ({self.load}); wait for their end"
             )
         return await self.call(lambda llm: llm.flush_cache())
 

@@ -47,7 +47,7 @@ class Limits:
         if self._key is not None and not _matches(headers.get(b"authorization", b""), self._key):
             raise Unauthorized("the key is missing or wrong; send the header Authorization: Bearer KEY")
         if self._running > self._most_requests:
-            raise Busy(f"{self._running - 1} requests are being served; allowed: {self._most_requests}")
+            raise Busy(f"too many requests: {self._running - 1} being served; allowed: {self._most_requests}")
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 return await self._body(headers, receive)

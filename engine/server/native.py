@@ -101,7 +101,7 @@ def _each(name: str, value: Any, count: int, batch: bool, default: Any) -> list[
     if not isinstance(value, list):
         return [value] * count
     if not batch or len(value) != count:
-        raise RequestError(f"{name} has {len(value)} values for {count} prompts; allowed: one, or one per prompt")
+        raise RequestError(f"{name}: values {len(value)}, prompts {count}; allowed: one value, or one per prompt")
     return value
 
 
@@ -187,6 +187,8 @@ def native_router(engine: EngineThread, model: str) -> APIRouter:
         if ask.drops:
             scores = ("output_token_logprobs", "output_top_logprobs")
             info |= {"completion_tokens": 0, **{name: [] for name in scores if name in info}}
+            if output.finish.reason != "abort":
+                info["finish_reason"] = {"type": "length", "length": 0}  # the dropped token may have been a stop token
             return {"text": "", "output_ids": [], "meta_info": info}
         return {"text": output.text, "output_ids": [*output.output_ids], "meta_info": info}
 
@@ -318,7 +320,7 @@ def _state_routes(router: APIRouter, engine: EngineThread, model: str) -> None:
 
     @router.get("/health")
     async def health() -> None:
-        """Whether requests are accepted."""
+        """Whether the server runs and its engine works; also while its memory is released, as on SGLang's server."""
         check()
 
     @router.get("/health_generate")
@@ -346,11 +348,13 @@ def _state_routes(router: APIRouter, engine: EngineThread, model: str) -> None:
     @router.get("/get_server_info")
     async def server_info() -> dict[str, Any]:
         """The running configuration under SGLang's flag names, and what the engine has done."""
-        return running_flags(engine.resolved, await engine.state(), await engine.memory())
+        return running_flags(engine.resolved, await engine.state(), await engine.memory(), engine.most_queued)
 
 
-def running_flags(resolved: Resolved, state: Mapping[str, Any], pages: Mapping[str, int]) -> dict[str, Any]:
-    """What runs, under SGLang's flag names. state, pages: as EngineThread reads them."""
+def running_flags(
+    resolved: Resolved, state: Mapping[str, Any], pages: Mapping[str, int], most_queued: int
+) -> dict[str, Any]:
+    """What runs, under SGLang's flag names. state, pages: as EngineThread reads them. most_queued: its limit."""
     running = state["readback"]
     drafts = running["algorithm"] != "NONE"
     return {
@@ -369,6 +373,7 @@ def running_flags(resolved: Resolved, state: Mapping[str, Any], pages: Mapping[s
         "chunked_prefill_size": running["chunked_prefill_size"] or -1,
         "context_length": running["context_length"],
         "max_running_requests": running["max_running_requests"],
+        "max_queued_requests": most_queued,
         "max_total_tokens": resolved.max_total_tokens,
         "max_total_num_tokens": running["num_pages"] * running["page_size"],
         "dtype": running["dtype"],

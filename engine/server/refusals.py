@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -90,6 +91,13 @@ class NativeErrorBody(BaseModel):
     error: NativeError
 
 
+# Of pydantic's messages: a pattern, and what stands in its place.
+PYDANTIC: Final = (
+    (r"^Value error, |^Input should be ", ""),
+    (r" or (instance of \w+|object to extract fields from)$| after validation, not \d+$", ""),
+    (r"^(String|List) should have ", lambda match: f"a {match[1].lower()} with "),
+    (r"^String should match pattern ", "a string of the pattern "),
+)
 STATUSES: Final = (400, 401, 404, 405, 408, 413, 429, 500, 503)
 
 
@@ -121,22 +129,41 @@ def answer(path: str, error: EngineError) -> JSONResponse:
 
 
 def sentence(errors: Sequence[Mapping[str, Any]]) -> str:
-    """The first error that pydantic found, as one sentence."""
-    first = errors[0]
-    if first["type"] == "json_invalid":
-        return f"the body is not JSON: {first['ctx']['error']}"
-    place = ".".join(str(part) for part in first["loc"][1:] if not _is_kind(part)) or "the body"
-    if first["type"] == "extra_forbidden":
-        return f"{place} is unknown; the OpenAPI description at /openapi.json lists what is allowed"
-    if first["type"] == "missing":
-        return f"{place} is missing"
-    text = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{place} is {shown(first.get('input'))}; it {text}"
+    """The first error that pydantic found, as one sentence. Of a value that may have several types, pydantic finds an
+    error for each: what counts is how far one fits."""
+    if errors[0]["type"] == "json_invalid":
+        return f"the body is not JSON: {errors[0]['ctx']['error']}"
+    places = [_place(one) for one in errors]
+    place = max((one for one in places if one[:1] == places[0][:1]), key=len)
+    found = [one for one, where in zip(errors, places, strict=True) if where == place]
+    name, kind = ".".join(place) or "the body", found[0]["type"]
+    if kind == "extra_forbidden":
+        return f"{name} is unknown; the OpenAPI description at /openapi.json lists what is allowed"
+    if kind == "missing":
+        return f"{name} is missing"
+    allowed = " or ".join(dict.fromkeys(_allowed(one["msg"]) for one in found))
+    return f"{name} is {shown(found[0].get('input'))}; allowed: {allowed}"
 
 
-def _is_kind(part: str | int) -> bool:
-    """Whether a part of a place is not a member but one of the types that it may have."""
-    return isinstance(part, str) and (part in ("str", "int", "bool", "float") or not part.islower() or "[" in part)
+def _place(error: Mapping[str, Any]) -> tuple[str, ...]:
+    """The members of the body that lead to a value, without the names of types that pydantic puts between them."""
+    _, *parts = error["loc"]
+    named = len(parts) - 1 if error["type"] in ("extra_forbidden", "missing") else None  # a member, whatever its name
+    return tuple(str(part) for i, part in enumerate(parts) if i == named or not _is_type(part))
+
+
+def _is_type(part: str | int) -> bool:
+    if isinstance(part, int):
+        return False
+    types = ("str", "int", "bool", "float")
+    return part in types or part != part.lower() or "[" in part or part.startswith("constrained-")
+
+
+def _allowed(message: str) -> str:
+    """What pydantic's message allows: "String should have at least 1 character" allows "a string with ..."."""
+    for old, new in PYDANTIC:
+        message = re.sub(old, new, message)
+    return message
 
 
 def install(app: FastAPI) -> None:

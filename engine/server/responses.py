@@ -30,9 +30,10 @@ async def finished(http: Request, engine: EngineThread, tickets: Sequence[Ticket
             raise Disconnected("the client left before its answer was complete")
         return outputs.result()
     finally:
+        engine.abort(tickets)
         gone.cancel()
         outputs.cancel()
-        engine.abort(tickets)
+        await asyncio.gather(gone, outputs, return_exceptions=True)
 
 
 async def _disconnect(http: Request) -> None:

@@ -75,5 +75,6 @@ def _run(llm: LLM, options: ServerOptions, listening: socket) -> int:
     asyncio.run(served())
     ledger = llm.loop.scheduler.ledger
     held = ledger.num_pages - len(ledger.free) - ledger.cached
-    print(f"drained; {ledger.num_pages - held} of {ledger.num_pages} pages are free or cached", file=sys.stderr)
+    cut = f"; requests cut off after {options.drain_seconds:g} s: {one.cut_off}" if one.cut_off else ""
+    print(f"drained{cut}; {ledger.num_pages - held} of {ledger.num_pages} pages are free or cached", file=sys.stderr)
     return int(held > 0)

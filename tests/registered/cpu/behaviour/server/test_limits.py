@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
 import httpx
@@ -16,6 +17,7 @@ import pytest
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.step import StepPlan
+from specmatrix.engine.server import app as application_module
 from specmatrix.engine.server import limits
 from specmatrix.engine.server.app import ServerOptions, application, bind, server
 from specmatrix.errors import ConfigError, LedgerError
@@ -97,7 +99,7 @@ def test_a_full_queue_and_too_many_requests_are_refused_with_a_reason(strict: Ru
     busy = strict.post("/generate", text=QUESTION)
     assert busy.status_code == 429 and busy.headers["Retry-After"] == "1"
     assert error(busy) == (
-        "2 requests are running or queued and 1 more do not fit; allowed: 2 (max_running_requests + "
+        "too many requests: 2 running or queued, 1 more asked for; allowed: 2 (max_running_requests + "
         "--max-queued-requests)"
     )
     assert strict.post("/v1/completions", model=MODEL, prompt="a").json()["error"]["type"] == "rate_limit_error"
@@ -117,7 +119,7 @@ def test_more_connections_than_allowed_are_refused(strict: RunningServer):
             connection.sendall(head.encode())
         while (response := strict.client.get("/v1/models")).status_code == 200:
             pass
-        assert response.status_code == 429 and error(response) == "3 requests are being served; allowed: 3"
+        assert response.status_code == 429 and error(response) == "too many requests: 3 being served; allowed: 3"
         assert strict.client.get("/health").status_code == 200
     finally:
         for connection in held:
@@ -141,6 +143,37 @@ def test_a_drain_ends_what_runs_and_accepts_nothing_new():
             httpx.get(one.url + "/health", trust_env=False)
         ledger = one.llm.loop.scheduler.ledger
         assert len(ledger.free) + ledger.cached == ledger.num_pages and not ledger.accounts
+
+
+def test_what_still_runs_when_the_time_is_over_is_aborted_with_an_answer(caplog: pytest.LogCaptureFixture):
+    with served(ServerOptions(port=0, model=MODEL, drain_seconds=0)) as one, ThreadPoolExecutor(3) as clients:
+        completion = {"model": MODEL, "prompt": QUESTION, "max_tokens": 3000, "ignore_eos": True}
+        whole = clients.submit(one.post, "/generate", text=[QUESTION, "A"], sampling_params=LONG)
+        chunks = clients.submit(one.post, "/v1/completions", stream=True, **completion)
+        rows = running(one)
+        next(rows)
+        while one.engine.load < 4:
+            pass
+        one.stop()
+        *_, last, end = filter(None, rows)
+        assert json.loads(last[6:])["meta_info"]["finish_reason"]["type"] == "abort" and end == "data: [DONE]"
+        assert [found["meta_info"]["finish_reason"]["type"] for found in whole.result().json()] == ["abort"] * 2
+        *_, last, end = filter(None, chunks.result().text.splitlines())
+        assert json.loads(last[6:])["choices"][0]["finish_reason"] == "abort" and end == "data: [DONE]"
+        assert one.server.cut_off == 4 and not caplog.text
+
+
+def test_a_client_that_neither_sends_nor_reads_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(application_module, "READ_SECONDS", 0.1)
+    with served(ServerOptions(port=0, drain_seconds=0.1)) as one:
+        host, port = one.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as slow, one.raw("/generate", STREAM) as deaf:
+            slow.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            deaf.recv(1)
+            one.stop()
+        assert one.server.cut_off == 1 and not caplog.text
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -176,7 +209,7 @@ def test_one_signal_drains_and_a_second_stops_at_once(number: signal.Signals, ca
     other.join(60)
     assert one.force == number and signal.getsignal(number) is before
     assert "data: [DONE]" not in seen
-    assert capsys.readouterr().err.startswith("draining 1 requests; a second signal stops at once\n")
+    assert capsys.readouterr().err.startswith("draining 1 request; a second signal stops at once\n")
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -42,6 +46,31 @@ def test_without_its_packages_it_names_the_extra(monkeypatch: pytest.MonkeyPatch
     assert main(["serve"]) == 2
     text = "uvicorn is not installed; install the extra: pip install 'specmatrix[serve]'"
     assert capsys.readouterr().err == f"specmatrix: {text}\n"
+
+
+def test_the_end_says_how_many_requests_were_cut_off(capsys: pytest.CaptureFixture[str]):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    body = {"text": "Question:", "sampling_params": {"max_new_tokens": 3000, "ignore_eos": True}, "stream": True}
+
+    def client() -> None:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as http:
+            while True:
+                with suppress(httpx.ConnectError):
+                    http.get("/health")
+                    break
+            with http.stream("POST", "/generate", json=body) as answer:
+                rows = answer.iter_lines()
+                next(rows)
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert [*rows][-2] == "data: [DONE]"
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(client)
+        assert main(["serve", "--port", str(port), "--drain-seconds", "0"]) == 0
+        done.result()
+    found = r"drained; requests cut off after 0 s: 1; (\d+) of \1 pages are free or cached"
+    assert re.fullmatch(found, capsys.readouterr().err.splitlines()[-1])
 
 
 @pytest.mark.nightly
