@@ -167,6 +167,7 @@ def test_a_client_that_neither_sends_nor_reads_does_not_hold_up_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(application_module, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(limits, "BODY_SECONDS", 600)
     with served(ServerOptions(port=0, drain_seconds=0.1)) as one:
         host, port = one.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=30) as slow, one.raw("/generate", STREAM) as deaf:
