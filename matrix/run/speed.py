@@ -8,6 +8,7 @@ from statistics import median
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.timed import STARTS
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.pairing import first_difference
 from specmatrix.matrix.run.prepared_cell import PreparedCell
@@ -36,7 +37,7 @@ def samples(subject: Subject, prepared: PreparedCell, turns: int, starts: int) -
     """The samples of each start, timed one after the other.
 
     The reference engine gets a new process for every start, since what differs from process to process, such as the
-    places of its memory, moves its speed. Those of one rank load side by side, and wait for their turn.
+    places of its memory, moves its speed. Those of one rank load side by side, up to `STARTS`, and wait for their turn.
     """
     if not subject.profile.in_process:  # each engine has a process already
         for _ in range(starts):
@@ -46,7 +47,7 @@ def samples(subject: Subject, prepared: PreparedCell, turns: int, starts: int) -
             finally:
                 pair.stop()
         return
-    ahead = starts if prepared.cell.ranks == 1 else 1
+    ahead = STARTS if prepared.cell.ranks == 1 else 1
     for begin in range(0, starts, ahead):
         loading = list[Future[PairProcess]]()
         try:

@@ -79,6 +79,7 @@ def test_a_worker_that_dies_costs_the_other_tier_nothing(ran):
     assert [(tier, record.state) for tier, record in records] == [("gpu2", "INFRA")] * 2 + [("gpu1", "PASS")] * 4
 
 
+@pytest.mark.nightly
 def test_a_tier_whose_workers_do_not_start_is_lost_and_the_other_one_runs(ran):
     records = ran(scripted_workers.wide_ones_do_not_start, {1: CELLS, 4: CELLS[:2]}, Host("here", gpus=4))
     lost = [record.error for tier, record in records if tier == "gpu4"]

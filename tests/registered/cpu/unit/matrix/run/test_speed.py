@@ -6,6 +6,7 @@ from itertools import count
 import pytest
 
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.timed import STARTS
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.run import speed
@@ -31,7 +32,7 @@ from specmatrix.matrix.subjects.tensor_parallel import RankedSubject
 from specmatrix.reports.gate_numbers import RATIOS
 from specmatrix.reports.store import cell_from_json, cell_to_json
 
-pytestmark = pytest.mark.register(est_seconds=13, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=11, stage="pr")
 
 CELL = Cell.from_id("eagle3.s3.v2.pair")
 
@@ -134,6 +135,7 @@ def test_without_the_stage_nothing_is_timed():
     assert runner(Watched(), timed=False).run_cell(CELL).gate("speed") is None
 
 
+@pytest.mark.nightly
 def test_a_timed_engine_that_crashes_is_the_cells_result():
     record = runner(Crashing(), starts=1).run_cell(CELL)
     assert record.state == "FAIL"
@@ -206,6 +208,18 @@ def test_engines_of_one_rank_load_side_by_side_and_others_one_after_the_other(lo
         log.clear()
         list(samples(subject, prepare(cell), 4, 3))
         assert [what for what, _ in log if what != "stop"] == ["start", "samples"] * 3
+
+
+def test_no_more_engines_load_than_are_usual(log):
+    assert len(list(samples(ReferenceSubject(), prepare(CELL), 4, 20))) == 20
+    alive, most = set(), 0
+    for what, number in log:
+        if what == "start":
+            alive.add(number)
+        elif what == "stop":
+            alive.discard(number)
+        most = max(most, len(alive))
+    assert (most, alive) == (STARTS, set())
 
 
 def test_an_engine_that_cannot_be_started_again_has_one_start(monkeypatch):
