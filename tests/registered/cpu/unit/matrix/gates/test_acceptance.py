@@ -261,3 +261,19 @@ def test_ngrams_without_evidence_are_not_measured(measured):
     silent = tuple(replace(answer, output_ids=answer.output_ids[:1], accept_lengths=()) for answer in run.answers)
     nobody = replace(run, answers=silent, journal=([], 1, 1))
     assert AcceptanceGate().judge(prepared, nobody, baseline).state is State.NOT_MEASURED
+
+
+def test_in_bf16_only_rounds_on_the_oracles_text_are_compared(measured, altered):
+    prepared, run, baseline = measured("eagle3.s3.k4.n8.v2.fast.pair.mixed")
+    gate = AcceptanceGate()
+    whole = gate.judge(prepared, run, baseline)
+    ids, lengths = run.answers[0].output_ids, run.answers[0].accept_lengths
+    left = altered(run, 0, output_ids=(*ids[:12], ids[12] ^ 1, *ids[13:]))
+    part = gate.judge(prepared, left, baseline)
+    assert whole.state is part.state is State.PASS
+    assert whole.numbers["emitted"][0] > 40 > 12 >= part.numbers["emitted"][0] > 0
+    # Behind the tie other rounds are no loss; before it they are.
+    later = altered(left, 0, accept_lengths=(*lengths[:5], *[1] * sum(lengths[5:])))
+    assert gate.judge(prepared, later, baseline).state is State.PASS
+    worse = altered(left, 0, accept_lengths=(1,) * sum(lengths))
+    assert gate.judge(prepared, worse, baseline).state is State.FAIL
