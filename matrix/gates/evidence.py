@@ -66,9 +66,13 @@ def _flat(cell: Cell, run: Run) -> bool:
 
 
 def _deepens(cell: Cell, run: Run) -> bool:
-    """The single slot starts below its deepest candidate, and enough greedy rounds are accepted to raise it."""
+    """The single slot is below its deepest candidate, where a cell before may have left it, and enough greedy rounds
+    are accepted to raise it."""
     whole = cell.finish in ("eos", "length") and cell.abort == "none" and cell.batch != "single"
-    return _flat(cell, run) and whole and cell.sampling == "greedy" and cell.steps == "auto"
+    if not (_flat(cell, run) and whole and cell.sampling == "greedy" and cell.steps == "auto"):
+        return False
+    deepest: int = max(max(slot["candidate_steps"]) for slot in run.resolved["adaptive_slots"])
+    return min((width for answer in run.answers for width in answer.round_widths), default=0) <= deepest
 
 
 def _tree(cell: Cell, run: Run) -> bool:

@@ -41,6 +41,14 @@ def test_the_reference_engine_shows_all_evidence(measured, cell_id):
     assert outcome.numbers["required"] > 5
 
 
+def test_a_depth_that_earlier_cells_raised_to_its_end_need_not_rise(measured, with_evidence):
+    prepared, run, baseline = measured("eagle3.flat.v2.waves.length")
+    still = with_evidence(run, {"adaptive.switched_up": 0})
+    assert GATE.judge(prepared, still, baseline).state is State.FAIL
+    deep = [replace(answer, round_widths=(6,) * len(answer.round_widths)) for answer in run.answers]
+    assert GATE.judge(prepared, replace(still, answers=tuple(deep)), baseline).state is State.PASS
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("row", EVIDENCE, ids=lambda row: f"{row.counter}{'+' if row.seen else '-'}")
 def test_each_missing_piece_of_evidence_alone_turns_the_cell_red(measured, with_evidence, row):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, MAX_STEPS, AdaptiveSlot, dump, parse, union
+from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -175,3 +176,8 @@ def test_any_json_is_read_or_refused_in_one_sentence(table):
         assert parse(json.dumps(table)).slots
     except ConfigError as error:
         assert "\n" not in str(error)
+
+
+def test_a_byte_order_mark_is_named():
+    with pytest.raises(ValueError, match=r"^it begins with a byte order mark; save it as UTF-8 without one$"):
+        parse_json("\ufeff{}")

@@ -70,20 +70,20 @@ def test_only_full_committed_pages_are_donated(committed, given):
 
 
 def test_a_duplicate_stays_private_and_returns_at_the_close():
-    ledger, cache = cache_of(pages=8)
-    for rid in (1, 2):
+    ledger, cache = cache_of(pages=9)
+    for rid in (1, 2, 3):
         ledger.open(rid, cache.match([1, 2, 3, 4, 5]))
         ledger.reserve(rid, 5)
         ledger.launch(rid, 5)
-    for rid in (1, 2):
         ledger.settle(rid, 5)
-    assert (cache.insert(1, [1, 2, 3, 4, 5]), cache.insert(2, [1, 2, 3, 4, 5])) == (2, 0)
-    assert cache.duplicates == 1
+    assert [cache.insert(rid, [1, 2, 3, 4, 5]) for rid in (1, 2, 3)] == [2, 0, 0]
+    assert cache.duplicates == 2
     assert ledger.accounts[2].shared == 0
+    ledger.close(3)
     ledger.close(2)
-    assert len(ledger.free) == 5
+    assert len(ledger.free) == 6
     ledger.close(1)
-    assert (len(ledger.free), ledger.cached) == (6, 2)
+    assert (len(ledger.free), ledger.cached) == (7, 2)
 
 
 def test_a_second_insert_donates_only_new_pages():

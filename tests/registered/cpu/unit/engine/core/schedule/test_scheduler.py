@@ -66,6 +66,19 @@ def rids(plan):
     return [row.rid for row in plan.rows]
 
 
+def test_the_requests_of_a_failed_step_run_alone():
+    scheduler = scheduler_of()
+    requests = queue(scheduler, 3, 3, 3, max_new_tokens=6)
+    turn(scheduler)
+    failed = scheduler.plan()
+    scheduler.isolate(failed)
+    resolve(scheduler, failed)
+    alone = turn(scheduler)
+    assert rids(failed) == [1, 2, 3] and rids(alone) == [1]
+    scheduler.passed(alone, requests[0])
+    assert sorted(scheduler.isolated) == [2, 3] and rids(turn(scheduler)) == [1]
+
+
 def test_requests_are_admitted_in_the_order_of_their_arrival():
     scheduler = scheduler_of(rows=2)
     first, second, third = queue(scheduler, 3, 5, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from sys import float_info
 
 import pytest
 
@@ -141,6 +142,13 @@ def test_a_turn_that_is_not_allowed_disturbs_nothing(params, sentence):
     world.say((1,), 2)
     world.refused(sentence, **params)
     assert world.say((3,), 4).prompt == (1, 2, 3)
+
+
+def test_limits_are_allowed():
+    world = Dialogue()
+    world.open(timeout=float_info.max, capacity=5)
+    world.say((1,), 2)
+    assert world.say((1, 1, 1), 4).prompt == (1, 2, 1, 1, 1)
 
 
 def test_one_request_in_flight():
