@@ -21,7 +21,7 @@ export TOKENIZERS_PARALLELISM = false
 # Tests start hundreds of processes; without bytecode each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick lint lint-workflows subjects setup clean
+.PHONY: run test quick lint lint-workflows subjects subject-transformers subject-vllm setup clean
 
 run: .venv/.ready
 	@echo $(BIN)/specmatrix run --tier $(TIER) --stage $(STAGE) --workers $(WORKERS) --out $(OUT)
@@ -41,9 +41,14 @@ lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# transformers, and vLLM in an environment of its own: gigabytes, and an hour.
+# transformers, and vLLM in an environment of its own: gigabytes, and an hour. A red cell of one does not stop the other.
 subjects: .venv/.ready
+	@$(MAKE) --keep-going subject-transformers subject-vllm
+
+subject-transformers: .venv/.ready
 	$(BIN)/specmatrix run --subject transformers --stage pr --waivers examples/transformers-waivers.yaml --workers $(WORKERS) --out out/transformers
+
+subject-vllm: .venv/.ready
 	$(BIN)/specmatrix subjects install vllm
 	$(BIN)/specmatrix run --subject vllm --stage nightly --waivers examples/vllm-waivers.yaml --workers $(WORKERS) --out out/vllm
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -99,7 +99,9 @@ class SglangSubject(Subject):
             if baseline and self.endpoint.baseline_url is None:
                 reason = NO_BASELINE
             elif not baseline:
-                reason = next(mismatches(cell, self.running), "") or reason
+                reason = (
+                    next(mismatches(cell, self.running), "") or _overfull(prepared.requests, self.running) or reason
+                )
         elif cell.adaptive != "off":
             reason = reason or OTHERS
         if reason:
@@ -118,6 +120,15 @@ class SglangSubject(Subject):
         if self.endpoint is None:
             raise ConfigError(f"subject {self.name!r} needs --url or --launch")
         return SglangEngine(self.endpoint, command, self.profile.start_seconds)
+
+
+def _overfull(requests: tuple[RequestSpec, ...], running: Mapping[str, Any]) -> str:
+    """A reason if more requests are sent at once than the server runs and queues; "" if it reports no limit."""
+    slots, queue = running.get("max_running_requests"), running.get("max_queued_requests")
+    at_once = sum(not request.after for request in requests)
+    if slots is None or queue is None or at_once <= slots + queue:
+        return ""
+    return f"the cell sends more requests at once than the server runs and queues ({slots} and {queue})"
 
 
 def _unread(requests: tuple[RequestSpec, ...]) -> Iterator[str]:

@@ -21,7 +21,8 @@ from specmatrix.matrix.run.runner import subject_runner
 from specmatrix.matrix.subjects.contract import check_contract
 from specmatrix.matrix.subjects.http.connection import Connection
 from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
-from specmatrix.matrix.subjects.protocol import EngineCommand
+from specmatrix.matrix.subjects.http.sglang import SglangSubject
+from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.reports.schema import CellResult
 from tests.support.served import RunningServer, served
@@ -81,6 +82,25 @@ def test_no_earlier_cell_is_in_the_cache_of_one(server: RunningServer):
     cached = [[answer.cached_tokens for answer in engine.generate([first, again])] for _ in range(2)]
     engine.close()
     assert cached[0] == cached[1] and cached[0][0] == 0 < cached[0][1]
+
+
+def test_a_cell_that_sends_more_than_the_server_queues_is_unsupported(server: RunningServer):
+    subject = load_subject("sglang", Endpoint(server.url))
+    assert isinstance(subject, SglangSubject) and subject.running["max_queued_requests"] == 128
+    burst = prepare(Cell.from_id(f"{CELL}.burst"), subject="sglang")
+    many = len(burst.requests)
+    slots = subject.running["max_running_requests"]
+    for queue, fits in ((None, True), (many - slots, True), (many - slots - 1, False)):
+        subject.running["max_queued_requests"] = queue
+        found = subject.translate(burst)
+        assert (
+            isinstance(found, EngineCommand)
+            if fits
+            else found
+            == Unsupported(
+                f"the cell sends more requests at once than the server runs and queues ({slots} and {queue})"
+            )
+        )
 
 
 class Flushed(BaseHTTPRequestHandler):
