@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from specmatrix import HOME
 from specmatrix.engine.core.observe.rank_agreement import Agreement
+from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.run.child_process import ChildProcess
 from specmatrix.matrix.subjects.child import DIVERGED, DONE, FAILED, REFUSED
@@ -53,14 +54,15 @@ class EngineFailed(Exception):
 class EngineProcess(RunningEngine):
     """Starts a command's engine in a new process. ConfigError if it refuses the command, EngineFailed if it fails.
 
-    A failure or `close` ends the process and everything that it started.
+    A failure or `close` ends the process and everything that it started, and removes its temporary files.
     """
 
     def __init__(self, subject: Subject, command: EngineCommand) -> None:
         self._subject, self._command = subject, command
         self.answer_seconds = subject.profile.answer_seconds
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, **command.environment}
+        self._temporary = TempDir("engine")
+        environment = {**os.environ, "TMPDIR": str(self._temporary.path), **command.environment}
         if python := subject.python():
             environment.pop("PYTHONPATH", None)
             place = HOME if (HOME / "specmatrix").is_dir() else HOME.parent
@@ -198,6 +200,7 @@ class EngineProcess(RunningEngine):
             self._connection.close()
             self._connection = None
             self._process.stop()
+            self._temporary.close()
 
 
 def start_engine(subject: Subject, command: EngineCommand) -> RunningEngine:

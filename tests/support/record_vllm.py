@@ -33,6 +33,7 @@ CELLS: Final = (
     "ngram.n4.m4.burst.abort_queued",
     "eagle3.s3.k1.tight.pair",
     "none.ragged.stops",
+    "nextn.deepseek.s2.nocache.pair",
 )
 COMPLETION: Final = ("index", "text", "token_ids", "finish_reason", "stop_reason")
 

@@ -176,7 +176,7 @@ class VllmEngine(RunningEngine):
     def _draft(self, name: str) -> str:
         """The folder of a draft, under the architecture that the command's variant names."""
         source = resolve_path(name)
-        if not self._command.variant:
+        if self._command.variant in ("", WIDE):
             return str(source)
         self._folder = TemporaryDirectory()
         place = Path(self._folder.name)

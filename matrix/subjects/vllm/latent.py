@@ -63,10 +63,13 @@ class LatentSizes:
             self.queries *= 2
         self.wide = head * self.queries**2 - ROTARY
         exact = self.growth & (self.growth - 1) == 0 and self.growth**2 * self.latent == LATENT
-        if not exact or ROTARY % self.rotary or config.get("rope_scaling"):
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        plain = rope.get("rope_type", rope.get("type", "default")) == "default"
+        if not (exact and plain and config["q_lora_rank"]) or ROTARY % self.rotary or config.get("attention_bias"):
             raise ConfigError(
                 f"latent attention of {self.latent} and {self.rotary} cannot be widened to {LATENT} and {ROTARY}; "
-                f"{LATENT} divided by the first must be a power of 4, {ROTARY} a multiple of the second, RoPE plain"
+                f"{LATENT} divided by the first must be a power of 4, {ROTARY} a multiple of the second, RoPE plain, "
+                "and queries compressed and without bias"
             )
 
     def widened(self, name: str, x: Tensor) -> Tensor:

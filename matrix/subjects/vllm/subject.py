@@ -164,7 +164,10 @@ class VllmSubject(Subject):
         yield AxisLimit(
             BLOCKS,
             ("page_size", "model"),
-            lambda cell: cell.page_size != "1" and cell.model != "deepseek" and int(cell.page_size) % smallest > 0,
+            lambda cell: (
+                cell.page_size != "1"
+                and int(cell.page_size) % (LATENT_BLOCK if cell.model == "deepseek" else smallest) > 0
+            ),
         )
         yield AxisLimit(
             WAITS,

@@ -1,6 +1,7 @@
 """Cells on a foreign subject: what its process, its claims and its own values do to their records."""
 
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,6 +55,17 @@ def test_a_faultless_subject_is_green_and_its_command_is_recorded():
     assert found.repro.startswith("specmatrix run --subject replay --cells 'eagle3.s3.k1' ")
     oracle = found.gate("oracle")
     assert oracle is not None and oracle.numbers["oracle_tokens"] > 20 and oracle.numbers["ties"] == 0
+
+
+def test_what_an_engine_leaves_in_the_temporary_directory_goes_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with running(ReplaySubject()) as runner:
+        assert runner.run_cell(DRAFTED).state == "PASS"
+        folders = list(tmp_path.glob("specmatrix-engine-*"))
+        assert folders
+        for folder in folders:
+            (folder / "left").touch()
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unsupported_cell_has_a_reason_and_no_gates():

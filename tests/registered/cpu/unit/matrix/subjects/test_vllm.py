@@ -51,9 +51,9 @@ def asked(**more: object) -> dict[str, Any]:
     return dict(found.asks[0].fields)
 
 
-def reason(cell: str, subject: str = "vllm", **more: object) -> str:
+def reason(cell: str, subject: str = "vllm", tier: str = "cpu", **more: object) -> str:
     given = {} if not more else {"workload": lambda *_: (RequestSpec("q", "Question:", 5, **more),)}
-    found = load_subject(subject).translate(prepare(Cell.from_id(cell), subject=subject, **given))
+    found = load_subject(subject).translate(prepare(Cell.from_id(cell), tier, subject=subject, **given))
     assert isinstance(found, Unsupported), found
     return found.reason
 
@@ -73,6 +73,7 @@ def test_start_axes_are_engine_arguments():
     # 192 tokens in blocks of 32, and one block that vLLM keeps for itself.
     tight = flags("none.tight.pair")
     assert (tight["num_gpu_blocks_override"], tight["max_model_len"]) == (7, 192)
+    assert reason("none.deepseek.p4", tier="gpu1") == "vLLM's attention takes no block of this size"
     ranks = flags("none.tp2.pair", tier="gpu2")
     assert (ranks["tensor_parallel_size"], ranks["block_size"]) == (2, 16) and "enforce_eager" not in ranks
 
@@ -112,7 +113,15 @@ def test_the_wide_checkpoint_is_the_same_function(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"kv_lora_rank": 48}, {"kv_lora_rank": 64}, {"qk_rope_head_dim": 24}, {"rope_scaling": {"rope_type": "linear"}}],
+    [
+        {"kv_lora_rank": 48},
+        {"kv_lora_rank": 64},
+        {"qk_rope_head_dim": 24},
+        {"rope_scaling": {"type": "linear"}},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        {"q_lora_rank": None},
+        {"attention_bias": True},
+    ],
 )
 def test_sizes_that_need_rounding_are_refused(tmp_path, change):
     config = json.loads((resolve_path("deepseek-mini") / "config.json").read_text(encoding="utf-8"))
@@ -207,6 +216,13 @@ def test_rounds_are_the_tokens_of_steps_after_the_first():
     for answer in drafted:
         assert 1 + sum(answer.accept_lengths) == len(answer.output_ids) and 2 < max(answer.accept_lengths) <= 4
         assert answer.finish == "stop" and answer.matched in ("\n####", ">>") and answer.matched not in answer.text
+
+
+def test_a_round_of_two_prediction_layers_emits_up_to_three_tokens():
+    _, answers = replayed("nextn.deepseek.s2.nocache.pair")
+    for answer in answers:
+        assert set(answer.accept_lengths) <= {1, 2, 3} and 3 in answer.accept_lengths
+        assert 1 + sum(answer.accept_lengths) == len(answer.output_ids)
 
 
 def test_an_end_token_is_named():
