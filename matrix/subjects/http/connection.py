@@ -11,9 +11,10 @@ from typing import Any, Final, Self
 
 import httpx
 
-from specmatrix.errors import ConfigError, text_of
+from specmatrix.errors import ConfigError, shown, text_of
 from specmatrix.matrix.run.child_process import ChildProcess
-from specmatrix.matrix.subjects.http.endpoint import FLAGS, Endpoint
+from specmatrix.matrix.subjects.http.endpoint import FLAGS, SPEC_VERSION, Endpoint
+from specmatrix.matrix.subjects.http.launch_flags import spec_version
 
 # A server that answers nothing for this long hangs.
 SECONDS: Final = 120.0
@@ -22,6 +23,7 @@ OUTPUT_TAIL: Final = 2000
 # Ends the server's process group once this process, which alone holds the other end of its standard input, is gone.
 GUARD: Final = 'exec 3<&0; "$@" 3<&- </dev/null & { read -r _ <&3; kill -KILL 0; } & wait %1'
 REFUSED: Final = range(400, 500)
+KEYED: Final = (401, 403)
 
 
 class RefusedAsk(Exception):
@@ -33,6 +35,7 @@ class Connection:
 
     def __init__(self, url: str, key: str | None) -> None:
         self.url = url.rstrip("/")
+        self._unauthorized = "needs a key; give --api-key" if key is None else "refuses the key of --api-key"
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         limits = httpx.Limits(max_connections=None)
         self._client = httpx.Client(base_url=self.url, headers=headers, timeout=SECONDS, limits=limits, trust_env=False)
@@ -55,6 +58,8 @@ class Connection:
                 found = response.json()
                 if isinstance(found, dict):
                     return found
+            if response.status_code in KEYED:
+                raise ConfigError(f"{self.url} {self._unauthorized} (status {response.status_code})")
             why = f"{path} answers with status {response.status_code}"
         raise ConfigError(f"{self.url} does not say what it runs: {why}")
 
@@ -107,7 +112,7 @@ def launched(endpoint: Endpoint, flags: Mapping[str, Any], seconds: float) -> tu
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = [*flag_words(flags), "--host=127.0.0.1", f"--port={port}"]
-    text = endpoint.launch.replace(FLAGS, shlex.join(words))
+    text = endpoint.launch.replace(FLAGS, shlex.join(words)).replace(SPEC_VERSION, spec_version(flags))
     process = ChildProcess(["/bin/sh", "-c", GUARD, "sh", *shlex.split(text)])
     connection, end = Connection(f"http://127.0.0.1:{port}", endpoint.key), monotonic() + seconds
     while not connection.healthy():
@@ -115,8 +120,10 @@ def launched(endpoint: Endpoint, flags: Mapping[str, Any], seconds: float) -> tu
         if code is not None or monotonic() > end:
             process.stop()
             connection.close()
-            what = f"was not healthy within {seconds:g} s" if code is None else f"ended with status {code}"
-            raise ConfigError(f"the server {what}; end of its output: {process.output_end(OUTPUT_TAIL)}")
+            what = f"was not healthy within {seconds:g} s" if code is None else f"ended with status {code} at its start"
+            said = process.output_end(OUTPUT_TAIL)
+            printed = f"end of its output: {said}" if said else "it printed nothing"
+            raise ConfigError(f"the server of --launch {shown(endpoint.launch)} {what}; {printed}")
     return connection, process
 
 

@@ -6,9 +6,10 @@ import shlex
 from dataclasses import dataclass
 from typing import Final
 
-from specmatrix.errors import ConfigError, shown
+from specmatrix.errors import ConfigError, shown, text_of
 
 FLAGS: Final = "{flags}"
+SPEC_VERSION: Final = "{spec_version}"
 # The variant of a command that goes to the baseline server.
 BASELINE: Final = "baseline"
 NO_BASELINE: Final = "there is no server without speculation to compare with; give --baseline-url"
@@ -18,7 +19,8 @@ NO_BASELINE: Final = "there is no server without speculation to compare with; gi
 class Endpoint:
     """A server under test. url: of a running one. baseline_url: of the same server without speculation.
 
-    launch: a command that starts one, with `{flags}` where a cell's flags go. key: sent as a bearer token.
+    launch: a command that starts one, with `{flags}` where a cell's flags go, and perhaps `{spec_version}` for v1, v2
+    or auto. key: sent as a bearer token.
     """
 
     url: str | None = None
@@ -36,6 +38,10 @@ class Endpoint:
             raise ConfigError("--baseline-url goes with --url; --launch starts the baseline itself")
         if self.launch is not None and FLAGS not in self.launch:
             raise ConfigError(f"--launch is {shown(self.launch)}; it must hold {FLAGS}, where the flags of a cell go")
+        try:
+            shlex.split(self.launch or "")
+        except ValueError as error:
+            raise ConfigError(f"--launch is {shown(self.launch)}, which is no command: {text_of(error)}") from None
 
     @property
     def options(self) -> str:

@@ -38,6 +38,8 @@ def launch_flags(cell: Cell) -> dict[str, Any]:
         flags["context_length"] = asked.context_length
     if cell.memory != "ample":
         flags["max_total_tokens"] = asked.max_total_tokens
+    if cell.session == "streaming":  # a request axis, but servers must be told at their start
+        flags["enable_streaming_session"] = True
     if cell.spec_version == "v1" or cell.overlap == "off":
         flags["disable_overlap_schedule"] = True
     elif cell.spec_version == "v2":
@@ -62,6 +64,11 @@ def mismatches(cell: Cell, running: Mapping[str, Any]) -> Iterator[str]:
         yield f"the server runs chunked_prefill_size {chunk}, which splits prompts"
     if cell.adaptive != "off" or running.get("speculative_adaptive"):
         yield OTHERS
+
+
+def spec_version(flags: Mapping[str, Any]) -> str:
+    """The spec version of a command's flags, for servers that choose it by an option of its own."""
+    return {True: "v1", False: "v2", None: "auto"}[flags.get("disable_overlap_schedule")]
 
 
 def same(flag: str, asked: object, running: object) -> bool:

@@ -14,17 +14,20 @@ import pytest
 
 from specmatrix.cli import main
 from specmatrix.engine.core.memory.replay import replay
-from specmatrix.errors import ConfigError
+from specmatrix.engine.server.app import ServerOptions
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.runner import subject_runner
 from specmatrix.matrix.subjects.contract import check_contract
 from specmatrix.matrix.subjects.http.connection import Connection
 from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
+from specmatrix.matrix.subjects.http.launch_flags import launch_flags, mismatches
 from specmatrix.matrix.subjects.http.sglang import SglangSubject
 from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.reports.schema import CellResult
+from specmatrix.reports.store import load
 from tests.support.served import RunningServer, served
 
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
@@ -156,9 +159,14 @@ def test_the_contract_holds_over_http():
 
 @pytest.mark.nightly
 def test_a_server_is_started_for_each_cell_and_none_is_left(tmp_path: Path):
-    launch = f"{sys.executable} -m specmatrix serve {{flags}} --served-model-name={tmp_path}"
-    words = ["--stage", "product", "--cells", "eagle3.s3.k4.n8.p4.pair", "--workers", "1", "--out", str(tmp_path)]
+    launch = f"{sys.executable} -m specmatrix serve {{flags}} --spec-version={{spec_version}}"
+    launch += f" --served-model-name={tmp_path}"
+    cells = "eagle3.s3.k4.n8.p4.v2.pair.stream or eagle3.s3.k1.p4.v1.pair"
+    words = ["--stage", "product", "--cells", cells, "--workers", "1", "--out", str(tmp_path)]
     assert main(["run", "--subject", "sglang", "--launch", launch, *words]) == 0
+    found = list(load(tmp_path))
+    assert [(cell.state, cell.rewrites) for cell in found] == [("PASS", ())] * 2
+    assert {cell.resolved and cell.resolved["disable_overlap_schedule"] for cell in found} == {True, False}
     ends = monotonic() + 30  # the workers are killed, and the servers end with them
     while left := [path for path in Path("/proc").glob("[0-9]*/cmdline") if names(path, str(tmp_path))]:
         assert monotonic() < ends, left
@@ -188,6 +196,10 @@ def names(path: Path, word: str) -> bool:
             ("run", "--subject", "sglang", "--launch", "{flags}", "--baseline-url", "http://x"),
             "--baseline-url goes with --url; --launch starts the baseline itself",
         ),
+        (
+            ("run", "--subject", "sglang", "--launch", "a 'b {flags}"),
+            "--launch is \"a 'b {flags}\", which is no command: No closing quotation",
+        ),
         (("run", "--api-key", "x"), "--api-key is for a server; give --url or --launch too"),
         (("subjects", "check", "openai", "--launch", "{flags}"), "subject 'openai' is reached by --url; --launch is "),
         (("run", "--subject", "sglang", "--url", "http://127.0.0.1:1"), "http://127.0.0.1:1 cannot be reached: "),
@@ -197,6 +209,37 @@ def test_half_an_endpoint_is_refused(words: tuple[str, ...], message: str, capsy
     assert main(words) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"specmatrix: {message}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("launch", "said"),
+    [("false {flags}", "it printed nothing"), ("sh -c 'echo no GPU; exit 1' {flags}", "end of its output: no GPU")],
+)
+def test_a_command_that_starts_no_server_is_named(launch: str, said: str):
+    (found,) = run("sglang", Endpoint(launch=launch), CELL)
+    what = f"the server of --launch {shown(launch)} ended with status 1 at its start; {said}"
+    assert (found.state, found.error) == ("FAIL", f"the engine refuses the cell: {what}")
+
+
+def test_sessions_need_a_server_that_has_them():
+    cells = [Cell.from_id(f"eagle3.s3{session}") for session in ("", ".branch", ".stream")]
+    assert [launch_flags(cell).get("enable_streaming_session") for cell in cells] == [None, None, True]
+    running: dict[str, object] = {"model_path": "llama-mini", "speculative_algorithm": "EAGLE3", "page_size": 1}
+    running |= {"speculative_num_steps": 3, "tp_size": 1}
+    for served, said in (({}, "does not report enable_streaming_session"), ({"enable_streaming_session": True}, "")):
+        said = [f"the server {said}"] if said else []
+        assert [list(mismatches(cell, running | served)) for cell in cells] == [[], [], said]
+    (said,) = mismatches(cells[2], running | {"enable_streaming_session": False})
+    assert said == "the server runs enable_streaming_session False, not True"
+
+
+def test_a_key_that_is_missing_or_wrong_is_named():
+    with served(ServerOptions(port=0, model="llama-mini", key="right")) as server:
+        for key, said in ((None, "needs a key; give --api-key"), ("wrong", "refuses the key of --api-key")):
+            for name in ("sglang", "openai"):
+                with pytest.raises(ConfigError, match=rf"^{server.url} {said} \(status 401\)$"):
+                    load_subject(name, Endpoint(server.url, key=key))
+        assert load_subject("sglang", Endpoint(server.url, key="right")).version()
 
 
 def test_a_baseline_that_speculates_or_is_none_is_refused(server: RunningServer):
