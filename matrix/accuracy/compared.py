@@ -12,8 +12,7 @@ from specmatrix.engine.core.config.asked import AUTO, UNASKED, EngineConfig
 from specmatrix.errors import ConfigError, shown, text_of
 from specmatrix.matrix.cells.axes import AXES, describe
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.subjects.http.endpoint import Endpoint
-from specmatrix.matrix.subjects.http.sglang import INFO
+from specmatrix.matrix.subjects.http.endpoint import INFO, Endpoint
 from specmatrix.matrix.zoo.published.pairs import ModelPair
 from specmatrix.matrix.zoo.registry import resolve_path, verify_cells
 

@@ -18,6 +18,7 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.timed import STARTS
+from specmatrix.matrix.gates.claims import ClaimsGate
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.gate import Gate, Outcome
 from specmatrix.matrix.gates.oracle import OracleGate
@@ -53,6 +54,7 @@ from specmatrix.matrix.workloads.build import workload
 from specmatrix.reports.schema import RED_STATES, CellResult, WaiverRule
 
 Explain = Literal["none", "red", "every"]
+UNJUDGED: Final = "no gate that applies to the subject compares the cell's answers"
 SHAPE: Final = ("num_steps", "topk", "num_draft_tokens")
 
 
@@ -186,6 +188,8 @@ class Runner:
         command = translated(self.subject, prepared)
         if isinstance(command, Unsupported):
             return record(prepared, "UNSUPPORTED", error=command.reason)
+        if self.foreign and not [gate for gate in self._applied(prepared.cell) if not isinstance(gate, ClaimsGate)]:
+            return record(prepared, "UNSUPPORTED", error=UNJUDGED)
         try:
             engine = self._started(command)
         except ConfigError as error:

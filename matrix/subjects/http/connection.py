@@ -30,6 +30,10 @@ class RefusedAsk(Exception):
     """The server refused one request."""
 
 
+class NotThere(ConfigError):
+    """The server has none of the paths that were asked for."""
+
+
 class Connection:
     """One server. Every method may be called by several threads."""
 
@@ -47,7 +51,7 @@ class Connection:
         self.close()
 
     def get(self, *paths: str) -> dict[str, Any]:
-        """The object at the first of these paths that exists. ConfigError if none answers."""
+        """The object at the first of these paths that exists. NotThere if none does, ConfigError without an answer."""
         why = ""
         for path in paths:
             try:
@@ -61,7 +65,14 @@ class Connection:
             if response.status_code in KEYED:
                 raise ConfigError(f"{self.url} {self._unauthorized} (status {response.status_code})")
             why = f"{path} answers with status {response.status_code}"
-        raise ConfigError(f"{self.url} does not say what it runs: {why}")
+        raise NotThere(f"{self.url} does not say what it runs: {why}")
+
+    def find(self, *paths: str) -> dict[str, Any]:
+        """As `get`, but empty if none of the paths exists."""
+        try:
+            return self.get(*paths)
+        except NotThere:
+            return {}
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 - as the server answers
         """The JSON answer, None if it is none. RefusedAsk for a status of 400 to 499; every other error is raised."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from specmatrix.errors import ConfigError, shown, text_of
 
 FLAGS: Final = "{flags}"
 SPEC_VERSION: Final = "{spec_version}"
+# Where a server reports what it runs, today and in earlier versions of SGLang.
+INFO: Final = ("/server_info", "/get_server_info")
 # The variant of a command that goes to the baseline server.
 BASELINE: Final = "baseline"
 NO_BASELINE: Final = "there is no server without speculation to compare with; give --baseline-url"
@@ -34,6 +37,8 @@ class Endpoint:
                 raise ConfigError(f"{option} is {shown(url)}; allowed: a URL such as http://127.0.0.1:30000")
         if (self.url is None) == (self.launch is None):
             raise ConfigError("--url and --launch: exactly one of them must be given")
+        if self.url is not None and self.baseline_url is not None and same_url(self.url, self.baseline_url):
+            raise ConfigError(f"--baseline-url is --url, {shown(self.url)}; it must be another server")
         if self.baseline_url is not None and self.launch is not None:
             raise ConfigError("--baseline-url goes with --url; --launch starts the baseline itself")
         if self.launch is not None and FLAGS not in self.launch:
@@ -48,6 +53,12 @@ class Endpoint:
         """The command-line options that name it, without the key."""
         named = {"--url": self.url, "--baseline-url": self.baseline_url, "--launch": self.launch}
         return " ".join(f"{option} {shlex.quote(value)}" for option, value in named.items() if value is not None)
+
+
+def same_url(one: str, other: str) -> bool:
+    """Whether two URLs are one, but for a slash at the end and letters' case in what stands before the path."""
+    first, second = (urlsplit(url.rstrip("/")) for url in (one, other))
+    return (first.scheme, first.netloc.lower(), first.path) == (second.scheme, second.netloc.lower(), second.path)
 
 
 def endpoint_of(url: str | None, baseline_url: str | None, launch: str | None, key: str | None) -> Endpoint | None:

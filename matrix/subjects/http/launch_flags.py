@@ -50,9 +50,7 @@ def launch_flags(cell: Cell) -> dict[str, Any]:
 def mismatches(cell: Cell, running: Mapping[str, Any]) -> Iterator[str]:
     """A sentence for each value of the cell's start axes that the server does not have. running: as /server_info
     reports it."""
-    served = PurePath(str(running.get("model_path", ""))).name
-    if served != cell.target:
-        yield f"the server runs the model {served}, not {cell.target}"
+    yield from other_model(cell, running.get("model_path", ""))
     for flag, value in launch_flags(cell).items():
         if flag not in running:
             if value not in (None, False):
@@ -64,6 +62,14 @@ def mismatches(cell: Cell, running: Mapping[str, Any]) -> Iterator[str]:
         yield f"the server runs chunked_prefill_size {chunk}, which splits prompts"
     if cell.adaptive != "off" or running.get("speculative_adaptive"):
         yield OTHERS
+
+
+def other_model(cell: Cell, *names: object) -> Iterator[str]:
+    """A sentence if none of a server's names of its model, perhaps paths, is that of the cell's target."""
+    served = list(dict.fromkeys(PurePath(str(name)).name for name in names if name))
+    if cell.target not in served:
+        runs = f"runs the model {' or '.join(served)}" if served else "does not name its model"
+        yield f"the server {runs}, not {cell.target}"
 
 
 def spec_version(flags: Mapping[str, Any]) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.subjects.http.endpoint import BASELINE, NO_BASELINE, Endpoint
+from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
+from specmatrix.matrix.subjects.http.launch_flags import other_model, same
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Ask,
@@ -56,35 +57,45 @@ TEXTS: Final = Profile(
 
 @dataclass
 class OpenAISubject(Subject):
-    """/v1/completions with the prompt's token ids. model: the name under which the server has its model."""
+    """/v1/completions with the prompt's token ids.
+
+    model: the name under which the server has its model. root: what it is, as vLLM says. running: as /server_info
+    reports it, empty if the server has none.
+    """
 
     name: str = "openai"
     profile: Profile = TEXTS
     endpoint: Endpoint | None = None
     model: str = ""
+    root: str = ""
+    running: dict[str, Any] = field(default_factory=dict)
     chat: bool = False
 
     def at(self, endpoint: Endpoint) -> Self:
-        """The subject at a URL, whose first model is taken. ConfigError if no server is there."""
+        """The subject at a URL, whose first model is taken. ConfigError if no server is there, or if the baseline
+        has another model or speculates."""
         if endpoint.url is None:
             raise ConfigError(f"subject {self.name!r} is reached by --url; --launch is for sglang")
-        from specmatrix.matrix.subjects.http.connection import Connection
-
-        with Connection(endpoint.url, endpoint.key) as server:
-            found = server.get("/v1/models").get("data") or []
-        if not found:
-            raise ConfigError(f"{endpoint.url} serves no model")
+        (first, *_), running = _served(endpoint.url, endpoint.key)
+        model = str(first["id"])
+        if endpoint.baseline_url is not None:
+            theirs, plain = _served(endpoint.baseline_url, endpoint.key)
+            if model not in (names := [str(card["id"]) for card in theirs]):
+                raise ConfigError(f"--baseline-url serves {', '.join(names)}; it must serve {model}, as --url does")
+            if drafter := plain.get("speculative_algorithm"):
+                raise ConfigError(f"--baseline-url runs {drafter}; allowed: no speculation")
         profile = replace(self.profile, has_baseline=endpoint.baseline_url is not None, restarts=False)
-        return replace(self, endpoint=endpoint, model=str(found[0]["id"]), profile=profile)
+        root = str(first.get("root") or "")
+        return replace(self, endpoint=endpoint, model=model, root=root, running=running, profile=profile)
 
     def version(self) -> str | None:
         return self.model or "over HTTP"
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
-        """Bodies of the endpoint. The API does not say what runs, so of the start axes every algorithm is taken as
-        claimed by the user, who names the server's own by --cells."""
+        """Bodies of the endpoint. A server without /server_info does not say which algorithm it runs, which is then
+        taken as claimed by the user, who names the server's own by --cells."""
         cell = prepared.cell
-        if reason := _obstacle(cell, prepared.requests):
+        if reason := _obstacle(cell, prepared.requests) or next(self._mismatches(cell), ""):
             return Unsupported(reason)
         asks = tuple(self._ask(request) for request in prepared.requests)
         return EngineCommand({}, {"target": cell.target}, asks, variant=BASELINE if cell.algorithm == "none" else "")
@@ -95,6 +106,18 @@ class OpenAISubject(Subject):
             raise ConfigError(f"subject {self.name!r} needs --url")
         url = self.endpoint.baseline_url if command.variant == BASELINE else None
         return OpenAIEngine(url or self.endpoint.url, self.endpoint.key, self.chat)
+
+    def _mismatches(self, cell: Cell) -> Iterator[str]:
+        """A sentence for each value of the cell that the server does not have, as far as it says so."""
+        if self.endpoint is None:
+            return
+        yield from other_model(cell, *([self.running["model_path"]] if self.running else [self.model, self.root]))
+        asked, runs = cell.algorithm.upper(), self.running.get("speculative_algorithm")
+        if cell.algorithm != "none":
+            if self.running and not same("speculative_algorithm", asked, runs):
+                yield f"the server runs speculative_algorithm {runs}, not {asked}"
+        elif self.endpoint.baseline_url is None and (runs is not None or not self.running):
+            yield NO_BASELINE
 
     def _ask(self, request: RequestSpec) -> Ask:
         body: dict[str, Any] = {
@@ -136,6 +159,20 @@ class OpenAIChatSubject(OpenAISubject):
         if endpoint.baseline_url is None:
             raise ConfigError(f"subject 'openai-chat' compares texts with a baseline's only: {NO_BASELINE}")
         return super().at(endpoint)
+
+
+def _served(url: str, key: str | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The models of a server, and what it reports under SGLang's flag names, if it does. ConfigError without a
+    model."""
+    from specmatrix.matrix.subjects.http.connection import Connection
+
+    with Connection(url, key) as server:
+        models = server.get("/v1/models").get("data")
+        if not isinstance(models, list) or not models or not all(isinstance(m, dict) and m.get("id") for m in models):
+            raise ConfigError(f"{url} serves no model")
+        running = server.find(*INFO)
+    # Another engine may have an endpoint of this name.
+    return models, running if {"speculative_algorithm", "model_path"} <= running.keys() else {}
 
 
 def _obstacle(cell: Cell, requests: Sequence[RequestSpec]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.subjects.http.endpoint import BASELINE, NO_BASELINE, Endpoint
+from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import OTHERS, PRECISION, launch_flags, mismatches
 from specmatrix.matrix.subjects.protocol import (
     Ask,
@@ -24,7 +24,6 @@ from specmatrix.matrix.workloads.build import prompt_ids
 if TYPE_CHECKING:
     from specmatrix.matrix.run.prepared_cell import PreparedCell
 
-INFO: Final = ("/server_info", "/get_server_info")
 PAIRED: Final = ("lossless", "distribution", "accuracy")
 # Fields of a request that another value than the default makes unsupported.
 ABSENT: Final = {

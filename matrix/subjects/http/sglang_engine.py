@@ -12,9 +12,8 @@ from uuid import uuid4
 from specmatrix.matrix.run.child_process import ChildProcess
 from specmatrix.matrix.subjects.http.asking import ask_all
 from specmatrix.matrix.subjects.http.connection import Connection, RefusedAsk, launched
-from specmatrix.matrix.subjects.http.endpoint import BASELINE, Endpoint
+from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import same
-from specmatrix.matrix.subjects.http.sglang import INFO
 from specmatrix.matrix.subjects.protocol import Answer, Ask, Continuation, EngineCommand, RunningEngine
 from specmatrix.matrix.zoo.registry import resolve_path
 

@@ -20,8 +20,8 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.runner import subject_runner
 from specmatrix.matrix.subjects.contract import check_contract
-from specmatrix.matrix.subjects.http.connection import Connection
-from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
+from specmatrix.matrix.subjects.http.connection import Connection, NotThere
+from specmatrix.matrix.subjects.http.endpoint import NO_BASELINE, Endpoint, endpoint_of
 from specmatrix.matrix.subjects.http.launch_flags import launch_flags, mismatches
 from specmatrix.matrix.subjects.http.sglang import SglangSubject
 from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
@@ -150,6 +150,67 @@ def test_openais_api_is_judged_by_its_texts(server: RunningServer, plain: Runnin
         load_subject("openai-chat", Endpoint(server.url))
 
 
+def alias(server: RunningServer) -> str:
+    """Another URL of the server."""
+    return server.url.replace("127.0.0.1", "localhost")
+
+
+def test_openais_api_runs_only_cells_of_the_server(server: RunningServer, plain: RunningServer):
+    cells = ("eagle3.qwen3", "ngram.pair", "none.pair", "eagle3.temperature", "eagle3.p4")
+    reasons = [
+        "the server runs the model llama-mini, not qwen3-mini",
+        "the server runs speculative_algorithm EAGLE3, not NGRAM",
+        NO_BASELINE,
+        "no gate that applies to the subject compares the cell's answers",
+        "OpenAI's API does not say which page_size runs",
+    ]
+    found = run("openai", Endpoint(server.url), *cells)
+    assert [(one.state, one.error) for one in found] == [("UNSUPPORTED", reason) for reason in reasons]
+    alone, drafts = run("openai", Endpoint(plain.url), "none.pair", "eagle3.pair")
+    assert alone.state == "PASS" and drafts.error == "the server runs speculative_algorithm None, not EAGLE3"
+    (paired,) = run("openai", Endpoint(server.url, plain.url), "none.pair")
+    assert paired.state == "PASS", paired
+
+
+def served_as(
+    monkeypatch: pytest.MonkeyPatch, url: str, model: dict[str, str], other: dict[str, str] | None = None
+) -> None:
+    """Let servers report these models, the one at `url` the first, and nothing of what runs."""
+
+    def get(self: Connection, *paths: str) -> dict[str, object]:
+        if paths != ("/v1/models",):
+            raise NotThere(f"{self.url} does not say")
+        return {"data": [model if self.url == url or other is None else other]}
+
+    monkeypatch.setattr(Connection, "get", get)
+
+
+@pytest.mark.parametrize(
+    ("model", "served"),
+    [
+        ({"id": "zoo/llama-mini"}, ""),
+        ({"id": "m", "root": "/models/llama-mini"}, ""),
+        ({"id": "m", "root": "/models/qwen3-mini"}, "the server runs the model m or qwen3-mini, not llama-mini"),
+        ({"id": "m"}, "the server runs the model m, not llama-mini"),
+    ],
+)
+def test_a_server_that_names_its_model_alone_is_taken_at_its_word(
+    model: dict[str, str], served: str, monkeypatch: pytest.MonkeyPatch
+):
+    served_as(monkeypatch, "http://a", model)
+    subject = load_subject("openai", Endpoint("http://a"))
+    found = [subject.translate(prepare(Cell.from_id(cell), subject="openai")) for cell in ("eagle3.pair", "none.pair")]
+    assert [one.reason if isinstance(one, Unsupported) else "" for one in found] == [served, served or NO_BASELINE]
+
+
+def test_a_baseline_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch):
+    served_as(monkeypatch, "http://a", {"id": "llama-mini"}, {"id": "qwen3-mini"})
+    with pytest.raises(
+        ConfigError, match=r"^--baseline-url serves qwen3-mini; it must serve llama-mini, as --url does$"
+    ):
+        load_subject("openai", Endpoint("http://a", "http://b"))
+
+
 @pytest.mark.nightly
 def test_the_contract_holds_over_http():
     with served(page_size=1) as server:
@@ -198,7 +259,7 @@ def names(path: Path, word: str) -> bool:
         ),
         (
             ("run", "--subject", "sglang", "--launch", "a 'b {flags}"),
-            "--launch is \"a 'b {flags}\", which is no command: No closing quotation",
+            '--launch is "a \'b {flags}", which is no command: No closing quotation',
         ),
         (("run", "--api-key", "x"), "--api-key is for a server; give --url or --launch too"),
         (("subjects", "check", "openai", "--launch", "{flags}"), "subject 'openai' is reached by --url; --launch is "),
@@ -226,11 +287,14 @@ def test_sessions_need_a_server_that_has_them():
     assert [launch_flags(cell).get("enable_streaming_session") for cell in cells] == [None, None, True]
     running: dict[str, object] = {"model_path": "llama-mini", "speculative_algorithm": "EAGLE3", "page_size": 1}
     running |= {"speculative_num_steps": 3, "tp_size": 1}
-    for served, said in (({}, "does not report enable_streaming_session"), ({"enable_streaming_session": True}, "")):
-        said = [f"the server {said}"] if said else []
-        assert [list(mismatches(cell, running | served)) for cell in cells] == [[], [], said]
-    (said,) = mismatches(cells[2], running | {"enable_streaming_session": False})
-    assert said == "the server runs enable_streaming_session False, not True"
+    lacking = "the server does not report enable_streaming_session"
+    off = "the server runs enable_streaming_session False, not True"
+    for has, said in (
+        ({}, [lacking]),
+        ({"enable_streaming_session": False}, [off]),
+        ({"enable_streaming_session": True}, []),
+    ):
+        assert [list(mismatches(cell, running | has)) for cell in cells] == [[], [], said]
 
 
 def test_a_key_that_is_missing_or_wrong_is_named():
@@ -243,8 +307,13 @@ def test_a_key_that_is_missing_or_wrong_is_named():
 
 
 def test_a_baseline_that_speculates_or_is_none_is_refused(server: RunningServer):
+    for url in (server.url, server.url.upper().lower() + "/"):
+        with pytest.raises(ConfigError, match=rf"^--baseline-url is --url, '{server.url}'; it must be another server$"):
+            Endpoint(server.url, url)
     with pytest.raises(ConfigError, match=r"^--baseline-url runs EAGLE3; allowed: no speculation$"):
-        load_subject("sglang", Endpoint(server.url, server.url))
+        load_subject("openai", Endpoint(server.url, alias(server)))
+    with pytest.raises(ConfigError, match=r"^--baseline-url runs EAGLE3; allowed: no speculation$"):
+        load_subject("sglang", Endpoint(server.url, alias(server)))
     with pytest.raises(ConfigError, match=r"does not say what it runs: /get_server_info answers with status 404$"):
         load_subject("sglang", Endpoint(server.url + "/v1"))
     assert endpoint_of(None, None, None, None) is None
