@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,8 +14,10 @@ from time import monotonic
 import pytest
 
 from specmatrix.cli import main
+from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.server.app import ServerOptions
+from specmatrix.engine.server.engine_thread import Ticket
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.prepared_cell import prepare
@@ -67,12 +70,68 @@ def test_cells_pass_on_a_server_and_its_baseline_and_the_journal_agrees(server: 
     after = server.llm.counters
     grown = {name: after[name] - before[name] for name in after}
     assert grown["abort.running"] >= 1
-    rounds = pair.gate("identities")
-    assert rounds is not None and 0 < rounds.numbers["rounds"] <= grown["decode.round"] * 4
     assert grown["session.opened"] and server.held() == 0
     ledger = server.llm.loop.scheduler.ledger
     state = replay(server.journal, ledger.num_pages, ledger.page_size)
     assert not state.accounts and len(state.free) + state.cached == ledger.num_pages
+
+
+def accepted_in(journal: Sequence[Entry], ticket: Ticket) -> list[int]:
+    """Accepted drafts of each verify round that a request needed for its tokens, as its account was settled."""
+    assert ticket.output is not None
+    output = ticket.output
+    prefill, widths = len(ticket.request.prompt) - output.cached_tokens, deque[int]()
+    accepted, tokens = list[int](), 1  # the prefill's
+    for operation, account, numbers in journal:
+        if account != ticket.rid or tokens >= len(output.output_ids):  # what was in flight then is nobody's
+            continue
+        if operation == "launch":
+            widths.append(numbers[0])
+        elif operation == "settle" and prefill > 0:
+            prefill -= widths.popleft()
+        elif operation == "settle":
+            assert widths.popleft() == 4
+            accepted.append(numbers[0] - 1)
+            tokens += numbers[0]
+    return accepted
+
+
+def ended(server: RunningServer) -> dict[str, Ticket]:
+    """The requests that have ended since the last call, by name."""
+    found = {}
+    while not server.ended.empty():
+        ticket = server.ended.get()
+        found[ticket.name] = ticket
+    return found
+
+
+@pytest.mark.parametrize("request_axes", ["pair", "pair.stop_string", "pair.length", "pair.abort_running"])
+def test_the_metrics_of_each_answer_and_the_gates_rounds_are_the_journals(request_axes: str, server: RunningServer):
+    cell = f"{CELL}.{request_axes}"
+    subject = load_subject("sglang", Endpoint(server.url))
+    command = subject.translate(prepare(Cell.from_id(cell), subject="sglang"))
+    assert isinstance(command, EngineCommand), command
+    ended(server)
+    engine, start = subject.start(command), len(server.journal)
+    answers = engine.generate(command.asks)
+    counted = engine.counters()
+    engine.close()
+    tickets = ended(server)
+    rounds = [accepted_in(server.journal[start:], tickets[answer.meta_info["id"]]) for answer in answers]
+    for answer, accepted in zip(answers, rounds, strict=True):
+        assert answer.meta_info["spec_verify_ct"] == len(accepted) > 1
+        assert answer.meta_info["spec_num_correct_drafts"] == sum(accepted)
+        histogram = answer.meta_info["spec_correct_drafts_histogram"]
+        assert histogram == [accepted.count(drafts) for drafts in range(max(accepted) + 1)]
+    drafted = 3 * sum(map(len, rounds))
+    assert counted == {"spec.accepted": sum(map(sum, rounds)), "spec.drafted": drafted}
+    start = len(server.journal)
+    (found,) = run("sglang", Endpoint(server.url), cell)
+    gate = found.gate("identities")
+    assert gate is not None and found.state == "PASS", found
+    assert gate.numbers["rounds"] == sum(
+        len(accepted_in(server.journal[start:], ticket)) for ticket in ended(server).values()
+    )
 
 
 def test_no_earlier_cell_is_in_the_cache_of_one(server: RunningServer):
