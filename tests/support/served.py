@@ -25,6 +25,11 @@ from tests.support.engines import CHECKPOINTS
 MODEL = "llama-mini"
 QUESTION = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
 SECONDS = 60.0
+# The zoo's prompt as a chat template, with a loop and the functions that real templates call.
+TEMPLATE = (
+    "{%- for m in messages %}{%- if m.role not in ('user', 'system') %}{{ raise_exception('no ' + m.role) }}{% endif %}"
+    "{{- bos_token + 'Question: ' + m.content + '\n' }}{%- endfor %}{%- if add_generation_prompt %}Answer:{%- endif %}"
+)
 
 
 @dataclass
@@ -82,6 +87,16 @@ class RunningServer:
         self.loop.call_soon_threadsafe(self.server.stop)
         self.thread.join(SECONDS)
         assert not self.thread.is_alive()
+
+
+def templated(parent: Path, template: str = TEMPLATE) -> Path:
+    """The smallest target with a chat template, in a folder of its name."""
+    folder = parent / MODEL
+    folder.mkdir()
+    for file in (CHECKPOINTS / MODEL).iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return folder
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -31,20 +32,23 @@ from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.store import load
-from tests.support.served import RunningServer, served
+from tests.support.served import MODEL, TEMPLATE, RunningServer, served, templated
 
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 CELL = "eagle3.s3.k1.n4.p4"
+PLAIN: dict[str, Any] = {
+    "speculative_algorithm": "NONE",
+    "speculative_draft_model_path": None,
+    "speculative_num_steps": "auto",
+    "speculative_eagle_topk": "auto",
+}
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[RunningServer]:
     """The baseline: the same server without speculation."""
-    with served(
-        speculative_algorithm="NONE", speculative_draft_model_path=None, speculative_num_steps="auto",
-        speculative_eagle_topk="auto",
-    ) as one:  # fmt: skip
+    with served(**PLAIN) as one:
         yield one
 
 
@@ -207,6 +211,22 @@ def test_openais_api_is_judged_by_its_texts(server: RunningServer, plain: Runnin
         ConfigError, match=r"^subject 'openai-chat' compares texts with a baseline's only: there is no server"
     ):
         load_subject("openai-chat", Endpoint(server.url))
+
+
+def test_chats_are_compared_with_the_baselines(tmp_path: Path):
+    same, other = (tmp_path / name for name in ("same", "other"))
+    for folder, template in ((same, TEMPLATE), (other, TEMPLATE.replace("Answer:", "Answer: 7"))):
+        folder.mkdir()
+        templated(folder, template)
+    with served(folder=same / MODEL) as server:
+        for folder, state in ((same, "PASS"), (other, "FAIL")):
+            with served(folder=folder / MODEL, **PLAIN) as baseline:
+                pair, sampled = run(
+                    "openai-chat", Endpoint(server.url, baseline.url), "eagle3.pair", "eagle3.temperature"
+                )
+            text = pair.gate("text")
+            assert pair.state == state and text is not None and text.numbers["characters"] > 50, pair
+            assert [gate.name for gate in pair.gates] == ["claims", "text"] and sampled.state == "UNSUPPORTED"
 
 
 def alias(server: RunningServer) -> str:

@@ -9,17 +9,11 @@ from pathlib import Path
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
-from tests.support.engines import CHECKPOINTS
-from tests.support.served import MODEL, QUESTION, RunningServer, served
+from tests.support.served import MODEL, QUESTION, RunningServer, served, templated
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 ANSWER = " Now: Tom has 12+15=<<12+15=27>>27 apples.\n#### 27"
-# The zoo's prompt as a chat template, with a loop and the functions that real templates call.
-TEMPLATE = (
-    "{%- for m in messages %}{%- if m.role not in ('user', 'system') %}{{ raise_exception('no ' + m.role) }}{% endif %}"
-    "{{- bos_token + 'Question: ' + m.content + '\n' }}{%- endfor %}{%- if add_generation_prompt %}Answer:{%- endif %}"
-)
 CHAT = "Tom has 12 apples and buys 15 more. How many apples does he have?"
 
 
@@ -36,11 +30,7 @@ def client(server: RunningServer) -> Iterator[OpenAI]:
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
     """A client of a server whose checkpoint has a chat template."""
-    folder = tmp_path_factory.mktemp("templated")
-    for file in (CHECKPOINTS / MODEL).iterdir():
-        (folder / file.name).symlink_to(file)
-    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    with served(folder=folder) as server, client_of(server) as one:
+    with served(folder=templated(tmp_path_factory.mktemp("templated"))) as server, client_of(server) as one:
         yield one
 
 
