@@ -34,7 +34,7 @@ from specmatrix.reports.schema import CellResult
 from specmatrix.reports.store import load
 from tests.support.served import MODEL, TEMPLATE, RunningServer, served, templated
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
 
 CELL = "eagle3.s3.k1.n4.p4"
 PLAIN: dict[str, Any] = {
