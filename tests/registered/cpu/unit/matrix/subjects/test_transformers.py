@@ -322,6 +322,19 @@ def test_each_finding_is_still_there(name):
     assert should != does, f"{name} is mended in transformers {transformers.__version__}; take it off docs/findings.md"
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_script_says_which_findings_were_reproduced(monkeypatch, capsys):
+    made_up = {"there": lambda: (0, 1), "gone": lambda: (1, 1)}
+    monkeypatch.setattr(findings, "FINDINGS", made_up)
+    assert findings.main([]) == 1
+    assert capsys.readouterr().out.splitlines()[3::4] == ["  reproduced", "  not reproduced"]
+    assert findings.main(["there"]) == 0
+    assert capsys.readouterr().out.endswith("1 of 1 reproduced\n")
+    with pytest.raises(SystemExit, match="2"):
+        findings.main(["nope"])
+    assert capsys.readouterr().err.endswith("unknown finding 'nope'; allowed: there, gone\n")
+
+
 def test_the_page_lists_every_finding():
     page = (HOME / "docs" / "findings.md").read_text(encoding="utf-8").partition("\n## vLLM ")[0]
     assert sorted(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == sorted(findings.FINDINGS)

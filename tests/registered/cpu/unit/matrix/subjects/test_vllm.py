@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +22,6 @@ from specmatrix.cli import main
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.run.waivers import load_waivers
 from specmatrix.matrix.subjects.engine_process import FOREIGN, EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RequestSpec, Unsupported
 from specmatrix.matrix.subjects.registry import installed_subject, load_subject
@@ -460,18 +457,6 @@ def test_another_version_needs_another_folder(place: Path):
     environment.install(place, None)
     with pytest.raises(ConfigError, match=r"holds vLLM 0\.32\.0, not 0\.29\.0; give another folder with --into$"):
         environment.install(place, "0.29.0")
-
-
-def test_the_findings_and_their_waivers_are_those_of_the_page():
-    spec = importlib.util.spec_from_file_location("vllm_findings", HOME / "examples" / "vllm_findings.py")
-    assert spec is not None and spec.loader is not None
-    findings = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(findings)
-    page = (HOME / "docs" / "findings.md").read_text(encoding="utf-8").partition("\n## vLLM ")[2]
-    assert sorted(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == sorted(findings.FINDINGS)
-    waivers = load_waivers(HOME / "examples" / "vllm-waivers.yaml")
-    assert {waiver.subject for waiver in waivers} == {"vllm", "vllm-suffix"}
-    assert all(waiver.issue is None or waiver.issue in page for waiver in waivers)
 
 
 def test_an_engine_runs_in_the_interpreter_of_the_environment(place: Path, monkeypatch: pytest.MonkeyPatch):
