@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from specmatrix import __version__
 from specmatrix.engine.api import Output, Prompt
@@ -236,6 +236,15 @@ def native_router(engine: EngineThread, model: str) -> APIRouter:
 class AbortBody(JsonBody):
     """Which requests to stop."""
 
+    # For the description only; the route refuses in a sentence.
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["rid"], "properties": {"rid": {"type": "string"}}},
+                {"required": ["abort_all"], "properties": {"abort_all": {"const": True}}},
+            ]
+        }
+    )
     rid: Name | None = None
     abort_all: bool = False
 

@@ -10,13 +10,17 @@ from schemathesis.cli import schemathesis
 
 from tests.support.served import RunningServer
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
-# A body may be right by its schema and wrong by its values: a token outside the vocabulary, a prompt over the context.
-LEFT_OUT = "positive_data_acceptance"
+# A body of these may be right by its schema and wrong by its values: a token outside the vocabulary, a session that is
+# not open, memory that is not released. And 400.0 is an integer by JSON Schema, but not here.
+CONFIGURATION = """[[operations]]
+include-path-regex = "^/(generate|v1/.*completions|.*_session|resume_memory_occupation|update_weights_from_disk)$"
+checks.positive_data_acceptance.enabled = false
+"""
 # It makes every other endpoint answer 503.
 STOPS_ALL = "/release_memory_occupation"
-DAILY = ("--phases", "fuzzing", "--max-examples", "1")
+DAILY = ("--phases", "fuzzing", "--max-examples", "20")
 NIGHTLY = ("--max-examples", "50")
 
 
@@ -25,16 +29,8 @@ def test_schemathesis_finds_nothing(
     server: RunningServer, more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    options = (
-        "--seed",
-        "1",
-        "--generation-database",
-        "none",
-        "--exclude-checks",
-        LEFT_OUT,
-        "--exclude-path",
-        STOPS_ALL,
-    )
+    (tmp_path / "schemathesis.toml").write_text(CONFIGURATION, encoding="utf-8")
+    options = ("--seed", "1", "--generation-database", "none", "--exclude-path", STOPS_ALL)
     done = CliRunner().invoke(schemathesis, ["run", f"{server.url}/openapi.json", "--no-color", *options, *more])
     assert done.exit_code == 0, done.output
     assert "Tested: 18" in done.output
