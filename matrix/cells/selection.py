@@ -9,7 +9,7 @@ from typing import Final
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import MEANINGS, Cell
-from specmatrix.matrix.cells.constraints import CONSTRAINTS, LEFT_OUT, expect
+from specmatrix.matrix.cells.constraints import CONSTRAINTS, LEFT_OUT, expect, explain
 from specmatrix.matrix.cells.enumerate import Prefix, starts
 from specmatrix.matrix.cells.selector import Selector, parse_selector
 from specmatrix.matrix.cells.timed import TIMED, TIMED_CELLS, check_timed
@@ -25,7 +25,8 @@ def select(stage: str, text: str | None = None, limit: int | None = None, subjec
     in the stage.
 
     Stage `product` is every cell that the axes and constraints allow, `speed` the cells that are timed. ConfigError on
-    an unknown stage, a limit below 1, an invalid selector, a combination that is not a cell, or an empty selection.
+    an unknown stage, a limit below 1, an invalid selector, a combination that is not a cell, an empty selection, or one
+    of several cells that a selector names and the stage does not have.
     """
     if stage not in (known := (*STAGES, PRODUCT, TIMED)):
         raise ConfigError(f"stage {shown(stage)} is unknown; it must be one of {', '.join(known)}")
@@ -47,7 +48,26 @@ def select(stage: str, text: str | None = None, limit: int | None = None, subjec
         raise ConfigError(
             f"selector {shown(text)} matches no cell of stage {shown(stage)}; {_elsewhere(stage, selector, subject)}"
         )
+    _check_ids(stage, selector.ids, subject)
     return cells
+
+
+def _check_ids(stage: str, named: Iterable[Cell], subject: str) -> None:
+    """ConfigError on a cell that a selector names and that is not in the stage, with the reason or a stage that has
+    it."""
+    for cell in sorted(lacking(stage, named, subject)):
+        expect(cell)
+        others = (other for other in (*STAGES, PRODUCT) if not lacking(other, (cell,), subject))
+        has = next((f"--stage {other} has it" for other in others), "it runs where --cells names it alone")
+        raise ConfigError(f"cell {cell.id} of the selector is not in stage {shown(stage)}; {has}")
+
+
+def lacking(stage: str, cells: Iterable[Cell], subject: str) -> set[Cell]:
+    """Those of some cells that a subject's stage does not have."""
+    wanted = set(cells)
+    if stage == PRODUCT:
+        return {cell for cell in wanted if any(rule.kind in LEFT_OUT for rule in explain(cell))}
+    return wanted.difference(_listed(stage, subject)) if wanted else wanted
 
 
 def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
@@ -57,10 +77,13 @@ def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
 
 def _chosen(stage: str, selector: Selector | None, limit: int | None, subject: str) -> list[Cell]:
     may = None if selector is None else selector.may
-    source: Iterable[Cell] = all_cells(may) if stage == PRODUCT else ()
-    if stage != PRODUCT:
-        source = map(Cell.from_id, TIMED_CELLS) if stage == TIMED else subject_cells(stage, subject)
+    source = all_cells(may) if stage == PRODUCT else _listed(stage, subject)
     return list(islice(filter(selector and selector.picks, source), None if limit is None else min(limit, maxsize)))
+
+
+def _listed(stage: str, subject: str) -> Iterable[Cell]:
+    """The cells of a stage other than `product`."""
+    return map(Cell.from_id, TIMED_CELLS) if stage == TIMED else subject_cells(stage, subject)
 
 
 def _elsewhere(stage: str, selector: Selector, subject: str) -> str:

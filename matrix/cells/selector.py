@@ -18,12 +18,13 @@ class Selector:
     """A predicate over cells.
 
     may: for a prefix of axis values, false only if it rules out every cell with that prefix. must: true only if it
-    selects every such cell.
+    selects every such cell. ids: cells, each of which it selects by its id alone or as one of several alternatives.
     """
 
     picks: Predicate
     may: Predicate
     must: Predicate
+    ids: tuple[Cell, ...] = ()
 
     def __call__(self, cell: Cell) -> bool:
         """True if the cell is selected."""
@@ -55,7 +56,7 @@ class _Parser(SelectorParser[Selector]):
             if not nearest(word, MEANINGS):
                 raise ConfigError(f"{shown(word)} is neither a cell id nor a selector; {HELP}")
         wanted = Cell.from_id(word)
-        return Selector(lambda cell: cell == wanted, lambda known: wanted[: len(known)] == known, _never)
+        return Selector(lambda cell: cell == wanted, lambda known: wanted[: len(known)] == known, _never, (wanted,))
 
     def within(self, name: str, values: frozenset[str]) -> Selector:
         index = INDEX[name]
@@ -70,7 +71,8 @@ class _Parser(SelectorParser[Selector]):
             return lambda values: combine(predicate(values) for predicate in predicates)
 
         mays, musts = [part.may for part in parts], [part.must for part in parts]
-        return Selector(over([part.picks for part in parts]), over(mays), over(musts))
+        ids = tuple(cell for part in parts for cell in part.ids) if combine is any else ()
+        return Selector(over([part.picks for part in parts]), over(mays), over(musts), ids)
 
     def negated(self, inner: Selector) -> Selector:
         return Selector(_flipped(inner.picks), _flipped(inner.must), _flipped(inner.may))

@@ -84,6 +84,29 @@ def test_an_empty_selection_says_which_stage_has_such_cells(stage: str, text: st
     assert str(caught.value).startswith(f"selector {text!r} matches no cell of stage {stage!r}; {hint}")
 
 
+@pytest.mark.parametrize(
+    ("stage", "text", "message"),
+    [
+        ("product", "eagle3 or eagle3.abort_queued", "cell eagle3.abort_queued is impossible (queue-empty): no "),
+        ("product", "eagle3.rules or eagle3", "cell eagle3.rules of the selector is not in stage 'product'; it runs "),
+        ("smoke", "standalone.pair or dflash.k2.pair", "cell dflash.k2.pair of the selector is not in stage 'smoke'; "),
+        ("speed", "eagle3.s3.v1 or eagle3.p4", "cell eagle3.p4 of the selector is not in stage 'speed'; --stage prod"),
+    ],
+)
+def test_each_of_several_named_cells_is_in_the_stage_or_refused(stage: str, text: str, message: str):
+    with pytest.raises(ConfigError) as caught:
+        select(stage, text)
+    assert str(caught.value).startswith(message)
+
+
+def test_several_named_cells_are_all_selected():
+    named = ["eagle3.s3", "none.s3", "dflash.k2"]  # the second is refused, the third rewritten
+    assert sorted(cell.id for cell in select("product", " or ".join(named))) == sorted(named)
+    assert [cell.id for cell in select("product", "eagle3 or none", limit=1)] == ["none"]
+    assert [cell.id for cell in select("product", "(eagle3 or eagle3.p4) and page_size=4")] == ["eagle3.p4"]
+    assert "none" not in {cell.id for cell in select("smoke", "not (none or eagle3.rules)")}
+
+
 @pytest.mark.parametrize("text", ["", "  "])
 def test_an_empty_selector_is_not_every_cell(text: str):
     with pytest.raises(ConfigError, match=r"^--cells is empty, perhaps an unset shell variable; omit it"):
