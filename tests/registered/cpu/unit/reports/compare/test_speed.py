@@ -75,6 +75,15 @@ def test_on_a_gpu_the_host_moves_the_ratio_less(change_of):
     assert state_of(change_of, machine=1.2, ours=1.018, plain=1.0)[1] == "green"
 
 
+@pytest.mark.parametrize("machine", [1.3, 1 / 1.3])
+def test_a_machine_that_drifts_far_says_nothing(change_of, machine):
+    """As on an H100 host where the ratio of an equal engine doubled while the fixed work took 54 % more."""
+    state, verdict, found = state_of(change_of, machine=machine, ours=1.5)
+    assert (state, verdict) == (ChangeState.UNKNOWN, "green")
+    assert f"fixed work took {100 * (machine - 1):+.1f} %: no interval" in effect_text(found.effects[0])
+    assert state_of(change_of, machine=machine**0.8, ours=1.5)[1] == "red"
+
+
 def test_a_host_that_became_quieter_is_no_regression(change_of):
     """As on an H100 host: a quarter of what the fixed work gained is missing from the speed of both engines."""
     assert state_of(change_of, machine=1 / 1.5, ours=1.1, plain=1.1)[:2] == (ChangeState.UNKNOWN, "green")
