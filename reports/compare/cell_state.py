@@ -74,8 +74,8 @@ class Effect:
     one-sided. `significant` is "loss" or "gain" after the test over all changed numbers, else "". `pairing` is what was
     compared: "prompts" (the same prompts), "starts", "intervals" (two summaries), or what has no interval: "24 prompts
     changed alike", and without p values "one prompt", "one question", "no spread", "few engine starts", "another
-    clock", "another device", "fixed work took +54.0 %". `note` says more of a speed: the smallest visible effect, and how the machine itself
-    changed.
+    clock", "another device", "fixed work took +54.0 %". `note` says more of a speed: the smallest visible effect, and
+    how the machine itself changed.
     """
 
     gate: str
