@@ -130,10 +130,9 @@ def of_launch(compared: Compared, endpoint: Endpoint) -> Compared:
     for one in (compared.baseline, compared.cell):
         assert isinstance(one, ComparedEngine)
         asked = {name: value for name, value in asdict(one.config).items() if value != UNASKED[name]}
-        # SGLang has no flag of the version but this one.
-        asked["disable_overlap_schedule"] = (
-            asked.pop("spec_version", None) == "v1" or one.config.disable_overlap_schedule
-        )
+        # SGLang has no flag of the version but this one; None leaves it to the server.
+        runs = {"v1": True, "v2": False}.get(asked.pop("spec_version", AUTO))
+        asked["disable_overlap_schedule"] = one.config.disable_overlap_schedule or runs
         for name in {*PATHS} & {*asked}:
             asked[name] = str(compared.locate(asked[name]))
         servers.append(ComparedServer(one.name, key=endpoint.key, launch=endpoint.launch, flags=asked))

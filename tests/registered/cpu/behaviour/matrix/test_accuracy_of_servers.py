@@ -10,8 +10,10 @@ import pytest
 
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.accuracy.compared import of_servers
+from specmatrix.matrix.accuracy.compared import of_cell, of_launch, of_servers
+from specmatrix.matrix.subjects.http.connection import flag_words
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
+from specmatrix.matrix.subjects.http.launch_flags import spec_version
 from tests.support.completions import completion, completions
 
 pytestmark = [
@@ -132,3 +134,13 @@ def test_servers_that_cannot_be_compared_are_refused():
         assert refused(third, second) == f"{third} serves 'other' and {second} 'm'"
         assert refused(fourth, second) == f"{fourth} serves no model"
     assert refused(first, second).startswith(f"{second} cannot be reached: ")
+
+
+@pytest.mark.parametrize(
+    ("cell", "version"),
+    [("eagle3.s3.k4.n8", "auto"), ("eagle3.s3.k4.n8.v1", "v1"), ("eagle3.s3.k4.n8.v2", "v2"), ("eagle3.sync", "v1")],
+)
+def test_a_started_server_can_be_told_the_spec_version(cell: str, version: str):
+    flags = of_launch(of_cell(cell), Endpoint(launch="serve {flags}")).cell.flags
+    assert spec_version(flags) == version and "spec_version" not in flags
+    assert ("--disable-overlap-schedule" in flag_words(flags)) is (version == "v1")
