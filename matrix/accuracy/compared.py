@@ -106,12 +106,10 @@ def of_pair(pair: ModelPair, folders: Mapping[str, Path]) -> Compared:
 
 
 def of_servers(endpoint: Endpoint) -> Compared:
-    """Two running servers. ConfigError if one is missing or is both, or if the baseline speculates."""
+    """Two running servers. ConfigError if one is missing, or if the baseline speculates."""
     if endpoint.url is None or endpoint.baseline_url is None:
         raise ConfigError("--url needs --baseline-url, the same server without speculation: answers are compared")
     urls = [url.rstrip("/") for url in (endpoint.baseline_url, endpoint.url)]
-    if urls[0] == urls[1]:
-        raise ConfigError(f"--url and --baseline-url are both {shown(urls[0])}; allowed: two servers")
     baseline, cell = (ComparedServer(url, url, endpoint.key, *described(url, endpoint.key)) for url in urls)
     if baseline.model != cell.model:
         raise ConfigError(f"{cell.url} serves {shown(cell.model)} and {baseline.url} {shown(baseline.model)}")

@@ -317,7 +317,9 @@ def test_the_engine_runs_the_resolved_configuration(shape, version):
     back, resolved = llm.readback(), llm.resolved.as_dict()
     back.pop("row_invariant_matmul")
     assert not any(back.pop("alive").values())
+    workers = back.pop("workers")
     assert {key: resolved[key] for key in back} == back
+    assert workers and all(resolved[key] == value for own in workers.values() for key, value in own.items())
     assert back["lag"] == (version == "v2") and back["algorithm"] == shape[0]
     assert back["num_pages"] == 700 // 7 and back["max_running_requests"] == 5
     # Only names, derived values and the seed, which each request carries, are not read back.

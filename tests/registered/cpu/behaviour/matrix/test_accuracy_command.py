@@ -178,10 +178,6 @@ def test_a_prompt_longer_than_the_context_is_refused(tmp_path):
             {"endpoint": Endpoint("http://x")},
             "--url needs --baseline-url, the same server without speculation: answers are compared",
         ),
-        (
-            {"endpoint": Endpoint("http://x/", "http://x")},
-            "--url and --baseline-url are both 'http://x'; allowed: two servers",
-        ),
         ({"data": Path("absent.jsonl")}, "cannot read absent.jsonl: No such file or directory"),
     ],
 )

@@ -52,7 +52,8 @@ def test_an_explained_cell_has_a_page_of_its_own_that_needs_no_network(red):
     assert [*pages] == [f"{CELL}.html"]
     [page] = pages.values()
     assert "verify round 2, lag 1" in page and "its root is &#39; k&#39; (456)" in page
-    assert not re.findall(r"""(?:src|href)=|https?://|@import|url\(""", page)
+    assert re.findall(r'href="[^"]*"', page) == [f'href="../report.html#cell={CELL}"']
+    assert not re.findall(r"""src=|https?://|@import|url\(""", page)
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
     assert data["at"] == {"request": "q6", "token": 2} and len(data["events"]) > 50
 

@@ -86,7 +86,9 @@ def test_vllms_server_is_started_in_its_environment(monkeypatch: pytest.MonkeyPa
     python.write_text('#!/bin/sh\necho "$OMP_NUM_THREADS ${PYTHONPATH:-none} $@"\n', encoding="utf-8")
     python.chmod(0o755)
     called = r"1 none -m vllm\.entrypoints\.openai\.api_server --model=\S+/llama-mini .* --port=\d+"
-    with pytest.raises(serving.ConfigError, match=rf"^the server ended with status 0; end of its output: {called}\n?$"):
+    with pytest.raises(
+        serving.ConfigError, match=rf"ended with status 0 at its start; end of its output: {called}\n?$"
+    ):
         serving.measure(against="vllm")
 
 
