@@ -50,7 +50,7 @@ DRAFTERS: Final[Mapping[str, str]] = {
 UNCACHED: Final = "transformers has no prefix cache to disable; with windows the cells of every engine run without one"
 CHAINS: Final = "transformers drafts chains only"
 SIZES: Final = "transformers verifies all drafts of a chain, so draft_tokens must be steps + 1"
-LAYERS: Final = "transformers' MTP drafts a token with each prediction layer, of which the zoo's target has two"
+LAYERS: Final = "transformers' MTP drafts one token per prediction layer, and the zoo's target has two layers"
 LOOKUP: Final = "transformers' prompt lookup has no depth besides its number of tokens"
 VARIANT: Final = "this variant of the subject changes only how a standalone draft runs"
 # The matrix's automatic depth of a chain; transformers' defaults for depth and confidence.

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 # The variant of a command, and numbers per token and layer in the KV cache: without and with RoPE.
 WIDE: Final = "latent attention of 512 and 64"
 LATENT, ROTARY = 512, 64
-# At factor 1 YaRN is plain RoPE, which no published DeepSeek-V3 has and which vLLM's CPU build computes for the first
-# head only (docs/findings.md).
+# At factor 1 YaRN equals plain RoPE, with which vLLM's CPU build rotates the first head only (docs/findings.md).
+# Published DeepSeek-V3 checkpoints have YaRN too.
 YARN: Final = {"type": "yarn", "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
 
 
@@ -49,7 +49,7 @@ def widen(source: Path, place: Path) -> None:
 
 
 class LatentSizes:
-    """LatentSizes of latent attention in a configuration, and the factors that make up for wider ones."""
+    """Sizes of latent attention in a configuration, and the factors that make up for wider ones."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.heads: int = config["num_attention_heads"]

@@ -127,7 +127,7 @@ def test_a_client_that_leaves_frees_its_pages_and_nothing_is_logged(
         ticket = server.ended.get(timeout=60)
         assert ticket.output is not None and ticket.output.finish.reason == "abort", ticket.output
         assert server.held() == 0
-    gc.collect()  # asyncio logs an exception that nobody has read when its future is collected
+    gc.collect()  # asyncio logs an unretrieved exception when its future is garbage-collected
     assert not caplog.text
 
 
