@@ -142,7 +142,12 @@ AXES: Final[tuple[Axis, ...]] = (
         "KV memory: tight forces retraction; snug also retracts, but a session's turn keeps its inherited KV",
         (Value("ample", ""), Value("tight", "tight", 0.5), Value("snug", "snug", 0.5)),
     ),
-    Axis("slots", "start", "maximum number of concurrent requests", (Value("auto", ""), Value("4", "m4", 0.1))),
+    Axis(
+        "slots",
+        "start",
+        "maximum number of concurrent requests; a GPU that has 4 runs batches of up to 3 as CUDA graphs",
+        (Value("auto", ""), Value("4", "m4", 0.1)),
+    ),
     Axis(
         "numerics",
         "start",

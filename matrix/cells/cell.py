@@ -50,9 +50,9 @@ ENGINE_SEED: Final = 17
 INSTRUMENTS: Final[dict[str, Any]] = {
     "kv_stamps": True, "strict_memory": 1, "enable_streaming_session": True,
 }  # fmt: skip
-# Of engines on a GPU. They differ from the defaults, which an engine that ignores them would use, and batches of 32 are
-# above the largest graph.
-GPU_LIMITS: Final[dict[str, Any]] = {"cuda_graph_max_gb": 3, "cuda_graph_max_bs": 24}
+# Of engines on a GPU with few slots. They differ from the defaults, which an engine that ignores them would use, and a
+# batch in all slots is above the largest graph. All other cells run with the defaults.
+GPU_LIMITS: Final[dict[str, Any]] = {"cuda_graph_max_gb": 3, "cuda_graph_max_bs": 3}
 
 
 class Cell(NamedTuple):
@@ -220,6 +220,8 @@ def instrumented(config: EngineConfig, numerics: str, gpus: int = 0) -> EngineCo
     if not gpus:
         return config
     config = replace(config, device="cuda", dtype="float32" if config.dtype == AUTO else config.dtype)
+    if config.max_running_requests == AUTO:
+        return config
     # Rounds whose drafts the host finds have no graphs, and asking for any would be a rewrite.
     graphed = config.speculative_algorithm != "NGRAM"
     return replace(config, **(GPU_LIMITS if graphed else {"cuda_graph_max_gb": GPU_LIMITS["cuda_graph_max_gb"]}))

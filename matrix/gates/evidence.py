@@ -42,6 +42,13 @@ def _ruled(cell: Cell) -> bool:
     return cell.sampling == "rules" or cell.finish == "stops"
 
 
+def _repeats_shapes(cell: Cell, run: Run) -> bool:
+    """Some shape of the rounds that may be graphs must repeat; where a full batch is above the largest graph, few may
+    be."""
+    above = cell.slots != "auto" and cell.batch not in ("single", "pair")
+    return _graphs(run) and not (above or _ruled(cell)) and run.evidence.get("decode.round", 0) >= REPEATED_ROUNDS
+
+
 def _drafts(cell: Cell, run: Run) -> bool:
     return cell.algorithm != "none"
 
@@ -311,7 +318,7 @@ GPU_EVIDENCE: Final[tuple[Evidence, ...]] = (
         "graph.replayed",
         True,
         "repeated round shapes without logit rules must replay CUDA graphs",
-        lambda cell, run: _graphs(run) and not _ruled(cell) and run.evidence.get("decode.round", 0) >= REPEATED_ROUNDS,
+        _repeats_shapes,
     ),
     Evidence(
         "graph.waited",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -55,6 +56,7 @@ class ResourcesGate:
             "replays": seen.replays,
             "unsteady": len(unsteady),
             "bypassed": seen.bypassed,
+            "oversized": seen.oversized,
             "started_mb": round(seen.started_bytes / 2**20, 2),
             "budget_mb": round(seen.budget_bytes / 2**20, 2),
             "memory_ratio": seen.started_bytes / max(1, seen.budget_bytes),
@@ -65,6 +67,8 @@ class ResourcesGate:
         fault = unsteady[0] if unsteady else self._memory(seen, run, numbers)
         if not fault and seen.bypassed:
             fault = f"{seen.bypassed} rounds asked for no CUDA graph, although their batch and requests allow one"
+        if not fault and seen.oversized:
+            fault = f"{seen.oversized} rounds ran as CUDA graphs with more requests than cuda_graph_max_bs allows"
         if not fault and seen.captures and seen.can_launch_early and early < self.thresholds["early_share"]:
             fault = (
                 f"{seen.early} of {seen.edges} kernels in CUDA graphs start early, allowed: at least a share of "
@@ -91,21 +95,35 @@ class ResourcesGate:
 
 
 def _unsteady(rounds: Sequence[GraphRound], most: int) -> Iterator[str]:
-    """A sentence for each round that is neither the first of its shape, nor captured and replayed as the second, nor
-    replayed. Widths with more shapes than are kept, of which some never have a graph, are left out."""
-    times: dict[tuple[int, ...], int] = {}
-    widths: dict[int, set[tuple[int, ...]]] = {}
-    for one in rounds:
-        if one.shape:
-            widths.setdefault(one.shape[WIDTH], set()).add(one.shape)
+    """A sentence for each round that does not have the captures and replays that are due, `most` shapes being kept per
+    width."""
+    times: Counter[tuple[int, ...]] = Counter()
+    kept: dict[int, dict[tuple[int, ...], bool]] = {}
     for number, one in enumerate(rounds):
         if not one.shape:
             times.clear()
+            kept.clear()
             continue
-        times[one.shape] = times.get(one.shape, 0) + 1
-        due = (0, 0) if times[one.shape] == 1 else (1 if times[one.shape] == 2 else 0, 1)
-        if len(widths[one.shape[WIDTH]]) <= most and (one.captures, one.replays) != due:
+        times[one.shape] += 1
+        due = _due(one.shape, kept.setdefault(one.shape[WIDTH], {}), most)
+        if (one.captures, one.replays) != due:
             yield (
                 f"round {number} is number {times[one.shape]} of its shape {one.shape} and had {one.captures} captures "
                 f"and {one.replays} replays of graphs, expected {due[0]} and {due[1]}"
             )
+
+
+def _due(shape: tuple[int, ...], kept: dict[tuple[int, ...], bool], most: int) -> tuple[int, int]:
+    """The captures and replays of a round: none at the first time of its shape, a capture and a replay at the second,
+    then replays.
+
+    kept: the shapes of its width, least recently used first, and whether each has a graph. One too many makes the
+    oldest shape without a graph a new one again, which may be this one: no graph in use is dropped for another.
+    """
+    captured = kept.pop(shape, None)
+    kept[shape] = captured is not None
+    if captured is not None:
+        return int(not captured), 1
+    if len(kept) > most:
+        del kept[next(other for other, has in kept.items() if not has)]
+    return 0, 0

@@ -277,7 +277,8 @@ class Resources:
     that are programmatic dependent launches; can_launch_early: whether the GPU has these. started_bytes: allocated by
     the start; budget_bytes: what the engine had computed for it, without graphs. pool_bytes: of the memory that holds
     the graphs; limit_gb: its limit, as the command has it. most_shapes: graphs that the engine keeps per width.
-    bypassed: rounds that asked for no graph although the command's limits and their requests allow one.
+    bypassed: rounds that asked for no graph although the command's limits and their requests allow one; oversized:
+    rounds that asked for one with more requests than the command allows.
     """
 
     rounds: tuple[GraphRound, ...]
@@ -292,6 +293,7 @@ class Resources:
     limit_gb: int
     most_shapes: int
     bypassed: int
+    oversized: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class ResourceRecorder:
     """Attaches to an engine without changing its results. before: `device_bytes` before its start."""
 
     def __init__(self, llm: LLM, config: EngineConfig, locate: Locate, before: int) -> None:
-        self._rounds, self._bypassed = list[GraphRound](), 0
+        self._rounds, self._bypassed, self._oversized = list[GraphRound](), 0, 0
         # Of the command, not of what the engine made of it.
         most = config.cuda_graph_max_bs
         self._most = llm.resolved.cuda_graph_max_bs if most == AUTO else most
@@ -82,8 +82,9 @@ class ResourceRecorder:
         def noted_launch(plan: StepPlan) -> object:
             before = len(self._rounds)
             handle = launch(plan)
-            fits = not (plan.prefill or plan.adjusts) and len(plan.rows) <= self._most
-            self._bypassed += fits and len(self._rounds) == before
+            asked, fits = len(self._rounds) > before, len(plan.rows) <= self._most
+            self._bypassed += fits and not (asked or plan.prefill or plan.adjusts)
+            self._oversized += asked and not fits
             return handle
 
         graphs.run = noted_run  # type: ignore[assignment, method-assign]
@@ -106,6 +107,7 @@ class ResourceRecorder:
             limit_gb=self._limit_gb,
             most_shapes=0 if graphs is None else graphs.bundles.kept,
             bypassed=self._bypassed,
+            oversized=self._oversized,
         )
 
 

@@ -9,6 +9,11 @@ RACE: Final = "race / missing stream order"
 TIER: Final = "gpu1"
 CROWD: Final = "standalone.s5.k1.n6.v1.p64.c32.tight.m4.burst.mixed.stop_string.abort_queued"
 CELLS: Final = ("eagle3.s3.k4.n8.v2.ragged", CROWD)
+# Its slots hold more requests than its largest graph.
+ABOVE: Final = "eagle3.s5.v2.m4.burst"
+GIVEN: Final = (
+    "        rows, generations = graphs.give([row.row for row in plan.rows], [row.generation for row in plan.rows])\n"
+)
 
 GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
@@ -155,6 +160,63 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("acceptance",),
         cells=("eagle3.tiers.v2.waves.length",),
         why="graphs are captured for the narrowest width and replayed for every other",
+        tier=TIER,
+    ),
+    Fault(
+        id="graph-cuts-the-batch",
+        klass=GRAPHS,
+        origin="rule: a batch above the largest graph runs whole",
+        within="GraphRunner._graphed",
+        old=GIVEN,
+        new=(
+            "        first = plan.rows[: graphs.max_batch]\n"
+            "        rows, generations = graphs.give([row.row for row in first], [row.generation for row in first])\n"
+        ),
+        expected=("lossless",),
+        cells=(ABOVE,),
+        why="a batch above the largest graph runs as that graph, and its last request gets the padding's results",
+        also=(Edit("GraphRunner.__call__", "len(plan.rows) > self.graphs.max_batch or plan.adj", "plan.adj"),),
+        tier=TIER,
+    ),
+    Fault(
+        id="graph-keeps-an-evicted-mask",
+        klass=GRAPHS,
+        origin="aiter#5193, TensorRT-LLM#16175",
+        within="_triangle",
+        old="[:size, ..., :size]\n",
+        new="[:size, ..., :size].clone()\n",
+        expected=("lossless", "acceptance"),
+        cells=("standalone.s1.k1.v1.p64.nocache.c7.m4.waves.length",),
+        why="a cache of masks frees one that graphs read as soon as it holds a few others",
+        also=(Edit("_triangle", "maxsize=256", "maxsize=4"),),
+        tier=TIER,
+    ),
+    Fault(
+        id="graph-padding-in-a-free-row",
+        klass=GRAPHS,
+        origin="vllm#43810",
+        within="GraphRunner._graphed",
+        old=GIVEN,
+        new=(
+            "        from specmatrix.engine.device.cuda_graphs import padded\n\n"
+            "        taken, writers = [row.row for row in plan.rows], [row.generation for row in plan.rows]\n"
+            "        self._used = {*getattr(self, '_used', ()), *taken}\n"
+            "        free = min(self._used - {*taken}, default=0) if plan.rows[0].width > 1 else 0\n"
+            "        more = padded(len(taken)) - len(taken)\n"
+            "        rows, generations = graphs.give(taken + [free] * more, writers + [0] * more)\n"
+        ),
+        expected=("ledger",),
+        cells=("eagle3.s5.v2.p16.ragged.length",),
+        why="a verify round's padding takes a free row, and writes to the cached page that its table still begins with",
+        also=(
+            Edit(
+                "GraphRunner._graphed.whole_round",
+                "            output = self._step.run(",
+                "            zero = torch.where(generations == 0, 0, relay.length.gather(0, rows))\n"
+                "            relay.length.scatter_(0, rows, zero)\n"
+                "            output = self._step.run(",
+            ),
+        ),
         tier=TIER,
     ),
     Fault(

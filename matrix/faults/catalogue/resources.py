@@ -2,12 +2,14 @@
 
 from typing import Final
 
-from specmatrix.matrix.faults.fault import Fault
+from specmatrix.matrix.faults.fault import Edit, Fault
 
 GRAPHS: Final = "CUDA-graph capture, padding, buffer size"
 IGNORED: Final = "silent fallback / ignored parameter"
 TIER: Final = "gpu1"
 CELLS: Final = ("eagle3.s3.k4.n8.v2.ragged",)
+# Its slots hold more requests than its largest graph, and it is limited to less graph memory than the default.
+LIMITED: Final = ("eagle3.s5.v2.m4.burst",)
 
 RESOURCE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
@@ -47,6 +49,31 @@ RESOURCE_FAULTS: Final[tuple[Fault, ...]] = (
         tier=TIER,
     ),
     Fault(
+        id="graphs-above-their-limit",
+        klass=IGNORED,
+        origin="rule: an option arrives",
+        within="GraphRunner.__call__",
+        old="        if len(plan.rows) > self.graphs.max_batch or plan.adjusts",
+        new="        if plan.adjusts",
+        expected=("resources",),
+        cells=LIMITED,
+        why="a batch above cuda_graph_max_bs runs as a graph, whose padding has room for it",
+        tier=TIER,
+    ),
+    Fault(
+        id="graphs-dropped-in-use",
+        klass=GRAPHS,
+        origin="vllm-omni#6457",
+        within="GraphCache._trim",
+        old="next(without, others[0] if others and self._is_idle(bundle.used[others[0]]) else newest)",
+        new="next(without, others[0])",
+        expected=("resources",),
+        cells=CELLS,
+        why="with more shapes than are kept, each new one takes the graph of another, which is captured again",
+        also=(Edit("KEPT", "64", "1"),),
+        tier=TIER,
+    ),
+    Fault(
         id="graph-bytes-misreported",
         klass="metric misreport",
         origin="rule: what torch's allocator holds",
@@ -78,7 +105,7 @@ RESOURCE_FAULTS: Final[tuple[Fault, ...]] = (
         old=", most_bytes=resolved.cuda_graph_max_gb * GIB)",
         new=")",
         expected=("effective",),
-        cells=CELLS,
+        cells=LIMITED,
         why="cuda_graph_max_gb is resolved and shown, but graphs keep to the default limit",
         tier=TIER,
     ),

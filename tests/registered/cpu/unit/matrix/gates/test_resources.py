@@ -2,6 +2,7 @@
 
 import gc
 from dataclasses import replace
+from random import Random
 from types import SimpleNamespace
 from weakref import ref
 
@@ -11,7 +12,7 @@ import torch
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
-from specmatrix.engine.device.graph_cache import GIB, GraphShape
+from specmatrix.engine.device.graph_cache import GIB, GraphCache, GraphShape
 from specmatrix.engine.device.staging import StepOutput
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.gates.gate import State
@@ -31,7 +32,7 @@ FIRST = (START, GraphRound(ONE, *EAGER), GraphRound(TWO, *EAGER))
 STEADY = (*FIRST, GraphRound(ONE, *CAPTURED), GraphRound(ONE, *REPLAYED))
 SEEN = Resources(
     rounds=STEADY, captures=1, replays=2, edges=100, early=60, can_launch_early=True, started_bytes=10 << 20,
-    budget_bytes=10 << 20, pool_bytes=4096, limit_gb=3, most_shapes=64, bypassed=0,
+    budget_bytes=10 << 20, pool_bytes=4096, limit_gb=3, most_shapes=64, bypassed=0, oversized=0,
 )  # fmt: skip
 
 
@@ -75,6 +76,7 @@ def test_a_steady_state_passes_with_its_numbers(judged):
         ({"rounds": (*STEADY, GraphRound(TWO, *EAGER))}, "expected 1 and 1"),
         ({"rounds": (*STEADY, START, GraphRound(ONE, *REPLAYED))}, "expected 0 and 0"),
         ({"bypassed": 3}, "3 rounds asked for no CUDA graph, although their batch and requests allow one"),
+        ({"oversized": 2}, "2 rounds ran as CUDA graphs with more requests than cuda_graph_max_bs allows"),
         ({"started_bytes": 12 << 20}, "the start took 12.0 MiB of the GPU, but 10.0 MiB were budgeted for it"),
         ({"started_bytes": 5 << 20}, "the start took 5.0 MiB"),
         ({"pool_bytes": 8192}, "the engine reports 4096 bytes of CUDA graphs, torch's allocator 8192"),
@@ -94,9 +96,21 @@ def test_graphs_above_their_limit_are_red_and_old_gpus_have_no_early_launches(ju
     assert judged(replace(SEEN, early=0, edges=0, captures=0, rounds=(START,)), graphs=0).state is State.PASS
 
 
-def test_a_width_with_more_shapes_than_are_kept_need_not_be_steady(judged):
-    crowded = replace(SEEN, rounds=(*STEADY, GraphRound(ONE, *EAGER)), most_shapes=1)
-    assert judged(crowded).state is State.PASS
+@pytest.mark.parametrize("kept", [1, 2, 3, 5])
+def test_a_width_with_more_shapes_than_are_kept_has_the_graphs_that_the_engine_keeps(judged, kept):
+    cache, draw, rounds = GraphCache[str](lambda bundle: 0, kept), Random(kept), [START]
+    for _ in range(400):
+        shape = GraphShape(True, -1, 1 << draw.randrange(4), draw.choice((5, 8)), draw.choice((256, 512)))
+        bundle, due = cache.swap(shape.width), EAGER
+        if cache.seen(shape):
+            due = REPLAYED if bundle.graphs[shape] else CAPTURED
+            cache.keep(shape, "a graph")
+        rounds.append(GraphRound(tuple(shape), *due))
+    assert {one[1:] for one in rounds} == {EAGER, CAPTURED, REPLAYED}
+    assert judged(replace(SEEN, rounds=tuple(rounds), most_shapes=kept)).state is State.PASS
+    wrong = judged(replace(SEEN, rounds=(*rounds, rounds[-1]._replace(captures=9)), most_shapes=kept))
+    assert wrong.numbers["unsteady"] == 1 and "had 9 captures" in wrong.message
+    assert judged(replace(SEEN, rounds=tuple(rounds), most_shapes=kept + 1)).state is State.FAIL
 
 
 class RoundsExecutor:
@@ -130,8 +144,8 @@ def test_rounds_are_recorded_and_nothing_is_kept_alive(monkeypatch):
     assert seen.rounds == (START, GraphRound(ONE, 0, 0), GraphRound(ONE, 0, 0))
     assert (seen.captures, seen.replays, seen.bypassed, seen.limit_gb, seen.can_launch_early) == (0, 0, 0, 3, True)
     assert seen.budget_bytes > 30 << 20 and seen.pool_bytes == seen.started_bytes == 0
-    run(rows=2)
-    assert recorder.read().bypassed == 1
+    run(rows=2), run(TWO, rows=3)
+    assert (recorder.read().bypassed, recorder.read().oversized) == (1, 1)
     old = ref(executor.graphs)
     executor = RoundsExecutor()
     gc.disable()

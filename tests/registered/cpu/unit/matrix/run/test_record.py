@@ -13,11 +13,13 @@ from specmatrix.matrix.run.record import BaselineError, crashed, judged, lost
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
-def test_a_gpu_tier_requests_the_same_in_float32_on_a_gpu():
+def test_a_gpu_tier_requests_the_same_in_float32_on_a_gpu_and_limits_graphs_where_slots_are_few():
     cell = Cell.from_id("eagle3.s3.k4.n8.v2")
     assert asked(cell).device == asked(cell).dtype == "auto"
-    assert asked(cell, 1) == replace(asked(cell), device="cuda", dtype="float32", **GPU_LIMITS)
-    ngram = Cell.from_id("ngram")
+    assert asked(cell, 1) == replace(asked(cell), device="cuda", dtype="float32")
+    few = cell._replace(slots="4")
+    assert asked(few, 1) == replace(asked(few), device="cuda", dtype="float32", **GPU_LIMITS)
+    ngram = Cell.from_id("ngram.m4")
     assert asked(ngram, 1).cuda_graph_max_bs == "auto" and asked(ngram, 1).cuda_graph_max_gb == 3
     found = judged(prepare(cell, "gpu1", 2), ())
     assert (found.state, found.expect) == ("NOT MEASURED", "runs")
