@@ -28,7 +28,18 @@ from specmatrix.reports.wording import count
 
 # Amounts that need not be alike in two runs of one cell: those of an engine start grow with the cells that share it,
 # which the selection and the number of workers decide; acceptance lengths are compared as effects.
-_NOT_OF_THE_CELL: Final = frozenset(("verbs", "steps", "forwards", "sent", "planned", "read", "length"))
+_NOT_OF_THE_CELL: Final = frozenset(
+    (
+        ("ledger", "verbs"),
+        ("work", "steps"),
+        ("work", "forwards"),
+        ("rest", "sent"),
+        ("resources", "rounds"),
+        ("ranks", "planned"),
+        ("ranks", "read"),
+        ("acceptance", "length"),
+    )
+)
 # The gates that draw a sample, and what it consists of.
 _SAMPLES: Final = {"acceptance": "prompt", "accuracy": "question", "distribution": "draw"}
 
@@ -60,7 +71,7 @@ def lost_evidence(base: CellResult, head: CellResult, other: Collection[str]) ->
             before, after = _amount(old, name), _amount(gate, name)
             if before and not after:
                 found.append(f"{gate.name} passes in head without its {name}, which base has")
-            elif after < before / 2 and gate.name not in other and name not in _NOT_OF_THE_CELL:
+            elif after < before / 2 and gate.name not in other and (gate.name, name) not in _NOT_OF_THE_CELL:
                 found.append(f"{gate.name} passes in head, and its {name} fell from {before:,.6g} to {after:,.6g}")
     counted, left = len(base.evidence), len(head.evidence)
     if counted and not left:
