@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specmatrix.reports.schema import CellResult, Header, Waiver
+from specmatrix.reports.schema import REFERENCE, CellResult, Header, Waiver
 
 
 def count(number: int, noun: str) -> str:
@@ -84,6 +84,12 @@ def first_divergence(cell: CellResult) -> str:
 def build(header: Header) -> str:
     """The commit as people name it: 12 digits, and whether the checkout held more."""
     return header.commit[:12] + (" + changes" if header.dirty else "")
+
+
+def tested(header: Header) -> str:
+    """What a side of a comparison tests: the commit, and in front of it the engine that is not of this repository."""
+    engine = "" if header.subject.name == REFERENCE else f"{header.subject.name} {header.subject.version}".rstrip()
+    return f"{engine} at {build(header)}" if engine else build(header)
 
 
 def machine(header: Header) -> str:

@@ -124,6 +124,7 @@ def _environment(**settings: object) -> Environment:
         "accepting": text.accepting,
         "arrows": lambda said: str(said).replace("->", "→"),  # an arrow that no line end breaks
         "build": text.build,
+        "tested": text.tested,
         "columns": red_ask.columns,
         "neighbour": red_ask.neighbour_text,
         "pages": red_ask.pages_text,

@@ -20,13 +20,13 @@ from specmatrix.reports.speed import speed_text
 from specmatrix.reports.summary import STATE_KEYS
 from specmatrix.reports.wording import (
     accepting,
-    build,
     count,
     duration,
     failure,
     first_divergence,
     shorten,
     shorten_rewrite,
+    tested,
     waiver_text,
 )
 
@@ -100,7 +100,7 @@ def _evidence(cell: CellResult, run: RunView) -> list[str]:
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """The inputs that differ, the changed cells, coverage and rewrites of a comparison, and last its verdict."""
-    sides = f"{build(comparison.base.header)} → {build(comparison.head.header)}"
+    sides = f"{tested(comparison.base.header)} → {tested(comparison.head.header)}"
     _say(console, f"[dim]{escape(sides)}[/dim]  " + ", ".join(_counted(s, comparison.counts[s]) for s in ChangeState))
     for mismatch in comparison.mismatches:
         if mismatch.gates:

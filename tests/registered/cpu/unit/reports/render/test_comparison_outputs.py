@@ -13,7 +13,7 @@ from specmatrix.reports.render.comparison import comparison_markdown, comparison
 from specmatrix.reports.render.markup import LIMIT
 from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.repro import as_called
-from specmatrix.reports.schema import GateResult, ReportError, Waiver
+from specmatrix.reports.schema import GateResult, ReportError, SubjectRecord, Waiver
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -66,6 +66,18 @@ def test_markdown_holds_every_part(eventful):
     assert "| python | `3.11.7` | `3.12.1` | nothing |" in text
     assert "Acknowledged, but did not happen: `lost nothing`." in text
     assert re.search(r"\*\*red at .*page\\_size=64.*: 25 of 25 failing cells, 0 of \d+ passing\*\*", text)
+
+
+def test_engines_of_others_are_named_with_their_versions(make_cell, tmp_path, write_report):
+    runs = [
+        load(write_report(tmp_path / version, [make_cell("a")], subject=SubjectRecord("vllm", version)))
+        for version in ("0.29.0", "0.32.0")
+    ]
+    found = compare(*runs)
+    commit = found.head.header.commit[:12]
+    sides = f"vllm 0.29.0 at {commit} → vllm 0.32.0 at {commit}"
+    assert sides in " ".join(printed(found).split()) and sides in comparison_page(found)
+    assert sides in comparison_markdown(found).replace("`", "")
 
 
 def places(text, *parts: str):
