@@ -169,6 +169,9 @@ def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
         pool = [i for i in pool if _lengths(i)[0] <= LONGEST_PROMPT and _lengths(i)[1] <= LONGEST_ANSWER]
     repeats = 0 if count < 5 else count // 4
     fresh = [pool[(seed * 5 + place) % len(pool)] for place in range(count - repeats)]
+    if (cell.memory, cell.batch, cell.finish) == ("tight", "pair", "stop_string"):
+        # The first has the higher limit: whatever the seed, an answer must get as far as its stop string.
+        fresh.sort(key=lambda i: _lengths(i)[1] > LIMITS["pair"][0])
     return [(f"q{i}", i) for i in fresh] + [(f"q{i}.again", i) for i in fresh[:repeats]]
 
 
