@@ -53,15 +53,16 @@ class ForwardLog:
         """(emitted tokens, verified nodes) of each pass, of a text of `total` tokens after a prompt of `prompt` tokens.
 
         transformers verifies its first drafts together with the prompt, so the first pass emits the token that any
-        prefill emits, too.
+        prefill emits, too. Without such drafts, as in MTP, the first pass is a prefill and no round.
         """
         starts = [prompt, *(cached + 1 for cached, _ in self.passes[1:]), total]
         widths = [width for _, width in self.passes]
         if widths:
             widths[0] -= prompt - 1
-        return tuple(
+        rounds = tuple(
             (end - start, width) for start, end, width in zip(starts, starts[1:], widths, strict=False) if end > start
         )
+        return rounds[1:] if widths[:1] == [1] else rounds
 
 
 class TransformersEngine(RunningEngine):
