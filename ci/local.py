@@ -14,12 +14,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
 from time import monotonic
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, Literal
 
 from specmatrix import HOME
@@ -265,12 +267,30 @@ def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)
+    if job.subject == REFERENCE and not gpus:
+        # An error is that of the first cell that needs them.
+        with absent("coverage", "scipy"), suppress(Exception):
+            import_module("specmatrix.kernels.decoder_layer.compiled")
     runner = job_runner(job)
     connection.send(None)
     for cell in received(connection):
         connection.send(runner.run_cell(cell))
     runner.shut_down()
     connection.close()
+
+
+@contextmanager
+def absent(*packages: str) -> Iterator[None]:
+    """Packages that are not imported yet cannot be: numba would, for what the loops of layers do not use, which takes
+    0.2 s of a worker's start."""
+    hidden = [name for name in packages if name not in sys.modules]
+    modules: dict[str, ModuleType | None] = sys.modules  # type: ignore[assignment]  # None prevents an import
+    modules |= dict.fromkeys(hidden)
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 def job_runner(job: ShardJob) -> Runner:

@@ -2,8 +2,10 @@
 
 Cells with the same start key form a group, because one engine start serves them all. Groups longer than SPLIT average
 shards are split; then each group goes to the shortest shard: first those with ranked cells, which find most faults
-(`matrix/cover/order.py`), by rank, then the others, longest first (LPT). Executors only read the plan; workers of one
-machine take the groups from one queue, in the order of their planned beginnings.
+(`matrix/cover/order.py`), by rank, then the others, longest first (LPT). On a CPU, where an engine starts in a tenth of
+a second, the cells of the first ALONE ranks are groups of their own: the others of their start would keep the next
+ranks waiting. Executors only read the plan; workers of one machine take the groups from one queue, in the order of
+their planned beginnings.
 """
 
 import re
@@ -27,6 +29,8 @@ from specmatrix.reports.wording import shorten
 
 SPLIT: Final = 1.3
 START_SECONDS: Final = 0.5
+# Ranks whose cells wait for no others of their engine start.
+ALONE: Final = 64
 # Groups at the head of the queue among which a worker chooses.
 AHEAD: Final = 8
 # Hosts, GPUs and workers that a plan may have.
@@ -195,7 +199,7 @@ def plan(
     for shard in shards:
         shard.begin = max((busy.get(place, 0.0) for place in shard.places), default=0.0)
     costs = _costs(cells, durations, gpus)
-    groups = _groups(costs, start_seconds)
+    groups = _groups(costs, start_seconds, set() if gpus else {cell for cell in costs if _rank(cell, ranks) < ALONE})
     average = sum(group.seconds for group in groups) / len(shards)
     parts = [part for group in groups for part in _split(group, costs, average, start_seconds)]
     parts = [replace(part, cells=tuple(sorted(part.cells, key=lambda cell: _rank(cell, ranks)))) for part in parts]
@@ -241,10 +245,10 @@ def _costs(cells: Iterable[Cell], durations: Mapping[str, float], gpus: int) -> 
     return costs
 
 
-def _groups(costs: Mapping[Cell, float], start_seconds: float) -> list[Group]:
+def _groups(costs: Mapping[Cell, float], start_seconds: float, alone: Set[Cell]) -> list[Group]:
     members: dict[tuple[str, ...], list[Cell]] = {}
     for cell in costs:
-        members.setdefault(cell.start_key, []).append(cell)
+        members.setdefault(cell if cell in alone else cell.start_key, []).append(cell)
     return [_group(cells, costs, start_seconds) for cells in members.values()]
 
 

@@ -55,14 +55,18 @@ class Constraint:
         return itemgetter(first, *more) if more else lambda cell: (cell[first],)
 
     @cached_property
+    def forbids_values(self) -> Callable[[tuple[str, ...]], bool]:
+        """`forbids` for values of `axes`, called once for each combination."""
+        return cache(lambda values: self.forbids(Cell(**dict(zip(self.axes, values, strict=True)))))
+
+    @cached_property
     def forbidden(self) -> frozenset[tuple[str, ...]]:
         """All combinations of values of `axes` to which the constraint applies."""
-        combinations = product(*(axis(name).names for name in self.axes))
-        return frozenset(c for c in combinations if self.forbids(Cell(**dict(zip(self.axes, c, strict=True)))))
+        return frozenset(filter(self.forbids_values, product(*(axis(name).names for name in self.axes))))
 
     def applies(self, cell: Cell) -> bool:
-        """The result of `forbids`, from the table."""
-        return self.values(cell) in self.forbidden
+        """The result of `forbids`."""
+        return self.forbids_values(self.values(cell))
 
 
 @cache

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
@@ -19,6 +16,13 @@ from specmatrix.matrix.subjects.protocol import Capability, RequestSpec, Run
 from specmatrix.matrix.workloads.build import draws_apply, tokenizer
 from specmatrix.reports.stats import ks_uniform, randomised_pit
 
+# A command that only starts workers imports the gates, but needs no numpy.
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats: TypeAlias = npt.NDArray[np.float64]
+
 THRESHOLDS: Final = {
     "alpha": Threshold(1e-4, "Kolmogorov-Smirnov over about 600 draws, twice per cell; see FALSE_ALARMS"),
     "logprob_nats": Threshold(
@@ -27,7 +31,6 @@ THRESHOLDS: Final = {
     "least_draws": Threshold(100, "fewer draws cannot detect a bias of 10 %"),
     "edge": Threshold(1e-5, "float32 error of the cumulative mass at the top-p cutoff"),
 }
-Floats = npt.NDArray[np.float64]
 Context = tuple[tuple[int, float], ...]  # (token id, log-probability) of every token, most probable first
 Draw = tuple[RequestSpec, Context, int]
 
@@ -74,6 +77,8 @@ class DistributionGate:
         return self._judge_draws(draws, _largest_gap(drawn, paired=not fast))
 
     def _judge_draws(self, draws: Sequence[Draw], gap: float) -> Outcome:
+        import numpy as np
+
         below, at, outside = [], [], 0
         for request, context, token in draws:
             before, share = place(request, context, token, self.thresholds["edge"])
@@ -121,6 +126,8 @@ def serial_steps(draws: Sequence[Draw], edge: float) -> Floats:
     Uniform for independent draws; near 0 if a random number is reused. Ordered by probability, the same random number
     would select unrelated tokens, and the reuse would not show.
     """
+    import numpy as np
+
     below, at = zip(*(_place_by_id(*draw, edge) for draw in draws), strict=True)
     noise = np.random.default_rng(len(draws) + 1).random(len(draws))
     places = randomised_pit(below, at, list(noise))
@@ -130,6 +137,8 @@ def serial_steps(draws: Sequence[Draw], edge: float) -> Floats:
 
 
 def _place_by_id(request: RequestSpec, context: Context, token: int, edge: float) -> tuple[float, float]:
+    import numpy as np
+
     index = next((rank for rank, (other, _) in enumerate(context) if other == token), len(context))
     kept = _kept(request, context, index, edge)
     if index >= len(kept):
@@ -140,6 +149,8 @@ def _place_by_id(request: RequestSpec, context: Context, token: int, edge: float
 
 def _kept(request: RequestSpec, context: Context, index: int, edge: float) -> Floats:
     """Descending probabilities kept by top-k, then top-p; `index` is kept if within `edge` of the cutoff."""
+    import numpy as np
+
     probabilities = np.exp(np.array([value for _, value in context], dtype=np.float64))
     if request.top_k > 0:
         probabilities = probabilities[: request.top_k]
@@ -169,6 +180,8 @@ def _largest_gap(drawn: Sequence[AnswerPair], paired: bool) -> float:
 
 
 def _gap(mine: Context, theirs: Context) -> float:
+    import numpy as np
+
     size = 1 + max(token for token, _ in (*mine, *theirs))
     vectors = np.zeros((2, size))
     for row, context in zip(vectors, (mine, theirs), strict=True):

@@ -8,8 +8,8 @@
 - `shift`: means of two small samples (speed, by engine start)
 - `association`: over-representation, and many tests at once
 
-scipy.stats does the arithmetic, except where a comparison of 100,000 cells cannot afford it: importing scipy.stats
-takes about a second, a call 0.1 to 1 ms. The tests check those few formulas against scipy.stats.
+scipy.stats does the arithmetic, except where a comparison of 100,000 cells or a run's first red cell cannot afford it:
+importing scipy.stats takes about a second, a call 0.1 to 1 ms. The tests check those few formulas against scipy.stats.
 """
 
 from specmatrix.reports.stats.association import benjamini_hochberg, fisher_log

@@ -20,12 +20,13 @@ def check_count(name: str, value: int, low: int, high: int | None = None) -> Non
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
     """95 % score interval of a rate (Wilson 1927, JASA 22:209). ValueError unless 0 <= successes <= n and n >= 1."""
-    from scipy.stats import binomtest
-
     check_count("n", n, 1)
     check_count("successes", successes, 0, n)
-    low, high = binomtest(successes, n).proportion_ci(method="wilson")
-    return float(low), float(high)
+    rate, excess = successes / n, Z95**2 / n
+    centre = rate + excess / 2
+    half = math.sqrt(excess * (rate * (1 - rate) + excess / 4))
+    low, high = (centre - half) / (1 + excess), (centre + half) / (1 + excess)
+    return (low if successes else 0.0), (high if successes < n else 1.0)  # without rounding at the ends
 
 
 def difference_interval(base_successes: int, base_n: int, head_successes: int, head_n: int) -> tuple[float, float]:

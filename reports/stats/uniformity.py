@@ -39,11 +39,19 @@ def randomised_pit(below: Sequence[float], at: Sequence[float], uniform: Sequenc
 
 
 def ks_uniform(values: npt.NDArray[np.float64]) -> FitResult:
-    """Kolmogorov-Smirnov test that `values` are uniform on [0, 1]. ValueError below 5 values or outside [0, 1]."""
-    from scipy.stats import kstest
+    """Kolmogorov-Smirnov test that `values` are uniform on [0, 1]. ValueError below 5 values or outside [0, 1].
+
+    `p` is twice the exact probability of one side, which counts the two sides together twice: it is too large by less
+    than 1e-4 of itself for p below 0.1, and by about a tenth at most. scipy.stats would be exact there, and its import
+    takes 0.4 s of a worker's start.
+    """
+    import numpy as np
+    from scipy.special import smirnov
 
     check_count("number of values", len(values), 5)
     if values.min() < 0 or values.max() > 1:
         raise ValueError(f"values must be between 0 and 1, got {values.min():.6g} to {values.max():.6g}")
-    found = kstest(values, "uniform")
-    return FitResult(float(found.statistic), float(found.pvalue))
+    steps = np.arange(len(values) + 1) / len(values)
+    ordered = np.sort(values)
+    statistic = float(max((steps[1:] - ordered).max(), (ordered - steps[:-1]).max()))
+    return FitResult(statistic, min(1.0, 2 * float(smirnov(len(values), statistic))))

@@ -86,8 +86,9 @@ class EngineConfig:
     enable_deterministic_inference: bool = False
 
     def __post_init__(self) -> None:
-        for name in KINDS:
-            _check(name, getattr(self, name))
+        for name, default in UNASKED.items():
+            if (value := getattr(self, name)) is not default:
+                _check(name, value)
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, object]) -> "EngineConfig":

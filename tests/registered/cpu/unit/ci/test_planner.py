@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specmatrix.ci import planner
 from specmatrix.ci.planner import SPLIT, Host, plan, take
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import GPUS, Cell
@@ -44,20 +45,30 @@ def test_the_committed_cells_are_planned_close_to_the_bound():
     assert made.seconds <= 1.1 * made.bound
 
 
-def test_ranked_cells_run_first_on_every_worker_and_nothing_else_changes():
+def test_ranked_cells_run_first_on_every_worker_and_wait_for_no_others_of_their_start():
     early = ["none.length", "eagle3.k4", "none.pair.length", "ngram.v2.pair", "dflash.n4.ragged"]
     ranks = {name: place for place, name in enumerate(early)}
     cells = [*CELLS, *(cell for cell in map(Cell.from_id, early) if cell not in CELLS)]
-    plain, ranked = plan(cells, {}, TWO), plan(cells, {}, TWO, ranks=ranks)
+    ranked = plan(cells, {}, TWO, ranks=ranks)
+    groups = [group for shard in ranked.shards for group in shard.groups]
     for shard in ranked.shards:
         places = [ranks.get(group.cells[0].id, len(ranks)) for group in shard.groups]
         assert places[0] < len(ranks) and places == sorted(places)
-    (start,) = (group for shard in ranked.shards for group in shard.groups if Cell.from_id(early[0]) in group.cells)
-    assert [cell.id for cell in start.cells[:2]] == [early[0], early[2]]
-    assert {frozenset(group.cells) for s in ranked.shards for group in s.groups} == {
-        frozenset(group.cells) for s in plain.shards for group in s.groups
-    }
-    assert ranked.seconds <= 1.05 * ranked.bound
+    assert [[cell.id for cell in group.cells] for group in ranked.queue[: len(early)]] == [[name] for name in early]
+    assert len(groups) == len(early) + len({cell.start_key for cell in cells if cell.id not in ranks})
+    assert sorted(cells_of(ranked)) == sorted(cells) and ranked.seconds <= 1.05 * ranked.bound
+
+
+def test_late_ranks_and_those_of_a_gpu_stay_with_their_engine_start(monkeypatch):
+    early = ["none.length", "none.pair.length", "none.pair"]
+    cells = [*map(Cell.from_id, early), Cell()]
+    ranks = {name: place for place, name in enumerate(early)}
+    monkeypatch.setattr(planner, "ALONE", 1)
+    (first, rest) = plan(cells, {}, [Host("a")], ranks=ranks).queue
+    assert [cell.id for cell in first.cells] == early[:1]
+    assert [cell.id for cell in rest.cells] == [*early[1:], "none"]
+    (start,) = plan(cells, {}, [Host("a", gpus=1)], 1, ranks=ranks).queue
+    assert [cell.id for cell in start.cells] == [*early, "none"]
 
 
 def test_the_queue_holds_the_groups_of_all_shards_as_they_begin():

@@ -3,7 +3,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chi2_contingency
+from scipy.stats import binomtest, chi2_contingency
 
 from specmatrix.reports.stats import (
     difference_interval,
@@ -14,6 +14,8 @@ from specmatrix.reports.stats import (
 
 pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
+COUNTS = st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
+
 
 @pytest.mark.parametrize(
     ("successes", "n", "low", "high"),
@@ -23,13 +25,20 @@ def test_wilson_matches_the_table_of_newcombe_1998(successes, n, low, high):
     assert wilson(successes, n) == pytest.approx((low, high), abs=5e-5)
 
 
-@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+@given(COUNTS)
 def test_wilson_holds_the_rate_and_stays_inside(case):
     successes, n = case
     low, high = wilson(successes, n)
     assert 0 <= low <= successes / n <= high <= 1
     flipped_low, flipped_high = wilson(n - successes, n)
     assert (1 - flipped_high, 1 - flipped_low) == pytest.approx((low, high))
+
+
+@given(COUNTS)
+def test_wilson_is_that_of_scipy(case):
+    successes, n = case
+    exact = binomtest(successes, n).proportion_ci(method="wilson")
+    assert wilson(successes, n) == pytest.approx((exact.low, exact.high), abs=1e-12)
 
 
 def test_wilson_ends_are_exact():

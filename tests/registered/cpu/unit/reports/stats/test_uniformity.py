@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from scipy.stats import kstest
 
 from specmatrix.reports.stats import ks_uniform, randomised_pit
 
@@ -36,6 +37,15 @@ def test_the_statistic_is_the_largest_distance_to_the_diagonal():
     assert fit.statistic == pytest.approx(0.84)
     # All five within 0.16 of one end: 2 * 0.16 ** 5.
     assert fit.p == pytest.approx(2 * 0.16**5)
+
+
+@pytest.mark.parametrize("count", [5, 40, 600])
+@pytest.mark.parametrize("power", [1.0, 1.1, 1.3, 2.0])
+def test_the_test_is_that_of_scipy(count, power):
+    values = np.random.default_rng(count).random(count) ** power
+    fit, exact = ks_uniform(values), kstest(values, "uniform")
+    assert fit.statistic == pytest.approx(exact.statistic)
+    assert exact.pvalue * (1 - 1e-9) <= fit.p <= exact.pvalue * (1.0001 if exact.pvalue < 0.1 else 1.15)
 
 
 def test_rounding_above_one_is_one():
