@@ -82,7 +82,7 @@ def _endpoint(subject: str, cell: Cell, servers: ExitStack) -> Endpoint:
 
 def _records(runner: Runner, cells: Sequence[Cell], blessed: bool, first: bool) -> Iterator[str]:
     if blessed:
-        gate = ConfigGate(golden=blessed_table(cells))
+        gate = ConfigGate(golden=blessed_table(cells), flags={})
         runner.refusal = gate.judge_refusal
         runner.gates = [gate if each.name == gate.name else each for each in runner.gates]
     for cell in cells:

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from specmatrix.engine.core.config.asked import AUTO, EngineConfig
+from specmatrix.engine.core.config.asked import AUTO, EngineConfig, Resolved
+from specmatrix.engine.core.config.resolve import explicit, resolve
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.golden.flags import FlagOutcomes, changed_flag, flags_of, golden_flags
 from specmatrix.matrix.golden.outcomes import DEPENDS, REFUSED, outcomes, ran
 from specmatrix.matrix.golden.review import GOLDEN_FILE, Golden, expected, golden_table, start_id
 from specmatrix.matrix.run.prepared_cell import PreparedCell
@@ -25,12 +27,15 @@ REVIEW: Final = "python -m pytest tests/registered/cpu/unit/matrix/golden --forc
 
 @dataclass
 class ConfigGate:
-    """Compares every field with the golden table; explicitly set values must run unless a rewrite is reported."""
+    """Compares every field with the golden table; explicitly set values must run unless a rewrite is reported. The
+    resolved values, all set by flags, must resolve to themselves, and flags that a start refuses or rewrites must do so
+    as reviewed."""
 
     name: str = "config"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.RESOLUTION})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
     golden: Golden = field(default_factory=golden_table)
+    flags: FlagOutcomes = field(default_factory=golden_flags)
 
     def applies(self, cell: Cell) -> bool:
         """Every cell has a configuration."""
@@ -40,7 +45,12 @@ class ConfigGate:
         """NOT MEASURED if the golden table lacks a field."""
         found = outcomes(prepared.configuration, run.resolved)
         numbers: dict[str, Number] = {"fields": len(found), "rewrites": len(run.resolved["rewrites"])}
-        fault = _ignored_setting(prepared.configuration, run) or _rewrites(prepared, run) or _inconsistent(run)
+        fault = (
+            _ignored_setting(prepared.configuration, run)
+            or _rewrites(prepared, run)
+            or _inconsistent(run)
+            or _unrepeatable(prepared)
+        )
         if fault:
             return Outcome(self.name, State.FAIL, numbers, message=fault)
         golden = expected(self.golden, prepared.cell, prepared.gpus > 0)
@@ -54,6 +64,8 @@ class ConfigGate:
             if found[name] != golden.get(name):
                 text = f"{name} is {found[name]!r}; the golden table expects {golden.get(name)!r}"
                 return Outcome(self.name, State.FAIL, numbers, message=text, accept=REVIEW)
+        if text := changed_flag(self.flags, prepared.cell):
+            return Outcome(self.name, State.FAIL, numbers, message=text, accept=REVIEW)
         return Outcome(self.name, State.PASS, numbers)
 
     def judge_refusal(self, prepared: PreparedCell, error: ConfigError | None) -> Outcome:
@@ -105,6 +117,21 @@ def _inconsistent(run: Run) -> str:
     for name, value in derived.items():
         if now[name] != value:
             return f"{name} is {now[name]}, but the rest of the configuration implies {value}"
+    return ""
+
+
+def _unrepeatable(prepared: PreparedCell) -> str:
+    """A sentence if the resolved values, all of them set by flags as text, resolve to anything else, or ""."""
+    first = prepared.predicted
+    assert isinstance(first, Resolved)
+    try:
+        again = resolve(EngineConfig.from_flags(flags_of(explicit(first))), prepared.facts)
+    except ConfigError as error:
+        return f"the resolved values are refused when they are set by flags: {error}"
+    old, new = ({**each.as_dict(), "reasons": None} for each in (first, again))
+    for name, value in {**old, "rewrites": []}.items():
+        if new[name] != value:
+            return f"{name} is {value}, but {new[name]} when the resolved values are set by flags"
     return ""
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from specmatrix.engine.core.memory.replay import replay
+from specmatrix.errors import LedgerError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
@@ -13,6 +15,7 @@ from specmatrix.matrix.oracles.ledger import AuditError, Move, audit
 from specmatrix.matrix.oracles.prefix import misread_pages, span_of
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Memory, Run
+from specmatrix.reports.schema import REFERENCE
 
 THRESHOLDS: Final = {
     "leaked_pages": Threshold(0, "a page without an owner is lost until restart"),
@@ -49,6 +52,8 @@ class LedgerGate:
         fault, blame = _leaks(memory, leaked), None
         if not fault:
             fault, blame = _audited(run, memory)
+        if not fault and prepared.subject == REFERENCE:
+            fault = _replayed(run, memory)
         if not fault:
             entries, _, size = run.journal
             numbers["shared"], fault = misread_pages(entries, size, run.served, span_of(prepared.cell, run.resolved))
@@ -86,6 +91,23 @@ def _audited(run: Run, memory: Memory) -> tuple[str, Blame | None]:
         text = f"replaying the journal gives (pages, free, cached, accounts) = {expected}, the engine reports {held}"
         return text, None
     return _miscounted(replayed.moves, run)
+
+
+def _replayed(run: Run, memory: Memory) -> str:
+    """What the engine's own replay of the journal, for audits on other machines, shows to be wrong, "" if nothing.
+
+    It allocates pages in the reference engine's order.
+    """
+    assert run.journal is not None
+    try:
+        ledger = replay(*run.journal)
+    except LedgerError as error:
+        return f"the engine's own replay of the journal fails: {error}"
+    found = (ledger.num_pages, len(ledger.free), ledger.cached, len(ledger.accounts))
+    held = (memory.pages, memory.free, memory.cached, memory.accounts)
+    return (
+        "" if found == held else f"the engine's own replay gives (pages, free, cached, accounts) = {found}, not {held}"
+    )
 
 
 def _miscounted(moves: Mapping[int, Sequence[Move]], run: Run) -> tuple[str, Blame | None]:

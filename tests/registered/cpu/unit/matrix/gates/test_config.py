@@ -2,10 +2,13 @@ from dataclasses import replace
 
 import pytest
 
+from specmatrix.engine.core.config.resolve import explicit
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates import config as gate
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.golden.flags import golden_flags
 from specmatrix.matrix.golden.outcomes import REFUSED
 from specmatrix.matrix.golden.review import expected, golden_table
 from specmatrix.matrix.run.prepared_cell import prepare
@@ -72,6 +75,36 @@ def test_one_other_value_fails(measured, change, sentence):
     prepared, run, baseline = measured(CELL)
     outcome = GATE.judge(prepared, replace(run, resolved={**run.resolved, **change}), baseline)
     assert outcome.state is State.FAIL and sentence in outcome.message
+
+
+def test_the_resolved_values_must_resolve_to_themselves(measured, monkeypatch):
+    prepared, run, baseline = measured(CELL)
+    resolved = explicit(prepared.predicted)
+
+    def judged(change):
+        monkeypatch.setattr(gate, "explicit", lambda first: replace(resolved, **change))
+        outcome = GATE.judge(prepared, run, baseline)
+        return outcome.state, outcome.message
+
+    assert judged({}) == (State.PASS, "")
+    assert judged({"random_seed": 3}) == (
+        State.FAIL,
+        "random_seed is 17, but 3 when the resolved values are set by flags",
+    )
+    state, message = judged({"speculative_adaptive": True})
+    assert state is State.FAIL and message.startswith("rewrites is [], but [{'field': 'speculative_adaptive'")
+    assert judged({"page_size": 0}) == (
+        State.FAIL,
+        "the resolved values are refused when they are set by flags: page_size must be between 1 and 256 tokens, got 0",
+    )
+
+
+def test_flags_that_do_something_else_than_reviewed_fail(measured):
+    flags = golden_flags()
+    words = "--speculative-draft-model-path llama-mini"
+    outcome = ConfigGate(flags={"eagle3": {**flags["eagle3"], words: "runs"}}).judge(*measured(CELL))
+    assert outcome.state is State.FAIL and "force-regen" in outcome.accept
+    assert outcome.message == f"eagle3 with {words} {flags['eagle3'][words]!r}; the golden file expects 'runs'"
 
 
 def test_a_reason_without_an_automatic_choice_fails(measured):

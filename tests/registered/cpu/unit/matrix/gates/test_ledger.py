@@ -2,6 +2,8 @@ from dataclasses import replace
 
 import pytest
 
+from specmatrix.errors import LedgerError
+from specmatrix.matrix.gates import ledger as gate
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.ledger import LedgerGate
 
@@ -37,6 +39,30 @@ def test_a_broken_journal_fails(measured):
     entries, pages, size = run.journal
     outcome = GATE.judge(prepared, replace(run, journal=(entries[1:], pages, size)), baseline)
     assert outcome.state is State.FAIL and "journal entry 0" in outcome.message
+
+
+def test_the_engines_own_replay_of_its_journal_must_agree(measured, monkeypatch):
+    prepared, run, baseline = measured(CELL)
+
+    def outcome():
+        return GATE.judge(prepared, run, baseline)
+
+    def broken(entries, pages, size):
+        raise LedgerError("law 1: page 3 has two owners")
+
+    real = gate.replay(*run.journal)
+    real.free.pop()
+    monkeypatch.setattr(gate, "replay", lambda *journal: real)
+    pages = (run.memory.pages, run.memory.free, run.memory.cached, run.memory.accounts)
+    found = (pages[0], pages[1] - 1, *pages[2:])
+    text = f"the engine's own replay gives (pages, free, cached, accounts) = {found}, not {pages}"
+    assert (outcome().state, outcome().message) == (State.FAIL, text)
+    monkeypatch.setattr(gate, "replay", broken)
+    text = "the engine's own replay of the journal fails: law 1: page 3 has two owners"
+    assert (outcome().state, outcome().message) == (State.FAIL, text)
+    # Another engine allocates pages in an order of its own.
+    foreign = GATE.judge(replace(prepared, subject="other"), run, baseline)
+    assert foreign.state is State.PASS
 
 
 TURNS = "nextn.deepseek.s2.v2.p4.pair.stream"

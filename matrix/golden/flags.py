@@ -1,0 +1,104 @@
+"""What single flags do to a start: the sentence that refuses them, or what runs and is rewritten; a golden file."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from specmatrix.engine.core.config.asked import EngineConfig, Facts
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.model_facts import model_facts
+from specmatrix.matrix.zoo.recipes import RECIPES
+
+FLAGS_FILE: Final = Path(__file__).with_name("flags.yaml")
+# A start's flags are judged with every cell that has the same value of these axes.
+JUDGED_BY: Final = ("algorithm", "adaptive")
+# Start -> flags -> what becomes of them.
+FlagOutcomes: TypeAlias = Mapping[str, Mapping[str, str]]
+
+
+def flags_of(config: EngineConfig) -> dict[str, str]:
+    """The flags of a configuration as they are typed on a command line."""
+    typed = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in _set(config)}
+    return {f"--{name.replace('_', '-')}": text for name, text in typed.items()}
+
+
+def _set(config: EngineConfig) -> list[tuple[str, object]]:
+    return [(name, value) for name, value in asdict(config).items() if value is not None]
+
+
+def with_flags(start: Cell, words: str) -> tuple[dict[str, str], Facts]:
+    """A start's flags with these in place of its own, and its facts. A flag without a value is `true`; a word such as
+    `draft.hidden_size=96` or `target.gpus=1` is a fact, with a value in JSON or a text."""
+    flags, name = flags_of(start.config()), ""
+    changes: dict[str, dict[str, Any]] = {"draft": {}, "target": {}}
+    for word in shlex.split(words):
+        if fact := re.fullmatch(r"(draft|target)\.(\w+)=(.+)", word):
+            changes[fact[1]][fact[2]] = _value(fact[3])
+        elif word.startswith("--"):
+            flags[name := word] = "true"
+        else:
+            flags[name] = word
+    draft = flags.get("--speculative-draft-model-path")
+    facts = model_facts(flags["--model-path"], draft if draft in RECIPES else None)
+    if facts.draft is not None:
+        facts = replace(facts, draft=replace(facts.draft, **changes["draft"]))
+    return flags, replace(facts, **changes["target"])
+
+
+def outcome_of(start: Cell, words: str) -> str:
+    """What becomes of a start with these flags, as `with_flags` has them."""
+    flags, facts = with_flags(start, words)
+    try:
+        resolved = resolve(EngineConfig.from_flags(flags), facts)
+    except ConfigError as error:
+        return f"refused: {error}"
+    depths = ", ".join(str(slot.candidate_steps) for slot in resolved.adaptive_slots)
+    steps = f"{resolved.num_steps} of {depths}" if depths else resolved.num_steps
+    tokens, version = resolved.num_draft_tokens, resolved.spec_version
+    runs = f"runs {resolved.algorithm} {version}: steps {steps}, topk {resolved.topk}, draft tokens {tokens}"
+    sizes = f"{resolved.max_total_tokens} tokens in pages of {resolved.page_size}"
+    graphs = f", graphs up to {resolved.cuda_graph_max_bs}" if resolved.cuda_graph_max_bs else ""
+    told = [f"{one.field} {one.asked} is {one.got}: {one.reason}" for one in resolved.rewrites]
+    return "; ".join([f"{runs}; {sizes}{graphs}", *told])
+
+
+def _value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@cache
+def golden_flags(path: Path = FLAGS_FILE) -> FlagOutcomes:
+    """The reviewed outcomes."""
+    # PyYAML is slow to import, and collection does not need it.
+    import yaml
+
+    text = path.read_text(encoding="utf-8")
+    found: dict[str, dict[str, str]] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return found
+
+
+@cache
+def _outcomes(start: str, asks: tuple[str, ...]) -> dict[str, str]:
+    return {words: outcome_of(Cell.from_id(start), words) for words in asks}
+
+
+def changed_flag(golden: FlagOutcomes, cell: Cell) -> str:
+    """A sentence on the first flags whose outcome is another one than the golden file's, "" if there are none."""
+    for start, rows in golden.items():
+        if all(getattr(Cell.from_id(start), name) == getattr(cell, name) for name in JUDGED_BY):
+            for words, found in _outcomes(start, tuple(rows)).items():
+                if found != rows[words]:
+                    return f"{start} with {words} {found!r}; the golden file expects {rows[words]!r}"
+    return ""
