@@ -210,11 +210,15 @@ def plan(
 
 
 def take(queue: list[Group], own: Set[object], others: Set[object]) -> Group:
-    """Remove the group that a worker runs next from a queue that is not empty: of the first AHEAD, the one with the
-    fewest baselines that only other workers have run. own, others: baselines that the workers have run."""
+    """Remove the group that a worker runs next from a queue that is not empty: of those of the first AHEAD that are at
+    least half as long as the first, the one with the fewest baselines that only other workers have run. A long group
+    shares many of them, but if others went first, it would be the last to end.
+
+    own, others: baselines that the workers have run.
+    """
     foreign = others - own
-    index = min(range(len(queue[:AHEAD])), key=lambda place: len(queue[place].baselines & foreign))
-    return queue.pop(index)
+    places = [place for place, group in enumerate(queue[:AHEAD]) if 2 * group.seconds >= queue[0].seconds]
+    return queue.pop(min(places, key=lambda place: len(queue[place].baselines & foreign)))
 
 
 def _rank(cell: Cell, ranks: Mapping[str, int]) -> float:

@@ -100,6 +100,16 @@ def test_of_the_next_groups_a_worker_takes_one_whose_baseline_no_other_has_run()
     assert take(queue, set(), set()).cells == (Cell.from_id(names[2]),) and not queue
 
 
+def test_a_long_group_does_not_wait_for_short_ones_with_other_baselines():
+    names = ["none.p4.ragged", "none.p16.pair.length", "none.p64.pair.stop_string"]
+    queue = plan(map(Cell.from_id, names), {names[0]: 9.0, names[1]: 4.0, names[2]: 5.0}, [Host("a")]).queue
+    assert [group.cells[0].id for group in queue] == [names[0], names[2], names[1]]
+    taken = [take(queue, set(), baselines(names[0])).cells[0].id for _ in range(3)]
+    assert taken == [names[2], names[0], names[1]]
+    queue = plan(map(Cell.from_id, names), {names[0]: 12.0, names[1]: 4.0, names[2]: 5.0}, [Host("a")]).queue
+    assert take(queue, set(), baselines(names[0])).cells[0].id == names[0]
+
+
 def test_a_group_longer_than_its_share_is_split():
     start = [cell for cell in CELLS if cell.start_key == Cell.from_id("eagle3.s3.k4.n8.v2.p16").start_key]
     made = plan(start, {}, [Host("a", workers=4)], start_seconds=0.1)
