@@ -14,7 +14,7 @@ from specmatrix import HOME
 from specmatrix.ci.planner import parse_shard
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.selection import of_gpus
-from specmatrix.matrix.cli.console import StdoutConsole
+from specmatrix.matrix.cli.console import StdoutConsole, print_text
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cli.stopping import Stopped
@@ -104,8 +104,10 @@ def _list(mutants: Sequence[Mutant], settings: dict[str, Any], json_: bool) -> i
         rows = [{"id": one.id, "within": one.within, "before": one.before, "after": one.after} for one in mutants]
         print(json.dumps(settings | {"mutants": rows}))
         return 0
-    for one in mutants:
-        print(f"{one.id} {one.within}: {' '.join(one.before.split())} -> {' '.join(one.after.split())}")
+    lines = (
+        f"{one.id} {one.within}: {' '.join(one.before.split())} -> {' '.join(one.after.split())}" for one in mutants
+    )
+    print_text("\n".join(lines))
     return 0
 
 
@@ -140,7 +142,7 @@ def _show(found: Sequence[MutantOutcome], settings: dict[str, Any], tests: bool,
         if tests or by != "tests":
             table.add_row(words, str(len(rows)), *told)
     console.print(table)
-    print(
+    print_text(
         f"{count(len(found), 'mutant')} drawn from {settings['of']:,} of {' and '.join(settings['paths'])}, seed "
         f"{settings['seed']}; {count(settings['equivalent'], 'further one')} marked as equivalent"
     )

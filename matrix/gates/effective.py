@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +17,8 @@ THRESHOLDS: Final = {
     "differences": Threshold(0, "an engine that runs other values than it resolved is another configuration"),
     "unseen": Threshold(0, "every row of EVIDENCE was verified on the reference engine"),
 }
+# Begins the message on a counter that is zero, or is not.
+COUNTER: Final = "counter "
 # Without these, what runs is unknown.
 REQUIRED: Final = (
     "algorithm", "num_steps", "topk", "num_draft_tokens", "lag", "page_size", "num_pages", "radix_cache",
@@ -72,6 +74,11 @@ class EffectiveGate:
         return Outcome(self.name, State.PASS, numbers)
 
 
+def nearest_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The outcomes in their order, but a missing counter behind what other gates see: it mostly follows from that."""
+    return sorted(outcomes, key=lambda one: one.gate == EffectiveGate.name and one.message.startswith(COUNTER))
+
+
 def _strays(run: Run) -> Iterator[str]:
     """A sentence for each option that does not run in one worker of the engine, or on one rank, as it was resolved."""
     for worker, options in run.readback.get("workers", {}).items():
@@ -89,4 +96,4 @@ def _strays(run: Run) -> Iterator[str]:
 def _unseen(row: Evidence, run: Run) -> str:
     hits = sum(run.evidence.get(counter, 0) for counter in row.counter.split("|"))
     wanted = "more than 0" if row.seen else "0"
-    return f"counter {row.counter.replace('|', ' or ')} is {hits}, expected {wanted}: {row.why}"
+    return f"{COUNTER}{row.counter.replace('|', ' or ')} is {hits}, expected {wanted}: {row.why}"

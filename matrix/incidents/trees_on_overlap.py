@@ -100,7 +100,7 @@ INCIDENT: Final = Incident(
             acknowledged=(TO_V2,),
             expected=Expected(
                 "red",
-                cells=each("REGRESSED: effective, ledger, lossless, acceptance", ALONE[0], PAIRS[0]),
+                cells=each("REGRESSED: ledger, lossless, acceptance, effective", ALONE[0], PAIRS[0]),
                 rewrites=MOVED,
             ),
         ),

@@ -20,6 +20,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.timed import STARTS
 from specmatrix.matrix.gates.claims import ClaimsGate
 from specmatrix.matrix.gates.config import ConfigGate
+from specmatrix.matrix.gates.effective import nearest_first
 from specmatrix.matrix.gates.gate import Gate, Outcome
 from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.ranks import RanksGate
@@ -215,7 +216,7 @@ class Runner:
             baseline = self.baselines.run(prepared.baseline)
             if has_session_baseline(prepared.cell):
                 run = replace(run, session_baseline=self.baselines.run(prepared.session_baseline))
-        outcomes = [gate.judge(prepared, run, baseline) for gate in self._applied(prepared.cell)]
+        outcomes = nearest_first([gate.judge(prepared, run, baseline) for gate in self._applied(prepared.cell)])
         return judged(prepared, outcomes, engine, run.evidence, command, red_ask(run, baseline, outcomes))
 
     def _foreign_baseline(self, prepared: PreparedCell, engine: RunningEngine, command: EngineCommand, run: Run) -> Run:

@@ -1,11 +1,13 @@
 """From the requested to the resolved configuration: pure, total, every value before any decision that depends on it."""
 
+from itertools import chain
 from typing import Any, Final
 
 from specmatrix.engine.core.config.adaptive_file import dump
 from specmatrix.engine.core.config.asked import AUTO, EngineConfig, Facts, Reason, Resolved, Rewrite
 from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.engine.core.config.defaults import DEFAULTS, default_for
+from specmatrix.engine.core.config.rules.adaptive import table_reasons
 from specmatrix.engine.core.config.rules.multi_layer import layer_per_step, layer_reasons
 from specmatrix.engine.core.config.rules.ngram import ngram_flags, ngram_options
 from specmatrix.engine.core.config.rules.table import CAPACITY, RULES
@@ -64,7 +66,8 @@ def _choose(situation: RuleContext, rewritten: dict[str, Any]) -> tuple[Reason, 
             reasons.append(reason)
             value = reason.value
         situation.chosen[field] = value
-    return (*reasons, *path_reasons(situation), *layer_reasons(situation), *ngram_options(situation)[1])
+    own = path_reasons(situation), table_reasons(situation), layer_reasons(situation), ngram_options(situation)[1]
+    return (*reasons, *chain.from_iterable(own))
 
 
 def _draft_path(situation: RuleContext) -> str | None:

@@ -25,8 +25,8 @@ def list_pairs(json_: bool = False) -> int:
         return 0
     rows = [HEAD, *(_row(pair) for pair in PAIRS.values())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(part.ljust(width) for part, width in zip(row, widths, strict=True)).rstrip())
+    padded = ("  ".join(part.ljust(width) for part, width in zip(row, widths, strict=True)) for row in rows)
+    print_text("\n".join(map(str.rstrip, padded)))
     return 0
 
 
@@ -51,7 +51,7 @@ def check(names: Sequence[str], models: Path | None = None, json_: bool = False)
     if json_:
         print(json.dumps([{"checkpoint": name, "missing": what} for name, what in found.items()], indent=2))
     for name, what in found.items() if not json_ else ():
-        print("\n  ".join([f"{name}:", *what]) if what else f"{name}: ready")
+        print_text("\n  ".join([f"{name}:", *what]) if what else f"{name}: ready")
     return 2 if any(found.values()) else 0
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.selection import of_gpus
+from specmatrix.matrix.cli.console import print_text
 from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.progress import counting, waiting
 from specmatrix.matrix.cover.functions import record
@@ -53,7 +54,7 @@ def lock(
         print(f"dropped {dropped} cells, added {added}")
     with waiting("verifying the cover"):
         reports = [check(full=full), *map(check_own, limited_subjects())]
-    print("\n".join(report.text() for report in reports))
+    print_text("\n".join(report.text() for report in reports))
     return int(not all(report.ok for report in reports))
 
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from specmatrix.engine.core.config.adaptive_file import SOURCE, dump, inline, union
-from specmatrix.engine.core.config.asked import AUTO
+from specmatrix.engine.core.config.asked import AUTO, Reason
 from specmatrix.engine.core.config.context import Rule, RuleContext
 from specmatrix.errors import text_of
 
@@ -26,6 +26,13 @@ def _wrong(s: RuleContext) -> str:
 
 def _named(s: RuleContext) -> str:
     return f"{SOURCE} {text_of(s.asked.speculative_adaptive_config)}"
+
+
+def table_reasons(s: RuleContext) -> tuple[Reason, ...]:
+    """The reason for the built-in slots, if they decide."""
+    if s.adaptive is None or s.asked.speculative_adaptive_config is not None:
+        return ()
+    return (Reason(SOURCE, None, "no file is named, so the built-in slots are used"),)
 
 
 ADAPTING: Final[tuple[Rule, ...]] = (

@@ -1,10 +1,12 @@
 """What a terminal gets fits its width; a file or pipe gets the lines as they are."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from specmatrix.cli import main
+from specmatrix.matrix.cli.commands import lock as commands
 from specmatrix.matrix.cli.console import StdoutConsole, print_markdown, print_text
 
 pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
@@ -41,11 +43,29 @@ def test_a_terminal_gets_tables_that_fit(terminal, capsys):
     assert max(map(len, out.splitlines())) <= terminal and "|---" not in out and out.count("words") == 12
 
 
+def test_the_reports_on_locks_fit_a_terminal(terminal, monkeypatch, capsys):
+    made = SimpleNamespace(ok=True, text=lambda: "cells.lock: complete; smoke 27; pr 300; " + "pairs 2592/2592; " * 6)
+    monkeypatch.setattr(commands, "check", lambda full: made)
+    monkeypatch.setattr(commands, "limited_subjects", list)
+    assert main(["lock", "--check"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= terminal and lines[0].startswith("cells.lock") and lines[1].startswith("  ")
+
+
+def test_mutants_fit_a_terminal(terminal, capsys):
+    pytest.importorskip("mutmut")
+    assert main(["mutants", "--list", "--sample", "2", "--paths", "engine/core/draft/depth.py"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 2
+    assert not [line for line in lines if len(line) > terminal and len(line.split()) > 1]
+
+
 @pytest.mark.parametrize(
     "command",
     [
         ("explain", "eagle3.s3.k4.n8.v2.ragged"),
         ("faults", "--list"),
+        ("checkpoints", "list"),
         ("checkpoints", "show", "llama-3.1-8b.eagle3"),
         ("subjects",),
         ("subjects", "show", "openai"),

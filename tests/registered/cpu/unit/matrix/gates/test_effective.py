@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from specmatrix.matrix.gates.effective import EffectiveGate
+from specmatrix.matrix.gates.effective import EffectiveGate, nearest_first
 from specmatrix.matrix.gates.evidence import EVIDENCE, GPU_EVIDENCE
-from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.prepared_cell import prepare
 
 pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
@@ -69,6 +69,16 @@ def test_a_drafter_that_was_put_aside_is_red(measured):
     assert outcome.message == "EAGLE3 read the host in propose"
 
 
+def test_a_missing_counter_is_named_after_what_other_gates_see(measured, with_evidence):
+    prepared, run, baseline = measured(CELL)
+    missing = GATE.judge(prepared, with_evidence(run, {"decode.round": 0}), baseline)
+    other = GATE.judge(prepared, replace(run, resolved={**run.resolved, "topk": 3}), baseline)
+    ledger, depth = (Outcome(name, State.FAIL, message="counter a is 1") for name in ("ledger", "adaptive"))
+    assert missing.message.startswith("counter decode.round is 0")
+    assert nearest_first([missing, ledger, depth]) == [ledger, depth, missing]
+    assert nearest_first([other, ledger]) == [other, ledger] and other.state is State.FAIL
+
+
 def test_rounds_on_a_gpu_must_be_replayed(measured, with_evidence):
     prepared, run, baseline = measured(CELL)
     on_gpu = replace(
@@ -85,6 +95,8 @@ def test_rounds_on_a_gpu_must_be_replayed(measured, with_evidence):
     sampled, ruled = (prepared.cell._replace(sampling=value) for value in ("mixed", "rules"))
     assert row.when(sampled, unseen) and not row.when(ruled, unseen)
     assert not row.when(prepared.cell._replace(finish="stops"), unseen)
+    few_slots = prepared.cell._replace(slots="4")
+    assert row.when(few_slots, unseen) and not row.when(few_slots._replace(batch="burst"), unseen)
     few = with_evidence(on_gpu, {"graph.replayed": 0, "graph.eager": 15, "decode.round": 15})
     assert GATE.judge(prepared, few, baseline).state is State.PASS
 

@@ -187,6 +187,7 @@ def test_explicit_values_are_kept_or_rewritten_and_automatic_ones_have_a_reason(
             assert bool(resolved.adaptive_slots) is asked
         elif name == "speculative_adaptive_config":
             assert resolved.adaptive_slots == (SLOTS[asked] if config.speculative_adaptive else ())
+            assert (reasons.pop(name, None) is not None) is (asked is None and config.speculative_adaptive)
         elif not name.startswith("speculative_accept"):
             assert getattr(resolved, {"speculative_algorithm": "algorithm"}.get(name, name)) == asked
     assert not reasons
