@@ -44,7 +44,8 @@ def plan_reads(
     of its key (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434). scale: softmax scale, 1/sqrt(head_dim) if
     None. sparse: most keys are masked for all queries of a request, as by a sliding window; a hint to skip work.
     start int64 [B]: no query of request b attends past position start[b] + W - 1; a hint too.
-    deterministic: a query's bits depend neither on the rest of the batch nor on masked keys (see eager.py).
+    deterministic: a query's bits depend neither on the rest of the batch nor on masked keys (see eager.py; on a GPU,
+    on those between keys that it sees where these lie in other blocks, see triton.py).
     KernelError on other shapes; with `checked` also on other dtypes and on fully masked queries.
     """
     batch, length = read_slots.shape

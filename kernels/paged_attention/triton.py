@@ -2,9 +2,10 @@
 
 A split always holds SPLIT key positions, whatever the number of keys, requests and queries, and query tiles have the
 same shape in every step. A query's result merges its splits in ascending order; a fully masked split or block of keys
-leaves every bit unchanged. So its bits depend neither on the rest of the step, nor on masked keys, nor on the slots'
-positions in the pool. Small steps use one program per split and a second launch that merges; larger ones merge within
-one program. FMA fusion is disabled, so that both round identically.
+leaves every bit unchanged. So its bits depend neither on the rest of the step, nor on masked keys behind those that it
+sees, nor on the slots' positions in the pool. Masked keys between them, as in a tree, matter only where they move a key
+to another block, and there by rounding. Small steps use one program per split and a second launch that merges; larger
+ones merge within one program. FMA fusion is disabled, so that both round identically.
 """
 
 from __future__ import annotations

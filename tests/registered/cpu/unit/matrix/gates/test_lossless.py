@@ -141,6 +141,22 @@ def test_a_turns_log_probabilities_are_those_of_the_history_sent_again(measured,
         assert outcome.message == f"a log-probability of {name} differs from the baseline's by 0.001 nats"
 
 
+@pytest.mark.parametrize(
+    ("nats", "topk", "deterministic", "state"),
+    [(0.1, 4, True, State.PASS), (0.1, 1, True, State.FAIL), (0.1, 1, False, State.PASS), (0.2, 4, True, State.FAIL)],
+)
+def test_in_bf16_a_tree_may_move_a_logit_by_a_step_and_a_chain_moves_none(
+    measured, gate, altered, nats, topk, deterministic, state
+):
+    prepared, run, baseline = measured(TURNS)
+    index = next(i for i, a in enumerate(run.answers) if a.name.endswith(".turn2") and len(a.logprobs) > 2)
+    scores = run.answers[index].logprobs
+    moved = altered(run, index, logprobs=(*scores[:2], scores[2] - nats, *scores[3:]))
+    half = {"dtype": "bfloat16", "topk": topk, "enable_deterministic_inference": deterministic}
+    moved, plain = (replace(one, resolved={**one.resolved, **half}) for one in (moved, baseline))
+    assert gate.judge(prepared, moved, plain).state is state
+
+
 RULED = "none.ragged.rules"
 
 
