@@ -57,6 +57,8 @@ from specmatrix.reports.schema import RED_STATES, CellResult, WaiverRule
 Explain = Literal["none", "red", "every"]
 UNJUDGED: Final = "no gate that applies to the subject compares the cell's answers"
 SHAPE: Final = ("num_steps", "topk", "num_draft_tokens")
+# Baseline engines in processes of their own that a runner keeps: one of vLLM's takes 1.6 GB.
+KEPT: Final = 2
 
 
 @dataclass(slots=True)
@@ -64,7 +66,8 @@ class Baselines:
     """Baseline runs, each performed once per process.
 
     oracle: compares them with the oracle, None for the reference engine's. engines: engines without a drafter, kept for
-    other workloads of the same cell and command. runs: what came of each. starts: of engines, so far.
+    other workloads of the same cell and command, the last one used at the end. runs: what came of each. starts: of
+    engines, so far.
     """
 
     subject: Subject
@@ -89,8 +92,8 @@ class Baselines:
     def engine(self, plain: PreparedCell) -> RunningEngine:
         """The kept engine of a baseline that has run, which is started again if it is gone."""
         key, command = self._command(plain)
-        if key not in self.engines:
-            self.engines[key] = self._start(command)
+        kept = self.engines.pop(key, None)
+        self.engines[key] = self._start(command) if kept is None else kept
         return self.engines[key]
 
     def _command(self, plain: PreparedCell) -> tuple[tuple[Cell, str], EngineCommand]:
@@ -101,6 +104,10 @@ class Baselines:
         return (plain.cell, repr(replace(command, asks=()))), command
 
     def _start(self, command: EngineCommand) -> RunningEngine:
+        processes = [(key, engine) for key, engine in self.engines.items() if isinstance(engine, EngineProcess)]
+        for key, engine in processes[: len(processes) + 1 - KEPT]:
+            del self.engines[key]
+            engine.stop()
         self.starts += 1
         return start_engine(self.subject, command)
 

@@ -13,7 +13,7 @@ from specmatrix.matrix.gates.registry import GATES as REFERENCE_GATES
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.oracles.transformers import oracle_of
 from specmatrix.matrix.run.prepared_cell import PreparedCell
-from specmatrix.matrix.run.runner import Runner
+from specmatrix.matrix.run.runner import KEPT, Runner
 from specmatrix.matrix.subjects.http.openai import TEXTS
 from specmatrix.matrix.subjects.http.sglang import NATIVE
 from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
@@ -66,6 +66,21 @@ def test_what_an_engine_leaves_in_the_temporary_directory_goes_with_it(tmp_path,
         for folder in folders:
             (folder / "left").touch()
     assert not list(tmp_path.iterdir())
+
+
+def test_few_engines_of_baselines_are_kept(tmp_path, monkeypatch):
+    """Each is a process that holds a whole engine of another library."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with running(ReplaySubject()) as runner:
+        for cell in ("none", "none.qwen3", "none.deepseek", "none.mistral"):
+            runner.run_cell(Cell.from_id(cell))
+            assert len(list(tmp_path.glob("specmatrix-engine-*"))) <= KEPT + 1, "one more runs the cell"
+        kept = [start.model for start, _ in runner.baselines.engines]
+        assert kept == ["deepseek", "mistral"]
+        starts = runner.baselines.starts
+        runner.run_cell(Cell.from_id("none.deepseek.length"))
+        assert runner.baselines.starts == starts
+        assert [start.model for start, _ in runner.baselines.engines] == ["mistral", "deepseek"]
 
 
 def test_an_unsupported_cell_has_a_reason_and_no_gates():
