@@ -321,6 +321,9 @@ def faults(
 
 @app.command()
 def mutants(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="ID", help="mutants, as --list names them; default: a sample")
+    ] = None,
     paths: Annotated[
         list[str] | None,
         typer.Option(help="files and folders to mutate; repeatable  [default: engine/core, engine/spec]"),
@@ -328,19 +331,17 @@ def mutants(
     sample: Annotated[int, typer.Option(help="mutants to draw")] = 200,
     seed: Annotated[int, typer.Option(help="seed of the sample, and of the cells' prompts and sampling")] = 0,
     workers: Workers = WORKERS,
-    tests: Annotated[
-        bool, typer.Option("--tests/--no-tests", help="run the engine's unit tests on what cells miss")
-    ] = True,
+    tests: Annotated[bool, typer.Option("--tests/--no-tests", help="run the unit tests too")] = True,
     shard: Annotated[str, typer.Option(metavar="N/COUNT", help="only this part of the sample")] = "1/1",
     list_: Annotated[bool, typer.Option("--list", help="only list the sample")] = False,
     out: Annotated[Path | None, typer.Option(help="also write mutants.json here")] = None,
     json_: Json = False,
 ) -> int:
-    """Report what kills small random changes of the engine."""
+    """Report what kills small random changes of the engine, or of what judges it."""
     from specmatrix.ci.commands.mutants import main_mutants
     from specmatrix.matrix.faults.mutants import PATHS
 
-    return main_mutants(paths or PATHS, sample, seed, workers, tests, shard, list_, out, json_)
+    return main_mutants(ids or (), paths or PATHS, sample, seed, workers, tests, shard, list_, out, json_)
 
 
 @app.command()

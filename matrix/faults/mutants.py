@@ -1,5 +1,7 @@
 """`specmatrix mutants`: small random changes of the sources, by mutmut's operators, and what kills them.
 
+Of the engine and its kernels, cells judge a mutant first and then unit tests; of what judges, unit tests do first, and
+then the kill matrix.
 Only expressions and statements within functions are mutated. An equivalent mutant, one that no test could kill, is
 marked by hand with a reason in `equivalent.yaml`.
 """
@@ -11,9 +13,11 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from difflib import unified_diff
+from functools import lru_cache
 from importlib.util import find_spec
 from operator import ne
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -22,7 +26,9 @@ from specmatrix import HOME
 from specmatrix.errors import ConfigError, shown
 from specmatrix.files import read_text
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cover.functions import ExecutedFunctions, functions_of
+from specmatrix.matrix.cover.functions import FOLDERS, ExecutedFunctions, functions_of
+from specmatrix.matrix.faults.catalogue import CATALOGUE
+from specmatrix.matrix.faults.judges import KillChanges, unit_tests_of
 from specmatrix.matrix.faults.plant import CellVerdict, environment, planted, trial
 from specmatrix.matrix.faults.processes import Processes
 from specmatrix.reports.schema import RED_STATES
@@ -30,11 +36,14 @@ from specmatrix.reports.schema import RED_STATES
 EQUIVALENT_FILE: Final = Path(__file__).with_name("equivalent.yaml")
 # Ring 0 and the drafters and verifiers.
 PATHS: Final = ("engine/core", "engine/spec")
-TESTS: Final = "tests/registered/cpu/unit"
+# What cells execute as the engine under test; `matrix.cover.functions` records these folders.
+JUDGED: Final = tuple(f"{folder}/" for folder in FOLDERS)
 # A mutant may loop forever; several times what its cells, and the tests, take.
 SLACK: Final = 4.0
 LEAST_SECONDS: Final = 120.0
 TEST_SECONDS: Final = 900.0
+# What pytest exits with where nightly tests alone are chosen.
+NO_TESTS: Final = 5
 
 
 class Mutant(NamedTuple):
@@ -53,6 +62,12 @@ class Mutant(NamedTuple):
         """Its place, and its number among the mutants of the file."""
         return f"{self.path}:{self.line}#{self.number}"
 
+    @property
+    def diff(self) -> str:
+        """Its lines, without headers."""
+        lines = unified_diff(self.before.splitlines(), self.after.splitlines(), n=0, lineterm="")
+        return "\n".join(line for line in lines if line[:3] not in ("---", "+++", "@@ "))
+
     def apply(self, root: Path) -> list[Path]:
         """Write the mutated file into the tree at `root`."""
         file = root / self.path
@@ -61,8 +76,9 @@ class Mutant(NamedTuple):
 
 
 class MutantOutcome(msgspec.Struct, frozen=True):
-    """What killed a mutant. by: "smoke" or "pr" for a red cell of that stage, "tests", or "" for a survivor. cell: the
-    red one. how: the gates that failed, "crash", "hang", or the test. cells: number of cells that execute it."""
+    """What killed a mutant. by: "smoke" or "pr" for a red cell of that stage, "tests", "faults" for a fault that gates
+    see differently, or "" for a survivor. cell: the red one. how: the gates that failed, "crash", "hang", the test, or
+    the fault. cells: number of cells that execute it."""
 
     id: str
     within: str
@@ -97,18 +113,19 @@ class Mutations:
         self._path, self._text, self._named = path, text, functions_of(text)
         wrapper = MetadataWrapper(libcst.parse_module(text))
         self._module, positions = wrapper.module, wrapper.resolve(PositionProvider)
-        self._changes: list[tuple[int, Any, Any]] = []
+        self._changes: list[tuple[int, int, Any, Any]] = []
+        self._made: dict[int, Mutant] = {}
         changes, named = self._changes, self._named
 
         class Visitor(libcst.CSTVisitor):
             def on_visit(self, node: Any) -> bool:  # noqa: ANN401  # any node, as libcst declares it
                 if isinstance(node, libcst.Annotation | libcst.Decorator | libcst.Parameters):
                     return False
-                line = positions[node].start.line if node in positions else 0
+                line, last = (positions[node].start.line, positions[node].end.line) if node in positions else (0, 0)
                 if line in named:
                     for kind, operator in mutation_operators:
                         if isinstance(node, kind):
-                            changes.extend((line, node, mutated) for mutated in operator(node))
+                            changes.extend((line, last, node, mutated) for mutated in operator(node))
                 return True
 
         self._module.visit(Visitor())
@@ -116,14 +133,35 @@ class Mutations:
     def __len__(self) -> int:
         return len(self._changes)
 
+    def marked(self, mark: Equivalent) -> bool:
+        """Whether a mark matches one of them."""
+        head, *rest = map(str.strip, mark.before.splitlines())
+        places = [number for number, line in enumerate(self._text.splitlines(), start=1) if line.strip() == head]
+        return any(
+            is_equivalent(self[number], [mark])
+            for number, (line, last, _, _) in enumerate(self._changes)
+            if self._named[line] == mark.within and any(line <= place + len(rest) and place <= last for place in places)
+        )
+
     def __getitem__(self, number: int) -> Mutant:
-        line, node, mutated = self._changes[number]
+        if number not in self._made:
+            self._made[number] = self._make(number)
+        return self._made[number]
+
+    def _make(self, number: int) -> Mutant:
+        line, _, node, mutated = self._changes[number]
         text = self._module.deep_replace(node, mutated).code
         old, new = self._text.splitlines(), text.splitlines()
         head = _common(old, new)
         tail = _common(old[head:][::-1], new[head:][::-1])
         before, after = ("\n".join(part[head : len(part) - tail]) for part in (old, new))
         return Mutant(self._path, line, self._named[line], number, before, after, text)
+
+
+@lru_cache(maxsize=256)
+def mutations(path: str, text: str) -> Mutations:
+    """`Mutations`, which take a second for a large file."""
+    return Mutations(path, text)
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:
@@ -146,11 +184,27 @@ def sample_of(paths: Sequence[str], size: int, seed: int, root: Path = HOME) -> 
             raise ConfigError(f"--paths: {shown(path)} is no Python file, or folder of some, below {root}")
         for file in found:
             name = str(file.relative_to(root))
-            files[name] = Mutations(name, file.read_text(encoding="utf-8"))
+            files[name] = mutations(name, file.read_text(encoding="utf-8"))
     known = [(own, number) for own in files.values() for number in range(len(own))]
     if not known:
         raise ConfigError(f"--paths: {', '.join(map(shown, paths))}: no function there can be mutated")
     return [own[number] for own, number in random.Random(seed).sample(known, min(size, len(known)))], len(known)
+
+
+def named_mutants(ids: Sequence[str], root: Path = HOME) -> list[Mutant]:
+    """The mutants of these ids. ConfigError if one names none of today's sources, which number them anew."""
+    found = []
+    for name in ids:
+        path, _, place = name.rpartition(":")
+        number = place.rpartition("#")[2]
+        file = root / path
+        if file.suffix == ".py" and file.is_file() and number.isdecimal():
+            own = mutations(path, file.read_text(encoding="utf-8"))
+            if int(number) < len(own) and own[int(number)].id == name:
+                found.append(own[int(number)])
+                continue
+        raise ConfigError(f"there is no mutant {shown(name)}; `specmatrix mutants --list` names those of a sample")
+    return found
 
 
 def equivalents(path: Path = EQUIVALENT_FILE, root: Path = HOME) -> tuple[Equivalent, ...]:
@@ -159,8 +213,7 @@ def equivalents(path: Path = EQUIVALENT_FILE, root: Path = HOME) -> tuple[Equiva
     try:
         marked = msgspec.yaml.decode(read_text(path), type=tuple[Equivalent, ...])
         for mark in marked:
-            own = Mutations(mark.path, read_text(root / mark.path))
-            if not any(is_equivalent(own[number], [mark]) for number in range(len(own))):
+            if not mutations(mark.path, read_text(root / mark.path)).marked(mark):
                 raise ConfigError(
                     f"{path.name}: {mark.path} has no such mutant of {shown(mark.within)}; update its mark"
                 )
@@ -196,9 +249,15 @@ def run_mutants(
     function are left out. tests: run the unit tests too; ConfigError at the end if they fail without any mutant.
     """
     processes = Processes()
+    changes = KillChanges(CATALOGUE, pr, seed, LEAST_SECONDS, processes)
     with ThreadPoolExecutor(workers) as pool:
         checked = pool.submit(check_tests, [one.path for one in mutants] if tests else [], processes)
-        jobs = [pool.submit(_outcome, one, smoke, pr, executed, seed, tests, processes) for one in mutants]
+        jobs = [
+            pool.submit(_outcome, one, smoke, pr, executed, seed, tests, processes)
+            if one.path.startswith(JUDGED)
+            else pool.submit(_judge_outcome, one, changes, tests, processes)
+            for one in mutants
+        ]
         try:
             for done in as_completed(jobs):
                 yield done.result()
@@ -220,20 +279,9 @@ def red_without_mutants(outcomes: Sequence[MutantOutcome], seed: int) -> tuple[s
 
 def check_tests(paths: Iterable[str], processes: Processes) -> None:
     """ConfigError if the unit tests of these files fail without any mutant."""
-    for folder in sorted({unit_tests_of(path)[-1] for path in paths}):
-        if failed := _failed_test(None, folder, processes):
-            raise ConfigError(f"{folder} fails without any mutant, so that it would kill them all: {failed}")
-
-
-def unit_tests_of(path: str, root: Path = HOME) -> tuple[str, ...]:
-    """Where the unit tests of a source file are: the nearest folder at its place, then all of its package."""
-    whole, *further = Path(path).parts[:-1]
-    nearest = next(
-        place
-        for depth in range(len(further), -1, -1)
-        if (root / (place := "/".join((TESTS, whole, *further[:depth])))).is_dir() or not depth
-    )
-    return tuple(dict.fromkeys((nearest, f"{TESTS}/{whole}")))
+    for places in sorted({unit_tests_of(path)[-1] for path in paths}):
+        if failed := _failed_test(None, places, processes):
+            raise ConfigError(f"{places[0]} fails without any mutant, so that it would kill them all: {failed}")
 
 
 def is_red(verdict: CellVerdict) -> bool:
@@ -245,12 +293,13 @@ def _red(verdict: CellVerdict) -> str:
     return " ".join(name for name, (state, _) in verdict.gates.items() if state in RED_STATES)
 
 
-def _failed_test(mutant: Mutant | None, folder: str, processes: Processes) -> str:
-    """The first unit test of a folder that fails with a mutant, or the end of what pytest says; "" if all pass."""
+def _failed_test(mutant: Mutant | None, places: Sequence[str], processes: Processes) -> str:
+    """The first unit test of files and folders that fails with a mutant, or the end of what pytest says; "" if all
+    pass."""
     with planted(mutant, tests=True) as tree:
-        words = [sys.executable, "-m", "pytest", folder, "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
+        words = [sys.executable, "-m", "pytest", *places, "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
         died = processes.run([*words, "-p", "no:xdist"], tree, environment(tree), TEST_SECONDS)
-    if died is None:
+    if died is None or died.startswith(f"exit status {NO_TESTS}:"):
         return ""
     named = [line.split()[1] for line in died.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return named[0] if named else died
@@ -270,11 +319,9 @@ def _outcome(
     # What ranks execute is not recorded.
     maybe = {cell.id for cell in (*smoke, *pr) if cell.id not in known or cell.ranks > 1}
     cells = [cell for cell in dict.fromkeys((*smoke, *pr)) if cell.id in reached | maybe]
-    lines = unified_diff(mutant.before.splitlines(), mutant.after.splitlines(), n=0, lineterm="")
-    diff = "\n".join(line for line in lines if line[:3] not in ("---", "+++", "@@ "))
 
     def ended(by: str, cell: str, how: str, seconds: float) -> MutantOutcome:
-        return MutantOutcome(mutant.id, mutant.within, diff, by, cell, how, len(cells), round(seconds, 1))
+        return MutantOutcome(mutant.id, mutant.within, mutant.diff, by, cell, how, len(cells), round(seconds, 1))
 
     spent = 0.0
     if cells:
@@ -288,7 +335,21 @@ def _outcome(
             at = cells[min(len(result.verdicts), len(cells) - 1)]
             how = "hang" if "still running" in result.died else "crash"
             return ended("smoke" if at.id in first else "pr", at.id, how, spent)
-    for folder in unit_tests_of(mutant.path) if tests else ():
-        if failed := _failed_test(mutant, folder, processes):
+    for places in unit_tests_of(mutant.path) if tests else ():
+        if failed := _failed_test(mutant, places, processes):
             return ended("tests", "", failed, spent)
     return ended("", "", "", spent)
+
+
+def _judge_outcome(mutant: Mutant, changes: KillChanges, tests: bool, processes: Processes) -> MutantOutcome:
+    """The outcome of a mutant of what judges."""
+    began = monotonic()
+
+    def ended(by: str, how: str) -> MutantOutcome:
+        return MutantOutcome(mutant.id, mutant.within, mutant.diff, by, "", how, 0, round(monotonic() - began, 1))
+
+    for places in unit_tests_of(mutant.path) if tests else ():
+        if failed := _failed_test(mutant, places, processes):
+            return ended("tests", failed)
+    change = changes.first(mutant.path, mutant)
+    return ended("faults" if change else "", change)

@@ -25,6 +25,8 @@ from specmatrix.reports.schema import REFERENCE, CellResult
 from specmatrix.reports.store import cell_from_json
 
 ROOT: Final = specmatrix.HOME
+# What tests do not read; the rest of a checkout, such as its documentation, is linked beside a copy with tests.
+NOT_BESIDE: Final = (".git", ".lint", ".venv", "out")
 PACKAGES: Final = ("engine", "kernels", "matrix", "ci", "reports")
 # Makes Triton interpret its kernels without a GPU (as `kernels.backend`, which needs torch).
 INTERPRETER: Final = "TRITON_INTERPRET"
@@ -64,7 +66,7 @@ class Plantable(Protocol):
 @contextmanager
 def planted(patch: Plantable | None, tests: bool = False) -> Iterator[Path]:
     """A copy of the packages, laid out as a checkout, with the patch made (None: unchanged). ConfigError if it does not
-    apply. tests: with the tests, as in a checkout."""
+    apply. tests: with the tests, and links to the rest of the checkout that they read."""
     with TempDir("fault") as tree:
         for package in PACKAGES:
             shutil.copytree(ROOT / package, tree / package)
@@ -74,6 +76,9 @@ def planted(patch: Plantable | None, tests: bool = False) -> Iterator[Path]:
         if tests:
             shutil.copytree(ROOT / "tests", tree / "tests")
             shutil.copy(ROOT / "pyproject.toml", tree)
+            for path in ROOT.iterdir():
+                if path.name not in NOT_BESIDE and not (tree / path.name).exists():
+                    (tree / path.name).symlink_to(path)
         if patch is not None:
             for path in patch.apply(tree):
                 # With equal size and mtime Python would load the old byte code.

@@ -67,7 +67,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hit = sorted({name for record in records for name, times in record.evidence.items() if times})
     known = WaiverRule(WAIVED[1], "known", "9999-12-31")
     header = replace(
-        run_header("cpu", "smoke", 0, GATES), waivers=(known,),
+        run_header("cpu", "smoke", 0, GATES), waivers=(known,), commit="1" * 40,
         counters=CounterDemand(tuple(hit), {"stamp.wrong": "slots hold their owner's KV"}, len(REAL)),
     )  # fmt: skip
     red = replace(

@@ -9,7 +9,7 @@ from specmatrix.ci.commands import mutants as command
 from specmatrix.ci.commands.mutants import main_mutants
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.faults import mutants
-from specmatrix.matrix.faults.mutants import Equivalent, Mutations, equivalents, is_equivalent, sample_of, unit_tests_of
+from specmatrix.matrix.faults.mutants import Equivalent, Mutations, equivalents, is_equivalent, named_mutants, sample_of
 
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
@@ -67,17 +67,14 @@ def test_paths_without_mutants_are_refused(tmp_path, paths, text):
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("path", "folders"),
-    [
-        ("engine/core/memory/pool.py", ("engine/core/memory", "engine")),
-        ("engine/core/absent/deeper/one.py", ("engine/core", "engine")),
-        ("engine/loop.py", ("engine",)),
-        ("absent/one.py", ("absent",)),
-    ],
-)
-def test_the_tests_nearest_to_a_mutant_run_first(path, folders):
-    assert unit_tests_of(path) == tuple(f"tests/registered/cpu/unit/{folder}" for folder in folders)
+def test_mutants_are_found_again_by_their_ids(tmp_path):
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "wide.py").write_text(SOURCE)
+    [one] = named_mutants(["engine/wide.py:8#1"], tmp_path)
+    assert one == Mutations("engine/wide.py", SOURCE)[1]
+    for name in ("engine/wide.py:8#2", "engine/wide.py:7#1", "engine/narrow.py:8#1", "engine/wide.py", "", "8#one"):
+        with pytest.raises(ConfigError, match=r"there is no mutant '.*'; `specmatrix mutants --list` names those of a"):
+            named_mutants([name], tmp_path)
 
 
 def test_equivalent_mutants_are_known_by_function_and_lines_whatever_their_indent():
@@ -121,8 +118,10 @@ def test_a_mark_matches_a_mutant_of_todays_sources(tmp_path):
 
 
 def test_the_command_lists_its_sample_and_refuses_bad_options(capsys, tmp_path):
-    def call(size=3, seed=0, workers=1, shard="1/1", list_=True):
-        return main_mutants(["engine/core/draft/depth.py"], size, seed, workers, True, shard, list_, tmp_path, True)
+    def call(size=3, seed=0, workers=1, shard="1/1", list_=True, ids=()):
+        return main_mutants(
+            ids, ["engine/core/draft/depth.py"], size, seed, workers, True, shard, list_, tmp_path, True
+        )
 
     assert call() == 0
     whole = json.loads(capsys.readouterr().out)
@@ -132,6 +131,8 @@ def test_the_command_lists_its_sample_and_refuses_bad_options(capsys, tmp_path):
         parts += json.loads(capsys.readouterr().out)["mutants"]
     assert len(whole["mutants"]) == 3 and whole["of"] > 3 and whole["equivalent"] == 0
     assert sorted(one["id"] for one in parts) == sorted(one["id"] for one in whole["mutants"])
+    call(ids=[whole["mutants"][0]["id"]])
+    assert json.loads(capsys.readouterr().out)["mutants"] == whole["mutants"][:1]
     for given, text in (({"size": 0}, "--sample must be at least 1, got 0"), ({"shard": "3/2"}, "shard must be")):
         with pytest.raises(ConfigError, match=text):
             call(**given)
@@ -140,7 +141,7 @@ def test_the_command_lists_its_sample_and_refuses_bad_options(capsys, tmp_path):
 def test_an_installation_without_tests_must_go_without(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "HOME", tmp_path)
     with pytest.raises(ConfigError, match=r"is no checkout and has no unit tests; add --no-tests$"):
-        main_mutants(["engine"], 1, 0, 1, True, "1/1", True, None, False)
+        main_mutants([], ["engine"], 1, 0, 1, True, "1/1", True, None, False)
 
 
 def test_mutmut_that_is_missing_is_named(monkeypatch):
