@@ -54,7 +54,22 @@ class FinishGate:
         if faults:
             name, text = faults[0]
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(name))
+        if run.capabilities >= {Capability.COUNTERS, Capability.ROUNDS} and (text := _overshoot(run)):
+            return Outcome(self.name, State.FAIL, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)
+
+
+def _overshoot(run: Run) -> str:
+    """A sentence if the counter of tokens accepted behind an end differs from what the rounds emitted behind it, each
+    prefill after a retraction at most one more; else ""."""
+    ended = [answer for answer in run.answers if answer.finish in ("stop", "length")]
+    least = sum(1 + sum(answer.accept_lengths) - len(answer.output_ids) for answer in ended)
+    most = least + sum(answer.retractions for answer in ended)
+    counted = run.evidence.get("finish.overshoot", 0)
+    if least <= counted <= most:
+        return ""
+    bound = least if least == most else f"{least} to {most}"
+    return f"the engine counts {counted} tokens behind the ends of requests; their rounds emitted {bound}"
 
 
 def _end(request: RequestSpec, answer: Answer, target: str, claims: frozenset[Capability]) -> str:

@@ -37,7 +37,7 @@ def _set(config: EngineConfig) -> list[tuple[str, object]]:
 
 def with_flags(start: Cell, words: str) -> tuple[dict[str, str], Facts]:
     """A start's flags with these in place of its own, and its facts. A flag without a value is `true`; a word such as
-    `draft.hidden_size=96` or `target.gpus=1` is a fact, with a value in JSON or a text."""
+    `draft.hidden_size=96` or `target.gpus=1` is a fact, of a bundled draft too, with a value in JSON or a text."""
     flags, name = flags_of(start.config()), ""
     changes: dict[str, dict[str, Any]] = {"draft": {}, "target": {}}
     for word in shlex.split(words):
@@ -49,8 +49,9 @@ def with_flags(start: Cell, words: str) -> tuple[dict[str, str], Facts]:
             flags[name] = word
     draft = flags.get("--speculative-draft-model-path")
     facts = model_facts(flags["--model-path"], draft if draft in RECIPES else None)
-    if facts.draft is not None:
-        facts = replace(facts, draft=replace(facts.draft, **changes["draft"]))
+    name = "bundled" if facts.draft is None else "draft"
+    if changes["draft"]:
+        facts = replace(facts, **{name: replace(getattr(facts, name), **changes["draft"])})
     return flags, replace(facts, **changes["target"])
 
 
@@ -67,8 +68,9 @@ def outcome_of(start: Cell, words: str) -> str:
     runs = f"runs {resolved.algorithm} {version}: steps {steps}, topk {resolved.topk}, draft tokens {tokens}"
     sizes = f"{resolved.max_total_tokens} tokens in pages of {resolved.page_size}"
     graphs = f", graphs up to {resolved.cuda_graph_max_bs}" if resolved.cuda_graph_max_bs else ""
+    layers = ", a layer per step" if resolved.enable_multi_layer_eagle else ""
     told = [f"{one.field} {one.asked} is {one.got}: {one.reason}" for one in resolved.rewrites]
-    return "; ".join([f"{runs}; {sizes}{graphs}", *told])
+    return "; ".join([f"{runs}{layers}; {sizes}{graphs}", *told])
 
 
 def _value(text: str) -> object:

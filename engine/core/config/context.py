@@ -61,8 +61,8 @@ class RuleContext:
 
     @property
     def adaptive_asked(self) -> AdaptiveConfig | str | None:
-        """The requested slots, or the error in them; None without adaptive steps or for an unread file."""
-        text = self.adaptive_text if self.asked.speculative_adaptive else None
+        """The slots that adaptive steps would have, or the error in them; None for an unread file."""
+        text = self.adaptive_text
         return None if text is None else read(text)
 
     @property

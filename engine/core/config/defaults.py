@@ -80,7 +80,8 @@ def _block(s: RuleContext) -> bool:
 
 
 def _block_width(s: RuleContext) -> int:
-    return (s.draft.block_size if s.draft else None) or 16
+    assert s.draft is not None, "a block drafter without a draft is refused before"
+    return s.draft.block_size or 16
 
 
 def _irregular(s: RuleContext) -> bool:

@@ -212,4 +212,15 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         cells=("eagle3.s3.k2.n6.v2.p64.nocache.ragged.abort_running",),
         why="an aborted request reports tokens of a round that were not delivered",
     ),
+    Fault(
+        id="overshoot-counts-requests",
+        klass="metric misreport",
+        origin="rule: a counter of tokens counts tokens",
+        within="StepCounter._count_finish",
+        old='        self._hit("finish.overshoot", overshoot)\n',
+        new='        self._hit("finish.overshoot", overshoot > 0)\n',
+        expected=("finish",),
+        cells=("standalone.pair", "dflash.pair"),
+        why="the counter of tokens accepted behind an end counts the requests that have some",
+    ),
 )

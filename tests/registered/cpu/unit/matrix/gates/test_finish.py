@@ -230,3 +230,20 @@ def test_an_aborted_request_has_the_tokens_of_all_its_rounds(measured, altered):
     assert GATE.judge(*measured(ABORTED)).state is State.PASS
     outcome = GATE.judge(prepared, altered(run, place, accept_lengths=(*answer.accept_lengths, 1)), run)
     assert outcome.state is State.FAIL and "its verify rounds emitted" in outcome.message
+
+
+@pytest.mark.parametrize("cell_id", [CELL, LENGTH, TIGHT])
+def test_tokens_accepted_behind_an_end_are_counted(measured, with_evidence, cell_id):
+    prepared, run, baseline = measured(cell_id)
+    emitted = sum(1 + sum(one.accept_lengths) - len(one.output_ids) for one in run.answers)
+    most = emitted + sum(one.retractions for one in run.answers)
+    assert (most > emitted) == (cell_id == TIGHT) and GATE.judge(prepared, run, baseline).state is State.PASS
+    bound = emitted if most == emitted else f"{emitted} to {most}"
+    for counted in (emitted - 1, most + 1):
+        outcome = GATE.judge(prepared, with_evidence(run, {"finish.overshoot": counted}), baseline)
+        assert (outcome.state, outcome.message) == (
+            State.FAIL,
+            f"the engine counts {counted} tokens behind the ends of requests; their rounds emitted {bound}",
+        )
+    silent = replace(run, capabilities=run.capabilities - {Capability.COUNTERS})
+    assert GATE.judge(prepared, with_evidence(silent, {"finish.overshoot": most + 1}), baseline).state is State.PASS
