@@ -21,30 +21,44 @@ from specmatrix.reports.schema import REFERENCE
 TESTS: Final = "tests/registered/cpu/unit"
 # The folders whose modules belong to the gates that import them, also by another such module.
 JUDGING: Final = ("matrix/gates", "matrix/oracles")
+# Faults that one mutant meets at most, of all parts of the catalogue alike.
+MOST: Final = 24
 # Cell, the states of its gates, and whether it crashed.
 States: TypeAlias = list[tuple[str, dict[str, str], bool]]
 
 
 def unit_tests_of(path: str, root: Path = HOME) -> tuple[tuple[str, ...], ...]:
-    """Where the unit tests of a source file are, nearest first: the files of its package's that import it, the
-    nearest folder at its place, and all of its package's."""
+    """Where the unit tests of a source file are, nearest first: the files of its package's that import it, or a gate
+    that does, the nearest folder at its place, and all of its package's."""
     whole, *further = Path(path).parts[:-1]
     nearest = next(
         place
         for depth in range(len(further), -1, -1)
         if (root / (place := "/".join((TESTS, whole, *further[:depth])))).is_dir() or not depth
     )
-    importing = tuple(name for name, text in _texts(f"{TESTS}/{whole}", root).items() if imports(text, path))
+    near, tests = {path, *_dependents(path, root)}, _texts(f"{TESTS}/{whole}", root)
+    importing = tuple(name for name, text in tests.items() if any(imports(text, one) for one in near))
     return tuple(dict.fromkeys(filter(None, (importing, (nearest,), (f"{TESTS}/{whole}",)))))
 
 
 def gates_of(path: str, root: Path = HOME) -> frozenset[str]:
     """The names of the gates whose module this is, or that import it."""
-    texts = {name: text for folder in JUDGING for name, text in _texts(folder, root).items()}
+    texts = _judging(root)
+    near = _dependents(path, root)
+    return frozenset(re.findall(r'^    name: str = "(\w+)"$', "\n".join(texts[name] for name in near), re.MULTILINE))
+
+
+def _dependents(path: str, root: Path) -> set[str]:
+    """A module of the judging folders with those of them that import it, directly or not; else none."""
+    texts = _judging(root)
     near = {path} & set(texts)
     while found := {name for name, text in texts.items() if any(imports(text, one) for one in near)} - near:
         near |= found
-    return frozenset(re.findall(r'^    name: str = "(\w+)"$', "\n".join(texts[name] for name in near), re.MULTILINE))
+    return near
+
+
+def _judging(root: Path) -> dict[str, str]:
+    return {name: text for folder in JUDGING for name, text in _texts(folder, root).items()}
 
 
 def imports(text: str, path: str) -> bool:
@@ -87,11 +101,14 @@ class KillChanges:
 
     def first(self, path: str, mutant: Plantable) -> str:
         """The first fault whose cells' gates have other states with the mutant of this file, and the change; "" if
-        there is none."""
+        there is none among MOST faults that its gates must detect."""
         own = gates_of(path)
-        for fault in self.faults:
-            if own.isdisjoint(fault.expected) or fault.subject != REFERENCE or fault.operations or fault.tier != "cpu":
-                continue
+        faults = [
+            one
+            for one in self.faults
+            if not own.isdisjoint(one.expected) and (one.subject, one.operations, one.tier) == (REFERENCE, (), "cpu")
+        ]
+        for fault in faults[:: -(-len(faults) // MOST) or 1]:
             with self._locks.setdefault(fault.id, Lock()):
                 if fault.id not in self._plain:
                     self._plain[fault.id] = self._states(fault.patch, fault)

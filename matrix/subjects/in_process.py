@@ -287,8 +287,10 @@ class Conversation:
 
     def _step(self, running: Sequence[str]) -> None:
         """Run a step of the engine, and one of each call for several completions, which also queues them."""
-        if self.llm.loop.busy:
-            self.progress.step(self._tokens(running))
+        tokens = self._tokens(running)
+        # A request that the engine lost runs although the engine is idle.
+        if self.llm.loop.busy or tokens:
+            self.progress.step(tokens)
         if not self.completing:
             self.llm.step()
             self._read()

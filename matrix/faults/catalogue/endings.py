@@ -223,4 +223,15 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         cells=("standalone.pair", "dflash.pair"),
         why="the counter of tokens accepted behind an end counts the requests that have some",
     ),
+    Fault(
+        id="aborted-request-never-ends",
+        klass="stop / EOS / length-cap handling",
+        origin="sglang#21875 (a request that waits for ever)",
+        within="Scheduler.abort",
+        old='        self.end(request, Finish("abort"))\n',
+        new="        self.end(request, None)\n",
+        expected=("work",),
+        cells=("none.pair.abort_running", "eagle3.s3.k2.n6.v2.p64.nocache.ragged.abort_running"),
+        why="an aborted request gives its pages back and has no end, so whoever waits for it does so on an idle engine",
+    ),
 )

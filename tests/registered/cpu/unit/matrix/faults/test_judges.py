@@ -17,6 +17,7 @@ UNIT = "tests/registered/cpu/unit"
 def test_tests_that_import_a_module_run_first_then_the_nearest_then_its_package():
     assert unit_tests_of("matrix/oracles/adaptive.py")[1:] == ((f"{UNIT}/matrix/oracles",), (f"{UNIT}/matrix",))
     assert f"{UNIT}/matrix/oracles/test_adaptive.py" in unit_tests_of("matrix/oracles/adaptive.py")[0]
+    assert f"{UNIT}/matrix/gates/test_work.py" in unit_tests_of("matrix/oracles/work.py")[0]
     assert unit_tests_of("engine/core/absent/deeper/one.py") == ((f"{UNIT}/engine/core",), (f"{UNIT}/engine",))
     assert unit_tests_of("absent/one.py") == ((f"{UNIT}/absent",),)
 
@@ -73,6 +74,11 @@ def test_a_change_of_the_kill_matrix_is_a_gate_that_sees_a_fault_differently(mon
     assert changes.first("reports/stats/paired.py", mutant) == "" and len(calls) == 2
     changes.first("matrix/gates/rest.py", mutant)
     assert len(calls) == 3  # the fault alone runs once
+    calls.clear()
+    monkeypatch.setattr(judges, "trial", lambda change, *rest: calls.append(change) or Trial((), None))
+    many = [one for one in CATALOGUE if "work" in one.expected or "lossless" in one.expected]
+    assert KillChanges(many, [], 0, 9.0, Processes()).first("matrix/gates/gate.py", mutant) == ""
+    assert len(many) > 30 and 2 * 12 <= len(calls) <= 2 * 24  # once without the mutant, once with it
 
 
 def test_a_mutant_of_a_judge_meets_unit_tests_and_then_the_kill_matrix(monkeypatch):

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.errors import ConfigError, RequestError
 from specmatrix.matrix.cells.cell import ENGINE_SEED, Cell, asked
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Capability, Continuation, Refusal, RequestSpec, Trace
+from specmatrix.matrix.subjects.protocol import Capability, Continuation, Refusal, RequestSpec, Stalled, Trace
 
 pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
@@ -39,6 +40,13 @@ def test_abort_after_some_tokens(algorithm: str):
     assert cut.finish == "abort" and 5 <= len(cut.output_ids) < 20
     assert cut.output_ids == kept.output_ids[: len(cut.output_ids)]
     assert engine.counters()["abort.running"] == 1
+
+
+def test_a_request_that_an_idle_engine_has_lost_is_a_stall(monkeypatch):
+    monkeypatch.setattr(Scheduler, "abort", lambda own, rid: own.end(own.requests[rid], None))
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("none")))
+    with pytest.raises(Stalled, match=r"cut has had \d+ output tokens since step \d+"):
+        engine.generate([RequestSpec("cut", PROMPT, 20, ignore_eos=True, abort_after=5)])
 
 
 def test_a_request_that_the_engine_stopped_answers_with_the_cause(monkeypatch):
