@@ -280,7 +280,7 @@ def red_without_mutants(outcomes: Sequence[MutantOutcome], seed: int) -> tuple[s
 def check_tests(paths: Iterable[str], processes: Processes) -> None:
     """ConfigError if the unit tests of these files fail without any mutant."""
     for places in sorted({unit_tests_of(path)[-1] for path in paths}):
-        if failed := _failed_test(None, places, processes):
+        if failed := failed_test(None, places, processes):
             raise ConfigError(f"{places[0]} fails without any mutant, so that it would kill them all: {failed}")
 
 
@@ -293,7 +293,7 @@ def _red(verdict: CellVerdict) -> str:
     return " ".join(name for name, (state, _) in verdict.gates.items() if state in RED_STATES)
 
 
-def _failed_test(mutant: Mutant | None, places: Sequence[str], processes: Processes) -> str:
+def failed_test(mutant: Mutant | None, places: Sequence[str], processes: Processes) -> str:
     """The first unit test of files and folders that fails with a mutant, or the end of what pytest says; "" if all
     pass."""
     with planted(mutant, tests=True) as tree:
@@ -336,7 +336,7 @@ def _outcome(
             how = "hang" if "still running" in result.died else "crash"
             return ended("smoke" if at.id in first else "pr", at.id, how, spent)
     for places in unit_tests_of(mutant.path) if tests else ():
-        if failed := _failed_test(mutant, places, processes):
+        if failed := failed_test(mutant, places, processes):
             return ended("tests", "", failed, spent)
     return ended("", "", "", spent)
 
@@ -349,7 +349,7 @@ def _judge_outcome(mutant: Mutant, changes: KillChanges, tests: bool, processes:
         return MutantOutcome(mutant.id, mutant.within, mutant.diff, by, "", how, 0, round(monotonic() - began, 1))
 
     for places in unit_tests_of(mutant.path) if tests else ():
-        if failed := _failed_test(mutant, places, processes):
+        if failed := failed_test(mutant, places, processes):
             return ended("tests", failed)
     change = changes.first(mutant.path, mutant)
     return ended("faults" if change else "", change)

@@ -25,16 +25,16 @@ def test_tests_that_import_a_module_run_first_then_the_nearest_then_its_package(
 @pytest.mark.parametrize(
     ("text", "whether"),
     [
-        ("from specmatrix.matrix.gates.work import WorkGate", True),
-        ("import specmatrix.matrix.gates.work", True),
-        ("from specmatrix.matrix.gates import session, work", True),
-        ("from specmatrix.matrix.gates import (\n    session,\n    work,\n)", True),
-        ("from specmatrix.matrix.gates.work_log import Log", False),
-        ("from specmatrix.matrix.gates import session\nwork = 1", False),
+        ("from specmatrix.matrix.gates.session import SessionGate", True),
+        ("import specmatrix.matrix.gates.session", True),
+        ("from specmatrix.matrix.gates import ledger, session", True),
+        ("from specmatrix.matrix.gates import (\n    ledger,\n    session,\n)", True),
+        ("from specmatrix.matrix.gates.session_baseline import has_session_baseline", False),
+        ("from specmatrix.matrix.gates import ledger\nsession = 1", False),
     ],
 )
 def test_imports_are_read_from_the_text(text, whether):
-    assert imports(text, "matrix/gates/work.py") is whether
+    assert imports(text, "matrix/gates/session.py") is whether
 
 
 def test_a_module_belongs_to_the_gates_that_import_it():
@@ -85,7 +85,7 @@ def test_a_mutant_of_a_judge_meets_unit_tests_and_then_the_kill_matrix(monkeypat
     one = Mutations("matrix/gates/rest.py", "def judge(left):\n    return left > 0\n")[0]
 
     def outcome(failed, change, tests=True):
-        monkeypatch.setattr(mutants, "_failed_test", lambda mutant, places, processes: mutant and failed)
+        monkeypatch.setattr(mutants, "failed_test", lambda mutant, places, processes: mutant and failed)
         monkeypatch.setattr(KillChanges, "first", lambda self, path, mutant: change)
         [found] = run_mutants([one], [], [], None, 0, 1, tests)
         return found.by, found.how
