@@ -8,6 +8,7 @@ that does not start is replaced once.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -272,6 +273,7 @@ def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection) -> None:
         with absent("coverage", "scipy"), suppress(Exception):
             import_module("specmatrix.kernels.decoder_layer.compiled")
     runner = job_runner(job)
+    freeze()
     connection.send(None)
     for cell in received(connection):
         connection.send(runner.run_cell(cell))
@@ -291,6 +293,12 @@ def absent(*packages: str) -> Iterator[None]:
     finally:
         for name in hidden:
             del sys.modules[name]
+
+
+def freeze() -> None:
+    """Leave what is imported by now out of every search for garbage, which takes 0.14 s for its 280,000 objects: on a
+    GPU twice an engine start."""
+    gc.freeze()
 
 
 def job_runner(job: ShardJob) -> Runner:

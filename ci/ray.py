@@ -37,7 +37,7 @@ from ray.util.queue import Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from specmatrix import HOME
-from specmatrix.ci.local import THREADS, TICK_SECONDS, ShardJob, job_runner, lost_cell
+from specmatrix.ci.local import THREADS, TICK_SECONDS, ShardJob, freeze, job_runner, lost_cell
 from specmatrix.ci.planner import Host, ShardPlan
 from specmatrix.errors import ConfigError, described, shown, text_of
 from specmatrix.matrix.cells.cell import Cell
@@ -277,6 +277,7 @@ def work(job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, versio
 def _runner(job: ShardJob) -> Runner:
     """The runner of this process, which Ray uses for several tasks on CPUs: it keeps its baselines."""
     runner = job_runner(job)
+    freeze()
     return runner
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -13,15 +14,24 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from specmatrix.ci.local import ShardJob, become_worker, received
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import record
 from specmatrix.matrix.run.waivers import waive
+from specmatrix.matrix.subjects.protocol import RequestSpec
+from specmatrix.matrix.workloads.build import workload
 
 # Names a folder in which each worker leaves a file, so that it knows how many came before it.
 STARTS = "SCRIPTED_WORKER_STARTS"
 # Cells of one GPU that a cell of several waits for.
 BESIDE = 12
+
+
+def notes_frozen_objects(cell: Cell, seed: int) -> tuple[RequestSpec, ...]:
+    """A cell's requests; how many objects of its process no search for garbage visits is left in a file."""
+    Path(os.environ[STARTS], "frozen").write_text(str(gc.get_freeze_count()), encoding="utf-8")
+    return workload(cell, seed)
 
 
 def passes(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:

@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from io import StringIO
 from multiprocessing import active_children
 from multiprocessing.connection import wait
@@ -51,6 +52,15 @@ def test_every_cell_comes_back_once():
     assert {record.state for record in records} <= {"PASS", "FAIL", "NOT MEASURED"}
     assert all("--seed 4" in record.repro for record in records)
     assert not active_children()
+
+
+@pytest.mark.nightly
+def test_a_worker_does_not_search_what_it_imported_for_garbage(tmp_path, monkeypatch):
+    monkeypatch.setenv(STARTS, str(tmp_path))
+    job = replace(JOB, only=scripted_workers.notes_frozen_objects)
+    (record,) = run_plan(plan(CELLS[:1], {}, [Host("here")]), job)
+    assert record.state == "PASS"
+    assert int((tmp_path / "frozen").read_text()) > 100_000
 
 
 @pytest.mark.nightly
