@@ -16,6 +16,11 @@ THRESHOLDS: Final = {
     "broken": Threshold(0, "a claim decides which gates apply, so one that does not hold leaves a defect unseen"),
 }
 
+# Tokens; prompt lookups search for as many or fewer.
+WINDOW: Final = 5
+# Tokens at the end of a text, where an engine may not draft as its limit is near.
+SPARE: Final = 2
+
 
 @dataclass
 class ClaimsGate:
@@ -60,8 +65,7 @@ def _run_faults(cell: Cell, run: Run) -> Iterator[str]:
         yield "the subject claims counters, but all are zero"
     drafted, accepted = run.evidence.get("spec.drafted", 0), run.evidence.get("spec.accepted", 0)
     if Capability.TOTALS in claims and _drafts(cell) and any(len(a.output_ids) > 1 for a in run.answers):
-        # The text may hold no n-gram twice.
-        if not drafted and cell.algorithm != "ngram":
+        if not drafted and (cell.algorithm != "ngram" or _repeats(run)):
             yield "the subject claims totals, but counts no draft (spec.drafted), so nothing shows that it speculates"
         elif accepted > drafted:
             yield f"the subject counts {accepted} accepted drafts (spec.accepted) of {drafted} (spec.drafted)"
@@ -81,6 +85,21 @@ def _faults(cell: Cell, claims: frozenset[Capability], request: RequestSpec, ans
         elif 1 + answer.retractions + sum(answer.accept_lengths) < tokens:
             rounds = sum(answer.accept_lengths)
             yield f"the rounds of {request.name} emitted {rounds} tokens and its prefill 1, but it has {tokens}"
+
+
+def _repeats(run: Run) -> bool:
+    """Whether an n-gram drafter must have drafted if none of its drafts was accepted, so that it stood at each token:
+    in a greedy answer without logit rules, some WINDOW tokens have stood in the text before."""
+    for request, answer in zip(run.requests, run.answers, strict=True):
+        if request.temperature or request.ruled:
+            continue
+        text, seen = (*answer.prompt_ids, *answer.output_ids), set[tuple[int, ...]]()
+        for end in range(WINDOW, len(text) - SPARE):
+            window = text[end - WINDOW : end]
+            if end > len(answer.prompt_ids) and window in seen:
+                return True
+            seen.add(window)
+    return False
 
 
 def _drafts(cell: Cell) -> bool:

@@ -53,6 +53,7 @@ from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.reports.schema import RED_STATES, CellResult, WaiverRule
+from specmatrix.reports.wording import count
 
 Explain = Literal["none", "red", "every"]
 UNJUDGED: Final = "no gate that applies to the subject compares the cell's answers"
@@ -179,23 +180,26 @@ class Runner:
         or redundant."""
         began, before = perf_counter(), self._starts + self.baselines.starts
         prepared = prepare(cell, self.tier, self.seed, self.workload, self.subject.name)
+        command: EngineCommand | None = None
         try:
-            result = self._judged(prepared)
+            found = translated(self.subject, prepared)
+            if isinstance(found, Unsupported):
+                result = record(prepared, "UNSUPPORTED", error=found.reason)
+            else:
+                command = found
+                result = self._judged(prepared, command)
             if self.timed and result.state == "PASS" and prepared.expectation != "refused":
                 result = with_outcome(result, self._speed(prepared))
         except Exception as error:  # A crash of the subject is this cell's result; the other cells go on.
             self._drop()
-            result = crashed(prepared, error)
+            result = crashed(prepared, error, command)
         if self.explain == "every" or (self.explain == "red" and result.state in RED_STATES):
             result = explained(result, self.subject, prepared)
         result = waive(result, self.waivers, self.subject.name, self.subject.version())
         starts = self._starts + self.baselines.starts - before
         return structs.replace(result, seconds=perf_counter() - began, engine_starts=starts)
 
-    def _judged(self, prepared: PreparedCell) -> CellResult:
-        command = translated(self.subject, prepared)
-        if isinstance(command, Unsupported):
-            return record(prepared, "UNSUPPORTED", error=command.reason)
+    def _judged(self, prepared: PreparedCell, command: EngineCommand) -> CellResult:
         if self.foreign and not [gate for gate in self._applied(prepared.cell) if not isinstance(gate, ClaimsGate)]:
             return record(prepared, "UNSUPPORTED", error=UNJUDGED)
         try:
@@ -348,23 +352,21 @@ def drive(
     command: EngineCommand | None = None,
 ) -> Run:
     """Run requests on an engine. history: the requests that it has already served. command: what a subject made of
-    them, None for the reference engine, which takes them as they are. EngineFailed without finite numbers."""
+    them, None for the reference engine, which takes them as they are. EngineFailed for another engine's answer that has
+    numbers that are not finite, or another number of completions."""
     before = engine.counters()
     traces = Capability.TRACE in capabilities
     earlier = engine.trace() if traces else None
     start = perf_counter()
     answers = engine.generate(requests if command is None else command.asks)
     seconds = perf_counter() - start
-    # The reference engine ends a request before it has any.
-    for answer in answers if Capability.RESOLUTION not in capabilities else ():
-        wrong = [value for value in _logprobs(answer) if not isfinite(value)]
-        if wrong:
-            raise EngineFailed(
-                f"the log-probabilities of {answer.name} include {wrong[0]}; they must be finite numbers"
-            )
     both = list(zip(requests, answers, strict=True))
+    # The reference engine ends a request before it has a number that is not finite.
+    for request, answer in both if Capability.RESOLUTION not in capabilities else ():
+        if wrong := _wrong(request, answer):
+            raise EngineFailed(wrong)
     kept = [pair for request, answer in both if request.refused is None for pair in completions(request, answer)]
-    evidence = {name: count - before.get(name, 0) for name, count in engine.counters().items()}
+    evidence = {name: number - before.get(name, 0) for name, number in engine.counters().items()}
     journal = engine.journal() if Capability.JOURNAL in capabilities else None
     return Run(
         requests=tuple(each for one in requests if one.refused is None for each in one.completions()),
@@ -391,6 +393,19 @@ def completions(request: RequestSpec, answer: Answer) -> list[tuple[RequestSpec,
     """A request's completions with their answers, as requests of their own; the answers may be fewer."""
     pairs = zip(request.completions(), (answer, *answer.further), strict=False)
     return [(one, replace(found, name=one.name)) for one, found in pairs]
+
+
+def _wrong(request: RequestSpec, answer: Answer) -> str:
+    """What no gate can judge of another engine's answer, "" if nothing: other numbers than finite ones, or another
+    number of completions than was asked for."""
+    numbers = [value for value in _logprobs(answer) if not isfinite(value)]
+    if numbers:
+        return f"the log-probabilities of {answer.name} include {numbers[0]}; they must be finite numbers"
+    got = 1 + len(answer.further)
+    if request.refused is not None or got == request.n:
+        return ""
+    refusal = f", as it was refused: {answer.refusal}" if answer.refusal else ""
+    return f"{answer.name} must have {count(request.n, 'completion')}, got {got}{refusal}"
 
 
 def _logprobs(answer: Answer) -> Iterator[float]:

@@ -91,7 +91,7 @@ def print_run(run: RunView, console: Console) -> None:
 def _evidence(cell: CellResult, run: RunView) -> list[str]:
     """What a red cell shows of its first red request, at most seven lines: in full for the run's first red cells."""
     if cell.verb:
-        return [f"raised in {cell.verb}; the whole traceback is in the report"]
+        return [f"raised in {cell.verb}; the whole traceback is in the report"] if cell.traceback else []
     if cell.first_red is None or cell.id not in run.neighbours:
         return [first_divergence(cell)] if first_divergence(cell) else []
     found = run.neighbours[cell.id]

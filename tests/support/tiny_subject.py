@@ -247,6 +247,8 @@ class ReplayEngine(RunningEngine):
             return replace(found, finish="refused", output_ids=(), accept_lengths=(), refusal="too busy")
         if self.fault == "prompt overflow":
             return replace(found, prompt_logprobs=(None, nan))
+        if self.fault == "further":
+            return replace(found, further=(found,))
         if self.fault == "further overflow":
             return replace(found, further=(replace(found, logprobs=(nan,)),))
         if self.fault.endswith("overflow"):

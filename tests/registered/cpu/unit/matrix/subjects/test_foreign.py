@@ -12,13 +12,14 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.registry import GATES as REFERENCE_GATES
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.oracles.transformers import oracle_of
-from specmatrix.matrix.run.prepared_cell import PreparedCell
+from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.run.runner import KEPT, Runner
 from specmatrix.matrix.subjects.http.openai import TEXTS
 from specmatrix.matrix.subjects.http.sglang import NATIVE
 from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import NOT_REFUSED
+from specmatrix.matrix.workloads.build import workload
 from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.schema import CellResult
 from tests.support.tiny_subject import ReplaySubject
@@ -120,6 +121,7 @@ def test_a_failure_of_the_engine_is_the_red_of_its_cell_alone(fault, error):
         assert found.state == "FAIL" and found.error is not None and found.error.startswith(error)
         assert found.verb == ("" if fault == "refuse" else "generate")
         assert ("a wire came loose" in found.traceback) is (fault == "raise")
+        assert found.requested["drafter"] == "eagle3", "what this engine was asked for"
         assert runner.run_cell(Cell()).state == "PASS"
 
 
@@ -167,6 +169,29 @@ def test_log_probabilities_that_are_no_numbers_are_red(fault, part):
     found = judged(fault)
     assert found.state == "FAIL" and found.error is not None
     assert re.fullmatch(rf"{part}the log-probabilities of q\d+ include nan; they must be finite numbers", found.error)
+
+
+@pytest.mark.parametrize(
+    ("fault", "n", "error"),
+    [
+        ("", 2, r"q\d+ must have 2 completions, got 1"),
+        ("refusal", 2, r"q\d+ must have 2 completions, got 1, as it was refused: too busy"),
+        ("further", 1, r"q\d+ must have 1 completion, got 2"),
+    ],
+)
+def test_another_number_of_completions_is_red(fault, n, error, monkeypatch):
+    """A subject that translates a request for several, and whose engine answers with one."""
+    once = ReplaySubject.translate
+
+    def translate(self: ReplaySubject, prepared: PreparedCell) -> EngineCommand | Unsupported:
+        alone = tuple(replace(one, n=1) for one in prepared.requests)
+        return once(self, prepare(prepared.cell, workload=lambda *_: alone, subject=self.name))
+
+    monkeypatch.setattr(ReplaySubject, "translate", translate)
+    with running(ReplaySubject(fault)) as runner:
+        runner.workload = lambda cell, seed: tuple(replace(one, n=n) for one in workload(cell, seed))
+        found = runner.run_cell(DRAFTED)
+    assert (found.state, bool(re.fullmatch(error, found.error or ""))) == ("FAIL", True), found.error
 
 
 def test_what_the_subject_runs_instead_is_a_rewrite():
