@@ -16,6 +16,7 @@ from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.order import renew
 from specmatrix.matrix.cover.subject_lock import check_own, extend_own, limited_subjects
 from specmatrix.matrix.faults.command import select
+from specmatrix.reports.schema import REFERENCE
 
 # The stage whose cells' functions are recorded.
 RECORDED: Final = "pr"
@@ -59,6 +60,8 @@ def lock(
 
 
 def declared() -> dict[str, list[str]]:
-    """The faults of the CPU tier that cells find, with the cells that the catalogue names for each."""
-    cells = stage_cells(STAGES[-1])
-    return {fault.id: [cell.id for cell in fault.chosen(cells)] for fault in select(()) if fault.cells}
+    """The faults that cells of the CPU tier find, with the cells that the catalogue names for each. Others are found by
+    laws of kernels, or on servers of the engine."""
+    cells, faults = stage_cells(STAGES[-1]), [one for one in select(()) if one.cells]
+    own = (fault for fault in faults if not fault.operations and fault.subject == REFERENCE)
+    return {fault.id: [cell.id for cell in fault.chosen(cells)] for fault in own}

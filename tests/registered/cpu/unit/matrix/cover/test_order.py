@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cli.commands.lock import declared
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.order import ORDER_FILE, cheaper_stage, greedy, in_order, renew, stored_order, stored_ranks
 
@@ -26,10 +26,9 @@ def test_the_cell_that_finds_most_per_second_comes_first():
     assert greedy({}, {}) == []
 
 
-def test_a_cell_on_a_started_engine_saves_the_start():
-    found = {"a": {"eagle3"}, "b": {"eagle3"}, "c": {"eagle3.pair"}, "d": {"dflash"}}
-    assert Cell.from_id("eagle3").start_key == Cell.from_id("eagle3.pair").start_key
-    assert greedy(found, {"eagle3": 1.0, "eagle3.pair": 1.0, "dflash": 0.8}) == ["eagle3", "eagle3.pair", "dflash"]
+def test_the_cells_that_the_catalogue_names_find_their_faults_unless_a_kernel_or_a_server_has_them():
+    found = declared()
+    assert found["bonus-stride"] and not {"kernel-view-stride", "metrics-withheld"} & found.keys()
 
 
 def test_an_order_is_stored_with_what_each_cell_finds_and_read_back(tmp_path):
@@ -39,8 +38,8 @@ def test_an_order_is_stored_with_what_each_cell_finds_and_read_back(tmp_path):
         **{first: 0.5, second: 0.254},
     )  # fmt: skip
     path = tmp_path / "cells.order"
-    declared = {"a": (first,), "f": (first,), "g": ()}
-    assert renew(matrix, declared, path=path) == "cells.order: 2 cells find 4 of 7 faults"
+    named = {"a": (first,), "f": (first,), "g": ()}
+    assert renew(matrix, named, path=path) == "cells.order: 2 cells find 4 of 7 faults"
     assert stored_order(path) == ((second, 0.25, ("a", "b")), (first, 0.5, ("f", "b", "c")))
     assert stored_ranks(path) == {second: 0, first: 1}
     cells = stage_cells("smoke")
