@@ -36,14 +36,15 @@ def main_bench(
     out: Path | None = None,
     groups: Iterable[str] = GROUPS,
     sample: int = 0,
+    mutants: int = 0,
     soak: int = 0,
     against: str | None = None,
 ) -> int:
     """Measure, print (JSON with `json_`, else a table) and, with `out`, write bench.json and bench.md there.
 
-    sample: faults that `order` plants. soak, against: of `serving.measure`. Returns 0 if every goal is met, else 1;
-    noisy, red and unmeasured figures do not meet their goal. ConfigError if a zoo file is damaged or a server cannot be
-    reached, ReportError if `out` cannot be written.
+    sample, mutants: faults and mutants that `order` plants. soak, against: of `serving.measure`. Returns 0 if every
+    goal is met, else 1; noisy, red and unmeasured figures do not meet their goal. ConfigError if a zoo file is damaged
+    or a server cannot be reached, ReportError if `out` cannot be written.
     """
     verify_models(NAMES)
     if out is not None:
@@ -51,7 +52,7 @@ def main_bench(
     found: list[Metric] = []
     for group in groups:
         with waiting(f"measuring {group}"):
-            found += serving(soak, against) if group == SERVING else _measure(group, sample)()
+            found += serving(soak, against) if group == SERVING else _measure(group, sample, mutants)()
     record = {"metrics": [metric.as_dict() for metric in found], "machine": machine()}
     if out is not None:
         for name, text in zip(FILES, (json.dumps(record, indent=1) + "\n", markdown(record)), strict=True):
@@ -63,7 +64,7 @@ def main_bench(
     return 0 if all(metric.state in ("met", "reported") or metric.goal is None for metric in found) else 1
 
 
-def _measure(group: str, sample: int) -> Callable[[], list[Metric]]:
+def _measure(group: str, sample: int, mutants: int) -> Callable[[], list[Metric]]:
     """The measure function of a group; imports torch and sets one compute thread."""
     import torch
 
@@ -82,7 +83,7 @@ def _measure(group: str, sample: int) -> Callable[[], list[Metric]]:
 
     torch.set_num_threads(1)
     if group == ORDER:
-        return partial(order.measure, sample)
+        return partial(order.measure, sample, mutants)
     modules = {
         "decoding": decoding,
         "overhead": overhead,

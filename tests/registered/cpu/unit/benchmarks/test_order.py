@@ -1,13 +1,17 @@
 """When the first red cell comes: estimated from the plan, and with a fault really planted."""
 
+from math import inf
+
 import pytest
 
 from specmatrix.benchmarks import order
 from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.order import OrderedCell, stored_order
+from specmatrix.matrix.faults.command import select
+from specmatrix.matrix.faults.patch import Edit, Patch
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 
 def test_a_fault_is_found_when_the_first_cell_that_finds_it_has_ended():
@@ -33,8 +37,39 @@ def test_without_an_order_nothing_is_measured(monkeypatch):
     assert metric.state == "not measured" and "no order is stored" in metric.note
 
 
+def test_mutants_count_that_some_cell_kills(monkeypatch):
+    monkeypatch.setattr(order, "PATHS", ("engine/core/observe/rank_agreement.py",))
+    monkeypatch.setattr(order, "equivalents", tuple)
+    runs = [order.FirstRed(5.0), order.FirstRed(inf), order.FirstRed(order.LIMIT), order.FirstRed(3.0, "a traceback")]
+    names = []
+
+    def measured(changes):
+        names.extend(changes)
+        return dict(zip(changes, runs, strict=True))
+
+    monkeypatch.setattr(order, "measured", measured)
+    within, middle = order.measured_mutants(4)
+    assert len(names) == 4 and (within.ratio, within.goal, middle.ratio) == (pytest.approx(2 / 3), 0.8, 5.0)
+    assert within.note == (f"3 of 4 mutants of seed 3 are killed, late: {names[2]} 300.0 s; 1 broke the command itself")
+    monkeypatch.setattr(order, "measured", lambda changes: dict.fromkeys(changes, order.FirstRed(inf)))
+    (metric,) = order.measured_mutants(4)
+    assert metric.state == "not measured" and metric.note == "no cell kills any of 4 mutants"
+
+
+def test_a_run_without_a_report_is_no_figure_of_a_fault(monkeypatch):
+    name = stored_order()[0].faults[0]
+    monkeypatch.setattr(order, "measured", lambda changes, ordered: dict.fromkeys(changes, order.FirstRed(2.0, "oh")))
+    (metric,) = order.measured_faults([name])
+    assert metric.state == "red" and metric.note == f"the run with {name} left no report: oh"
+
+
+def test_a_command_that_breaks_is_told_from_a_red_cell():
+    run = order.first_red(Patch("x", (Edit("of_gpus", "for cell in cells", "for cell in ()[0]"),)))
+    assert run.seconds < order.SOON and "IndexError" in run.error
+
+
 @pytest.mark.nightly
 def test_a_planted_fault_is_found():
     name = stored_order()[0].faults[0]
-    within, seconds = order.measured("x", [name], ordered=True)
-    assert within.ratio == 1.0 and 0 < seconds.ratio < order.SOON
+    (run,) = order.measured({name: select([name])[0].patch}).values()
+    assert 0 < run.seconds < order.SOON and not run.error
