@@ -144,7 +144,7 @@ def first_red(change: Plantable, ordered: bool = True) -> FirstRed:
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "specmatrix", *words], cwd=tree, env=environment(tree), capture_output=True,
-                text=True, timeout=LIMIT,
+                encoding="utf-8", errors="replace", timeout=LIMIT,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return FirstRed(LIMIT)
