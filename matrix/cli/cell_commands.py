@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from specmatrix.matrix.cli.options import Json
+from specmatrix.reports.schema import REFERENCE
 
 cells_app = typer.Typer(help="List the cells of the lock file.", rich_markup_mode=None)
 
@@ -24,12 +25,13 @@ def cells_list(
     stage: Annotated[str, typer.Option(help="smoke, pr or nightly; product: all possible cells")] = "pr",
     cells: Annotated[str | None, typer.Option(help="select cells, as `run` does")] = None,
     limit: Annotated[int | None, typer.Option(help="list at most this many cells")] = None,
+    subject: Annotated[str, typer.Option(help="the engine under test, by a name of `specmatrix subjects`")] = REFERENCE,
     json_: Json = False,
 ) -> int:
     """List the cells that a run of the same options has."""
     from specmatrix.matrix.cli.commands.cells import list_cells
 
-    return list_cells(tier, stage, cells, limit, json_)
+    return list_cells(tier, stage, cells, limit, subject, json_)
 
 
 def explain(

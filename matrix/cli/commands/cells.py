@@ -13,8 +13,12 @@ from specmatrix.matrix.cells.constraints import expect, explain, explain_text, r
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.cells.selection import of_gpus, select
 from specmatrix.matrix.cli.console import print_text
+from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.tiers import tier as find_tier
-from specmatrix.reports.schema import Json
+from specmatrix.matrix.subjects.protocol import Subject, Unsupported
+from specmatrix.matrix.subjects.registry import load_subject
+from specmatrix.matrix.subjects.translations import translated
+from specmatrix.reports.schema import REFERENCE, Json
 from specmatrix.reports.wording import count, duration
 
 
@@ -40,11 +44,16 @@ def list_axes(json_: bool) -> int:
     return 0
 
 
-def list_cells(tier: str, stage: str, cells: str | None, limit: int | None, json_: bool) -> int:
-    """Print the cells that a run of these options has: id, what the engine must do, estimated seconds."""
-    found = of_gpus(select(stage, cells, limit), find_tier(tier).gpus)
+def list_cells(tier: str, stage: str, cells: str | None, limit: int | None, subject: str, json_: bool) -> int:
+    """Print the cells that a run of these options has: id, what the engine must do, and the reference engine's
+    estimated seconds, or why another subject does not support the cell."""
+    gpus = find_tier(tier).gpus
+    engine = None if subject == REFERENCE else load_subject(subject)
+    found = of_gpus(select(stage, cells, limit, REFERENCE if gpus else subject), gpus)
     if not found:
         raise ConfigError(f"tier {shown(tier)} has none of the selected cells of stage {shown(stage)}")
+    if engine is not None:
+        return _list_foreign(engine, found, tier, json_)
     if json_:
         rows = [{"id": cell.id, "expect": expect(cell), "seconds": cell.seconds, "axes": cell.values} for cell in found]
         print(json.dumps({"schema": 1, "cells": rows}, indent=2))
@@ -52,6 +61,22 @@ def list_cells(tier: str, stage: str, cells: str | None, limit: int | None, json
     for cell in found:
         print(f"{cell.id}  {expect(cell)}  {cell.seconds:.2f} s")
     print(f"{count(len(found), 'cell')}, about {duration(sum(cell.seconds for cell in found))} on one thread")
+    return 0
+
+
+def _list_foreign(engine: Subject, cells: Sequence[Cell], tier: str, json_: bool) -> int:
+    """Print what another subject than the reference engine makes of cells."""
+    found = {
+        cell: translated(engine, prepare(cell, tier, workload=engine.requests, subject=engine.name)) for cell in cells
+    }
+    reasons = {cell: made.reason if isinstance(made, Unsupported) else "" for cell, made in found.items()}
+    if json_:
+        rows = [{"id": cell.id, "unsupported": reason, "axes": cell.values} for cell, reason in reasons.items()]
+        print(json.dumps({"schema": 1, "cells": rows}, indent=2))
+        return 0
+    for cell, reason in reasons.items():
+        print(f"{cell.id}  unsupported: {reason}" if reason else f"{cell.id}  runs")
+    print(f"{count(len(cells), 'cell')}, of which {sum(map(bool, reasons.values()))} unsupported")
     return 0
 
 

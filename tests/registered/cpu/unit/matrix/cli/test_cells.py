@@ -7,7 +7,7 @@ import pytest
 from specmatrix.cli import main
 from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.cells.selection import of_gpus
-from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.cover.lockfile import stage_cells, subject_cells
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -33,6 +33,16 @@ def test_the_listed_cells_are_those_that_a_run_has(capsys):
     assert rows and all(row["axes"]["tp"] == "2" for row in rows)
 
 
+def test_the_cells_of_another_subject_are_its_own_with_what_it_does_not_support(capsys):
+    own = [cell.id for cell in of_gpus(subject_cells("pr", "transformers"), 0)]
+    lines = said(capsys, "cells", "list", "--subject", "transformers").splitlines()
+    assert lines[:-1] == [f"{one}  runs" for one in own] and lines[-1] == f"{len(own)} cells, of which 0 unsupported"
+    words = ("cells", "list", "--subject", "transformers", "--stage", "nightly", "--cells", "none.waves.length")
+    (row,) = json.loads(said(capsys, *words, "--json"))["cells"]
+    assert row["id"] == "none.waves.length" and row["unsupported"].startswith("transformers' assisted generation takes")
+    assert said(capsys, *words).startswith(f"none.waves.length  unsupported: {row['unsupported']}\n1 cell, of which 1 ")
+
+
 def test_several_cells_are_explained_in_their_order(capsys):
     whole = ["eagle3.s3", "algorithm=none", "page_size=4", "standalone.s1"]
     rows = json.loads(said(capsys, "explain", *whole, "--json"))["cells"]
@@ -56,6 +66,7 @@ def test_json_says_what_a_cell_resolves_to_and_why(capsys):
         (("explain", "eagle3", "nonsense"), "cell id 'nonsense' has an unknown part"),
         (("cells", "list", "--tier", "gpu8", "--cells", "tp=2"), "tier 'gpu8' has none of the selected cells"),
         (("cells", "list", "--stage", "never"), "stage 'never' is unknown"),
+        (("cells", "list", "--subject", "never"), "subject 'never' is unknown; it must be one of reference, "),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(capsys, words, why):
