@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.cover.lockfile import stage_cells, subject_cells
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.protocol import (
@@ -97,8 +97,8 @@ def _raised(check: Callable[[], str]) -> str:
 
 def _translated(subject: Subject) -> str:
     """What is wrong with the first translation that is not pure JSON data with an ask for each request."""
-    for cell in stage_cells(STAGE):
-        prepared = prepare(cell, subject=subject.name)
+    for cell in dict.fromkeys([*stage_cells(STAGE), *subject_cells(STAGE, subject.name)]):
+        prepared = prepare(cell, workload=subject.requests, subject=subject.name)
         found = translated(subject, prepared)
         if found != translated(subject, prepared):
             return f"{cell.id} has two translations"

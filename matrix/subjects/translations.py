@@ -1,9 +1,10 @@
-"""A subject's translation of cells, also as text, of which golden files hold those of the stage `pr`."""
+"""A subject's translation of cells, also as text, of which golden files hold those of the stage `pr`, the matrix's and
+its own."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -12,7 +13,7 @@ from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.subjects.protocol import Ask, Capability, EngineCommand, Subject, Unsupported
 from specmatrix.reports.wording import count
 
-# Of a cell's asks; the others differ from these in prompt, seed and length.
+# Of a cell's asks, and each other one with fields of its own; the rest differ from these in prompt, seed and length.
 SHOWN: Final = 3
 NOT_REFUSED: Final = "a combination that the reference engine must refuse, by rules of its own"
 
@@ -29,7 +30,7 @@ def translation_table(subject: Subject, cells: Iterable[Cell]) -> str:
     starts: dict[str, list[str]] = {}
     reasons: dict[str, list[str]] = {}
     for cell in cells:
-        command = translated(subject, prepare(cell, subject=subject.name))
+        command = translated(subject, prepare(cell, workload=subject.requests, subject=subject.name))
         if isinstance(command, Unsupported):
             reasons.setdefault(command.reason, []).append(cell.id)
             continue
@@ -37,10 +38,16 @@ def translation_table(subject: Subject, cells: Iterable[Cell]) -> str:
         words = [dict(command.flags), models, dict(command.environment)]
         lines = starts.setdefault(" ".join(json.dumps(word, sort_keys=True) for word in words if word), [])
         lines.append(f"  {cell.id}: {count(len(command.asks), 'ask')}")
-        lines += [f"    {_ask_text(ask)}" for ask in command.asks[:SHOWN] if isinstance(ask, Ask)]
+        lines += [f"    {_ask_text(ask)}" for ask in _shown([ask for ask in command.asks if isinstance(ask, Ask)])]
     rows = [line for start, lines in starts.items() for line in (start, *lines)]
     rows += [line for reason, ids in reasons.items() for line in (f"UNSUPPORTED: {reason}", *(f"  {id}" for id in ids))]
     return "\n".join(rows) + "\n"
+
+
+def _shown(asks: Sequence[Ask]) -> list[Ask]:
+    """The first asks, and the first of those after them with other fields."""
+    others = {frozenset(ask.fields): ask for ask in reversed(asks)}
+    return [ask for place, ask in enumerate(asks) if place < SHOWN or others[frozenset(ask.fields)] is ask]
 
 
 def _ask_text(ask: Ask) -> str:

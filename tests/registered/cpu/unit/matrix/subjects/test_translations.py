@@ -12,7 +12,7 @@ import pytest
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.cover.lockfile import stage_cells, subject_cells
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.contract import REQUESTED, check_contract
 from specmatrix.matrix.subjects.protocol import EngineCommand, RequestSpec, Subject, Unsupported
@@ -28,7 +28,8 @@ SUBJECTS = [*(subject for name in BUILT_IN if not (subject := load_subject(name)
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 def test_every_pr_cell_is_translated_as_reviewed(subject: Subject, file_regression):
-    file_regression.check(translation_table(subject, stage_cells("pr")), extension=".txt")
+    cells = dict.fromkeys([*stage_cells("pr"), *subject_cells("pr", subject.name)])
+    file_regression.check(translation_table(subject, cells), extension=".txt")
 
 
 def test_a_table_lists_starts_asks_and_reasons():
