@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell
 from specmatrix.matrix.gates.acceptance import AcceptanceGate, same_range
-from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.round_alignment import first_round_mismatch
 from specmatrix.matrix.oracles.transformers import Oracle, decode, load_oracle
 from specmatrix.matrix.run.prepared_cell import prepare
@@ -248,6 +248,7 @@ def test_one_different_ngram_round_fails(measured, altered, change):
     outcome = AcceptanceGate().judge(prepared, altered(run, 1, accept_lengths=tuple(lengths)), baseline)
     assert outcome.state is State.FAIL
     assert outcome.message == f"1 of 5 requests differ from the replay, first {run.requests[1].name} at round {at}"
+    assert outcome.blame == Blame(run.requests[1].name, 1 + sum(lengths[:at]))
     fewer = AcceptanceGate().judge(prepared, altered(run, 1, accept_lengths=tuple(lengths[:at])), baseline)
     assert fewer.message.endswith(f"at round {at}")
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.matrix.gates.finish import FinishGate
-from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.oracles.finish import text_of
 from specmatrix.matrix.subjects.protocol import Capability
 
@@ -95,6 +95,7 @@ def test_log_probabilities_are_complete(measured, altered, change, sentence):
     prepared, run, baseline = measured(DRAWN)
     outcome = GATE.judge(prepared, altered(run, -1, **change(run.answers[-1])), baseline)
     assert outcome.state is State.FAIL and sentence in outcome.message
+    assert outcome.blame == Blame(run.answers[-1].name)
 
 
 @pytest.mark.parametrize(

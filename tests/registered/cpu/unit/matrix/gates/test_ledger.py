@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix.errors import LedgerError
 from specmatrix.matrix.gates import ledger as gate
-from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.ledger import LedgerGate
 
 pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
@@ -39,6 +39,7 @@ def test_a_broken_journal_fails(measured):
     entries, pages, size = run.journal
     outcome = GATE.judge(prepared, replace(run, journal=(entries[1:], pages, size)), baseline)
     assert outcome.state is State.FAIL and "journal entry 0" in outcome.message
+    assert outcome.blame == Blame(next(one.name for one in run.served if one.account == entries[1][1]))
 
 
 def test_the_engines_own_replay_of_its_journal_must_agree(measured, monkeypatch):
@@ -82,6 +83,7 @@ def test_cached_tokens_are_those_of_the_first_admission(measured, altered, cell_
         f"{run.answers[index].name} reports {found + 1} of {prompt} prompt tokens as cached, but its first admission "
         f"reused {found}"
     )
+    assert outcome.blame == Blame(run.answers[index].name)
 
 
 def test_one_wrong_stamp_fails(measured, with_evidence):

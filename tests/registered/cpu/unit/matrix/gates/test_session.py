@@ -6,7 +6,7 @@ import pytest
 
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.gates.session import SessionGate
 from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
@@ -154,6 +154,7 @@ def test_turns_aborted_while_they_read_inherited_kv_leave_it_intact(monkeypatch)
     prepared, run = aborted_while_it_reads()
     outcome = SessionGate().judge(prepared, run, run)
     assert outcome.state is State.FAIL and ".turn2 left " in outcome.message and outcome.numbers["wrong"] == 4
+    assert outcome.blame == Blame(outcome.message.split()[0])
 
 
 def test_a_prompt_without_its_history_is_named(measured):
@@ -163,6 +164,7 @@ def test_a_prompt_without_its_history_is_named(measured):
     answers[index] = replace(answers[index], prompt_ids=answers[index].prompt_ids[1:])
     outcome = SessionGate().judge(prepared, replace(run, answers=tuple(answers)), baseline)
     assert outcome.state is State.FAIL and "is not its history followed by" in outcome.message
+    assert outcome.blame == Blame(answers[index].name)
 
 
 def test_without_a_journal_or_a_continuation_nothing_is_measured(measured):

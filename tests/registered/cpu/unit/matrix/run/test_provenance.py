@@ -9,7 +9,8 @@ import torch
 from specmatrix import __version__
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run import provenance
-from specmatrix.matrix.run.provenance import files_hash, run_header, web_address
+from specmatrix.matrix.run.provenance import files_hash, run_header, subject_record, web_address
+from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.reports.store import ReportWriter, load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -69,3 +70,11 @@ def test_hash_depends_on_names_and_contents_only(tmp_path: Path):
     assert files_hash([one, two]) != known
     two.write_text("2")
     assert files_hash([one, two.rename(tmp_path / "three")]) != known
+
+
+def test_a_subject_without_a_version_has_an_empty_one(monkeypatch: pytest.MonkeyPatch):
+    subject = ReferenceSubject()
+    found = subject_record(subject)
+    assert (found.name, found.version) == (subject.name, __version__) and "journal" in found.capabilities
+    monkeypatch.setattr(ReferenceSubject, "version", lambda self: None)
+    assert subject_record(subject).version == ""

@@ -13,7 +13,7 @@ from specmatrix.matrix.run import speed
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.provenance import this_host
 from specmatrix.matrix.run.runner import Runner
-from specmatrix.matrix.run.speed import MOST_DIFFERENT, TURNS, device_name, judged, samples
+from specmatrix.matrix.run.speed import MOST_DIFFERENT, TURNS, compares, device_name, judged, samples
 from specmatrix.matrix.run.timed_pair import (
     PairProcess,
     PairStart,
@@ -319,3 +319,15 @@ def test_turns_alternate_and_those_in_front_are_dropped():
     )
     assert calls == [("a", -1), ("b", -1), ("a", 0), ("b", 0), ("b", 1), ("a", 1)]
     assert found == [[0, 1], [None, None]]
+
+
+def test_answers_are_compared_where_a_drafter_may_not_change_them():
+    greedy, drawn = CELL, CELL._replace(sampling="temperature")
+    for claims, expected in (
+        ({Capability.TOKEN_IDS, Capability.SAMPLED_IDENTITY}, (True, True)),
+        ({Capability.TOKEN_IDS}, (True, False)),
+        ({Capability.SAMPLED_IDENTITY}, (False, False)),
+    ):
+        subject = ReferenceSubject()
+        subject.profile = Profile(frozenset(claims))
+        assert (compares(subject, greedy), compares(subject, drawn)) == expected

@@ -48,6 +48,10 @@ def test_only_listed_moves_are_made(now, to):
         assert moved.phase is now
 
 
+def test_a_request_without_a_transcript_has_no_text():
+    assert request().text == ""
+
+
 def test_tokens_are_prompt_and_output():
     growing = request()
     growing.output += [8, 9]

@@ -172,7 +172,11 @@ def test_a_plan_holds_whether_rows_sample_and_the_requested_logprobs():
     assert plan.greedy and plan.logprobs == -1
     scheduler = scheduler_of()
     queue(scheduler, 2, return_logprob=True)
-    assert scheduler.plan().logprobs == 0
+    plan = scheduler.plan()
+    assert (plan.logprobs, plan.prompt_logprobs) == (0, -1)
+    scheduler = scheduler_of()
+    queue(scheduler, 3, top_logprobs_num=2, logprob_start_len=1)
+    assert scheduler.plan().prompt_logprobs == 2
 
 
 def test_the_youngest_is_retracted_alone_and_the_oldest_goes_on():
