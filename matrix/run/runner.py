@@ -227,7 +227,10 @@ class Runner:
             baseline = self.baselines.run(prepared.baseline)
             if has_session_baseline(prepared.cell):
                 run = replace(run, session_baseline=self.baselines.run(prepared.session_baseline))
-        outcomes = nearest_first([gate.judge(prepared, run, baseline) for gate in self._applied(prepared.cell)])
+        gates = self._applied(prepared.cell)
+        found = [gate.judge(prepared, run, baseline) for gate in gates]
+        assert [one.gate for one in found] == [gate.name for gate in gates]
+        outcomes = nearest_first(found)
         return judged(prepared, outcomes, engine, run.evidence, command, red_ask(run, baseline, outcomes))
 
     def _foreign_baseline(self, prepared: PreparedCell, engine: RunningEngine, command: EngineCommand, run: Run) -> Run:

@@ -14,7 +14,18 @@ import torch
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import Carry, Relay
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, chain
-from specmatrix.engine.spec.guard import BATCH, VIOLATIONS, Guard, copied_batch
+from specmatrix.engine.spec.guard import (
+    ANCESTORS,
+    BATCH,
+    DEPTH,
+    DUPLICATE,
+    PARENT,
+    ROOT,
+    TOKEN,
+    VIOLATIONS,
+    Guard,
+    copied_batch,
+)
 from specmatrix.engine.spec.torch_settings import TORCH_SETTINGS, Setting, read, restore
 from specmatrix.engine.spec.verify import verify
 from specmatrix.kernels.tree_layout import tree_layout
@@ -37,7 +48,9 @@ def tree_of(batch) -> DraftTree:
     return DraftTree(tokens, PARENTS, depths, ancestors, 4)
 
 
-def guard_of(tree, carries=(), calls: list[str] | None = None, act: Callable[[], object] = lambda: None) -> Guard:
+def guard_of(
+    tree, carries=(), calls: list[str] | None = None, act: Callable[[], object] = lambda: None, vocab: int = VOCAB
+) -> Guard:
     """tree: what `propose` returns after it called `act`."""
 
     def propose(batch, relay):
@@ -51,7 +64,7 @@ def guard_of(tree, carries=(), calls: list[str] | None = None, act: Callable[[],
         propose=propose,
         absorb=lambda batch, verdict, aux: None,
     )
-    return Guard(drafter, VOCAB, lambda: None)
+    return Guard(drafter, vocab, lambda: None)
 
 
 def asked(guard, batch) -> DraftTree:
@@ -74,6 +87,42 @@ def test_several_lies_are_all_reported():
         f"the drafter of ODD {VIOLATIONS[1]} and {VIOLATIONS[2]}; the request was stopped, and its "
         "tokens so far are exact"
     )
+
+
+@pytest.mark.parametrize(
+    ("part", "node", "value", "seen"),
+    [
+        ("tokens", 0, 3, {ROOT}),
+        ("tokens", 3, -1, {TOKEN}),
+        ("tokens", 3, VOCAB, {TOKEN}),
+        ("tokens", 2, 20, {DUPLICATE}),  # as its sibling
+        ("tokens", 3, 20, set()),  # as its parent
+        ("tokens", 3, 21, set()),  # as its parent's sibling
+        ("parents", 0, 0, {PARENT}),
+        ("parents", 2, 2, {PARENT, DEPTH, ANCESTORS}),
+        ("parents", 4, 4, {PARENT}),  # read as its true one
+        ("parents", 2, -1, {PARENT}),  # read as the root
+        ("depths", 4, 2, {DEPTH}),
+        ("ancestors", 4, False, {ANCESTORS}),
+    ],
+)
+def test_one_lie_about_a_tree_is_named(part, node, value, seen):
+    batch = batch_of(3, 5)
+    tree = tree_of(batch)
+    tree = tree._replace(parents=tree.parents.clone())
+    getattr(tree, part)[0, node] = value
+    guard = guard_of(tree)
+    asked(guard, batch)
+    assert guard.codes().tolist() == [sum(1 << bit for bit in seen), 0, 0]
+
+
+def test_equal_tokens_of_different_parents_are_no_duplicates_in_a_large_vocabulary_either():
+    batch = batch_of(3, 5)
+    tree = tree_of(batch)
+    tree.tokens[0, 1:4] = torch.tensor([150_000, 150_001, 150_000])  # the third is a child of the first
+    guard = guard_of(tree, vocab=200_000)
+    asked(guard, batch)
+    assert guard.codes().tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("row", [0, 1, 2])
@@ -122,9 +171,9 @@ def test_in_quarantine_no_hook_is_called_and_rounds_of_any_width_continue():
     calls: list[str] = []
     quarantined: list[int] = []
     batch = batch_of(2, 3)
-    guard = guard_of(None, calls=calls)
+    guard = guard_of((1, 2), calls=calls)
     guard.on_quarantine = lambda: quarantined.append(1)
-    with pytest.warns(RuntimeWarning, match="the drafter of ODD proposed a NoneType, not a DraftTree"):
+    with pytest.warns(RuntimeWarning, match="the drafter of ODD proposed a tuple, not a DraftTree"):
         first = asked(guard, batch)
     assert first.tokens.tolist() == [[7, 0, 0], [8, 0, 0]]
     assert asked(guard, batch_of(2, 1)).tokens.tolist() == [[7], [8]]
