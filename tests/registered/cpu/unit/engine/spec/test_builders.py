@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -62,6 +64,15 @@ def test_an_algorithm_without_a_builder_is_refused_with_those_that_run(zoo):
         build_drafter(odd)
     assert str(caught.value) == (
         f"speculative_algorithm ODD has no drafter in this engine; allowed: {', '.join(BUILDERS)}"
+    )
+
+
+def test_a_drafter_that_lacks_an_attribute_is_refused_with_all_that_it_needs(zoo, monkeypatch):
+    monkeypatch.setitem(BUILDERS, "NONE", lambda built: SimpleNamespace(traits=NONE, nodes=1, steps=0, topk=0))
+    with pytest.raises(ConfigError) as caught:
+        build_drafter(context(zoo))
+    assert str(caught.value) == (
+        "the drafter of NONE has no attribute capture; it needs traits, nodes, steps, topk, capture, carries, key_span"
     )
 
 

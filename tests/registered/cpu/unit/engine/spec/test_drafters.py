@@ -16,7 +16,7 @@ from specmatrix.engine.core.draft.tree import depths, max_depth
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.attention import DraftAttention
 from specmatrix.engine.device.batch import StepBatch, prefix_bias
-from specmatrix.engine.spec.drafter import DraftTree
+from specmatrix.engine.spec.drafter import DraftTree, shift_left
 
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
@@ -345,3 +345,10 @@ def test_proposals_do_not_depend_on_chunks_pages_timing_or_company(zoo, algorith
     assert proposals(0, spec_version="v1", chunked_prefill_size=7, page_size=5) == plain
     assert proposals(0, spec_version="v2", page_size=3) == plain
     assert proposals(1, spec_version="v1") == plain
+
+
+def test_a_prompt_chunk_is_followed_by_its_next_token_or_the_sampled_one():
+    tokens = torch.tensor([[5, 6, 7], [8, 9, 0]])
+    # The first chunk goes on with token 0, the second ends its prompt after two tokens.
+    found = shift_left(tokens, torch.tensor([3, 2]), torch.tensor([3, 4]), torch.tensor([0, -1]))
+    assert found[0].tolist() == [6, 7, 0] and found[1, :2].tolist() == [9, 4]

@@ -59,6 +59,13 @@ def test_every_kind_of_drafter_needs_its_own_forwards(measured, cell):
     assert more.state is State.FAIL and "draft forwards" in more.message and "5 x 1" in more.message
 
 
+@pytest.mark.parametrize("cell", ["none.snug.pair.stream.length", "dflash.c7.ragged"])
+def test_retracted_turns_and_chunks_that_share_a_budget_are_predicted(measured, cell):
+    outcome = judged(measured, cell)
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+    assert bool(outcome.numbers["retracted"]) == ("snug" in cell)
+
+
 def test_a_step_that_reads_too_much_or_too_little_fails(measured):
     _, run, _ = measured(TREE)
     first = run.work.forwards[0]

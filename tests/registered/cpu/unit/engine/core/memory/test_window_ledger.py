@@ -138,6 +138,11 @@ def test_refusals_name_the_numbers():
         ledger.launch(1, 8)
 
 
+def test_a_journal_begins_with_the_window_of_no_request():
+    assert Ledger(4, 2, window=Window(6, 4, 1)).journal == [("window", 0, (6, 4, 1))]
+    assert Ledger(4, 2).journal == []
+
+
 def test_cached_pages_cannot_open_a_windowed_row():
     ledger = Ledger(4, 2, window=Window(6, 4))
     ledger.open(1)
