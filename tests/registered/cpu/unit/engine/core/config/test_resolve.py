@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveSlot
 from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, Facts
 from specmatrix.engine.core.config.resolve import explicit, resolve
+from specmatrix.engine.core.draft.algorithms import Topology, Traits, forget_traits, register_traits
 from specmatrix.engine.core.draft.tree import tree_pool
 from specmatrix.errors import ConfigError
 
@@ -273,3 +274,22 @@ def test_the_text_of_a_file_and_the_same_text_in_place_resolve_alike():
     assert named == resolve(replace(ask, speculative_adaptive_config=text), facts)
     assert named.as_dict()["adaptive_slots"][1]["ema_alpha"] == 0.5
     assert named.start_hash() != resolve(ask, facts).start_hash()
+
+
+def test_an_algorithms_own_check_sees_the_request_and_the_facts_and_its_failure_is_refused():
+    facts = Facts("LlamaForCausalLM", 512, 128, 4, 1024)
+    seen: list[object] = []
+
+    def check(asked, known):
+        seen.extend((asked, known))
+        if asked.random_seed:
+            raise KeyError("seed")
+
+    register_traits(Traits("MINE", "mine", Topology.CHAIN), check)
+    try:
+        config = EngineConfig("m", "mine", speculative_num_steps=2)
+        assert resolve(config, facts).algorithm == "MINE" and seen == [config, facts]
+        with pytest.raises(ConfigError, match=r"^the check of MINE failed: KeyError: 'seed'"):
+            resolve(replace(config, random_seed=3), facts)
+    finally:
+        forget_traits("MINE")
