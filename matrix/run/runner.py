@@ -228,9 +228,9 @@ class Runner:
             if has_session_baseline(prepared.cell):
                 run = replace(run, session_baseline=self.baselines.run(prepared.session_baseline))
         gates = self._applied(prepared.cell)
-        found = [gate.judge(prepared, run, baseline) for gate in gates]
-        assert [one.gate for one in found] == [gate.name for gate in gates]
-        outcomes = nearest_first(found)
+        verdicts = [gate.judge(prepared, run, baseline) for gate in gates]
+        assert [one.gate for one in verdicts] == [gate.name for gate in gates]
+        outcomes = nearest_first(verdicts)
         return judged(prepared, outcomes, engine, run.evidence, command, red_ask(run, baseline, outcomes))
 
     def _foreign_baseline(self, prepared: PreparedCell, engine: RunningEngine, command: EngineCommand, run: Run) -> Run:
