@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from io import StringIO
 from multiprocessing import active_children
 from multiprocessing.connection import wait
@@ -303,3 +304,12 @@ def test_without_a_terminal_lines_show_the_progress_of_a_run(monkeypatch, tmp_pa
     assert count > 1
     assert re.fullmatch(rf"0 of {count} cells, 0 red, after \d\.\d\d s", lines[0])
     assert re.fullmatch(rf"{count} of {count} cells, {count} red, after \d\.\d\d s", lines[-1])
+
+
+def test_a_package_is_absent_only_where_it_was_not_imported_yet(monkeypatch):
+    monkeypatch.delitem(sys.modules, "turtle", raising=False)
+    with local.absent("json", "turtle"):
+        assert import_module("json") is json
+        with pytest.raises(ModuleNotFoundError):
+            import_module("turtle")
+    assert sys.modules["json"] is json and "turtle" not in sys.modules
