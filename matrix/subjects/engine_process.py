@@ -39,6 +39,8 @@ FOREIGN: Final = (
 )
 OUTPUT_TAIL: Final = 2000  # characters
 EXIT_SECONDS: Final = 5.0
+# Share of a core below which an engine waits instead of computing.
+IDLE: Final = 0.02
 REWRITTEN: Final = "the subject reports that it runs another value"
 
 
@@ -167,7 +169,7 @@ class EngineProcess(RunningEngine):
         limit = self.answer_seconds if seconds is None else seconds
         try:
             self._connection.send((method, arguments))
-            if not self._connection.poll(limit):
+            if not self._answers(self._connection, limit):
                 raise self._failure(f"{method} took more than {limit:g} s", method)
             status, result = self._connection.recv()
         except (EOFError, OSError):
@@ -183,6 +185,22 @@ class EngineProcess(RunningEngine):
         assert status in (FAILED, REFUSED)
         said, trace = result if status == FAILED else (result, "")
         raise self._failure(f"{method} failed with {said}", method, trace)
+
+    def _answers(self, connection: Connection, limit: float) -> bool:
+        """Whether an answer comes: within `limit` seconds, or, while the engine shares its host with others, within as
+        many seconds of its own CPU time."""
+        begin = before = self._process.cpu_seconds()
+        if connection.poll(limit):
+            return True
+        piece = max(limit / 10, 0.1)
+        while begin is not None and before is not None:
+            now = self._process.cpu_seconds()
+            if now is None or now - begin >= limit or now - before < IDLE * piece:
+                return False
+            before = now
+            if connection.poll(piece):
+                return True
+        return False
 
     def _failure(self, text: str, verb: str, trace: str = "") -> EngineFailed:
         """The error, after the process has ended and its log is whole."""

@@ -445,10 +445,10 @@ class Profile:
     cannot: for each capability that it does not claim, one sentence on why, where that is not plain. excluded: a gate
     that does not apply although the subject claims what it needs, and one sentence on why. tie_nats: the margin in
     nats of the oracle's two best tokens below which another library's rounding may choose the other one. start_seconds,
-    answer_seconds: limits of a start and of the answers to one cell's asks, after which the engine hangs. in_process:
-    runs in the runner's own process, without limits. has_baseline: the same engine can run without speculation;
-    otherwise the gate `oracle` judges the cell's own run, and gates that pair runs must be excluded. restarts: `start`
-    starts an engine, instead of reaching one that runs already.
+    answer_seconds: limits of a start and of the answers to one cell's asks, after which the engine hangs; on a busy
+    Linux host, limits of its own CPU time. in_process: runs in the runner's own process, without limits. has_baseline:
+    the same engine can run without speculation; otherwise the gate `oracle` judges the cell's own run, and gates that
+    pair runs must be excluded. restarts: `start` starts an engine, instead of reaching one that runs already.
     """
 
     capabilities: frozenset[Capability]

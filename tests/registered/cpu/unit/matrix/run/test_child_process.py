@@ -53,6 +53,19 @@ def test_how_it_ended_is_reported(code: str, status: int):
     process.stop()
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell")
+def test_its_cpu_time_is_that_of_its_group(fifo: Path):
+    process = start(GRANDCHILDREN + FOREVER, fifo)
+    with fifo.open() as reader:
+        assert reader.readline() == "up\n"
+        before = process.cpu_seconds()
+        assert before is not None
+        while (now := process.cpu_seconds()) is not None and now < before + 0.2:
+            assert process.wait(0) is None
+        process.stop()
+    assert now is not None
+
+
 def test_one_that_loops_for_ever_is_killed(fifo: Path):
     process = start(HOLDS + FOREVER, fifo)
     with fifo.open() as reader:

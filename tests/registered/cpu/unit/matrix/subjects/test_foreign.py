@@ -12,8 +12,10 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.registry import GATES as REFERENCE_GATES
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.oracles.transformers import oracle_of
+from specmatrix.matrix.run.child_process import ChildProcess
 from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.run.runner import KEPT, Runner
+from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.http.openai import TEXTS
 from specmatrix.matrix.subjects.http.sglang import NATIVE
 from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
@@ -153,6 +155,29 @@ def test_a_baselines_engine_serves_cells_of_its_own_flags_only(subject: ReplaySu
 def test_an_engine_behind_its_limit_is_killed():
     found = judged("hang", answer_seconds=1.0)
     assert found.state == "FAIL" and found.error == "generate took more than 1 s; its log is empty"
+
+
+@pytest.mark.parametrize(
+    ("used", "read"),
+    [
+        ([0.0, 0.1, 0.2, 0.3, 0.4, 0.51], 6),  # as much as it may
+        ([0.0, 0.1, 0.2, 0.3, 0.301], 5),  # it waits for something
+        ([0.0, 0.1, 0.2, None], 4),  # it has ended
+        ([None, 0.1], 1),  # the system does not tell
+    ],
+)
+def test_on_a_busy_host_the_limit_is_of_the_engines_own_time(monkeypatch, used, read):
+    """The engine never answers; what it has used by then is scripted."""
+    times = iter(used)
+    subject = ReplaySubject("hang")
+    subject.profile = replace(subject.profile, answer_seconds=0.5)
+    command = subject.translate(prepare(DRAFTED, subject=subject.name))
+    assert isinstance(command, EngineCommand)
+    engine = EngineProcess(subject, command)
+    monkeypatch.setattr(ChildProcess, "cpu_seconds", lambda self: next(times))
+    with pytest.raises(EngineFailed, match=r"^generate took more than 0\.5 s; "):
+        engine.generate(command.asks)
+    assert len(used) - len(list(times)) == read
 
 
 def test_answers_in_another_order_are_red():
