@@ -337,7 +337,7 @@ def mutants(
     out: Annotated[Path | None, typer.Option(help="also write mutants.json here")] = None,
     json_: Json = False,
 ) -> int:
-    """Report what kills small random changes of the engine, or of what judges it."""
+    """Report what kills small random changes of the code."""
     from specmatrix.ci.commands.mutants import main_mutants
     from specmatrix.matrix.faults.mutants import PATHS
 
