@@ -356,7 +356,7 @@ def drive(
 ) -> Run:
     """Run requests on an engine. history: the requests that it has already served. command: what a subject made of
     them, None for the reference engine, which takes them as they are. EngineFailed for another engine's answer that has
-    numbers that are not finite, or another number of completions."""
+    numbers that are not finite, or another number of completions, and for a counter that falls."""
     before = engine.counters()
     traces = Capability.TRACE in capabilities
     earlier = engine.trace() if traces else None
@@ -370,6 +370,8 @@ def drive(
             raise EngineFailed(wrong)
     kept = [pair for request, answer in both if request.refused is None for pair in completions(request, answer)]
     evidence = {name: number - before.get(name, 0) for name, number in engine.counters().items()}
+    if fallen := [name for name, number in evidence.items() if number < 0]:
+        raise EngineFailed(f"counter {fallen[0]} fell by {-evidence[fallen[0]]}; counters only grow", "counters")
     journal = engine.journal() if Capability.JOURNAL in capabilities else None
     return Run(
         requests=tuple(each for one in requests if one.refused is None for each in one.completions()),
