@@ -5,7 +5,8 @@ from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cover.lockfile import stage_cells
-from specmatrix.matrix.oracles.transformers import oracle_index
+from specmatrix.matrix.oracles.finish import text_of
+from specmatrix.matrix.oracles.transformers import oracle_index, oracle_of
 from specmatrix.matrix.workloads.build import (
     DRAWS,
     EXAM_QUESTIONS,
@@ -113,6 +114,26 @@ def test_a_request_alone_has_draws_with_its_rule_and_a_stop_that_the_oracle_can_
     assert [request.name for request in ruled[1:]] == [f"d{n}" for n in range(200)]
     (stopped,) = workload(Cell.from_id("none.stops"), 0)
     assert len(stopped.stop) == 5 and not stopped.ruled and oracle_index(stopped) is not None
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        cell
+        for cell in CELLS
+        if (cell.finish, cell.batch, cell.session, cell.abort) == ("stop_string", "pair", "none", "none")
+        and cell.sampling in ("greedy", "mixed")
+    ],
+    ids=lambda cell: cell.id,
+)
+def test_some_greedy_answer_of_a_pair_reaches_its_stop_string_with_every_seed(cell):
+    oracle = oracle_of(cell.target)
+    assert oracle is not None
+    for seed in range(30):
+        asked = [request for request in workload(cell, seed) if request.temperature == 0]
+        texts = [text_of(oracle.continuations[oracle_index(one)][: one.max_new_tokens]) for one in asked]
+        reached = [one.stop[0] in text for one, text in zip(asked, texts, strict=True)]
+        assert any(reached), (cell.id, seed)
 
 
 def test_the_seed_chooses_questions_and_randomness():
