@@ -14,6 +14,8 @@ pytestmark = pytest.mark.register(est_seconds=20, stage="pr")
 TARGETS = {"llama": (4, 2, 32, None), "deepseek": (4, 1, 48, 32)}
 # By how many slots each of a path's keys lies behind its place in a chain.
 GAPS = ((0, 1, 1), (0, 2, 4), (1, 3, 5))
+# The path's keys have the largest scores, so that the rounding of a block's weights depends on where they lie.
+STRONG = 4
 
 
 def outputs(dtype, target, start, gaps):
@@ -21,12 +23,13 @@ def outputs(dtype, target, start, gaps):
     heads, kv_heads, dim, value_dim = target
     generator, total = torch.Generator().manual_seed(start), start + len(gaps)
     row = (1 if value_dim else 2) * kv_heads * dim
-    keys = torch.randn(total, row, generator=generator).to(dtype)
+    keys = torch.randn(total, row, generator=generator)
+    keys[start:] *= STRONG
     q = torch.randn(1, 1, heads, dim, generator=generator).to(dtype).cuda()
     for apart in ((0,) * len(gaps), gaps):
         places = [*range(start), *(start + number + gap for number, gap in enumerate(apart))]
         cache, bias = torch.zeros(start + 16, row, dtype=dtype), torch.full((1, 1, 1, start + 16), float("-inf"))
-        cache[places], bias[..., places] = keys, 0
+        cache[places], bias[..., places] = keys.to(dtype), 0
         slots = torch.arange(start + 16)[None].cuda()
         reads = plan_reads(slots, bias.to(dtype).cuda(), heads, kv_heads, dim, value_dim=value_dim)
         yield paged_attention(q, cache.view(-1, dim).cuda(), reads).float().cpu()
