@@ -92,9 +92,14 @@ def _must_branch(cell: Cell, run: Run) -> bool:
 
 
 def _must_compact(cell: Cell, run: Run) -> bool:
-    """In this many rounds some accepted path of two or more drafts leaves the first branch (measured: one in ten)."""
-    rounds = sum(len(answer.accept_lengths) for answer in run.answers)
-    return _must_branch(cell, run) and run.resolved["num_steps"] > 1 and rounds >= LEAST_ROUNDS
+    """In this many rounds some accepted path of two or more drafts leaves the first branch (measured: one in ten).
+
+    An n-gram index that knows a text from earlier cells accepts first branches as a whole: such rounds do not count.
+    """
+    depth = run.resolved["num_steps"]
+    longest = depth if cell.algorithm == "ngram" else depth + 1
+    rounds = sum(length <= longest for answer in run.answers for length in answer.accept_lengths)
+    return _must_branch(cell, run) and depth > 1 and rounds >= LEAST_ROUNDS
 
 
 def _lag(lag: int) -> Callable[[Cell, Run], bool]:

@@ -6,7 +6,7 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.cover.regressions import NIGHTLY, PR
-from specmatrix.matrix.gates.evidence import EVIDENCE
+from specmatrix.matrix.gates.evidence import EVIDENCE, LEAST_ROUNDS
 from specmatrix.matrix.subjects.protocol import Memory, Run
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -35,3 +35,14 @@ def test_what_a_note_claims_is_demanded(word):
     for text in found:
         assert CLAIMS[word] in demanded(Cell.from_id(text)), text
     assert found
+
+
+@pytest.mark.parametrize(("name", "asked_of_all"), [("ngram.s3.k4.n8", False), ("eagle3.s3.k4.n8", True)])
+def test_an_index_that_knows_the_text_may_always_be_right_on_its_first_branch(measured, altered, name, asked_of_all):
+    _, run, _ = measured("eagle3.s3.k4.n8")
+    (row,) = [row for row in EVIDENCE if row.counter == "tree.compacted" and row.seen]
+    cell, depth = Cell.from_id(name), run.resolved["num_steps"]
+    whole = altered(run, 0, accept_lengths=(depth + 1,) * LEAST_ROUNDS)
+    parts = altered(run, 0, accept_lengths=(depth,) * LEAST_ROUNDS)
+    assert row.when(cell, whole) == asked_of_all and row.when(cell, parts)
+    assert not row.when(cell, altered(run, 0, accept_lengths=(depth,) * (LEAST_ROUNDS - 1)))
