@@ -68,6 +68,25 @@ def test_a_command_that_breaks_is_told_from_a_red_cell():
     assert run.seconds < order.SOON and "IndexError" in run.error
 
 
+def test_each_run_is_told_of_as_it_ends(monkeypatch, capsys):
+    runs = {1: order.FirstRed(5.04), 2: order.FirstRed(inf), 3: order.FirstRed(3.0, "a traceback")}
+
+    def first_red(change, ordered):
+        if change not in runs:
+            raise KeyboardInterrupt
+        return runs[change]
+
+    monkeypatch.setattr(order, "first_red", first_red)
+    monkeypatch.setattr(order, "AT_ONCE", 1)
+    with pytest.raises(KeyboardInterrupt):
+        order.measured({"a": 1, "b": 2, "c": 3, "d": 4})
+    assert capsys.readouterr().err.splitlines() == [
+        "a: red after 5.0 s",
+        "b: no cell is red",
+        "c: broken after 3.0 s",
+    ]
+
+
 @pytest.mark.nightly
 def test_a_planted_fault_is_found():
     name = stored_order()[0].faults[0]
