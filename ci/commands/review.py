@@ -14,9 +14,18 @@ from specmatrix.matrix.run.executed_lines import changed_lines, ranges, suspects
 from specmatrix.reports.atomic import check_place, write_text
 from specmatrix.reports.compare import compare, read_acknowledgements
 from specmatrix.reports.cost import CPU_TIER
-from specmatrix.reports.render.review import Annotation, Review, check_run, comment, marked, verdict, workflow_commands
+from specmatrix.reports.render.review import (
+    Annotation,
+    LostRun,
+    Review,
+    check_run,
+    comment,
+    marked,
+    verdict,
+    workflow_commands,
+)
 from specmatrix.reports.render.run import view
-from specmatrix.reports.schema import REFERENCE
+from specmatrix.reports.schema import REFERENCE, ReportError
 from specmatrix.reports.store import Report, load
 from specmatrix.reports.wording import count
 
@@ -35,6 +44,7 @@ def review(
 ) -> int:
     """Print the verdict of each run, write `comment.md` and `check.json`, and return 1 if one is red.
 
+    A path that exists and holds no whole report is red too: a run that was lost must not look green.
     base: a report, or a folder of `TIER-STAGE.jsonl.gz`, from which a run that has none is judged alone.
     diff: of the change, without context, in whose lines it looks for those that only failing cells execute.
     """
@@ -43,22 +53,31 @@ def review(
     if out is not None:
         check_place(out, COMMENT_FILE, CHECK_FILE)
     entries = read_acknowledgements(acknowledged) if acknowledged else ()
-    reviews = []
-    for head in map(load, heads):
+    reviews, lost = [], []
+    for path in heads:
+        try:
+            head = load(path)
+        except ReportError as error:
+            if not path.exists():
+                raise
+            lost.append(LostRun(path.name or str(path), str(error)))
+            continue
         before, missing = base_of(head, base)
         run = view(head)
         reviews.append(Review(run, None if before is None else compare(before, head, entries), missing))
     lines = () if diff is None else lines_of(reviews, diff)
     if out is not None:
-        write_text(out / COMMENT_FILE, comment(reviews, link))
-        write_text(out / CHECK_FILE, json.dumps(check_run(reviews, link, lines), indent=1) + "\n")
+        write_text(out / COMMENT_FILE, comment(reviews, link, lost))
+        write_text(out / CHECK_FILE, json.dumps(check_run(reviews, link, lines, lost), indent=1) + "\n")
+    for name, why in lost:
+        print(f"{name}: red, no report: {why}")
     for each in reviews:
         print(f"{each.name}: {each.verdict}, {each.outcome}{'; ' + each.missing if each.missing else ''}")
     for line in lines:
         print(f"{line.path}:{line.line}: {line.message}")
     if annotate:
-        print(*workflow_commands(marked(reviews, lines)), sep="\n")
-    return int(verdict(reviews) != "green")
+        print(*workflow_commands(marked(reviews, lines, lost)), sep="\n")
+    return int(verdict(reviews, lost) != "green")
 
 
 def lines_of(reviews: Sequence[Review], diff: Path) -> list[Annotation]:

@@ -5,12 +5,16 @@ specmatrix=${SPECMATRIX:-.venv/bin/specmatrix}
 whole=()
 for tier in ${TIERS//,/ }; do
     shards=(shards/specmatrix-shard-"$tier"-*)
-    whole+=("out/whole/$tier")
+    out="out/whole/$tier"
+    whole+=("$out")
+    mkdir -p "$out"
     if [ "$SHARDS" = 1 ]; then
-        mkdir -p out/whole && cp -r "${shards[0]}" "out/whole/$tier"
+        cp -r "${shards[0]}/." "$out" || true
     else
-        "$specmatrix" merge "${shards[@]}" --out "out/whole/$tier" || [ $? -eq 1 ]
+        "$specmatrix" merge "${shards[@]}" --out "$out" || true
     fi
+    # The review of a folder without a report is red, here and where it is rendered again; an empty one is not kept.
+    [ -f "$out/report.jsonl" ] || echo "A shard of $tier was lost, see the log of this step." | tee "$out/lost.txt" >&2
 done
 mkdir -p data/base
 status=0

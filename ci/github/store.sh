@@ -10,6 +10,7 @@ export GIT_CONFIG_VALUE_0
 git clone --quiet --depth 1 --branch specmatrix-data "$remote" data || git init --quiet data
 mkdir -p data/base data/history
 for report in "$@"; do
+    [ -f "$report/report.jsonl" ] || continue
     "$specmatrix" history add "$report" --history data/history
     name=$(python3 -c 'import json, sys; head = json.loads(sys.stdin.readline()); print(head["tier"], head["stage"], sep="-")' < "$report/report.jsonl")
     gzip -9n -c "$report/report.jsonl" > "data/base/$name.jsonl.gz"

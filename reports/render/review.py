@@ -86,6 +86,13 @@ class Review:
         return ", ".join(found)
 
 
+class LostRun(NamedTuple):
+    """A run of the change that left no report, and why: always red."""
+
+    name: str
+    why: str
+
+
 class Annotation(NamedTuple):
     """A message of a check run at lines of a file; without one at the workflow files."""
 
@@ -96,26 +103,30 @@ class Annotation(NamedTuple):
     last: int = 0
 
 
-def comment(reviews: Sequence[Review], link: str = "") -> str:
+def comment(reviews: Sequence[Review], link: str = "", lost: Sequence[LostRun] = ()) -> str:
     """The comment, at most as long as GitHub takes. link: address of the CI run, which holds the reports."""
     # A link may end a Markdown link or begin HTML.
     safe = Markup(quote(link, safe="%/:?#&=+~"))
-    return f"{MARKER}\n" + markdown("review.md.j2", reviews=reviews, link=safe, verdict=verdict(reviews))
+    found = verdict(reviews, lost)
+    return f"{MARKER}\n" + markdown("review.md.j2", reviews=reviews, lost=lost, link=safe, verdict=found)
 
 
-def verdict(reviews: Sequence[Review]) -> str:
-    """ "red" if one of them is."""
-    return "red" if any(review.verdict == "red" for review in reviews) else "green"
+def verdict(reviews: Sequence[Review], lost: Sequence[LostRun] = ()) -> str:
+    """ "red" if one of them is, or a run was lost."""
+    return "red" if lost or any(review.verdict == "red" for review in reviews) else "green"
 
 
-def marked(reviews: Sequence[Review], lines: Sequence[Annotation] = ()) -> list[Annotation]:
-    """The first of what is annotated: `lines` of the change, then red cells."""
+def marked(
+    reviews: Sequence[Review], lines: Sequence[Annotation] = (), lost: Sequence[LostRun] = ()
+) -> list[Annotation]:
+    """The first of what is annotated: lost runs, `lines` of the change, then red cells."""
+    gone = [Annotation(f"no report of {name}", shorten(why, _MOST_MESSAGE)) for name, why in lost]
     rows = [(review, row) for review in reviews for row in review.new]
     found = [
         Annotation(f"{row.cell} ({review.name})", shorten(f"{row.why}; rerun: {row.repro}", _MOST_MESSAGE))
         for review, row in rows[:MOST_ANNOTATIONS]
     ]
-    return [*lines, *found][:MOST_ANNOTATIONS]
+    return [*gone, *lines, *found][:MOST_ANNOTATIONS]
 
 
 def workflow_commands(found: Sequence[Annotation]) -> Iterator[str]:
@@ -125,24 +136,28 @@ def workflow_commands(found: Sequence[Annotation]) -> Iterator[str]:
         yield f"::error {place}title={_property(each.title)}::{_data(each.message)}"
 
 
-def check_run(reviews: Sequence[Review], link: str = "", lines: Sequence[Annotation] = ()) -> dict[str, Json]:
+def check_run(
+    reviews: Sequence[Review], link: str = "", lines: Sequence[Annotation] = (), lost: Sequence[LostRun] = ()
+) -> dict[str, Json]:
     """The body of a check run in GitHub's API, without the commit. lines: annotated lines of the change."""
-    red = sum(len(review.new) for review in reviews)
-    title = f"{count(red, 'cell')} red now" if red else reviews[0].outcome if len(reviews) == 1 else verdict(reviews)
+    red, found = sum(len(review.new) for review in reviews), verdict(reviews, lost)
+    title = f"{count(red, 'cell')} red now" if red else reviews[0].outcome if len(reviews) == 1 else found
+    if lost:
+        title = f"no report of {', '.join(each.name for each in lost)}"
     return {
         "name": "specmatrix",
         "status": "completed",
-        "conclusion": "failure" if verdict(reviews) == "red" else "success",
+        "conclusion": "failure" if found == "red" else "success",
         **({"details_url": link} if link else {}),
         "output": {
             "title": title,
-            "summary": comment(reviews, link),
+            "summary": comment(reviews, link, lost),
             "annotations": [
                 {
                     "path": each.path or ".github", "start_line": each.line or 1, "end_line": each.last or 1,
                     "annotation_level": "failure", "title": each.title, "message": each.message,
                 }
-                for each in marked(reviews, lines)
+                for each in marked(reviews, lines, lost)
             ],
         },
     }  # fmt: skip

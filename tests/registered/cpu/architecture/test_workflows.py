@@ -147,3 +147,16 @@ def test_the_comment_needs_no_more_than_its_requirements_and_they_are_pinned_ali
     pinned = set((HOME / "requirements.txt").read_text(encoding="utf-8").splitlines())
     lines = (CI / "github" / "requirements.txt").read_text(encoding="utf-8").splitlines()
     assert {line for line in lines if not line.startswith("#")} <= pinned
+
+
+def test_a_red_commit_of_main_is_stored_too():
+    """Else what it broke would be red now and not before in every later pull request."""
+    job = yaml.safe_load((WORKFLOWS / "pull-request.yml").read_text(encoding="utf-8"))["jobs"]["store"]
+    assert job["needs"] == "cells" and "!cancelled()" in job["if"] and "github.event_name == 'push'" in job["if"]
+
+
+def test_a_run_without_a_report_gets_a_comment_that_says_so():
+    job = yaml.safe_load((WORKFLOWS / "specmatrix-comment.yml").read_text(encoding="utf-8"))["jobs"]["post"]
+    (download,) = (step for step in job["steps"] if "download-artifact" in step.get("uses", ""))
+    (render,) = (step["run"] for step in job["steps"] if "specmatrix review" in step.get("run", ""))
+    assert download["continue-on-error"] is True and "mkdir -p reports-of-run/whole/" in render

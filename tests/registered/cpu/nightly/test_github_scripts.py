@@ -68,7 +68,25 @@ def test_a_lost_shard_fails_the_review_with_its_number(script, tmp_path):
     shards(tmp_path)
     shutil.rmtree(tmp_path / "shards" / "specmatrix-shard-cpu-2-of-2")
     done = script("review.sh", TIERS="cpu", SHARDS="2", LINK="https://example.org/1")
-    assert done.returncode and "shard 2/2 is missing" in done.stderr
+    assert done.returncode == 1 and "shard 2/2 is missing" in done.stderr
+    assert "cpu: red, no report: out/whole/cpu has no report.jsonl" in done.stdout
+
+
+def test_a_tier_without_a_report_is_red_beside_a_green_one_also_where_it_is_rendered_again(script, tmp_path):
+    write(tmp_path / "shards" / "specmatrix-shard-cpu-1-of-1", ("a",))
+    summary = tmp_path / "summary.md"
+    settings = {"TIERS": "cpu,gpu1", "SHARDS": "1", "LINK": "https://example.org/1"}
+    done = script("review.sh", **settings, GITHUB_STEP_SUMMARY=str(summary))
+    assert done.returncode == 1 and "cpu / pr: green" in done.stdout
+    assert "❌ gpu1: no report" in summary.read_text() and "::error title=no report of gpu1::" in done.stdout
+    kept = {path.parent.name for path in (tmp_path / "out" / "whole").glob("*/*")}
+    assert kept == {"cpu", "gpu1"}  # a folder without a file would be missing in the artifact
+    settings = {"SERVER": "https://example.org", "REPOSITORY": "o/n", "GITHUB_TOKEN": "x"}
+    hub = tmp_path / "hub"
+    subprocess.run(["git", "init", "--quiet", "--bare", str(hub)], check=True)
+    done = script("store.sh", "out/whole/cpu", "out/whole/gpu1", **settings, REMOTE=f"file://{hub}")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "data" / "base").iterdir()] == ["cpu-pr.jsonl.gz"]
 
 
 def test_reports_of_main_become_the_base_and_the_history_of_a_branch(script, tmp_path):

@@ -10,7 +10,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.reports.compare import compare
 from specmatrix.reports.render.review import MARKER, Annotation, Review, check_run, comment, marked, workflow_commands
 from specmatrix.reports.render.run import view
-from specmatrix.reports.schema import GateResult
+from specmatrix.reports.schema import GateResult, ReportError
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -142,3 +142,18 @@ def test_a_diff_that_cannot_be_read_is_named(cells, tmp_path, write_report):
     head = write_report(tmp_path / "h", cells("a", red=("a",)))
     with pytest.raises(ConfigError, match=r"cannot read the diff '.*none'"):
         review([head], None, None, None, "", annotate=False, diff=tmp_path / "none")
+
+
+def test_a_run_that_left_no_report_is_red_and_named(cells, tmp_path, write_report, capsys):
+    write_report(tmp_path / "cpu", cells("a"))
+    (tmp_path / "gpu1").mkdir()
+    out = tmp_path / "review"
+    assert review([tmp_path / "cpu", tmp_path / "gpu1"], None, None, out, "", annotate=True) == 1
+    said = capsys.readouterr().out
+    assert "gpu1: red, no report:" in said and "::error title=no report of gpu1::" in said
+    text, check = (out / "comment.md").read_text(), json.loads((out / "check.json").read_text())
+    assert "❌ specmatrix: red" in text and "### ❌ gpu1: no report" in text and "### ✅ cpu" in text
+    assert (check["conclusion"], check["output"]["title"]) == ("failure", "no report of gpu1")
+    assert review([tmp_path / "gpu1"], None, None, out, "", annotate=False) == 1
+    with pytest.raises(ReportError, match="does not exist"):
+        review([tmp_path / "gpu2"], None, None, out, "", annotate=False)
