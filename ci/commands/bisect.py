@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError, shown
+from specmatrix.git import SETTINGS, GitFailed, commit_of, git, git_environment
 from specmatrix.matrix.cli.stopping import deferred
 from specmatrix.matrix.run.child_process import ChildProcess
 from specmatrix.matrix.run.tiers import check_seed
@@ -37,8 +38,6 @@ TICK_SECONDS: Final = 0.2
 MOST: Final = 240
 OPTIONS_FILE: Final = "options.json"
 LOG_FILE: Final = "log.jsonl"
-# What git would take from the environment of a hook instead of the worktree.
-HOOK: Final = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
 
 
 class Options(Struct, frozen=True):
@@ -68,8 +67,8 @@ def main_bisect(good: str, bad: str, cells: str, tier: str, stage: str, seed: in
     """
     find_tier(tier)
     check_seed(seed)
-    root = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel"))
-    first, last = _commit(root, good), _commit(root, bad)
+    root = Path(git(Path.cwd(), "rev-parse", "--show-toplevel"))
+    first, last = commit_of(root, good), commit_of(root, bad)
     if first == last or not _holds(root, "merge-base", "--is-ancestor", first, last):
         raise ConfigError(f"{shown(good)} is not an ancestor of {shown(bad)}; give an older good commit")
     with TempDir("bisect") as folder, _worktree(root, folder / "tree", last) as tree:
@@ -80,7 +79,7 @@ def main_bisect(good: str, bad: str, cells: str, tier: str, stage: str, seed: in
             _write(folder, msgspec.structs.replace(options, infra=True))
         elif end.status != BAD:
             raise ConfigError(f"{shown(bad)} is not bad: {_why(end)}")
-        _git(tree, "checkout", "--quiet", "--detach", first)
+        git(tree, "checkout", "--quiet", "--detach", first)
         begin = _try(tree, folder)
         if begin.status != GOOD:
             raise ConfigError(f"{shown(good)} is not good: {_why(begin)}")
@@ -88,13 +87,13 @@ def main_bisect(good: str, bad: str, cells: str, tier: str, stage: str, seed: in
 
 
 def _search(tree: Path, folder: Path, first: str, last: str) -> int:
-    _git(tree, "bisect", "start", last, first)
-    status = _show(tree, folder, ["git", *_settings(), "bisect", "run", *_command(folder)])
-    skipped = _git(tree, "for-each-ref", "--format=%(objectname)", "refs/bisect/skip-*").split()
-    found = _git(tree, "rev-parse", "refs/bisect/bad")
+    git(tree, "bisect", "start", last, first)
+    status = _show(tree, folder, ["git", *SETTINGS, "bisect", "run", *_command(folder)])
+    skipped = git(tree, "for-each-ref", "--format=%(objectname)", "refs/bisect/skip-*").split()
+    found = git(tree, "rev-parse", "refs/bisect/bad")
     if status:
-        goods = _git(tree, "for-each-ref", "--format=^%(objectname)", "refs/bisect/good-*").split()
-        left = _git(tree, "rev-list", found, *goods).split()
+        goods = git(tree, "for-each-ref", "--format=^%(objectname)", "refs/bisect/good-*").split()
+        left = git(tree, "rev-list", found, *goods).split()
         if not skipped:
             raise ConfigError(f"git bisect failed with exit status {status}; see `git bisect` in {tree}")
         print(f"the first bad commit is one of {count(len(left), 'commit')}, since the others do not run:")
@@ -110,7 +109,7 @@ def _try(tree: Path, folder: Path) -> TriedCommit:
     """Run the commit that the worktree holds."""
     _show(tree, folder, _command(folder))
     steps = _steps(folder)
-    if not steps or steps[-1].commit != _git(tree, "rev-parse", "HEAD"):
+    if not steps or steps[-1].commit != git(tree, "rev-parse", "HEAD"):
         raise ConfigError("the process that runs a commit ended without a result; run the command again")
     return steps[-1]
 
@@ -157,13 +156,13 @@ def _steps(folder: Path) -> list[TriedCommit]:
 def _worktree(root: Path, tree: Path, commit: str) -> Iterator[Path]:
     """A worktree of the repository, which is removed whatever happens; bisecting in it leaves `root` as it is."""
     try:
-        _git(root, "worktree", "add", "--quiet", "--detach", str(tree), commit)
+        git(root, "worktree", "add", "--quiet", "--detach", str(tree), commit)
         yield tree
     finally:
         with deferred():
             if tree.exists():
-                _git(root, "worktree", "remove", "--force", "--force", str(tree))
-            _git(root, "worktree", "prune")
+                git(root, "worktree", "remove", "--force", "--force", str(tree))
+            git(root, "worktree", "prune")
 
 
 def _environment(tree: Path | None = None) -> dict[str, str]:
@@ -171,53 +170,26 @@ def _environment(tree: Path | None = None) -> dict[str, str]:
     paths = [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if tree is not None:
         paths.insert(0, str(tree / ".lint" if (tree / ".lint").is_dir() else tree))
-    kept = {name: value for name, value in os.environ.items() if name not in HOOK}
     # Of two commits with equal times and sizes, the second would run the byte code of the first.
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
-
-
-def _settings() -> list[str]:
-    """Settings of git under which no hook of the repository runs."""
-    return ["-c", "core.hooksPath=/dev/null"]
-
-
-def _git(folder: Path, *words: str) -> str:
-    """The output of git. ConfigError, git's own first line, if it fails."""
-    try:
-        done = subprocess.run(
-            ["git", *_settings(), *words], cwd=folder, env=_environment(), capture_output=True, start_new_session=True
-        )
-    except FileNotFoundError:
-        raise ConfigError("git is not installed; bisect needs it") from None
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
-        raise ConfigError(f"git {words[0]} failed: {shorten(said, MOST)}")
-    return done.stdout.decode(errors="replace").strip()
+    return {**git_environment(), "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _holds(folder: Path, *words: str) -> bool:
     try:
-        _git(folder, *words)
-    except ConfigError:
+        git(folder, *words)
+    except GitFailed:
         return False
     return True
 
 
-def _commit(root: Path, name: str) -> str:
-    try:
-        return _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-    except ConfigError:
-        raise ConfigError(f"{shown(name)} is not a commit of {root}") from None
-
-
 def _named(tree: Path, commit: str) -> str:
-    return _git(tree, "log", "-1", "--format=%h %s (%an, %as)", commit)
+    return git(tree, "log", "-1", "--format=%h %s (%an, %as)", commit)
 
 
 def run_commit(folder: Path, tree: Path, environment: Mapping[str, str]) -> TriedCommit:
     """Run the cells with the code of a worktree and judge their report."""
     options = msgspec.json.decode((folder / OPTIONS_FILE).read_bytes(), type=Options)
-    commit = _git(tree, "rev-parse", "HEAD")
+    commit = git(tree, "rev-parse", "HEAD")
     out = folder / commit
     words = ["run", "--cells", options.cells, "--tier", options.tier, "--stage", options.stage]
     words += ["--seed", str(options.seed), "--workers", "1"]

@@ -199,7 +199,10 @@ def change_of(affected: str | None, subject: str, fault: str | None) -> SourceCh
         raise ConfigError(
             f"--affected orders cells by a change of this engine's sources; it cannot be combined with {option}"
         )
-    return None if affected is None else read_change(affected)
+    try:
+        return None if affected is None else read_change(affected)
+    except ConfigError as error:
+        raise ConfigError(f"--affected: {error}") from error
 
 
 def _affected_first(runs: CellRuns, change: SourceChange, cells: Sequence[Cell]) -> CellRuns:

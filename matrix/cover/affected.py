@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -10,6 +9,7 @@ from typing import Final, NamedTuple
 from specmatrix import HOME
 from specmatrix.errors import ConfigError, shown
 from specmatrix.files import read_text
+from specmatrix.git import commit_of, git
 from specmatrix.matrix.cover.functions import FOLDERS, MODULE, ExecutedFunctions, Function, functions_of
 from specmatrix.matrix.run.executed_lines import Lines, changed_lines
 from specmatrix.reports.wording import count
@@ -40,25 +40,25 @@ def read_change(revisions: str, root: Path = HOME) -> SourceChange:
     such commits, or if HEAD is not checked out."""
     base, dots, head = revisions.partition("..")
     head = head.removeprefix(".")
-    old = _commit(root, base or "HEAD")
+    old = commit_of(root, base or "HEAD")
     new = ""
     if dots:
-        new = _commit(root, head or "HEAD")
-        if new != _commit(root, "HEAD"):
-            raise ConfigError(f"--affected: {shown(head)} is not checked out, so the cells would run other sources")
+        new = commit_of(root, head or "HEAD")
+        if new != commit_of(root, "HEAD"):
+            raise ConfigError(f"{shown(head)} is not checked out, so the cells would run other sources")
         if revisions.startswith(f"{base}..."):
-            old = _git(root, "merge-base", old, new)
-    diff = _git(root, *DIFF, old, *filter(None, [new]))
+            old = git(root, "merge-base", old, new)
+    diff = git(root, *DIFF, old, *filter(None, [new]))
     now, before = changed_lines(diff), changed_lines(diff, before=True)
     functions = set()
     for path, lines in now.items():
         if _recorded(path):
-            text = _git(root, "show", f"{new}:./{path}") if new else read_text(root / path)
+            text = git(root, "show", f"{new}:./{path}") if new else read_text(root / path)
             functions |= _functions(path, text, lines)
     for path, lines in before.items():
         if _recorded(path):
-            functions |= _functions(path, _git(root, "show", f"{old}:./{path}"), lines)
-    files = _git(root, *DIFF, "--name-only", old, *filter(None, [new])).splitlines()
+            functions |= _functions(path, git(root, "show", f"{old}:./{path}"), lines)
+    files = git(root, *DIFF, "--name-only", old, *filter(None, [new])).splitlines()
     return SourceChange(now, frozenset(functions), sum(not _recorded(path) for path in files))
 
 
@@ -98,19 +98,3 @@ def _functions(path: str, text: str, lines: Iterable[int]) -> set[Function]:
     except SyntaxError as error:
         raise ConfigError(f"{path} line {error.lineno} is not Python: {error.msg}") from None
     return {(path, named.get(line, MODULE)) for line in lines}
-
-
-def _commit(root: Path, name: str) -> str:
-    return _git(root, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}", wrong=name)
-
-
-def _git(root: Path, *words: str, wrong: str = "") -> str:
-    try:
-        done = subprocess.run(["git", *words], cwd=root, capture_output=True, check=True)
-    except FileNotFoundError:
-        raise ConfigError("--affected needs git, which is not installed") from None
-    except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip().splitlines()
-        what = f"{shown(wrong)} is no commit of {root}" if wrong else f"git {words[0]} failed in {root}"
-        raise ConfigError(f"--affected: {what}: {said[-1] if said else error}") from None
-    return done.stdout.decode(errors="replace").rstrip()

@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix import HOME, __version__
+from specmatrix.errors import ConfigError
+from specmatrix.git import git
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, own_lock_file
 from specmatrix.matrix.gates.gate import Gate
 from specmatrix.matrix.gates.registry import applied_gates
@@ -120,10 +121,9 @@ def _git(*words: str) -> str:
     if not (ROOT / "pyproject.toml").is_file():
         return ""
     try:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
+        return git(ROOT, *words)
+    except ConfigError:
         return ""
-    return done.stdout.decode(errors="replace").strip()
 
 
 def _version(package: str) -> str:

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import yaml
 from msgspec import structs
@@ -19,6 +19,7 @@ from specmatrix.errors import ConfigError, shown
 from specmatrix.files import read_text
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import parse_selector
+from specmatrix.matrix.subjects.registry import known_subjects
 from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.schema import CRASH, RED_STATES, WAIVER_KINDS, CellResult, Waiver, WaiverRule
 
@@ -99,9 +100,7 @@ def _rule(entry: object, where: str) -> WaiverRule:
     for key in REQUIRED:
         if key not in entry:
             raise ConfigError(f"{where} has no {key}; it needs {', '.join(REQUIRED)}")
-    texts: dict[str, Any] = {
-        str(key): value.isoformat() if type(value) is date else value for key, value in entry.items()
-    }
+    texts: dict[str, Any] = entry
     for key, value in texts.items():
         if not isinstance(value, str) or not value.strip():
             raise ConfigError(f"{key} of {where} must be a text, got {_short(value)}")
@@ -116,6 +115,8 @@ def _faults(texts: Mapping[str, Any], where: str) -> Iterator[str]:
         yield f"gate of {where} must be one of {', '.join(gates)}, got {shown(texts['gate'])}"
     if texts.get("kind", WAIVER_KINDS[0]) not in WAIVER_KINDS:
         yield f"kind of {where} must be {' or '.join(WAIVER_KINDS)}, got {shown(texts['kind'])}"
+    if "subject" in texts and texts["subject"] not in (known := known_subjects()):
+        yield f"subject of {where} must be one of {', '.join(known)}, got {shown(texts['subject'])}"
     try:
         good = date.fromisoformat(texts["expiry"]).isoformat() == texts["expiry"]
     except ValueError:
@@ -133,7 +134,12 @@ def _faults(texts: Mapping[str, Any], where: str) -> Iterator[str]:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """Plain values, and no key twice in a mapping: YAML would take the last one."""
+    """Plain values, dates as text, and no key twice in a mapping: YAML would take the last one."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in rows if tag != "tag:yaml.org,2002:timestamp"]
+        for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]

@@ -160,9 +160,9 @@ def test_ends_that_are_not_good_and_bad_are_refused(repository, capsys, tmp_path
     assert refused("--x", bad).endswith("see `specmatrix --help`")
     assert refused("none", bad) == f"'none' is not a commit of {repository.folder}"
     monkeypatch.chdir(tmp_path)
-    assert refused(good, bad).startswith("git rev-parse failed: fatal: not a git repository")
+    assert refused(good, bad).startswith(f"git rev-parse failed in {tmp_path}: fatal: not a git repository")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert refused(good, bad) == "git is not installed; bisect needs it"
+    assert refused(good, bad) == "git is not installed"
     monkeypatch.undo()
 
 

@@ -101,13 +101,13 @@ def test_a_change_is_the_functions_of_its_old_and_its_new_lines(checkout):
 @pytest.mark.parametrize(
     ("revisions", "text"),
     [
-        ("nowhere..HEAD", "'nowhere' is no commit of"),
+        ("nowhere..HEAD", "'nowhere' is not a commit of"),
         ("HEAD~1..HEAD~1", "'HEAD~1' is not checked out, so the cells would run other sources"),
-        ("--help", "'--help' is no commit of"),
+        ("--help", "'--help' is not a commit of"),
     ],
 )
 def test_commits_that_cannot_be_compared_are_refused(checkout, revisions, text):
-    with pytest.raises(ConfigError, match=r"^--affected: ") as caught:
+    with pytest.raises(ConfigError) as caught:
         read_change(revisions, checkout)
     assert text in str(caught.value)
 

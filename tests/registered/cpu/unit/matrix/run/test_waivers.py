@@ -23,7 +23,7 @@ FILE = """
   gate: ledger
   reason: trees leak
   expiry: 2030-01-31
-- {cells: none, gate: crash, reason: slow, expiry: "2030-02-28", kind: flaky, subject: tiny, versions: ">=1,<2",
+- {cells: none, gate: crash, reason: slow, expiry: "2030-02-28", kind: flaky, subject: vllm, versions: ">=1,<2",
    issue: "https://example.org/1"}
 """
 
@@ -80,7 +80,7 @@ def test_a_file_of_waivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert load_waivers(None) == ()
     (tmp_path / "specmatrix-waivers.yaml").write_text(FILE, encoding="utf-8")
-    flaky = WaiverRule("none", "slow", "2030-02-28", "crash", "flaky", "tiny", ">=1,<2", "https://example.org/1")
+    flaky = WaiverRule("none", "slow", "2030-02-28", "crash", "flaky", "vllm", ">=1,<2", "https://example.org/1")
     assert load_waivers(None) == load_waivers(tmp_path / "specmatrix-waivers.yaml") == (TREES, flaky)
     (tmp_path / "empty.yaml").touch()
     assert load_waivers(tmp_path / "empty.yaml") == ()
@@ -119,6 +119,12 @@ def written(**changed: str) -> str:
         (written(gate="leaks"), "gate of waiver 1 of w.yaml must be one of claims, oracle, identities, text, ledger, "),
         (written(kind="often"), "kind of waiver 1 of w.yaml must be known or flaky, got 'often'"),
         (written(expiry="soon"), "expiry of waiver 1 of w.yaml must be a date such as 2026-12-31, got 'soon'"),
+        (
+            written(expiry="2026-02-30"),
+            "expiry of waiver 1 of w.yaml must be a date such as 2026-12-31, got '2026-02",
+        ),
+        (written(expiry="2026-12-31 10:00:00"), "expiry of waiver 1 of w.yaml must be a date such as 2026-12-31, got"),
+        (written(subject="vlm"), "subject of waiver 1 of w.yaml must be one of reference, sglang, "),
         (written(versions="new"), "versions of waiver 1 of w.yaml must be a range such as '>=5.17,<5.20', got 'new'"),
         (written(cells="topq=4"), "cells of waiver 1 of w.yaml: axis 'topq' is unknown"),
     ],
