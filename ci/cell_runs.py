@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -66,9 +66,9 @@ class CellRuns:
             return
         work = plan(cells, self.durations, self.cluster.hosts, find_tier(self.job.tier).gpus, ranks=self.ranks)
         execute = self.cluster.run_plan
-        with _counted(len(cells)) as (show, count):
+        with _counted([cells], [self.durations], work.seconds) as (show, count):
             for record in execute(work, runs.job, show):
-                count(record)
+                count(record, 0)
                 yield runs.with_command(record)
 
     def with_command(self, record: CellResult) -> CellResult:
@@ -90,25 +90,34 @@ def packed_runs(runs: Sequence[CellRuns], cells: Sequence[Sequence[Cell]]) -> Ge
     demands = [Demand(some, tier.gpus, one.durations) for one, tier, some in zip(runs, tiers, cells, strict=True)]
     works = pack(demands, [host], ranks=runs[0].ranks).plans
     jobs = [one.job for one in runs]
-    with _counted(sum(map(len, cells))) as (show, count):
+    planned = max(work.seconds for work in works)
+    with _counted(cells, [one.durations for one in runs], planned) as (show, count):
         for number, record in run_plans(list(zip(works, jobs, strict=True)), show):
-            count(record)
+            count(record, number)
             yield number, runs[number].with_command(record)
 
 
 @contextmanager
-def _counted(cells: int) -> Iterator[tuple[Callable[[list[str]], None], Callable[[CellResult], None]]]:
-    """A progress bar: what shows the workers' cells, and what counts a record."""
+def _counted(
+    cells: Sequence[Sequence[Cell]], durations: Sequence[Mapping[str, float]], planned: float
+) -> Iterator[tuple[Callable[[list[str]], None], Callable[[CellResult, int], None]]]:
+    """A progress bar for the cells of several parts: what shows the workers' cells, and what counts a record of a part.
+    planned: seconds of all, with the workers that there are."""
     red, today = 0, datetime.now(UTC).date().isoformat()
-    with counting(cells, "cell") as update:
+    expected: dict[Hashable, float] = {
+        (number, cell.id): measured.get(cell.id, cell.seconds)
+        for number, (part, measured) in enumerate(zip(cells, durations, strict=True))
+        for cell in part
+    }
+    with counting(sum(map(len, cells)), "cell", expected=expected, planned=planned) as update:
 
         def show(workers: list[str]) -> None:
             update(" · ".join(shorten(at, SHOWN) for at in workers), 0, red)
 
-        def count(record: CellResult) -> None:
+        def count(record: CellResult, part: int) -> None:
             nonlocal red
             red += is_red(record, today)
-            update(None, 1, red)
+            update(None, 1, red, (part, record.id))
 
         yield show, count
 

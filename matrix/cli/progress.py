@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Event, Thread
 from time import monotonic
+from types import MappingProxyType
 from typing import Final
 
 from rich.console import Console
@@ -19,6 +20,47 @@ from rich.table import Column
 from specmatrix.reports.wording import count, duration
 
 LINE_SECONDS: Final = 30.0
+# Seconds of progress for which the expected durations count as much as the pace so far, of which the first quick or
+# slow items say little.
+TRUST_SECONDS: Final = 20.0
+NO_SECONDS: Final[Mapping[Hashable, float]] = MappingProxyType({})
+
+
+class Remaining:
+    """The seconds that a run still takes: what is left of the expected durations, at the pace so far. Between the ends
+    of items it only falls, however long one of them takes.
+
+    expected: seconds of each item; without them all are taken as equally long. planned: seconds of all together, in
+    which workers run side by side.
+    """
+
+    def __init__(self, total: int, expected: Mapping[Hashable, float], planned: float) -> None:
+        self._total, self._done = total, 0
+        self._left = dict(expected)
+        self._longest = sorted(self._left, key=self._left.__getitem__)
+        self._work = self._open = sum(self._left.values())
+        self._speed = self._work / planned if planned > 0 else 1.0
+        self._end = planned if self._left else float("nan")
+
+    def ended(self, item: Hashable, number: int, after: float) -> None:
+        """`number` items have ended, the last of them `item`, `after` seconds from the beginning."""
+        self._done += number
+        if not self._work:
+            self._end = after + after / self._done * (self._total - self._done)
+            return
+        self._open -= self._left.pop(item, 0.0)
+        while self._longest and self._longest[-1] not in self._left:
+            self._longest.pop()
+        longest = self._left[self._longest[-1]] if self._longest else 0.0
+        pace = (after + TRUST_SECONDS) / ((self._work - self._open) / self._speed + TRUST_SECONDS)
+        self._end = after + pace * max(self._open / self._speed, longest)
+
+    def text(self, after: float) -> str:
+        """In words; "" if nothing is known, or nothing is left."""
+        rest = self._end - after
+        if self._done >= self._total or rest != rest:
+            return ""
+        return "under 10 s left" if rest < 10 else f"about {duration(rest)} left"
 
 
 @contextmanager
@@ -42,13 +84,15 @@ def _update(text: str, ended: Event) -> None:
 
 
 class Counter:
-    """How many of `total` items are done, how many of them are red, and the time left at the pace so far: a bar on a
-    terminal, elsewhere a line every LINE_SECONDS by `clock`.
+    """How many of `total` items are done, how many of them are red, and the time left: a bar on a terminal, elsewhere a
+    line every LINE_SECONDS by `clock`.
 
     noun: an item, in the singular.
     """
 
-    def __init__(self, progress: Progress, total: int, noun: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, progress: Progress, total: int, noun: str, clock: Callable[[], float], remaining: Remaining
+    ) -> None:
         self._progress = progress
         self._task = progress.add_task("", total=total, red="", left="")
         self._clock = clock
@@ -56,13 +100,19 @@ class Counter:
         self._total = total
         self._noun = noun
         self._done = 0
+        self._remaining = remaining
 
-    def __call__(self, text: str | None, advance: int = 1, red: int | None = None) -> None:
-        """Show a text (rich markup; None keeps the last one) and advance the count. red: items that are red so far."""
+    def __call__(
+        self, text: str | None, advance: int = 1, red: int | None = None, item: Hashable | None = None
+    ) -> None:
+        """Show a text (rich markup; None keeps the last one) and advance the count. red: items that are red so far.
+        item: the one that ended."""
         self._done += advance
         now = self._clock()
         after = now - self._began
-        left = _left(after, self._done, self._total)
+        if advance:
+            self._remaining.ended(item, advance, after)
+        left = self._remaining.text(after)
         reds = "" if red is None else f"{red:,} red"
         bold = f"[red]{reds}[/red]" if red else ""
         self._progress.update(self._task, description=text, advance=advance, red=bold, left=left)
@@ -70,14 +120,6 @@ class Counter:
             self._last = now
             done = f"{self._done:,} of {count(self._total, self._noun)}"
             _print(", ".join(filter(None, (done, reds, f"after {duration(after)}", left))))
-
-
-def _left(seconds: float, done: int, total: int) -> str:
-    """The time that the rest takes at the pace of the `done` items, which took `seconds`."""
-    if not 0 < done < total:
-        return ""
-    rest = seconds / done * (total - done)
-    return "under 10 s left" if rest < 10 else f"about {duration(rest)} left"
 
 
 def _print(line: str) -> None:
@@ -90,13 +132,19 @@ def _print(line: str) -> None:
 
 
 @contextmanager
-def counting(total: int, noun: str, clock: Callable[[], float] = monotonic) -> Iterator[Counter]:
-    """A Counter of `total` items."""
+def counting(
+    total: int,
+    noun: str,
+    clock: Callable[[], float] = monotonic,
+    expected: Mapping[Hashable, float] = NO_SECONDS,
+    planned: float = 0.0,
+) -> Iterator[Counter]:
+    """A Counter of `total` items. expected, planned: as those of `Remaining`."""
     # Long texts are truncated, so that the bar stays on one line.
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
     red, left = TextColumn("{task.fields[red]}"), TextColumn("{task.fields[left]}")
     with _progress(SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), red, Elapsed(), left, text) as progress:
-        yield Counter(progress, total, noun, clock)
+        yield Counter(progress, total, noun, clock, Remaining(total, expected, planned))
 
 
 def _progress(*columns: ProgressColumn) -> Progress:
