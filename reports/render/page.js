@@ -140,7 +140,7 @@
     command.append(node("code", cell.repro), node("button", "copy", "copy"));
     command.lastChild.type = "button";
     box.append(node("h3", "Rerun"), command);
-    if (cell.error) box.append(node("h3", "Error"), node("code", cell.error));
+    if (cell.error) box.append(node("h3", "Error"), node("pre", cell.error, "said"));
     if (cell.waived) box.append(
       node("h3", `Waived until ${cell.waived.expiry}`),
       node("span", [cell.waived.reason, cell.waived.issue].filter(Boolean).join("; ")));

@@ -32,6 +32,8 @@ from specmatrix.reports.wording import (
 
 COLOURS = {"good": "green", "bad": "red", "warn": "yellow", "calm": "cyan"}
 MOST = 12
+# Lines shown of an engine's log.
+LOG_LINES = 3
 _WORDS = {"PASS": "passed", "FAIL": "failed", "INFRA": "with infrastructure errors"}
 
 
@@ -67,7 +69,8 @@ def print_run(run: RunView, console: Console) -> None:
     for text in run.lost[:MOST]:
         _say(console, f"[yellow]{escape(text)}[/yellow]")
     _say_left(console, len(run.lost), "lost attempt")
-    _say(console, "gates: " + ", ".join(_gates(run)))
+    if gates := list(_gates(run)):
+        _say(console, f"gates: {', '.join(gates)}")
     counters = run.summary.counters
     colour = {"PASS": "green", "FAIL": "red"}.get(counters.state, "dim")
     _say(console, f"[{colour}]{escape(counters.message)}[/{colour}]")
@@ -89,7 +92,10 @@ def print_run(run: RunView, console: Console) -> None:
 
 
 def _evidence(cell: CellResult, run: RunView) -> list[str]:
-    """What a red cell shows of its first red request, at most seven lines: in full for the run's first red cells."""
+    """What a red cell shows of its first red request, at most seven lines: in full for the run's first red cells. Of
+    an engine that ended, the end of its log."""
+    if log := (cell.error or "").splitlines()[1:]:
+        return [shorten(line, 240) for line in log[-LOG_LINES:]]
     if cell.verb:
         return [f"raised in {cell.verb}; the whole traceback is in the report"] if cell.traceback else []
     if cell.first_red is None or cell.id not in run.neighbours:

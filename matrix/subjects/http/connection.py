@@ -133,7 +133,7 @@ def launched(endpoint: Endpoint, flags: Mapping[str, Any], seconds: float) -> tu
             connection.close()
             what = f"was not healthy within {seconds:g} s" if code is None else f"ended with status {code} at its start"
             said = process.output_end(OUTPUT_TAIL)
-            printed = f"end of its output: {said}" if said else "it printed nothing"
+            printed = f"end of its output:\n{said}" if said else "it printed nothing"
             raise ConfigError(f"the server of --launch {shown(endpoint.launch)} {what}; {printed}")
     return connection, process
 

@@ -353,7 +353,7 @@ def test_half_an_endpoint_is_refused(words: tuple[str, ...], message: str, capsy
 
 @pytest.mark.parametrize(
     ("launch", "said"),
-    [("false {flags}", "it printed nothing"), ("sh -c 'echo no GPU; exit 1' {flags}", "end of its output: no GPU")],
+    [("false {flags}", "it printed nothing"), ("sh -c 'echo no GPU; exit 1' {flags}", "end of its output:\nno GPU")],
 )
 def test_a_command_that_starts_no_server_is_named(launch: str, said: str):
     (found,) = run("sglang", Endpoint(launch=launch), CELL)

@@ -87,7 +87,7 @@ def test_vllms_server_is_started_in_its_environment(monkeypatch: pytest.MonkeyPa
     python.chmod(0o755)
     called = r"1 none -m vllm\.entrypoints\.openai\.api_server --model=\S+/llama-mini .* --port=\d+"
     with pytest.raises(
-        serving.ConfigError, match=rf"ended with status 0 at its start; end of its output: {called}\n?$"
+        serving.ConfigError, match=rf"ended with status 0 at its start; end of its output:\n{called}\n?$"
     ):
         serving.measure(against="vllm")
 

@@ -21,7 +21,15 @@ from specmatrix.reports.render.plots import (
 from specmatrix.reports.render.run import MOST_ROWS, run_markdown, run_page, view, write_run
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.repro import as_called
-from specmatrix.reports.schema import GateResult, ReasonRecord, ReportError, RewriteRecord, Waiver, WaiverRule
+from specmatrix.reports.schema import (
+    GateResult,
+    ReasonRecord,
+    ReportError,
+    RewriteRecord,
+    SubjectRecord,
+    Waiver,
+    WaiverRule,
+)
 from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
@@ -88,6 +96,26 @@ def test_commits_and_places_are_links_if_the_repository_is_known(run_of, make_ce
 def test_without_a_repository_there_are_no_such_links(run_of, make_cell):
     page = Page(run_page(run_of([make_cell(state="INFRA", error="x", traceback=TRACE)])))
     assert not [found for found in page.all("a") if found["href"].startswith("http")] and "raise <Bug>" in page.text
+
+
+LOG = "the engine ended with status 3; end of its log:\nloading\n  <weights>\nTraceback\n\nRuntimeError: out of memory"
+
+
+def test_the_log_of_an_engine_that_ended_keeps_its_lines(run_of, make_cell):
+    run = run_of([make_cell(state="FAIL", gates=(), error=LOG)])
+    page = run_page(run)
+    assert "end of its log:<pre>loading\n  &lt;weights&gt;\nTraceback\n\nRuntimeError: out of memory</pre>" in page
+    out = io.StringIO()
+    print_run(run, Console(file=out, width=200))
+    assert "\n  RuntimeError: out of memory\n" in out.getvalue() and "gates:" not in out.getvalue()
+
+
+def test_red_cells_stand_before_coverage_and_before_gates_that_do_not_apply(run_of, make_cell):
+    subject = SubjectRecord("mine", "1", (), {"ledger": "it has no journal"})
+    run = run_of([make_cell(state="FAIL", gates=(), error="x")], subject=subject)
+    text, page = run_markdown(run), run_page(run)
+    assert text.index("### Red cells") < text.index("Requested coverage") < text.index("it has no journal")
+    assert page.index("<h2>Red cells") < page.index("it has no journal") and "### Gates" not in text
 
 
 @pytest.fixture
