@@ -104,6 +104,17 @@ def test_a_page_fits_and_is_accessible(opened, name, width, scheme):
         assert [(one["id"], one["nodes"][0]["target"], one["nodes"][0]["failureSummary"]) for one in found] == []
 
 
+def test_a_phone_shows_whole_rows_of_tables_of_few_columns(opened):
+    page = opened("run", 360)
+    beside = "box => [box.innerText.split(/\\s/)[0], box.scrollWidth - box.clientWidth]"
+    found = dict(page.evaluate(f"[...document.querySelectorAll('.scroll')].map({beside})"))
+    assert {name: found[name] for name in ("combinations", "field", "what")} == {
+        "combinations": 0,
+        "field": 0,
+        "what": 0,
+    }
+
+
 def test_axe_core_was_there():
     if not AXE:
         pytest.skip("SPECMATRIX_AXE names no axe.min.js, so accessibility was not checked")
