@@ -449,6 +449,16 @@ def command_line() -> TyperGroup:
     return cast(TyperGroup, typer.main.get_command(app))
 
 
+def _named_command(words: Sequence[str]) -> str:
+    """The innermost command that a command line names, such as "specmatrix history add"."""
+    node, path = command_line(), ["specmatrix"]
+    for word in words:
+        if word not in (known := getattr(node, "commands", {})):
+            break
+        node, path = known[word], [*path, word]
+    return " ".join(path)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line `words` (by default that of this process) and return its exit status."""
     open_streams()
@@ -462,7 +472,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except (EngineError, ReportError) as error:
         return wrong(str(error))
     except UsageError as error:
-        return wrong(f"{misuse(error, given)}; see `specmatrix --help`")
+        return wrong(f"{misuse(error, given)}; see `{_named_command(given)} --help`")
     except MemoryError:
         return wrong("memory is exhausted; free some, or raise the limit, see `ulimit -a`")
     except OSError as error:

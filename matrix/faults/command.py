@@ -88,7 +88,8 @@ def select(only: Sequence[str], tier: str = "cpu", more: Sequence[Fault] = ()) -
     for name in only:
         if name not in known:
             close = nearest(name, known)
-            hint = f"the closest is {close}" if close else f"`specmatrix faults --list` names all {len(known)}"
+            listing = "specmatrix faults --list" + (f" --tier {tier}" if tier != "cpu" else "")
+            hint = f"the closest is {close}" if close else f"`{listing}` names all {len(select((), tier))}"
             raise ConfigError(f"fault {shown(name)} is unknown in tier {tier}; {hint}")
     return [known[name] for name in only] if only else list(known.values())
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from specmatrix.matrix.cli.console import print_text
+from specmatrix.matrix.cli.console import print_text, table_console
 from specmatrix.matrix.zoo.published.expected import ACCURACY, LENGTHS
 from specmatrix.matrix.zoo.published.machine import gpus, missing
 from specmatrix.matrix.zoo.published.models import MODELS, Published
@@ -26,7 +26,13 @@ def list_pairs(json_: bool = False) -> int:
     rows = [HEAD, *(_row(pair) for pair in PAIRS.values())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = ("  ".join(part.ljust(width) for part, width in zip(row, widths, strict=True)) for row in rows)
-    print_text("\n".join(map(str.rstrip, padded)))
+    text = "\n".join(map(str.rstrip, padded))
+    if max(map(len, text.splitlines())) > table_console().width:
+        text = "\n".join(
+            f"{name}\n  {', '.join(f'{key} {value}' for key, value in zip(HEAD[1:], values, strict=True))}"
+            for name, *values in rows[1:]
+        )
+    print_text(text)
     return 0
 
 

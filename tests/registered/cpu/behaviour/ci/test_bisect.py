@@ -157,7 +157,7 @@ def test_ends_that_are_not_good_and_bad_are_refused(repository, capsys, tmp_path
     assert refused(good, broken) == f"'{broken}' is not bad: it does not run: ImportError: no engine"
     assert refused(bad, bad) == f"'{bad}' is not an ancestor of '{bad}'; give an older good commit"
     assert refused(last, bad) == f"'{last}' is not an ancestor of '{bad}'; give an older good commit"
-    assert refused("--x", bad).endswith("see `specmatrix --help`")
+    assert refused("--x", bad).endswith("see `specmatrix bisect --help`")
     assert refused("none", bad) == f"'none' is not a commit of {repository.folder}"
     monkeypatch.chdir(tmp_path)
     assert refused(good, bad).startswith(f"git rev-parse failed in {tmp_path}: fatal: not a git repository")

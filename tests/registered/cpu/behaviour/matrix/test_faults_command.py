@@ -19,6 +19,7 @@ from specmatrix.matrix.cli.console import WIDE
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.order import in_order
 from specmatrix.matrix.faults.catalogue import CATALOGUE
+from specmatrix.matrix.faults.catalogue.delays import DELAYS
 from specmatrix.matrix.faults.command import list_faults, main_faults, select
 from specmatrix.matrix.faults.kill_matrix import DETECTORS, Kill, Matrix
 from specmatrix.matrix.faults.table import kill_table
@@ -38,6 +39,10 @@ def test_an_unknown_fault_names_the_closest_one_or_the_list():
         main_faults(only=["bonus-strid"])
     with pytest.raises(ConfigError, match=rf"`specmatrix faults --list` names all {len(select([]))}$"):
         main_faults(only=["xxx"])
+    with pytest.raises(
+        ConfigError, match=rf"`specmatrix faults --list --tier gpu1` names all {len(select([], 'gpu1'))}$"
+    ):
+        select(["xxx"], "gpu1", more=DELAYS)
 
 
 def test_the_list_describes_each_fault(capsys):

@@ -130,10 +130,11 @@ def test_what_may_not_be_read_is_one_sentence(folder: Path):
 
     locked = folder / "locked"
     locked.mkdir(mode=0)
+    usage = "see `specmatrix compare --help`"
     for words, sentence in {
         "compare locked/run base": "cannot read locked/run: Permission denied",
-        "compare locked base": "Invalid value for 'BASE': path 'locked' is not readable; see `specmatrix --help`",
-        "compare base base --out locked": "--out: path 'locked' is not readable; see `specmatrix --help`",
+        "compare locked base": f"Invalid value for 'BASE': path 'locked' is not readable; {usage}",
+        "compare base base --out locked": f"--out: path 'locked' is not readable; {usage}",
         "contract locked/file.py": "cannot use locked/file.py: Permission denied",
     }.items():
         done = run(words, folder, obey)

@@ -52,6 +52,12 @@ def test_the_reports_on_locks_fit_a_terminal(terminal, monkeypatch, capsys):
     assert max(map(len, lines)) <= terminal and lines[0].startswith("cells.lock") and lines[1].startswith("  ")
 
 
+def test_a_table_of_checkpoints_that_does_not_fit_becomes_a_list(terminal, capsys):
+    assert main(["checkpoints", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "llama-3.1-8b.eagle3" in lines and not [x for x in lines if len(x) > terminal and len(x.split()) > 1]
+
+
 def test_mutants_fit_a_terminal(terminal, capsys):
     pytest.importorskip("mutmut")
     assert main(["mutants", "--list", "--sample", "2", "--paths", "engine/core/draft/depth.py"]) == 0
