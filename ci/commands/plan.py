@@ -11,7 +11,7 @@ from typing import Any, Final
 from specmatrix.ci.commands.run import chosen_cells
 from specmatrix.ci.commands.tier_run import tier_names
 from specmatrix.ci.packing import Demand, pack
-from specmatrix.ci.planner import MOST, ShardPlan, read_hosts, shard_plan
+from specmatrix.ci.planner import MOST, Shard, ShardPlan, read_hosts, shard_plan
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cover.order import measured_seconds
 from specmatrix.matrix.run.tiers import tier as find_tier
@@ -20,6 +20,8 @@ from specmatrix.reports.wording import count, duration
 # Minutes of a job besides its cells, such as the installation, and how much slower than estimated a machine may be.
 GRACE_MINUTES: Final = 20
 SLACK: Final = 3
+# Of a budget of GPU minutes, each job gets a part as if it installed for so long.
+INSTALL_SECONDS: Final = 300.0
 
 
 def print_plan(
@@ -94,18 +96,29 @@ def read_runners(text: str) -> dict[str, str]:
 def job_matrix(
     plans: Mapping[str, ShardPlan], runners: Mapping[str, str], max_gpu_minutes: int | None
 ) -> list[dict[str, Any]]:
-    """A job per shard, with the minutes after which it is ended: generous on CPUs, on GPUs an equal part of the
-    budget. ConfigError for a tier without a runner."""
+    """A job per shard, with the minutes after which it is ended: generous on CPUs, on GPUs its part of the budget.
+    ConfigError for a tier without a runner, and if a part is shorter than its cells."""
     for tier in plans:
         if tier not in runners:
             raise ConfigError(f"--matrix has no runner for tier {shown(tier)}; it has {', '.join(runners) or 'none'}")
-    gpus = sum(made.gpus for made in plans.values() for _ in made.shards)
+    needed = sum(made.gpus * (INSTALL_SECONDS + shard.seconds) for made in plans.values() for shard in made.shards)
+
+    def minutes(gpus: int, shard: Shard) -> int:
+        if not gpus or max_gpu_minutes is None:
+            return GRACE_MINUTES + ceil(SLACK * shard.seconds / 60)
+        part = int(max_gpu_minutes * (INSTALL_SECONDS + shard.seconds) / needed)
+        if part < 1 or 60 * part < shard.seconds:
+            raise ConfigError(
+                f"--max-gpu-minutes {max_gpu_minutes} leaves {count(part, 'minute')} for a job of {count(gpus, 'GPU')} "
+                f"whose cells take about {duration(shard.seconds)}; use fewer shards or tiers, or raise it"
+            )
+        return part
+
     return [
         {
             "tier": tier, "runner": runners[tier], "gpus": made.gpus,
             "shard": shard.host, "name": shard.host.replace("/", "-of-"),
-            "minutes": max(1, max_gpu_minutes // gpus) if made.gpus and max_gpu_minutes is not None
-            else GRACE_MINUTES + ceil(SLACK * shard.seconds / 60),
+            "minutes": minutes(made.gpus, shard),
         }
         for tier, made in plans.items()
         for shard in made.shards

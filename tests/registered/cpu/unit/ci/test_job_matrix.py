@@ -1,6 +1,7 @@
 """`specmatrix plan` for GitHub Actions: a job per shard, and a budget of GPU minutes."""
 
 import json
+import re
 
 import pytest
 
@@ -21,6 +22,20 @@ def test_a_job_a_shard_with_its_runner_and_its_share_of_the_gpu_minutes(capsys):
     ]  # fmt: skip
     assert sum(job["gpus"] * job["minutes"] for job in jobs) <= 30
     assert all(job["minutes"] >= 20 for job in jobs if not job["gpus"])
+
+
+def test_a_longer_job_gets_a_longer_part_of_the_gpu_minutes(capsys):
+    """In equal parts, of 21 minutes 9 GPUs had 2 each, of which the cells of gpu1 take more than 8."""
+    words = ["plan", "--tier", "gpu1,gpu8", "--shards", "1", "--max-gpu-minutes", "120", "--matrix", "gpu1=a,gpu8=b"]
+    assert main(words) == 0
+    one, eight = json.loads(capsys.readouterr().out)["include"]
+    assert one["minutes"] > eight["minutes"] >= 1 and one["minutes"] + 8 * eight["minutes"] <= 120
+    assert main([*words[:6], "21", *words[7:]]) == 2
+    said = r"--max-gpu-minutes 21 leaves 5 minutes for a job of 1 GPU whose cells take about \d+ min \d+ s; use fewer"
+    assert re.search(said, capsys.readouterr().err)
+    words = ["plan", "--tier", "gpu8", "--shards", "2", "--max-gpu-minutes", "12"]
+    assert main([*words, "--matrix", "gpu8=b"]) == 2
+    assert "--max-gpu-minutes 12 leaves 0 minutes for a job of 8 GPUs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
