@@ -14,8 +14,8 @@ CPU_TIER: Final = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Core time, GPU time and engine starts of a run's cells and their baselines. cheaper: None where no stage is
-    cheaper, or only a part of one ran."""
+    """Core time and engine starts of a run's cells and their baselines, and the GPU time of the run, 0 if it is not
+    known. cheaper: None where no stage is cheaper, or only a part of one ran."""
 
     core_seconds: float
     gpu_seconds: float
@@ -53,11 +53,11 @@ class Cost:
 
 
 def cost_of(report: Report) -> Cost:
-    """The cost of a report's cells: a cell holds a core and, on a GPU tier, a GPU for each of its ranks."""
+    """The cost of a report's cells: a cell holds a core for each of its ranks. Many of them share a GPU, which is held
+    for the whole run."""
     held = [(cell.seconds * _ranks(cell), cell.engine_starts) for cell in report]
     seconds = sum(seconds for seconds, _ in held)
-    gpu_seconds = 0.0 if report.header.tier == CPU_TIER else seconds
-    return Cost(seconds, gpu_seconds, sum(starts for _, starts in held), report.header.cheaper)
+    return Cost(seconds, report.gpu_seconds or 0.0, sum(starts for _, starts in held), report.header.cheaper)
 
 
 def _ranks(cell: CellResult) -> int:

@@ -417,12 +417,14 @@ class StartLine(StartRecord, frozen=True, tag_field="kind", tag="start", kw_only
 
 class End(ReportRecord, frozen=True, tag_field="kind", tag="end", omit_defaults=True):
     """The last line: the number of cells, the sum of their evidence, the ids of selected cells that did not run,
-    because `--fail-fast` ended the run, and how many red cells are waived (None: not counted)."""
+    because `--fail-fast` ended the run, how many red cells are waived (None: not counted), and the seconds for which
+    the run held its GPUs, times their number (None on the CPU tier, or unknown)."""
 
     cells: Count
     evidence: Mapping[str, Count]
     not_run: tuple[str, ...] = ()
     waived: Count | None = None
+    gpu_seconds: Seconds | None = None
 
 
 def is_waived(cell: CellResult, today: str) -> bool:

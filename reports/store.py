@@ -16,7 +16,8 @@ from hashlib import blake2b
 from io import BytesIO
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from types import TracebackType
+from time import monotonic
+from types import EllipsisType, TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 
 import msgspec
@@ -114,6 +115,8 @@ class ReportWriter:
         self._evidence: Counter[str] = Counter()
         self._waived = 0
         self._not_run: tuple[str, ...] = ()
+        self._began = monotonic()
+        self._gpu_seconds: float | EllipsisType | None = ...
         self._descriptor: int | None = None
         first = _encode(header, "the header")
         check_place(directory, REPORT_FILE, PARTIAL_FILE, SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE)
@@ -148,9 +151,19 @@ class ReportWriter:
         """Name selected cells that the run ended before; the report then is not a pass."""
         self._not_run = tuple(cells)
 
+    def hold(self, gpu_seconds: float | None) -> None:
+        """Set how long GPUs were held, times their number, of cells that ran elsewhere; None if it is not known."""
+        self._gpu_seconds = gpu_seconds
+
     def close(self) -> Path:
         """Write the end line, flush to disk and give the report its name, which is returned."""
-        self._append(_encode(End(len(self._cells), self._evidence, self._not_run, self._waived), "the end line"))
+        held = self._gpu_seconds
+        if held is ...:
+            named = self._header.host.get("gpus")
+            gpus = len(named) if isinstance(named, list) else 0
+            held = round((monotonic() - self._began) * gpus, 3) if gpus else None
+        end = End(len(self._cells), self._evidence, self._not_run, self._waived, held)
+        self._append(_encode(end, "the end line"))
         try:
             # Pages of an earlier run must not remain next to this one's report.
             for stale in (SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE):
@@ -262,6 +275,7 @@ class Report:
         self.evidence: Final = end.evidence
         self.not_run: Final = end.not_run
         self.waived: Final = end.waived
+        self.gpu_seconds: Final = end.gpu_seconds
         self._read(end_at)
         if end.cells != len(self._rows):
             raise ReportError(f"{path} has {len(self._rows)} cells, and its end line says {end.cells}")

@@ -34,6 +34,8 @@ def merge(sources: Sequence[Path], out: Path, json_: bool, junit: Path | None = 
             for cell in report:
                 writer.write(cell)
         writer.leave_out(cell for report in reports for cell in report.not_run)
+        held = [report.gpu_seconds for report in reports]
+        writer.hold(None if None in held else sum(filter(None, held)))
     view = write_run(load(writer.path))
     show_run(view, out, (), json_, junit)
     return int(view.verdict != "green")

@@ -2,9 +2,11 @@
 
 import pytest
 
+from specmatrix.ci.commands.merge import merge
+from specmatrix.reports import store
 from specmatrix.reports.cost import cost_of
 from specmatrix.reports.render.run import run_markdown, run_page, view
-from specmatrix.reports.schema import CheaperStage
+from specmatrix.reports.schema import CheaperStage, ShardRecord
 from specmatrix.reports.store import load
 from specmatrix.reports.summary import summarise
 
@@ -33,10 +35,25 @@ def test_a_cell_holds_a_core_for_each_rank(report):
     assert cost.message == "cost: 8.00 s of core time, 3 engine starts" and cost.saving == ""
 
 
-def test_on_a_gpu_tier_it_holds_a_gpu_for_each_as_well(report):
-    cost = cost_of(report(tier="gpu2"))
-    assert (cost.core_seconds, cost.gpu_seconds) == (8.0, 8.0)
-    assert cost.message == "cost: 8.00 s of core time, 8.00 s of GPU time, 3 engine starts"
+def test_gpus_are_held_for_the_whole_run_however_many_workers_share_them(report, monkeypatch):
+    times = iter([100.0, 130.0])
+    monkeypatch.setattr(store, "monotonic", lambda: next(times))
+    cost = cost_of(report(tier="gpu2", host={"gpus": ["H100", "H100"]}))
+    assert (cost.core_seconds, cost.gpu_seconds) == (8.0, 60.0)
+    assert cost.message == "cost: 8.00 s of core time, 1 min 0 s of GPU time, 3 engine starts"
+
+
+def test_merged_shards_held_their_gpus_one_by_one(report, tmp_path, make_cell, write_report, capsys):
+    def shard(number: int, gpu_seconds: float | None):
+        header = report(tier="gpu1", host={"gpus": ["H100"]}, shard=ShardRecord(number, 2, 2, "0" * 12)).header
+        with store.ReportWriter(tmp_path / f"shard{number}", header) as writer:
+            writer.write(make_cell(f"cell{number}"))
+            writer.hold(gpu_seconds)
+        return tmp_path / f"shard{number}"
+
+    for second, whole in ((30.5, 50.5), (None, 0.0)):
+        merge([shard(1, 20.0), shard(2, second)], tmp_path / "whole", json_=False)
+        assert cost_of(load(tmp_path / "whole")).gpu_seconds == whole
 
 
 def test_every_output_says_what_the_cheaper_stage_would_miss(report):
