@@ -75,8 +75,8 @@ def review(
         print(f"{each.name}: {each.verdict}, {each.outcome}{'; ' + each.missing if each.missing else ''}")
     for line in lines:
         print(f"{line.path}:{line.line}: {line.message}")
-    if annotate:
-        print(*workflow_commands(marked(reviews, lines, lost)), sep="\n")
+    for command in workflow_commands(marked(reviews, lines, lost)) if annotate else ():
+        print(command)
     return int(verdict(reviews, lost) != "green")
 
 

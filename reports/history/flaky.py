@@ -51,7 +51,7 @@ def flaky(history: History) -> list[Flaky]:
             for gate, number in gates.items():
                 first = next(run for run in red if gate in reasons[run, int(cell)])
                 name, subject = history.cells[cell], str(newest["subject"])
-                key, build = (name, gate, subject), str(newest["commit"])[:12]
+                key, build = (name, gate, subject), history.builds[int(own[-1])]
                 row = Flaky(name, gate, subject, build, number, len(own), first, first_green, machines, 0)
                 found[key].append(row)
     return [

@@ -21,6 +21,7 @@ from specmatrix.reports.schema import (
     CRASH,
     PAGE_FILE,
     RED_STATES,
+    REFERENCE,
     CellResult,
     CellState,
     Header,
@@ -84,9 +85,18 @@ class History:
 
     @cached_property
     def builds(self) -> list[str]:
-        """Each run's commit as people name it."""
-        rows = zip(self.runs["commit"], self.runs["dirty"], strict=True)
-        return [commit[:12] + " + changes" * bool(dirty) for commit, dirty in rows]
+        """Each run's commit as people name it, behind the version of an engine that is not of this repository."""
+        rows = zip(self.versions, self.runs["commit"], self.runs["dirty"], strict=True)
+        return [
+            f"{version} at " * bool(version) + commit[:12] + " + changes" * bool(dirty)
+            for version, commit, dirty in rows
+        ]
+
+    @cached_property
+    def versions(self) -> list[str]:
+        """Each run's version of its subject, "" for the reference engine, whose commit says it."""
+        rows = zip(self.runs["subject"], self.runs["version"], strict=True)
+        return ["" if subject == REFERENCE else version for subject, version in rows]
 
     def counts(self, run: int) -> dict[CellState, int]:
         """The cells of a run by state."""

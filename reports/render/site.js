@@ -1,8 +1,8 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const runs = data.runs.map(([name, created, commit, dirty, series, passed, red, waived, page], index) => (
-    { index, name, created, commit, dirty, series, passed, red, waived, page }));
+  const runs = data.runs.map(([name, created, commit, dirty, series, passed, red, waived, page, version], index) => (
+    { index, name, created, commit, dirty, series, passed, red, waived, page, version }));
   const MARKS = { P: ["●", "good"], F: ["✕", "bad"], N: ["?", "warn"], I: ["!", "warn"], U: ["~", "calm"], "-": ["·", "calm"] };
   const RED = "FNI", ROWS = 50, COLUMNS = 80;
   const flaky = new Set(data.flaky);
@@ -18,7 +18,7 @@
     made.href = address;
     return made;
   };
-  const build = (run) => run.commit.slice(0, 9) + (run.dirty ? " + changes" : "");
+  const build = (run) => (run.version ? `${run.version} at ` : "") + run.commit.slice(0, 9) + (run.dirty ? " + changes" : "");
   const day = (run) => run.created.slice(0, 16).replace("T", " ");
   const commit = (run) => (data.repository && /^[0-9a-f]{7,}$/.test(run.commit)
     ? link(build(run), `${data.repository}/commit/${run.commit}`) : node("span", build(run)));

@@ -110,7 +110,8 @@ def _rounded(values: np.ndarray) -> list[float | None]:
 
 
 def _runs(history: History, pages: frozenset[int]) -> list[list[Json]]:
-    """Per run: name, time, commit, whether it had changes, series, counts by letter, red, waived, has a page."""
+    """Per run: name, time, commit, whether it had changes, series, counts by letter, red, waived, has a page, version
+    of another engine than this repository's."""
     waived = [0] * len(history.runs)
     for row in history.red:
         waived[row.run] += row.waived
@@ -122,7 +123,8 @@ def _runs(history: History, pages: frozenset[int]) -> list[list[Json]]:
         counts = history.counts(run)
         red = sum(counts[state] for state in RED_STATES) - waived[run]
         passed, paged = counts["PASS"], run in pages
-        found.append([name, created, commit, dirty, " ".join(map(str, line)), passed, red, waived[run], paged])
+        series = " ".join(map(str, line))
+        found.append([name, created, commit, dirty, series, passed, red, waived[run], paged, history.versions[run]])
     return found
 
 

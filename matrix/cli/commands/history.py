@@ -48,7 +48,8 @@ def show(folder: Path, cells: str | None, last: int, json_: bool) -> int:
         red = [row for row in history.red if row.run == run and row.cell in chosen]
         rows.append(
             {
-                "run": line["run"], "created": line["created"], "commit": history.builds[run], "tier": line["tier"],
+                "run": line["run"], "created": line["created"], "tier": line["tier"],
+                "commit": line["commit"][:12] + " + changes" * bool(line["dirty"]), "version": line["version"],
                 "stage": line["stage"], "seed": int(line["seed"]), "subject": line["subject"],
                 "cells": sum(counts.values()), "red": sum(counts[state] for state in RED_STATES),
                 "red_cells": [
@@ -59,10 +60,10 @@ def show(folder: Path, cells: str | None, last: int, json_: bool) -> int:
     if json_:
         print(json.dumps({"schema": 1, "runs": rows}, indent=2))
         return 0
-    for row in rows:
+    for run, row in zip(range(len(history.runs) - 1, -1, -1), rows, strict=False):
         what = f"{row['subject']} {row['tier']} {row['stage']} seed {row['seed']}"
         verdict = f"{row['red']:,} of {count(row['cells'], 'cell')} red"
-        _print(f"{row['created'][:16].replace('T', ' ')}  {row['commit']}  {what}  {verdict}")
+        _print(f"{row['created'][:16].replace('T', ' ')}  {history.builds[run]}  {what}  {verdict}")
         for cell in row["red_cells"][:MOST_NAMED]:
             _print(f"  {cell['cell']}: {', '.join(cell['gates'])}{' (waived)' * cell['waived']}")
         if more := len(row["red_cells"]) - MOST_NAMED:

@@ -1,15 +1,17 @@
 """What the history keeps of a report, and which files it refuses."""
 
+import json
 import math
 import sys
 
 import pandas as pd
 import pytest
 
+from specmatrix.cli import main
 from specmatrix.errors import ConfigError
 from specmatrix.reports.history import store
 from specmatrix.reports.history.store import add, read
-from specmatrix.reports.schema import ReportError, ShardRecord, Waiver, WaiverRule
+from specmatrix.reports.schema import ReportError, ShardRecord, SubjectRecord, Waiver, WaiverRule
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -102,3 +104,16 @@ def test_a_missing_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ConfigError, match=r"pyarrow is not installed; run: pip install 'specmatrix\[history\]'"):
         store.library("pyarrow.parquet")
+
+
+def test_a_run_of_another_engine_is_named_by_its_version(history, gated, tmp_path, capsys):
+    mine = SubjectRecord("mine", "1.2.3")
+    found = history(
+        ([gated()], {"subject": mine, "commit": "v0.1.0"}), ([gated()], {"subject": SubjectRecord("reference", "9")})
+    )
+    assert found.builds == ["1.2.3 at v0.1.0", "0f3c2a9d41b7"]
+    assert main(["history", "show", "--history", str(tmp_path / "history")]) == 0
+    assert "  1.2.3 at v0.1.0  mine cpu pr seed 0  " in capsys.readouterr().out
+    assert main(["history", "show", "--history", str(tmp_path / "history"), "--json"]) == 0
+    newest, oldest = json.loads(capsys.readouterr().out)["runs"]
+    assert (oldest["commit"], oldest["version"], newest["commit"]) == ("v0.1.0", "1.2.3", "0f3c2a9d41b7")

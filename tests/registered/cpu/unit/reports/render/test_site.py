@@ -50,7 +50,7 @@ def test_the_page_holds_every_run_and_cell_and_what_happened(tmp_path, filled):
     data = data_of(page)
     assert data["cells"] == ["a", "b"] and data["states"] == ["PP", "PP", "PP", "PF", "PP", "PP", "PP", "PP"]
     assert data["repository"] == "https://example.org/a/b" and data["flaky"] == ["b"]
-    assert [row[5:] for row in data["runs"][2:4]] == [[2, 0, 0, False], [1, 1, 0, True]]
+    assert [row[5:] for row in data["runs"][2:4]] == [[2, 0, 0, False, ""], [1, 1, 0, True, ""]]
     assert data["changes"] == [["", "acceptance", 4], ["a", "acceptance", 4]]
     assert data["measures"]["acceptance"] == [1.111] * 4 + [0.8889] * 4 and data["measures"]["accuracy"] == []
     text = re.sub(r"<[^>]+>", "", page)
