@@ -43,7 +43,7 @@ def measure() -> list[Metric]:
 
 def records(fault: Fault | None, cells: list[Cell]) -> dict[str, CellResult]:
     """The records of cells by id, in a process of their own."""
-    found = trial(None if fault is None else fault.patch, cells, seconds=1800.0)
+    found = trial(None if fault is None else fault.patch, cells)
     return {verdict.cell: verdict.record for verdict in found.verdicts if verdict.record is not None}
 
 

@@ -88,13 +88,12 @@ class _Both:
 class KillChanges:
     """Finds faults that gates see differently once a mutant has changed them.
 
-    faults: of the catalogue. locked: the cells that their selectors choose from. seconds: of one trial.
+    faults: of the catalogue. locked: the cells that their selectors choose from.
     """
 
     faults: Iterable[Fault]
     locked: Sequence[Cell]
     seed: int
-    seconds: float
     processes: Processes
     _plain: dict[str, States] = field(default_factory=dict)
     _locks: dict[str, Lock] = field(default_factory=dict)
@@ -117,7 +116,7 @@ class KillChanges:
         return ""
 
     def _states(self, change: Plantable, fault: Fault) -> States:
-        found: Trial = trial(change, fault.chosen(self.locked), self.seed, self.seconds, self.processes)
+        found: Trial = trial(change, fault.chosen(self.locked), self.seed, processes=self.processes)
         return [
             (one.cell, {name: state for name, (state, _) in one.gates.items()}, bool(one.error))
             for one in found.verdicts

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kernels import DETECTOR as KERNELS
-from specmatrix.matrix.faults.plant import SECONDS, CellVerdict, Trial, trial
+from specmatrix.matrix.faults.plant import CellVerdict, Trial, trial
 from specmatrix.matrix.faults.processes import Processes
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.zoo.registry import verify_cells
@@ -213,10 +213,11 @@ def _run(jobs: Sequence[TrialJob], seed: int, workers: int, tier: str) -> Iterat
 
 
 def _trial(job: TrialJob, seed: int, processes: Processes, tier: str) -> Trial:
-    """The run without a fault covers the cells of all faults, so it gets a longer time limit."""
-    seconds = SECONDS if job.fault is not None else 3600.0
     patch = None if job.fault is None else job.fault.patch
-    return trial(patch, job.cells, seed, seconds, processes, tier, job.operations, first=job.first, subject=job.subject)
+    return trial(
+        patch, job.cells, seed, processes=processes, tier=tier, operations=job.operations, first=job.first,
+        subject=job.subject,
+    )  # fmt: skip
 
 
 def _passed(plain: Sequence[Trial]) -> dict[tuple[str, str], bool]:

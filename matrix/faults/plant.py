@@ -30,7 +30,7 @@ NOT_BESIDE: Final = (".git", ".lint", ".venv", "out")
 PACKAGES: Final = ("engine", "kernels", "matrix", "ci", "reports")
 # Makes Triton interpret its kernels without a GPU (as `kernels.backend`, which needs torch).
 INTERPRETER: Final = "TRITON_INTERPRET"
-# Several times the longest trial; a fault may make the engine loop forever.
+# Several times the longest cell; a fault may make the engine loop forever.
 SECONDS: Final = 180.0
 Goldens: TypeAlias = Literal["reviewed", "blessed"]
 
@@ -107,10 +107,10 @@ def trial(
 ) -> Trial:
     """Check cells, in this order, and operations in a fresh process with the patch made, run by `processes`.
 
-    first: stop at the first red cell. golden: what the gate `config` expects: the table of the sources, or that of the
-    patched engine, as if the patch came with its reviewed table ("blessed"). subject: another one than the reference
-    engine is a server of the patched engine; its verdicts' cells end in ` on NAME`. ConfigError if there are no cells
-    and operations.
+    seconds: the process is killed after so long without a result. first: stop at the first red cell. golden: what the
+    gate `config` expects: the table of the sources, or that of the patched engine, as if the patch came with its
+    reviewed table ("blessed"). subject: another one than the reference engine is a server of the patched engine; its
+    verdicts' cells end in ` on NAME`. ConfigError if there are no cells and operations.
     """
     if not cells and not operations:
         raise ConfigError("a trial needs at least one cell or operation")
@@ -130,7 +130,7 @@ def trial(
         ]
         words = [*command, *(cell.id for cell in cells), *(PREFIX + name for name in operations)]
         around = environment(tree, gpu=bool(find_tier(tier).gpus))
-        died = (processes or Processes()).run(words, tree, around, seconds)
+        died = (processes or Processes()).run(words, tree, around, seconds, results=file)
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     return Trial(tuple(_verdict(line, subject) for line in lines), died)
 

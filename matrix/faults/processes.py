@@ -11,6 +11,7 @@ from specmatrix.matrix.run.child_process import ChildProcess
 
 OUTPUT_TAIL: Final = 300  # characters
 STOPPED: Final = "the trial was stopped"
+HUNG: Final = "the process was still running"
 
 
 class Processes:
@@ -21,21 +22,33 @@ class Processes:
         self._running: set[ChildProcess] = set()
         self._stopped = False
 
-    def run(self, command: list[str], folder: Path, environment: Mapping[str, str], seconds: float) -> str | None:
-        """None if the process exits with 0, else its exit status and the end of its output."""
+    def run(
+        self,
+        command: list[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        seconds: float,
+        results: Path | None = None,
+    ) -> str | None:
+        """None if the process exits with 0, else its exit status and the end of its output.
+
+        It is killed after `seconds`, or with `results`, a file that it writes, once that did not grow for so long.
+        """
         with self._lock:
             if self._stopped:
                 return STOPPED
             process = ChildProcess(command, folder, environment)
             self._running.add(process)
         try:
-            status = process.wait(seconds)
+            written = 0
+            while (status := process.wait(seconds)) is None and (size := _size(results)) > written:
+                written = size
         finally:
             process.stop()
             with self._lock:
                 self._running.discard(process)
         if status is None:
-            return f"the process was still running after {seconds:g} s"
+            return f"{HUNG} after {seconds:g} s" + " without a result" * (results is not None)
         return None if status == 0 else f"exit status {status}: {process.output_end(OUTPUT_TAIL)}"
 
     def stop(self) -> None:
@@ -45,3 +58,7 @@ class Processes:
             running = [*self._running]
         for process in running:
             process.stop()
+
+
+def _size(file: Path | None) -> int:
+    return file.stat().st_size if file is not None and file.is_file() else 0

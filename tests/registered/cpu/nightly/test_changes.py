@@ -8,7 +8,7 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.functions import executed_functions, record, stored_functions
-from specmatrix.matrix.faults import mutants
+from specmatrix.matrix.faults import judges, mutants
 from specmatrix.matrix.faults.command import select
 from specmatrix.matrix.faults.mutants import MutantOutcome, Mutations, check_tests, red_without_mutants, run_mutants
 from specmatrix.matrix.faults.plant import ROOT, environment, planted, trial
@@ -74,7 +74,7 @@ def test_what_is_red_without_a_mutant_kills_none(monkeypatch):
     monkeypatch.setattr(mutants, "trial", lambda patch, *rest: trial(broken, *rest))
     [told] = red_without_mutants([outcome], 0)
     assert told.startswith(f"{RED}: ") and "lossless" in told
-    monkeypatch.setattr(mutants, "TESTS", "tests/registered/cpu/absent")
+    monkeypatch.setattr(judges, "TESTS", "tests/registered/cpu/absent")
     with pytest.raises(ConfigError, match=r"^tests/registered/cpu/absent/engine fails without any mutant, so that it"):
         check_tests(["engine/loop.py"], Processes())
 

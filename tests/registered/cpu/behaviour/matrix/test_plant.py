@@ -134,7 +134,7 @@ def test_a_tree_that_does_not_import_dies_with_its_last_words():
 
 def test_a_process_that_never_ends_is_stopped():
     result = trial(None, [PAIR], seconds=0.2)
-    assert result.died == "the process was still running after 0.2 s"
+    assert result.died == "the process was still running after 0.2 s without a result"
 
 
 def test_a_trial_of_the_wrong_engine_is_refused(tmp_path):

@@ -58,7 +58,7 @@ def test_a_module_belongs_to_the_gates_that_import_it():
 def test_a_change_of_the_kill_matrix_is_a_gate_that_sees_a_fault_differently(monkeypatch, second, told):
     calls = []
 
-    def trial(change, cells, seed, seconds, processes):
+    def trial(change, cells, seed, processes):
         calls.append(change)
         gates = {"rest": ("FAIL", "1 left")} if len(calls) == 1 or isinstance(second, str) else second
         error = second if isinstance(second, str) and len(calls) > 1 else None
@@ -67,7 +67,7 @@ def test_a_change_of_the_kill_matrix_is_a_gate_that_sees_a_fault_differently(mon
     monkeypatch.setattr(judges, "trial", trial)
     faults = [one for one in CATALOGUE if one.expected == ("rest",) and one.tier == "cpu"][:1]
     skipped = [one for one in CATALOGUE if one.expected == ("lossless",)][:1]
-    changes = KillChanges((*skipped, *faults), [], 0, 9.0, Processes())
+    changes = KillChanges((*skipped, *faults), [], 0, Processes())
     monkeypatch.setattr(type(faults[0]), "chosen", lambda fault, locked: [])
     mutant = Mutations("matrix/gates/rest.py", "def judge(left):\n    return left > 0\n")[0]
     assert changes.first("matrix/gates/rest.py", mutant) == (told and f"{faults[0].id}: {told}")
@@ -75,9 +75,9 @@ def test_a_change_of_the_kill_matrix_is_a_gate_that_sees_a_fault_differently(mon
     changes.first("matrix/gates/rest.py", mutant)
     assert len(calls) == 3  # the fault alone runs once
     calls.clear()
-    monkeypatch.setattr(judges, "trial", lambda change, *rest: calls.append(change) or Trial((), None))
+    monkeypatch.setattr(judges, "trial", lambda change, *rest, processes: calls.append(change) or Trial((), None))
     many = [one for one in CATALOGUE if "work" in one.expected or "lossless" in one.expected]
-    assert KillChanges(many, [], 0, 9.0, Processes()).first("matrix/gates/gate.py", mutant) == ""
+    assert KillChanges(many, [], 0, Processes()).first("matrix/gates/gate.py", mutant) == ""
     assert len(many) > 30 and 2 * 12 <= len(calls) <= 2 * 24  # once without the mutant, once with it
 
 

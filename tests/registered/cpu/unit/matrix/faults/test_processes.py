@@ -32,6 +32,31 @@ def test_one_that_takes_too_long_is_killed(tmp_path: Path):
     assert run(Processes(), tmp_path, SAY, seconds=0.2) == "the process was still running after 0.2 s"
 
 
+@pytest.mark.parametrize(("grows", "ended"), [((1, 1, 1), True), ((1, 0, 1), False), ((0, 1, 1), False)])
+def test_the_limit_is_between_two_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grows, ended):
+    file, waits = tmp_path / "results", iter(grows)
+
+    class Scripted:
+        """Writes during each wait, or not, and ends after the last."""
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def wait(self, seconds: float) -> int | None:
+            assert seconds == 9.0
+            grown = next(waits, None)
+            with file.open("a") as out:
+                out.write("x" * (grown or 0))
+            return 0 if grown is None else None
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr("specmatrix.matrix.faults.processes.ChildProcess", Scripted)
+    told = Processes().run(["x"], tmp_path, {}, 9.0, results=file)
+    assert told == (None if ended else "the process was still running after 9 s without a result")
+
+
 def test_stopping_ends_running_trials_and_starts_none(tmp_path: Path):
     processes = Processes()
     with ThreadPoolExecutor(1) as pool:
