@@ -38,9 +38,8 @@ def list_axes(json_: bool) -> int:
         print(json.dumps({"schema": 1, "axes": rows}, indent=2))
         return 0
     width = max(len(axis.name) for axis in AXES)
-    for axis in AXES:
-        print(f"{axis.name:{width}}  {axis.scope:7}  {', '.join(axis.names)}")
-    print(f"{len(AXES)} axes; the first value is the default")
+    lines = [f"{axis.name:{width}}  {axis.scope:7}  {', '.join(axis.names)}" for axis in AXES]
+    print_text("\n".join([*lines, f"{len(AXES)} axes; the first value is the default"]))
     return 0
 
 
@@ -58,9 +57,9 @@ def list_cells(tier: str, stage: str, cells: str | None, limit: int | None, subj
         rows = [{"id": cell.id, "expect": expect(cell), "seconds": cell.seconds, "axes": cell.values} for cell in found]
         print(json.dumps({"schema": 1, "cells": rows}, indent=2))
         return 0
-    for cell in found:
-        print(f"{cell.id}  {expect(cell)}  {cell.seconds:.2f} s")
-    print(f"{count(len(found), 'cell')}, about {duration(sum(cell.seconds for cell in found))} on one thread")
+    lines = [f"{cell.id}  {expect(cell)}  {cell.seconds:.2f} s" for cell in found]
+    total = f"{count(len(found), 'cell')}, about {duration(sum(cell.seconds for cell in found))} on one thread"
+    print_text("\n".join([*lines, total]))
     return 0
 
 
@@ -74,9 +73,9 @@ def _list_foreign(engine: Subject, cells: Sequence[Cell], tier: str, json_: bool
         rows = [{"id": cell.id, "unsupported": reason, "axes": cell.values} for cell, reason in reasons.items()]
         print(json.dumps({"schema": 1, "cells": rows}, indent=2))
         return 0
-    for cell, reason in reasons.items():
-        print(f"{cell.id}  unsupported: {reason}" if reason else f"{cell.id}  runs")
-    print(f"{count(len(cells), 'cell')}, of which {sum(map(bool, reasons.values()))} unsupported")
+    lines = [f"{cell.id}  unsupported: {reason}" if reason else f"{cell.id}  runs" for cell, reason in reasons.items()]
+    total = f"{count(len(cells), 'cell')}, of which {sum(map(bool, reasons.values()))} unsupported"
+    print_text("\n".join([*lines, total]))
     return 0
 
 

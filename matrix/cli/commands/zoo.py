@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from specmatrix.errors import ConfigError, shown
+from specmatrix.matrix.cli.console import print_text
 from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.zoo import card
 from specmatrix.matrix.zoo.recipes import RECIPES
@@ -22,7 +23,10 @@ def list_models(json_: bool = False, folder: Path = CHECKPOINTS) -> int:
                 f"zoo model {name!r} is missing in {folder}; restore it or run `specmatrix zoo train {name}`"
             )
         cards.append(card.read(folder / name))
-    print(json.dumps([asdict(each) for each in cards], indent=2) if json_ else _text(cards))
+    if json_:
+        print(json.dumps([asdict(each) for each in cards], indent=2))
+    else:
+        print_text(_text(cards))
     return 0
 
 

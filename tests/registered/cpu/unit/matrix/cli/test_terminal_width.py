@@ -52,6 +52,13 @@ def test_the_reports_on_locks_fit_a_terminal(terminal, monkeypatch, capsys):
     assert max(map(len, lines)) <= terminal and lines[0].startswith("cells.lock") and lines[1].startswith("  ")
 
 
+@pytest.mark.parametrize("words", ["axes", "cells list --stage smoke", "cells list --subject transformers", "zoo list"])
+def test_lists_fit_a_terminal(terminal, words, capsys):
+    assert main(words.split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 20 and not [x for x in lines if len(x) > terminal and len(x.split()) > 1]
+
+
 def test_a_table_of_checkpoints_that_does_not_fit_becomes_a_list(terminal, capsys):
     assert main(["checkpoints", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
