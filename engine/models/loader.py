@@ -145,41 +145,39 @@ def load_target(
     return _language_model(path, config, place, dtype, deterministic, positions, ranks)
 
 
-def load_standalone(
-    path: str | Path, target: Target, device: str, dtype: torch.dtype, deterministic: bool = True
-) -> Standalone:
+# A draft is on its target's device, in its dtype, and as deterministic.
+
+
+def load_standalone(path: str | Path, target: Target) -> Standalone:
     """A language model as a draft, with as many positions as the target. ConfigError as for a target."""
     config = _expect(path, TARGET_ARCHITECTURES, "a STANDALONE draft")
     if config.windows:
         raise ConfigError(
             f"{path} has layers with a sliding window; a STANDALONE draft must have full attention in all layers"
         )
-    return Standalone(_language_model(path, config, torch.device(device), dtype, deterministic, target.positions))
+    same = target.device, target.dtype, target.deterministic, target.positions
+    return Standalone(_language_model(path, config, *same))
 
 
-def load_eagle(path: str | Path, target: Target, device: str, dtype: torch.dtype, deterministic: bool = True) -> Eagle:
+def load_eagle(path: str | Path, target: Target) -> Eagle:
     """An EAGLE head. ConfigError as for a target, or if it does not fit the target's width or vocabulary."""
     config = _expect(path, EAGLE_ARCHITECTURES, "an EAGLE draft", load_draft_config)
-    return Eagle(config, load_weights(path, torch.device(device), dtype), target, deterministic)
+    return Eagle(config, load_weights(path, target.device, target.dtype), target)
 
 
-def load_eagle3(
-    path: str | Path, target: Target, device: str, dtype: torch.dtype, deterministic: bool = True
-) -> Eagle3:
+def load_eagle3(path: str | Path, target: Target) -> Eagle3:
     """An EAGLE-3 head. ConfigError as for a target, or if it does not fit the target's width, layers or vocabulary."""
     config = _expect(path, EAGLE3_ARCHITECTURES, "an EAGLE3 draft", load_draft_config)
-    return Eagle3(config, load_weights(path, torch.device(device), dtype), target, deterministic)
+    return Eagle3(config, load_weights(path, target.device, target.dtype), target)
 
 
-def load_nextn(
-    path: str | Path, target: Target, device: str, dtype: torch.dtype, count: int
-) -> Sequence[PredictionLayer]:
+def load_nextn(path: str | Path, target: Target, count: int) -> Sequence[PredictionLayer]:
     """The first `count` prediction layers of a target's checkpoint: this target's, or another one of its shape.
 
     Reads nothing else of the checkpoint. ConfigError as for a target, or if there are fewer layers or they do not fit.
     """
     config = _expect(path, TARGET_ARCHITECTURES, "a checkpoint with prediction layers")
-    weights = load_weights(path, torch.device(device), dtype, bundled_prefixes(config))
+    weights = load_weights(path, target.device, target.dtype, bundled_prefixes(config))
     return prediction_layers(config, weights, target, count)
 
 
@@ -188,14 +186,12 @@ def bundled_prefixes(config: ModelConfig) -> tuple[str, ...]:
     return tuple(f"model.layers.{config.num_layers + i}." for i in range(config.bundled_layers))
 
 
-def load_dflash(
-    path: str | Path, target: Target, device: str, dtype: torch.dtype, deterministic: bool = True
-) -> DFlash:
+def load_dflash(path: str | Path, target: Target) -> DFlash:
     """A DFLASH draft. ConfigError as for a target, or if it does not fit the target's width, layers or vocabulary."""
     config = _expect(path, DFLASH_ARCHITECTURES, "a DFLASH draft")
     if (Path(path) / MASK_EMBEDDING).exists():
         raise ConfigError(f"{path} has {MASK_EMBEDDING}, an embedding of the mask token that is not supported")
-    return DFlash(config, load_weights(path, torch.device(device), dtype), target, deterministic)
+    return DFlash(config, load_weights(path, target.device, target.dtype), target)
 
 
 def _language_model(

@@ -135,7 +135,7 @@ class BuildContext:
         )
 
 
-LoadHead: TypeAlias = Callable[[Path, Target, str, torch.dtype, bool], Eagle | Eagle3]
+LoadHead: TypeAlias = Callable[[Path, Target], Eagle | Eagle3]
 Build: TypeAlias = Callable[[BuildContext], Drafter]
 # Builds an algorithm's relay from the number of rows, the drafter and the device.
 RelayOf: TypeAlias = Callable[[int, Drafter, torch.device], Relay]
@@ -146,24 +146,19 @@ def _plain(context: BuildContext) -> Drafter:
 
 
 def _standalone(context: BuildContext) -> Drafter:
-    r = context.resolved
-    model = load_standalone(
-        context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference
-    )
-    return autoregressive(context, model, ())
+    return autoregressive(context, load_standalone(context.draft_folder, context.target), ())
 
 
 def _head(load: LoadHead, context: BuildContext) -> Drafter:
     """An autoregressive head over the target's states."""
-    r = context.resolved
-    model = load(context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference)
+    model = load(context.draft_folder, context.target)
     return autoregressive(context, model, model.aux_layers)
 
 
 def _nextn(context: BuildContext) -> Drafter:
     r = context.resolved
     count = r.num_steps if r.enable_multi_layer_eagle else 1
-    layers = load_nextn(context.draft_folder, context.target, r.device, context.dtype, count)
+    layers = load_nextn(context.draft_folder, context.target, count)
     first = layers[0]
     if not r.enable_multi_layer_eagle:
         return autoregressive(context, first, first.aux_layers)
@@ -172,8 +167,7 @@ def _nextn(context: BuildContext) -> Drafter:
 
 
 def _dflash(context: BuildContext) -> Drafter:
-    r = context.resolved
-    model = load_dflash(context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference)
+    model = load_dflash(context.draft_folder, context.target)
     return BlockDrafter(context.traits, model, context.pool(model), context.verify_tokens)
 
 

@@ -26,9 +26,7 @@ class DFlash:
     there (`context`), without a forward. aux_layers: the states that the target must capture for it.
     """
 
-    def __init__(
-        self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target, deterministic: bool = True
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype
         self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
         self.aux_layers = captured_states(config, target)
@@ -36,7 +34,7 @@ class DFlash:
         hidden, d = config.hidden_size, config.head_dim
         own = {key.removeprefix("model."): w for key, w in weights.items()}
         take = WeightReader(dict(own), config.architecture)
-        self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device, deterministic)
+        self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device, target.deterministic)
         self.fuse = self.norm.stored(take("fc.weight", hidden, len(self.aux_layers) * target.hidden_size))
         self.context_norm = self.norm.scale(take("hidden_norm.weight", hidden))
         self.layers = [DecoderLayer(take, f"layers.{i}", config, self.norm) for i in range(config.num_layers)]

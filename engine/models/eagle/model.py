@@ -25,16 +25,14 @@ class Eagle:
     aux_layers: what the target must capture for it. carry_width: width of the state carried between draft steps.
     """
 
-    def __init__(
-        self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target, deterministic: bool = True
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype
         self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
         self.vocab_size = target.vocab_size
         self.carry_width = hidden = config.hidden_size
         self.aux_layers = captured_states(config, target)
         take = WeightReader({key.removeprefix("model."): w for key, w in weights.items()}, config.architecture)
-        self.norm = norm = Norm(hidden, config.norm_eps, self.dtype, self.device, deterministic)
+        self.norm = norm = Norm(hidden, config.norm_eps, self.dtype, self.device, target.deterministic)
         self.embedding = shared_embedding(take, config, target)
         self.fuse = norm.stored(take("fc.weight", hidden, 2 * hidden))
         self.fuse_bias = take("fc.bias", hidden) if "fc.bias" in take else None

@@ -28,16 +28,14 @@ class Eagle3:
     With `norm_before_residual` the first layer adds to the normalised states (vLLM's speculators).
     """
 
-    def __init__(
-        self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target, deterministic: bool = True
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype
         self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
         self.carry_width = hidden = config.hidden_size
         self.aux_layers = captured_states(config, target)
         self.state_width = len(self.aux_layers) * target.hidden_size
         take = WeightReader(_canonical(weights), config.architecture)
-        self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device, deterministic)
+        self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device, target.deterministic)
         assert config.draft is not None
         self.vocab_size = config.draft.vocab_size
         self.fuse = None

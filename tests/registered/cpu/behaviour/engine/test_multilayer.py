@@ -93,7 +93,7 @@ def start_engine(zoo, heads, monkeypatch):
     """A factory: an engine whose EAGLE is a chain of `steps` heads."""
 
     def chain(context):
-        layers = [load_eagle(f, context.target, "cpu", torch.float32) for f in heads[: context.resolved.num_steps]]
+        layers = [load_eagle(f, context.target) for f in heads[: context.resolved.num_steps]]
         pool = context.pool(LayersWithKV(KVLayout(len(layers), 1, 20)))
         placed = [Placed(head, i) for i, head in enumerate(layers)]
         return MultiLayerDrafter(context.traits, placed, pool, layers[0].aux_layers, context.resolved.num_draft_tokens)

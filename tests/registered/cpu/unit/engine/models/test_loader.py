@@ -72,9 +72,9 @@ def test_roles(llama_folder, eagle_folder):
     with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle3, but a target model must be LlamaForCausalLM"):
         facts(eagle, None, "cpu")
     with pytest.raises(ConfigError, match="Eagle3, but a STANDALONE draft must be LlamaForCausalLM"):
-        load_standalone(eagle, target, "cpu", torch.float32)
+        load_standalone(eagle, target)
     with pytest.raises(ConfigError, match="is a LlamaForCausalLM, but an EAGLE3 draft must be LlamaForCausalLMEagle3"):
-        load_eagle3(llama_folder("draft"), target, "cpu", torch.float32)
+        load_eagle3(llama_folder("draft"), target)
 
 
 def test_a_standalone_draft_sees_all_tokens(target_folder):
@@ -82,9 +82,9 @@ def test_a_standalone_draft_sees_all_tokens(target_folder):
     with pytest.raises(
         ConfigError, match="with a sliding window; a STANDALONE draft must have full attention in all layers"
     ):
-        load_standalone(target_folder("qwen3"), target, "cpu", torch.float32)
+        load_standalone(target_folder("qwen3"), target)
     plain = target_folder("qwen3", "plain", use_sliding_window=False, layer_types=None)
-    assert load_standalone(plain, target, "cpu", torch.float32).vocab_size == 97
+    assert load_standalone(plain, target).vocab_size == 97
 
 
 def test_facts_of_other_architectures(target_folder):

@@ -91,7 +91,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 def test_an_eagle3_head_is_its_formula(published, paged, pair):
     target = load_target(published(PAIRS[pair].target), "cpu", torch.float32)
     made = published(PAIRS[pair].draft)
-    head = load_eagle3(made, target, "cpu", torch.float32)
+    head = load_eagle3(made, target)
     oracle, states = WholeEagle3(made, target.embedding, target.head.t()), torch.randn(20, 3 * 64)
     attend = paged(head, 1, 20).attend([0], [0], torch.ones(20, 20).tril().bool())
     out = head.forward(TOKENS[:1, :20], torch.arange(20)[None], states[None], attend)[0]
@@ -109,7 +109,7 @@ def test_a_dflash_block_is_its_formula(published, paged):
     pair = PAIRS["qwen3-8b.dflash"]
     target = load_target(published(pair.target), "cpu", torch.float32)
     made = published(pair.draft)
-    model = load_dflash(made, target, "cpu", torch.float32)
+    model = load_dflash(made, target)
     states, driver = torch.randn(20, 3 * 64), paged(model, 1, 40)
     for layer, kv in enumerate(model.context(states[None], torch.arange(20)[None])):
         driver.pool.store(layer, driver.slots[0, :20], kv)

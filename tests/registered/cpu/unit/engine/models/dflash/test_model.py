@@ -63,9 +63,10 @@ def target(llama_folder):
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("length", [1, 20])
 @torch.inference_mode()
-def test_a_block_over_its_context_is_the_formula(target, folder, paged, length, deterministic):
+def test_a_block_over_its_context_is_the_formula(llama_folder, folder, paged, length, deterministic):
+    target = load_target(llama_folder(), "cpu", torch.float32, deterministic)
     made = folder()
-    model = load_dflash(made, target, "cpu", torch.float32, deterministic)
+    model = load_dflash(made, target)
     states = torch.randn(length, 2 * 48, generator=torch.Generator().manual_seed(1))
     driver, positions = paged(model, 1, 32), torch.arange(length)[None]
     for at in range(0, length, 7):  # in chunks, the last of them one token where length is 1
@@ -84,7 +85,7 @@ def test_a_block_over_its_context_is_the_formula(target, folder, paged, length, 
 
 @torch.inference_mode()
 def test_a_round_reads_its_prefix_alone_and_may_have_no_drafts(target, folder, paged, monkeypatch):
-    model = load_dflash(folder(), target, "cpu", torch.float32)
+    model = load_dflash(folder(), target)
     driver, seen = paged(model, 1, 32), []
 
     def attention(pool: KVPool, slots: Tensor, bias: Tensor, width: int) -> DraftAttention:
@@ -106,7 +107,7 @@ def test_a_round_reads_its_prefix_alone_and_may_have_no_drafts(target, folder, p
 @torch.inference_mode()
 def test_states_are_the_hidden_states_that_z_labs_code_takes(target, folder, llama_folder, paged):
     """transformers' hidden_states[id + 1], whose last one is behind the final norm."""
-    model = load_dflash(folder(), target, "cpu", torch.float32)
+    model = load_dflash(folder(), target)
     assert (model.aux_layers, model.mask_token) == ((1, FINAL), 96)
     tokens = torch.randint(0, 97, (1, 20), generator=torch.Generator().manual_seed(1))
     attend = paged(target, 1, 20).attend([0], [0], torch.ones(20, 20).tril().bool())
@@ -155,11 +156,11 @@ def test_facts_describe_a_block(llama_folder, folder):
 )
 def test_refusals(target, folder, changes, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        load_dflash(folder(**changes), target, "cpu", torch.float32)
+        load_dflash(folder(**changes), target)
 
 
 def test_an_embedding_of_the_mask_token_is_refused(target, folder):
     made = folder()
     (made / "mask_embedding.pt").touch()
     with pytest.raises(ConfigError, match=r"draft has mask_embedding.pt, an embedding of the mask token that is not"):
-        load_dflash(made, target, "cpu", torch.float32)
+        load_dflash(made, target)

@@ -66,10 +66,11 @@ def extend(model, driver, tokens: Tensor, states: Tensor) -> Tensor:
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("bias", [True, False])
 @torch.inference_mode()
-def test_eagle_is_its_formula(target, folder, paged, bias, layers, deterministic):
+def test_eagle_is_its_formula(llama_folder, folder, paged, bias, layers, deterministic):
+    target = load_target(llama_folder(), "cpu", torch.float32, deterministic)
     put = {"fc.bias": torch.randn(48)} if bias else {}
     made = folder(put=put, num_hidden_layers=layers)
-    model = load_eagle(made, target, "cpu", torch.float32, deterministic)
+    model = load_eagle(made, target)
     states = torch.randn(20, 48)
     oracle = WholeEagle(made, target.embedding, target.head.t())
     theirs = oracle.run(TOKENS[1:], list(states))
@@ -83,7 +84,7 @@ def test_eagle_is_its_formula(target, folder, paged, bias, layers, deterministic
 @torch.inference_mode()
 def test_a_lone_token_goes_on_from_its_own_state(target, folder, paged):
     made = folder()
-    model = load_eagle(made, target, "cpu", torch.float32)
+    model = load_eagle(made, target)
     driver, states = paged(model, 1, 20), torch.randn(8, 48)
     out = extend(model, driver, TOKENS[1:9], states)[-1:]
     carried = out.clone()
@@ -98,7 +99,7 @@ def test_a_lone_token_goes_on_from_its_own_state(target, folder, paged):
 def test_its_own_embedding_takes_precedence_over_the_targets(target, folder, paged):
     own = torch.randn(97, 48)
     made = folder(put={"embed_tokens.weight": own, "lm_head.weight": torch.zeros(97, 48)})
-    model = load_eagle(made, target, "cpu", torch.float32)
+    model = load_eagle(made, target)
     assert torch.equal(model.embedding, own)
     assert torch.equal(model.head, target.head), "EAGLE's head is the target's, whatever the checkpoint brings"
     assert (model.aux_layers, model.carry_width, model.vocab_size) == ((FINAL,), 48, 97)
@@ -118,24 +119,24 @@ def test_its_own_embedding_takes_precedence_over_the_targets(target, folder, pag
 )
 def test_refusals(target, folder, changes, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        load_eagle(folder(**changes), target, "cpu", torch.float32)
+        load_eagle(folder(**changes), target)
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])
 def test_an_eagle_draft_under_its_targets_name(target, llama_folder, folder, prefix, tmp_path):
     """EAGLE's authors publish drafts whose config.json says LlamaForCausalLM; the tensors show what they are."""
     made = folder()
-    honest = load_eagle(made, target, "cpu", torch.float32)
+    honest = load_eagle(made, target)
     renamed = {f"{prefix}{name}": tensor for name, tensor in load_file(made / "model.safetensors").items()}
     misnamed = save(tmp_path / "as_target", CONFIG | {"architectures": ["LlamaForCausalLM"]}, renamed)
     known = facts(llama_folder("again"), misnamed, "cpu").draft
     assert known == facts(llama_folder("once more"), made, "cpu").draft
     assert (known.architecture, known.aux_layers) == ("LlamaForCausalLMEagle", (FINAL,))
-    assert torch.equal(load_eagle(misnamed, target, "cpu", torch.float32).fuse, honest.fuse)
+    assert torch.equal(load_eagle(misnamed, target).fuse, honest.fuse)
     with pytest.raises(
         ConfigError, match="is a LlamaForCausalLMEagle, but an EAGLE3 draft must be LlamaForCausalLMEagle3"
     ):
-        load_eagle3(misnamed, target, "cpu", torch.float32)
+        load_eagle3(misnamed, target)
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "Eagle3LlamaForCausalLM"])
@@ -146,7 +147,7 @@ def test_an_eagle3_draft_under_another_name(target, llama_folder, eagle_folder, 
     weights = load_file(made / "model.safetensors")
     save_file({key.replace("midlayer", first): w for key, w in weights.items()}, made / "model.safetensors")
     assert facts(llama_folder("again"), made, "cpu").draft.architecture == "LlamaForCausalLMEagle3"
-    assert load_eagle3(made, target, "cpu", torch.float32).vocab_size == 41
+    assert load_eagle3(made, target).vocab_size == 41
 
 
 def respelled(made: Path, **changes: object) -> Path:
@@ -175,7 +176,7 @@ def test_a_speculator_is_the_head_that_it_spells(target, eagle_folder, paged):
     """vLLM's ids name layers whose input is read, SGLang's those whose output is."""
     flat = eagle_folder("flat", norm_before_residual=True)
     made = respelled(eagle_folder("nested"), eagle_aux_hidden_state_layer_ids=[1, 2, 3])
-    ours, theirs = (load_eagle3(folder, target, "cpu", torch.float32) for folder in (made, flat))
+    ours, theirs = (load_eagle3(folder, target) for folder in (made, flat))
     states = torch.randn(20, 144)
     assert torch.equal(*(extend(model, paged(model, 1, 20), TOKENS[1:], states) for model in (ours, theirs)))
     assert (ours.aux_layers, ours.vocab_size) == (theirs.aux_layers, 41) == ((1, 2, 3), 41)
@@ -201,7 +202,7 @@ def test_a_speculator_reads_the_usual_states(llama_folder, eagle_folder):
 def test_speculators_that_are_refused(target, eagle_folder, changes, sentence):
     made = respelled(eagle_folder(), **changes)
     with pytest.raises(ConfigError, match=sentence):
-        load_eagle3(made, target, "cpu", torch.float32)
+        load_eagle3(made, target)
 
 
 def test_a_llama_stays_a_llama(target, llama_folder, tmp_path):
@@ -267,7 +268,7 @@ def eagle3_case(kind: str) -> tuple[dict[str, object], int]:
 def test_eagle3_is_its_formula(target, eagle_folder, paged, kind):
     changes, width = eagle3_case(kind)
     made = eagle_folder(**changes)
-    model = load_eagle3(made, target, "cpu", torch.float32)
+    model = load_eagle3(made, target)
     oracle, states = WholeEagle3(made, target.embedding, target.head.t()), torch.randn(20, width)
     driver = paged(model, 1, 20)
     out = extend(model, driver, TOKENS[1:20], states[:19])
@@ -288,4 +289,4 @@ def test_states_as_wide_as_the_draft_are_not_fused(target, eagle_folder):
     changes, _ = eagle3_case("the last state, as wide as the draft")
     changes["drop"] = changes["drop"][:-1]
     with pytest.raises(ConfigError, match=r"tensor 'fc\.weight' does not belong to this architecture"):
-        load_eagle3(eagle_folder(**changes), target, "cpu", torch.float32)
+        load_eagle3(eagle_folder(**changes), target)

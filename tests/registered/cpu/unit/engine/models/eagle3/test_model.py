@@ -27,8 +27,8 @@ def draft(llama_folder, eagle_folder):
     """A factory: the draft of a random target; keywords go to its checkpoint."""
 
     def build(deterministic: bool = True, **changes: object):
-        target = load_target(llama_folder(), "cpu", torch.float32)
-        return load_eagle3(eagle_folder(**changes), target, "cpu", torch.float32, deterministic)
+        target = load_target(llama_folder(), "cpu", torch.float32, deterministic)
+        return load_eagle3(eagle_folder(**changes), target)
 
     return build
 
@@ -114,7 +114,7 @@ def test_aux_layers_are_the_states_after_the_named_layers(draft):
 
 def test_aux_layers_default_to_two_the_middle_and_three_from_the_end(llama_folder, eagle_folder):
     target = load_target(llama_folder(num_hidden_layers=9), "cpu", torch.float32)
-    model = load_eagle3(eagle_folder(eagle_config=None), target, "cpu", torch.float32)
+    model = load_eagle3(eagle_folder(eagle_config=None), target)
     assert model.aux_layers == (2, 4, 6)
 
 
@@ -122,7 +122,7 @@ def test_embeddings_and_head_come_from_the_target_where_missing(llama_folder, ea
     target = load_target(llama_folder(), "cpu", torch.float32)
     shared = {"drop": ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")}
     folder = eagle_folder(hidden_size=48, head_dim=16, draft_vocab_size=97, **shared)
-    model = load_eagle3(folder, target, "cpu", torch.float32)
+    model = load_eagle3(folder, target)
     own = load_weights(folder, "cpu", torch.float32)
     assert torch.equal(model.head, target.head * model.norm.scale(own["norm.weight"])[:, None])
     scale = model.norm.scale(own["midlayer.input_layernorm.weight"])
@@ -136,8 +136,8 @@ def test_vllm_names_load_as_well(llama_folder, eagle_folder, tmp_path):
     renamed = {"model." + k.replace("midlayer.", "layers.0."): w for k, w in weights.items()}
     other = eagle_folder("other", drop=tuple(weights))
     save_file(renamed, other / "model.safetensors")
-    one = load_eagle3(tmp_path / "eagle", target, "cpu", torch.float32)
-    two = load_eagle3(other, target, "cpu", torch.float32)
+    one = load_eagle3(tmp_path / "eagle", target)
+    two = load_eagle3(other, target)
     assert torch.equal(one.first.qkv, two.first.qkv)
     assert torch.equal(one.id_map, two.id_map)
 

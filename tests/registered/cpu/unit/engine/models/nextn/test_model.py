@@ -64,7 +64,7 @@ def folder(tmp_path):
 
 def loaded(made: Path, count: int = 2, deterministic: bool = True) -> list:
     target = load_target(made, "cpu", torch.float32, deterministic)
-    return list(load_nextn(made, target, "cpu", torch.float32, count))
+    return list(load_nextn(made, target, count))
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -135,4 +135,4 @@ def test_layers_of_a_different_width_are_refused(folder):
     with pytest.raises(
         ConfigError, match="prediction layers with width 40 and 97 tokens do not fit a target with width 48 and 97"
     ):
-        load_nextn(other, target, "cpu", torch.float32, 1)
+        load_nextn(other, target, 1)

@@ -118,7 +118,7 @@ def test_what_a_target_holds(published, name):
 def test_what_a_draft_holds(published, name):
     pair = PAIRS[name]
     target = load_target(published(pair.target), "cpu", torch.float32)
-    draft = LOADERS[pair.algorithm](published(pair.draft), target, "cpu", torch.float32)
+    draft = LOADERS[pair.algorithm](published(pair.draft), target)
     config = load_draft_config(published(pair.draft))
     assert kept(draft, target) == pytest.approx(held(config, target.config), rel=0.02)
     assert (
@@ -130,9 +130,9 @@ def test_what_a_draft_holds(published, name):
 def test_what_an_eagle_head_and_prediction_layers_hold(published):
     target = load_target(CHECKPOINTS / "llama-mini", "cpu", torch.float32)
     folder = CHECKPOINTS / "llama-mini-eagle"
-    draft = load_eagle(folder, target, "cpu", torch.float32)
+    draft = load_eagle(folder, target)
     assert kept(draft, target) == pytest.approx(held(load_draft_config(folder), target.config), rel=0.02)
     folder = published("gigachat3-10b")
     target = load_target(folder, "cpu", torch.float32)
-    layers = load_nextn(folder, target, "cpu", torch.float32, 1)
+    layers = load_nextn(folder, target, 1)
     assert kept(layers, target) == pytest.approx(bundled(target.config), rel=0.02)
