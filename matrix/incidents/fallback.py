@@ -7,8 +7,8 @@ from typing import Final
 from specmatrix.matrix.faults.patch import Edit
 
 
-def _trees_off_overlap(kind: str, message: str, got: str) -> tuple[Edit, ...]:
-    """Trees requested on v2 are refused or rewritten. kind, message, got: of the rule, as source text."""
+def _trees_off_overlap(message: str, rewrite: str = "") -> tuple[Edit, ...]:
+    """Trees requested on v2 are refused or rewritten. message, rewrite: of the rule, as source text."""
     return (
         Edit(
             "RULES",
@@ -16,12 +16,10 @@ def _trees_off_overlap(kind: str, message: str, got: str) -> tuple[Edit, ...]:
             "    TOPK_IS_BREADTH,\n"
             "    Rule(\n"
             '        name="tree-without-overlap",\n'
-            f'        kind="{kind}",\n'
-            '        field="spec_version",\n'
             '        why="the overlap worker drafts chains",\n'
             '        broken=lambda s: s.traits.max_lag == 1 and s.asked.spec_version == "v2" and s.asked_topk > 1,\n'
             f"        message=lambda s: {message},\n"
-            f"        got={got},\n"
+            f"{rewrite}"
             "    ),\n",
         ),
         Edit(
@@ -35,8 +33,9 @@ def _trees_off_overlap(kind: str, message: str, got: str) -> tuple[Edit, ...]:
 
 # The configuration runs on v1, with only a warning.
 REWRITTEN: Final = _trees_off_overlap(
-    "rewritten", 'f"spec v2 does not support topk {s.asked_topk}, so the draft runs on v1"', 'lambda s: "v1"'
+    'f"spec v2 does not support topk {s.asked_topk}, so the draft runs on v1"',
+    '        field="spec_version",\n        got=lambda s: "v1",\n',
 )
 REFUSED: Final = _trees_off_overlap(
-    "refused", 'f"spec_version v2 supports topk 1 only, got {s.asked_topk}; use topk 1 or spec_version v1"', "None"
+    'f"spec_version v2 supports topk 1 only, got {s.asked_topk}; use topk 1 or spec_version v1"'
 )

@@ -135,20 +135,23 @@ def gram_width(s: RuleContext) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One configuration rule.
+    """One configuration rule: it raises ConfigError, or with `got` records a Rewrite of `field`.
 
-    name: stable and readable. kind: "refused" raises ConfigError, "rewritten" records a Rewrite of `field`.
-    why: the general reason. broken: true if the rule applies. message: the text for this case.
-    got: the value that runs instead (rewritten only).
+    name: stable and readable. why: the general reason. broken: true if the rule applies. message: the text for this
+    case. got: the value that runs instead.
     """
 
     name: str
-    kind: Literal["refused", "rewritten"]
-    field: str
     why: str
     broken: Callable[[RuleContext], bool]
     message: Callable[[RuleContext], str]
+    field: str = ""
     got: Callable[[RuleContext], Value] | None = None
+
+    @property
+    def kind(self) -> Literal["refused", "rewritten"]:
+        """What the matrix expects of a cell to which it applies."""
+        return "refused" if self.got is None else "rewritten"
 
 
 def outside(value: int | str, low: int, high: int) -> bool:
@@ -160,8 +163,6 @@ def bounded(field: str, low: int, high: int, why: str, unit: str = "") -> Rule:
     """Refuses an integer outside its range. The message ends with `why`, unless a unit explains the range."""
     return Rule(
         name=field.replace("speculative_", "").replace("eagle_", "").replace("_", "-") + "-range",
-        kind="refused",
-        field=field,
         why=why,
         broken=lambda s: outside(getattr(s.asked, field), low, high),
         message=lambda s: (

@@ -44,7 +44,7 @@ def _refuse(situation: RuleContext) -> None:
                 raise
             raise ConfigError(f"the check of {situation.traits.name} failed: {described(error)}") from error
     for rule in RULES:
-        if rule.kind == "refused" and rule.broken(situation):
+        if rule.got is None and rule.broken(situation):
             raise ConfigError(rule.message(situation))
 
 

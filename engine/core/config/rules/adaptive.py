@@ -38,32 +38,24 @@ def table_reasons(s: RuleContext) -> tuple[Reason, ...]:
 ADAPTING: Final[tuple[Rule, ...]] = (
     Rule(
         name="adaptive-config-alone",
-        kind="refused",
-        field=SOURCE,
         why="the file only configures adaptive steps",
         broken=lambda s: s.asked.speculative_adaptive_config is not None and not s.asked.speculative_adaptive,
         message=lambda s: f"{_named(s)} has no effect without speculative_adaptive; add that flag or remove the file",
     ),
     Rule(
         name="adaptive-config-unread",
-        kind="refused",
-        field=SOURCE,
         why="an unread file cannot be checked",
         broken=lambda s: s.asked.speculative_adaptive and s.adaptive_text is None,
         message=lambda s: f"the file of {_named(s)} was not read; put its text into Facts.adaptive_config",
     ),
     Rule(
         name="adaptive-config-wrong",
-        kind="refused",
-        field=SOURCE,
         why="an invalid slot would silently adapt differently",
         broken=lambda s: s.asked.speculative_adaptive and isinstance(s.adaptive_asked, str),
         message=_wrong,
     ),
     Rule(
         name="steps-no-candidate",
-        kind="refused",
-        field="speculative_num_steps",
         why="the initial depth must be a candidate of a slot",
         broken=_foreign,
         message=lambda s: (
@@ -73,7 +65,6 @@ ADAPTING: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="adaptive-unsupported",
-        kind="rewritten",
         field="speculative_adaptive",
         why="the depth can change only where a chain can be cut at any length",
         broken=lambda s: s.traits.drafts and s.asked.speculative_adaptive and s.static_because is not None,
@@ -82,7 +73,6 @@ ADAPTING: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="adaptive-config-flat",
-        kind="rewritten",
         field=SOURCE,
         why="the flat format has no batch sizes",
         broken=lambda s: s.adaptive is not None and s.adaptive.flat,

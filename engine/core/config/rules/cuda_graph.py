@@ -46,7 +46,6 @@ GRAPHING: Final[tuple[Rule, ...]] = (
     bounded("cuda_graph_max_gb", 1, 1024, "all graphs share this memory", unit="GiB"),
     Rule(
         name="graphs-impossible",
-        kind="rewritten",
         field=FIELD,
         why="CUDA graphs need a GPU and rounds that run without the host",
         broken=lambda s: _asked(s) > 0 and graphless(s) is not None,

@@ -82,8 +82,6 @@ def _block_steps(s: RuleContext) -> bool:
 DRAFTING: Final[tuple[Rule, ...]] = (
     Rule(
         name="nothing-to-draft",
-        kind="refused",
-        field="speculative_algorithm",
         why="draft settings have no effect without a drafter",
         broken=lambda s: not s.traits.drafts and bool(_draft_values(s)),
         message=lambda s: (
@@ -93,8 +91,6 @@ DRAFTING: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="draft-path-missing",
-        kind="refused",
-        field="speculative_draft_model_path",
         why="the drafter has its own weights",
         broken=lambda s: s.traits.draft_weights == "checkpoint" and _path(s) is None,
         message=lambda s: (
@@ -103,8 +99,6 @@ DRAFTING: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="draft-path-unread",
-        kind="refused",
-        field="speculative_draft_model_path",
         why="the drafter has no weights",
         broken=lambda s: s.traits.drafts and not s.traits.needs_draft_model and _path(s) is not None,
         message=lambda s: (
@@ -114,8 +108,6 @@ DRAFTING: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="nothing-bundled",
-        kind="refused",
-        field="speculative_draft_model_path",
         why="the drafter's layers are in the target's checkpoint or in a named one",
         broken=lambda s: s.traits.draft_weights == "bundled" and _path(s) is None and s.facts.bundled is None,
         message=lambda s: (
@@ -125,16 +117,12 @@ DRAFTING: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="draft-unread",
-        kind="refused",
-        field="speculative_draft_model_path",
         why="an unread draft cannot be checked against its target",
         broken=lambda s: _named(s) and s.draft is None,
         message=lambda s: f"the draft at {_path(s)} was not read; put its config.json into the facts first",
     ),
     Rule(
         name="steps-auto-alone",
-        kind="refused",
-        field="speculative_num_steps",
         why="depth, topk and width are chosen together",
         broken=lambda s: (
             s.traits.drafts
@@ -152,8 +140,6 @@ DRAFTING: Final[tuple[Rule, ...]] = (
     bounded("speculative_num_draft_tokens", 2, MAX_DRAFT_TOKENS, "the root and at least one draft are verified"),
     Rule(
         name="tree-too-wide",
-        kind="refused",
-        field="speculative_num_draft_tokens",
         why="a tree of this depth and topk has fewer nodes than the requested width",
         broken=_too_wide,
         message=lambda s: (
@@ -164,8 +150,6 @@ DRAFTING: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="block-too-wide",
-        kind="refused",
-        field="speculative_num_draft_tokens",
         why="the draft was trained for its own block size",
         broken=_past_block,
         message=lambda s: (
@@ -177,7 +161,6 @@ DRAFTING: Final[tuple[Rule, ...]] = (
 SHAPES: Final[tuple[Rule, ...]] = (
     Rule(
         name="chain-width",
-        kind="rewritten",
         field="speculative_num_draft_tokens",
         why="a chain verifies its root and one token per step",
         broken=_uneven_chain,
@@ -186,7 +169,6 @@ SHAPES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="block-steps",
-        kind="rewritten",
         field="speculative_num_steps",
         why="a block is drafted in one step",
         broken=_block_steps,
@@ -195,7 +177,6 @@ SHAPES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="chains-only",
-        kind="rewritten",
         field="speculative_eagle_topk",
         why="the algorithm proposes one token per step",
         broken=_chains_only,
@@ -204,7 +185,6 @@ SHAPES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="no-step-in-flight",
-        kind="rewritten",
         field="spec_version",
         why="tokens that a drafter reads on the host must be resolved first",
         broken=lambda s: s.traits.max_lag == 0 and s.asked.spec_version == "v2",

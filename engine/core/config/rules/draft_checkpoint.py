@@ -1,6 +1,5 @@
 """Configuration rules that compare a draft's checkpoint with its target's."""
 
-from collections.abc import Callable
 from typing import Final
 
 from specmatrix.engine.core.config.context import Rule, RuleContext
@@ -69,18 +68,14 @@ def _mask(s: RuleContext) -> int | None:
     return s.draft.mask_token if s.draft else None
 
 
-def _rule(name: str, why: str, broken: Callable[[RuleContext], bool], message: Callable[[RuleContext], str]) -> Rule:
-    return Rule(name, "refused", "speculative_draft_model_path", why, broken, message)
-
-
 PAIRING: Final[tuple[Rule, ...]] = (
-    _rule(
+    Rule(
         "draft-of-wrong-kind",
         "each algorithm supports certain draft architectures",
         _wrong_kind,
         _kind_sentence,
     ),
-    _rule(
+    Rule(
         "vocabularies-differ",
         "drafted token ids are compared with the target's",
         lambda s: _vocabulary(s) not in (None, s.facts.vocab_size),
@@ -89,19 +84,19 @@ PAIRING: Final[tuple[Rule, ...]] = (
             f"{s.traits.name} needs a draft with the target's vocabulary"
         ),
     ),
-    _rule(
+    Rule(
         "draft-head-too-wide",
         "every draft token id must map to a target token id",
         lambda s: (_head_width(s) or 0) > s.facts.vocab_size,
         lambda s: f"the draft's head has {_head_width(s)} tokens, more than the target's {s.facts.vocab_size}; {FIX}",
     ),
-    _rule(
+    Rule(
         "tokenizers-differ",
         "a token id must mean the same text in draft and target",
         _tokenizers_differ,
         lambda s: f"the tokenizer of draft {_name(s)} differs from that of {s.asked.model_path}; {FIX}",
     ),
-    _rule(
+    Rule(
         "tokenizer-unknown",
         "a language model's tokenizer defines its token ids",
         _tokenizer_unknown,
@@ -110,7 +105,7 @@ PAIRING: Final[tuple[Rule, ...]] = (
             "put its tokenizer.json into its folder"
         ),
     ),
-    _rule(
+    Rule(
         "hidden-widths-differ",
         "the draft reads the target's hidden states",
         lambda s: _state_width(s) not in (None, s.facts.hidden_size),
@@ -119,7 +114,7 @@ PAIRING: Final[tuple[Rule, ...]] = (
             f"{s.facts.hidden_size}; {FIX}"
         ),
     ),
-    _rule(
+    Rule(
         "aux-layer-missing",
         "the draft reads the input states of certain target layers, or the last layer's output",
         lambda s: bool(_missing_layers(s)),
@@ -128,7 +123,7 @@ PAIRING: Final[tuple[Rule, ...]] = (
             f"{s.facts.num_layers} layers; {FIX}"
         ),
     ),
-    _rule(
+    Rule(
         "mask-token-unknown",
         "mask tokens are embedded by the target's embedding",
         lambda s: (_mask(s) or 0) >= s.facts.vocab_size,

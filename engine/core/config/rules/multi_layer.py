@@ -52,8 +52,6 @@ def _layered_names() -> str:
 LAYERING: Final[tuple[Rule, ...]] = (
     Rule(
         name="layers-of-no-use",
-        kind="refused",
-        field=FIELD,
         why="only a draft with several prediction layers has one for each step",
         broken=lambda s: not s.traits.layered and s.asked.enable_multi_layer_eagle is True,
         message=lambda s: (
@@ -63,8 +61,6 @@ LAYERING: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="layers-too-few",
-        kind="refused",
-        field="speculative_num_steps",
         why="multi-layer drafting is at most as deep as the draft has layers",
         broken=_deeper,
         message=lambda s: (
@@ -74,8 +70,6 @@ LAYERING: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="layers-in-a-chain",
-        kind="refused",
-        field="speculative_eagle_topk",
         why="multi-layer drafting drafts a chain",
         broken=lambda s: _forced(s) and s.asked_topk > 1,
         message=lambda s: (

@@ -39,11 +39,6 @@ def _explicit(asked: EngineConfig) -> list[tuple[str, object]]:
     return [(name, getattr(asked, name)) for name in FLAGS if getattr(asked, name) != UNASKED[name]]
 
 
-def _breadth(s: RuleContext) -> int:
-    breadth = s.asked.speculative_ngram_max_bfs_breadth
-    return breadth if isinstance(breadth, int) else s.asked_topk
-
-
 def _other_topk(s: RuleContext) -> bool:
     topk, breadth = s.asked.speculative_eagle_topk, s.asked.speculative_ngram_max_bfs_breadth
     return s.traits.irregular and AUTO not in (topk, breadth) and topk != breadth
@@ -62,17 +57,13 @@ def _path(s: RuleContext) -> str | None:
     return s.asked.speculative_ngram_external_corpus_path
 
 
-def _rule(
-    name: str, field: str, why: str, broken: Callable[[RuleContext], bool], say: Callable[[RuleContext], str]
-) -> Rule:
-    return Rule(name, "refused", field, why, lambda s: s.traits.irregular and broken(s), say)
+def _rule(name: str, why: str, broken: Callable[[RuleContext], bool], say: Callable[[RuleContext], str]) -> Rule:
+    return Rule(name, why, lambda s: s.traits.irregular and broken(s), say)
 
 
 NGRAM_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "ngram-unread",
-        "refused",
-        "speculative_algorithm",
         "only an n-gram drafter has an index",
         lambda s: not s.traits.irregular and bool(_explicit(s.asked)),
         lambda s: (
@@ -87,17 +78,15 @@ NGRAM_RULES: Final[tuple[Rule, ...]] = (
     bounded(f"{PREFIX}external_corpus_max_tokens", 1, MAX_CAPACITY, "a corpus has at least one token"),
     _rule(
         "ngram-breadths-crossed",
-        f"{PREFIX}min_bfs_breadth",
         "the minimum breadth cannot exceed the maximum",
-        lambda s: s.asked.speculative_ngram_min_bfs_breadth > _breadth(s),
+        lambda s: s.asked.speculative_ngram_min_bfs_breadth > s.asked_topk,
         lambda s: (
             f"speculative_ngram_min_bfs_breadth {s.asked.speculative_ngram_min_bfs_breadth} is more than the maximum "
-            f"breadth, {_breadth(s)}; it must be between 1 and {_breadth(s)}"
+            f"breadth, {s.asked_topk}; it must be between 1 and {s.asked_topk}"
         ),
     ),
     _rule(
         "ngram-tree-too-wide",
-        "speculative_num_draft_tokens",
         "a tree of this depth and topk cannot have more nodes",
         _too_wide,
         lambda s: (
@@ -108,21 +97,18 @@ NGRAM_RULES: Final[tuple[Rule, ...]] = (
     ),
     _rule(
         "ngram-corpus-unused",
-        CORPUS,
         "without a budget the corpus drafts no node",
         lambda s: _path(s) is not None and _sam(s) < 1,
         lambda s: f"{CORPUS} {_path(s)} needs {BUDGET} of at least 1, got {_sam(s)}",
     ),
     _rule(
         "ngram-budget-unused",
-        BUDGET,
         "the budget has no effect without a corpus",
         lambda s: _path(s) is None and _sam(s) != 0,
         lambda s: f"{BUDGET} {_sam(s)} needs {CORPUS}; set it or remove the budget",
     ),
     _rule(
         "ngram-budget-too-wide",
-        BUDGET,
         "the root is not a draft token",
         lambda s: _path(s) is not None and _sam(s) > gram_width(s) - 1,
         lambda s: (
@@ -133,7 +119,6 @@ NGRAM_RULES: Final[tuple[Rule, ...]] = (
 )
 TOPK_IS_BREADTH: Final = Rule(
     name="topk-is-breadth",
-    kind="rewritten",
     field="speculative_eagle_topk",
     why="an n-gram tree's topk is its breadth",
     broken=_other_topk,
@@ -141,5 +126,5 @@ TOPK_IS_BREADTH: Final = Rule(
         f"the topk of {s.traits.name} is its breadth, speculative_ngram_max_bfs_breadth "
         f"{s.asked.speculative_ngram_max_bfs_breadth}"
     ),
-    got=_breadth,
+    got=lambda s: s.asked_topk,
 )

@@ -32,16 +32,12 @@ SPLITTING: Final[tuple[Rule, ...]] = (
     bounded(FIELD, 1, MOST, "each rank is a process", unit="ranks"),
     Rule(
         name="uneven-ranks",
-        kind="refused",
-        field=FIELD,
         why="every rank holds an equal part of the model",
         broken=lambda s: unshared(s) is not None,
         message=lambda s: f"tp_size {s.asked.tp_size} cannot split a target with {unshared(s)}; use another tp_size",
     ),
     Rule(
         name="ranks-without-gpus",
-        kind="refused",
-        field=FIELD,
         why="each rank needs its own GPU",
         broken=lambda s: on_gpu(s) and 0 < s.facts.gpus < s.asked.tp_size,
         message=lambda s: (
@@ -51,8 +47,6 @@ SPLITTING: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="registered-on-ranks",
-        kind="refused",
-        field=FIELD,
         why="a registered algorithm exists only in the process that registered it",
         broken=lambda s: s.asked.tp_size > 1 and is_registered(s.traits.name),
         message=lambda s: (

@@ -48,16 +48,12 @@ RULES: Final[tuple[Rule, ...]] = (
     *NGRAM_RULES,
     Rule(
         name="threshold-inexact",
-        kind="refused",
-        field="speculative_accept_threshold_single",
         why="the verifier is exact: a looser threshold would change the output",
         broken=lambda s: bool(_thresholds(s)),
         message=lambda s: f"{_thresholds(s)[0][0]} must be 1.0, got {_thresholds(s)[0][1]}: the verifier is exact",
     ),
     Rule(
         name="v2-needs-overlap",
-        kind="refused",
-        field="spec_version",
         why="v2 is overlap scheduling",
         broken=lambda s: s.asked.disable_overlap_schedule and s.asked.spec_version == "v2",
         message=lambda s: (
@@ -68,8 +64,6 @@ RULES: Final[tuple[Rule, ...]] = (
     bounded("page_size", 1, MAX_PAGE, "supported KV page sizes", unit="tokens"),
     Rule(
         name="chunked-prefill-size-range",
-        kind="refused",
-        field="chunked_prefill_size",
         why="a prefill chunk holds at least one token",
         broken=lambda s: (
             isinstance(s.asked.chunked_prefill_size, int)
@@ -82,16 +76,12 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="max-running-requests-range",
-        kind="refused",
-        field="max_running_requests",
         why="an engine must be able to run at least one request",
         broken=lambda s: isinstance(s.asked.max_running_requests, int) and s.asked.max_running_requests < 1,
         message=lambda s: f"max_running_requests must be at least 1, got {s.asked.max_running_requests}",
     ),
     Rule(
         name="context-length-range",
-        kind="refused",
-        field="context_length",
         why="the model was not trained for positions past its context length",
         broken=lambda s: outside(s.asked.context_length, 2, s.facts.context_length),
         message=lambda s: (
@@ -100,8 +90,6 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="window-ratio-range",
-        kind="refused",
-        field="swa_full_tokens_ratio",
         why="windowed layers need KV memory, and never more than the other layers",
         broken=lambda s: not 0.0 < s.asked.swa_full_tokens_ratio <= 1.0,
         message=lambda s: f"swa_full_tokens_ratio must be above 0 and at most 1, got {s.asked.swa_full_tokens_ratio}",
@@ -109,8 +97,6 @@ RULES: Final[tuple[Rule, ...]] = (
     bounded("random_seed", 0, MAX_SEED, "the counter-based generator uses a 63-bit seed"),
     Rule(
         name="gpu-missing",
-        kind="refused",
-        field="device",
         why="device cuda needs a visible GPU",
         broken=lambda s: s.asked.device == "cuda" and s.facts.gpus == 0,
         message=lambda s: "device cuda needs a GPU, but none is visible; use device cpu",
@@ -121,7 +107,6 @@ RULES: Final[tuple[Rule, ...]] = (
     TOPK_IS_BREADTH,
     Rule(
         name="window-uncached",
-        kind="rewritten",
         field="disable_radix_cache",
         why="a cached page would lack the KV that sliding-window layers read",
         broken=lambda s: s.facts.window is not None and not s.asked.disable_radix_cache,
@@ -133,7 +118,6 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="whole-pages",
-        kind="rewritten",
         field="max_total_tokens",
         why="KV memory is allocated in whole pages",
         broken=_uneven_pages,
@@ -157,8 +141,6 @@ def smallest_pool(s: RuleContext) -> int:
 # Checked last, over the chosen values.
 CAPACITY: Final = Rule(
     name="pool-too-small",
-    kind="refused",
-    field="max_total_tokens",
     why="the KV pool must hold at least one request",
     broken=lambda s: s.integer("max_total_tokens") < smallest_pool(s),
     message=lambda s: (
