@@ -139,7 +139,7 @@ class Guard:
         for name, _, dtype, _ in self._carries if state is not None else ():
             if dtype.is_floating_point:
                 wrong = ~state[name].isfinite()
-                if self._note({FINITE: wrong.flatten(1)}) is not None:
+                if self._note({FINITE: wrong[..., None].flatten(1)}) is not None:
                     state[name] = state[name].masked_fill(wrong, 0)
         return state
 

@@ -110,9 +110,13 @@ def _read(request: RequestSpec, answer: Answer, run: Run) -> str:
         return "was streamed, but its text was never read before its end"
     # How much text other engines hold back for a stop string is their own rule.
     ours = run.capabilities >= {Capability.ROUNDS, Capability.RESOLUTION}
-    due = readings(request, answer) if ours and not answer.retractions else []
-    late = next((text for text in due if text and text not in answer.pieces), None)
-    return "" if late is None else f"did not show {late[-40:]!r} while it ran, which no stop can take away"
+    if not ours or answer.retractions:
+        return ""
+    due = readings(request, answer)
+    if (late := next((text for text in due if text and text not in answer.pieces), None)) is not None:
+        return f"did not show {late[-40:]!r} while it ran, which no stop can take away"
+    early = next((piece for piece in answer.pieces if piece not in due), None)
+    return "" if early is None else f"showed {early[-40:]!r} while it ran, which a stop could still take away"
 
 
 def _named(reason: str, matched: int | str | None) -> str:

@@ -15,11 +15,18 @@ from specmatrix.matrix.subjects.protocol import Capability, Run
 THRESHOLDS: Final = {
     "left": Threshold(0, "whatever one request leaves behind grows with every request, until the engine ends"),
 }
+# What an engine that counts anything must count.
+COUNTED: Final = frozenset(
+    {
+        *("requests", "queued", "abandoned", "isolated", "owned", "stop_rules", "readers"),
+        *("steps", "rows", "accounts", "held", "sessions", "closing", "busy_sessions", "request_objects", "executors"),
+    }
+)
 
 
 @dataclass
 class RestGate:
-    """Every count of `alive` in the readback is zero: requests, sessions, rows, accounts, stop rules, readers, steps.
+    """Every count of `alive` in the readback is zero, and none of COUNTED is missing.
 
     The counts are the engine's own, except the number of request objects, which weak references count.
     """
@@ -33,12 +40,15 @@ class RestGate:
         return True
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED without the counts."""
+        """NOT MEASURED without a count."""
         alive: Mapping[str, int] = run.readback.get("alive", {})
         served = 0 if run.work is None else len(run.work.sent)
         numbers: dict[str, Number] = {"counts": len(alive), "sent": served, "left": sum(alive.values())}
         if not alive or not served:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="the subject does not count what is alive")
+        if missing := sorted(COUNTED - alive.keys()):
+            text = f"the subject does not count {', '.join(missing).replace('_', ' ')}"
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
         left = [f"{count} {name.replace('_', ' ')}" for name, count in alive.items() if count]
         if left:
             text = f"{', '.join(left)} left at rest, after {served} requests"

@@ -12,15 +12,18 @@ from specmatrix.matrix.zoo.tokenizer import EOS_ID
 # Ids of frequent tokens of answers: digits, signs and short words.
 COMMON: Final = (449, 273, 27, 749, 313, 222, 24, 22, 19, 20, 16, 17)
 # By place. A request with more than one rule tests their order. At a high temperature min_p removes many tokens.
-# Rewards for repetition, unlike penalties, show in the log-probability of every token. The last prompt may be in the
-# prefix cache.
+# Rewards for repetition, unlike penalties, show in the log-probability of every token. Log-probabilities of a prompt
+# imply those of the output. The last prompt may be in the prefix cache.
 RULES: Final[tuple[dict[str, Any], ...]] = (
     {
         **{"repetition_penalty": 0.8, "frequency_penalty": -0.4, "presence_penalty": -0.5},
         **{"prompt_logprobs": 0, "top_logprobs": 2},
     },
     {"temperature": 2.5, "min_p": 0.2, "presence_penalty": -0.7, "n": 2, "seed": 0},
-    {"bad_words_ids": tuple((one, other) for one in COMMON[:8] for other in COMMON[:8])},
+    {
+        "bad_words_ids": tuple((one, other) for one in COMMON[:8] for other in COMMON[:8]),
+        **{"prompt_logprobs": 0, "logprobs": False},
+    },
     {
         "logit_bias": tuple((token, -2.5) for token in COMMON),
         "repetition_penalty": 1.1,
@@ -42,6 +45,8 @@ OVERLAPPING: Final = ("<<", "=<", "=<<", "####", "\n####")
 OVERLAPS: Final = 2  # the place of a request with these
 # Its last character is a token of its own.
 TWO_TOKEN_STOP: Final = ".\n"
+# Beginnings of each occur in answers, so that a reader must wait for the next token; the whole does not.
+BEGUN: Final = ("\n\n", " 1~~")
 # EOS is so likely that a request ends as soon as its minimum length allows, within a round.
 EARLY_EOS: Final = {"min_new_tokens": 41, "logit_bias": ((EOS_ID, 60.0),), "logprobs": True}
 BAD_WORDS_TOKENS: Final = 3
@@ -55,7 +60,7 @@ def ruled(request: RequestSpec, place: int, answer: Sequence[int]) -> RequestSpe
         size = BAD_WORDS_TOKENS
         groups = tuple(tuple(answer[at : at + size]) for at in range(0, len(answer) - size + 1, size))
         rules = {**rules, "bad_words_ids": rules["bad_words_ids"] + groups}
-    return replace(request, logprobs=True, **rules)
+    return replace(request, **{"logprobs": True, **rules})
 
 
 def spoken(turns: Sequence[RequestSpec]) -> list[RequestSpec]:
@@ -75,6 +80,6 @@ def stopped(request: RequestSpec, place: int, stop: str, stop_id: int) -> Reques
         {"stop": (TWO_TOKEN_STOP,), "no_stop_trim": True},
         {"stop": OVERLAPPING},
         {"stop_token_ids": (stop_id,), "ignore_eos": True, "no_stop_trim": True, "n": 2},
-        {"stop": (stop, "\n\n"), "stream": True},
+        {"stop": (stop, *BEGUN), "stream": True},
     )
     return replace(request, **ways[place % len(ways)])

@@ -107,8 +107,7 @@ class Scheduler:
     def settle(self, row: PlanRow, written: int) -> None:
         """Commit the positions that a resolved step wrote for a row, and free window pages that are no longer read."""
         self.ledger.settle(row.account, written)
-        if self.ledger.window is not None:
-            self.counters.hit("window.slid", self.ledger.slide(row.account))
+        self.counters.hit("window.slid", self.ledger.slide(row.account))
 
     def finish(self, request: Request, finish: Finish) -> None:
         """Stop a running request; it is released once it has nothing in flight."""

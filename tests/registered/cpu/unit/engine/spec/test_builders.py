@@ -12,7 +12,7 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, NONE, Topology, Traits, algorithm
 from specmatrix.engine.device.relay import Carry, Relay
 from specmatrix.engine.models.loader import facts, load_target
-from specmatrix.engine.spec.builders import BUILDERS, RELAYS, BuildContext, build_drafter, build_relay
+from specmatrix.engine.spec.builders import BUILDERS, RELAYS, BuildContext, build_drafter, build_relay, located
 from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -95,3 +95,10 @@ def test_the_relay_is_the_standard_one_unless_the_algorithm_has_its_own(zoo, mon
     monkeypatch.setitem(RELAYS, "NONE", own)
     made = build_relay(NONE, 5, drafter, torch.device("cpu"))
     assert type(made) is OwnRelay and made.carried["more"].shape == (5, 2)
+
+
+def test_a_locate_that_finds_no_folder_is_refused_with_what_it_is():
+    with pytest.raises(ConfigError, match=r"^locate is 'zoo'; allowed: a function from a model's name to its folder$"):
+        located("zoo")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^locate returns 3 for model 'tiny'; it must return a folder's path$"):
+        located(lambda name: 3)("tiny")  # type: ignore[arg-type,return-value]

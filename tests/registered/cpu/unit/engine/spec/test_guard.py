@@ -19,6 +19,7 @@ from specmatrix.engine.spec.guard import (
     BATCH,
     DEPTH,
     DUPLICATE,
+    FINITE,
     PARENT,
     ROOT,
     TOKEN,
@@ -165,6 +166,20 @@ def test_a_chain_must_be_one():
     guard = guard_of(tree_of(batch)._replace(ancestors=None))
     asked(guard, batch)
     assert [bool(code & 0b100) for code in guard.codes().tolist()] == [True, False, True]
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
+def test_values_that_are_not_finite_are_reported_and_carried_as_zeros(shape):
+    batch = batch_of(3, 5)
+    score = torch.full((3, *shape), 0.5)
+    score.view(3, -1)[1, -1], score.view(3, -1)[2, 0] = float("nan"), -float("inf")
+    age = torch.ones(3, dtype=torch.int64)
+    guard = guard_of(None, carries=(Carry("age", (), torch.int64), Carry("score", shape, torch.float32)))
+    guard.drafter.absorb = lambda batch, verdict, aux: {"age": age, "score": score.clone()}
+    guard.begin(batch)
+    state = guard.absorb(batch, Verdict(batch.root, batch.rows, batch.root), None)
+    assert guard.codes().tolist() == [0, 1 << FINITE, 1 << FINITE] and guard.error is None
+    assert torch.equal(state["score"], torch.where(score == 0.5, score, 0)) and torch.equal(state["age"], age)
 
 
 def test_in_quarantine_no_hook_is_called_and_rounds_of_any_width_continue():

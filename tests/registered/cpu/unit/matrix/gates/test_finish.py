@@ -148,6 +148,7 @@ def test_mixed_stops_all_occur(measured):
         (5, lambda a: {"pieces": (*a.pieces, a.text + ">")}, "while it ran, which is not in its text"),
         (5, lambda a: {"pieces": a.pieces[-1:]}, "was streamed, but its text was never read before its end"),
         (5, lambda a: {"pieces": ("", *a.pieces[-2:])}, "did not show"),
+        (5, lambda a: {"pieces": (a.text[:1], *a.pieces)}, "while it ran, which a stop could still take away"),
     ],
 )
 def test_each_departure_of_mixed_stops_is_named(measured, altered, place, change, sentence):

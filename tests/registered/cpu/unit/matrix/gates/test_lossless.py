@@ -220,7 +220,7 @@ def test_greedy_requests_with_rules_are_compared_where_sampled_ones_are_not():
 def test_each_wrong_log_probability_of_a_prompt_is_seen(measured, altered, place, field, change):
     prepared, run, baseline = measured(RULED)
     outcome = LosslessGate().judge(prepared, run, baseline)
-    assert outcome.numbers["scored_prompts"] == 2 and 0 < outcome.numbers["prompt_nats"] < 1e-4
+    assert outcome.numbers["scored_prompts"] == 3 and 0 < outcome.numbers["prompt_nats"] < 1e-4
     wrong = altered(run, place, **{field: change(getattr(run.answers[place], field))})
     outcome = LosslessGate().judge(prepared, wrong, baseline)
     assert outcome.state is State.FAIL

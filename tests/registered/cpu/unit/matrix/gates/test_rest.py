@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.gates.rest import RestGate
+from specmatrix.matrix.gates.rest import COUNTED, RestGate
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -41,3 +41,12 @@ def test_without_counts_or_requests_nothing_is_measured(measured):
     for silent in (replace(run, readback=bare), replace(run, work=None)):
         outcome = GATE.judge(prepared, silent, baseline)
         assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the subject does not count what is alive")
+
+
+@pytest.mark.parametrize("name", sorted(COUNTED))
+def test_a_count_that_is_gone_is_named(measured, name):
+    prepared, run, baseline = measured(CELL)
+    fewer = {other: count for other, count in run.readback["alive"].items() if other != name}
+    outcome = GATE.judge(prepared, replace(run, readback={**run.readback, "alive": fewer}), baseline)
+    words = f"the subject does not count {name.replace('_', ' ')}"
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, words)

@@ -102,7 +102,8 @@ def test_later_turns_of_mixed_sessions_have_rules(kind):
 def test_rules_ask_for_completions_seeds_and_scores_of_prompts():
     requests = workload(Cell.from_id("none.ragged.rules"), 3)
     assert [request.seed for request in requests] == [3000, 0, 3002, None, 3004]
-    assert [request.prompt_logprobs for request in requests] == [0, -1, -1, -1, 9]
+    assert [request.prompt_logprobs for request in requests] == [0, -1, 0, -1, 9]
+    assert [request.logprobs for request in requests] == [True, True, False, True, True]
     assert [(one.name, one.seed) for one in requests[1].completions()] == [("q5", 0), ("q5#1", 1)]
     lengths = {len(words) for words in requests[2].bad_words_ids}
     assert lengths == {2, 3} and requests[4].prompt == requests[0].prompt

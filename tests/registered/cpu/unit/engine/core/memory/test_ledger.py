@@ -350,6 +350,11 @@ def cached_in_part(ledger):
     ledger.accounts[2].committed = 1
 
 
+def second_page_cached_in_part(ledger):
+    account = ledger.accounts[2]
+    account.shared, account.committed, ledger.pins[account.pages[1]] = 2, 3, 1
+
+
 def page_outside(ledger):
     ledger.accounts[1].pages[2] = 7
 
@@ -380,6 +385,7 @@ def held_with_a_page_too_many(ledger):
         (too_much_in_flight, "law 3: request 1 has protected 2, committed 3, in flight 4, reserved 6"),
         (page_outside, "law 1: request 1 holds page 7, outside 1..6"),
         (cached_in_part, "law 5: page 1 is cached, but request 2 committed 1 of its 2 positions"),
+        (second_page_cached_in_part, "law 5: page 4 is cached, but request 2 committed 1 of its 2 positions"),
         (one_pin_too_many, "law 4: page 1 has 3 pins but 2 rows use it"),
         (row_on_an_uncached_page, "law 4: request 2 uses page 4, which is not cached"),
     ],

@@ -146,6 +146,7 @@ def test_a_turn_that_is_not_allowed_disturbs_nothing(params, sentence):
 
 def test_limits_are_allowed():
     world = Dialogue()
+    world.open("brief", timeout=float_info.min)
     world.open(timeout=float_info.max, capacity=5)
     world.say((1,), 2)
     assert world.say((1, 1, 1), 4).prompt == (1, 2, 1, 1, 1)

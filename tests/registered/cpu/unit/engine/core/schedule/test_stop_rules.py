@@ -130,6 +130,7 @@ def test_the_end_of_sequence_stops_unless_it_is_ignored():
         ("abc", ("bcd", "cx"), 1),
         ("abc", ("cx", "bcd"), 1),
         ("aaa", ("aaaa",), 0),
+        ("ba", ("abb",), 1),
         ("", ("ab",), 0),
     ],
 )
