@@ -50,9 +50,8 @@ class BlockDrafter:
         return shared_chain(torch.cat((batch.root, drafts), 1))
 
     def _keep(self, batch: StepBatch, aux: Tensor | None) -> None:
+        """Store the KV of every position of the step. aux: [B, W, states]."""
         assert aux is not None
-        width = aux.shape[1]
-        rows = self.model.context(aux, batch.positions[:, :width])
-        write = batch.write[:, :width].reshape(-1)
-        for layer, kv in enumerate(rows):
+        write = batch.write.reshape(-1)
+        for layer, kv in enumerate(self.model.context(aux, batch.positions)):
             self.pool.store(layer, write, kv)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.draft.tree import depths, max_depth
+from specmatrix.engine.core.draft.tree import max_depth
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.attention import DraftAttention
 from specmatrix.engine.device.batch import StepBatch, prefix_bias
 from specmatrix.engine.spec.drafter import DraftTree, shift_left
+from tests.support.trees import depths
 
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 

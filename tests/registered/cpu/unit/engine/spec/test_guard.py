@@ -168,6 +168,27 @@ def test_a_chain_must_be_one():
     assert [bool(code & 0b100) for code in guard.codes().tolist()] == [True, False, True]
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tree: tuple(tree), "proposed a tuple, not a DraftTree"),
+        (lambda tree: tree._replace(depth=5), "proposed depth 5 in a round of 5 nodes"),
+        (lambda tree: tree._replace(depth=0), "proposed depth 0 in a round of 5 nodes"),
+        (lambda tree: tree._replace(ancestors=None, depth=3), "proposed depth 3 in a round of 5 nodes"),
+        (lambda tree: tree._replace(tokens=tree.tokens[:, 1:]), "proposed tokens of shape (3, 4) in a round of 3 x 5"),
+        (lambda tree: tree._replace(parents=tree.parents.int()), "proposed parents that are not an int64 tensor"),
+        (lambda tree: tree._replace(ancestors=tree.parents), "proposed ancestors that are not a bool tensor"),
+        (lambda tree: tree._replace(depths=tree.depths.to("meta")), "proposed depths on device meta in a round on cpu"),
+    ],
+)
+def test_what_is_no_tree_of_the_round_puts_the_drafter_in_quarantine(change, words):
+    batch = batch_of(3, 5)
+    guard = guard_of(change(tree_of(batch)))
+    with pytest.warns(RuntimeWarning, match="rounds continue without drafts"):
+        asked(guard, batch)
+    assert guard.error.startswith(f"the drafter of ODD {words}")
+
+
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
 def test_values_that_are_not_finite_are_reported_and_carried_as_zeros(shape):
     batch = batch_of(3, 5)

@@ -59,11 +59,29 @@ def test_every_kind_of_drafter_needs_its_own_forwards(measured, cell):
     assert more.state is State.FAIL and "draft forwards" in more.message and "5 x 1" in more.message
 
 
-@pytest.mark.parametrize("cell", ["none.snug.pair.stream.length", "dflash.c7.ragged"])
+# Requests that are retracted with nothing in flight: a session's turn, and one that keeps nothing.
+AT_ONCE = {"hold": "none.v1.p256.snug.pair.stream.length", "close": "none.v1.tight.pair.length"}
+
+
+@pytest.mark.parametrize("cell", ["none.snug.pair.stream.length", *AT_ONCE.values(), "dflash.c7.ragged"])
 def test_retracted_turns_and_chunks_that_share_a_budget_are_predicted(measured, cell):
     outcome = judged(measured, cell)
     assert (outcome.state, outcome.message) == (State.PASS, "")
-    assert bool(outcome.numbers["retracted"]) == ("snug" in cell)
+    assert bool(outcome.numbers["retracted"]) == ("dflash" not in cell)
+
+
+@pytest.mark.parametrize("operation", AT_ONCE)
+def test_a_retraction_that_frees_another_account_fails_and_blames_the_youngest(measured, operation):
+    cell, outcomes = AT_ONCE[operation], []
+    for at, (found, _, numbers) in enumerate(measured(cell)[1].journal[0]):
+        if found == operation:
+            journal = changed(
+                measured, cell, lambda entries, at=at, n=numbers: entries.__setitem__(at, (operation, 99, n))
+            )
+            outcomes.append(judged(measured, cell, journal=journal))
+    assert {outcome.state for outcome in outcomes} == {State.FAIL}
+    seen = next(outcome for outcome in outcomes if "the youngest, is retracted; got " in outcome.message)
+    assert f"got {operation} of 99" in seen.message and seen.blame.request in seen.message
 
 
 def test_a_step_that_reads_too_much_or_too_little_fails(measured):

@@ -72,6 +72,10 @@ def test_flags_parse_text_by_field():
             "speculative_accept_threshold_acc must be a number, got nan",
         ),
         ({"model": 3}, "model_path must be a string, got 3"),
+        ({"model": ""}, "model_path must not be empty, got ''"),
+        ({"model": "a\0b"}, r"model_path must not contain a null character, got 'a\x00b'"),
+        ({"model": "\ud800"}, r"model_path must be text without half of a surrogate pair, got '\ud800'"),
+        ({"model": 4097 * "a"}, f"model_path must be at most 4096 characters, got '{199 * 'a'}..."),
         ({"model": "m", "speculative-algorithm": None}, "speculative_algorithm must be a string, got None"),
     ],
 )

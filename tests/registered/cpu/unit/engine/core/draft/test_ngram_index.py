@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from specmatrix.engine.core.draft.ngram_index import Cursor, NgramDraft, NgramIndex, NgramOptions
-from specmatrix.engine.core.draft.tree import depths
+from tests.support.trees import depths
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 

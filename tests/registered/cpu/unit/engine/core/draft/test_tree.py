@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specmatrix.engine.core.draft.tree import depths, max_depth, tree_pool
+from specmatrix.engine.core.draft.tree import max_depth, tree_pool
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -19,19 +19,3 @@ def test_the_pool_counts_every_candidate_level_by_level(steps, topk, pool):
 def test_a_path_is_no_longer_than_steps_or_nodes_allow(steps, nodes, depth):
     """sglang#26866: the accept matrix is this + 1 wide."""
     assert max_depth(steps, nodes) == depth
-
-
-def test_depths_of_the_worked_example():
-    assert depths([-1, 0, 0, 1, 2, 3]) == [0, 1, 1, 2, 2, 3]
-    assert depths([-1]) == [0]
-    assert depths([-1, 0, 1, 2]) == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("parents", "node", "parent"), [([0], 0, 0), ([-1, 1], 1, 1), ([-1, 2, 0], 1, 2), ([-1, 0, -1], 2, -1)]
-)
-def test_a_parent_that_does_not_precede_its_child_is_refused(parents, node, parent):
-    with pytest.raises(
-        ValueError, match=f"^node {node} has parent {parent}; allowed: -1 for the root, else an earlier"
-    ):
-        depths(parents)
