@@ -19,6 +19,15 @@ THRESHOLDS: Final = {
     "faults": Threshold(0, "a request's end follows exactly from its tokens"),
 }
 
+# Older names of SGLang's metrics, which the reference engine reports too.
+OLDER: Final = {
+    "spec_accept_token_num": "spec_num_correct_drafts",
+    "spec_draft_token_num": "spec_num_proposed_drafts",
+    "spec_accepted_drafts": "spec_num_correct_drafts",
+    "spec_proposed_drafts": "spec_num_proposed_drafts",
+    "spec_accept_histogram": "spec_correct_drafts_histogram",
+}
+
 
 @dataclass
 class FinishGate:
@@ -46,7 +55,8 @@ class FinishGate:
             if not fault and Capability.LOGPROBS in run.capabilities:
                 fault = _logprobs(request, answer)
             if not fault and run.capabilities >= {Capability.HISTOGRAM, Capability.ROUNDS}:
-                fault = _metrics(cell, run.resolved, answer)
+                older = OLDER if Capability.RESOLUTION in run.capabilities else {}
+                fault = _metrics(cell, run.resolved, answer, older)
             if fault:
                 faults.append((request.name, f"{request.name} {fault}"))
         reasons = Counter(answer.finish for answer in run.answers)
@@ -147,8 +157,10 @@ def _logprobs(request: RequestSpec, answer: Answer) -> str:
     return ""
 
 
-def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer) -> str:
-    """SGLang's definitions: spec_accept_length = completion_tokens / spec_verify_ct, spec_accept_rate = correct drafts
+def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer, older: Mapping[str, str]) -> str:
+    """What is wrong with an answer's metrics, or "". older: further names that they must have, and today's.
+
+    SGLang's definitions: spec_accept_length = completion_tokens / spec_verify_ct, spec_accept_rate = correct drafts
     / (spec_verify_ct * (draft tokens - 1)), histogram over correct drafts per round. Where the depth adapts, each round
     counts its own draft tokens."""
     info, lengths = answer.meta_info, answer.accept_lengths
@@ -192,6 +204,9 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer) -> str:
     for key, count in counts.items():
         if info.get(key) != count:
             return f"reports {key} {info.get(key)}; expected {count}"
+    for key, name in older.items():
+        if info.get(key) != info.get(name):
+            return f"reports {key} {info.get(key)}, an older name of {name}, which is {info.get(name)}"
     return _emitted(answer)
 
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specmatrix.matrix.gates.finish import FinishGate
+from specmatrix.matrix.gates.finish import OLDER, FinishGate
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.oracles.finish import text_of
 from specmatrix.matrix.subjects.protocol import Capability
@@ -68,6 +68,10 @@ def info(answer, **changes: object):
             "reports spec_accept_rate 1.5; its verify rounds give",
         ),
         (CELL, lambda a: {"meta_info": info(a, spec_correct_drafts_histogram=[1])}, "reports the histogram [1]"),
+        *(
+            (CELL, lambda a, key=key: {"meta_info": info(a, **{key: None})}, f"reports {key} None, an older name of ")
+            for key in OLDER
+        ),
         (CELL, lambda a: {"meta_info": info(a, completion_tokens=1)}, "reports completion_tokens 1; expected"),
         (ADAPTED, lambda a: {"round_widths": (*a.round_widths[1:], 7)}, "allowed: 1 to "),
         (ADAPTED, lambda a: {"round_widths": (*a.round_widths[:-1], 9)}, "reports spec_accept_rate"),
