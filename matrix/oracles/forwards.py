@@ -68,6 +68,11 @@ def needless_forwards(step: NeededStep, ran: StepForwards, shape: DraftShape, sp
             requests = graph_batch(requests)
     if list(ran.target) != [(requests, width)]:
         return f"a {kind} of {requests} requests by {width} runs target forwards {_shown(ran.target)}"
+    logits = requests * width
+    if step.prefill:  # the last position of each request, and with log-probabilities of prompts every one
+        logits = requests + logits * step.scored
+    if ran.logits != logits:
+        return f"a {kind} of {requests} requests by {width} computes {ran.logits} rows of logits; {logits} are needed"
     expected = draft_forwards(shape, step.prefill, requests, width)
     if list(ran.draft) != expected:
         return (

@@ -59,10 +59,11 @@ class Launched(NamedTuple):
 
 
 class NeededStep(NamedTuple):
-    """What one step launches."""
+    """What one step launches. scored: a prompt's tokens need their log-probabilities."""
 
     prefill: bool
     rows: tuple[Launched, ...]
+    scored: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -92,12 +93,16 @@ class PlannedRequest:
         return self.tokens[: self.known]
 
     @property
+    def unscored(self) -> int | None:
+        """Index of the first prompt token that still needs its log-probability, None if none does."""
+        first = max(self.sent.scored_from, self.scored)
+        return first if self.sent.scored_from >= 0 and first < len(self.sent.prompt) else None
+
+    @property
     def readable(self) -> tuple[int, ...]:
         """The tokens of which all but the last may be read from the cache: a prompt token's log-probability needs the
         step before it."""
-        first = self.sent.scored_from
-        done = len(self.sent.prompt) if first < 0 else min(len(self.sent.prompt), max(first, self.scored))
-        return self.text if done == len(self.sent.prompt) else self.tokens[: max(done, 1)]
+        return self.text if self.unscored is None else self.tokens[: max(self.unscored, 1)]
 
     @property
     def decoding(self) -> bool:
@@ -191,9 +196,8 @@ class WorkReplay:
     def _send(self, sent: SentRequest, aborted: bool) -> None:
         tokens = self.outputs.get(sent.id, sent.prompt)
         final = EVERYTHING if aborted else len(tokens) - len(sent.prompt)
-        name = self.names.get(sent.id, f"request {sent.id}")
-        self.requests[sent.id] = request = PlannedRequest(sent, name, tokens, final)
-        self.waiting.append(request)
+        self.waiting.append(PlannedRequest(sent, self.names.get(sent.id, f"request {sent.id}"), tokens, final))
+        self.requests[sent.id] = self.waiting[-1]
 
     def _abort(self, request: PlannedRequest) -> None:
         if request in self.waiting:
@@ -215,8 +219,8 @@ class WorkReplay:
 
     def _plan(self) -> NeededStep:
         rows = self._prefill()
-        prefill = bool(rows)
-        return NeededStep(prefill, tuple(rows or self._rounds()))
+        scored = any(self.requests[row.request].unscored is not None for row in rows)
+        return NeededStep(bool(rows), tuple(rows or self._rounds()), scored)
 
     def _prefill(self) -> list[Launched]:
         budget = EVERYTHING if self.sizes.chunk is None else self.sizes.chunk

@@ -243,12 +243,14 @@ class Moment(NamedTuple):
 
 class StepForwards(NamedTuple):
     """The forwards of one launched step. at: number of journal entries before its launch. read: KV positions that the
-    target reads for each request. target, draft: (requests, tokens of each) of every forward of the networks."""
+    target reads for each request. target, draft: (requests, tokens of each) of every forward of the networks. logits:
+    positions of which the target computes logits."""
 
     at: int
     read: int
     target: tuple[tuple[int, int], ...]
     draft: tuple[tuple[int, int], ...]
+    logits: int = 0
 
 
 @dataclass(frozen=True, slots=True)

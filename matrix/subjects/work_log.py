@@ -74,7 +74,15 @@ class WorkRecorder:
             self._forwards[-1] = last._replace(read=last.read + kv.slots[0].read.shape[1])
             return kv
 
+        logits = weak_method(executor.target, "logits")
+
+        def noted_logits(hidden: Tensor) -> object:
+            last = self._forwards[-1]
+            self._forwards[-1] = last._replace(logits=last.logits + hidden[..., 0].numel())
+            return logits(hidden)
+
         executor.launch, executor.plain.kv.begin = noted_launch, noted_begin
+        executor.target.logits = noted_logits
         self._count(executor.target, "forward", "target")
         for model in _models(executor.drafter):
             self._count(model, "forward", "draft")

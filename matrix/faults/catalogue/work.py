@@ -21,6 +21,17 @@ WORK_FAULTS: Final[tuple[Fault, ...]] = (
         why="the last cached page of a prefix is computed again",
     ),
     Fault(
+        id="every-prompt-scored",
+        klass=LOST,
+        origin="rule: a step computes the logits that somebody asked for",
+        within="Scheduler.plan",
+        old="        greedy, wanted, adjusts, scored = True, -1, False, -1\n",
+        new="        greedy, wanted, adjusts, scored = True, -1, False, 0\n",
+        expected=("work",),
+        cells=("eagle3.s5.v2.m4.burst",),
+        why="prefill computes the logits of every position of a prompt, and drops them",
+    ),
+    Fault(
         id="evicted-by-halves",
         klass=REUSE,
         origin="sglang#32459: reusable prefixes are evicted",

@@ -99,6 +99,20 @@ def test_a_second_target_forward_fails(measured):
     assert "runs target forwards" in judged(measured, TREE, forwards=again).message
 
 
+@pytest.mark.parametrize(("cell", "scored"), [(TREE, False), ("none.ragged.rules", True)])
+def test_a_prefill_with_the_logits_of_too_many_or_too_few_positions_fails(measured, cell, scored):
+    first, *others = measured(cell)[1].work.forwards
+    ((requests, width),) = first.target
+    due = requests * (1 + width) if scored else requests
+    assert first.logits == due and judged(measured, cell).state is State.PASS
+    for rows in (due - 1, requests * width, 0):
+        outcome = judged(measured, cell, forwards=(first._replace(logits=rows), *others))
+        words = (
+            f"launch 0: a prefill of {requests} requests by {width} computes {rows} rows of logits; {due} are needed"
+        )
+        assert (outcome.state, outcome.message) == (State.FAIL, words)
+
+
 def test_rounds_as_graphs_are_padded_and_read_in_larger_multiples(measured):
     """The oracle's padded batch is the engine's; only rounds are, and only where graphs are on."""
     assert [graph_batch(size) for size in range(1, 65)] == [padded(size) for size in range(1, 65)]
@@ -107,7 +121,7 @@ def test_rounds_as_graphs_are_padded_and_read_in_larger_multiples(measured):
     forwards = run.work.forwards
     assert forwards[1].target == ((5, 8),)
     wide = tuple((8, tokens) for _, tokens in forwards[1].draft)
-    graph = StepForwards(forwards[1].at, 256, ((8, 8),), wide)
+    graph = StepForwards(forwards[1].at, 256, ((8, 8),), wide, 64)
 
     def verdict(first, second, of=on):
         work = replace(run.work, forwards=(first, second, *forwards[2:]))
@@ -119,6 +133,7 @@ def test_rounds_as_graphs_are_padded_and_read_in_larger_multiples(measured):
     assert "runs target forwards 6 x 8" in verdict(forwards[0], graph._replace(target=((6, 8),)))
     assert "8 x 4, 5 x 4, and" in verdict(forwards[0], graph._replace(draft=(*wide[:-1], (5, 4))))
     assert "reads 512 KV positions" in verdict(forwards[0], graph._replace(read=512))
+    assert "computes 40 rows of logits; 64 are needed" in verdict(forwards[0], graph._replace(logits=40))
     assert "a prefill reads 256 KV positions" in verdict(forwards[0]._replace(read=256), graph)
 
 
