@@ -99,15 +99,16 @@ class AutoregressiveDrafter:
         out = self.model.forward(tokens, positions, aux, attend)
         last = out.gather(1, (kept - 1)[:, None, None].expand(-1, 1, out.shape[2]))
         probs, ids = self._top(last)
-        return {"ids": ids[:, 0], "probs": probs[:, 0], "hidden": last[:, 0]}
+        state = {"ids": ids[:, 0], "hidden": last[:, 0]}
+        return state if probs is None else state | {"probs": probs[:, 0]}
 
-    def _top(self, out: Tensor) -> tuple[Tensor, Tensor]:
-        """The topk tokens of each row: probabilities and target ids, [..., topk], best first."""
+    def _top(self, out: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The topk tokens of each row: probabilities (None for a chain) and target ids, [..., topk], best first."""
         logits = self.model.logits(out)
         if self.topk == 1:
             # A chain needs no selection among candidates, in which equal scores would tie.
             best = argmax(logits)[..., None]
-            return torch.ones_like(best, dtype=torch.float32), self.model.to_target(best)
+            return None, self.model.to_target(best)
         probs, ids = torch.softmax(logits, -1).topk(self.topk, -1)
         return probs, self.model.to_target(ids)
 
@@ -139,6 +140,7 @@ class AutoregressiveDrafter:
             positions = (batch.start + step)[:, None].expand(-1, topk)
             out = self.model.forward(tokens, positions, hidden, attend)
             probs, ids = self._top(out)
+            assert probs is not None
             grown, scores, chosen = expand_topk(scores, probs)
             candidate_ids.append(ids.flatten(1))
             candidate_scores.append(grown)

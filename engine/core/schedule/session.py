@@ -111,7 +111,7 @@ class Session:
         parts = [branch.own[: left - branch.kept]]
         while branch.parent is not None:
             left, branch = min(left, branch.kept), self.tree[branch.parent]
-            parts.append(branch.own[: max(0, left - branch.kept)])
+            parts.append(branch.own[: left - branch.kept])  # not empty: `enter` saw to it
         return tuple(chain.from_iterable(reversed(parts)))
 
     def enter(self, request: Request, parent: int | None, kept: int) -> None:
