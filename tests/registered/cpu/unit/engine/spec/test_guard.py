@@ -203,6 +203,31 @@ def test_values_that_are_not_finite_are_reported_and_carried_as_zeros(shape):
     assert torch.equal(state["score"], torch.where(score == 0.5, score, 0)) and torch.equal(state["age"], age)
 
 
+SHAPED = "expected (3, 2) and torch.float32"
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ([1], "carried a list, not a mapping of tensors"),
+        (None, "did not return its carried tensor 'score'"),
+        ({"scores": torch.zeros(3, 2)}, "did not return its carried tensor 'score'"),
+        ({"score": [[0.0, 0.0]] * 3}, "did not return its carried tensor 'score'"),
+        ({"score": torch.zeros(2, 2)}, f"carried 'score' with shape (2, 2) and torch.float32, {SHAPED}"),
+        ({"score": torch.zeros(3, 2).half()}, f"carried 'score' with shape (3, 2) and torch.float16, {SHAPED}"),
+        ({"score": torch.zeros(3, 2, device="meta")}, "carried 'score' on device meta in a step on cpu"),
+    ],
+)
+def test_what_is_no_state_of_the_drafter_puts_it_in_quarantine(state, words):
+    batch = batch_of(3, 5)
+    guard = guard_of(None, carries=(Carry("score", (2,), torch.float32),))
+    guard.drafter.absorb = lambda batch, verdict, aux: state
+    guard.begin(batch)
+    with pytest.warns(RuntimeWarning, match="rounds continue without drafts"):
+        assert guard.absorb(batch, Verdict(batch.root, batch.rows, batch.root), None) is None
+    assert guard.error.startswith(f"the drafter of ODD {words}; it is not called again")
+
+
 def test_in_quarantine_no_hook_is_called_and_rounds_of_any_width_continue():
     calls: list[str] = []
     quarantined: list[int] = []
