@@ -137,9 +137,11 @@ def _share(cell: Cell, run: Run) -> bool:
 
 
 def _starved(cell: Cell, run: Run) -> bool:
-    """Two requests run out of memory; with an abort, one of a pair may end before that unless it is aborted late."""
+    """Two requests run out of memory; with an abort, one of a pair may end before that unless it is aborted late, and
+    with logit rules any sample of a high temperature, unless its length is fixed."""
     late = cell.abort == "none" or aborted_late(cell) or cell.memory == "snug"
-    return cell.memory != "ample" and _two_run(cell, run) and (cell.batch in ("ragged", "burst") or late)
+    long = cell.sampling != "rules" or cell.finish == "length"
+    return cell.memory != "ample" and long and _two_run(cell, run) and (cell.batch in ("ragged", "burst") or late)
 
 
 def _spares(cell: Cell, run: Run) -> bool:

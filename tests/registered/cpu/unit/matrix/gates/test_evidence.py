@@ -37,6 +37,14 @@ def test_what_a_note_claims_is_demanded(word):
     assert found
 
 
+@pytest.mark.parametrize(
+    ("name", "asked_for"),
+    [("none.p16.tight.ragged.rules", False), ("none.p16.tight.ragged.rules.length", True), ("none.tight.ragged", True)],
+)
+def test_samples_with_rules_may_end_before_memory_does(name, asked_for):
+    assert ("retract.done" in demanded(Cell.from_id(name))) == asked_for
+
+
 @pytest.mark.parametrize(("name", "asked_of_all"), [("ngram.s3.k4.n8", False), ("eagle3.s3.k4.n8", True)])
 def test_an_index_that_knows_the_text_may_always_be_right_on_its_first_branch(measured, altered, name, asked_of_all):
     _, run, _ = measured("eagle3.s3.k4.n8")
