@@ -149,7 +149,9 @@ class AutoregressiveDrafter:
             parents.append(chosen + topk + step * topk * topk)
             hidden = out.gather(1, beam[:, :, None].expand(-1, -1, out.shape[2]))
             seen = torch.cat((seen.gather(1, beam[:, :, None].expand(-1, -1, seen.shape[2])), own), 2)
-        picked, tree_parents = select_tree(torch.cat(candidate_scores, 1), torch.cat(parents, 1), self.nodes, topk)
+        picked, tree_parents = select_tree(
+            torch.cat(candidate_scores, 1), torch.cat(parents[: max(1, self.steps - 1)], 1), self.nodes, topk
+        )
         drafts = torch.cat(candidate_ids, 1).gather(1, picked)
         depths, ancestors = tree_layout(tree_parents)
         return DraftTree(torch.cat((batch.root, drafts), 1), tree_parents, depths, ancestors, self.depth)
