@@ -20,8 +20,7 @@ from rich.table import Column
 from specmatrix.reports.wording import count, duration
 
 LINE_SECONDS: Final = 30.0
-# Seconds of progress for which the expected durations count as much as the pace so far, of which the first quick or
-# slow items say little.
+# Weight of the expected durations against the pace so far, in seconds: a few quick or slow items say little.
 TRUST_SECONDS: Final = 20.0
 NO_SECONDS: Final[Mapping[Hashable, float]] = MappingProxyType({})
 

@@ -137,11 +137,13 @@ def _share(cell: Cell, run: Run) -> bool:
 
 
 def _starved(cell: Cell, run: Run) -> bool:
-    """Two requests run out of memory; with an abort, one of a pair may end before that unless it is aborted late, and
-    with logit rules any sample of a high temperature, unless its length is fixed."""
+    """Two requests run out of memory; with an abort, one of a pair may end before that unless it is aborted late. With
+    logit rules, samples of a high temperature may end while the first two texts still fit."""
     late = cell.abort == "none" or aborted_late(cell) or cell.memory == "snug"
-    long = cell.sampling != "rules" or cell.finish == "length"
-    return cell.memory != "ample" and long and _two_run(cell, run) and (cell.batch in ("ragged", "burst") or late)
+    starved = cell.memory != "ample" and _two_run(cell, run) and (cell.batch in ("ragged", "burst") or late)
+    if cell.sampling != "rules" or cell.finish == "length":
+        return starved
+    return starved and sum(len(a.prompt_ids) + len(a.output_ids) for a in run.answers[:2]) > cell.memory_tokens
 
 
 def _spares(cell: Cell, run: Run) -> bool:

@@ -244,7 +244,7 @@ class Moment(NamedTuple):
 class StepForwards(NamedTuple):
     """The forwards of one launched step. at: number of journal entries before its launch. read: KV positions that the
     target reads for each request. target, draft: (requests, tokens of each) of every forward of the networks. logits:
-    positions of which the target computes logits."""
+    number of positions for which the target computes logits."""
 
     at: int
     read: int

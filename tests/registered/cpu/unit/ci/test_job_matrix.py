@@ -25,7 +25,7 @@ def test_a_job_a_shard_with_its_runner_and_its_share_of_the_gpu_minutes(capsys):
 
 
 def test_a_longer_job_gets_a_longer_part_of_the_gpu_minutes(capsys):
-    """In equal parts, of 21 minutes 9 GPUs had 2 each, of which the cells of gpu1 take more than 8."""
+    """21 minutes divided equally over 9 GPUs are 2 minutes each, but the cells of gpu1 take more than 8."""
     words = ["plan", "--tier", "gpu1,gpu8", "--shards", "1", "--max-gpu-minutes", "120", "--matrix", "gpu1=a,gpu8=b"]
     assert main(words) == 0
     one, eight = json.loads(capsys.readouterr().out)["include"]

@@ -1,5 +1,7 @@
 """The evidence that a preset declares is demanded of its cell."""
 
+from dataclasses import replace
+
 import pytest
 
 from specmatrix.engine.core.config.resolve import resolve
@@ -37,12 +39,15 @@ def test_what_a_note_claims_is_demanded(word):
     assert found
 
 
-@pytest.mark.parametrize(
-    ("name", "asked_for"),
-    [("none.p16.tight.ragged.rules", False), ("none.p16.tight.ragged.rules.length", True), ("none.tight.ragged", True)],
-)
-def test_samples_with_rules_may_end_before_memory_does(name, asked_for):
-    assert ("retract.done" in demanded(Cell.from_id(name))) == asked_for
+@pytest.mark.parametrize(("name", "always"), [("rules", False), ("rules.length", True), ("temperature", True)])
+def test_samples_with_rules_may_end_while_two_texts_still_fit(measured, altered, name, always):
+    _, run, _ = measured("eagle3.s3.k4.n8")
+    (row,) = [row for row in EVIDENCE if row.counter == "retract.done" and row.seen]
+    cell = Cell.from_id(f"none.tight.ragged.{name}")
+    for total, asked_for in ((cell.memory_tokens, always), (cell.memory_tokens + 1, True)):
+        one = altered(run, 0, prompt_ids=(5,) * 10, output_ids=(5,) * (total // 2 - 10))
+        two = replace(one.answers[0], output_ids=(5,) * (total - total // 2 - 10))
+        assert row.when(cell, replace(one, answers=(*one.answers[:1], two))) == asked_for
 
 
 @pytest.mark.parametrize(("name", "asked_of_all"), [("ngram.s3.k4.n8", False), ("eagle3.s3.k4.n8", True)])
