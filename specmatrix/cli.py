@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Annotated, Final, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from specmatrix import __version__
 from specmatrix.ci.commands.cli import bisect, merge, plan, review
 from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.matrix.cli.cell_commands import axes, cells_app, explain
 from specmatrix.matrix.cli.commands.flags import EPILOG
-from specmatrix.matrix.cli.errors import misuse
+from specmatrix.matrix.cli.errors import UsageError, misuse, repeated_option
 from specmatrix.matrix.cli.exit_status import empty_word, failed, open_streams, unwritten, wrong
 from specmatrix.matrix.cli.history_commands import history, site
 from specmatrix.matrix.cli.model_commands import accuracy, checkpoints, zoo
@@ -54,8 +54,6 @@ from specmatrix.matrix.cli.subject_commands import subjects
 from specmatrix.matrix.subjects.http.endpoint import endpoint_of
 from specmatrix.reports.schema import REFERENCE, ReportError
 
-# The base class of typer's usage errors, which typer itself does not export.
-UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
 # As `--help` and the table of the README list them; typer would list groups of commands last.
 ORDER: Final = (
     *("run", "plan", "merge", "shrink", "compare", "review", "history", "site", "bisect"),
@@ -449,14 +447,15 @@ def command_line() -> TyperGroup:
     return cast(TyperGroup, typer.main.get_command(app))
 
 
-def _named_command(words: Sequence[str]) -> str:
-    """The innermost command that a command line names, such as "specmatrix history add"."""
-    node, path = command_line(), ["specmatrix"]
+def _named_command(words: Sequence[str]) -> tuple[TyperCommand | TyperGroup, list[str]]:
+    """The innermost command that a command line names, and its path, such as ["history", "add"]."""
+    node: TyperCommand | TyperGroup = command_line()
+    path: list[str] = []
     for word in words:
         if word not in (known := getattr(node, "commands", {})):
             break
         node, path = known[word], [*path, word]
-    return " ".join(path)
+    return node, path
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -465,6 +464,9 @@ def main(words: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if words is None else words)
     if empty := empty_word(given):
         return wrong(f"{empty} is empty, perhaps an unset shell variable; give a value or omit it")
+    command, path = _named_command(given)
+    if twice := repeated_option(command, given[len(path) :]):
+        return wrong(f"{twice} is given twice; give it once")
     try:
         with stoppable():
             status = command_line()(args=given, prog_name="specmatrix", standalone_mode=False)
@@ -472,7 +474,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except (EngineError, ReportError) as error:
         return wrong(str(error))
     except UsageError as error:
-        return wrong(f"{misuse(error, given)}; see `{_named_command(given)} --help`")
+        return wrong(f"{misuse(error, given)}; see `{' '.join(('specmatrix', *path))} --help`")
     except MemoryError:
         return wrong("memory is exhausted; free some, or raise the limit, see `ulimit -a`")
     except OSError as error:

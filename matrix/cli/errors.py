@@ -6,13 +6,16 @@ import os
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError, shown
 
+# The base class of typer's usage errors, which typer itself does not export.
+UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
 # An option's type as the error names it, by the word in typer's message.
 KINDS: Final = {"integer": "a whole number", "number": "a number", "float": "a number"}
 # Largest useful number of processes or threads per core.
@@ -51,6 +54,18 @@ def misuse(error: typer.BadParameter, words: Sequence[str]) -> str:
     quoted = re.findall("'([^']+)'", error.format_message())
     close = nearest(quoted[0], quoted[1:]) if hint else ""
     return f"{said.rstrip('.')}; the closest is {close!r}" if close else said.rstrip(".")
+
+
+def repeated_option(command: TyperCommand | TyperGroup, words: Sequence[str]) -> str:
+    """The first option of a single value that the words after a command's name give twice, "" if none is: the parser
+    would keep the last value alone."""
+    context = typer.Context(command, **command.context_settings)
+    try:
+        given = command.make_parser(context).parse_args(list(words))[2]
+    except UsageError:
+        return ""  # misused, as the command itself will say
+    single = [one for one in given if isinstance(one, TyperOption) and not (one.multiple or one.is_flag)]
+    return next((one.opts[0] for place, one in enumerate(single) if one in single[:place]), "")
 
 
 def _given(option: str, words: Sequence[str]) -> str | None:
