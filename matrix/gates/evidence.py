@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
@@ -138,12 +139,25 @@ def _share(cell: Cell, run: Run) -> bool:
 
 def _starved(cell: Cell, run: Run) -> bool:
     """Two requests run out of memory; with an abort, one of a pair may end before that unless it is aborted late. With
-    logit rules, samples of a high temperature may end while the first two texts still fit."""
+    logit rules, samples of a high temperature may end while the first two texts still fit; the short first turns of two
+    sessions fit if one takes far fewer rounds than the other."""
     late = cell.abort == "none" or aborted_late(cell) or cell.memory == "snug"
     starved = cell.memory != "ample" and _two_run(cell, run) and (cell.batch in ("ragged", "burst") or late)
+    if (cell.memory, cell.batch) == ("tight", "pair") and cell.session != "none":
+        return starved and _held_at_once(run) > cell.memory_tokens
     if cell.sampling != "rules" or cell.finish == "length":
         return starved
     return starved and sum(len(a.prompt_ids) + len(a.output_ids) for a in run.answers[:2]) > cell.memory_tokens
+
+
+def _held_at_once(run: Run) -> int:
+    """Tokens of the first turns of two sessions in the last round that both run, as they begin together."""
+    answers = {answer.name: answer for answer in run.answers}
+    held = []
+    for first in [answers[one.name] for one in run.requests if one.name in answers and not one.after][:2]:
+        rounds = first.accept_lengths or (1,) * (len(first.output_ids) - 1)
+        held.append([len(first.prompt_ids) + min(tokens, len(first.output_ids)) for tokens in accumulate((1, *rounds))])
+    return max(map(sum, zip(*held, strict=False)), default=0)
 
 
 def _spares(cell: Cell, run: Run) -> bool:

@@ -47,8 +47,7 @@ class SessionGate:
             moves = audit(*run.journal).moves
         except AuditError as broken:
             return Outcome(self.name, State.FAIL, message=str(broken))
-        resent = {answer.name: answer.prompt_ids for answer in baseline.answers}
-        apart = [a.name for a in run.answers if a.name in resent and a.prompt_ids != resent[a.name]]
+        apart = list(_apart(run, baseline))
         windowed, span = run.resolved.get("window") is not None, span_of(prepared.cell, run.resolved)
         walks = [Walk(turns, moves.get(int(turns[0][0].meta_info["id"]), []), windowed, span) for turns in lines(run)]
         faults = [fault for walk in walks for fault in walk.faults()]
@@ -87,6 +86,28 @@ def lines(run: Run) -> list[list[tuple[Answer, bool]]]:
             queued = request.abort_after == 0 and not turn.output_ids and not turn.cached_tokens
             by_id.setdefault(request.session.id, []).append((turn, queued))
     return list(by_id.values())
+
+
+def _apart(run: Run, baseline: Run) -> Iterator[str]:
+    """The turns whose prompt is not the one that the baseline sent again. Where an answer left the baseline's, as fast
+    kernels may at a tie, the turns after it must have their own history instead, with the same tokens of their own."""
+    mine, theirs = ({answer.name: answer for answer in each.answers} for each in (run, baseline))
+    parted: set[str] = set()
+    for request in run.requests:
+        name, before = request.name, (request.session and request.session.follows) or ""
+        if name not in mine or name not in theirs:
+            continue
+        if before in parted or mine[name].output_ids != theirs[name].output_ids:
+            parted.add(name)
+        own = _own(theirs[name], theirs[before]) if before in parted else None
+        if mine[name].prompt_ids != theirs[name].prompt_ids if own is None else _own(mine[name], mine[before]) != own:
+            yield name
+
+
+def _own(turn: Answer, before: Answer) -> tuple[int, ...] | None:
+    """A turn's prompt without its history, None if that is not the whole turn before."""
+    history = before.prompt_ids + before.output_ids
+    return turn.prompt_ids[len(history) :] if turn.prompt_ids[: len(history)] == history else None
 
 
 def _lost_without_eviction(walks: Sequence[Walk], run: Run) -> str:

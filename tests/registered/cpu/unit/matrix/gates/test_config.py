@@ -183,10 +183,12 @@ def test_a_refusal_must_be_the_predicted_one():
     ran = GATE.judge_refusal(REFUSED_CELL, None)
     assert (ran.state, ran.message) == (State.FAIL, "the engine started; tree-too-wide predicts a refusal")
     other = GATE.judge_refusal(REFUSED_CELL, ConfigError("no"))
+    assert other.numbers == ran.numbers == {"rules": "tree-too-wide", "predicted": sentence}
     assert other.state is State.FAIL and other.message.startswith(
         "the engine refused with 'no'; tree-too-wide predicts"
     )
     unexpected = GATE.judge_refusal(prepare(Cell.from_id(CELL)), ConfigError("no"))
+    assert unexpected.numbers == {"rules": "", "predicted": ""}
     assert (unexpected.state, unexpected.message) == (
         State.FAIL,
         "no constraint predicts a refusal, but the engine refused to start: no",
@@ -197,7 +199,7 @@ def test_a_refusal_has_a_golden_too():
     error = ConfigError(REFUSED_CELL.predicted_refusal)
     assert ConfigGate(golden={}).judge_refusal(REFUSED_CELL, error).state is State.NOT_MEASURED
     stale = ConfigGate(golden=saying(REFUSED, "an older sentence")).judge_refusal(REFUSED_CELL, error)
-    assert stale.state is State.FAIL
+    assert stale.state is State.FAIL and stale.numbers == GATE.judge_refusal(REFUSED_CELL, error).numbers
     assert stale.message == f"the refusal {str(error)!r} differs from the golden table's 'an older sentence'"
     runs = ConfigGate(golden=without(REFUSED)).judge_refusal(REFUSED_CELL, error)
     assert runs.state is State.FAIL and "differs from the golden table's None" in runs.message

@@ -50,6 +50,30 @@ def test_samples_with_rules_may_end_while_two_texts_still_fit(measured, altered,
         assert row.when(cell, replace(one, answers=(*one.answers[:1], two))) == asked_for
 
 
+@pytest.mark.parametrize(
+    ("one", "two", "held"),
+    [
+        ((10, 10, 10), (10, 10, 10), 31 + 31),
+        ((30,), (10, 10, 10), 31 + 11),
+        ((1, 1, 28), (30, 9), 3 + 40),
+        ((), (), 31 + 31),
+        ((), (15, 15), 3 + 31),
+    ],
+)
+def test_memory_must_not_hold_what_two_sessions_need_in_one_round(measured, altered, one, two, held):
+    """Output tokens by the rounds that both run; the session whose first turn takes fewer rounds ends before."""
+    _, run, _ = measured("eagle3.s3.v2.pair.stream")
+    cell = Cell.from_id("none.tight.pair.stream.temperature")
+    (row,) = [row for row in EVIDENCE if row.counter == "retract.done" and row.seen]
+    names = [request.name for request in run.requests if not request.after]
+    first, second = (place for place, answer in enumerate(run.answers) if answer.name in names)
+    run = altered(run, second, prompt_ids=(), output_ids=(5,) * (1 + sum(two or (1,) * 30)), accept_lengths=two)
+    for prompt, asked_for in ((cell.memory_tokens - held, False), (cell.memory_tokens - held + 1, True)):
+        output = (5,) * (1 + sum(one or (1,) * 30))
+        whole = altered(run, first, prompt_ids=(5,) * prompt, output_ids=output, accept_lengths=one)
+        assert row.when(cell, whole) == asked_for
+
+
 @pytest.mark.parametrize(("name", "asked_of_all"), [("ngram.s3.k4.n8", False), ("eagle3.s3.k4.n8", True)])
 def test_an_index_that_knows_the_text_may_always_be_right_on_its_first_branch(measured, altered, name, asked_of_all):
     _, run, _ = measured("eagle3.s3.k4.n8")

@@ -99,6 +99,23 @@ def test_a_router_may_give_few_tokens_other_experts(measured):
     assert gate.judge(prepared, longer, baseline).numbers["beyond"] == 3
 
 
+@pytest.mark.parametrize(("place", "what"), [(0, "greedy"), (1, "sampled")])
+def test_the_largest_errors_behind_a_router_are_not_in_the_mean(measured, altered, place, what):
+    prepared, run, baseline = measured(CELL)
+    routed = replace(prepared, cell=prepared.cell._replace(model="deepseek"))
+    request, answer = run.requests[place], run.answers[place]
+    known = precise_tokens("llama-mini", request, request.seed, answer.prompt_ids, answer.output_ids)
+    scores = [token.logprob for token in known]
+    count = len(scores) + (0 if place else len(baseline.answers[0].logprobs))
+    gate = PrecisionGate(tokens=shifted("", 0, 0.0))
+    gate.thresholds = {**gate.thresholds, "routed_share": 1.5 / count}
+    for off, state in ((1, State.PASS), (2, State.FAIL)):
+        wrong = altered(run, place, logprobs=(*(score - 8 for score in scores[:off]), *scores[off:]))
+        assert gate.judge(routed, wrong, baseline).state is state
+        outcome = gate.judge(prepared, wrong, baseline)
+        assert outcome.message.startswith(f"the error of {what} tokens' log-probabilities (root mean square, in nats) ")
+
+
 def test_without_tokens_nothing_is_measured(measured):
     prepared, run, baseline = measured(CELL)
     mute = replace(baseline, answers=tuple(replace(answer, logprobs=()) for answer in baseline.answers))

@@ -1,6 +1,7 @@
 """The session gate: real turns pass, and each violation by a turn is named."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -165,6 +166,21 @@ def test_a_prompt_without_its_history_is_named(measured):
     outcome = SessionGate().judge(prepared, replace(run, answers=tuple(answers)), baseline)
     assert outcome.state is State.FAIL and "is not its history followed by" in outcome.message
     assert outcome.blame == Blame(answers[index].name)
+
+
+def test_turns_behind_an_answer_that_left_the_baselines_have_their_own_history(measured, altered):
+    prepared, run, baseline = measured("none.v1.pair.stream")
+    places = {answer.name: place for place, answer in enumerate(run.answers)}
+    turns = [places[f"q5{turn}"] for turn in ("", ".turn2", ".turn3", ".turn4")]
+    run = altered(run, turns[0], output_ids=(*run.answers[turns[0]].output_ids[:-1], 7))
+    for before, turn in pairwise(turns):
+        history = run.answers[before].prompt_ids + run.answers[before].output_ids
+        run = altered(run, turn, prompt_ids=history + run.answers[turn].prompt_ids[len(history) :])
+    assert SessionGate().judge(prepared, run, baseline).state is State.PASS
+    right = run.answers[turns[2]].prompt_ids
+    for wrong in (baseline.answers[turns[2]].prompt_ids, right[:-1], (*right[:-1], 7), right[1:]):
+        outcome = SessionGate().judge(prepared, altered(run, turns[2], prompt_ids=wrong), baseline)
+        assert outcome.message == "the prompt of q5.turn3 is not its history followed by its own tokens"
 
 
 def test_without_a_journal_or_a_continuation_nothing_is_measured(measured):

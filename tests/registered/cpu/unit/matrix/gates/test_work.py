@@ -1,6 +1,8 @@
 """The gate `work` sees every departure of steps, pages and forwards from what the workload needs."""
 
+import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -177,6 +179,22 @@ def alter(entries, operation, nth, change):
 def test_a_journal_of_other_work_fails(measured, change, text):
     outcome = judged(measured, TIGHT, journal=changed(measured, TIGHT, change))
     assert outcome.state is State.FAIL and text in outcome.message and outcome.numbers["needless"] == 1
+
+
+def test_pages_that_must_be_cached_and_are_closed_instead_are_named(measured):
+    def closed(entries):
+        at = next(at for at, pair in enumerate(pairwise(entries)) if [each[0] for each in pair] == ["donate", "close"])
+        entries[at] = "close", entries[at][1], ()
+
+    message = judged(measured, TIGHT, journal=changed(measured, TIGHT, closed)).message
+    assert re.search(r": expected that \d+ pages of q\d+ are cached; got none$", message), message
+
+
+def test_an_abort_ends_its_request(measured):
+    cell = "eagle3.s3.v2.pair.abort_running"
+    assert any(moment.what == "abort" for moment in measured(cell)[1].work.moments)
+    outcome = judged(measured, cell)
+    assert (outcome.state, outcome.message) == (State.PASS, "")
 
 
 def test_a_journal_that_no_engine_could_write_fails(measured):

@@ -1,5 +1,6 @@
 """The header of a run."""
 
+import os
 from datetime import datetime
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def test_a_gpu_tier_names_its_gpus_and_the_cpu_tier_none(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", ("H100", "A100").__getitem__)
     assert run_header("gpu1", "pr", 0, ()).host["gpus"] == ["H100", "A100"]
-    assert run_header("cpu", "pr", 0, ()).host["gpus"] == []
+    here = run_header("cpu", "pr", 0, ()).host
+    assert here["gpus"] == [] and here["cores"] == os.cpu_count() and here["cpu"]
 
 
 @pytest.mark.parametrize(

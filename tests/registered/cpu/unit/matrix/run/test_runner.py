@@ -135,6 +135,7 @@ def test_a_counter_that_falls_is_the_red_of_its_cell(monkeypatch):
     red = made.run_cell(Cell.from_id("none.pair.length"))
     assert red.state == "FAIL" and red.error is not None
     assert re.fullmatch(r"counter prefix\.insert fell by \d+; counters only grow", red.error)
+    assert red.verb == "counters"
     assert cell_from_json(cell_to_json(red)) == red
     monkeypatch.undo()
     assert made.run_cell(Cell.from_id("none.pair")).state == "PASS"

@@ -5,6 +5,7 @@ from itertools import count
 
 import pytest
 
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.timed import STARTS
 from specmatrix.matrix.gates.gate import State
@@ -27,7 +28,7 @@ from specmatrix.matrix.run.timed_pair import (
 from specmatrix.matrix.run.turns import by_turns
 from specmatrix.matrix.subjects.engine_process import EngineFailed
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Capability, EngineCommand, Profile
+from specmatrix.matrix.subjects.protocol import Capability, EngineCommand, Profile, Unsupported
 from specmatrix.matrix.subjects.tensor_parallel import RankedSubject
 from specmatrix.reports.gate_numbers import RATIOS
 from specmatrix.reports.store import cell_from_json, cell_to_json
@@ -115,6 +116,13 @@ def test_timed_engines_are_the_cell_and_the_same_start_without_a_drafter():
         assert (len(entries), engine.work()) == (0, None)  # nothing is recorded
     pair.stop()
     pair.stop()
+
+
+def test_what_a_subject_does_not_support_is_not_timed(monkeypatch):
+    subject = ReferenceSubject()
+    monkeypatch.setattr(subject, "translate", lambda prepared: Unsupported("it has no trees"))
+    with pytest.raises(ConfigError, match=r"^reference cannot be timed: it has no trees$"):
+        TimedPair(subject, prepare(CELL))
 
 
 def test_a_red_cell_has_no_speed():
