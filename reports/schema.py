@@ -238,13 +238,13 @@ class AskPages(ReportRecord, frozen=True):
 
 
 class RedAsk(ReportRecord, frozen=True, omit_defaults=True):
-    """The first request that a red gate blames, and what is known of it.
+    """The first request that a red gate blames, or that an engine was at when it raised (gate CRASH).
 
     `prompt`, `got`, `expected` are texts. `token` is the index of the first wrong output token, None if tokens are not
     at fault; `got_tokens` and `expected_tokens` are those around it, from index `first` on. `round` is the verify round
     that yielded it, from 1 on, 0 for the prefill. `journal` lists the ledger's entries of the request around that step,
     `pages` is its page table after it. `tree` is the draft of that round, of a second, traced run. `note` says in one
-    sentence what could not be shown.
+    sentence what is wrong there, or could not be shown.
     """
 
     gate: str

@@ -10,7 +10,12 @@ from typing import Any, Final, NamedTuple
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.pairing import first_difference
-from specmatrix.matrix.gates.round_alignment import first_reach_mismatch, first_round_mismatch, oracle_rounds
+from specmatrix.matrix.gates.round_alignment import (
+    due_tokens,
+    first_reach_mismatch,
+    first_round_mismatch,
+    oracle_rounds,
+)
 from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, naive_check
@@ -19,6 +24,7 @@ from specmatrix.matrix.oracles.transformers import Combination, Oracle, oracle_i
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.reports.stats import ratio_change
+from specmatrix.reports.wording import count
 
 THRESHOLDS: Final = {
     "low": Threshold(0.97, "a paired bootstrap over 32 prompts detects a loss of 3 %; sglang#34145 lost 20 %"),
@@ -72,7 +78,18 @@ class RoundsPair(NamedTuple):
     def blame(self) -> Blame:
         """The request, from the first token of the first round that differs."""
         place = self.mismatch()
-        return Blame(self.request, None if place is None else first_token(self.mine, place))
+        if place is None:
+            return Blame(self.request)
+        due, start = None, sum(self.mine[:place])
+        if not self.retractions:  # which shift the rounds behind them
+            known = dict(zip(accumulate(self.theirs, initial=0), self.theirs, strict=False))
+            due = due_tokens(self.reach, start, self.widths[place]) if self.widths else known.get(start)
+        note = (
+            ""
+            if due is None
+            else f"verify round {place + 1} has {count(self.mine[place], 'token')}, the oracle's {due}"
+        )
+        return Blame(self.request, first_token(self.mine, place), note=note)
 
 
 @dataclass
@@ -156,13 +173,14 @@ class AcceptanceGate:
             blame = next(pair.blame() for pair in greedy if pair.mismatch() is not None) if text else None
             if not text:
                 return Outcome(self.name, State.PASS, numbers, interval)
-            return Outcome(self.name, State.FAIL, numbers, interval, text, blame, rewriting(cell.target))
+            return Outcome(self.name, State.FAIL, numbers, interval, text, blame)
+        whole = "" if interval is None else f", 95 % interval {ends[0]:.3f} to {ends[1]:.3f}"
         text = (
             f"acceptance length {numbers['length']:.3f}, the oracle has {numbers['reference']:.3f}: "
-            f"ratio {ends[0]:.3f} to {ends[1]:.3f} (95 % interval), allowed {low:g} to {high:g}"
+            f"ratio {ratio:.3f}{whole}, which must lie within {low:g} to {high:g}"
         )
         first = next((pair for pair in greedy if pair.mismatch() is not None), greedy[0])
-        return Outcome(self.name, State.FAIL, numbers, interval, text, first.blame(), rewriting(cell.target))
+        return Outcome(self.name, State.FAIL, numbers, interval, text, first.blame())
 
     def _to_the_contexts_end(self, cell: Cell, run: Run, outcome: Outcome) -> Outcome:
         """Compare the last rounds of greedy requests that fill the context, past the end of the oracle's texts: a draft
@@ -189,7 +207,10 @@ class AcceptanceGate:
         if not left:
             return outcome
         name = min(left, key=lambda name: left[name])
-        text = f"{len(left)} requests differ from naive drafts at late positions, first {name} at round {left[name]}"
+        text = (
+            f"{len(left)} requests differ from naive drafts at late positions, first {name} in verify round "
+            f"{left[name] + 1}"
+        )
         blame = Blame(name, first_token(answers[name].accept_lengths, left[name]))
         return replace(outcome, state=State.FAIL, message=text, blame=blame)
 
@@ -217,7 +238,8 @@ class AcceptanceGate:
         }
         if len(places) > self.thresholds["left"]:
             name = min(places, key=lambda name: places[name])
-            text = f"{len(places)} of {len(due)} requests differ from the replay, first {name} at round {places[name]}"
+            place = places[name] + 1
+            text = f"{len(places)} of {len(due)} requests differ from the replay, first {name} in verify round {place}"
             mine = next(answer.accept_lengths for answer in run.answers if answer.name == name)
             blame = Blame(name, first_token(mine, places[name]))
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
@@ -227,13 +249,12 @@ class AcceptanceGate:
 
     def _mismatches(self, greedy: Sequence[RoundsPair], numbers: dict[str, Number]) -> str:
         """A loss too small for the ratio, such as one prefix hit with another prompt's draft KV (sglang#10846)."""
-        places = [place for pair in greedy if (place := pair.mismatch()) is not None]
-        numbers |= {"left": len(places), "retracted": sum(pair.retractions > 0 for pair in greedy)}
-        if len(places) <= self.thresholds["left"]:
+        left = [(pair.request, place) for pair in greedy if (place := pair.mismatch()) is not None]
+        numbers |= {"left": len(left), "retracted": sum(pair.retractions > 0 for pair in greedy)}
+        if len(left) <= self.thresholds["left"]:
             return ""
-        return (
-            f"{len(places)} of {len(greedy)} requests differ from the oracle's rounds, the first at round {places[0]}"
-        )
+        name, place = left[0]
+        return f"{len(left)} of {len(greedy)} requests differ from the oracle, first {name} in verify round {place + 1}"
 
 
 def _in_oracle(cell: Cell) -> bool:

@@ -27,13 +27,14 @@ class Blame:
     """The request that a red outcome is about.
 
     token: index of its first wrong output token, None if its tokens are not at fault. got, expected: output tokens, if
-    they are not those of the run and of the baseline.
+    they are not those of the run and of the baseline. note: one sentence on what is wrong there.
     """
 
     request: str
     token: int | None = None
     got: tuple[int, ...] | None = None
     expected: tuple[int, ...] | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

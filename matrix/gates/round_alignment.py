@@ -31,7 +31,7 @@ def first_reach_mismatch(
     """
     start, moves = 0, set(range(retractions + 1))
     for index, (length, width) in enumerate(zip(mine, widths, strict=True)):
-        moves = {moved for moved in moves if _due(reach, start + moved, width) in (None, length)}
+        moves = {moved for moved in moves if due_tokens(reach, start + moved, width) in (None, length)}
         if not moves:
             return index
         moves = set(range(min(moves), retractions + 1))
@@ -39,7 +39,8 @@ def first_reach_mismatch(
     return None
 
 
-def _due(reach: Sequence[int], start: int, width: int) -> int | None:
+def due_tokens(reach: Sequence[int], start: int, width: int) -> int | None:
+    """Tokens of a round of this width that starts at a position; None past the oracle's data."""
     return min(reach[start], width - 1) + 1 if start < len(reach) else None
 
 

@@ -35,7 +35,7 @@ def mismatching_turns(run: Run, plain: Run) -> tuple[dict[str, Number], str]:
         if request.temperature == 0 and oracle_index(request) is None and answer.accept_lengths:
             compared += 1
             place = first_round_mismatch(answer.accept_lengths, other.accept_lengths, answer.retractions)
-            places += [] if place is None else [f"{request.name} at round {place}"]
+            places += [] if place is None else [f"{request.name} in verify round {place + 1}"]
     numbers: dict[str, Number] = {"turns": compared, "turns_left": len(places)}
     if not places:
         return numbers, ""

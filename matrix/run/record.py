@@ -65,13 +65,21 @@ def with_outcome(result: CellResult, outcome: Outcome) -> CellResult:
     return structs.replace(result, state=outcome.state.value, gates=(*result.gates, _gate(outcome)))
 
 
-def crashed(prepared: PreparedCell, error: Exception, command: EngineCommand | None = None) -> CellResult:
+def crashed(
+    prepared: PreparedCell,
+    error: Exception,
+    command: EngineCommand | None = None,
+    engine: RunningEngine | None = None,
+    evidence: Mapping[str, int] | None = None,
+    first_red: RedAsk | None = None,
+) -> CellResult:
     """The record of a cell whose run raised: FAIL for an EngineBug, which the engine detected itself, for a baseline
     that never ends, and for an engine that failed in its own process or refused a command that its subject translated,
-    else INFRA. command: what was asked for, None if the subject did not come to translate the cell."""
+    else INFRA. command: what was asked for, None if the subject did not come to translate the cell. engine: None if it
+    did not start."""
     cause, part = (error.cause, "baseline: ") if isinstance(error, BaselineError) else (error, "")
     if isinstance(cause, EngineFailed) or (isinstance(cause, ConfigError) and prepared.subject != REFERENCE):
-        found = record(prepared, "FAIL", error=f"{part}{cause}", command=command)
+        found = record(prepared, "FAIL", engine, evidence, error=f"{part}{cause}", command=command)
         if isinstance(cause, EngineFailed):
             return structs.replace(found, verb=cause.verb, traceback=cause.traceback)
         return structs.replace(found, traceback=traceback_of(cause))
@@ -79,8 +87,8 @@ def crashed(prepared: PreparedCell, error: Exception, command: EngineCommand | N
     places = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames[: -LAST_FRAMES - 1 : -1]]
     text = f"{part}{type(cause).__name__}: {cause}, in {' < '.join(places)}"
     state: CellState = "FAIL" if isinstance(cause, EngineBug | Stalled) else "INFRA"
-    found = record(prepared, state, error=text, command=command)
-    return structs.replace(found, verb=verb_of(cause), traceback=traceback_of(cause))
+    found = record(prepared, state, engine, evidence, error=text, command=command)
+    return structs.replace(found, verb=verb_of(cause), traceback=traceback_of(cause), first_red=first_red)
 
 
 def lost(prepared: PreparedCell, reason: str) -> CellResult:

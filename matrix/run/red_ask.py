@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
@@ -11,9 +11,10 @@ from specmatrix.errors import described
 from specmatrix.matrix.gates.gate import Blame, Outcome, State
 from specmatrix.matrix.gates.pairing import first_difference
 from specmatrix.matrix.oracles.ledger import Audit, AuditError, audit
-from specmatrix.matrix.subjects.protocol import Answer, Run, Served
+from specmatrix.matrix.subjects.protocol import Answer, RequestSpec, Run, RunningEngine, Served
 from specmatrix.matrix.workloads.build import tokenizer
-from specmatrix.reports.schema import AskPages, RedAsk, Token
+from specmatrix.reports.schema import CRASH, AskPages, RedAsk, Token
+from specmatrix.reports.wording import count
 
 # Tokens shown before the first wrong one, and from it on.
 BEFORE: Final = 4
@@ -23,7 +24,8 @@ ENTRIES_BEFORE: Final = 7
 ENTRIES_AFTER: Final = 3
 MOST_TEXT: Final = 2000
 
-Entry = tuple[str, int, tuple[int, ...]]
+Entry: TypeAlias = tuple[str, int, tuple[int, ...]]
+Journal: TypeAlias = tuple[Sequence[Entry], int, int]
 
 
 class Settled(NamedTuple):
@@ -43,6 +45,26 @@ def red_ask(run: Run, baseline: Run, outcomes: Sequence[Outcome]) -> RedAsk | No
                 note = f"the request could not be described: {described(error)}"
                 return RedAsk(outcome.gate, outcome.blame.request, note=note)
     return None
+
+
+def crash_ask(engine: RunningEngine, requests: Sequence[RequestSpec]) -> RedAsk | None:
+    """The request whose ledger account an engine changed last before it raised; None if it shows none."""
+    sent = {one.account: one for one in engine.unfinished()}
+    journal = engine.journal() if sent else None
+    entries = () if journal is None else journal[0]
+    last = next((entry for entry in reversed(entries) if entry[1] in sent), None)
+    if journal is None or last is None:
+        return None
+    one = sent[last[1]]
+    prompt = next(request.prompt for request in requests if request.name == one.name)
+    output = one.tokens[one.prompt :]
+    note = (
+        f"the journal's last entry is {entry_text(last)} of {one.name}, which has {count(len(output), 'output token')}"
+    )
+    got, lag = _cut(decoded(output)), engine.resolved.get("lag")
+    found = RedAsk(CRASH, one.name, prompt=_cut(prompt), got=got, lag=lag, note=note)
+    end, table = _audited(journal, None)
+    return _with_entries(found, entries, one.account, len(entries) if end is None else end, table)
 
 
 def _described(gate: str, blame: Blame, run: Run, baseline: Run) -> RedAsk:
@@ -65,34 +87,43 @@ def _described(gate: str, blame: Blame, run: Run, baseline: Run) -> RedAsk:
         got_tokens=tokens_of(got[first : middle + AFTER]),
         expected_tokens=tokens_of(expected[first : middle + AFTER]),
         lag=run.resolved.get("lag"),
+        note=blame.note,
     )
     served = next((one for one in run.served if one.name == request.name), None)
     return found if served is None or run.journal is None else _with_journal(found, run.journal, served, middle)
 
 
-def _with_journal(found: RedAsk, journal: tuple[Sequence[Entry], int, int], served: Served, token: int) -> RedAsk:
+def _with_journal(found: RedAsk, journal: Journal, served: Served, token: int) -> RedAsk:
     """Add the round that resolved a token, the ledger's entries around it and the page table after it.
 
     If an entry of the account breaks a law, the entries around that one and the page table before it.
     """
-    entries, pages, size = journal
+    entries, _, size = journal
     place = resolved_at(entries, size, served, token)
-    end = None if place is None else place.entry + 1
-    try:
-        table = audit(entries[:end], pages, size)
-    except AuditError as broken:
-        end = broken.index
-        table = audit(entries[:end], pages, size)
-        place = None
+    asked = None if place is None else place.entry + 1
+    end, table = _audited(journal, asked)
     if end is None:
         return found
-    own = [index for index, entry in enumerate(entries) if entry[1] == served.account]
+    verify_round = place.round if place is not None and end == asked else None
+    return replace(_with_entries(found, entries, served.account, end, table), round=verify_round)
+
+
+def _audited(journal: Journal, end: int | None) -> tuple[int | None, Audit]:
+    """The ledger after the first `end` entries, None for all, or before the first one that breaks a law; and where."""
+    entries, pages, size = journal
+    try:
+        return end, audit(entries[:end], pages, size)
+    except AuditError as broken:
+        return broken.index, audit(entries[: broken.index], pages, size)
+
+
+def _with_entries(found: RedAsk, entries: Sequence[Entry], account: int, end: int, table: Audit) -> RedAsk:
+    own = [index for index, entry in enumerate(entries) if entry[1] == account]
     shown = [index for index in own if index < end][-ENTRIES_BEFORE:] + [i for i in own if i >= end][:ENTRIES_AFTER]
     return replace(
         found,
-        round=None if place is None else place.round,
         journal=tuple(f"{index} {entry_text(entries[index])}" for index in shown),
-        pages=_page_table(table, served.account),
+        pages=_page_table(table, account),
     )
 
 

@@ -6,7 +6,7 @@ the next cell gets a new engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from time import perf_counter
@@ -30,7 +30,7 @@ from specmatrix.matrix.gates.work import WorkGate
 from specmatrix.matrix.run.explain import explained
 from specmatrix.matrix.run.prepared_cell import PreparedCell, Workload, prepare
 from specmatrix.matrix.run.record import BaselineError, crashed, judged, record, with_outcome
-from specmatrix.matrix.run.red_ask import red_ask
+from specmatrix.matrix.run.red_ask import crash_ask, red_ask
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.waivers import waive
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess, start_engine
@@ -52,7 +52,7 @@ from specmatrix.matrix.subjects.protocol import (
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.build import workload
-from specmatrix.reports.schema import RED_STATES, CellResult, WaiverRule
+from specmatrix.reports.schema import RED_STATES, CellResult, RedAsk, WaiverRule
 from specmatrix.reports.wording import count
 
 Explain = Literal["none", "red", "every"]
@@ -158,6 +158,7 @@ class Runner:
     baselines: Baselines = field(init=False)
     _command: EngineCommand | None = field(default=None, init=False)
     _served: tuple[Served, ...] = field(default=(), init=False)
+    _counted: Mapping[str, int] = field(default_factory=dict, init=False)
     _starts: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -191,8 +192,8 @@ class Runner:
             if self.timed and result.state == "PASS" and prepared.expectation != "refused":
                 result = with_outcome(result, self._speed(prepared))
         except Exception as error:  # A crash of the subject is this cell's result; the other cells go on.
+            result = crashed(prepared, error, command, self.engine, *self._interrupted(prepared))
             self._drop()
-            result = crashed(prepared, error, command)
         if self.explain == "every" or (self.explain == "red" and result.state in RED_STATES):
             result = explained(result, self.subject, prepared)
         result = waive(result, self.waivers, self.subject.name, self.subject.version())
@@ -211,6 +212,7 @@ class Runner:
             return judged(prepared, [self.refusal(prepared, error)])
         if prepared.expectation == "refused":
             return judged(prepared, [self.refusal(prepared, None)], engine)
+        self._counted = dict(engine.counters()) if self.subject.profile.in_process else {}
         try:
             run = drive(engine, prepared.requests, self.subject.profile.capabilities, self._served, command)
         except Diverged as found:  # Diverged ranks return no answers to judge.
@@ -232,6 +234,16 @@ class Runner:
         assert [one.gate for one in verdicts] == [gate.name for gate in gates]
         outcomes = nearest_first(verdicts)
         return judged(prepared, outcomes, engine, run.evidence, command, red_ask(run, baseline, outcomes))
+
+    def _interrupted(self, prepared: PreparedCell) -> tuple[dict[str, int], RedAsk | None]:
+        """The counters of an engine that raised, since the cell's start, and the request that it was at."""
+        try:
+            if self.engine is None or not self.engine.unfinished():
+                return {}, None
+            evidence = {name: number - self._counted.get(name, 0) for name, number in self.engine.counters().items()}
+            return evidence, crash_ask(self.engine, prepared.requests)
+        except Exception:  # an engine with a defect may hold anything, and its error is recorded
+            return {}, None
 
     def _foreign_baseline(self, prepared: PreparedCell, engine: RunningEngine, command: EngineCommand, run: Run) -> Run:
         """The baseline's run; if there is no baseline, the cell's own, which the oracle then judges."""

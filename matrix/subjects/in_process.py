@@ -31,6 +31,7 @@ from specmatrix.matrix.subjects.protocol import (
     RequestSpec,
     Resources,
     RunningEngine,
+    Served,
     Subject,
     Trace,
     WorkLog,
@@ -100,6 +101,7 @@ class ReferenceEngine:
             llm.subscribe_journal(self._journal.append)
         self._work = WorkRecorder(llm, self._journal) if watched else None
         self._canary = PageCanary(llm) if watched else None
+        self._talk: Conversation | None = None
 
     @property
     def resolved(self) -> Mapping[str, Any]:
@@ -112,9 +114,19 @@ class ReferenceEngine:
     def generate(self, requests: Sequence[RequestSpec]) -> list[Answer]:
         """Run the requests to their end. RequestError if one that is no session turn can never run, Stalled if they
         take more steps than they can need."""
-        answers = Conversation(self.llm, self.clock, requests, self.renew).answers()
+        self._talk = Conversation(self.llm, self.clock, requests, self.renew)
+        answers = self._talk.answers()
         self.llm.step()  # releases what belonged to ended sessions
+        self._talk = None
         return answers
+
+    def unfinished(self) -> tuple[Served, ...]:
+        """Those of its requests that have one completion."""
+        found = {} if self._talk is None else {name: self.llm.request(rid) for name, rid in self._talk.rids.items()}
+        return tuple(
+            Served(name, one.rid, one.account, tuple(one.tokens), len(one.prompt), one.retractions)
+            for name, one in found.items()
+        )
 
     def renew(self, what: str) -> None:
         """Release the engine's memory and take it again, or load its weights again: everything on the device is new."""

@@ -375,6 +375,10 @@ class RunningEngine(Protocol):
         """
         ...
 
+    def unfinished(self) -> tuple[Served, ...]:
+        """What was sent to a `generate` that an exception ended, in order; empty if it does not show that."""
+        return ()
+
     def readback(self) -> Mapping[str, Any]:
         """The running values, read from the running components rather than from the configuration; a subject with an
         EngineCommand reports them under the names of its flags."""

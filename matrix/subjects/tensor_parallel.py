@@ -17,7 +17,16 @@ from specmatrix.engine.parallel.group import PATIENCE, RankGroup, RanksDiverged
 from specmatrix.engine.parallel.pool import Lease
 from specmatrix.engine.parallel.worker import Rank
 from specmatrix.matrix.subjects.in_process import ManualClock, ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Answer, Diverged, Memory, RequestSpec, RunningEngine, Trace, WorkLog
+from specmatrix.matrix.subjects.protocol import (
+    Answer,
+    Diverged,
+    Memory,
+    RequestSpec,
+    RunningEngine,
+    Served,
+    Trace,
+    WorkLog,
+)
 from specmatrix.matrix.zoo.registry import resolve_path
 
 Entry = tuple[str, int, tuple[int, ...]]
@@ -69,6 +78,10 @@ class RankedEngine:
         """As ReferenceEngine.generate, on every rank."""
         found: list[Answer] = self.call_ranks(_generate, requests)
         return found
+
+    def unfinished(self) -> tuple[Served, ...]:
+        """Nothing: the other ranks have ended."""
+        return ()
 
     def readback(self) -> Mapping[str, Any]:
         """Rank 0's, with that of each rank as `ranks`."""

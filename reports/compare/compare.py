@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
@@ -105,7 +106,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         still_red=tuple(cell for cell in base.red() if cell in after and head.state(cell) in RED_STATES),
         mismatches=found,
         coverage=coverage_change(base, head, same, touched),
-        counters=compare_counters(base.evidence, head.evidence),
+        counters=compare_counters(*_completed(base, head, pairs.values())),
         rewrites=rewrites,
         choices=(choices := choice_changes(touched.values())),
         left=left_defaults(base, head, choices),
@@ -132,6 +133,18 @@ def comparison_record(comparison: Comparison) -> dict[str, Json]:
     brief = comparison_json(comparison)
     whole: dict[str, Json] = msgspec.to_builtins(asdict(comparison))
     return brief | {name: value for name, value in whole.items() if name not in (*brief, "counts")}
+
+
+def _completed(
+    base: Report, head: Report, pairs: Iterable[tuple[CellResult, CellResult]]
+) -> tuple[Counter[str], Counter[str]]:
+    """The counters of both sides without those of cells that a crash ended in one."""
+    old, new = Counter(base.evidence), Counter(head.evidence)
+    for before, after in pairs:
+        if any(cell.error and cell.state in RED_STATES for cell in (before, after)):
+            old.subtract(before.evidence)
+            new.subtract(after.evidence)
+    return old, new
 
 
 def _measure(

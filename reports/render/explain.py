@@ -36,7 +36,8 @@ def explain_page(run: RunView, cell: CellResult) -> str:
 
 
 def _data(cell: CellResult) -> Json:
-    """What the script reads: the events, and the request and the token to start at."""
+    """What the script reads: the events, and the request and the token to start at, or whether to start at the end."""
     ask = cell.first_red
     at = None if ask is None or ask.token is None else {"request": ask.request, "token": ask.token}
-    return {"events": [] if cell.timeline is None else to_builtins(cell.timeline.events), "at": at}
+    events = [] if cell.timeline is None else to_builtins(cell.timeline.events)
+    return {"events": events, "at": at, "crashed": bool(cell.traceback)}

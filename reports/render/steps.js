@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const { events, at } = JSON.parse(document.getElementById("data").textContent);
+  const { events, at, crashed } = JSON.parse(document.getElementById("data").textContent);
   const stage = document.getElementById("stage");
   const range = document.getElementById("at");
   const only = document.getElementById("only");
@@ -12,14 +12,18 @@
     if (kind) made.className = kind;
     return made;
   };
-  const quoted = (token) => JSON.stringify(token.text);
+  // As Python shows a text.
+  const quoted = ({ text }) => {
+    const inner = JSON.stringify(text).slice(1, -1).replaceAll('\\"', '"');
+    return text.includes("'") && !text.includes('"') ? `"${inner}"` : `'${inner.replaceAll("'", "\\'")}'`;
+  };
   const names = [...new Set(events.flatMap((event) => event.rows.map((row) => row.request)))];
   for (const name of names) only.append(make("option", name));
   range.max = events.length - 1;
 
-  // The launch of the step that yielded the first wrong token.
+  // The launch of the step that yielded the first wrong token; the last event before an error.
   const broken = () => {
-    if (!at) return 0;
+    if (!at) return crashed ? events.length - 1 : 0;
     const holds = (row) => row.request === at.request && row.start !== undefined && row.start !== null
       && row.start <= at.token && at.token < row.start + (row.tokens || []).length;
     const found = events.find((event) => event.rows.some(holds));

@@ -92,16 +92,15 @@ def print_run(run: RunView, console: Console) -> None:
 
 
 def _evidence(cell: CellResult, run: RunView) -> list[str]:
-    """What a red cell shows of its first red request, at most seven lines: in full for the run's first red cells. Of
+    """What a red cell shows of its first red request, at most eight lines: in full for the run's first red cells. Of
     an engine that ended, the end of its log."""
     if log := (cell.error or "").splitlines()[1:]:
         return [shorten(line, 240) for line in log[-LOG_LINES:]]
-    if cell.verb:
-        return [f"raised in {cell.verb}; the whole traceback is in the report"] if cell.traceback else []
+    raised = [f"raised in {cell.verb}; the whole traceback is in the report"] * bool(cell.verb and cell.traceback)
     if cell.first_red is None or cell.id not in run.neighbours:
-        return [first_divergence(cell)] if first_divergence(cell) else []
+        return raised or ([first_divergence(cell)] if first_divergence(cell) else [])
     found = run.neighbours[cell.id]
-    return ask_lines(cell.first_red) + ([] if found is None else [neighbour_text(found)])
+    return raised + ask_lines(cell.first_red) + ([] if found is None else [neighbour_text(found)])
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:

@@ -116,6 +116,15 @@ def test_a_comparison_is_red_by_counter_coverage(tmp_path, write_report, make_ce
     assert comparison.verdict == ("red" if reasons else "green")
 
 
+@pytest.mark.parametrize("state", ["FAIL", "INFRA"])
+def test_what_a_crash_left_out_is_not_called_unexercised(tmp_path, write_report, make_cell, change_cell, state):
+    whole = [make_cell(name, evidence={"prefix.hit": 2, f"{name}.only": 1}) for name in "ab"]
+    ended = change_cell(whole[1], state=state, error="LedgerError: no room", gates=(), evidence={"prefix.hit": 1})
+    base = load(write_report(tmp_path / "base", whole))
+    head = load(write_report(tmp_path / "head", [whole[0], ended]))
+    assert compare(base, head).counters == compare(head, base).counters == CounterChange((), ())
+
+
 def test_a_comparison_names_what_is_no_longer_exercised(tmp_path, write_report, make_cell):
     assert compare_counters({"a": 1, "b": 0, "c": 2}, {"b": 3, "c": 1}) == CounterChange(("a",), ("b",))
     base = report(tmp_path / "base", write_report, make_cell, {"tree.branched": 3, "prefix.hit": 2})

@@ -8,6 +8,7 @@ from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.round_alignment import first_round_mismatch
 from specmatrix.matrix.oracles.transformers import Oracle, decode, load_oracle
 from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.reports.wording import count
 
 pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
@@ -63,7 +64,7 @@ def test_the_naive_drafts_follow_a_request_to_the_end_of_the_context(measured):
     answer = replace(run.answers[0], accept_lengths=tuple(lengths))
     outcome = AcceptanceGate().judge(prepared, replace(run, answers=(answer,)), baseline)
     name = run.requests[0].name
-    text = f"1 requests differ from naive drafts at late positions, first {name} at round {late}"
+    text = f"1 requests differ from naive drafts at late positions, first {name} in verify round {late + 1}"
     assert (outcome.state, outcome.message) == (State.FAIL, text)
     assert outcome.blame.token == 1 + starts[late]
 
@@ -110,7 +111,10 @@ def test_one_round_that_leaves_the_oracle_fails_in_float32(measured, gate, memor
     outcome = gate.judge(prepare(prepared.cell._replace(memory=memory)), moved, baseline)
     assert outcome.interval == pytest.approx((1.0, 1.0))
     assert outcome.state is State.FAIL and outcome.numbers["left"] == 1
-    assert outcome.message == f"1 of 2 requests differ from the oracle's rounds, the first at round {at}"
+    name, one, other = answer.name, *lengths[at : at + 2]
+    assert outcome.message == f"1 of 2 requests differ from the oracle, first {name} in verify round {at + 1}"
+    note = f"verify round {at + 1} has {count(one, 'token')}, the oracle's {other}"
+    assert outcome.blame == Blame(name, 1 + sum(lengths[:at]), note=note) and not outcome.accept
 
 
 def test_a_retracted_request_keeps_the_oracles_rounds_from_where_it_resumes(measured, gate):
@@ -131,8 +135,10 @@ def test_a_retracted_request_keeps_the_oracles_rounds_from_where_it_resumes(meas
 
     assert judged((3, 2, 4, 2, 3, 1), 1).state is State.PASS
     assert judged((3, 2, 4, 2, 3, 1), 1).numbers["retracted"] == 1
-    assert judged((3, 2, 4, 2, 3, 1), 0).message.endswith("the first at round 2")
-    assert judged((3, 2, 4, 1, 3, 1), 1).message.endswith("the first at round 3")
+    assert judged((3, 2, 4, 2, 3, 1), 0).message.endswith(f"first {name} in verify round 3")
+    shifted = judged((3, 2, 4, 1, 3, 1), 1)
+    assert shifted.message.endswith(f"first {name} in verify round 4")
+    assert shifted.blame.note == "", "which of the oracle's rounds it should be depends on the retraction"
 
 
 def test_where_everybody_was_retracted_the_ratio_has_a_wider_band(measured, gate):
@@ -219,7 +225,7 @@ def test_static_rounds_of_waves_are_the_oracles(measured, altered):
     place, answer = next((i, a) for i, a in enumerate(run.answers) if len(a.accept_lengths) > 3)
     lengths = (answer.accept_lengths[0] - 1 or 2, *answer.accept_lengths[1:])
     outcome = AcceptanceGate().judge(prepared, altered(run, place, accept_lengths=lengths), baseline)
-    assert outcome.message == "1 of 50 requests differ from the oracle's rounds, the first at round 0"
+    assert outcome.message == f"1 of 50 requests differ from the oracle, first {answer.name} in verify round 1"
 
 
 def test_the_file_is_read(tmp_path):
@@ -247,10 +253,11 @@ def test_one_different_ngram_round_fails(measured, altered, change):
     lengths[at] += change
     outcome = AcceptanceGate().judge(prepared, altered(run, 1, accept_lengths=tuple(lengths)), baseline)
     assert outcome.state is State.FAIL
-    assert outcome.message == f"1 of 5 requests differ from the replay, first {run.requests[1].name} at round {at}"
-    assert outcome.blame == Blame(run.requests[1].name, 1 + sum(lengths[:at]))
+    name = run.requests[1].name
+    assert outcome.message == f"1 of 5 requests differ from the replay, first {name} in verify round {at + 1}"
+    assert outcome.blame == Blame(name, 1 + sum(lengths[:at]))
     fewer = AcceptanceGate().judge(prepared, altered(run, 1, accept_lengths=tuple(lengths[:at])), baseline)
-    assert fewer.message.endswith(f"at round {at}")
+    assert fewer.message.endswith(f"in verify round {at + 1}")
 
 
 def test_ngrams_without_evidence_are_not_measured(measured):

@@ -53,7 +53,7 @@ def test_a_turn_that_accepts_less_is_named_and_first_turns_are_the_oracles():
     assert numbers == {"turns": 1, "turns_left": 1}
     assert text == (
         "1 of 1 turns differ in acceptance length from their whole history prefilled at once; first: "
-        "q0.turn2 at round 1"
+        "q0.turn2 in verify round 2"
     )
     assert mismatching_turns(run((3, 1, 2), 0.8), run((3, 2, 1), 0.8))[0]["turns"] == 0
 
@@ -72,7 +72,7 @@ def test_the_gate_is_red_without_a_session_baseline_and_where_a_turn_leaves_it(m
     more = answers[index].accept_lengths
     answers[index] = replace(answers[index], accept_lengths=(more[0] + 1, *more[1:]))
     outcome = gate.judge(prepared, replace(seen, session_baseline=replace(seen, answers=tuple(answers))), baseline)
-    assert outcome.state is State.FAIL and ".turn3 at round 0" in outcome.message
+    assert outcome.state is State.FAIL and ".turn3 in verify round 1" in outcome.message
 
 
 @pytest.mark.nightly

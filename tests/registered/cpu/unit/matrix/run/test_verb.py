@@ -14,6 +14,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.run.verb import LONGEST, VERBS, traceback_of, verb_of
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
+from specmatrix.reports.schema import CRASH
 from specmatrix.reports.store import cell_from_json, cell_to_json
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -45,16 +46,18 @@ def test_every_verb_is_a_function_of_its_file():
 
 
 class Unplugged(ReferenceSubject):
-    """Its drafter raises in the second round."""
+    """Its drafter raises in the second round, or behind the `most`th."""
+
+    most, calls = 1, 0
 
     def start_engine(self, config: EngineConfig) -> ReferenceEngine:
         engine = super().start_engine(config)
         step = engine.llm.loop.executor.plain
-        hooks, calls = step.drafter, []
+        hooks = step.drafter
 
         def propose(*given: object) -> object:
-            calls.append(given)
-            if len(calls) > 1:
+            self.calls += 1
+            if self.calls > self.most:
                 raise LedgerError("a wire came loose")
             return hooks.propose(*given)
 
@@ -71,6 +74,45 @@ def test_a_crashed_cell_carries_its_verb_and_the_whole_traceback():
         assert file in cell.traceback
     assert f'"{HOME}' not in cell.traceback.replace(f'"{HOME}/tests', "")
     assert cell_from_json(cell_to_json(cell)) == cell
+
+
+def test_a_crashed_cell_shows_the_start_the_counters_and_the_request_that_it_was_at():
+    cell = Runner(Unplugged(), seed=0).run_cell(Cell.from_id("eagle3"))
+    green = Runner(ReferenceSubject(), seed=0).run_cell(Cell.from_id("eagle3"))
+    assert cell.start == green.start and cell.resolved is not None
+    # The round that raised counts: it had been launched.
+    assert cell.evidence["prefill.step"] == green.evidence["prefill.step"] and cell.evidence["decode.round"] == 2
+    ask = cell.first_red
+    assert ask is not None and (ask.gate, ask.token, ask.lag) == (CRASH, None, 0)
+    assert ask.note == f"the journal's last entry is launch 8 of {ask.request}, which has 2 output tokens"
+    assert ask.prompt.startswith("Question: ") and ask.got and ask.journal[-1].endswith(" launch 8")
+    assert ask.pages is not None and ask.pages.in_flight == (8,)
+
+
+def test_the_counters_of_a_crash_begin_with_its_cell():
+    subject = Unplugged()
+    subject.most = 10_000
+    runner = Runner(subject, seed=0)
+    green = runner.run_cell(Cell.from_id("eagle3"))
+    subject.most = subject.calls + 1
+    red = runner.run_cell(Cell.from_id("eagle3.length"))
+    assert (green.state, red.state) == ("PASS", "FAIL") and green.evidence["decode.round"] > 2
+    assert red.evidence["decode.round"] == 2 and red.first_red is not None and red.engine_starts == 0
+
+
+class Lost(Unplugged):
+    """Its engine has lost its requests too."""
+
+    def start_engine(self, config: EngineConfig) -> ReferenceEngine:
+        engine = super().start_engine(config)
+        engine.llm.request = lambda rid: (_ for _ in ()).throw(KeyError(rid))
+        return engine
+
+
+def test_an_engine_that_cannot_show_its_requests_keeps_its_error():
+    cell = Runner(Lost(), seed=0).run_cell(Cell.from_id("eagle3"))
+    assert cell.error is not None and cell.error.startswith("KeyError: ") and cell.first_red is None
+    assert cell.resolved is not None and not cell.evidence
 
 
 def test_a_traceback_keeps_its_causes_and_of_a_long_one_the_end():

@@ -113,6 +113,26 @@ def test_an_error_shows_its_verb_and_traceback_and_a_golden_the_command_that_acc
     assert "python -m oracle" not in page.split("<script")[0] + out.getvalue()
 
 
+def test_a_crash_tells_of_the_request_that_its_engine_was_at(tmp_path):
+    ask = RedAsk(
+        "crash", "q6", prompt="How many kites?", got=" First", note="the journal's last entry is settle 4 of q6"
+    )
+    crashed = replace(
+        cell("none.p4", state="FAIL", error="LedgerError: no", verb="settle", traceback="Traceback"),
+        first_red=ask,
+        timeline=Timeline(),
+    )
+    run = view(load(write_cells(tmp_path, [crashed])))
+    out = StringIO()
+    print_run(run, Console(file=out, width=200))
+    lines = [line.strip() for line in out.getvalue().splitlines()]
+    at = lines.index("raised in settle; the whole traceback is in the report")
+    assert lines[at + 1 : at + 3] == ["q6: How many kites?", "the journal's last entry is settle 4 of q6"]
+    [page] = write_explained(run, tmp_path)
+    assert "<h2>Request at the error</h2>" in page.read_text() and '"crashed":true' in page.read_text()
+    assert "Request at the error" in page.read_text() and "First red request" not in page.read_text()
+
+
 def test_the_nearest_green_cell_differs_in_the_fewest_axes():
     found = nearest(RED, [FAR, NEAR])
     assert found.cell.id == "eagle3" and found.axes == {"topk": ("4", "1")}
