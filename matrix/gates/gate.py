@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.prepared_cell import PreparedCell
@@ -20,6 +20,16 @@ class State(StrEnum):
     PASS = "PASS"
     FAIL = "FAIL"
     NOT_MEASURED = "NOT MEASURED"
+
+
+# Fields of an outcome, their type, and what it is called.
+HELD: Final = (
+    ("gate", str, "a text"),
+    ("state", State, "a state"),
+    ("numbers", Mapping, "a mapping of names"),
+    ("message", str, "a text"),
+    ("accept", str, "a text"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,12 @@ class Outcome:
     message: str = ""
     blame: Blame | None = None
     accept: str = ""
+
+    def __post_init__(self) -> None:
+        """TypeError on what no report can hold."""
+        for name, kind, allowed in HELD:
+            if not isinstance(found := getattr(self, name), kind):
+                raise TypeError(f"{name} of an outcome is {found!r}; allowed: {allowed}")
 
 
 class Gate(Protocol):

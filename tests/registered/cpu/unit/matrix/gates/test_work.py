@@ -50,7 +50,16 @@ def test_the_account_of_a_run_under_memory_pressure(measured):
     assert 0 < numbers["peak_pages"] <= run.journal[1] and numbers["needless"] == 0
 
 
-@pytest.mark.parametrize("cell", [TREE, "dflash.n4.ragged", "ngram.v2.pair", "nextn.deepseek.s2.v2.ragged"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        TREE,
+        "dflash.n4.ragged",
+        "ngram.v2.pair",
+        "nextn.deepseek.s2.v2.ragged",
+        "eagle3.qwen3.s3.v2.p4.nocache.c7.tight.ragged",
+    ],
+)
 def test_every_kind_of_drafter_needs_its_own_forwards(measured, cell):
     outcome = judged(measured, cell)
     assert (outcome.state, outcome.message) == (State.PASS, "") and outcome.numbers["forwards"] > 0

@@ -1,0 +1,92 @@
+"""The numbers of every gate by name, which reports are read by."""
+
+import pytest
+
+from specmatrix.matrix.gates.claims import ClaimsGate
+from specmatrix.matrix.gates.gate import Outcome, State
+from specmatrix.matrix.gates.identities import IdentitiesGate
+from specmatrix.matrix.gates.oracle import OracleGate
+from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.gates.resources import ResourcesGate
+
+pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+
+# Always there, and in some cells only.
+NAMES = {
+    "claims": ("answers broken claims", ""),
+    "oracle": ("oracle_tokens tied_at ties wrong", ""),
+    "identities": ("faults rounds", ""),
+    "config": ("fields rewrites", ""),
+    "effective": ("differences keys required unseen workers", ""),
+    "ledger": ("leaked overwritten pages shared stamps verbs watched wrong_stamps", ""),
+    "work": ("computed dropped evicted forwards needless peak_pages read retracted reused steps", ""),
+    "rest": ("counts left sent", ""),
+    "session": ("apart attempts inherited restored resumed rolled_back sessions wrong", ""),
+    "adaptive": ("by_batch deviation down observations replayed rounds slots up widths", ""),
+    "lossless": (
+        "divergent first_divergence past_ties proving score_nats scored tied_at ties tokens",
+        "oracle_nats oracle_tokens prompt_nats rule_nats ruled_tokens scored_prompts",
+    ),
+    "precision": (
+        "beyond routed sampled_rms score_rms scored tied_at tied_share ties tokens worst_mass worst_nats",
+        "",
+    ),
+    "finish": ("faults requests", "abort length stop"),
+    "acceptance": (
+        "length rounds",
+        "emitted left mixed naive_reach naive_rounds per_position prompts questions ratio reference retracted",
+    ),
+    "distribution": ("draws logprob_gap outside p serial_p statistic", ""),
+    "accuracy": (
+        "accuracy accuracy_flexible baseline baseline_flexible card_test_share lost lost_flexible n outcomes won "
+        "won_flexible",
+        "",
+    ),
+}
+CELLS = (
+    "eagle3.s3.k4.n8.v2.p16.ragged.rules.stops",
+    "eagle3.s3.v2.tight.pair.stream.abort_running",
+    "eagle3.table.p64.exam.temperature",
+    "eagle.s3.k4.n8.v2.fast.pair.mixed",
+    "eagle.tiers.v2.p64.ctx.pair.length",
+    "ngram.v2.pair",
+)
+
+
+@pytest.fixture(scope="module")
+def outcomes(measured):
+    """By gate, its outcomes on the cells that it applies to. The gates of other subjects judge the reference too."""
+    found = {}
+    for name in CELLS:
+        prepared, run, baseline = measured(name)
+        for gate in (ClaimsGate(), OracleGate(), IdentitiesGate(), *GATES):
+            if gate.applies(prepared.cell) and not isinstance(gate, ResourcesGate):
+                found.setdefault(gate.name, []).append(gate.judge(prepared, run, baseline))
+    return found
+
+
+def test_every_gate_that_a_cpu_has_judges_here(outcomes):
+    assert (
+        set(outcomes)
+        == set(NAMES)
+        == {gate.name for gate in GATES} - {"ranks", "resources"}
+        | {
+            *("claims", "oracle", "identities"),
+        }
+    )
+
+
+@pytest.mark.parametrize("gate", NAMES)
+def test_a_gate_has_its_numbers(outcomes, gate):
+    always, sometimes = (set(names.split()) for names in NAMES[gate])
+    found = [set(outcome.numbers) for outcome in outcomes[gate]]
+    assert {outcome.state for outcome in outcomes[gate]} == {State.PASS}
+    assert (set.intersection(*found), set.union(*found)) == (always, always | sometimes)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"), [("gate", None), ("state", None), ("numbers", None), ("message", None), ("accept", None)]
+)
+def test_an_outcome_that_no_report_can_hold_is_an_error(field, wrong):
+    with pytest.raises(TypeError, match=rf"^{field} of an outcome is None; allowed: a "):
+        Outcome(**{"gate": "mine", "state": State.FAIL, field: wrong})
