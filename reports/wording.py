@@ -74,13 +74,6 @@ def waiver_text(waiver: Waiver, most: int = 160) -> str:
     return f"{shorten(waiver.reason, most)}{issue}, until {waiver.expiry[:10]}"
 
 
-def first_divergence(cell: CellResult) -> str:
-    """Where the text of a cell first left that of plain decoding, as its lossless gate recorded it, or ""."""
-    gate = cell.gate("lossless")
-    found = None if gate is None else gate.numbers.get("first_divergence")
-    return "" if found in (None, "") else str(found)
-
-
 def build(header: Header) -> str:
     """The commit as people name it: 12 digits, and whether the checkout held more."""
     return header.commit[:12] + (" + changes" if header.dirty else "")

@@ -130,7 +130,7 @@ class Tracer:
         self._last[rid] = [node for node in tree if node.accepted][-1].draw
         if last is None or last.id == root.id:
             return ""
-        return f"its root is {root.text!r} ({root.id}); the step before ended with {last.text!r} ({last.id})"
+        return f"the draft's root is {root.text!r} ({root.id}); the step before ended with {last.text!r} ({last.id})"
 
     def _note(self, phase: Phase, plan: StepPlan, in_flight: int) -> TracedEvent | None:
         """Add an event with the pages as they are now; None once there are too many."""

@@ -123,8 +123,7 @@ class CellChange:
     """One cell with a difference: its state, explanation, differences, and the command that runs it again.
 
     `bound`: the largest loss inside the interval (for SAME and UNKNOWN), as text. `excused`: the reason of the
-    acknowledgement or waiver that covers it. `red`: makes the comparison red. `first_divergence`: the first differing
-    token in head's lossless gate, as text.
+    acknowledgement or waiver that covers it. `red`: makes the comparison red.
     """
 
     id: str
@@ -137,7 +136,6 @@ class CellChange:
     path: tuple[PathChange, ...] = ()
     bound: str = ""
     excused: str = ""
-    first_divergence: str = ""
 
     @property
     def accepted(self) -> str:

@@ -22,7 +22,7 @@ from specmatrix.reports.compare.rewrites import new_rewrites, signature
 from specmatrix.reports.gate_numbers import GATES, RATIOS
 from specmatrix.reports.schema import RED_STATES, CellResult, CellState, is_waived
 from specmatrix.reports.speed import OF_BOTH, OWN
-from specmatrix.reports.wording import first_divergence, shorten_pair, shorten_rewrite
+from specmatrix.reports.wording import shorten_pair, shorten_rewrite
 
 _NAME_AND_STATE: Final = attrgetter("name", "state")
 # How bad a state is. Where the machine failed in base, nothing was known, so whatever is red in head is news.
@@ -61,16 +61,7 @@ def new_cell(head: CellResult, context: Context, listed: bool = False) -> CellCh
     why = f"the cell is {'not supported' if listed else 'missing'} in base; it is {head.state} in head"
     red, excused = _red(head, context)
     gates = tuple(GateChange(gate.name, None, gate.state, gate.message) for gate in head.gates if gate.state != "PASS")
-    return CellChange(
-        head.id,
-        ChangeState.NEW,
-        why,
-        red,
-        head.repro,
-        gates=gates,
-        excused=excused,
-        first_divergence=first_divergence(head),
-    )
+    return CellChange(head.id, ChangeState.NEW, why, red, head.repro, gates=gates, excused=excused)
 
 
 def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], context: Context) -> CellChange:
@@ -96,9 +87,7 @@ def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], 
         excused = _acknowledged(path, base, head, context)
         red = not excused
     bound = _bound_text(effects) if state in (ChangeState.SAME, ChangeState.UNKNOWN) else ""
-    return CellChange(
-        head.id, state, why, red, head.repro, tuple(effects), gates, path, bound, excused, first_divergence(head)
-    )
+    return CellChange(head.id, state, why, red, head.repro, tuple(effects), gates, path, bound, excused)
 
 
 def _support_change(base: CellResult, head: CellResult, context: Context) -> CellChange:

@@ -69,9 +69,9 @@ def _groups(changes: Sequence[CellChange]) -> list[tuple[ChangeState, str, list[
 
 
 def _notes(change: CellChange) -> list[str]:
-    """What a row says besides its reason: effects that the reason does not name, first divergence, bound, excuse."""
+    """What a row says besides its reason: effects that the reason does not name, bound, excuse."""
     effects = [text for effect in change.effects if (text := effect_text(effect)) not in change.why]
-    return effects + [text for text in (change.first_divergence, change.bound, change.accepted) if text]
+    return effects + [text for text in (change.bound, change.accepted) if text]
 
 
 def _drift_text(drift: Drift) -> str:

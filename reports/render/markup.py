@@ -131,7 +131,6 @@ def _environment(**settings: object) -> Environment:
         "place": red_ask.place,
         "duration": text.duration,
         "failure": text.failure,
-        "first_divergence": text.first_divergence,
         "machine": text.machine,
         "pair": pair_text,
         "provenance": text.provenance,

@@ -23,7 +23,6 @@ from specmatrix.reports.wording import (
     count,
     duration,
     failure,
-    first_divergence,
     shorten,
     shorten_rewrite,
     tested,
@@ -98,7 +97,7 @@ def _evidence(cell: CellResult, run: RunView) -> list[str]:
         return [shorten(line, 240) for line in log[-LOG_LINES:]]
     raised = [f"raised in {cell.verb}; the whole traceback is in the report"] * bool(cell.verb and cell.traceback)
     if cell.first_red is None or cell.id not in run.neighbours:
-        return raised or ([first_divergence(cell)] if first_divergence(cell) else [])
+        return raised
     found = run.neighbours[cell.id]
     return raised + ask_lines(cell.first_red) + ([] if found is None else [neighbour_text(found)])
 

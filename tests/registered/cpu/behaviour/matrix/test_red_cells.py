@@ -43,7 +43,7 @@ def test_the_command_of_a_red_cell_plants_its_fault_and_writes_elsewhere(red):
 def test_an_explained_cell_shows_the_draft_of_the_broken_round_and_what_contradicts_it(red):
     found = red[1].first_red
     assert len(found.tree) == 8 and found.tree[0].draw.id == found.got_tokens[2].id
-    assert found.note == "its root is ' k' (456); the step before ended with 'irst' (379)"
+    assert found.note == "the draft's root is ' k' (456); the step before ended with 'irst' (379)"
     assert {event.event for event in red[1].timeline.events} == {"schedule", "launch", "resolve"}
 
 
@@ -51,7 +51,7 @@ def test_an_explained_cell_has_a_page_of_its_own_that_needs_no_network(red):
     pages = {page.name: page.read_text() for page in (red[0] / "explain").iterdir()}
     assert [*pages] == [f"{CELL}.html"]
     [page] = pages.values()
-    assert "verify round 2, lag 1" in page and "its root is &#39; k&#39; (456)" in page
+    assert "verify round 2, lag 1" in page and "the draft&#39;s root is &#39; k&#39; (456)" in page
     assert re.findall(r'href="[^"]*"', page) == [f'href="../report.html#cell={CELL}"']
     assert not re.findall(r"""src=|https?://|@import|url\(""", page)
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])

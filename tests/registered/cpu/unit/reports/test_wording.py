@@ -6,7 +6,6 @@ from specmatrix.reports.wording import (
     count,
     duration,
     failure,
-    first_divergence,
     machine,
     shorten,
     shorten_rewrite,
@@ -58,12 +57,6 @@ def test_a_failure_names_its_red_gates_and_its_error(make_cell):
              GateResult("accuracy", "NOT MEASURED"))  # fmt: skip
     assert failure(make_cell(state="FAIL", gates=gates)) == "lossless: 3 tokens differ; accuracy: NOT MEASURED"
     assert failure(make_cell(state="INFRA", gates=(), error="no memory")) == "no memory"
-
-
-def test_first_divergence_is_that_of_the_lossless_gate(make_cell):
-    gate = GateResult("lossless", "FAIL", {"first_divergence": "prompt 2, token 9"})
-    assert first_divergence(make_cell(gates=(gate,))) == "prompt 2, token 9"
-    assert first_divergence(make_cell()) == ""
 
 
 def test_build_and_machine(make_header):

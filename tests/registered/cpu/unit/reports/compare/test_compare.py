@@ -349,13 +349,6 @@ def test_facts_about_the_engine_stay_comparable(against, gated):
     assert only(comparison).state is ChangeState.REGRESSED
 
 
-def test_the_first_divergence_is_shown(against, gated):
-    numbers = {"tokens": 9, "first_divergence": "prompt 2, token 9"}
-    assert (
-        only(against([gated("lossless")], [gated("lossless", "FAIL", numbers)])).first_divergence == "prompt 2, token 9"
-    )
-
-
 def test_the_specimen_defect_is_named_in_words(tmp_path, specimen, write_report):
     base = load(write_report(tmp_path / "base", specimen().cells()))
     head = load(write_report(tmp_path / "head", specimen(stride=True).cells()))

@@ -81,11 +81,11 @@ def test_a_request_whose_tokens_are_right_shows_its_output_once(tmp_path):
 
 
 def test_what_contradicts_the_step_before_comes_right_after_the_tokens(tmp_path):
-    found = replace(ASK, note="its root is ' k' (456)")
+    found = replace(ASK, note="the draft's root is ' k' (456)")
     lines = ask_lines(found)
-    assert lines[3] == "  its root is ' k' (456)" and lines[4].startswith("  pages ")
+    assert lines[3] == "  the draft's root is ' k' (456)" and lines[4].startswith("  pages ")
     page = run_page(view(load(write_cells(tmp_path, [NEAR, replace(RED, first_red=found)]))))
-    assert page.index("<b>its root is ") < page.index("Question: &lt;b&gt;")
+    assert page.index("<b>the draft&#39;s root is ") < page.index("Question: &lt;b&gt;")
 
 
 def test_a_traced_cell_and_its_page_of_steps_are_linked(tmp_path):
