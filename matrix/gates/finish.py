@@ -96,7 +96,8 @@ def _end(request: RequestSpec, answer: Answer, target: str, claims: frozenset[Ca
     if answer.finish == "abort":
         sent = 0 if request.replaced else request.abort_after
         if sent is None or len(ids) < sent:
-            return f"was aborted after {len(ids)} tokens; the abort was sent after {request.abort_after}"
+            when = "no abort was sent" if sent is None else f"the abort was sent after {sent}"
+            return f"was aborted after {len(ids)} tokens; {when}"
         if due.reason != "open":
             return f"was aborted, but its tokens already finish by {_named(due.reason, due.matched)}"
     elif request.replaced:
@@ -148,8 +149,11 @@ def _logprobs(request: RequestSpec, answer: Answer) -> str:
     first = request.prompt_logprobs
     scored = len(answer.prompt_ids) - first if first >= 0 else 0
     columns = [None if first + place == 0 else request.top_logprobs for place in range(scored)]
-    if [value is None for value in answer.prompt_logprobs] != [wanted is None for wanted in columns]:
+    if len(answer.prompt_logprobs) != scored:
         return f"has log-probabilities for {len(answer.prompt_logprobs)} of {scored} prompt tokens"
+    for place, (value, due) in enumerate(zip(answer.prompt_logprobs, columns, strict=True), first):
+        if (value is None) != (due is None):
+            return f"has {'no' if value is None else 'a'} log-probability for token {place} of its prompt"
     if [len(top) for top in answer.prompt_top_logprobs] != [wanted or 0 for wanted in columns]:
         return f"does not have {request.top_logprobs} top log-probabilities for every prompt token"
     if any(value > 1e-6 for value in answer.logprobs):

@@ -143,7 +143,7 @@ class Walk:
                 last = index == len(stays) - 1
                 if begin.operation == "resume":
                     self.restored += index > 0
-                    yield from ((turn.name, text) for text in self._found(turn, begin, kept))
+                    yield from ((turn.name, text) for text in self._found(turn, begin))
                 else:
                     self.lost += bool(kept)
                 back = not last or turn.finish == "abort"
@@ -157,12 +157,11 @@ class Walk:
                     yield turn.name, text
                 kept = left
 
-    def _found(self, turn: Answer, begin: Move, kept: int) -> Iterator[str]:
-        """Sentences on what is wrong with the start of a turn, or its restart after a retraction, from held KV."""
+    def _found(self, turn: Answer, begin: Move) -> Iterator[str]:
+        """A sentence if the start of a turn, or its restart after a retraction, from held KV is wrong. That it inherits
+        what the turn before left is a law of the audit: a resume follows the hold of its account."""
         self.resumed += 1
         self.inherited += begin.keep
-        if begin.keep != kept:
-            yield f"{turn.name} inherited {begin.keep} KV positions; the turn before left {kept}"
         again = min(self.span, begin.room)
         if begin.again != again:
             yield f"{turn.name} recomputes {begin.again} inherited positions; the draft KV of {again} is stale"

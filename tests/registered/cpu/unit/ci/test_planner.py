@@ -1,12 +1,13 @@
 import json
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specmatrix.ci import planner
-from specmatrix.ci.planner import SPLIT, Host, plan, take
+from specmatrix.ci.planner import SPLIT, Host, parse_shard, plan, read_hosts, shard_plan, take
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import GPUS, Cell
 from specmatrix.matrix.cells.selection import of_gpus
@@ -189,6 +190,44 @@ def test_no_cells_make_an_empty_plan():
 def test_what_cannot_be_planned_is_refused_in_one_sentence(hosts, gpus, durations, sentence):
     with pytest.raises(ConfigError) as caught:
         plan([Cell()], durations, hosts, gpus)
+    assert str(caught.value) == sentence
+
+
+def test_more_shards_than_groups_are_refused():
+    made = shard_plan([Cell(), Cell(page_size="4")], {}, 2)
+    assert [(shard.host, len(shard.groups)) for shard in made.shards] == [("1/2", 1), ("2/2", 1)]
+    with pytest.raises(ConfigError, match=r"^shard count must be at most 2 for these cells, got 3$"):
+        shard_plan([Cell(), Cell(page_size="4")], {}, 3)
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "0/0", "2", "2/4/6", "a/4", "-1/4", "2/ 4", "1/10000", ""])
+def test_a_shard_is_its_number_of_a_count(text):
+    assert parse_shard("2/4") == (2, 4) and parse_shard("9999/9999") == (9999, 9999)
+    with pytest.raises(ConfigError) as caught:
+        parse_shard(text)
+    assert str(caught.value) == (
+        f"shard must be NUMBER/COUNT with NUMBER from 1 to COUNT, such as 2/4 for the second of four, got {text!r}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("- {name: a, cpus: 3}", "the hosts 'h' are invalid: Object contains unknown field `cpus` - at `$[0]`"),
+        ("- {name: a, workers: 0}", "the hosts 'h' are invalid: Expected `int` >= 1 - at `$[0].workers`"),
+        ("- {name: a, gpus: 1001}", "the hosts 'h' are invalid: Expected `int` <= 1000 - at `$[0].gpus`"),
+        ("- {name: a}\n- {name: b}\n- {name: a}", "host 'a' is listed twice in h"),
+        (None, "cannot read the hosts 'h': No such file or directory"),
+    ],
+)
+def test_a_bad_file_of_hosts_is_one_sentence(tmp_path, monkeypatch, text, sentence):
+    monkeypatch.chdir(tmp_path)
+    Path("good").write_text("- {name: a, gpus: 8, workers: 2}\n- {name: b}\n")
+    assert read_hosts(Path("good")) == (Host("a", 8, 2), Host("b"))
+    if text is not None:
+        Path("h").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_hosts(Path("h"))
     assert str(caught.value) == sentence
 
 

@@ -47,7 +47,16 @@ def test_rounds_that_accept_less_fail_and_so_do_rounds_that_accept_more(measured
             prepared, run, baseline
         )
         assert outcome.numbers["ratio"] > 1.03
-    assert outcome.state is State.FAIL and "the oracle has" in outcome.message
+    assert outcome.state is State.FAIL
+    length, reference, ratio = (outcome.numbers[name] for name in ("length", "reference", "ratio"))
+    low, high = outcome.interval
+    assert outcome.message == (
+        f"acceptance length {length:.3f}, the oracle has {reference:.3f}: ratio {ratio:.3f}, 95 % interval {low:.3f} "
+        f"to {high:.3f}, which must lie within 0.97 to 1.03"
+    )
+    assert (length == 1.0, reference == 1.0) == (bool(fewer), not fewer)
+    note = "verify round 2 has 1 token, the oracle's 4" if fewer else "verify round 2 has 4 tokens, the oracle's 1"
+    assert outcome.blame == Blame(run.requests[0].name, 2, note=note)
 
 
 def test_the_naive_drafts_follow_a_request_to_the_end_of_the_context(measured):
@@ -96,6 +105,8 @@ def test_the_band_for_one_prompt(measured, gate, rounds, state):
     )
     assert outcome.interval is None and outcome.numbers["ratio"] == pytest.approx(100 / rounds)
     assert outcome.state is state
+    text = {97: "4.124, the oracle has 4.000: ratio 1.031", 104: "3.846, the oracle has 4.000: ratio 0.962"}.get(rounds)
+    assert outcome.message == ((text and f"acceptance length {text}, which must lie within 0.97 to 1.03") or "")
 
 
 @pytest.mark.parametrize("memory", ["ample", "tight"])
@@ -161,6 +172,7 @@ def test_another_engine_may_draft_less_in_its_last_round(measured, gate, lengths
         prepared, replace(run, answers=answers), baseline
     )
     assert judged.state is state
+    assert judged.message.endswith(": ratio 0.667, which must lie within 0.9 to 1.1") == (state is State.FAIL)
     exact = AcceptanceGate(oracle=lambda target: oracle).judge(prepared, replace(run, answers=answers), baseline)
     assert exact.state is State.FAIL
 
@@ -195,7 +207,11 @@ def test_a_missing_combination_is_not_measured(measured, gate):
             "the oracle has no rounds for eagle3 with (steps, topk, draft tokens) = (3, 4, 8)",
         )
     silent = replace(run, answers=tuple(replace(a, accept_lengths=()) for a in run.answers))
-    assert gate.judge(prepared, silent, baseline).state is State.NOT_MEASURED
+    outcome = gate.judge(prepared, silent, baseline)
+    assert (outcome.state, outcome.message) == (
+        State.NOT_MEASURED,
+        "no greedy request on the oracle's prompts decoded a verify round",
+    )
 
 
 @pytest.mark.parametrize(
@@ -268,7 +284,8 @@ def test_ngrams_without_evidence_are_not_measured(measured):
     assert outcome.state is State.FAIL and "belongs to no answered request" in outcome.message
     silent = tuple(replace(answer, output_ids=answer.output_ids[:1], accept_lengths=()) for answer in run.answers)
     nobody = replace(run, answers=silent, journal=([], 1, 1))
-    assert AcceptanceGate().judge(prepared, nobody, baseline).state is State.NOT_MEASURED
+    outcome = AcceptanceGate().judge(prepared, nobody, baseline)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no request decoded a verify round")
 
 
 def test_in_bf16_only_rounds_on_the_oracles_text_are_compared(measured, altered):

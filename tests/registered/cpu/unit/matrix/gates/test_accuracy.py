@@ -38,14 +38,17 @@ def test_thirteen_lost_questions_are_red(graded, lost, state):
     assert outcome.state is state
     assert (outcome.numbers["lost"], outcome.numbers["won"], outcome.numbers["n"]) == (lost, 0, 48)
     assert outcome.interval[0] < outcome.numbers["accuracy"] < outcome.interval[1]
+    text = "13 answers lost and 0 won against plain decoding (strict extractor, p = 0.00012)"
+    assert outcome.message == (text if state is State.FAIL else "")
 
 
 def test_each_extractor_finds_answers_that_the_other_misses(graded):
     marks = [1] * 48
     overrun = GATE.judge(CELL, graded(marks, "#### {}\nQuestion: 12"), graded(marks))
-    assert overrun.state is State.FAIL and "(flexible extractor" in overrun.message
+    text = "48 answers lost and 0 won against plain decoding ({} extractor, p = 3.6e-15)"
+    assert (overrun.state, overrun.message) == (State.FAIL, text.format("flexible"))
     cut = GATE.judge(CELL, graded(marks, "2+3=<<2+3={}"), graded(marks))
-    assert cut.state is State.FAIL and "(strict extractor" in cut.message
+    assert (cut.state, cut.message) == (State.FAIL, text.format("strict"))
 
 
 def test_a_target_that_lost_its_skill_trips_the_wire(graded):

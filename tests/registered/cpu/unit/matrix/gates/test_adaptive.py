@@ -126,7 +126,12 @@ def test_the_answers_must_show_the_same_rounds(measured, altered):
     _, run, baseline = measured(CELL)
     widths = run.answers[3].round_widths
     wrong = altered(run, 3, round_widths=(widths[0] + 1, *widths[1:]))
-    assert "the answers report" in judged(wrong, baseline)
+    due = widths[0], run.answers[3].accept_lengths[0]
+    seen = sum(pair == due for a in run.answers for pair in zip(a.round_widths, a.accept_lengths, strict=True))
+    assert judged(wrong, baseline) == (
+        f"the controller observed {seen} rounds of width {due[0]} with {due[1] - 1} accepted drafts; the answers "
+        f"report {seen - 1}"
+    )
     short = altered(run, 3, round_widths=widths[1:])
     assert (
         judged(short, baseline)

@@ -42,3 +42,62 @@ def test_more_accepted_than_drafted_is_red(measured):
     found = judged(measured, "ngram", 3, 4)
     assert found.state is State.FAIL
     assert found.message == "the subject counts 4 accepted drafts (spec.accepted) of 3 (spec.drafted)"
+
+
+def answered(**changes: object):
+    """A change to a run: its answers with other fields."""
+    return lambda run: {"answers": tuple(replace(answer, **changes) for answer in run.answers)}
+
+
+@pytest.mark.parametrize(
+    ("claim", "change", "text"),
+    [
+        ("readback", lambda _: {"flags": {"depth": 3}}, "the subject claims readback, but does not report depth"),
+        ("memory", lambda _: {"memory": None}, "the subject claims memory, but reports none"),
+        ("journal", lambda _: {"journal": None}, "the subject claims a journal, but has none"),
+        ("journal", lambda run: {"journal": ([], *run.journal[1:])}, "the subject claims a journal, but has none"),
+        ("work", lambda _: {"work": None}, "the subject claims a log of its work, but has none"),
+        ("trace", lambda _: {"trace": None}, "the subject claims a trace, but has none"),
+        ("counters", lambda _: {"evidence": {"kv.alloc": 0}}, "the subject claims counters, but all are zero"),
+        ("token_ids", answered(output_ids=()), "the subject claims token_ids, but {name} has none"),
+        ("rounds", answered(accept_lengths=()), "the subject claims rounds, but {name} has none for {tokens} tokens"),
+    ],
+)
+def test_a_claim_without_its_evidence_is_red(measured, claim, change, text):
+    prepared, run, baseline = measured("eagle3.flat.v2")
+    run = replace(run, capabilities=frozenset({Capability(claim)}))
+    assert ClaimsGate().judge(prepared, run, baseline).state is State.PASS
+    outcome = ClaimsGate().judge(prepared, replace(run, **change(run)), baseline)
+    (answer,) = run.answers
+    text = text.format(name=answer.name, tokens=len(answer.output_ids))
+    assert (outcome.state, outcome.message) == (State.FAIL, text)
+    assert outcome.numbers == {"answers": 1, "claims": 1, "broken": 1}
+
+
+@pytest.mark.parametrize(("missing", "retractions"), [(0, 0), (1, 0), (1, 1), (2, 1)])
+def test_rounds_that_emitted_too_little_are_red(measured, missing, retractions):
+    """Each prefill after a retraction may add a token."""
+    prepared, run, baseline = measured("eagle3.flat.v2")
+    (answer,) = run.answers
+    tokens = len(answer.output_ids)
+    rounds = tokens - 1 - missing
+    fewer = answered(accept_lengths=(1,) * rounds, retractions=retractions)(run)
+    claimed = replace(run, capabilities=frozenset({Capability.ROUNDS}), **fewer)
+    outcome = ClaimsGate().judge(prepared, claimed, baseline)
+    text = f"the rounds of {answer.name} emitted {rounds} tokens and its prefill 1, but it has {tokens}"
+    red = missing > retractions
+    assert (outcome.state, outcome.message) == ((State.FAIL, text) if red else (State.PASS, ""))
+
+
+def test_without_requests_nothing_is_claimed(measured):
+    prepared, run, baseline = measured("eagle3.s3.k1")
+    outcome = ClaimsGate().judge(prepared, replace(run, requests=()), baseline)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the cell has no requests")
+
+
+def test_what_is_not_claimed_is_not_asked_for(measured):
+    prepared, run, baseline = measured("eagle3.s3.k1")
+    bare = replace(run, memory=None, journal=None, work=None, trace=None, evidence={}, flags={"depth": 3})
+    answers = tuple(replace(answer, accept_lengths=(), output_ids=()) for answer in run.answers)
+    outcome = ClaimsGate().judge(prepared, replace(bare, answers=answers, capabilities=frozenset()), baseline)
+    assert (outcome.state, outcome.message) == (State.PASS, "")

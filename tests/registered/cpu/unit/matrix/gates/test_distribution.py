@@ -8,6 +8,7 @@ import pytest
 from specmatrix.matrix.gates.distribution import DistributionGate, place
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.subjects.protocol import RequestSpec
+from specmatrix.matrix.workloads.build import tokenizer
 
 pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
 
@@ -40,7 +41,8 @@ def test_the_reference_engine_draws_from_the_target(measured, cell_id):
 def test_a_sampler_that_prefers_the_best_token_fails(measured):
     prepared, run, baseline = measured(PLAIN)
     outcome = GATE.judge(prepared, drawn(run, lambda context: context[0][0], share=4), baseline)
-    assert outcome.state is State.FAIL and "do not follow the target's distribution" in outcome.message
+    text = f"sampled tokens do not follow the target's distribution (Kolmogorov-Smirnov p = {outcome.numbers['p']:.2g})"
+    assert (outcome.state, outcome.message) == (State.FAIL, text) and outcome.numbers["p"] < 1e-4
 
 
 def test_a_coin_that_is_used_again_fails(measured):
@@ -60,8 +62,24 @@ def test_a_coin_that_is_used_again_fails(measured):
 
     outcome = GATE.judge(prepared, replace(run, answers=tuple(map(again, run.answers))), baseline)
     assert outcome.state is State.FAIL
-    assert outcome.message.startswith("a sampled token depends on the random draw before it")
-    assert outcome.numbers["p"] > 1e-4
+    p = outcome.numbers["serial_p"]
+    assert outcome.message == f"a sampled token depends on the random draw before it (Kolmogorov-Smirnov p = {p:.2g})"
+    assert outcome.numbers["p"] > 1e-4 > p
+
+
+def test_tokens_outside_the_support_are_counted(measured):
+    prepared, run, baseline = measured(PLAIN)
+    greedy = replace(run, requests=tuple(replace(request, top_k=1) for request in run.requests))
+    draws = [
+        token == context[0][0]
+        for answer in run.answers
+        if answer.name.startswith("d")
+        for token, context in zip(answer.output_ids, answer.top_logprobs, strict=True)
+    ]
+    outcome = GATE.judge(prepared, greedy, baseline)
+    outside = draws.count(False)
+    text = f"{outside} of {len(draws)} sampled tokens are outside their top-k and top-p set"
+    assert (outcome.state, outcome.message, outcome.numbers["outside"]) == (State.FAIL, text, outside)
 
 
 @pytest.mark.nightly
@@ -77,21 +95,25 @@ def test_a_log_probability_may_differ_by_rounding_only(measured, altered, nats, 
     last = baseline.answers[-1]
     moved = ((last.top_logprobs[0][0][0], last.top_logprobs[0][0][1] + nats), *last.top_logprobs[0][1:])
     outcome = GATE.judge(prepared, run, altered(baseline, -1, top_logprobs=(moved, *last.top_logprobs[1:])))
-    assert outcome.state is state
+    text = f"a log-probability differs from plain decoding's or from its own top list by {nats:g} nats"
+    assert (outcome.state, outcome.message) == (state, "" if state is State.PASS else text)
 
 
 def test_too_few_draws_or_log_probabilities_are_not_measured(measured, altered):
     prepared, run, baseline = measured(PLAIN)
     few = replace(run, requests=run.requests[:30], answers=run.answers[:30])
     outcome = GATE.judge(prepared, few, baseline)
-    assert (outcome.state, outcome.message) == (
+    assert (outcome.state, outcome.message, outcome.numbers) == (
         State.NOT_MEASURED,
         "87 tokens were sampled; the test needs at least 100",
+        {"draws": 87},
     )
     short = GATE.judge(prepared, altered(run, -1, logprobs=run.answers[-1].logprobs[:1]), baseline)
     assert short.state is State.NOT_MEASURED
     blind = GATE.judge(prepared, altered(run, -1, top_logprobs=()), baseline)
-    assert blind.state is State.NOT_MEASURED and "does not report log-probabilities" in blind.message
+    size = tokenizer().get_vocab_size()
+    text = f"the subject does not report log-probabilities for all {size} tokens of the vocabulary"
+    assert (blind.state, blind.message) == (State.NOT_MEASURED, text)
 
 
 @pytest.mark.parametrize(

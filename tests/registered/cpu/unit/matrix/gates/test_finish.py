@@ -43,47 +43,85 @@ def info(answer, **changes: object):
     ("cell_id", "change", "sentence"),
     [
         (CELL, lambda a: {"finish": "length", "matched": None}, "finished by length; its tokens imply stop (1)"),
-        (CELL, lambda a: {"output_ids": (*a.output_ids, 5)}, "but must finish by stop (1) after"),
+        (CELL, lambda a: {"output_ids": (*a.output_ids, 5)}, "has 63 tokens, but must finish by stop (1) after 62"),
         (CELL, lambda a: {"output_ids": a.output_ids[:-1]}, "finished by stop (1); its tokens imply no finish yet"),
-        (CELL, lambda a: {"text": a.text + "x"}, "has a text that ends in"),
-        (CELL, lambda a: {"finish": "abort", "matched": None}, "the abort was sent after None"),
-        (STRING, lambda a: {"text": a.text + "\n####"}, "has a text that ends in"),
-        (STRING, lambda a: {"matched": ">>"}, "its tokens imply stop ('\\n####')"),
-        (TOKEN, lambda a: {"text": a.text + "####"}, "has a text that ends in"),
-        (LENGTH, lambda a: {"output_ids": (*a.output_ids, 5)}, "but must finish by length after 37"),
+        (
+            CELL,
+            lambda a: {"text": "x" + a.text + "x"},
+            r"has a text that ends in '475=<<164+475=639>>639 spoons.\n#### 639x'; its tokens decode to "
+            r"'+475=<<164+475=639>>639 spoons.\n#### 639'",
+        ),
+        (CELL, lambda a: {"finish": "abort", "matched": None}, "was aborted after 62 tokens; no abort was sent"),
+        (
+            STRING,
+            lambda a: {"text": a.text + "\n####"},
+            r"has a text that ends in ' 164+475=<<164+475=639>>639 spoons.\n####'; "
+            r"its tokens decode to 'e are 164+475=<<164+475=639>>639 spoons.'",
+        ),
+        (STRING, lambda a: {"matched": ">>"}, r"finished by stop ('>>'); its tokens imply stop ('\n####')"),
+        (
+            TOKEN,
+            lambda a: {"text": a.text + "####"},
+            r"has a text that ends in ' 164+475=<<164+475=639>>639 spoons.\n####'; "
+            r"its tokens decode to ' are 164+475=<<164+475=639>>639 spoons.\n'",
+        ),
+        (LENGTH, lambda a: {"output_ids": (*a.output_ids, 5)}, "has 38 tokens, but must finish by length after 37"),
         (
             CELL,
             lambda a: {"accept_lengths": (5, *a.accept_lengths[1:])},
             "accepted 5 tokens in one verify round; allowed: 1 to 4",
         ),
-        (CELL, lambda a: {"meta_info": info(a, spec_verify_ct=0)}, "reports spec_verify_ct 0; expected"),
+        (CELL, lambda a: {"meta_info": info(a, spec_verify_ct=0)}, "reports spec_verify_ct 0; expected 17"),
         (
             CELL,
             lambda a: {"meta_info": info(a, spec_accept_length=1.0)},
-            "reports spec_accept_length 1.0; its verify rounds give",
+            "reports spec_accept_length 1.0; its verify rounds give 3.64706",
         ),
         (
             CELL,
             lambda a: {"meta_info": info(a, spec_accept_rate=1.5)},
-            "reports spec_accept_rate 1.5; its verify rounds give",
+            "reports spec_accept_rate 1.5; its verify rounds give 0.369748",
         ),
-        (CELL, lambda a: {"meta_info": info(a, spec_correct_drafts_histogram=[1])}, "reports the histogram [1]"),
+        (
+            CELL,
+            lambda a: {"meta_info": info(a, spec_correct_drafts_histogram=[1])},
+            "reports the histogram [1]; its verify rounds give [1, 2, 0, 14]",
+        ),
         *(
-            (CELL, lambda a, key=key: {"meta_info": info(a, **{key: None})}, f"reports {key} None, an older name of ")
-            for key in OLDER
+            (
+                CELL,
+                lambda a, key=key: {"meta_info": info(a, **{key: None})},
+                f"reports {key} None, an older name of {name}, which is {{{name}}}",
+            )
+            for key, name in OLDER.items()
         ),
-        (CELL, lambda a: {"meta_info": info(a, completion_tokens=1)}, "reports completion_tokens 1; expected"),
-        (ADAPTED, lambda a: {"round_widths": (*a.round_widths[1:], 7)}, "allowed: 1 to "),
-        (ADAPTED, lambda a: {"round_widths": (*a.round_widths[:-1], 9)}, "reports spec_accept_rate"),
-        (ADAPTED, lambda a: {"round_widths": a.round_widths[1:]}, "round widths for"),
-        (DRAWN, lambda a: {"accept_lengths": a.accept_lengths[:-1]}, "tokens; its verify rounds emitted"),
+        (CELL, lambda a: {"meta_info": info(a, completion_tokens=1)}, "reports completion_tokens 1; expected 62"),
+        (
+            ADAPTED,
+            lambda a: {"round_widths": (*a.round_widths[1:], 7)},
+            "accepted 5 tokens in one verify round; allowed: 1 to 2",
+        ),
+        (
+            ADAPTED,
+            lambda a: {"round_widths": (*a.round_widths[:-1], 9)},
+            "reports spec_accept_rate 0.86; its verify rounds give 0.796296",
+        ),
+        (ADAPTED, lambda a: {"round_widths": a.round_widths[1:]}, "reports 19 round widths for 20 verify rounds"),
+        (
+            DRAWN,
+            lambda a: {"accept_lengths": a.accept_lengths[:-1]},
+            "has 71 tokens; its verify rounds emitted 70 to 70",
+        ),
     ],
 )
 def test_each_departure_is_named(measured, altered, cell_id, change, sentence):
     prepared, run, baseline = measured(cell_id)
     outcome = GATE.judge(prepared, altered(run, 0, **change(run.answers[0])), baseline)
     assert outcome.state is State.FAIL and outcome.numbers["faults"] == 1
-    assert outcome.message.startswith(run.requests[0].name) and sentence in outcome.message
+    assert (outcome.message, outcome.blame) == (
+        f"{run.requests[0].name} {sentence.format(**run.answers[0].meta_info)}",
+        Blame(run.requests[0].name),
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,14 +130,18 @@ def test_each_departure_is_named(measured, altered, cell_id, change, sentence):
         (lambda a: {"logprobs": a.logprobs[:-1]}, "has log-probabilities for 2 of 3 tokens"),
         (lambda a: {"top_logprobs": a.top_logprobs[:-1]}, "has top log-probabilities for 2 of 3 tokens"),
         (lambda a: {"logprobs": (0.1, *a.logprobs[1:])}, "has a log-probability of 0.1; allowed: at most 0"),
-        (lambda a: {"top_logprobs": (a.top_logprobs[0][1:], *a.top_logprobs[1:])}, "log-probabilities for every token"),
+        (
+            lambda a: {"top_logprobs": (a.top_logprobs[0][1:], *a.top_logprobs[1:])},
+            "does not have {asked} top log-probabilities for every token",
+        ),
     ],
 )
 def test_log_probabilities_are_complete(measured, altered, change, sentence):
     prepared, run, baseline = measured(DRAWN)
     outcome = GATE.judge(prepared, altered(run, -1, **change(run.answers[-1])), baseline)
-    assert outcome.state is State.FAIL and sentence in outcome.message
-    assert outcome.blame == Blame(run.answers[-1].name)
+    name = run.answers[-1].name
+    text = f"{name} {sentence.format(asked=run.requests[-1].top_logprobs)}"
+    assert (outcome.state, outcome.message, outcome.blame) == (State.FAIL, text, Blame(name))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +154,7 @@ def test_log_probabilities_are_complete(measured, altered, change, sentence):
 def test_log_probabilities_are_returned_on_request_only(measured, altered, change, sentence):
     prepared, run, baseline = measured(CELL)
     outcome = GATE.judge(prepared, altered(run, 0, **change(run.answers[0])), baseline)
-    assert outcome.state is State.FAIL and sentence in outcome.message
+    assert (outcome.state, outcome.message) == (State.FAIL, f"{run.answers[0].name} {sentence}")
 
 
 def test_a_missing_answer_is_not_measured(measured):
@@ -145,20 +187,46 @@ def test_mixed_stops_all_occur(measured):
 @pytest.mark.parametrize(
     ("place", "change", "sentence"),
     [
-        (0, lambda a: {"output_ids": (*a.output_ids[:5], 1, *a.output_ids[6:])}, "has stop token 1 among its first 41"),
-        (1, lambda a: {"text": a.text.removesuffix(a.matched)}, "has a text that ends in"),
-        (2, lambda a: {"matched": "<<"}, "its tokens imply stop ('=<<')"),
-        (3, lambda a: {"text": a.text.removesuffix(">>")}, "has a text that ends in"),
-        (5, lambda a: {"pieces": (*a.pieces, a.text + ">")}, "while it ran, which is not in its text"),
+        (
+            0,
+            lambda a: {"output_ids": (*a.output_ids[:5], 1, *a.output_ids[6:])},
+            "has stop token 1 among its first 41 tokens",
+        ),
+        (
+            1,
+            lambda a: {"text": a.text.removesuffix(a.matched)},
+            r"has a text that ends in 'ere are 110+489=<<110+489=599>>599 kites'; "
+            r"its tokens decode to 'e are 110+489=<<110+489=599>>599 kites.\n'",
+        ),
+        (2, lambda a: {"matched": "<<"}, "finished by stop ('<<'); its tokens imply stop ('=<<')"),
+        (
+            3,
+            lambda a: {"text": a.text.removesuffix(">>")},
+            "has a text that ends in ' 10% is 9560*10/100=<<9560*10/100=956'; "
+            "its tokens decode to ' 10% is 9560*10/100=<<9560*10/100=956>>'",
+        ),
+        (
+            5,
+            lambda a: {"pieces": (*a.pieces, a.text + ">")},
+            "showed ' are 164+475=<<164+475=639>>639 spoons.>' while it ran, which is not in its text",
+        ),
         (5, lambda a: {"pieces": a.pieces[-1:]}, "was streamed, but its text was never read before its end"),
-        (5, lambda a: {"pieces": ("", *a.pieces[-2:])}, "did not show"),
-        (5, lambda a: {"pieces": (a.text[:1], *a.pieces)}, "while it ran, which a stop could still take away"),
+        (
+            5,
+            lambda a: {"pieces": ("", *a.pieces[-2:])},
+            "did not show ' H' while it ran, which no stop can take away",
+        ),
+        (
+            5,
+            lambda a: {"pieces": (a.text[:1], *a.pieces)},
+            "showed ' ' while it ran, which a stop could still take away",
+        ),
     ],
 )
 def test_each_departure_of_mixed_stops_is_named(measured, altered, place, change, sentence):
     prepared, run, baseline = measured(MIXED)
     outcome = GATE.judge(prepared, altered(run, place, **change(run.answers[place])), baseline)
-    assert outcome.state is State.FAIL and sentence in outcome.message
+    assert (outcome.state, outcome.message) == (State.FAIL, f"{run.answers[place].name} {sentence}")
 
 
 def test_another_engine_may_end_at_the_stop_string_that_ends_first_and_hold_back_more_text(measured, altered):
@@ -177,20 +245,40 @@ SCORED = "none.ragged.rules"
 @pytest.mark.parametrize(
     ("place", "change", "sentence"),
     [
-        (0, lambda a: {"prompt_logprobs": a.prompt_logprobs[1:]}, "prompt tokens"),
-        (0, lambda a: {"prompt_logprobs": (-1.0, *a.prompt_logprobs[1:])}, "prompt tokens"),
-        (-1, lambda a: {"prompt_logprobs": (None, *a.prompt_logprobs[1:])}, "prompt tokens"),
+        (0, lambda a: {"prompt_logprobs": a.prompt_logprobs[1:]}, "has log-probabilities for 39 of 40 prompt tokens"),
+        (
+            0,
+            lambda a: {"prompt_logprobs": (-1.0, *a.prompt_logprobs[1:])},
+            "has a log-probability for token 0 of its prompt",
+        ),
+        (
+            -1,
+            lambda a: {"prompt_logprobs": (None, *a.prompt_logprobs[1:])},
+            "has no log-probability for token 9 of its prompt",
+        ),
         (2, lambda a: {"prompt_logprobs": (-1.0,)}, "has log-probabilities for 1 of 0 prompt tokens"),
-        (0, lambda a: {"prompt_top_logprobs": a.prompt_top_logprobs[1:]}, "2 top log-probabilities for every prompt"),
-        (0, lambda a: {"prompt_top_logprobs": tuple(top[:1] for top in a.prompt_top_logprobs)}, "2 top log-probabilit"),
-        (-1, lambda a: {"prompt_top_logprobs": (((5, -0.1),),)}, "0 top log-probabilities for every prompt token"),
+        (
+            0,
+            lambda a: {"prompt_top_logprobs": a.prompt_top_logprobs[1:]},
+            "does not have 2 top log-probabilities for every prompt token",
+        ),
+        (
+            0,
+            lambda a: {"prompt_top_logprobs": tuple(top[:1] for top in a.prompt_top_logprobs)},
+            "does not have 2 top log-probabilities for every prompt token",
+        ),
+        (
+            -1,
+            lambda a: {"prompt_top_logprobs": (((5, -0.1),),)},
+            "does not have 0 top log-probabilities for every prompt token",
+        ),
     ],
 )
 def test_log_probabilities_of_prompts_are_complete(measured, altered, place, change, sentence):
     prepared, run, baseline = measured(SCORED)
     assert GATE.judge(prepared, run, baseline).state is State.PASS
     outcome = GATE.judge(prepared, altered(run, place, **change(run.answers[place])), baseline)
-    assert outcome.state is State.FAIL and sentence in outcome.message
+    assert (outcome.state, outcome.message) == (State.FAIL, f"{run.answers[place].name} {sentence}")
 
 
 def test_a_missing_completion_is_not_measured(measured):
@@ -226,7 +314,22 @@ def test_rounds_account_for_the_tokens_after_a_retraction_too(measured, altered)
     answer = run.answers[place]
     for lengths in (answer.accept_lengths[3:], (*answer.accept_lengths, 1, 1)):
         outcome = GATE.judge(prepared, altered(run, place, accept_lengths=lengths), run)
-        assert outcome.state is State.FAIL and "its verify rounds emitted" in outcome.message
+        least, most = 1 + len(lengths), 1 + len(lengths) + answer.retractions
+        text = f"{answer.name} has {len(answer.output_ids)} tokens; its verify rounds emitted {least} to {most}"
+        assert (outcome.state, outcome.message) == (State.FAIL, text)
+
+
+def test_an_abort_ends_what_still_runs_and_not_before_it_was_sent(measured, altered):
+    prepared, run, _ = measured(ABORTED)
+    early = altered(run, 1, output_ids=run.answers[1].output_ids[:3])
+    outcome = GATE.judge(prepared, early, run)
+    assert (outcome.state, outcome.message) == (State.FAIL, "q6 was aborted after 3 tokens; the abort was sent after 5")
+    requests = (replace(run.requests[0], abort_after=5), *run.requests[1:])
+    ended = altered(replace(run, requests=requests), 0, finish="abort", matched=None)
+    outcome = GATE.judge(prepared, ended, run)
+    text = "q5 was aborted, but its tokens already finish by stop (1)"
+    assert (outcome.state, outcome.message, outcome.blame) == (State.FAIL, text, Blame("q5"))
+    assert outcome.numbers == {"requests": 2, "faults": 1, "abort": 2}
 
 
 def test_an_aborted_request_has_the_tokens_of_all_its_rounds(measured, altered):
@@ -235,7 +338,8 @@ def test_an_aborted_request_has_the_tokens_of_all_its_rounds(measured, altered):
     answer = run.answers[place]
     assert GATE.judge(*measured(ABORTED)).state is State.PASS
     outcome = GATE.judge(prepared, altered(run, place, accept_lengths=(*answer.accept_lengths, 1)), run)
-    assert outcome.state is State.FAIL and "its verify rounds emitted" in outcome.message
+    text = f"{answer.name} has 5 tokens; its verify rounds emitted 6 to 6"
+    assert (outcome.state, outcome.message) == (State.FAIL, text)
 
 
 @pytest.mark.parametrize("cell_id", [CELL, LENGTH, TIGHT])

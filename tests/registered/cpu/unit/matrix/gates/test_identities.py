@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from specmatrix.matrix.gates.identities import identity_fault
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.identities import IdentitiesGate, identity_fault
 from specmatrix.matrix.subjects.http.sglang_engine import canonical
 from specmatrix.matrix.subjects.protocol import Answer
 
@@ -22,9 +25,10 @@ INFO = {
 }
 
 
-def fault(**changes: object) -> str:
-    answer = Answer("q", (1,), (2,) * 106, "", "length", None, 0, (), meta_info=INFO | changes)
-    return identity_fault(answer, 5)
+def fault(width: int | None = 5, **changes: object) -> str:
+    tokens = int(str(changes.pop("tokens", 106)))
+    answer = Answer("q", (1,), (2,) * tokens, "", "length", None, 0, (), meta_info=INFO | changes)
+    return identity_fault(answer, width)
 
 
 def test_the_example_holds_under_every_name():
@@ -45,14 +49,46 @@ def test_the_example_holds_under_every_name():
         ({"spec_accept_rate": 0.5}, "reports spec_accept_rate 0.5; its counts give 0.293023"),
         (
             {"spec_num_proposed_drafts": 214, "spec_accept_rate": 63 / 214},
-            "reports 214 proposed drafts; 43 rounds",
+            "reports 214 proposed drafts; 43 rounds of 5 are 215",
         ),
-        ({"spec_correct_drafts_histogram": [12, 14, 11, 4, 0, 3]}, "which must sum to its 43 rounds"),
-        ({"spec_correct_drafts_histogram": [12, 13, 11, 4, 0, 3]}, "which holds 62 accepted drafts, and 63 of them"),
+        (
+            {"spec_correct_drafts_histogram": [12, 14, 11, 4, 0, 3]},
+            "reports the histogram [12, 14, 11, 4, 0, 3], which must sum to its 43 rounds",
+        ),
+        (
+            {"spec_correct_drafts_histogram": [12, 13, 11, 4, 0, 3]},
+            "reports the histogram [12, 13, 11, 4, 0, 3], which holds 62 accepted drafts, and 63 of them",
+        ),
         ({"spec_correct_drafts_histogram": None}, "reports the histogram None, which must sum to its 43 rounds"),
         ({"completion_tokens": 105, "spec_accept_length": 105 / 43}, "reports completion_tokens 105; it has 106"),
         ({"spec_verify_ct": None}, "reports spec_verify_ct None; it must be an integer"),
+        (
+            {"tokens": 108, "completion_tokens": 108, "spec_accept_length": 108 / 43},
+            "has 108 tokens; its prefill and rounds emitted 107",
+        ),
     ],
 )
 def test_a_broken_identity_is_named(changes: dict[str, object], text: str):
-    assert text in fault(**changes)
+    assert fault(**changes) == text
+
+
+def test_each_round_has_its_own_width_where_the_depth_changes():
+    changed = {"spec_num_proposed_drafts": 214, "spec_accept_rate": 63 / 214}
+    assert fault(**changed) and fault(None, **changed) == ""
+    assert fault(tokens=107, completion_tokens=107, spec_accept_length=107 / 43) == ""
+
+
+def test_the_gate_counts_rounds_and_names_the_answer(measured, altered):
+    prepared, run, baseline = measured("eagle3.s3.k4.n8.v2.p16.pair")
+    rounds, gate = sum(len(answer.accept_lengths) for answer in run.answers), IdentitiesGate()
+    outcome = gate.judge(prepared, run, baseline)
+    assert (outcome.state, outcome.numbers) == (State.PASS, {"rounds": rounds, "faults": 0})
+    answer = run.answers[1]
+    wrong = altered(run, 1, meta_info={**answer.meta_info, "completion_tokens": 1})
+    outcome = gate.judge(prepared, wrong, baseline)
+    text = f"{answer.name} reports completion_tokens 1; it has {len(answer.output_ids)}"
+    assert (outcome.state, outcome.message) == (State.FAIL, text)
+    assert outcome.numbers == {"rounds": rounds, "faults": 1}
+    outcome = gate.judge(prepared, replace(run, answers=()), baseline)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no answer reports a verify round")
+    assert gate.applies(prepared.cell) and not gate.applies(prepared.baseline.cell)

@@ -22,16 +22,23 @@ def test_a_sound_run_passes(measured):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"free": -1}, "pages leaked: neither free nor cached"),
+        ({"free": -1}, "1 of {0} KV pages leaked: neither free nor cached after the last request ended"),
         ({"accounts": 1}, "1 accounts still hold KV pages after the last request ended"),
-        ({"free": -1, "cached": 1}, "replaying the journal gives (pages, free, cached, accounts)"),
+        (
+            {"free": -1, "cached": 1},
+            "replaying the journal gives (pages, free, cached, accounts) = ({0}, {1}, {2}, 0), the engine reports "
+            "({0}, {3}, {4}, 0)",
+        ),
     ],
 )
 def test_memory_at_rest_must_add_up(measured, change, sentence):
     prepared, run, baseline = measured(CELL)
     values = {name: getattr(run.memory, name) + by for name, by in change.items()}
     outcome = GATE.judge(prepared, replace(run, memory=replace(run.memory, **values)), baseline)
-    assert outcome.state is State.FAIL and sentence in outcome.message
+    memory = run.memory
+    text = sentence.format(memory.pages, memory.free, memory.cached, memory.free - 1, memory.cached + 1)
+    assert (outcome.state, outcome.message, outcome.blame) == (State.FAIL, text, None)
+    assert outcome.numbers["leaked"] == (0 if "cached" in change else -change.get("free", 0))
 
 
 def test_a_broken_journal_fails(measured):
@@ -89,7 +96,9 @@ def test_cached_tokens_are_those_of_the_first_admission(measured, altered, cell_
 def test_one_wrong_stamp_fails(measured, with_evidence):
     prepared, run, baseline = measured(CELL)
     outcome = GATE.judge(prepared, with_evidence(run, {"stamp.wrong": 1}), baseline)
-    assert outcome.state is State.FAIL and outcome.message.startswith("1 of ")
+    checked = outcome.numbers["stamps"]
+    text = f"1 of {checked} checked KV slots held the stamp of another request or position"
+    assert (outcome.state, outcome.message, outcome.numbers["wrong_stamps"]) == (State.FAIL, text, 1)
 
 
 def test_without_stamps_or_journal_nothing_is_measured(measured, with_evidence):
@@ -106,4 +115,5 @@ def test_what_is_written_to_a_cached_page_is_red(measured):
     assert outcome.state is State.PASS and outcome.numbers["watched"] > 10 > outcome.numbers["overwritten"] == 0
     written = replace(run, readback={**run.readback, "pages_overwritten": 2})
     outcome = GATE.judge(prepared, written, baseline)
-    assert outcome.state is State.FAIL and "2 of " in outcome.message and "written to" in outcome.message
+    text = f"2 of {run.readback['pages_watched']} cached pages were written to, which nobody may"
+    assert (outcome.state, outcome.message) == (State.FAIL, text)

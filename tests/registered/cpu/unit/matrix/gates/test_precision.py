@@ -72,7 +72,9 @@ def test_a_tie_is_counted_and_what_is_further_off_is_red(measured, place, within
     assert (tied.state, tied.numbers["ties"], tied.numbers["tied_at"]) == (State.PASS, 2, f"{name}@7")
     red = PrecisionGate(tokens=shifted(name, 7, beyond)).judge(prepared, run, baseline)
     assert red.state is State.FAIL and (red.blame.request, red.blame.token) == (name, 7)
-    assert red.message.startswith(f"token 7 of {name} is {beyond} ") and red.numbers["beyond"] == 2
+    unit, bound = ("of the probability", 0.03) if place else ("nats", 0.25)
+    text = f"token 7 of {name} is {beyond} {unit} away from what float32 chooses, allowed {bound}"
+    assert red.message == text and red.numbers["beyond"] == 2
 
 
 def test_many_ties_and_other_log_probabilities_are_red(measured):

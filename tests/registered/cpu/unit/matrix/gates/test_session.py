@@ -54,8 +54,9 @@ def test_one_position_too_few_is_named(measured):
         return entry
 
     outcome = SessionGate().judge(prepared, moved(run, short), baseline)
-    assert outcome.state is State.FAIL
-    assert "positions" in outcome.message or "pages" in outcome.message
+    at = next(at for at, entry in enumerate(run.journal[0]) if entry[0] == "hold")
+    text = f"journal entry {at} (hold, account 1): the freed pages are not those after position 100"
+    assert (outcome.state, outcome.message) == (State.FAIL, text)
 
 
 SNUG = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"
@@ -76,31 +77,42 @@ def retracting(run):
     return holds[1]
 
 
+def holding(run, due, by):
+    """The run in which the entry `due` holds `by` more positions, and the first step after it is as much shorter."""
+    done = []
+
+    def change(entry):
+        operation, account, numbers = entry
+        if entry is due:
+            done.append(operation)
+            return operation, account, (numbers[0] + by, *numbers[1:])
+        if not done or account != due[1] or operation in done or operation not in ("reserve", "launch", "settle"):
+            return entry
+        done.append(operation)
+        return operation, account, (numbers[0] - by, *numbers[1:])
+
+    return moved(run, change)
+
+
 def test_a_retracted_turn_that_leaves_less_is_named(measured):
     prepared, run, baseline = measured(SNUG)
     due = retracting(run)
-    operation, account, (keep, *gone) = due
-    size = run.journal[2]
-    done = []
-
-    def less(entry):
-        """One position less is held, and the first step after it is one position longer."""
-        if entry is due:
-            done.append(operation)
-            return operation, account, (keep - 1, *gone)
-        again, whose, numbers = entry
-        if not done or whose != account or again in done or again not in ("reserve", "launch", "settle"):
-            return entry
-        done.append(again)
-        return again, whose, (numbers[0] + 1, *numbers[1:])
-
+    keep, size = due[2][0], run.journal[2]
     assert (keep - 1) // size == keep // size, "the same pages are freed"
-    outcome = SessionGate().judge(prepared, moved(run, less), baseline)
-    assert (
-        outcome.state is State.FAIL
-        and f"left {keep - 1} KV positions when it was retracted; expected {keep}: its session is 1 token too short"
-        in (outcome.message)
+    outcome = SessionGate().judge(prepared, holding(run, due, -1), baseline)
+    name = next(answer.name for answer in run.answers if answer.retractions and ".turn2" in answer.name)
+    text = (
+        f"{name} left {keep - 1} KV positions when it was retracted; expected {keep}: its session is 1 token too short"
     )
+    assert (outcome.state, outcome.message, outcome.blame) == (State.FAIL, text, Blame(name))
+
+
+def test_a_turn_that_leaves_more_than_was_shown_is_named(measured):
+    prepared, run, baseline = measured(CELL)
+    due = next(entry for entry in run.journal[0] if entry[:2] == ("hold", 1))
+    outcome = SessionGate().judge(prepared, holding(run, due, 2), baseline)
+    text = "q5 left 104 KV positions; expected 102: its session is 2 tokens too long"
+    assert (outcome.state, outcome.message, outcome.blame) == (State.FAIL, text, Blame("q5"))
 
 
 @pytest.mark.parametrize(("cell_id", "due"), [(SNUG, 1), ("nextn.deepseek.s2.v2.p4.pair.stream", 2)])
@@ -123,8 +135,9 @@ def test_positions_whose_draft_kv_rests_on_other_tokens_are_computed_again(measu
         return operation, whose, (numbers[0] - 1, *numbers[1:])
 
     outcome = SessionGate().judge(prepared, moved(run, fewer), baseline)
-    assert outcome.state is State.FAIL
-    assert f"recomputes {due - 1} inherited positions; the draft KV of {due} is stale" in outcome.message
+    name = next(answer.name for answer in run.answers if answer.meta_info["id"] == account) + ".turn2"
+    text = f"{name} recomputes {due - 1} inherited positions; the draft KV of {due} is stale"
+    assert (outcome.state, outcome.message, outcome.blame) == (State.FAIL, text, Blame(name))
 
 
 def aborted_while_it_reads() -> tuple[PreparedCell, Run]:
@@ -154,8 +167,9 @@ def test_turns_aborted_while_they_read_inherited_kv_leave_it_intact(monkeypatch)
     )
     prepared, run = aborted_while_it_reads()
     outcome = SessionGate().judge(prepared, run, run)
-    assert outcome.state is State.FAIL and ".turn2 left " in outcome.message and outcome.numbers["wrong"] == 4
-    assert outcome.blame == Blame(outcome.message.split()[0])
+    text = "q5.turn2 left 48 KV positions; expected 49: its session is 1 token too short"
+    assert (outcome.state, outcome.message, outcome.blame) == (State.FAIL, text, Blame("q5.turn2"))
+    assert outcome.numbers["wrong"] == 4
 
 
 def test_a_prompt_without_its_history_is_named(measured):
@@ -164,8 +178,10 @@ def test_a_prompt_without_its_history_is_named(measured):
     answers = list(run.answers)
     answers[index] = replace(answers[index], prompt_ids=answers[index].prompt_ids[1:])
     outcome = SessionGate().judge(prepared, replace(run, answers=tuple(answers)), baseline)
-    assert outcome.state is State.FAIL and "is not its history followed by" in outcome.message
-    assert outcome.blame == Blame(answers[index].name)
+    name = answers[index].name
+    text = f"the prompt of {name} is not its history followed by its own tokens"
+    assert (outcome.state, outcome.message, outcome.blame) == (State.FAIL, text, Blame(name))
+    assert outcome.numbers["apart"] == 1
 
 
 def test_turns_behind_an_answer_that_left_the_baselines_have_their_own_history(measured, altered):
@@ -185,12 +201,33 @@ def test_turns_behind_an_answer_that_left_the_baselines_have_their_own_history(m
 
 def test_without_a_journal_or_a_continuation_nothing_is_measured(measured):
     prepared, run, baseline = measured(CELL)
-    assert SessionGate().judge(prepared, replace(run, journal=None), baseline).state is State.NOT_MEASURED
+    outcome = SessionGate().judge(prepared, replace(run, journal=None), baseline)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the subject provides no ledger journal")
     plain = replace(run, requests=tuple(replace(request, session=None) for request in run.requests))
-    assert SessionGate().judge(prepared, plain, baseline).message == "no session request continued another"
+    outcome = SessionGate().judge(prepared, plain, baseline)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no session request continued another")
+
+
+def test_a_turn_without_an_account_is_named(measured, altered):
+    prepared, run, baseline = measured("none.v1.pair.stream")
+    names = [answer.name for answer in run.answers if answer.name.startswith("q5")]
+    astray = altered(run, 0, meta_info={**run.answers[0].meta_info, "id": 99})
+    outcome = SessionGate().judge(prepared, astray, baseline)
+    text = f"{names[0]} produced tokens without a ledger account"
+    assert (outcome.state, outcome.message, outcome.blame) == (State.FAIL, text, Blame(names[0]))
+    assert outcome.numbers["wrong"] == len(names) == 4
+
+
+def test_a_turn_that_lost_kv_which_nobody_evicted_is_red(measured, with_evidence):
+    prepared, run, baseline = measured(SNUG)
+    dropped = run.evidence["session.dropped"]
+    outcome = SessionGate().judge(prepared, with_evidence(run, {"session.dropped": 0}), baseline)
+    text = f"{dropped} turns lost their session's KV, but only 0 sessions were evicted"
+    assert dropped and (outcome.state, outcome.message) == (State.FAIL, text)
 
 
 def test_a_broken_journal_is_named(measured):
     prepared, run, baseline = measured(CELL)
     outcome = SessionGate().judge(prepared, moved(run, lambda entry: None if entry[0] == "resume" else entry), baseline)
-    assert outcome.state is State.FAIL and "is held and was not resumed" in outcome.message
+    text = "journal entry 82 (reserve): account 2 is held and was not resumed"
+    assert (outcome.state, outcome.message) == (State.FAIL, text)

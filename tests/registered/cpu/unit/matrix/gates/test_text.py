@@ -33,9 +33,12 @@ def test_the_oracles_texts_pass_and_another_text_fails():
     gate, good = TextGate(), run()
     assert gate.judge(PREPARED, good, good).state is State.PASS
     name, text = PREPARED.requests[0].name, good.answers[0].text
-    for other in ("X" + text[1:], text[:-3], text[:9] + "??" + text[11:]):
+    for at, other in ((0, "X" + text[1:]), (len(text) - 3, text[:-3]), (9, text[:9] + "??" + text[11:])):
         outcome = gate.judge(PREPARED, run(**{name: other}), good)
-        assert outcome.state is State.FAIL and f"first {name} at character" in outcome.message
+        assert outcome.state is State.FAIL and outcome.message == (
+            f"2 texts differ from the oracle or from plain decoding, first {name} at character {at}: "
+            f"{other[at : at + 20]!r}, not {text[at : at + 20]!r}"
+        )
 
 
 def test_a_tie_of_the_oracle_is_no_failure():
@@ -49,7 +52,8 @@ def test_without_an_oracle_the_baseline_decides():
     gate, good = TextGate(target_oracle=None), run()
     assert gate.judge(PREPARED, good, replace(good)).state is State.PASS
     assert gate.judge(PREPARED, run(**{PREPARED.requests[0].name: "no"}), good).state is State.FAIL
-    assert gate.judge(PREPARED, good, good).state is State.NOT_MEASURED
+    outcome = gate.judge(PREPARED, good, good)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no text was compared")
 
 
 def test_a_text_that_goes_on_behind_the_baselines_end_is_wrong():

@@ -8,7 +8,7 @@ import pytest
 
 from specmatrix.engine.device.cuda_graphs import padded
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.work import WorkGate
 from specmatrix.matrix.oracles.forwards import graph_batch
 from specmatrix.matrix.subjects.protocol import Moment, Stalled, StepForwards
@@ -51,23 +51,26 @@ def test_the_account_of_a_run_under_memory_pressure(measured):
 
 
 @pytest.mark.parametrize(
-    "cell",
+    ("cell", "runs", "needs"),
     [
-        TREE,
-        "dflash.n4.ragged",
-        "ngram.v2.pair",
-        "nextn.deepseek.s2.v2.ragged",
-        "eagle3.qwen3.s3.v2.p4.nocache.c7.tight.ragged",
+        (TREE, "2 requests by 8", "2 x 4, 2 x 4, 2 x 4"),
+        ("dflash.n4.ragged", "1 requests by 4", "1 x 4, 1 x 4"),
+        ("ngram.v2.pair", "1 requests by 12", ""),
+        ("nextn.deepseek.s2.v2.ragged", "1 requests by 3", "1 x 4, 1 x 4"),
+        ("eagle3.qwen3.s3.v2.p4.nocache.c7.tight.ragged", "1 requests by 4", "1 x 1, 1 x 1, 1 x 4"),
     ],
 )
-def test_every_kind_of_drafter_needs_its_own_forwards(measured, cell):
+def test_every_kind_of_drafter_needs_its_own_forwards(measured, cell, runs, needs):
     outcome = judged(measured, cell)
     assert (outcome.state, outcome.message) == (State.PASS, "") and outcome.numbers["forwards"] > 0
     _, run, _ = measured(cell)
     last = run.work.forwards[-1]
     twice = (*run.work.forwards[:-1], last._replace(draft=(*last.draft, (5, 1))))
     more = judged(measured, cell, forwards=twice)
-    assert more.state is State.FAIL and "draft forwards" in more.message and "5 x 1" in more.message
+    assert more.state is State.FAIL and more.message == (
+        f"launch {len(twice) - 1}: a round of {runs} runs draft forwards {', '.join(filter(None, (needs, '5 x 1')))}, "
+        f"and {needs or 'none'} are needed"
+    )
 
 
 # Requests that are retracted with nothing in flight: a session's turn, and one that keeps nothing.
@@ -98,16 +101,19 @@ def test_a_retraction_that_frees_another_account_fails_and_blames_the_youngest(m
 def test_a_step_that_reads_too_much_or_too_little_fails(measured):
     _, run, _ = measured(TREE)
     first = run.work.forwards[0]
-    for read, text in ((first.read + 16, f"reads {first.read + 16} KV positions"), (1, "reads 1 KV positions")):
+    ((_, longest),) = first.target
+    for read in (first.read + 16, 1):
         outcome = judged(measured, TREE, forwards=(first._replace(read=read), *run.work.forwards[1:]))
-        assert outcome.state is State.FAIL and outcome.message.startswith("launch 0: a prefill " + text)
+        text = f"launch 0: a prefill reads {read} KV positions of each request, and {longest} are needed"
+        assert (outcome.state, outcome.message) == (State.FAIL, text)
 
 
 def test_a_second_target_forward_fails(measured):
     _, run, _ = measured(TREE)
     one = run.work.forwards[3]
     again = (*run.work.forwards[:3], one._replace(target=one.target * 2), *run.work.forwards[4:])
-    assert "runs target forwards" in judged(measured, TREE, forwards=again).message
+    text = "launch 3: a round of 5 requests by 8 runs target forwards 5 x 8, 5 x 8"
+    assert judged(measured, TREE, forwards=again).message == text
 
 
 @pytest.mark.parametrize(("cell", "scored"), [(TREE, False), ("none.ragged.rules", True)])
@@ -140,18 +146,39 @@ def test_rounds_as_graphs_are_padded_and_read_in_larger_multiples(measured):
         return outcome.message
 
     assert verdict(forwards[0], graph) == verdict(forwards[0], graph._replace(read=0, target=(), draft=())) == ""
-    assert "runs target forwards 8 x 8" in verdict(forwards[0], graph, run)
-    assert "runs target forwards 6 x 8" in verdict(forwards[0], graph._replace(target=((6, 8),)))
-    assert "8 x 4, 5 x 4, and" in verdict(forwards[0], graph._replace(draft=(*wide[:-1], (5, 4))))
-    assert "reads 512 KV positions" in verdict(forwards[0], graph._replace(read=512))
-    assert "computes 40 rows of logits; 64 are needed" in verdict(forwards[0], graph._replace(logits=40))
-    assert "a prefill reads 256 KV positions" in verdict(forwards[0]._replace(read=256), graph)
+    for text, *given in (
+        ("round of 5 requests by 8 runs target forwards 8 x 8", forwards[0], graph, run),
+        ("round of 5 requests by 8 runs target forwards 6 x 8", forwards[0], graph._replace(target=((6, 8),))),
+        (
+            "round of 8 requests by 8 runs draft forwards 8 x 4, 8 x 4, 5 x 4, and 8 x 4, 8 x 4, 8 x 4 are needed",
+            forwards[0],
+            graph._replace(draft=(*wide[:-1], (5, 4))),
+        ),
+        (
+            "round reads 512 KV positions of each request, and 62 are needed",
+            forwards[0],
+            graph._replace(read=512),
+        ),
+        (
+            "round of 8 requests by 8 computes 40 rows of logits; 64 are needed",
+            forwards[0],
+            graph._replace(logits=40),
+        ),
+        (
+            "prefill reads 256 KV positions of each request, and 54 are needed",
+            forwards[0]._replace(read=256),
+            graph,
+        ),
+    ):
+        assert verdict(*given) == f"launch {int('round' in text)}: a {text}"
 
 
 def test_another_number_of_steps_than_launches_fails(measured):
     _, run, _ = measured(TREE)
     outcome = judged(measured, TREE, forwards=run.work.forwards[1:])
-    assert outcome.state is State.FAIL and "steps were launched" in outcome.message
+    launches = len(run.work.forwards)
+    text = f"{launches - 1} steps were launched, and {launches} are in the journal"
+    assert (outcome.state, outcome.message) == (State.FAIL, text)
 
 
 def test_a_cached_page_that_is_not_reused_fails_and_blames_its_request(measured):
@@ -163,8 +190,8 @@ def test_a_cached_page_that_is_not_reused_fails_and_blames_its_request(measured)
         entries[at] = operation, account, pages[:-1]
 
     outcome = judged(measured, cell, journal=changed(measured, cell, shorten))
-    assert outcome.state is State.FAIL and "cached tokens; got" in outcome.message
-    assert outcome.blame is not None and outcome.blame.request in outcome.message
+    text = f"step {outcome.numbers['steps']}: expected that q11 reuses 2 cached tokens; got 1"
+    assert (outcome.state, outcome.message, outcome.blame) == (State.FAIL, text, Blame("q11"))
 
 
 def alter(entries, operation, nth, change):
@@ -176,18 +203,94 @@ def alter(entries, operation, nth, change):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda entries: alter(entries, "reserve", 0, lambda n: (n[0] + 1, *n[1:])), "are reserved; got"),
-        (lambda entries: alter(entries, "launch", 0, lambda n: (n[0] - 1,)), "is launched; got"),
-        (lambda entries: alter(entries, "evict", 0, lambda n: (n[0] % 40 + 1,)), "is a least recently used one; got"),
-        (lambda entries: alter(entries, "donate", 0, lambda n: (n[0] - 1, *n[1:-1])), "are cached; got"),
-        (lambda entries: entries.pop(place(entries, "close")), "expected"),
-        (lambda entries: entries.insert(place(entries, "evict"), entries[place(entries, "evict")]), "expected"),
-        (lambda entries: entries.insert(place(entries, "close", 2), ("open", 99, ())), "expected"),
+        (
+            lambda entries: alter(entries, "reserve", 0, lambda n: (n[0] + 1, *n[1:])),
+            "36 positions of q4 are reserved; got 37",
+        ),
+        (
+            lambda entries: entries.pop(place(entries, "reserve", 5)),
+            "2 positions of q4 are reserved; got reserve of 2 (2)",
+        ),
+        (
+            lambda entries: alter(entries, "launch", 0, lambda n: (n[0] - 1,)),
+            "a prompt chunk of q4 with 36 positions is launched; got 35 positions",
+        ),
+        (
+            lambda entries: alter(entries, "launch", 7, lambda n: (n[0] - 1,)),
+            "a round of q3 with 2 positions is launched; got 1 positions",
+        ),
+        (
+            lambda entries: entries.pop(place(entries, "launch", 5)),
+            "a round of q4 with 2 positions is launched; got launch of 2 (2)",
+        ),
+        (
+            lambda entries: alter(entries, "evict", 0, lambda n: (n[0] % 40 + 1,)),
+            "the page evicted for q4 is a least recently used one; got another",
+        ),
+        (lambda entries: entries.pop(place(entries, "evict")), "a page is evicted for q4; got reserve of 1 (2)"),
+        (
+            lambda entries: alter(entries, "donate", 0, lambda n: (n[0] - 1, *n[1:-1])),
+            "9 pages of q4 are cached; got 8",
+        ),
+        (lambda entries: entries.pop(place(entries, "donate")), "9 pages of q4 are cached; got settle of 2 (32)"),
+        (lambda entries: entries.pop(place(entries, "open", 1)), "q8 is admitted; got reserve of 2 (32)"),
+        (
+            lambda entries: entries.pop(place(entries, "close")),
+            "nothing more is launched or freed in this step; got reserve of 1 (2)",
+        ),
+        (
+            lambda entries: entries.insert(place(entries, "evict"), entries[place(entries, "evict")]),
+            "2 positions of q4 are reserved; got evict of 0 (40)",
+        ),
+        (
+            lambda entries: entries.insert(place(entries, "close", 2), ("open", 99, ())),
+            "nothing more is launched or freed in this step; got open of 99",
+        ),
     ],
 )
 def test_a_journal_of_other_work_fails(measured, change, text):
     outcome = judged(measured, TIGHT, journal=changed(measured, TIGHT, change))
-    assert outcome.state is State.FAIL and text in outcome.message and outcome.numbers["needless"] == 1
+    assert (outcome.state, outcome.numbers["needless"]) == (State.FAIL, 1)
+    assert outcome.message == f"step {outcome.numbers['steps']}: expected that {text}"
+    name = re.search(r"\bq\d+", text)
+    assert outcome.blame == (name and Blame(name[0]))
+
+
+def test_pages_that_are_kept_after_the_last_step_are_named(measured):
+    outcome = judged(measured, TIGHT, journal=changed(measured, TIGHT, lambda entries: entries.pop()))
+    text = f"step {outcome.numbers['steps']}: q8.again keeps its pages after its last step"
+    assert (outcome.state, outcome.message, outcome.blame) == (State.FAIL, text, Blame("q8.again"))
+
+
+def test_a_flush_empties_the_cache(measured):
+    _, run, _ = measured(TIGHT)
+    moments = (*run.work.moments, Moment(len(run.journal[0]), "flush", 0))
+    outcome = judged(measured, TIGHT, moments=moments)
+    text = f"step {outcome.numbers['steps']}: expected that the cache is emptied of {run.memory.cached} more pages"
+    assert (outcome.state, outcome.message) == (State.FAIL, text + "; got nothing of 0")
+
+
+@pytest.mark.parametrize(
+    ("operation", "change", "text"),
+    [
+        ("resume", lambda at, n: ("open", at, ()), "q4.turn2 resumes its session; got open of 1"),
+        ("resume", lambda at, n: ("resume", at, (1,)), "q4.turn2 computes 0 positions of its session again; got 1"),
+        ("hold", lambda at, n: ("hold", at, (n[0] - 1, *n[1:])), "q4 leaves 206 positions to its session; got 205"),
+        ("hold", lambda at, n: ("close", at, ()), "q4 leaves 206 positions to its session; got close"),
+        ("close", lambda at, n: ("close", 99, ()), "session account 1 is closed for q8.turn2; got close of 99"),
+    ],
+)
+def test_other_pages_of_sessions_are_named(measured, operation, change, text):
+    cell = AT_ONCE["hold"]
+
+    def first(entries):
+        at = place(entries, operation)
+        entries[at] = change(*entries[at][1:])
+
+    outcome = judged(measured, cell, journal=changed(measured, cell, first))
+    assert outcome.state is State.FAIL
+    assert outcome.message == f"step {outcome.numbers['steps']}: expected that {text}"
+    assert outcome.blame == Blame(re.search(r"\bq\d[.\w]*", text)[0])
 
 
 def test_pages_that_must_be_cached_and_are_closed_instead_are_named(measured):

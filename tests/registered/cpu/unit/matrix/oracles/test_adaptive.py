@@ -1,6 +1,6 @@
 """The second implementation of adaptive depth: against numbers worked out by hand, and against the engine's."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
@@ -127,6 +127,31 @@ def test_a_late_observation_is_named():
     assert mismatch(trace) == (
         "observation 0 (4 requests, width 3) matches no round that may have been read at this point"
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"ema": 9.0}, "gives the average 9; expected 1.75 from the slot's rounds"),
+        ({"correct": (9, 1)}, "has impossible accepted drafts [9, 1]"),
+        ({"correct": ()}, "has impossible accepted drafts []"),
+        ({"slot": 1}, "is counted for slot 1 (smallest batch size); it belongs to slot 4"),
+        ({"decision": "up"}, "decided 'up', 2 steps; expected 'warm-up', 2 steps"),
+        ({"steps": 1}, "decided 'warm-up', 1 steps; expected 'warm-up', 2 steps"),
+        ({"width": 5}, "matches no round that may have been read at this point"),
+    ],
+)
+def test_an_observation_that_the_rule_does_not_give_is_named(change, text):
+    trace, _ = engines("tiers", 3, [(4, [0.9]), (4, [0.9])], 0)
+    first, *others = trace.observations
+    wrong = replace(trace, observations=(replace(first, **change), *others))
+    assert mismatch(wrong) == f"observation 0 (4 requests, width {change.get('width', first.width)}) {text}"
+
+
+def test_a_round_of_another_width_is_named():
+    trace, _ = engines("tiers", 3, [(4, [0.5]), (4, [0.5])], 0)
+    wrong = replace(trace, rounds=(trace.rounds[0], (4, 7)))
+    assert mismatch(wrong) == "round 1 of 4 requests has width 7; slot 4 is at 2 steps"
 
 
 def test_a_round_whose_requests_all_ended_is_not_missed():

@@ -12,6 +12,7 @@ from specmatrix.matrix.run.explain import UNLIKE, UNTRACED, traced
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.red_ask import entry_text
 from specmatrix.matrix.run.runner import Runner
+from specmatrix.matrix.subjects import traced as trace_module
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Answer, Profile, RequestSpec, RunningEngine
 from specmatrix.matrix.subjects.traced import Tracer
@@ -94,6 +95,12 @@ def test_a_trace_ends_with_the_error_of_its_run(monkeypatch):
     found = traced(ReferenceSubject(), prepare(Cell.from_id("none")))
     assert found.note == "the traced run ended with KeyError: 'no such row'"
     assert {event.event for event in found.events} == {"schedule", "launch"}
+
+
+def test_a_long_trace_says_where_it_ends(monkeypatch):
+    monkeypatch.setattr(trace_module, "MOST_EVENTS", 5)
+    found = traced(ReferenceSubject(), prepare(Cell.from_id("none")))
+    assert (len(found.events), found.note) == (5, "the trace ends after 5 events")
 
 
 class Remote(ReferenceSubject):

@@ -1,0 +1,58 @@
+"""The gates that apply to a subject, by what its profile claims and excludes."""
+
+import pytest
+
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.gates.registry import GATES, applied_gates
+from specmatrix.matrix.subjects.protocol import Capability, Profile
+
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
+
+TOKENS = frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS})
+
+
+def test_every_gate_judges_the_reference_engine():
+    assert applied_gates(Profile(frozenset({Capability.RESOLUTION}))) == (GATES, {})
+
+
+def test_a_gate_that_does_not_apply_has_its_reason():
+    found = applied_gates(
+        Profile(TOKENS, {Capability.JOURNAL: "its pages are its own"}, {"accuracy": "it has no exam"})
+    )
+    assert [gate.name for gate in found.gates] == [
+        "claims",
+        "oracle",
+        "lossless",
+        "finish",
+        "distribution",
+    ]
+    assert found.excluded["accuracy"] == "it has no exam"
+    assert found.excluded["rest"] == "the subject does not show work"
+    assert found.excluded["ledger"] == "the subject does not show journal: its pages are its own"
+    every = {"identities", *(gate.name for gate in GATES)}
+    assert found.excluded.keys() == every - {gate.name for gate in found.gates}
+
+
+def test_an_unknown_gate_is_refused():
+    with pytest.raises(ConfigError) as caught:
+        applied_gates(Profile(TOKENS, excluded={"tokens": "why not"}))
+    names = ", ".join(gate.name for gate in GATES)
+    assert str(caught.value) == (
+        f"the profile excludes gate 'tokens', which is unknown; known are claims, oracle, identities, {names}"
+    )
+
+
+@pytest.mark.parametrize(("tie_nats", "score_nats"), [(0.5, 0.5), (0.0, 1e-4)])
+def test_a_foreign_engine_may_round_in_its_own_way(tie_nats, score_nats):
+    profile = Profile(TOKENS, tie_nats=tie_nats)
+    gates = {gate.name: gate for gate in applied_gates(profile).gates}
+    assert gates["oracle"].thresholds["tie_nats"] == gates["lossless"].thresholds["past_tie_nats"] == tie_nats
+    assert gates["lossless"].thresholds["score_nats"] == score_nats and gates["lossless"].oracle is None
+    assert not gates["lossless"].sampled
+
+
+def test_texts_are_compared_where_there_are_no_token_ids():
+    gates = {gate.name: gate for gate in applied_gates(Profile(frozenset())).gates}
+    assert gates.keys() == {"claims", "text"} and gates["text"].target_oracle is not None
+    alone = applied_gates(Profile(frozenset(), excluded={"oracle": "its prompts are other tokens"}))
+    assert alone.gates[-1].target_oracle is None
