@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import ne
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from specmatrix.reports.schema import CellResult
+
+# Axes in which a green cell may differ and still tell something of the red one.
+MOST_AXES: Final = 3
 
 
 class OneSided(NamedTuple):
@@ -26,7 +29,7 @@ class Neighbour(NamedTuple):
 
 
 def nearest(red: CellResult, green: Sequence[CellResult]) -> Neighbour | None:
-    """The green cell with the fewest other axis values, the first of several; None if neither side has counters."""
+    """The green cell with the fewest other axis values, the first of several; None if a side has no counters."""
     axes, values = tuple(red.axes), tuple(red.axes.values())
     ran = [cell for cell in green if cell.evidence and tuple(cell.axes) == axes]
     if not ran or not red.evidence:

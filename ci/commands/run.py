@@ -29,7 +29,7 @@ from specmatrix.matrix.cover.affected import SourceChange, affected_ranks, read_
 from specmatrix.matrix.cover.functions import stored_functions
 from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
 from specmatrix.matrix.gates.registry import GATES, applied_gates
-from specmatrix.matrix.run.executed_lines import ranges, suspects
+from specmatrix.matrix.run.executed_lines import no_suspect, ranges, suspects
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.tiers import check_seed, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
@@ -213,8 +213,11 @@ def _affected_first(runs: CellRuns, change: SourceChange, cells: Sequence[Cell])
 
 
 def show_suspects(view: RunView, change: SourceChange, tier: str, seed: int) -> None:
-    """Print the changed lines that only failing cells execute, found by running a few cells again."""
+    """Print the changed lines that only a red run's failing cells execute, found by running a few cells again, or why
+    there are none."""
     found, names, green = suspects(view.red, view.cells, change.lines, tier, seed)
+    if view.red and not found:
+        print(no_suspect(len(view.red), len(names), len(green), change.lines))
     for path, lines in found.items():
         for first, last in ranges(lines):
             place = f"{path}:{first}" + (f"-{last}" if last > first else "")

@@ -24,6 +24,8 @@ DIFF: Final = (
     "--src-prefix=a/",
     "--dst-prefix=b/",
 )
+# The share of the cells from which on it is said that nearly all execute a change.
+NEARLY_ALL: Final = 0.9
 
 
 class SourceChange(NamedTuple):
@@ -83,9 +85,20 @@ def affected_ranks(
 
 def sentence(change: SourceChange, touched: int, total: int) -> str:
     """What a run says of the change that orders its cells."""
-    where = f"{count(len(change.functions), 'changed function')} in {' and '.join(FOLDERS)}"
-    rest = f"; {count(change.elsewhere, 'other changed file')} told nothing" if change.elsewhere else ""
-    return f"{where}: {touched:,} of {count(total, 'cell')} execute them and run first{rest}"
+    where, kept = f"in {' and '.join(FOLDERS)}", "so the default order is kept"
+    files = count(change.elsewhere, f"{'other ' if change.functions else ''}changed file")
+    rest = f"; {files} {'was' if change.elsewhere == 1 else 'were'} ignored" if change.elsewhere else ""
+    if not change.functions:
+        return f"the change touches no function {where}, {kept}{rest}"
+    if not touched:
+        found = f"none of {count(total, 'cell')} is known to execute them, {kept}"
+    elif touched == total:
+        found = f"all {count(total, 'cell')} execute them"
+    elif touched >= NEARLY_ALL * total:
+        found = f"nearly all cells ({touched:,} of {total:,}) execute them"
+    else:
+        found = f"{touched:,} of {count(total, 'cell')} execute them and run first"
+    return f"{count(len(change.functions), 'changed function')} {where}: {found}{rest}"
 
 
 def _recorded(path: str) -> bool:

@@ -82,8 +82,8 @@ def main_faults(
 
 
 def select(only: Sequence[str], tier: str = "cpu", more: Sequence[Fault] = ()) -> list[Fault]:
-    """The faults of a tier with these ids, or all if none are given. more: faults besides the catalogue's, by id only.
-    ConfigError for an unknown id."""
+    """The faults of a tier with these ids, each once, or all if none are given. more: faults besides the catalogue's,
+    by id only. ConfigError for an unknown id."""
     known = {fault.id: fault for fault in (*CATALOGUE, *(more if only else ())) if fault.runs_on(tier)}
     for name in only:
         if name not in known:
@@ -91,7 +91,7 @@ def select(only: Sequence[str], tier: str = "cpu", more: Sequence[Fault] = ()) -
             listing = "specmatrix faults --list" + (f" --tier {tier}" if tier != "cpu" else "")
             hint = f"the closest is {close}" if close else f"`{listing}` names all {len(select((), tier))}"
             raise ConfigError(f"fault {shown(name)} is unknown in tier {tier}; {hint}")
-    return [known[name] for name in only] if only else list(known.values())
+    return [known[name] for name in dict.fromkeys(only)] if only else list(known.values())
 
 
 def list_faults(only: Sequence[str], tier: str, json_: bool) -> int:

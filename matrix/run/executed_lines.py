@@ -15,6 +15,7 @@ from specmatrix import HOME
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.reports.neighbour import nearest
 from specmatrix.reports.schema import CellResult
+from specmatrix.reports.wording import count
 
 Lines = dict[str, set[int]]
 # Failing cells, and passing ones beside their neighbours, that run again to tell lines apart.
@@ -45,7 +46,7 @@ def suspects(
     red: Sequence[CellResult], cells: Sequence[CellResult], changed: Lines, tier: str, seed: int
 ) -> tuple[Lines, list[str], list[str]]:
     """The changed lines that cells of `red` execute and no passing cell of `cells` does; the failing and the passing
-    cells that ran again to tell, a few of each, those among them that differ least.
+    cells that ran again to tell, a few of each, those among them that differ least. Without some of each there is none.
 
     Cells of several ranks run in other processes, and one that crashed may crash this one: neither runs again.
     """
@@ -53,7 +54,21 @@ def suspects(
     passing = [cell for cell in cells if cell.state == "PASS" and _traceable(cell)]
     near = [found.cell.id for found in (nearest(cell, passing) for cell in failing) if found]
     names, green = [cell.id for cell in failing], [*dict.fromkeys([*near, *(c.id for c in passing[:MOST_TRACED])])]
-    return (only_red(names, green, changed, tier, seed) if names and changed else {}), names, green
+    return (only_red(names, green, changed, tier, seed) if names and green and changed else {}), names, green
+
+
+def no_suspect(red: int, failing: int, passing: int, changed: Lines) -> str:
+    """Why `suspects` found no line, in a sentence. failing, passing: how many cells it chose. red: of how many."""
+    if not changed:
+        reason = "the change has none in a Python file"
+    elif not failing:
+        reason = f"only failed cells of one rank run again, and none of {count(red, 'red cell')} is one"
+    elif not passing:
+        reason = "no cell passed that they could be compared with"
+    else:
+        again = f"{failing} failing and {count(passing, 'passing cell')} ran again, traced"
+        return f"no changed line is executed by failing cells only: {again}"
+    return f"which of the changed lines only failing cells execute is not known: {reason}"
 
 
 def _traceable(cell: CellResult) -> bool:

@@ -17,7 +17,7 @@ from specmatrix.reports.effective import effective
 from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.groups import RedGroup, red_groups
 from specmatrix.reports.lengths import positive
-from specmatrix.reports.neighbour import Neighbour, nearest
+from specmatrix.reports.neighbour import MOST_AXES, Neighbour, nearest
 from specmatrix.reports.render.markup import html, markdown
 from specmatrix.reports.render.plots import (
     Point,
@@ -80,8 +80,8 @@ class ChoiceRow(NamedTuple):
 class RunView:
     """What every output about one run shows, computed once. `red` cells come first in `cells`, then waived ones, then
     those that the subject does not support, then the rest in file order. `groups` are the red ones by equal failures,
-    and `neighbours` has the nearest green cell of the first cell of each. `effects`: by gate, the smallest that the
-    median cell would have shown."""
+    and `neighbours` has the nearest green cell of the first cell of each, if it is near. `effects`: by gate, the
+    smallest that the median cell would have shown."""
 
     header: Header
     summary: Summary
@@ -178,7 +178,7 @@ def view(report: Report) -> RunView:
         rewrites=_rewrites(cells),
         choices=_choices(cells),
         groups=groups,
-        neighbours={cell.id: nearest(cell, passing) for cell in (group.cells[0] for group in groups[:MOST_NEIGHBOURS])},
+        neighbours={group.cells[0].id: _near(group.cells[0], passing) for group in groups[:MOST_NEIGHBOURS]},
         effects=typical(passing, report.header.thresholds),
     )
 
@@ -223,6 +223,12 @@ def run_page(run: RunView) -> str:
         },
         data={"cells": [_details(cell, row, run.header) for cell, row in zip(shown, values, strict=True)]},
     )
+
+
+def _near(cell: CellResult, passing: Sequence[CellResult]) -> Neighbour | None:
+    """The nearest green cell; None if it is too far away to tell anything."""
+    found = nearest(cell, passing)
+    return None if found is None or len(found.axes) > MOST_AXES else found
 
 
 def _values(cell: CellResult) -> dict[str, str]:

@@ -16,6 +16,7 @@ from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.incidents.catalogue import INCIDENTS, incidents
 from specmatrix.matrix.incidents.incident import ComparedStep, Incident
 from specmatrix.matrix.incidents.replay import JudgedStep, replay
+from specmatrix.reports.atomic import check_place
 from specmatrix.reports.compare import comparison_json
 from specmatrix.reports.render.comparison import COMPARISON_NAME
 from specmatrix.reports.render.terminal import print_comparison
@@ -41,8 +42,11 @@ def list_incidents(json_: bool) -> int:
 
 
 def run_incidents(name: str, out: Path | None, json_: bool) -> int:
-    """Replay an incident, or all; 0 if every verdict is the expected one. ConfigError for an unknown name."""
+    """Replay an incident, or all; 0 if every verdict is the expected one. ConfigError for an unknown name, ReportError
+    if `out` cannot be written."""
     chosen = incidents(name)
+    if out is not None:
+        check_place(out)
     console = StdoutConsole(quiet=json_, soft_wrap=True, highlight=False)
     replayed = []
     with _folder(out) as folder:

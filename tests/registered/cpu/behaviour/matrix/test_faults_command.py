@@ -56,6 +56,12 @@ def test_the_list_describes_each_fault(capsys):
         list_faults([], "cpu9", json_=False)
 
 
+def test_a_fault_that_is_named_twice_is_planted_once():
+    assert [fault.id for fault in select(["bonus-stride", "v2-downgraded", "bonus-stride"])] == [
+        "bonus-stride", "v2-downgraded",
+    ]  # fmt: skip
+
+
 def test_the_table_fits_its_terminal():
     """Names are not cut, in 64 columns too."""
     one, longest = CATALOGUE[0], max(CATALOGUE, key=lambda fault: len(fault.id))

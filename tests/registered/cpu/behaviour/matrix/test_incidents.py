@@ -75,6 +75,24 @@ def test_an_unknown_incident_is_invalid_input(capsys):
     assert capsys.readouterr().err.startswith("specmatrix: incident 'trees' is unknown; it must be all or one of ")
 
 
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ("notes.txt", "specmatrix: cannot write in notes.txt: File exists\n"),
+        ("notes.txt/out", "specmatrix: cannot write in notes.txt/out: Not a directory\n"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
+    place, sentence, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    monkeypatch.setattr(command, "replay", lambda *_: pytest.fail("it ran"))
+    assert main(["incident", "run", "all", "--out", place]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", sentence)
+
+
 def test_the_list_names_each_with_its_question(capsys):
     assert main(["incident", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()

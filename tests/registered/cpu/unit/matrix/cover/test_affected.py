@@ -124,12 +124,44 @@ def test_cells_that_execute_rare_changed_functions_run_first():
     change = SourceChange({}, frozenset({common, rare, ("engine/new.py", "f")}), 2)
     ranks, touched = affected_ranks(change, executed, "abcde", {"c": 0, "e": 1, "b": 2})
     assert list(ranks) == ["d", "c", "b", "a", "e"] and touched == 4
-    assert sentence(change, touched, 5) == (
-        "3 changed functions in engine and kernels: 4 of 5 cells execute them and run first; 2 other changed files told"
-        " nothing"
-    )
     outside = SourceChange({}, frozenset({("engine/y.py", MODULE)}), 0)
     assert affected_ranks(outside, executed, "abcde", {"c": 0, "e": 1}) == ({"b": 0, "c": 1, "e": 2}, 1)
+
+
+FUNCTIONS = frozenset({("engine/x.py", name) for name in "fgh"})
+
+
+@pytest.mark.parametrize(
+    ("functions", "elsewhere", "touched", "text"),
+    [
+        (
+            FUNCTIONS,
+            2,
+            4,
+            "3 changed functions in engine and kernels: 4 of 20 cells execute them and run first; 2 other changed files"
+            " were ignored",
+        ),
+        (FUNCTIONS, 0, 18, "3 changed functions in engine and kernels: nearly all cells (18 of 20) execute them"),
+        (FUNCTIONS, 0, 20, "3 changed functions in engine and kernels: all 20 cells execute them"),
+        (
+            FUNCTIONS,
+            0,
+            0,
+            "3 changed functions in engine and kernels: none of 20 cells is known to execute them, so the default order"
+            " is kept",
+        ),
+        (
+            frozenset(),
+            1,
+            0,
+            "the change touches no function in engine and kernels, so the default order is kept; 1 changed file was"
+            " ignored",
+        ),
+        (frozenset(), 0, 0, "the change touches no function in engine and kernels, so the default order is kept"),
+    ],
+)
+def test_a_sentence_tells_how_a_change_orders_the_cells(functions, elsewhere, touched, text):
+    assert sentence(SourceChange({}, functions, elsewhere), touched, 20) == text
 
 
 def test_the_stored_functions_are_those_of_todays_sources_and_cells():

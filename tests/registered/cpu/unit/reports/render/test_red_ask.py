@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from specmatrix.reports.neighbour import nearest
+from specmatrix.reports.neighbour import MOST_AXES, nearest
 from specmatrix.reports.render.explain import write_explained
 from specmatrix.reports.render.red_ask import ask_lines, neighbour_text, pages_text
 from specmatrix.reports.render.run import run_page, view
@@ -138,6 +138,17 @@ def test_the_nearest_green_cell_differs_in_the_fewest_axes():
     assert found.cell.id == "eagle3" and found.axes == {"topk": ("4", "1")}
     assert "tree.compacted 3" in neighbour_text(found)
     assert nearest(RED, []) is None and nearest(RED, [cell(evidence={})]) is None
+
+
+@pytest.mark.parametrize(("differing", "shown"), [(MOST_AXES, True), (MOST_AXES + 1, False)])
+def test_a_green_cell_that_differs_in_many_axes_is_not_shown(differing, shown, tmp_path):
+    far = cell("none", axes=AXES | dict.fromkeys([*AXES][:differing], "other"), evidence={"tree.compacted": 1})
+    run = view(load(write_cells(tmp_path, [far, RED])))
+    out = StringIO()
+    print_run(run, Console(file=out, width=200))
+    for text in (out.getvalue(), run_page(run)):
+        assert ("nearest green cell none" in text) == shown
+    assert nearest(RED, [far]).cell.id == "none"
 
 
 def test_a_request_without_tokens_is_one_line_or_two():

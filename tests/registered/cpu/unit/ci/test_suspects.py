@@ -1,0 +1,67 @@
+"""What a red run says of the lines of a change."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from specmatrix.ci.commands.run import show_suspects
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cover.affected import SourceChange
+from specmatrix.matrix.gates.gate import Outcome, State
+from specmatrix.matrix.run import executed_lines
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.run.record import judged, lost
+
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
+
+CHANGED = {"engine/loop.py": {4, 5, 9}}
+RED, OTHER, GREEN, RANKS, BROKEN = "eagle3.s3.v2", "eagle3.s3.v2.pair", "none.pair", "none.tp2.pair", "none.v2.pair"
+
+
+def record(name: str, state: State):
+    return judged(prepare(Cell.from_id(name)), [Outcome("lossless", state, message="" if state is State.PASS else "x")])
+
+
+def said(capsys, red, green, executed=None, changed=CHANGED) -> list[str]:
+    failing = [record(name, State.FAIL) if name != BROKEN else lost(prepare(Cell.from_id(name)), "x") for name in red]
+    view = SimpleNamespace(red=failing, cells=[*failing, *(record(name, State.PASS) for name in green)])
+    with pytest.MonkeyPatch.context() as patch:
+        # By default no cell may run again.
+        runs = pytest.fail if executed is None else lambda cells, *_: executed["red" if RED in cells else "green"]
+        patch.setattr(executed_lines, "executed", runs)
+        show_suspects(view, SourceChange(changed, frozenset(), 0), "cpu", 0)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_lines_that_only_failing_cells_execute_are_named(capsys):
+    executed = {"red": {"engine/loop.py": {4, 5, 9}}, "green": {"engine/loop.py": {9}}}
+    assert said(capsys, [RED], [GREEN], executed) == [
+        f"engine/loop.py:4-5: executed by {RED}, by none of 1 passing cell beside it"
+    ]
+
+
+def test_a_green_run_says_nothing_of_the_lines(capsys):
+    assert said(capsys, [], [GREEN]) == []
+
+
+WHICH = "which of the changed lines only failing cells execute is not known: "
+
+
+@pytest.mark.parametrize(
+    ("red", "green", "changed", "sentence"),
+    [
+        ([RED, OTHER], [], CHANGED, "no cell passed that they could be compared with"),
+        ([RED], [RANKS], CHANGED, "no cell passed that they could be compared with"),
+        ([RANKS, BROKEN], [GREEN], CHANGED, "only failed cells of one rank run again, and none of 2 red cells is one"),
+        ([RED], [GREEN], {}, "the change has none in a Python file"),
+    ],
+)
+def test_nothing_runs_again_where_nothing_could_be_concluded(red, green, changed, sentence, capsys):
+    assert said(capsys, red, green, changed=changed) == [WHICH + sentence]
+
+
+def test_a_sentence_says_that_no_line_separates_the_cells(capsys):
+    executed = {"red": {"engine/loop.py": {4, 5}}, "green": {"engine/loop.py": {4, 5, 9}}}
+    assert said(capsys, [RED, OTHER], [GREEN], executed) == [
+        "no changed line is executed by failing cells only: 2 failing and 1 passing cell ran again, traced"
+    ]
