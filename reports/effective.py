@@ -27,6 +27,8 @@ ASKED_FIELDS: Final = {
     "num_draft_tokens": ("speculative_num_draft_tokens",),
     "radix_cache": ("disable_radix_cache",),
 }
+# Field of the resolved configuration -> the field of the request that holds it in another form.
+WRITTEN_AS: Final = {"adaptive_slots": ("speculative_adaptive_config",)}
 # Fields that follow from others, say where files lie, or are listed elsewhere in a cell: no choice of their own.
 DERIVED: Final = frozenset(
     {"lag", "num_pages", "model_path", "draft_path", "random_seed", "strict_memory", "kv_stamps", "reasons", "rewrites"}
@@ -76,4 +78,4 @@ def pair_text(pair: Pair) -> str:
 
 def explaining_fields(field: str) -> tuple[str, ...]:
     """Names under which a reason or a rewrite may speak of the resolved field `field`."""
-    return (field, *ASKED_FIELDS.get(field, ()))
+    return (field, *ASKED_FIELDS.get(field, ()), *WRITTEN_AS.get(field, ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from specmatrix.reports.schema import REFERENCE, CellResult, Header, Waiver
@@ -10,6 +11,14 @@ from specmatrix.reports.schema import REFERENCE, CellResult, Header, Waiver
 def count(number: int, noun: str) -> str:
     """`1 cell`, `3 cells`, `12,000 cells`, `2 starts`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
+
+
+def most_frequent(reasons: Counter[str]) -> str:
+    """The most frequent of several reasons, the first of equals, and how many others there are."""
+    [(first, times)] = reasons.most_common(1)
+    if len(reasons) == 1:
+        return first
+    return f"{first} ({times:,} of {reasons.total():,}), and {count(len(reasons) - 1, 'other reason')}"
 
 
 def shorten(text: str, most: int) -> str:

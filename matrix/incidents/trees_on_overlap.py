@@ -62,7 +62,10 @@ PAIRS: Final = (
 # Deleted by the revert: the wide tree, and retraction under it.
 DELETED: Final = ("eagle3.s5.k4.n16.v2.pair", "eagle3.s5.k4.n16.v2.tight.pair")
 ALL: Final = (*CHAINS, *ON_V1, AUTOMATIC, *ALONE, *PAIRS)
-TO_V2: Final = Acknowledgement("rewrite", "spec_version: v1 -> v2", "sglang#26997: trees run on v2", "2099-12-31")
+MERGE, RELAND = (
+    (Acknowledgement("rewrite", "spec_version: v1 -> v2", f"{change}: trees run on v2", "2099-12-31"),)
+    for change in ("sglang#26866", "sglang#26997")
+)
 
 MOVED: Final = {"moved spec_version: v1 -> v2": "acknowledged", "gone spec_version: v2 -> v1": "noted"}
 ON_V2: Final = "spec_version=v2 x topk=4"
@@ -79,7 +82,7 @@ INCIDENT: Final = Incident(
             base=BEFORE,
             head=MERGED,
             cells=(*ALL, *DELETED),
-            acknowledged=(TO_V2,),
+            acknowledged=MERGE,
             promotions=(
                 PromotedDefault(*ROW, refused=(f"lossless is FAIL in 7 of 14 cells, the first is {PAIRS[1]}",)),
             ),
@@ -97,7 +100,7 @@ INCIDENT: Final = Incident(
             base=BEFORE,
             head=AMENDED,
             cells=(CHAINS[-1], ON_V1[0], ALONE[0], PAIRS[0]),
-            acknowledged=(TO_V2,),
+            acknowledged=MERGE,
             expected=Expected(
                 "red",
                 cells=each("REGRESSED: ledger, lossless, acceptance, effective", ALONE[0], PAIRS[0]),
@@ -125,7 +128,7 @@ INCIDENT: Final = Incident(
             head=RELANDED,
             cells=ALL,
             added=DELETED,
-            acknowledged=(TO_V2,),
+            acknowledged=RELAND,
             promotions=(
                 PromotedDefault(*ROW),
                 PromotedDefault(

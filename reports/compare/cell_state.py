@@ -192,7 +192,8 @@ class RewriteChange:
     """A change in rewrites, or in a resolved value for the same requested configuration.
 
     `status`: "new", "gone" or "changed" (another reason) for a rewrite that the engine reports; "moved" for a resolved
-    value that differs although the requested configuration is equal. `silent`: some cell does not declare it by
+    value that differs although the requested configuration is equal. `reason`: the most frequent one of the cells, and
+    how many others there are. `silent`: some cell does not declare it by
     `expect` = "rewritten". `excused`: the acknowledgement's reason.
     """
 

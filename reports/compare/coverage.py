@@ -116,9 +116,11 @@ def _by_cause(lost: Mapping[Pair, list[str]], fate: Callable[[str], _Fate]) -> t
 
 
 def _sentence(cells: int, causes: Sequence[_Cause]) -> str:
-    """What happened to so many cells. Of several causes none has its reason, which the rewrites and cells give."""
-    if len(causes) == 1:
-        texts = [causes[0].what + (f": {causes[0].reason}" if causes[0].reason else "")]
+    """What happened to so many cells, with the first reason and how many others there are. Of several causes none has
+    its reason, which the rewrites and cells give."""
+    if len({cause.what for cause in causes}) == 1:
+        others = f", and {count(len(causes) - 1, 'other reason')}" if len(causes) > 1 else ""
+        texts = [causes[0].what + (f": {causes[0].reason}{others}" if causes[0].reason else "")]
     else:
         moved = dict.fromkeys(cause.what.removeprefix(MOVED) for cause in causes if cause.what.startswith(MOVED))
         texts = list(dict.fromkeys(cause.what for cause in causes if not cause.what.startswith(MOVED)))

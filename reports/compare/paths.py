@@ -10,6 +10,8 @@ from specmatrix.reports.effective import DERIVED, explaining_fields, word
 from specmatrix.reports.schema import UNJUDGED_STATES, CellResult, Json
 
 # File locations and seeds do not affect the code path.
+ABSENT: Final = "absent"
+SLOTS: Final = "adaptive_slots"
 _UNASKED: Final = frozenset({"model_path", "speculative_draft_model_path", "random_seed"})
 
 
@@ -81,8 +83,32 @@ def _differences(
     if base == head:
         return []
     names = [name for name in (*head, *(name for name in base if name not in head)) if name not in ignored]
-    return [
-        (name, word(base.get(name, "absent")), word(head.get(name, "absent")))
-        for name in names
-        if base.get(name, "absent") != head.get(name, "absent")
-    ]
+    found = []
+    for name in names:
+        old, new = base.get(name, ABSENT), head.get(name, ABSENT)
+        if old != new:
+            found.append((name, *(slot_texts(old, new) if name == SLOTS else (word(old), word(new)))))
+    return found
+
+
+def slot_texts(old: Json, new: Json) -> tuple[str, str]:
+    """The slots of adaptive steps on both sides as text: draft depths and the smallest batch size of each slot, and
+    those other settings that differ."""
+    if not all(isinstance(value, list) and all(map(_is_slot, value)) for value in (old, new)):
+        return word(old), word(new)
+    sides: list[dict[Json, dict[str, Json]]] = [{slot["batch_from"]: slot for slot in value} for value in (old, new)]
+    texts = []
+    for own, other in (sides, sides[::-1]):
+        words = []
+        for batch, slot in own.items():
+            there = other.get(batch, slot)
+            differing = [name for name in {**slot, **there} if slot.get(name) != there.get(name)]
+            settings = ", ".join(f"{name} {slot.get(name, ABSENT)}" for name in differing if name != "candidate_steps")
+            depths = word(slot["candidate_steps"]).strip("[]")
+            words.append(f"{depths} from {batch}" + (f" ({settings})" if settings else ""))
+        texts.append("steps " + "; ".join(words).replace(" from ", " from batch ", 1) if words else "none")
+    return texts[0], texts[1]
+
+
+def _is_slot(value: Json) -> bool:
+    return isinstance(value, dict) and {"batch_from", "candidate_steps"} <= value.keys()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -11,6 +11,7 @@ from specmatrix.reports.compare.cell_state import ChoiceChange, RewriteChange
 from specmatrix.reports.compare.paths import PathChanges
 from specmatrix.reports.effective import ASKED_FIELDS, word
 from specmatrix.reports.schema import UNJUDGED_STATES, CellResult, ReasonRecord, RewriteRecord
+from specmatrix.reports.wording import most_frequent
 
 CellPairs = Iterable[tuple[CellResult | None, CellResult | None]]
 _RESOLVED_NAME: Final = {
@@ -35,7 +36,7 @@ def new_rewrites(base: CellResult | None, head: CellResult) -> tuple[RewriteReco
 class _RewriteGroup(NamedTuple):
     """Cells with the same change, and for each whether it did not declare it."""
 
-    reason: str
+    reasons: Counter[str]
     cells: list[str]
     silent: list[bool]
 
@@ -49,7 +50,8 @@ def rewrite_changes(pairs: CellPairs, acknowledged: Acknowledged, paths: PathCha
     groups: dict[tuple[str, str], _RewriteGroup] = {}
     for base, head in _with_results(pairs):
         for status, name, reason, silent in _cell_changes(base, head, paths):
-            group = groups.setdefault((status, name), _RewriteGroup(reason, [], []))
+            group = groups.setdefault((status, name), _RewriteGroup(Counter(), [], []))
+            group.reasons[reason] += 1
             group.cells.append((head or base).id)  # type: ignore[union-attr]  # one of the two exists
             group.silent.append(silent)
     order = ("new", "moved", "changed", "gone")
@@ -57,9 +59,8 @@ def rewrite_changes(pairs: CellPairs, acknowledged: Acknowledged, paths: PathCha
     for (status, name), group in sorted(groups.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
         silent = any(group.silent)
         excused = acknowledged.reason("rewrite", name) if silent else ""
-        rows.append(
-            RewriteChange(name, status, group.reason, tuple(group.cells), silent, silent and not excused, excused)
-        )
+        reason = most_frequent(group.reasons)
+        rows.append(RewriteChange(name, status, reason, tuple(group.cells), silent, silent and not excused, excused))
     return tuple(rows)
 
 

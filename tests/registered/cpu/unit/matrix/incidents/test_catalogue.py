@@ -75,6 +75,17 @@ def test_every_cell_exists_and_every_expected_one_runs():
             assert (HOME / ALGORITHMS / step.file).is_file()
 
 
+def test_a_step_is_excused_by_its_own_change_and_not_by_a_later_one():
+    (trees,) = incidents("trees-on-overlap")
+    excuses = {step.name: [each.reason for each in step.acknowledged] for step in trees.steps}
+    assert excuses == {
+        "merge": ["sglang#26866: trees run on v2"],
+        "amended": ["sglang#26866: trees run on v2"],
+        "revert": [],
+        "reland": ["sglang#26997: trees run on v2"],
+    }
+
+
 def test_an_unknown_name_is_refused():
     assert incidents("all") == INCIDENTS and incidents("adaptive-slots") == (INCIDENTS[-1],)
     with pytest.raises(ConfigError) as caught:

@@ -18,13 +18,13 @@ FALLBACK = "trees fall back"
 def sized(make_cell):
     """A cell that requests `topk` and no spec version, and runs `version`."""
 
-    def make(name, topk, version, state="PASS", page="1", **changes: object):
+    def make(name, topk, version, state="PASS", page="1", why=FALLBACK, **changes: object):
         return make_cell(
             name,
             state=state,
             axes={"topk": str(topk), "spec_version": "auto", "page_size": page},
             resolved={"topk": topk, "spec_version": version, "page_size": int(page)},
-            reasons=(ReasonRecord("spec_version", version, FALLBACK if version == "v1" else "by default"),),
+            reasons=(ReasonRecord("spec_version", version, why if version == "v1" else "by default"),),
             **changes,
         )
 
@@ -70,6 +70,14 @@ def test_several_causes_are_one_short_sentence_without_their_reasons(coverage, s
     assert {row.cause for row in both.lost if pair(spec_version="v2", topk="4") in row.pairs} == {
         "1 cell resolves now to spec_version=v1 or topk=2"
     }
+
+
+def test_a_move_for_several_reasons_names_one_and_counts_the_others(coverage, sized):
+    base = [sized(name, 4, "v2") for name in "abc"]
+    head = [sized(name, 4, "v1", why=f"reason {number}") for name, number in (("a", 1), ("b", 2), ("c", 3))]
+    assert coverage(base, head).lost[0].cause == (
+        "3 cells resolve now to spec_version=v1: reason 1, and 2 other reasons"
+    )
 
 
 def test_a_pair_that_another_cell_still_carries_is_not_lost(coverage, sized):

@@ -32,6 +32,42 @@ def test_what_runs_as_requested_needs_no_reason(make_cell):
     assert explanation(refused, "page_size") == "the engine gives no reason"
 
 
+def slot(batch: int, *steps: int, **others: float) -> dict[str, object]:
+    return {"batch_from": batch, "candidate_steps": list(steps), "ema_alpha": 0.2, "up_hysteresis": 0.0, **others}
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "old", "new"),
+    [
+        (
+            [slot(1, 1, 3, 7)],
+            [slot(1, 1, 3, 7), slot(8, 1, 3), slot(32, 1)],
+            "steps 1, 3, 7 from batch 1",
+            "steps 1, 3, 7 from batch 1; 1, 3 from 8; 1 from 32",
+        ),
+        ([], [slot(1, 1)], "none", "steps 1 from batch 1"),
+        (
+            [slot(1, 1, 3), slot(8, 1)],
+            [slot(1, 1, 3), slot(8, 1, ema_alpha=0.5)],
+            "steps 1, 3 from batch 1; 1 from 8 (ema_alpha 0.2)",
+            "steps 1, 3 from batch 1; 1 from 8 (ema_alpha 0.5)",
+        ),
+        (
+            [slot(1, 3)],
+            [slot(1, 3, window=4)],
+            "steps 3 from batch 1 (window absent)",
+            "steps 3 from batch 1 (window 4)",
+        ),
+        ("off", [slot(1, 3)], "off", str([slot(1, 3)])),
+        ([{"steps": 3}], [{"steps": 4}], "[{'steps': 3}]", "[{'steps': 4}]"),
+    ],
+)
+def test_changed_slots_of_adaptive_steps_are_words(make_cell, base, head, old, new):
+    reason = ReasonRecord("speculative_adaptive_config", None, "no file is named")
+    sides = [make_cell("a", resolved={"adaptive_slots": slots}, reasons=(reason,)) for slots in (base, head)]
+    assert path_changes(*sides) == (PathChange("adaptive_slots", old, new, "no file is named"),)
+
+
 def test_a_crash_is_no_refusal(make_cell):
     crashed = make_cell("a", state="FAIL", error="LedgerError: no room", gates=(), resolved=None)
     (change,) = path_changes(make_cell("a"), crashed)

@@ -29,6 +29,14 @@ def test_a_rewrite_that_appears_in_a_cell_is_silent_and_red(make_cell, rewritten
     assert rows(pairs) == [("new", "num_draft_tokens: 6 -> 4", ("a", "b"), True, True)]
 
 
+def test_of_several_reasons_the_most_frequent_is_given_and_the_others_are_counted(make_cell, rewritten):
+    pairs = [(make_cell(name), rewritten(name, reason=reason)) for name, reason in zip("abcd", "yxxz", strict=True)]
+    (new,) = changes(pairs)
+    (gone,) = changes([(head, base) for base, head in pairs[:3]])
+    assert new.cells == ("a", "b", "c", "d")
+    assert (new.reason, gone.reason) == ("x (2 of 4), and 2 other reasons", "x (2 of 3), and 1 other reason")
+
+
 def test_an_acknowledged_rewrite_is_not_red(make_cell, rewritten):
     entry = Acknowledgement("rewrite", "num_draft_tokens: * -> 4", "chains", "2026-12-31")
     found = changes([(make_cell("a"), rewritten("a"))], Acknowledged((entry,), "2026-01-01"))
