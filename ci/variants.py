@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Sequence
-from typing import Final
+from itertools import islice, product
+from typing import Final, TypeAlias
 
 from specmatrix.ci.cell_runs import CellRuns
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.axes import AXES
+from specmatrix.matrix.cells.axes import AXES, Axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cells.selection import of_gpus
+from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.tiers import tier as find_tier
-from specmatrix.reports.groups import MOST_FACTORED, RedGroup, axis_of, red_groups
+from specmatrix.reports.effective import effective
+from specmatrix.reports.groups import MOST_FACTORED, Conditions, RedGroup, axis_of, meets, red_groups
 from specmatrix.reports.schema import RED_STATES, CellResult
 
-# Times that every axis in question takes another value.
+# Times that cells are chosen by what is known by then.
 PASSES: Final = 4
 NODES: Final = "draft_tokens"
+# Cells of a group each time, and candidates that they tell apart.
+MOST_CELLS: Final = 10
+MOST_CANDIDATES: Final = 32
+
+Change: TypeAlias = tuple[str, str]
 
 
 def decided(runs: CellRuns, found: Sequence[CellResult]) -> Generator[CellResult]:
     """The records of the cells that tell the candidate causes of each group of red cells apart, as they finish.
 
-    An axis that a candidate names, or where there is none yet every axis off its default, takes another value while
-    the rest of a group's first cell stays. Where one candidate is left, every axis that it does not name takes its
-    default: if that cell is green, the candidate alone is not the cause. Ends when no such cell is left.
+    One or two axes of a group's first cell take other values, so that some candidates hold and others do not; where
+    there is none yet, every axis off its default takes another value. Where one candidate is left, every axis that it
+    does not name takes its default: if that cell is green, the candidate alone is not the cause. Ends when no such cell
+    is left, or after `PASSES` times.
     """
     records = list(found)
     for _ in range(PASSES):
@@ -35,7 +44,7 @@ def decided(runs: CellRuns, found: Sequence[CellResult]) -> Generator[CellResult
         new: dict[str, Cell] = {}
         for group in groups[:MOST_FACTORED]:
             if group.factors or not green:
-                for cell in of_gpus(variants(group, {*tried, *new}), find_tier(runs.job.tier).gpus):
+                for cell in variants(group, {*tried, *new}, find_tier(runs.job.tier).gpus):
                     new[cell.id] = cell
         if not new:
             return
@@ -44,22 +53,75 @@ def decided(runs: CellRuns, found: Sequence[CellResult]) -> Generator[CellResult
             yield record
 
 
-def variants(group: RedGroup, tried: Collection[str]) -> list[Cell]:
-    """The group's first cell with one axis in question changed, one cell per axis, none of those already tried."""
+def variants(group: RedGroup, tried: Collection[str], gpus: int = 0) -> list[Cell]:
+    """Cells near the group's first one that tell its candidate causes apart, or test its only one, none already tried.
+
+    Of several candidates each cell meets some and not others. Of one, it meets it with another axis at its default, or
+    does not meet it on one axis. Without any, it has another value on one axis off its default. gpus: of the tier.
+    """
     first = Cell.of(group.cells[0].axes)
     named = {axis_of(condition) for conditions in group.factors for condition in conditions}
-    alone = len(group.factors) == 1
+    if len(group.factors) > 1:
+        return _separating(first, named, group.factors[:MOST_CANDIDATES], tried, gpus)
     cells = []
     for axis in AXES:
-        off_default = first.values[axis.name] != axis.default
-        if (off_default and axis.name not in named) if alone or not named else axis.name in named:
-            values = (axis.default,) if alone else tuple(dict.fromkeys((axis.default, *axis.names)))
-            # A draft's number of nodes follows from its depth and width, so it may not fit another value.
-            others = (
-                first._replace(**{axis.name: value, **nodes}) for value in values for nodes in ({}, {NODES: "auto"})
-            )
-            cells += list(runnable(cell for cell in others if cell != first and cell.id not in tried))[:1]
+        if axis.name in named:
+            near = _near(first, [(change,) for change in _values(axis)], tried, gpus)
+            cells += [cell for cell in near if not all(_met(cell, group.factors))][:1]
+        elif first.values[axis.name] != axis.default:
+            values = _values(axis)[:1] if named else _values(axis)
+            cells += _near(first, [(change,) for change in values], tried, gpus)[:1]
     return cells
+
+
+def _separating(
+    first: Cell, named: Collection[str], factors: Sequence[Conditions], tried: Collection[str], gpus: int
+) -> list[Cell]:
+    """At most `MOST_CELLS` cells, each of which tells candidates apart that no cell before it does: with one of the
+    `named` axes changed, or with another one besides where that does not do."""
+    own = [change for axis in AXES if axis.name in named for change in _values(axis)]
+    other = [change for axis in AXES for change in _values(axis)]
+    found: list[Cell] = []
+    alike = [list(range(len(factors)))]  # candidates that the cells found so far do not tell apart
+    for changes in (zip(own), product(own, other)):
+        if len(found) == MOST_CELLS or max(map(len, alike)) == 1:
+            break
+        met = {cell: _met(cell, factors) for cell in _near(first, changes, tried, gpus)}
+        while met and len(found) < MOST_CELLS:
+            best = max(met, key=lambda cell: sum(_apart(group, met[cell]) for group in alike))
+            if not any(_apart(group, met[best]) for group in alike):
+                break
+            found.append(best)
+            alike = [[i for i in group if met[best][i] is side] for group in alike for side in (True, False)]
+    return found
+
+
+def _met(cell: Cell, factors: Sequence[Conditions]) -> list[bool]:
+    """Which of the candidates a cell meets."""
+    predicted = prepare(cell).predicted
+    values = effective(cell.values, None if isinstance(predicted, ConfigError) else predicted.as_dict())
+    return [all(meets(condition, values) for condition in conditions) for conditions in factors]
+
+
+def _apart(group: Sequence[int], met: Sequence[bool]) -> int:
+    """The number of pairs of a group of candidates of which a cell meets one."""
+    some = sum(met[i] for i in group)
+    return some * (len(group) - some)
+
+
+def _values(axis: Axis) -> list[Change]:
+    """The values of an axis, its default first."""
+    return [(axis.name, value) for value in axis.names]
+
+
+def _near(first: Cell, changes: Iterable[tuple[Change, ...]], tried: Collection[str], gpus: int) -> list[Cell]:
+    """The cells of a tier with some axes changed that run and were not tried. A draft's number of nodes follows from
+    its depth and width, so it is left to the engine where it does not fit another value."""
+    found: dict[Cell, None] = {}
+    for change in changes:
+        cell = first._replace(**dict(change))
+        found |= dict.fromkeys(islice(runnable((cell, cell._replace(**{NODES: "auto"}))), 1))
+    return [cell for cell in of_gpus(list(found), gpus) if cell != first and cell.id not in tried]
 
 
 def runnable(cells: Iterable[Cell]) -> Generator[Cell]:

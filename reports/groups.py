@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from specmatrix.reports.compare.common_factors import exact_factors
+from specmatrix.reports.compare.common_factors import exact_factors, is_number
 from specmatrix.reports.effective import effective
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.wording import count, failure, shorten
@@ -25,12 +25,13 @@ class RedGroup(NamedTuple):
     """Red cells with an equal failure: the same first red gate or error, with the same message up to names and numbers.
 
     factors: the shortest conjunctions of axis values that all of them and no green cell have; any of them may be the
-    cause.
+    cause. decided: the cells that tell them apart ran too, as far as there are any.
     """
 
     failure: str
     cells: tuple[CellResult, ...]
     factors: tuple[Conditions, ...]
+    decided: bool = False
 
     @property
     def text(self) -> str:
@@ -43,11 +44,13 @@ class RedGroup(NamedTuple):
         more = len(self.factors) - MOST_NAMED
         text = f"{what}{', all' if len(self.cells) > 1 else ','} at {named}"
         text += f"; or at {more} more" if more > 0 else ""
-        return f"{text}, where no cell is green" + ("; --decide tells them apart" if len(self.factors) > 1 else "")
+        hint = "--decide found no further cell that tells them apart" if self.decided else "--decide tells them apart"
+        return f"{text}, where no cell is green" + (f"; {hint}" if len(self.factors) > 1 else "")
 
 
-def red_groups(red: Sequence[CellResult], green: Sequence[CellResult]) -> tuple[RedGroup, ...]:
-    """The groups of red cells, the largest first; those of one size in the order of their first cells."""
+def red_groups(red: Sequence[CellResult], green: Sequence[CellResult], decided: bool = False) -> tuple[RedGroup, ...]:
+    """The groups of red cells, the largest first; those of one size in the order of their first cells. decided: as in
+    `RedGroup`."""
     found: dict[str, list[CellResult]] = {}
     for cell in red:
         found.setdefault(kind_of(cell), []).append(cell)
@@ -56,13 +59,24 @@ def red_groups(red: Sequence[CellResult], green: Sequence[CellResult]) -> tuple[
     for kind, cells in sorted(found.items(), key=lambda item: -len(item[1])):
         factored = len(groups) < MOST_FACTORED
         failing = [effective(cell.axes, cell.resolved) for cell in cells]
-        groups.append(RedGroup(kind, tuple(cells), exact_factors(failing, passing) if factored else ()))
+        factors = exact_factors(failing, passing) if factored else ()
+        groups.append(RedGroup(kind, tuple(cells), factors, decided))
     return tuple(groups)
 
 
 def axis_of(condition: str) -> str:
     """The axis of a condition such as `topk=4`, `topk != 1` or `topk > 1`."""
     return re.split(r"[ =]", condition, maxsplit=1)[0]
+
+
+def meets(condition: str, values: Mapping[str, str]) -> bool:
+    """Whether a cell of these effective values meets a condition; one on an order holds of numbers only."""
+    axis = axis_of(condition)
+    sign, value = condition.removeprefix(axis).lstrip()[:1], re.split(r"=|>|<", condition, maxsplit=1)[1].lstrip()
+    found = values.get(axis)
+    if found is None or sign in "=!":
+        return found is not None and (found == value) is (sign == "=")
+    return is_number(found) and (float(found) > float(value) if sign == ">" else float(found) < float(value))
 
 
 def kind_of(cell: CellResult) -> str:

@@ -378,6 +378,7 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     under test; `fault` is the id of the defect that was planted in it, "" for none. `created`
     is an ISO 8601 time with zone. `thresholds` and `waivers` are the rules that held. `counters` is None where the
     stage demands none, `shard` for a run of all selected cells, `cheaper` where no stage is or only a part of one ran.
+    `decided`: besides the selected cells those ran that tell the candidate causes of red ones apart.
     """
 
     schema: int = SCHEMA
@@ -400,6 +401,7 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     shard: ShardRecord | None = None
     cheaper: CheaperStage | None = None
     repository: str = ""
+    decided: bool = False
 
     def __post_init__(self) -> None:
         _check_time("created", self.created)

@@ -115,7 +115,7 @@ def run(
         runs = runs if change is None else _affected_first(runs, change, chosen)
         partial = any(part is not None for part in (engine, cells, limit, rerun_failed))
         less = None if partial else cheaper_stage(stage, find_tier(tier).gpus)
-        header = replace(header_of(runs, engine, rules, part), cheaper=less)
+        header = replace(header_of(runs, engine, rules, part), cheaper=less, decided=decide)
         header = header if only is None else replace(header, data_hash=hash_of(only, chosen, seed, header.data_hash))
         traced = ("every" if len(chosen) == 1 else "red") if explain else "none"
         records = runs(chosen, explain=traced, only=only, limit=runs.job.limit * (1 + explain))

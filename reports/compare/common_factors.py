@@ -71,8 +71,8 @@ def exact_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tuple
             for mask, text in reversed(rows.items())
             if mask & all_failing == all_failing and mask != everything
         ]
-        # A value that all failing cells have says all that the other conditions on its axis say.
-        shared += [rule for rule in own if rule.conditions[0].startswith(f"{axis}=")] or own
+        # A condition says all that another one on its axis says whose cells include its own.
+        shared += [rule for rule in own if not any(one.cells & ~rule.cells == 0 for one in own if one is not rule)]
     for size in range(1, MOST_CONDITIONS + 1):
         found = [
             tuple(rule.conditions[0] for rule in rules)
@@ -109,7 +109,7 @@ def _holders(cells: Sequence[Values], axis: str) -> dict[str, int]:
 
 def _thresholds(axis: str, holders: Mapping[str, int]) -> list[tuple[str, int]]:
     """`axis > v` and `axis < v` between neighbouring values, if all values are numbers."""
-    if len(holders) < 3 or not all(_is_number(value) for value in holders):
+    if len(holders) < 3 or not all(is_number(value) for value in holders):
         return []
     ordered = sorted(holders, key=float)
     # A threshold that leaves one value is clearer as an equality.
@@ -130,7 +130,8 @@ def _union(holders: Mapping[str, int], values: Sequence[str]) -> int:
     return mask
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a value has an order."""
     return text.replace(".", "", 1).isdecimal()
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from copy import deepcopy
 from random import Random
 
 VALUES = (
@@ -57,7 +58,7 @@ def with_other_value(line: bytes, draw: Random) -> bytes:
             holder[last] = json.loads(json.dumps(source[name]))
         else:
             alike = [value for value in VALUES if type(value) is type(holder[last])]
-            holder[last] = draw.choice(alike if kind < 8 and alike else VALUES)
+            holder[last] = deepcopy(draw.choice(alike if kind < 8 and alike else VALUES))
         if not record:
             break
     return json.dumps(record, separators=(",", ":")).encode().replace(b'"' + MARK.encode() + b'"', token)

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from specmatrix.ci.variants import PASSES, decided, runnable
+from specmatrix.ci.variants import PASSES, decided, runnable, variants
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import judged
-from specmatrix.reports.groups import red_groups
+from specmatrix.reports.groups import RedGroup, red_groups
 from specmatrix.reports.schema import CellResult
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -27,7 +27,9 @@ class MarkedRuns:
         self.calls += 1
         for cell in cells:
             state = State.FAIL if self.is_red(cell) else State.PASS
-            yield judged(prepare(cell), [Outcome("lossless", state, message="wrong" * self.is_red(cell))])
+            prepared = prepare(cell)
+            engine = SimpleNamespace(resolved=prepared.predicted.as_dict(), start_hash="0" * 12)
+            yield judged(prepared, [Outcome("lossless", state, message="wrong" * self.is_red(cell))], engine)
 
 
 def causes(is_red: Callable[[Cell], bool], *names: str) -> tuple[list[CellResult], tuple[tuple[str, ...], ...]]:
@@ -39,15 +41,20 @@ def causes(is_red: Callable[[Cell], bool], *names: str) -> tuple[list[CellResult
     return found, groups[0].factors if groups else ()
 
 
+def width(cell: Cell) -> int:
+    return prepare(cell).predicted.topk
+
+
 RED = "eagle3.s3.k4.n8.v2.p16.ragged"
 
 
 @pytest.mark.parametrize(
     ("is_red", "cause"),
     [
-        (lambda cell: cell.page_size != "1", ("page_size=16",)),
+        (lambda cell: cell.page_size != "1", ("page_size > 1",)),
+        (lambda cell: cell.page_size == "16", ("page_size=16",)),
         (lambda cell: cell.batch == "ragged", ("batch=ragged",)),
-        (lambda cell: cell.page_size != "1" and cell.batch != "single", ("page_size=16", "batch=ragged")),
+        (lambda cell: cell.page_size != "1" and cell.batch != "single", ("page_size > 1", "batch != single")),
         (
             lambda cell: cell.algorithm == "eagle3" and cell.spec_version == "v2",
             ("algorithm=eagle3", "spec_version=v2"),
@@ -61,17 +68,41 @@ def test_further_cells_leave_the_cause(is_red, cause: tuple[str, ...]):
 
 
 def test_a_single_red_cell_is_decided_without_any_green_one():
-    assert causes(lambda cell: cell.batch != "single", RED)[1] == (("batch=ragged",),)
+    assert causes(lambda cell: cell.batch != "single", RED)[1] == (("batch != single",),)
 
 
 def test_green_runs_run_no_further_cell():
     assert len(causes(lambda cell: False, RED)[0]) == 1
 
 
+def test_two_axes_change_where_one_does_not_tell_candidates_apart():
+    """Whatever changes alone, a tree has more than four nodes here, and a chain has not."""
+    found, factors = causes(lambda cell: width(cell) > 1 and cell.batch != "single", "eagle3.s3.k4.n8.v2.ragged")
+    assert factors == (("topk > 1", "batch != single"),) and len(found) < 25
+    deep = [cell.id for cell in found if cell.state == "PASS" and cell.axes["steps"] == "5"]
+    assert deep and {Cell.from_id(name).topk for name in deep} == {"auto"}
+
+
+def test_candidates_that_no_cell_tells_apart_end():
+    """Every drafter of Mistral is standalone."""
+    runs = MarkedRuns(lambda cell: cell.model == "mistral" and cell.algorithm != "none")
+    found = list(runs([Cell.from_id(name) for name in ("standalone.mistral.pair", "none.mistral.pair")]))
+    found += decided(runs, found)
+    [group] = red_groups([cell for cell in found if cell.state == "FAIL"], [c for c in found if c.state == "PASS"])
+    assert variants(group, {cell.id for cell in found}) == [] and runs.calls <= 1 + PASSES and len(found) < 25
+
+
+def test_a_cell_of_which_the_candidates_say_the_same_is_not_run():
+    found = list(MarkedRuns(lambda cell: cell.page_size != "1")([Cell.from_id("eagle3.s3.v2.p16.ragged")]))
+    group = RedGroup("x", tuple(found), (("page_size=16", "batch=ragged"), ("page_size > 4", "batch=ragged")))
+    cells = variants(group, {found[0].id})
+    assert [(cell.page_size, cell.batch) for cell in cells] == [("64", "ragged")]
+
+
 def test_a_single_candidate_is_tried_alone():
-    """Each other axis takes its default once: six cells, all red."""
+    """Four other axes take their defaults, all red; and three other page sizes are green."""
     whole, factors = causes(lambda cell: cell.page_size == "16", RED, "eagle3.s3.k4.n8.v2.ragged")
-    assert factors == (("page_size=16",),) and len(whole) == 8
+    assert factors == (("page_size=16",),) and len(whole) == 2 + 4 + 3
 
 
 def test_a_candidate_that_is_not_the_cause_alone_gets_its_further_conditions():

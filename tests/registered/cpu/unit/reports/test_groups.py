@@ -3,7 +3,7 @@
 import pytest
 
 from specmatrix.reports.compare.common_factors import exact_factors
-from specmatrix.reports.groups import axis_of, kind_of, red_groups
+from specmatrix.reports.groups import axis_of, kind_of, meets, red_groups
 from specmatrix.reports.render.run import run_markdown, run_page, view
 from specmatrix.reports.schema import GateResult
 from specmatrix.reports.store import load
@@ -30,6 +30,12 @@ def test_values_that_failing_cells_do_not_share_are_told_by_what_they_exclude():
         [axes("eagle3 1 ragged"), axes("eagle3 4 single")],
     )
     assert exact_factors(failing, passing) == (("topk > 1", "batch != single"),)
+
+
+def test_of_conditions_on_an_axis_the_one_that_fewer_cells_meet_is_given():
+    failing = [axes("eagle3 2 ragged"), axes("eagle3 4 pair")]
+    passing = [axes("eagle3 1 ragged"), axes("eagle3 4 single"), axes("eagle3 0 single")]
+    assert exact_factors(failing, passing) == (("topk > 1", "batch != single"),), "and not topk != 1 too"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +76,34 @@ def test_several_candidates_are_named_with_the_option_that_decides(make_cell):
         "1 red cell with lossless FAIL, at algorithm=eagle3; or at topk=4; or at batch=ragged, where no cell is green; "
         "--decide tells them apart"
     )
+
+
+def test_several_candidates_that_further_cells_left_are_not_sent_for_more(make_cell):
+    cells = [make_cell("d", axes=axes("none 1 single"), resolved=None)]
+    [group] = red_groups(reds(make_cell)[:1], cells, decided=True)
+    assert group.text == (
+        "1 red cell with lossless FAIL, at algorithm=eagle3; or at topk=4; or at batch=ragged, where no cell is green; "
+        "--decide found no further cell that tells them apart"
+    )
+
+
+@pytest.mark.parametrize(("decided", "hint"), [(False, "--decide tells them"), (True, "--decide found no further")])
+def test_a_report_knows_whether_further_cells_ran(decided, hint, make_cell, write_report, tmp_path):
+    cells = [*reds(make_cell)[:1], make_cell("d", axes=axes("none 1 single"), resolved=None)]
+    run = view(load(write_report(tmp_path, cells, decided=decided)))
+    assert hint in run.groups[0].text and hint in run_markdown(run) and hint in run_page(run)
+
+
+@pytest.mark.parametrize(
+    ("condition", "met"),
+    [
+        ("topk=4", True), ("topk=2", False), ("topk != 1", True), ("topk != 4", False), ("topk > 2", True),
+        ("topk > 4", False), ("topk < 16", True), ("topk < 4", False), ("batch=ragged", True), ("batch > 1", False),
+        ("steps=3", False), ("steps > 3", False),
+    ],
+)  # fmt: skip
+def test_a_condition_holds_of_values(condition: str, met: bool):
+    assert meets(condition, axes("eagle3 4 ragged")) is met
 
 
 def test_errors_and_states_differ_in_kind(make_cell):
