@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from specmatrix.errors import described
 from specmatrix.matrix.run.prepared_cell import PreparedCell
@@ -15,6 +16,11 @@ UNTRACED: Final = "only the reference engine with one rank is traced"
 UNLIKE: Final = (
     "the traced run on a fresh engine yielded other tokens, so what is red depends on what its engine ran before"
 )
+UNLIKE_GRAPHS: Final = (
+    "the traced run, on a fresh engine without CUDA graphs, yielded other tokens, so what is red depends on graphs or "
+    "on what its engine ran before"
+)
+GRAPHS: Final = "cuda_graph_max_bs"
 
 
 def explained(result: CellResult, subject: Subject, prepared: PreparedCell) -> CellResult:
@@ -22,12 +28,14 @@ def explained(result: CellResult, subject: Subject, prepared: PreparedCell) -> C
     timeline = traced(subject, prepared)
     ask = result.first_red
     if ask is not None and timeline.events:
-        ask = with_tree(ask, timeline)
-    return replace(result, timeline=timeline, first_red=ask)
+        graphs = (result.resolved or {}).get(GRAPHS)
+        ask = with_tree(ask, timeline, UNLIKE_GRAPHS if graphs else UNLIKE)
+    return structs.replace(result, timeline=timeline, first_red=ask)
 
 
 def traced(subject: Subject, prepared: PreparedCell) -> Timeline:
-    """The steps of the cell's requests on a fresh engine; up to its error if it raises one."""
+    """The steps of the cell's requests on a fresh engine without CUDA graphs, which run no Python and so would show no
+    drafts; up to its error if it raises one."""
     # Imports torch, which reading a report does not need.
     from specmatrix.matrix.run.runner import completions
     from specmatrix.matrix.subjects.in_process import Conversation, ReferenceEngine
@@ -37,7 +45,8 @@ def traced(subject: Subject, prepared: PreparedCell) -> Timeline:
     if isinstance(command, Unsupported) or not subject.profile.in_process:
         return Timeline(note=UNTRACED)
     try:
-        engine = subject.start(command)
+        flags = {name: 0 if name == GRAPHS else value for name, value in command.flags.items()}
+        engine = subject.start(replace(command, flags=flags))
     except Exception as error:  # what refuses the cell is in its record
         return Timeline(note=f"the engine did not start: {described(error)}")
     if not isinstance(engine, ReferenceEngine):
@@ -62,8 +71,9 @@ def traced(subject: Subject, prepared: PreparedCell) -> Timeline:
     return Timeline(tracer.events(names), note)
 
 
-def with_tree(ask: RedAsk, timeline: Timeline) -> RedAsk:
-    """The request with the draft of the round that yielded its wrong token, in a trace that shows the same tokens."""
+def with_tree(ask: RedAsk, timeline: Timeline, unlike: str) -> RedAsk:
+    """The request with the draft of the round that yielded its wrong token, in a trace that shows the same tokens; with
+    the note `unlike` if it does not."""
     if ask.token is None:
         return ask
     yielded: dict[int, int] = {}
@@ -73,12 +83,12 @@ def with_tree(ask: RedAsk, timeline: Timeline) -> RedAsk:
                 yielded |= {row.start + place: token.id for place, token in enumerate(row.tokens)}
     got = {ask.first + place: token.id for place, token in enumerate(ask.got_tokens)}
     if any(yielded.get(place) != token for place, token in got.items()):
-        return replace(ask, note=UNLIKE)
+        return structs.replace(ask, note=unlike)
     step = yielding_step(ask, timeline.events)
     for event in timeline.events:
         for row in event.rows:
             if (event.event, event.step, row.request) == ("launch", step, ask.request):
-                return replace(ask, tree=row.tree, note=row.note or ask.note)
+                return structs.replace(ask, tree=row.tree, note=row.note or ask.note)
     return ask
 
 
