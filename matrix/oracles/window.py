@@ -52,7 +52,7 @@ class WindowAudit:
         """Free the first `count` pages."""
         lane = self.lanes[account]
         self.law(0 < count <= len(lane.pages), f"{count} window pages are freed; allowed: 1 to {len(lane.pages)}")
-        self._free(account, lane.pages[:count])
+        self._free(lane.pages[:count])
         del lane.pages[:count]
         lane.first += count
         self.reads(account, committed)
@@ -73,20 +73,16 @@ class WindowAudit:
         """Free the pages that hold no position below `keep`."""
         lane = self.lanes[account]
         stay = max(0, -(-keep // self.size) - lane.first)
-        self._free(account, lane.pages[stay:])
+        self._free(lane.pages[stay:])
         del lane.pages[stay:]
 
     def close(self, account: int) -> None:
-        self._free(account, self.lanes.pop(account).pages)
+        self._free(self.lanes.pop(account).pages)
 
     @property
     def held(self) -> int:
         return len(self.owner)
 
-    def _free(self, account: int, pages: list[int]) -> None:
+    def _free(self, pages: list[int]) -> None:
         for page in pages:
-            self.law(
-                self.owner.get(page) == account,
-                f"window page {page} is freed, but belongs to account {self.owner.get(page)}",
-            )
             del self.owner[page]

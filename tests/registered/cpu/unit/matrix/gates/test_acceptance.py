@@ -206,6 +206,11 @@ def test_a_missing_combination_is_not_measured(measured, gate):
             State.NOT_MEASURED,
             "the oracle has no rounds for eagle3 with (steps, topk, draft tokens) = (3, 4, 8)",
         )
+        assert outcome.accept == "python -m specmatrix.matrix.zoo.oracle llama-mini"
+    adapted = prepare(Cell.from_id("nextn.deepseek.s3.tiers.pair"))
+    outcome = AcceptanceGate(oracle=lambda target: Oracle((), {}, ())).judge(adapted, run, baseline)
+    text = "the oracle has no correct-draft counts for nextn.single"
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, text)
     silent = replace(run, answers=tuple(replace(a, accept_lengths=()) for a in run.answers))
     outcome = gate.judge(prepared, silent, baseline)
     assert (outcome.state, outcome.message) == (
@@ -281,7 +286,8 @@ def test_ngrams_without_evidence_are_not_measured(measured):
     outcome = AcceptanceGate().judge(prepared, replace(run, journal=None), baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the subject provides no ledger journal")
     outcome = AcceptanceGate().judge(prepared, replace(run, served=run.served[1:]), baseline)
-    assert outcome.state is State.FAIL and "belongs to no answered request" in outcome.message
+    text = "account 1 of the journal belongs to no answered request"
+    assert (outcome.state, outcome.message) == (State.FAIL, text)
     silent = tuple(replace(answer, output_ids=answer.output_ids[:1], accept_lengths=()) for answer in run.answers)
     nobody = replace(run, answers=silent, journal=([], 1, 1))
     outcome = AcceptanceGate().judge(prepared, nobody, baseline)

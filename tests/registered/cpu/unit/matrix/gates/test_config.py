@@ -59,7 +59,11 @@ def test_a_start_outside_the_lock_file_is_reviewed_too(measured):
             "chunked_prefill_size was set to -1, but the engine runs 64 and reports no rewrite",
         ),
         ({"reasons": []}, "max_running_requests is '48'; the golden table expects '48: speculation defaults"),
-        ({"rewrites": [{"field": "page_size", "asked": 16, "got": 1, "reason": "r"}]}, "predicted: []"),
+        (
+            {"rewrites": [{"field": "page_size", "asked": 16, "got": 1, "reason": "r"}]},
+            "the engine reports the rewrites [{'field': 'page_size', 'asked': 16, 'got': 1, 'reason': 'r'}]; "
+            "predicted: []",
+        ),
         ({"lag": 0}, "lag is 0, but the rest of the configuration implies 1"),
         ({"num_pages": 767}, "num_pages is 767, but the rest of the configuration implies 768"),
         ({"window_pages": 1}, "window_pages is 1, but the rest of the configuration implies 0"),
@@ -74,7 +78,7 @@ def test_a_start_outside_the_lock_file_is_reviewed_too(measured):
 def test_one_other_value_fails(measured, change, sentence):
     prepared, run, baseline = measured(CELL)
     outcome = GATE.judge(prepared, replace(run, resolved={**run.resolved, **change}), baseline)
-    assert outcome.state is State.FAIL and sentence in outcome.message
+    assert outcome.state is State.FAIL and outcome.message.startswith(sentence)
 
 
 def test_the_resolved_values_must_resolve_to_themselves(measured, monkeypatch):
@@ -148,18 +152,29 @@ def test_a_run_that_was_predicted_to_be_refused_fails(measured):
     _, run, baseline = measured("eagle3.v2.pair")
     outcome = GATE.judge(prepare(Cell.from_id("eagle3.v2.sync.pair")), run, baseline)
     assert outcome.state is State.FAIL
-    assert outcome.message.startswith("the engine started, but was predicted to refuse with '")
+    prediction = prepare(Cell.from_id("eagle3.v2.sync.pair")).predicted_refusal
+    assert outcome.message == f"the engine started, but was predicted to refuse with {prediction!r}"
 
 
 def test_a_hidden_rewrite_fails(measured):
     prepared, run, baseline = measured(REWRITTEN)
     outcome = GATE.judge(prepared, replace(run, resolved={**run.resolved, "rewrites": []}), baseline)
-    assert outcome.state is State.FAIL and "reports no rewrite" in outcome.message
+    text = "speculative_num_draft_tokens was set to 6, but the engine runs 4 and reports no rewrite"
+    assert (outcome.state, outcome.message) == (State.FAIL, text)
+
+
+@pytest.mark.parametrize(("cell_id", "wrong", "count"), [(CELL, "rewritten", 0), (REWRITTEN, "runs", 1)])
+def test_the_constraints_must_expect_the_rewrites(measured, cell_id, wrong, count):
+    prepared, run, baseline = measured(cell_id)
+    assert prepared.expectation != wrong
+    outcome = GATE.judge(replace(prepared, expectation=wrong), run, baseline)
+    text = f"the cell is expected to be {wrong}, but the engine reports {count} rewrites"
+    assert (outcome.state, outcome.message, outcome.numbers["rewrites"]) == (State.FAIL, text, count)
 
 
 def test_what_was_not_reviewed_is_not_measured(measured):
     outcome = ConfigGate(golden={}).judge(*measured(CELL))
-    assert outcome.state is State.NOT_MEASURED
+    assert outcome.state is State.NOT_MEASURED and outcome.accept.endswith("matrix/golden --force-regen")
     outcome = ConfigGate(golden=without("spec_version")).judge(*measured(CELL))
     assert outcome.message == (
         "matrix/golden/resolved.yaml has no entry for spec_version in start eagle3.s3.k4.n8.v2.p16; run `python -m "
@@ -184,9 +199,8 @@ def test_a_refusal_must_be_the_predicted_one():
     assert (ran.state, ran.message) == (State.FAIL, "the engine started; tree-too-wide predicts a refusal")
     other = GATE.judge_refusal(REFUSED_CELL, ConfigError("no"))
     assert other.numbers == ran.numbers == {"rules": "tree-too-wide", "predicted": sentence}
-    assert other.state is State.FAIL and other.message.startswith(
-        "the engine refused with 'no'; tree-too-wide predicts"
-    )
+    text = f"the engine refused with 'no'; tree-too-wide predicts {sentence!r}"
+    assert (other.state, other.message) == (State.FAIL, text)
     unexpected = GATE.judge_refusal(prepare(Cell.from_id(CELL)), ConfigError("no"))
     assert unexpected.numbers == {"rules": "", "predicted": ""}
     assert (unexpected.state, unexpected.message) == (
@@ -202,4 +216,5 @@ def test_a_refusal_has_a_golden_too():
     assert stale.state is State.FAIL and stale.numbers == GATE.judge_refusal(REFUSED_CELL, error).numbers
     assert stale.message == f"the refusal {str(error)!r} differs from the golden table's 'an older sentence'"
     runs = ConfigGate(golden=without(REFUSED)).judge_refusal(REFUSED_CELL, error)
-    assert runs.state is State.FAIL and "differs from the golden table's None" in runs.message
+    text = f"the refusal {str(error)!r} differs from the golden table's None"
+    assert (runs.state, runs.message) == (State.FAIL, text) and runs.accept.endswith("matrix/golden --force-regen")

@@ -45,7 +45,8 @@ def test_a_broken_journal_fails(measured):
     prepared, run, baseline = measured(CELL)
     entries, pages, size = run.journal
     outcome = GATE.judge(prepared, replace(run, journal=(entries[1:], pages, size)), baseline)
-    assert outcome.state is State.FAIL and "journal entry 0" in outcome.message
+    text = f"journal entry 0 (reserve): account {entries[1][1]} is not open"
+    assert (outcome.state, outcome.message) == (State.FAIL, text)
     assert outcome.blame == Blame(next(one.name for one in run.served if one.account == entries[1][1]))
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.lossless import LosslessGate, proves
 from specmatrix.matrix.gates.precision import PrecisionGate
 from specmatrix.matrix.oracles.logit_rules import ruled_tokens
@@ -47,12 +47,17 @@ def test_one_other_token_fails_and_is_named(measured, gate, altered):
     outcome = gate.judge(prepared, altered(run, 1, output_ids=changed(ids, 4)), baseline)
     expected = f"{run.requests[1].name} at token 4: {ids[4] ^ 1} instead of {ids[4]}"
     assert outcome.state is State.FAIL and outcome.numbers["first_divergence"] == expected
+    assert outcome.message == f"1 of 2 requests differ from plain decoding, first {expected}"
+    assert outcome.blame == Blame(run.requests[1].name, 4) and not outcome.accept
 
 
 def test_a_missing_last_token_fails(measured, gate, altered):
     prepared, run, baseline = measured(CELL)
     outcome = gate.judge(prepared, altered(run, 0, output_ids=run.answers[0].output_ids[:-1]), baseline)
-    assert outcome.state is State.FAIL and "end of output instead of" in outcome.message
+    name, ids = run.requests[0].name, run.answers[0].output_ids
+    place = f"{name} at token {len(ids) - 1}: end of output instead of {ids[-1]}"
+    text = f"1 of 2 requests differ from plain decoding, first {place}"
+    assert (outcome.state, outcome.message) == (State.FAIL, text)
 
 
 @pytest.mark.parametrize(("nats", "state"), [(0.9e-3, State.PASS), (1.1e-3, State.FAIL)])
@@ -116,7 +121,13 @@ def test_a_baseline_without_log_probabilities_proves_nothing(measured, gate, alt
 
 def test_without_evidence_nothing_is_measured(measured, gate):
     prepared, run, baseline = measured(CELL)
-    assert LosslessGate(oracle=lambda target: None).judge(prepared, run, baseline).state is State.NOT_MEASURED
+    outcome = LosslessGate(oracle=lambda target: None).judge(prepared, run, baseline)
+    text = "the target has no transformers oracle continuations, so the baseline itself is unverified"
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, text)
+    assert outcome.accept == "python -m specmatrix.matrix.zoo.oracle llama-mini"
+    empty = tuple(replace(answer, output_ids=(), logprobs=(), top_logprobs=()) for answer in run.answers)
+    outcome = gate.judge(prepared, replace(run, answers=empty), replace(baseline, answers=empty))
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no token was generated")
     lost = gate.judge(prepared, run, replace(baseline, answers=baseline.answers[1:]))
     assert (lost.state, lost.message) == (
         State.NOT_MEASURED,
@@ -173,7 +184,11 @@ def test_a_baseline_under_logit_rules_is_what_the_processors_leave(measured):
         (0, {"behind": 0.5e-3}, ""),
         (1, {"behind": 2.0}, ""),
         (1, {"kept": False}, "the baseline of {} breaks its logit rules at token 3"),
-        (0, {"logprob": -30.0}, "a log-probability of the baseline differs from that under its logit rules by"),
+        (
+            0,
+            {"logprob": -30.0},
+            "a log-probability of the baseline differs from that under its logit rules by {:.2g} nats",
+        ),
     ],
     ids=["another best", "a tie", "a draw", "a banned draw", "another log-probability"],
 )
@@ -189,7 +204,10 @@ def test_each_broken_rule_is_named(measured, place, change, message):
 
     outcome = LosslessGate(rules=rules).judge(prepared, run, baseline)
     assert outcome.state is (State.FAIL if message else State.PASS)
-    assert outcome.message.startswith(message.format(name))
+    nats = outcome.numbers.get("rule_nats", 0.0)
+    assert outcome.message == (message.format(name) if "{}" in message else message.format(nats))
+    if "breaks" in message:
+        assert outcome.blame == Blame(name, 3, got=baseline.answers[place].output_ids)
 
 
 def test_rules_of_a_subjects_own_are_judged_by_its_baseline_alone(measured):
@@ -224,7 +242,9 @@ def test_each_wrong_log_probability_of_a_prompt_is_seen(measured, altered, place
     wrong = altered(run, place, **{field: change(getattr(run.answers[place], field))})
     outcome = LosslessGate().judge(prepared, wrong, baseline)
     assert outcome.state is State.FAIL
-    assert outcome.message.startswith("a log-probability of a prompt's token differs from the oracle's by ")
+    nats = outcome.numbers["prompt_nats"]
+    assert outcome.message == f"a log-probability of a prompt's token differs from the oracle's by {nats:.2g} nats"
+    assert nats > 1e-3
 
 
 @pytest.mark.parametrize(("place", "state"), [(3, State.PASS), (9, State.FAIL)])
@@ -236,14 +256,16 @@ def test_an_answer_is_followed_past_its_tie(measured, gate, altered, place, stat
     def tokens(target, request, seed, prompt, output):
         return [PreciseToken(0.2 if index == place else 0.0, -1.0) for index in range(len(output))]
 
-    broken = altered(run, 0, output_ids=changed(ids, 3))
+    broken = altered(run, 0, output_ids=changed(changed(ids, 3), 9))
     close = altered(baseline, 0, top_logprobs=gap(baseline.answers[0], 3, 0.5e-3))
     outcome = replace(gate, precision=PrecisionGate(tokens=tokens)).judge(prepared, broken, close)
     assert (outcome.state, outcome.numbers["ties"]) == (state, 1)
     assert outcome.numbers["past_ties"] == len(ids) - 4
     if state is State.FAIL:
-        assert (outcome.blame.request, outcome.blame.token) == (name, place)
-        assert f"behind a tie, first {name} at token {place}: " in outcome.message
+        assert outcome.blame == Blame(name, place) and outcome.numbers["divergent"] == 1
+        assert outcome.message == (
+            f"1 of 2 requests leave float32's text behind a tie, first {name} at token 9: {ids[9] ^ 1}"
+        )
 
 
 def test_equality_is_evidence_where_drafts_were_accepted_and_rejected(measured, altered, gate):

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 PAIR = "none.v1.pair.stream"
 TIGHT = "none.v2.tight.burst.stream"
+SNUG = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"
 
 
 def test_every_class_has_its_sentence():
@@ -60,8 +61,9 @@ def test_unexpected_refusals_are_counted(measured, with_evidence):
     )
 
 
-def test_a_session_that_lost_its_kv_without_need_is_named(measured, with_evidence):
-    prepared, run, baseline = measured(TIGHT)
+@pytest.mark.parametrize("cell_id", [SNUG, pytest.param(TIGHT, marks=pytest.mark.nightly)])
+def test_a_session_that_lost_its_kv_without_need_is_named(measured, with_evidence, cell_id):
+    prepared, run, baseline = measured(cell_id)
     outcome = SessionGate().judge(prepared, with_evidence(run, {"session.dropped": 0}), baseline)
-    assert outcome.state is State.FAIL
-    assert "turns lost their session's KV, but only 0 sessions were evicted" in outcome.message
+    text = f"{run.evidence['session.dropped']} turns lost their session's KV, but only 0 sessions were evicted"
+    assert (outcome.state, outcome.message) == (State.FAIL, text)

@@ -32,7 +32,8 @@ def test_whatever_is_left_is_named(measured):
         assert outcome.state is State.FAIL and outcome.numbers["left"] == 3
         assert outcome.message == f"3 {name.replace('_', ' ')} left at rest, after {sent} requests"
     both = judged(measured, requests=2, sessions=1)
-    assert both.message.startswith("2 requests, 1 sessions left at rest")
+    sent = both.numbers["sent"]
+    assert both.message == f"2 requests, 1 sessions left at rest, after {sent} requests" and both.numbers["left"] == 3
 
 
 def test_without_counts_or_requests_nothing_is_measured(measured):

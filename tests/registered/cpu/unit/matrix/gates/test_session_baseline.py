@@ -72,7 +72,11 @@ def test_the_gate_is_red_without_a_session_baseline_and_where_a_turn_leaves_it(m
     more = answers[index].accept_lengths
     answers[index] = replace(answers[index], accept_lengths=(more[0] + 1, *more[1:]))
     outcome = gate.judge(prepared, replace(seen, session_baseline=replace(seen, answers=tuple(answers))), baseline)
-    assert outcome.state is State.FAIL and ".turn3 in verify round 1" in outcome.message
+    text = (
+        f"1 of {outcome.numbers['turns']} turns differ in acceptance length from their whole history prefilled at "
+        f"once; first: {answers[index].name} in verify round 1"
+    )
+    assert (outcome.state, outcome.message, outcome.numbers["turns_left"]) == (State.FAIL, text, 1)
 
 
 @pytest.mark.nightly

@@ -95,7 +95,8 @@ def test_a_retraction_that_frees_another_account_fails_and_blames_the_youngest(m
             outcomes.append(judged(measured, cell, journal=journal))
     assert {outcome.state for outcome in outcomes} == {State.FAIL}
     seen = next(outcome for outcome in outcomes if "the youngest, is retracted; got " in outcome.message)
-    assert f"got {operation} of 99" in seen.message and seen.blame.request in seen.message
+    text = f"expected that {seen.blame.request}, the youngest, is retracted; got {operation} of 99"
+    assert re.fullmatch(rf"step \d+: {text}( \(\d+\))?", seen.message), seen.message
 
 
 def test_a_step_that_reads_too_much_or_too_little_fails(measured):
@@ -317,14 +318,16 @@ def test_a_journal_that_no_engine_could_write_fails(measured):
         entries[at] = "launch", entries[at][1], ()
 
     outcome = judged(measured, TIGHT, journal=changed(measured, TIGHT, spoil))
-    assert outcome.state is State.FAIL and "the journal cannot be followed at entry" in outcome.message
+    text = "the journal cannot be followed at entry 20: IndexError: tuple index out of range"
+    assert (outcome.state, outcome.message) == (State.FAIL, f"step {outcome.numbers['steps']}: {text}")
 
 
 def test_an_engine_that_runs_on_after_its_workload_fails(measured):
     _, run, _ = measured(TREE)
     entries, pages, size = run.journal
     late = judged(measured, TREE, journal=([*entries, ("open", 99, ())], pages, size))
-    assert late.state is State.FAIL and "nothing more is launched or freed in this step" in late.message
+    text = f"step {late.numbers['steps']}: expected that nothing more is launched or freed in this step; got open of 99"
+    assert (late.state, late.message, late.blame) == (State.FAIL, text, None)
 
 
 def test_without_evidence_nothing_is_measured(measured):
@@ -333,6 +336,8 @@ def test_without_evidence_nothing_is_measured(measured):
     assert (silent.state, silent.message) == (State.NOT_MEASURED, "the subject provides no ledger journal")
     blind = GATE.judge(prepared, replace(run, work=None), baseline)
     assert (blind.state, blind.message) == (State.NOT_MEASURED, "the subject provides no log of its work")
+    unseen = judged(measured, TREE, journal=([], 9, 1), moments=run.work.moments[:1], forwards=())
+    assert (unseen.state, unseen.message) == (State.NOT_MEASURED, "no forward of the networks was seen")
     idle = judged(measured, TREE, moments=(), forwards=())
     assert (idle.state, idle.message) == (State.NOT_MEASURED, "the subject provides no log of its work")
 

@@ -93,4 +93,10 @@ def test_real_runs_read_their_own_pages_and_one_different_token_is_found(measure
         for one in run.served
     )
     outcome = LedgerGate().judge(prepared, replace(run, served=served), baseline)
-    assert outcome.state is State.FAIL and f"account {reader} reads cached page " in outcome.message
+    at, page = (len(shared) - 1) * size, shared[-1]
+    writer = next(account for operation, account, numbers in entries if operation == "donate" and page in numbers[1:])
+    text = (
+        f"account {reader} reads cached page {page} at position {at}, but account {writer} wrote it for other tokens "
+        f"(compared up to {span_of(prepared.cell, run.resolved)} past the page's end)"
+    )
+    assert (outcome.state, outcome.message) == (State.FAIL, text)
