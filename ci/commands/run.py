@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
@@ -29,7 +29,7 @@ from specmatrix.matrix.cover.affected import SourceChange, affected_ranks, read_
 from specmatrix.matrix.cover.functions import stored_functions
 from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
 from specmatrix.matrix.gates.registry import GATES, applied_gates
-from specmatrix.matrix.run.executed_lines import no_suspect, ranges, suspects
+from specmatrix.matrix.run.executed_lines import beside, no_suspect, ranges, suspects
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.tiers import check_seed, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
@@ -122,9 +122,9 @@ def run(
         if decide:
             records = _with_decided(runs, records)
         view = write_run(load(*write_reports([TierRun(out, header, chosen)], alone(records), fail_fast)))
-    show_run(view, out, write_explained(view, out), json_, junit)
-    if change is not None and not json_ and not find_tier(tier).gpus:
-        show_suspects(view, change, tier, seed)
+        show_run(view, out, write_explained(view, out), json_, junit)
+        if change is not None and not json_ and not find_tier(tier).gpus:
+            show_suspects(view, change, tier, seed, chosen, runs)
     return int(view.verdict != "green")
 
 
@@ -212,10 +212,19 @@ def _affected_first(runs: CellRuns, change: SourceChange, cells: Sequence[Cell])
     return dataclasses.replace(runs, ranks=ranks)
 
 
-def show_suspects(view: RunView, change: SourceChange, tier: str, seed: int) -> None:
+def show_suspects(
+    view: RunView,
+    change: SourceChange,
+    tier: str,
+    seed: int,
+    chosen: Sequence[Cell],
+    runs: Callable[[Sequence[Cell]], Iterable[CellResult]],
+) -> None:
     """Print the changed lines that only a red run's failing cells execute, found by running a few cells again, or why
-    there are none."""
-    found, names, green = suspects(view.red, view.cells, change.lines, tier, seed)
+    there are none. Where none passed, as `fail_fast` ended the run, a few of the `chosen` cells run now."""
+    near = beside(view.red, view.cells, chosen) if change.lines else []
+    cells = (*view.cells, *(runs(near) if near else ()))
+    found, names, green = suspects(view.red, cells, change.lines, tier, seed)
     if view.red and not found:
         print(no_suspect(len(view.red), len(names), len(green), change.lines))
     for path, lines in found.items():

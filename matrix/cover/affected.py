@@ -93,7 +93,7 @@ def sentence(change: SourceChange, touched: int, total: int) -> str:
     if not touched:
         found = f"none of {count(total, 'cell')} is known to execute them, {kept}"
     elif touched == total:
-        found = f"all {count(total, 'cell')} execute them"
+        found = "the only cell executes them" if total == 1 else f"all {count(total, 'cell')} execute them"
     elif touched >= NEARLY_ALL * total:
         found = f"nearly all cells ({touched:,} of {total:,}) execute them"
     else:

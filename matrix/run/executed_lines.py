@@ -8,11 +8,13 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from operator import ne
 from types import FrameType
 from typing import Any, Final
 
 from specmatrix import HOME
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.constraints import expect
 from specmatrix.reports.neighbour import nearest
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.wording import count
@@ -20,6 +22,8 @@ from specmatrix.reports.wording import count
 Lines = dict[str, set[int]]
 # Failing cells, and passing ones beside their neighbours, that run again to tell lines apart.
 MOST_TRACED: Final = 4
+# Cells that run for it where none passed.
+MOST_BESIDE: Final = 3
 _FILES: Final = re.compile(r"^--- (?:a/)?(\S+).*\n\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
 _HUNK: Final = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
@@ -55,6 +59,17 @@ def suspects(
     near = [found.cell.id for found in (nearest(cell, passing) for cell in failing) if found]
     names, green = [cell.id for cell in failing], [*dict.fromkeys([*near, *(c.id for c in passing[:MOST_TRACED])])]
     return (only_red(names, green, changed, tier, seed) if names and green and changed else {}), names, green
+
+
+def beside(red: Sequence[CellResult], cells: Sequence[CellResult], chosen: Iterable[Cell]) -> list[Cell]:
+    """A few of the `chosen` cells that did not run, nearest to the first failing one, which `suspects` needs where none
+    of `cells` passed."""
+    failing = [Cell.of(cell.axes) for cell in red if cell.state == "FAIL" and _traceable(cell)]
+    if not failing or any(cell.state == "PASS" and _traceable(cell) for cell in cells):
+        return []
+    ran = {cell.id for cell in cells}
+    left = [cell for cell in chosen if cell.id not in ran and cell.tp == "1" and expect(cell) != "refused"]
+    return sorted(left, key=lambda cell: sum(map(ne, cell, failing[0])))[:MOST_BESIDE]
 
 
 def no_suspect(red: int, failing: int, passing: int, changed: Lines) -> str:

@@ -1,5 +1,6 @@
 """What a red run says of the lines of a change."""
 
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run import executed_lines
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import judged, lost
+from specmatrix.reports.schema import CellResult
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -22,14 +24,25 @@ def record(name: str, state: State):
     return judged(prepare(Cell.from_id(name)), [Outcome("lossless", state, message="" if state is State.PASS else "x")])
 
 
-def said(capsys, red, green, executed=None, changed=CHANGED) -> list[str]:
+class RunsBeside(list):
+    """Runs of cells that pass, unless they are `OTHER`; it holds what was run."""
+
+    def __call__(self, cells: Sequence[Cell]) -> Iterator[CellResult]:
+        self += [cell.id for cell in cells]
+        return iter([record(name, State.FAIL if name == OTHER else State.PASS) for name in self])
+
+
+def said(capsys, red, green, executed=None, changed=CHANGED, left=(), runs=None) -> list[str]:
     failing = [record(name, State.FAIL) if name != BROKEN else lost(prepare(Cell.from_id(name)), "x") for name in red]
     view = SimpleNamespace(red=failing, cells=[*failing, *(record(name, State.PASS) for name in green)])
     with pytest.MonkeyPatch.context() as patch:
         # By default no cell may run again.
-        runs = pytest.fail if executed is None else lambda cells, *_: executed["red" if RED in cells else "green"]
-        patch.setattr(executed_lines, "executed", runs)
-        show_suspects(view, SourceChange(changed, frozenset(), 0), "cpu", 0)
+        again = pytest.fail if executed is None else lambda cells, *_: executed["red" if RED in cells else "green"]
+        patch.setattr(executed_lines, "executed", again)
+        chosen = [Cell.from_id(name) for name in (*red, *green, *left)]
+        show_suspects(
+            view, SourceChange(changed, frozenset(), 0), "cpu", 0, chosen, pytest.fail if runs is None else runs
+        )
     return capsys.readouterr().out.splitlines()
 
 
@@ -58,6 +71,22 @@ WHICH = "which of the changed lines only failing cells execute is not known: "
 )
 def test_nothing_runs_again_where_nothing_could_be_concluded(red, green, changed, sentence, capsys):
     assert said(capsys, red, green, changed=changed) == [WHICH + sentence]
+
+
+EXECUTED = {"red": {"engine/loop.py": {4, 5}}, "green": {"engine/loop.py": {5}}}
+LEFT = ("none.v2.ragged", RANKS, OTHER, "none.qwen3.v2", "eagle3.s3.v2.ragged")
+
+
+def test_where_no_cell_passed_the_nearest_that_did_not_run_are_tried(capsys):
+    runs = RunsBeside()
+    line = f"engine/loop.py:4: executed by {RED}, by none of 2 passing cells beside it"
+    assert said(capsys, [RED], [], EXECUTED, left=LEFT, runs=runs) == [line]
+    assert runs == [OTHER, "eagle3.s3.v2.ragged", "none.v2.ragged"]
+    runs = RunsBeside()
+    assert said(capsys, [RED], [RANKS], EXECUTED, left=[OTHER], runs=runs) == [
+        WHICH + "no cell passed that they could be compared with"
+    ]
+    assert runs == [OTHER], "it fails too"
 
 
 def test_a_sentence_says_that_no_line_separates_the_cells(capsys):

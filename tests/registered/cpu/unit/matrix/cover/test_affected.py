@@ -164,6 +164,11 @@ def test_a_sentence_tells_how_a_change_orders_the_cells(functions, elsewhere, to
     assert sentence(SourceChange({}, functions, elsewhere), touched, 20) == text
 
 
+def test_a_change_under_a_single_cell_is_said_so():
+    told = sentence(SourceChange({}, FUNCTIONS, 0), 1, 1)
+    assert told == "3 changed functions in engine and kernels: the only cell executes them"
+
+
 def test_the_stored_functions_are_those_of_todays_sources_and_cells():
     """They may lag behind a little: nothing is wrong if a renamed function is not found."""
     stored = stored_functions()
