@@ -262,7 +262,10 @@ NGRAM = "ngram.ragged.mixed"
 
 def test_rounds_of_ngrams_are_replayed_drawn_ones_too(measured):
     outcome = AcceptanceGate().judge(*measured(NGRAM))
-    assert outcome.state is State.PASS and outcome.numbers["rounds"] > 100 and outcome.numbers["left"] == 0
+    assert outcome.state is State.PASS and outcome.numbers["left"] == 0
+    lengths = [length for answer in measured(NGRAM)[1].answers for length in answer.accept_lengths]
+    assert outcome.numbers["rounds"] == len(lengths) > 100 and 0 < outcome.numbers["mixed"] < len(lengths)
+    assert outcome.numbers["length"] == sum(lengths) / len(lengths)
     assert AcceptanceGate().applies(Cell.from_id("ngram.m4.burst.temperature.abort_queued"))
 
 

@@ -37,6 +37,7 @@ def test_thirteen_lost_questions_are_red(graded, lost, state):
     outcome = GATE.judge(CELL, graded([0] * lost + baseline[lost:]), graded(baseline))
     assert outcome.state is state
     assert (outcome.numbers["lost"], outcome.numbers["won"], outcome.numbers["n"]) == (lost, 0, 48)
+    assert outcome.numbers["outcomes"] == "0" * lost + "1" * (45 - lost) + "000"
     assert outcome.interval[0] < outcome.numbers["accuracy"] < outcome.interval[1]
     text = "13 answers lost and 0 won against plain decoding (strict extractor, p = 0.00012)"
     assert outcome.message == (text if state is State.FAIL else "")

@@ -60,6 +60,8 @@ def test_real_runs_pass(measured, cell_id):
 def test_waves_move_the_slots(measured):
     prepared, run, baseline = measured(CELL)
     numbers = AdaptiveGate().judge(prepared, run, baseline).numbers
+    assert numbers["rounds"] == len(run.trace.rounds) and numbers["widths"] == "2, 3, 4, 5"
+    assert numbers["observations"] == numbers["replayed"] == len(run.trace.observations)
     assert numbers["slots"] >= 2 and min(numbers["up"], numbers["down"], numbers["by_batch"]) >= 2
 
 
@@ -155,7 +157,9 @@ def test_a_second_run_of_a_session_is_judged_from_the_first_ones_end(measured):
     """Counters and answers cover this run only, trace and journal the whole session."""
     _, run, baseline = measured(CELL)
     silent = replace(run, earlier=run.trace, answers=(), evidence={})
-    assert AdaptiveGate().judge(prepare(Cell.from_id(CELL)), silent, baseline).state is State.PASS
+    outcome = AdaptiveGate().judge(prepare(Cell.from_id(CELL)), silent, baseline)
+    numbers = [outcome.numbers[name] for name in ("rounds", "observations", "replayed", "slots", "up", "down")]
+    assert (outcome.state, numbers) == (State.PASS, [0, 0, len(run.trace.observations), 0, 0, 0])
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ def saying(name, outcome):
 def test_the_reviewed_resolution_passes(measured, cell_id):
     outcome = GATE.judge(*measured(cell_id))
     assert (outcome.state, outcome.message) == (State.PASS, "")
+    rewrites = int(cell_id in (REWRITTEN, UNCACHED, "eagle3.flat.v2.waves.length"))
+    assert outcome.numbers["rewrites"] == rewrites and outcome.numbers["fields"] > 20
 
 
 def test_a_start_outside_the_lock_file_is_reviewed_too(measured):

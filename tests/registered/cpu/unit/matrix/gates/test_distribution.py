@@ -97,6 +97,7 @@ def test_a_log_probability_may_differ_by_rounding_only(measured, altered, nats, 
     outcome = GATE.judge(prepared, run, altered(baseline, -1, top_logprobs=(moved, *last.top_logprobs[1:])))
     text = f"a log-probability differs from plain decoding's or from its own top list by {nats:g} nats"
     assert (outcome.state, outcome.message) == (state, "" if state is State.PASS else text)
+    assert outcome.numbers["logprob_gap"] == pytest.approx(nats) and 0 < outcome.numbers["statistic"] < 0.1
 
 
 def test_too_few_draws_or_log_probabilities_are_not_measured(measured, altered):

@@ -76,6 +76,7 @@ def test_a_missing_counter_is_named_after_what_other_gates_see(measured, with_ev
     ledger, depth = (Outcome(name, State.FAIL, message="counter a is 1") for name in ("ledger", "adaptive"))
     (row,) = [row for row in EVIDENCE if row.counter == "decode.round" and row.seen and row.holds(run)]
     assert missing.message == f"counter decode.round is 0, expected more than 0: {row.why}"
+    assert (missing.numbers["unseen"], missing.numbers["differences"]) == (1, 0)
     assert nearest_first([missing, ledger, depth]) == [ledger, depth, missing]
     assert nearest_first([other, ledger]) == [other, ledger] and other.state is State.FAIL
 
@@ -129,6 +130,8 @@ def test_a_different_running_value_fails(measured):
     prepared, run, baseline = measured(CELL)
     outcome = GATE.judge(prepared, replace(run, readback={**run.readback, "topk": 1}), baseline)
     assert (outcome.state, outcome.message) == (State.FAIL, "topk was resolved to 4, but the engine runs 1")
+    assert (outcome.numbers["unseen"], outcome.numbers["differences"]) == (0, 1)
+    assert outcome.numbers["keys"] == len(run.readback.keys() & run.resolved.keys()) > 20
 
 
 def test_without_readback_or_counters_nothing_is_measured(measured):
@@ -160,6 +163,7 @@ def test_an_option_that_one_worker_lacks_is_named(measured, worker, name, value)
     outcome = GATE.judge(prepared, replace(run, readback={**run.readback, "workers": workers}), baseline)
     expected = f"{name} was resolved to {run.resolved[name]!r}, but the {worker} runs {value!r}"
     assert (outcome.state, outcome.message) == (State.FAIL, expected)
+    assert (outcome.numbers["differences"], outcome.numbers["workers"]) == (1, 4)
 
 
 def test_an_option_that_one_rank_lacks_is_named(measured):

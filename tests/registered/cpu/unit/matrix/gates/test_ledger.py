@@ -16,7 +16,11 @@ GATE = LedgerGate()
 def test_a_sound_run_passes(measured):
     prepared, run, baseline = measured(CELL)
     outcome = GATE.judge(prepared, run, baseline)
-    assert outcome.state is State.PASS and outcome.numbers["stamps"] > 0
+    assert outcome.state is State.PASS and outcome.numbers["stamps"] == run.evidence["stamp.checked"] > 0
+    shared = sum(len(numbers) for operation, _, numbers in run.journal[0] if operation == "open")
+    found = {name: outcome.numbers[name] for name in ("pages", "verbs", "shared", "leaked", "wrong_stamps")}
+    known = {"pages": run.memory.pages, "verbs": len(run.journal[0]), "shared": shared}
+    assert found == {**known, "leaked": 0, "wrong_stamps": 0}
 
 
 @pytest.mark.parametrize(

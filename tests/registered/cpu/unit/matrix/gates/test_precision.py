@@ -70,6 +70,8 @@ def test_a_tie_is_counted_and_what_is_further_off_is_red(measured, place, within
     name = run.requests[place].name
     tied = PrecisionGate(tokens=shifted(name, 7, within)).judge(prepared, run, baseline)
     assert (tied.state, tied.numbers["ties"], tied.numbers["tied_at"]) == (State.PASS, 2, f"{name}@7")
+    assert tied.numbers["tied_share"] == 2 / tied.numbers["tokens"]
+    assert tied.numbers["worst_mass" if place else "worst_nats"] == within
     red = PrecisionGate(tokens=shifted(name, 7, beyond)).judge(prepared, run, baseline)
     assert red.state is State.FAIL and (red.blame.request, red.blame.token) == (name, 7)
     unit, bound = ("of the probability", 0.03) if place else ("nats", 0.25)

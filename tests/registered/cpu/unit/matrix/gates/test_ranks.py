@@ -47,7 +47,9 @@ def test_the_verdict(found: Agreement | None, state: State, message: str):
     outcome = RanksGate().judge_agreement(CELL, found)
     assert (outcome.state, outcome.message) == (state, message)
     if found is not None:
-        assert outcome.numbers["planned"] == found.planned
+        divergent = int(found.divergence is not None)
+        known = {"ranks": found.ranks, "planned": found.planned, "read": found.read, "divergent": divergent}
+        assert outcome.numbers == known
 
 
 def test_one_rank_agrees_with_itself():

@@ -62,8 +62,9 @@ def test_the_gate_judges_engines_of_one_rank_on_a_gpu(measured):
 def test_a_steady_state_passes_with_its_numbers(judged):
     outcome = judged()
     assert (outcome.gate, outcome.state) == ("resources", State.PASS)
-    shown = {name: outcome.numbers[name] for name in ("rounds", "shapes", "unsteady", "memory_ratio", "early_share")}
-    assert shown == {"rounds": 4, "shapes": 2, "unsteady": 0, "memory_ratio": 1.0, "early_share": 0.6}
+    counts = {"rounds": 4, "shapes": 2, "captures": 1, "replays": 2, "unsteady": 0, "bypassed": 0, "oversized": 0}
+    memory = {"started_mb": 10.0, "budget_mb": 10.0, "memory_ratio": 1.0, "graphs_mb": 0.0}
+    assert outcome.numbers == {**counts, **memory, "edges": 100, "early_share": 0.6}
     renewed = replace(SEEN, rounds=(*STEADY, START, GraphRound(ONE, *EAGER), GraphRound(ONE, *CAPTURED)))
     assert judged(renewed).state is State.PASS
 

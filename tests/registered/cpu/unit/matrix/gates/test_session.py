@@ -36,6 +36,8 @@ def test_real_sessions_pass(measured, cell_id):
     prepared, run, baseline = measured(cell_id)
     outcome = SessionGate().judge(prepared, run, baseline)
     assert (outcome.state, outcome.message) == (State.PASS, "")
+    assert outcome.numbers["sessions"] == len({r.session.id for r in run.requests if r.session is not None}) > 0
+    assert outcome.numbers["attempts"] == len(run.attempts)
     if prepared.cell.session == "streaming":
         assert outcome.numbers["inherited"] > 0 and outcome.numbers["resumed"] >= 4
         assert outcome.numbers["rolled_back"] == (1 if prepared.cell.abort == "running" else 0)

@@ -31,7 +31,9 @@ def run(**texts: str) -> Run:
 
 def test_the_oracles_texts_pass_and_another_text_fails():
     gate, good = TextGate(), run()
-    assert gate.judge(PREPARED, good, good).state is State.PASS
+    outcome = gate.judge(PREPARED, good, good)
+    characters = sum(len(answer.text) for answer in good.answers)
+    assert (outcome.state, outcome.numbers) == (State.PASS, {"characters": characters, "ties": 0, "wrong": 0})
     name, text = PREPARED.requests[0].name, good.answers[0].text
     for at, other in ((0, "X" + text[1:]), (len(text) - 3, text[:-3]), (9, text[:9] + "??" + text[11:])):
         outcome = gate.judge(PREPARED, run(**{name: other}), good)

@@ -47,7 +47,12 @@ def test_the_account_of_a_run_under_memory_pressure(measured):
     assert numbers["retracted"] == run.evidence["retract.done"] > 0
     assert numbers["evicted"] == run.evidence["prefix.evict"] > 0
     assert numbers["reused"] == run.evidence["prefix.hit"] + run.evidence["session.inherited"]
-    assert 0 < numbers["peak_pages"] <= run.journal[1] and numbers["needless"] == 0
+    assert 0 < numbers["peak_pages"] <= run.journal[1] and numbers["needless"] == numbers["dropped"] == 0
+    assert numbers["steps"] >= len(run.work.forwards) and numbers["read"] == sum(
+        step.read for step in run.work.forwards
+    )
+    known = {one.id: one.prompt for one in run.served}
+    assert numbers["computed"] + numbers["reused"] >= sum(known.values())
 
 
 @pytest.mark.parametrize(
