@@ -74,7 +74,7 @@ def test_nothing_runs_again_where_nothing_could_be_concluded(red, green, changed
 
 
 EXECUTED = {"red": {"engine/loop.py": {4, 5}}, "green": {"engine/loop.py": {5}}}
-LEFT = ("none.v2.ragged", RANKS, OTHER, "none.qwen3.v2", "eagle3.s3.v2.ragged")
+LEFT = ("none.v2.ragged", "eagle3.tp2.s3.v2.pair", OTHER, "none.qwen3.v2", "eagle3.s3.v2.ragged")
 
 
 def test_where_no_cell_passed_the_nearest_that_did_not_run_are_tried(capsys):

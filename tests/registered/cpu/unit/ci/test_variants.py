@@ -99,6 +99,22 @@ def test_a_cell_of_which_the_candidates_say_the_same_is_not_run():
     assert [(cell.page_size, cell.batch) for cell in cells] == [("64", "ragged")]
 
 
+def test_only_cells_of_the_tier_are_tried():
+    one, two = MarkedRuns(lambda cell: True)([Cell.from_id("none.ragged"), Cell.from_id("none.tp2.ragged")])
+    factors = (("numerics=float32",), ("batch=ragged",))
+    assert [(cell.numerics, cell.batch) for cell in variants(RedGroup("x", (one,), factors), ())] == [
+        ("float32", "single")
+    ]
+    assert {cell.ranks for cell in variants(RedGroup("x", (two,), factors), (), 2)} == {2}
+
+
+def test_another_value_that_meets_the_candidate_too_tells_nothing():
+    [cell] = MarkedRuns(lambda cell: True)([Cell.from_id("none.p16")])
+    group = RedGroup("x", (cell,), (("page_size > 4",),))
+    assert [one.id for one in variants(group, {"none"})] == ["none.p4"]
+    assert variants(group, {"none", "none.p4"}) == []
+
+
 def test_a_single_candidate_is_tried_alone():
     """Four other axes take their defaults, all red; and three other page sizes are green."""
     whole, factors = causes(lambda cell: cell.page_size == "16", RED, "eagle3.s3.k4.n8.v2.ragged")
