@@ -61,7 +61,8 @@ class TracedEvent:
 class Tracer:
     """Attaches to an engine and records its steps, without changing its results.
 
-    A round that replays as a CUDA graph has no draft here: a graph runs no Python.
+    A round that replays as a CUDA graph has no draft here: a graph runs no Python. cut: there were more events than it
+    keeps.
     """
 
     def __init__(self, engine: ReferenceEngine) -> None:
@@ -77,6 +78,7 @@ class Tracer:
         self._trees: list[tuple[TreeNode, ...]] = []  # of the launch that runs now, by row
         self._last: dict[int, Token] = {}  # request to the last token of its latest round
         self._nodes = self._count = 0
+        self.cut = False
 
     def attach(self) -> None:
         """Trace the running executor: an engine has a new one once its memory or weights are renewed."""
@@ -135,6 +137,7 @@ class Tracer:
     def _note(self, phase: Phase, plan: StepPlan, in_flight: int) -> TracedEvent | None:
         """Add an event with the pages as they are now; None once there are too many."""
         if len(self._events) >= MOST_EVENTS:
+            self.cut = True
             return None
         rows = []
         for each in plan.rows:
@@ -149,11 +152,6 @@ class Tracer:
         event.entries, self._taken = self._entries[self._taken :], len(self._entries)
         self._events.append(event)
         return event
-
-    @property
-    def cut(self) -> bool:
-        """Whether there were more events than it keeps."""
-        return len(self._events) >= MOST_EVENTS
 
     def events(self, names: Mapping[int, str]) -> tuple[StepEvent, ...]:
         """The events so far. names: of requests, by id."""

@@ -98,9 +98,11 @@ def test_a_trace_ends_with_the_error_of_its_run(monkeypatch):
 
 
 def test_a_long_trace_says_where_it_ends(monkeypatch):
-    monkeypatch.setattr(trace_module, "MOST_EVENTS", 5)
-    found = traced(ReferenceSubject(), prepare(Cell.from_id("none")))
-    assert (len(found.events), found.note) == (5, "the trace ends after 5 events")
+    whole = len(traced(ReferenceSubject(), prepare(Cell.from_id("none"))).events)
+    for most, note in ((5, "the trace ends after 5 events"), (whole, "")):
+        monkeypatch.setattr(trace_module, "MOST_EVENTS", most)
+        found = traced(ReferenceSubject(), prepare(Cell.from_id("none")))
+        assert (len(found.events), found.note) == (most, note)
 
 
 class Remote(ReferenceSubject):
