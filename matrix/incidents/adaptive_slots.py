@@ -150,7 +150,6 @@ INCIDENT: Final = Incident(
                 cells=each(
                     "REGRESSED: config, effective, ledger, work, rest, adaptive, lossless, finish, acceptance", TIERS
                 ),
-                rewrites={"moved engine start: runs -> fails": "red"},
                 says=("would write 5 positions",),
             ),
         ),
