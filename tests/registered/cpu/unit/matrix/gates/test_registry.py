@@ -48,7 +48,7 @@ def test_a_foreign_engine_may_round_in_its_own_way(tie_nats, score_nats):
     gates = {gate.name: gate for gate in applied_gates(profile).gates}
     assert gates["oracle"].thresholds["tie_nats"] == gates["lossless"].thresholds["past_tie_nats"] == tie_nats
     assert gates["lossless"].thresholds["score_nats"] == score_nats and gates["lossless"].oracle is None
-    assert not gates["lossless"].sampled
+    assert not gates["lossless"].sampled and gates["lossless"].is_oracle_tie == gates["oracle"].is_tie
 
 
 def test_texts_are_compared_where_there_are_no_token_ids():
