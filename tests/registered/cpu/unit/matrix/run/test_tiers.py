@@ -1,7 +1,7 @@
 import pytest
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.run.tiers import TIERS, repro, tier, visible_gpus
+from specmatrix.matrix.run.tiers import TIERS, check_seed, repro, tier, visible_gpus
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -28,3 +28,12 @@ def test_an_unknown_tier_lists_the_tiers():
     with pytest.raises(ConfigError) as caught:
         tier("gpu3")
     assert str(caught.value) == "tier 'gpu3' is unknown; it must be one of cpu, gpu1, gpu2, gpu4, gpu8"
+
+
+@pytest.mark.parametrize("seed", [-1, 2**31])
+def test_a_seed_out_of_range_is_refused(seed):
+    check_seed(0)
+    check_seed(2**31 - 1)
+    with pytest.raises(ConfigError) as caught:
+        check_seed(seed)
+    assert str(caught.value) == f"seed must be between 0 and 2147483647, got {seed}"
