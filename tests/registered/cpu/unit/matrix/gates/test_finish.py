@@ -79,6 +79,11 @@ def info(answer, **changes: object):
         ),
         (
             CELL,
+            lambda a: {"meta_info": {key: value for key, value in a.meta_info.items() if key != "spec_accept_length"}},
+            "reports spec_accept_length None; its verify rounds give 3.64706",
+        ),
+        (
+            CELL,
             lambda a: {"meta_info": info(a, spec_accept_rate=1.5)},
             "reports spec_accept_rate 1.5; its verify rounds give 0.369748",
         ),
