@@ -83,3 +83,12 @@ def test_an_index_that_knows_the_text_may_always_be_right_on_its_first_branch(me
     parts = altered(run, 0, accept_lengths=(depth,) * LEAST_ROUNDS)
     assert row.when(cell, whole) == asked_of_all and row.when(cell, parts)
     assert not row.when(cell, altered(run, 0, accept_lengths=(depth,) * (LEAST_ROUNDS - 1)))
+
+
+def test_a_rollback_may_be_beyond_a_sliding_window(measured):
+    _, run, _ = measured("eagle3.s3.v2.pair.stream")
+    (row,) = [row for row in EVIDENCE if row.counter == "session.rolled_back" and row.seen]
+    for window, asked_for in ((None, True), (32, False)):
+        whole = replace(run, resolved={**run.resolved, "window": window})
+        assert row.when(Cell.from_id("eagle3.s3.v2.pair.stream.abort_running"), whole) == asked_for
+        assert not row.when(Cell.from_id("eagle3.s3.v2.pair.stream"), whole)

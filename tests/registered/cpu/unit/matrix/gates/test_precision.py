@@ -47,6 +47,15 @@ def test_float32_chooses_the_tokens_of_an_engine_in_float32(measured):
         assert (max(token.off for token in other) > 0.01) == (request.temperature > 0)
 
 
+def test_float32_chooses_the_tokens_of_greedy_requests_with_logit_rules(measured):
+    prepared, run, _ = measured("eagle3.s3.k4.n8.v2.p16.ragged.rules.stops")
+    ruled = [pair for pair in zip(run.requests, run.answers, strict=True) if pair[0].ruled and followed(pair[0])]
+    assert len(ruled) > 1
+    for request, answer in ruled:
+        found = precise_tokens(prepared.cell.target, request, 0, answer.prompt_ids, answer.output_ids)
+        assert [token.off for token in found] == pytest.approx([0.0] * len(answer.output_ids), abs=1e-4)
+
+
 def test_requests_whose_choice_is_not_simple_are_left_out(measured):
     _, run, _ = measured(CELL)
     greedy, sampled = run.requests
