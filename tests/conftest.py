@@ -1,4 +1,6 @@
-"""The plugin in this repository: short names of its options, and no need to install it."""
+"""The plugin in this repository: short names of its options, and no need to install it. Tests in the background too."""
+
+import signal
 
 import pytest
 
@@ -9,3 +11,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     if not pluginmanager.is_registered(plugin):
         pluginmanager.register(plugin, "specmatrix")
     plugin.add_options(parser, "")
+
+
+def pytest_configure() -> None:
+    # A shell makes what it runs in the background ignore Ctrl-C, and some tests send it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
