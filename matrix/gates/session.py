@@ -99,8 +99,11 @@ def _apart(run: Run, baseline: Run) -> Iterator[str]:
             continue
         if before in parted or mine[name].output_ids != theirs[name].output_ids:
             parted.add(name)
-        own = _own(theirs[name], theirs[before]) if before in parted else None
-        if mine[name].prompt_ids != theirs[name].prompt_ids if own is None else _own(mine[name], mine[before]) != own:
+        got: tuple[int, ...] | None = mine[name].prompt_ids
+        due = theirs[name].prompt_ids
+        if before in parted and (own := _own(theirs[name], theirs[before])) is not None:
+            got, due = _own(mine[name], mine[before]), own
+        if got != due:
             yield name
 
 

@@ -58,9 +58,7 @@ def crash_ask(engine: RunningEngine, requests: Sequence[RequestSpec]) -> RedAsk 
     one = sent[last[1]]
     prompt = next(request.prompt for request in requests if request.name == one.name)
     output = one.tokens[one.prompt :]
-    note = (
-        f"the journal's last entry is {entry_text(last)} of {one.name}, which has {count(len(output), 'output token')}"
-    )
+    note = f"the last entry of a request is {entry_text(last)} of {one.name}, with {count(len(output), 'output token')}"
     got, lag = _cut(decoded(output)), engine.resolved.get("lag")
     found = RedAsk(CRASH, one.name, prompt=_cut(prompt), got=got, lag=lag, note=note)
     end, table = _audited(journal, None)

@@ -84,7 +84,7 @@ def test_a_crashed_cell_shows_the_start_the_counters_and_the_request_that_it_was
     assert cell.evidence["prefill.step"] == green.evidence["prefill.step"] and cell.evidence["decode.round"] == 2
     ask = cell.first_red
     assert ask is not None and (ask.gate, ask.token, ask.lag) == (CRASH, None, 0)
-    assert ask.note == f"the journal's last entry is launch 8 of {ask.request}, which has 2 output tokens"
+    assert ask.note == f"the last entry of a request is launch 8 of {ask.request}, with 2 output tokens"
     assert ask.prompt.startswith("Question: ") and ask.got and ask.journal[-1].endswith(" launch 8")
     assert ask.pages is not None and ask.pages.in_flight == (8,)
 
