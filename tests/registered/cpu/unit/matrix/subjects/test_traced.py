@@ -105,14 +105,14 @@ def test_a_long_trace_says_where_it_ends(monkeypatch):
         assert (len(found.events), found.note) == (most, note)
 
 
-class Asked(ReferenceSubject):
+class RecordsOptions(ReferenceSubject):
     def start(self, command):
         self.flags = command.flags
         raise OSError("no GPU")
 
 
 def test_what_is_traced_is_asked_to_run_without_graphs():
-    subject = Asked()
+    subject = RecordsOptions()
     wide = replace(prepare(Cell.from_id("none")), tier="gpu1")
     assert traced(subject, wide).note == "the engine did not start: OSError: no GPU"
     assert subject.flags["cuda_graph_max_bs"] == 0
