@@ -31,8 +31,7 @@ def shift(base: Sequence[float], head: Sequence[float]) -> Shift:
     old, new = _mean_square(base), _mean_square(head)
     estimate, error = fmean(head) - fmean(base), sqrt(old + new)
     if not error:
-        p_loss, p_gain = (1.0 if not estimate else float(sign * estimate < 0) for sign in (-1, 1))
-        return Shift(estimate, (estimate, estimate), p_loss, p_gain)
+        return Shift(estimate, (estimate, estimate), float(estimate >= 0), float(estimate <= 0))
     from scipy.special import stdtr
 
     freedom = (old + new) ** 2 / (old**2 / (len(base) - 1) + new**2 / (len(head) - 1))
