@@ -160,14 +160,10 @@ class VllmSubject(Subject):
             yield AxisLimit(VARIANT, ("algorithm",), lambda cell: cell.algorithm not in ("none", "ngram"))
         yield from defaults_only(ABSENT)
         yield from chains_only(CHAINS, SIZES)
-        smallest = SMALLEST[device]
         yield AxisLimit(
             BLOCKS,
             ("page_size", "model"),
-            lambda cell: (
-                cell.page_size != "1"
-                and int(cell.page_size) % (LATENT_BLOCK if cell.model == "deepseek" else smallest) > 0
-            ),
+            lambda cell: cell.page_size != "1" and int(cell.page_size) % _smallest_block(cell, device) > 0,
         )
         yield AxisLimit(
             WAITS,
@@ -184,9 +180,7 @@ class VllmSubject(Subject):
     def _flags(self, prepared: PreparedCell, device: str) -> dict[str, Any]:
         """Engine arguments that all requests of a start share."""
         cell, asked = prepared.cell, prepared.asked
-        latent = cell.model == "deepseek"
-        smallest = LATENT_BLOCK if latent else SMALLEST[device]
-        block = smallest if cell.page_size == "1" else int(cell.page_size)
+        block = _smallest_block(cell, device) if cell.page_size == "1" else int(cell.page_size)
         flags: dict[str, Any] = {
             "dtype": "float32",
             "seed": asked.random_seed,
@@ -196,7 +190,7 @@ class VllmSubject(Subject):
         }
         if device == "cpu":
             flags["enforce_eager"] = True
-            if latent:  # a CPU with AMX would take a kernel for bfloat16
+            if _latent(cell):  # a CPU with AMX would take a kernel for bfloat16
                 flags["attention_backend"] = "CPU_MLA"
         if cell.ranks > 1:
             flags["tensor_parallel_size"] = cell.ranks
@@ -238,10 +232,18 @@ def _depth(cell: Cell) -> int:
     return AUTO_DEPTHS.get(cell.algorithm, AUTO_DEPTH)
 
 
+def _latent(cell: Cell) -> bool:
+    return cell.model == "deepseek"
+
+
+def _smallest_block(cell: Cell, device: str) -> int:
+    return LATENT_BLOCK if _latent(cell) else SMALLEST[device]
+
+
 def _beyond_latent(cell: Cell) -> bool:
     """Whether a cell asks of latent attention what vLLM's CPU build refuses."""
     small = cell.page_size in ("1", str(LATENT_BLOCK))
-    return cell.model == "deepseek" and not (small and cell.prefill_chunk == "off")
+    return _latent(cell) and not (small and cell.prefill_chunk == "off")
 
 
 class SuffixSubject(VllmSubject):

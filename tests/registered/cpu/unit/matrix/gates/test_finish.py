@@ -115,7 +115,7 @@ def info(answer, **changes: object):
         (
             DRAWN,
             lambda a: {"accept_lengths": a.accept_lengths[:-1]},
-            "has 71 tokens; its verify rounds emitted 70 to 70",
+            "has 71 tokens; its verify rounds emitted 70",
         ),
     ],
 )
@@ -343,7 +343,7 @@ def test_an_aborted_request_has_the_tokens_of_all_its_rounds(measured, altered):
     answer = run.answers[place]
     assert GATE.judge(*measured(ABORTED)).state is State.PASS
     outcome = GATE.judge(prepared, altered(run, place, accept_lengths=(*answer.accept_lengths, 1)), run)
-    text = f"{answer.name} has 5 tokens; its verify rounds emitted 6 to 6"
+    text = f"{answer.name} has 5 tokens; its verify rounds emitted 6"
     assert (outcome.state, outcome.message) == (State.FAIL, text)
 
 
