@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
+from statistics import fmean
 from typing import Final, NamedTuple
 
 from specmatrix.matrix.cells.cell import Cell
@@ -142,7 +143,7 @@ def _rms(errors: Sequence[float], spared: float) -> float:
     """The root mean square without this share of the largest errors."""
     squares = sorted(error**2 for error in errors)
     kept = squares[: len(squares) - int(spared * len(squares))]
-    return sqrt(sum(kept) / max(1, len(kept)))
+    return sqrt(fmean(kept)) if kept else 0.0
 
 
 def _worst(every: Sequence[Precise], sampled: bool) -> float:

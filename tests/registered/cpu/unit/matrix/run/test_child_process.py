@@ -115,3 +115,16 @@ def test_a_killed_parent_ends_the_process_and_what_it_started(fifo: Path):
         starter.kill()
         assert reader.read() == ""
     starter.wait()
+
+
+def test_what_a_process_starts_before_it_is_killed_is_killed_too(monkeypatch):
+    process = start("")
+    started = [subprocess.Popen([sys.executable, "-c", FOREVER]) for _ in range(3)]
+    found = iter([*([one.pid] for one in started), []])
+    monkeypatch.setattr(process, "_others", lambda: next(found))
+    process.stop()
+    try:
+        assert [one.wait(10) for one in started] == [-signal.SIGKILL] * 3
+    finally:
+        for one in started:
+            one.kill()
