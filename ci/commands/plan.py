@@ -80,8 +80,8 @@ def check_budget(plans: Mapping[str, ShardPlan], most: int) -> None:
     needed = sum(made.gpus * shard.seconds for made in plans.values() for shard in made.shards) / 60
     if needed > most:
         raise ConfigError(
-            f"the plan needs about {needed:.1f} GPU minutes, and --max-gpu-minutes is {most}; choose a smaller stage "
-            "or fewer cells, or raise it"
+            f"the plan needs about {needed:.1f} GPU minutes with one worker, and --max-gpu-minutes is {most}; choose a "
+            "smaller stage or fewer cells, or raise it"
         )
 
 

@@ -56,4 +56,4 @@ def test_bad_options_are_refused_in_one_sentence(capsys, words, why):
 def test_a_plan_beyond_the_budget_is_refused(capsys):
     words = ["plan", "--tier", "gpu1", "--stage", "nightly", "--shards", "4", "--max-gpu-minutes", "2"]
     assert main(words) == 2
-    assert "GPU minutes, and --max-gpu-minutes is 2; choose a smaller stage or fewer cells" in capsys.readouterr().err
+    assert "GPU minutes with one worker, and --max-gpu-minutes is 2; choose a smaller" in capsys.readouterr().err
