@@ -94,10 +94,13 @@ def test_a_log_probability_may_differ_by_rounding_only(measured, altered, nats, 
     prepared, run, baseline = measured(PLAIN)
     last = baseline.answers[-1]
     moved = ((last.top_logprobs[0][0][0], last.top_logprobs[0][0][1] + nats), *last.top_logprobs[0][1:])
-    outcome = GATE.judge(prepared, run, altered(baseline, -1, top_logprobs=(moved, *last.top_logprobs[1:])))
+    off = altered(baseline, -1, top_logprobs=(moved, *last.top_logprobs[1:]))
+    outcome = GATE.judge(prepared, run, off)
     text = f"a log-probability differs from plain decoding's or from its own top list by {nats:g} nats"
     assert (outcome.state, outcome.message) == (state, "" if state is State.PASS else text)
     assert outcome.numbers["logprob_gap"] == pytest.approx(nats) and 0 < outcome.numbers["statistic"] < 0.1
+    fast = replace(prepared, cell=prepared.cell._replace(numerics="fast"))
+    assert GATE.judge(fast, run, off).numbers["logprob_gap"] < 1e-5, "the gate `precision` compares these"
 
 
 def test_too_few_draws_or_log_probabilities_are_not_measured(measured, altered):

@@ -104,6 +104,13 @@ def test_a_retraction_that_frees_another_account_fails_and_blames_the_youngest(m
     assert re.fullmatch(rf"step \d+: {text}( \(\d+\))?", seen.message), seen.message
 
 
+def test_a_request_that_nobody_answered_goes_by_its_number(measured):
+    prepared, run, baseline = measured(AT_ONCE["close"])
+    outcome = GATE.judge(prepared, replace(run, served=run.served[1:]), baseline)
+    text = "step 1: request 1 keeps its pages after its last step"
+    assert (outcome.state, outcome.message, outcome.blame) == (State.FAIL, text, None)
+
+
 def test_a_step_that_reads_too_much_or_too_little_fails(measured):
     _, run, _ = measured(TREE)
     first = run.work.forwards[0]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -74,6 +75,19 @@ def test_one_that_loops_for_ever_is_killed(fifo: Path):
         process.stop()
         assert reader.read() == ""
     assert process.wait(0) == -signal.SIGKILL
+
+
+def test_a_paused_group_is_suspended_until_it_is_stopped(fifo: Path):
+    process = start(GRANDCHILDREN + FOREVER, fifo)
+    with fifo.open() as reader:
+        assert reader.readline() == "up\n"
+        process.pause()
+        how, end = os.WSTOPPED | os.WNOWAIT | os.WNOHANG, monotonic() + 30
+        while (found := os.waitid(os.P_PID, process._process.pid, how)) is None and monotonic() < end:
+            pass
+        process.stop()
+        assert found is not None and found.si_status == signal.SIGSTOP
+        assert reader.read() == ""
 
 
 @pytest.mark.parametrize("code", [GRANDCHILDREN + FOREVER, GRANDCHILDREN + "if os.fork(): os._exit(0)\n" + FOREVER])

@@ -118,6 +118,16 @@ def test_timed_engines_are_the_cell_and_the_same_start_without_a_drafter():
     pair.stop()
 
 
+def test_a_batch_has_half_as_many_turns(monkeypatch):
+    def same(subject, prepared, turns, starts):
+        return starts_of([sample()] * turns, [sample()] * turns, [1.0] * turns, starts)
+
+    monkeypatch.setattr(speed, "samples", same)
+    for cell, turns in (("eagle3.s3.v2", 32), ("eagle3.s3.v2.pair", 16)):
+        outcome = speed.measure(ReferenceSubject(), prepare(Cell.from_id(cell)), 3)
+        assert (outcome.numbers["turns"], outcome.numbers["starts"]) == (turns, 3)
+
+
 def test_what_a_subject_does_not_support_is_not_timed(monkeypatch):
     subject = ReferenceSubject()
     monkeypatch.setattr(subject, "translate", lambda prepared: Unsupported("it has no trees"))
