@@ -11,6 +11,7 @@ from time import monotonic
 
 import pytest
 
+from specmatrix.matrix.run import child_process
 from specmatrix.matrix.run.child_process import OUTPUT_TAIL, ChildProcess
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -21,6 +22,7 @@ FOREVER = "while True: pass\n"
 GRANDCHILDREN = HOLDS + "for _ in range(3): os.fork()\n"
 STARTER = """
 import sys
+from specmatrix.matrix.run import child_process
 from specmatrix.matrix.run.child_process import ChildProcess
 ChildProcess([sys.executable, "-c", *sys.argv[1:]]).wait(600)
 """
@@ -78,12 +80,13 @@ def test_one_that_loops_for_ever_is_killed(fifo: Path):
 
 
 def test_a_paused_group_is_suspended_until_it_is_stopped(fifo: Path):
-    process = start(GRANDCHILDREN + FOREVER, fifo)
+    process = start(HOLDS + "held.write(f'{os.getpid()}\\n'); held.flush()\n" + FOREVER, fifo)
     with fifo.open() as reader:
         assert reader.readline() == "up\n"
+        pid = int(reader.readline())
         process.pause()
         how, end = os.WSTOPPED | os.WNOWAIT | os.WNOHANG, monotonic() + 30
-        while (found := os.waitid(os.P_PID, process._process.pid, how)) is None and monotonic() < end:
+        while (found := os.waitid(os.P_PID, pid, how)) is None and monotonic() < end:
             pass
         process.stop()
         assert found is not None and found.si_status == signal.SIGSTOP
@@ -131,14 +134,33 @@ def test_a_killed_parent_ends_the_process_and_what_it_started(fifo: Path):
     starter.wait()
 
 
-def test_what_a_process_starts_before_it_is_killed_is_killed_too(monkeypatch):
-    process = start("")
-    started = [subprocess.Popen([sys.executable, "-c", FOREVER]) for _ in range(3)]
-    found = iter([*([one.pid] for one in started), []])
-    monkeypatch.setattr(process, "_others", lambda: next(found))
-    process.stop()
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the system does not tell")
+@pytest.mark.parametrize(("passes", "statuses"), [(100, [-signal.SIGKILL] * 3), (1, [None])])
+def test_what_a_process_starts_before_it_is_killed_is_killed_too(fifo: Path, monkeypatch, passes: int, statuses: list):
+    """Each of the first three starts another one; the passes have an end, whatever is started."""
+    started: dict[int, subprocess.Popen[bytes]] = {}
+    kill = os.kill
+
+    def start_and_kill(pid: int, number: int) -> None:
+        if pid not in started and len(started) < 3:
+            found = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+            started[pid] = subprocess.Popen(["sleep", "600"], env=dict(one.split("=", 1) for one in found if one))
+        kill(pid, number)
+
+    monkeypatch.setattr(child_process, "PASSES", passes)
+    process = start(
+        HOLDS + "if not os.fork():\n    os.setsid()\n    held.write('left\\n'); held.flush()\n    " + FOREVER, fifo
+    )
+    with fifo.open() as reader:
+        assert reader.readline() == "up\n" and reader.readline() == "left\n"
+        process.wait(60)
+        monkeypatch.setattr(os, "kill", start_and_kill)
+        process.stop()
+        monkeypatch.undo()
+        assert reader.read() == ""
     try:
-        assert [one.wait(10) for one in started] == [-signal.SIGKILL] * 3
+        assert [one.wait(10) if passes > 1 else one.poll() for one in started.values()] == statuses
     finally:
-        for one in started:
+        for one in started.values():
             one.kill()
+            one.wait()
