@@ -10,7 +10,7 @@ from msgspec import structs
 from specmatrix.errors import described
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Subject, Unsupported
-from specmatrix.reports.schema import CellResult, RedAsk, StepEvent, Timeline
+from specmatrix.reports.schema import CellResult, RedAsk, Timeline
 
 UNTRACED: Final = "only the reference engine with one rank is traced"
 UNLIKE: Final = (
@@ -76,27 +76,22 @@ def with_tree(ask: RedAsk, timeline: Timeline, unlike: str) -> RedAsk:
     the note `unlike` if it does not."""
     if ask.token is None:
         return ask
-    yielded: dict[int, int] = {}
+    yielded, steps = dict[int, int](), dict[int, int]()
     for event in timeline.events:
         for row in event.rows:
             if row.request == ask.request and row.start is not None:
-                yielded |= {row.start + place: token.id for place, token in enumerate(row.tokens)}
+                for place, token in enumerate(row.tokens, row.start):
+                    yielded[place], steps[place] = token.id, event.step
     got = {ask.first + place: token.id for place, token in enumerate(ask.got_tokens)}
     if any(yielded.get(place) != token for place, token in got.items()):
         return structs.replace(ask, note=unlike)
-    step = yielding_step(ask, timeline.events)
-    for event in timeline.events:
-        for row in event.rows:
-            if (event.event, event.step, row.request) == ("launch", step, ask.request):
-                return structs.replace(ask, tree=row.tree, note=row.note or ask.note)
-    return ask
-
-
-def yielding_step(ask: RedAsk, events: tuple[StepEvent, ...]) -> int | None:
-    """The step that yielded the wrong token; None if the trace does not reach it."""
-    for event in events:
-        for row in event.rows:
-            mine = row.request == ask.request and row.start is not None and ask.token is not None
-            if mine and row.start <= ask.token < row.start + len(row.tokens):  # type: ignore[operator]  # not None here
-                return event.step
-    return None
+    launched = {
+        event.step: row
+        for event in timeline.events
+        for row in event.rows
+        if event.event == "launch" and row.request == ask.request
+    }
+    if ask.token not in steps:
+        return ask
+    drafted = launched[steps[ask.token]]
+    return structs.replace(ask, tree=drafted.tree, note=drafted.note or ask.note)

@@ -2,20 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.lossless import LosslessGate
-from specmatrix.matrix.run.explain import UNLIKE, UNTRACED, traced
+from specmatrix.matrix.run.explain import UNLIKE, UNLIKE_GRAPHS, UNTRACED, explained, traced, with_tree
 from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.run.red_ask import entry_text
+from specmatrix.matrix.run.record import lost
+from specmatrix.matrix.run.red_ask import entry_text, tokens_of
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects import traced as trace_module
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Answer, Profile, RequestSpec, RunningEngine
+from specmatrix.matrix.subjects.protocol import Answer, Profile, RequestSpec, RunningEngine, Unsupported
 from specmatrix.matrix.subjects.traced import Tracer
+from specmatrix.reports.schema import RedAsk, StepEvent, StepRow, Timeline, Token, TreeNode
 
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
@@ -63,6 +67,93 @@ def test_the_draws_along_the_accepted_path_are_the_tokens_of_the_round():
     assert compared > 100 and timeline.note == ""
 
 
+def test_a_red_token_has_the_draft_of_the_round_that_yielded_it():
+    prepared = prepare(Cell.from_id("eagle3.s3.k4.n8.v2.pair"))
+    engine = ReferenceSubject().start(ReferenceSubject().translate(prepared))
+    timeline = traced(ReferenceSubject(), prepared)
+    for answer in engine.generate(prepared.requests):
+        ids = answer.output_ids
+        for begin, end in pairwise(accumulate(answer.accept_lengths, initial=1)):
+            for place in range(begin, min(end, len(ids))):
+                first = max(0, place - 4)
+                ask = RedAsk("lossless", answer.name, token=place, first=first, got_tokens=tokens_of(ids[first:end]))
+                found = with_tree(ask, timeline, UNLIKE)
+                draws = tuple(node.draw.id for node in found.tree if node.accepted)
+                assert draws[: len(ids) - begin] == ids[begin:end] and found == replace_struct(ask, tree=found.tree)
+
+
+def event(what: str, step: int, **rows: StepRow) -> StepEvent:
+    return StepEvent(what, step, False, tuple(replace_struct(row, request=name) for name, row in rows.items()))
+
+
+def yielded(start: int, *ids: int) -> StepRow:
+    return StepRow("", 2, tokens=tokens_of(ids), start=start)
+
+
+NODE = TreeNode(-1, Token(5, "a"), Token(6, "b"), 0.5, True)
+DRAWN, OTHER = (NODE,), (replace_struct(NODE, margin=0.25),)
+# The tokens 4 to 6 of request a are 7, 8 and 9: the first two of step 2, the other of step 3.
+TIMELINE = Timeline(
+    (
+        event("launch", 1, a=StepRow("", 2, tree=OTHER)),
+        event("launch", 2, b=StepRow("", 2, tree=OTHER), a=StepRow("", 2, tree=DRAWN, note="an old root")),
+        event("launch", 3, a=StepRow("", 2, tree=OTHER)),
+        event("resolve", 2, b=yielded(4, 3, 4), a=yielded(4, 7, 8)),
+        event("resolve", 3, a=yielded(6, 9)),
+    )
+)
+ASK = RedAsk("lossless", "a", token=5, first=4, got_tokens=tokens_of([7, 8, 9]), note="it was wrong")
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, {"tree": DRAWN, "note": "an old root"}),
+        ({"token": 4}, {"tree": DRAWN, "note": "an old root"}),
+        ({"token": 6}, {"tree": OTHER}),
+        ({"token": 7}, {}),
+        ({"token": None}, {}),
+        ({"token": None, "got_tokens": tokens_of([1])}, {}),
+        ({"token": 6, "first": 5}, {"note": UNLIKE}),
+        ({"got_tokens": tokens_of([7, 8, 9, 1])}, {"note": UNLIKE}),
+        ({"got_tokens": tokens_of([7, 1])}, {"note": UNLIKE}),
+        ({"request": "b"}, {"note": UNLIKE}),
+        ({"request": "c"}, {"note": UNLIKE}),
+    ],
+)
+def test_the_draft_is_that_of_the_blamed_request_and_of_the_step_of_its_token(changed, expected):
+    ask = replace_struct(ASK, **changed)
+    assert with_tree(ask, TIMELINE, UNLIKE) == replace_struct(ask, **expected)
+
+
+@pytest.mark.parametrize(("graphs", "note"), [(8, UNLIKE_GRAPHS), (0, UNLIKE), (None, UNLIKE)])
+def test_other_tokens_may_be_those_of_graphs_where_the_cell_had_any(graphs, note):
+    prepared = prepare(Cell.from_id("none"))
+    result = lost(prepared, "x")
+    start = replace_struct(result.start, resolved=None if graphs is None else {"cuda_graph_max_bs": graphs})
+    result = replace_struct(result, start=start, first_red=ASK)
+    found = explained(result, ReferenceSubject(), prepared)
+    assert found == replace_struct(result, timeline=found.timeline, first_red=replace_struct(ASK, note=note))
+    assert found.timeline.events
+    untraced = explained(result, Remote(), prepared)
+    assert untraced == replace_struct(result, timeline=Timeline(note=UNTRACED)), "its note stays"
+    assert explained(replace_struct(result, first_red=None), Remote(), prepared).first_red is None
+
+
+def test_rounds_behind_a_renewal_are_traced_too(monkeypatch):
+    renewed, renew = [], ReferenceEngine.renew
+    monkeypatch.setattr(ReferenceEngine, "renew", lambda self, what: (renewed.append(what), renew(self, what)))
+    requests = tuple(
+        RequestSpec(name, "Question: 1+1?", 9, renewal=renewal, after=after)
+        for name, renewal, after in (("a", "", ()), ("b", "weights", ("a",)), ("c", "memory", ("b",)))
+    )
+    found = traced(ReferenceSubject(), prepare(Cell.from_id("eagle3"), workload=lambda *_: requests))
+    assert renewed == ["weights", "memory"]
+    rounds = [event for event in found.events if event.event == "launch" and not event.prefill]
+    assert {row.request for event in rounds for row in event.rows} == {"a", "b", "c"} and found.note == ""
+    assert all(row.tree for event in rounds for row in event.rows)
+
+
 class Lying(ReferenceSubject):
     """Its answers have a wrong token, which its engine never drew."""
 
@@ -93,8 +184,14 @@ def test_a_trace_ends_with_the_error_of_its_run(monkeypatch):
 
     monkeypatch.setattr(Tracer, "resolved", broken)
     found = traced(ReferenceSubject(), prepare(Cell.from_id("none")))
-    assert found.note == "the traced run ended with KeyError: 'no such row'"
+    error = "the traced run ended with KeyError: 'no such row'"
+    assert found.note == error
     assert {event.event for event in found.events} == {"schedule", "launch"}
+    names = {request.name for request in prepare(Cell.from_id("none")).requests}
+    assert {row.request for event in found.events for row in event.rows} == names
+    monkeypatch.setattr(trace_module, "MOST_EVENTS", 1)
+    found = traced(ReferenceSubject(), prepare(Cell.from_id("none")))
+    assert found.note == f"{error}; the trace ends after 1 events"
 
 
 def test_a_long_trace_says_where_it_ends(monkeypatch):
@@ -125,15 +222,26 @@ class Remote(ReferenceSubject):
 class BareEngine(RunningEngine):
     """An engine that shows nothing."""
 
+    closed = False
+
     def generate(self, asks):
         return []
+
+    def close(self):
+        self.closed = True
 
 
 class Grouped(ReferenceSubject):
     """Its engine is not the one of this process, as with several ranks."""
 
     def start(self, command):
-        return BareEngine()
+        self.engine = BareEngine()
+        return self.engine
+
+
+class Unable(ReferenceSubject):
+    def translate(self, prepared):
+        return Unsupported("it has no such cell")
 
 
 class Refusing(ReferenceSubject):
@@ -146,9 +254,11 @@ class Refusing(ReferenceSubject):
     [
         (Remote(), "none", UNTRACED),
         (Grouped(), "none.tp2.pair", UNTRACED),
+        (Unable(), "none", UNTRACED),
         (Refusing(), "none", "the engine did not start: OSError: no memory"),
     ],
 )
 def test_what_cannot_be_traced_is_said(subject, cell: str, note: str):
     found = traced(subject, prepare(Cell.from_id(cell)))
     assert (found.events, found.note) == ((), note)
+    assert not isinstance(subject, Grouped) or subject.engine.closed
