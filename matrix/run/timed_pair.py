@@ -74,7 +74,9 @@ class TimedEngine:
         """Run a turn's requests, and those that end with their first token."""
         seconds, answers = self._timed(turn, first=False)
         first, _ = self._timed(turn, first=True)
-        lengths = [len(answer.output_ids) or len(tokenizer().encode(answer.text).ids) for answer in answers]
+        lengths = [
+            len(one.output_ids) or len(tokenizer().encode(one.text, add_special_tokens=False)) for one in answers
+        ]
         return TimedTurn(seconds, first, sum(lengths), max(lengths), tuple(answer.output_ids for answer in answers))
 
     def _timed(self, turn: int, first: bool) -> tuple[float, list[Answer]]:

@@ -1,5 +1,6 @@
 """The speed of green cells: what is measured, on which engines, and when there is none."""
 
+import gc
 from dataclasses import replace
 from itertools import count
 
@@ -8,9 +9,9 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.timed import STARTS
-from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.ledger import LedgerGate
-from specmatrix.matrix.run import speed
+from specmatrix.matrix.run import speed, timed_pair
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.provenance import this_host
 from specmatrix.matrix.run.runner import Runner
@@ -19,6 +20,7 @@ from specmatrix.matrix.run.timed_pair import (
     PairProcess,
     PairStart,
     StartSamples,
+    TimedEngine,
     TimedPair,
     TimedTurn,
     clock_of,
@@ -26,10 +28,20 @@ from specmatrix.matrix.run.timed_pair import (
     plain_cell,
 )
 from specmatrix.matrix.run.turns import by_turns
-from specmatrix.matrix.subjects.engine_process import EngineFailed
+from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Capability, EngineCommand, Profile, Unsupported
+from specmatrix.matrix.subjects.protocol import (
+    Answer,
+    Ask,
+    Capability,
+    EngineCommand,
+    Profile,
+    RunningEngine,
+    Subject,
+    Unsupported,
+)
 from specmatrix.matrix.subjects.tensor_parallel import RankedSubject
+from specmatrix.matrix.workloads.timed import LIMIT
 from specmatrix.reports.gate_numbers import RATIOS
 from specmatrix.reports.store import cell_from_json, cell_to_json
 
@@ -114,8 +126,140 @@ def test_timed_engines_are_the_cell_and_the_same_start_without_a_drafter():
         assert config.enable_deterministic_inference
         entries, _, _ = engine.journal()
         assert (len(entries), engine.work()) == (0, None)  # nothing is recorded
+    drafted = subject.engines[0][1]
+    assert (pair.start_hash, pair.resolved) == (drafted.start_hash, drafted.resolved)
+    assert pair.readback()["algorithm"] == "EAGLE3"
     pair.stop()
     pair.stop()
+
+
+class Scripted(Subject):
+    """Another engine whose answers have three tokens each, or only texts; its flags are its cell's algorithm and
+    requests' length."""
+
+    name = "scripted"
+    profile = Profile(frozenset({Capability.TOKEN_IDS}))
+
+    def __init__(self) -> None:
+        self.log: list[object] = []
+
+    def translate(self, prepared):
+        asks = tuple(Ask(one.name, (1,), {"limit": one.max_new_tokens}) for one in prepared.requests)
+        return EngineCommand({"cell": prepared.cell.id}, {}, asks)
+
+    def start(self, command):
+        self.log.append((command.flags["cell"], len(command.flags)))
+        return ScriptedEngine(self.log)
+
+
+class ScriptedEngine(RunningEngine):
+    def __init__(self, log) -> None:
+        self.log = log
+
+    def generate(self, asks):
+        self.log.append([(ask.id, ask.fields["limit"]) for ask in asks])
+        texts = (((4, 5, 6), ""), ((), " Now: Tom"))
+        return [Answer(ask.id, (1,), *text, "length", None, 0, ()) for ask, text in zip(asks, texts, strict=True)]
+
+    def close(self):
+        self.log.append("closed")
+        raise OSError("it is gone")
+
+
+def test_a_turn_is_its_requests_and_those_of_one_token(monkeypatch):
+    times = iter((10.0, 13.0, 20.0, 20.5))
+    subject, log = Scripted(), []
+    turn = TimedEngine(subject, prepare(CELL, seed=3), ScriptedEngine(log), lambda: next(times)).sample(5)
+    assert turn == TimedTurn(3.0, 0.5, 3 + 4, 4, ((4, 5, 6), ())), "a text counts as its tokens"
+    assert log == [[("t5.0", LIMIT), ("t5.1", LIMIT)], [("t5.0", 1), ("t5.1", 1)]]
+    monkeypatch.setattr(subject, "translate", lambda prepared: Unsupported("it has no short requests"))
+    with pytest.raises(ConfigError, match=r"^scripted cannot be timed: it has no short requests$"):
+        TimedEngine(subject, prepare(CELL), ScriptedEngine(log), lambda: 0.0).sample(5)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "first", "longest", "each"), [(4.0, 1.0, 4, 1.0), (4.0, 3.9, 1, 0.4), (4.0, 9.0, 5, 0.1)]
+)
+def test_the_rates_of_a_turn(seconds, first, longest, each):
+    turn = TimedTurn(seconds, first, 10, longest, ())
+    assert (turn.rate, turn.each) == (2.5, pytest.approx(each))
+
+
+def test_both_engines_of_another_subject_are_timed_as_they_are_and_end_whatever_they_raise(monkeypatch):
+    stopped = []
+
+    class Process(EngineProcess):
+        def __init__(self, engine) -> None:
+            self.engine, self.generate = engine, engine.generate
+
+        def stop(self) -> None:
+            stopped.append(self)
+
+    subject = Scripted()
+    monkeypatch.setattr(timed_pair, "start_engine", lambda subject, command: subject.start(command))
+    pair = TimedPair(subject, prepare(CELL))
+    assert subject.log == [("eagle3.s3.v2.pair", 1), ("none", 1)]
+    found = pair.samples(2)
+    assert [len(side) for side in found] == [2, 2, 2] and all(seconds > 0 for seconds in found.works)
+    assert [asks[0][0] for asks in subject.log[2::2]] == [f"t{turn}.0" for turn in (-2, -2, -1, -1, 0, 0, 1, 1)]
+    pair.stop()
+    assert subject.log[-2:] == ["closed", "closed"]
+    pair.engines = [Process(engine) for engine in pair.engines]
+    pair.stop()
+    assert stopped == pair.engines and subject.log.count("closed") == 2
+
+
+def test_a_pair_without_its_plain_engine_does_not_keep_the_other(monkeypatch):
+    subject = Scripted()
+
+    def start(subject, command):
+        if command.flags["cell"] == "none":
+            raise EngineFailed("out of memory")
+        return subject.start(command)
+
+    monkeypatch.setattr(timed_pair, "start_engine", start)
+    with pytest.raises(EngineFailed, match=r"^out of memory$"):
+        TimedPair(subject, prepare(CELL))
+    assert subject.log[-1] == "closed"
+
+
+def test_a_process_times_the_cell_that_it_was_given(monkeypatch):
+    prepared = prepare(CELL, "gpu1", 5)
+    monkeypatch.setattr(timed_pair, "TimedPair", lambda *given: given)
+    for subject in (ReferenceSubject(), Scripted()):
+        _, found = PairStart(subject, prepared).start(EngineCommand({}, {}, ()))
+        assert (found.cell, found.tier, found.seed, found.subject) == (CELL, "gpu1", 5, subject.name)
+        assert _ is subject and found.requests == prepared.requests
+    gc.unfreeze()
+
+
+def test_engines_of_another_subject_make_room_for_timed_ones(monkeypatch):
+    """A device may have no room for more."""
+    running = []
+
+    def measure(subject, prepared, starts):
+        running.append((made.engine, dict(made.baselines.engines), starts))
+        return Outcome("speed", State.PASS)
+
+    class Sees:
+        name, needs, applies = "ledger", frozenset(), lambda self, cell: True
+
+        def judge(self, prepared, run, baseline):
+            return Outcome("ledger", State.PASS)
+
+    monkeypatch.setattr(speed, "measure", measure)
+    made = runner(Scripted(), gates=(Sees(),))
+    made.subject.profile = replace(made.subject.profile, in_process=True)
+    assert made.run_cell(CELL).state == "PASS"
+    made = runner(ReferenceSubject(), gates=(Sees(),), starts=None)
+    assert made.run_cell(CELL).state == "PASS"
+    (engine, kept, starts), (own, plain, usual) = running
+    assert (engine, kept, starts) == (None, {}, 2) and own is made.engine and len(plain) == 1 and usual == STARTS
+
+
+def test_a_refused_cell_has_no_speed():
+    record = runner(ReferenceSubject()).run_cell(Cell.from_id("eagle3.k4"))
+    assert (record.state, [gate.name for gate in record.gates]) == ("PASS", ["config"])
 
 
 def test_a_batch_has_half_as_many_turns(monkeypatch):
