@@ -50,7 +50,7 @@ def red_ask(run: Run, baseline: Run, outcomes: Sequence[Outcome]) -> RedAsk | No
 def crash_ask(engine: RunningEngine, requests: Sequence[RequestSpec]) -> RedAsk | None:
     """The request whose ledger account an engine changed last before it raised; None if it shows none."""
     sent = {one.account: one for one in engine.unfinished()}
-    journal = engine.journal() if sent else None
+    journal = engine.journal()
     entries = () if journal is None else journal[0]
     last = next((entry for entry in reversed(entries) if entry[1] in sent), None)
     if journal is None or last is None:

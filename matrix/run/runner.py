@@ -90,13 +90,6 @@ class Baselines:
             raise found from found.cause
         return found
 
-    def engine(self, plain: PreparedCell) -> RunningEngine:
-        """The kept engine of a baseline that has run, which is started again if it is gone."""
-        key, command = self._command(plain)
-        kept = self.engines.pop(key, None)
-        self.engines[key] = self._start(command) if kept is None else kept
-        return self.engines[key]
-
     def _command(self, plain: PreparedCell) -> tuple[tuple[Cell, str], EngineCommand]:
         command = self.subject.translate(plain)
         if isinstance(command, Unsupported):

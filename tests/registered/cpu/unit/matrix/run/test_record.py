@@ -1,14 +1,22 @@
 """Records of cells that were not judged: what is asked of them in a tier, and what crashed."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from msgspec import structs
 
-from specmatrix.errors import LedgerError
+from specmatrix.errors import ConfigError, LedgerError
 from specmatrix.matrix.cells.cell import GPU_LIMITS, Cell, asked
+from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.run.record import BaselineError, crashed, judged, lost
+from specmatrix.matrix.run.record import BaselineError, crashed, judged, lost, with_outcome
+from specmatrix.matrix.run.verb import traceback_of
+from specmatrix.matrix.subjects.engine_process import EngineFailed
+from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, Stalled
+from specmatrix.reports.schema import CRASH, GateResult, ReasonRecord, RedAsk, RewriteRecord, StartRecord
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -52,6 +60,91 @@ def test_a_crash_is_identified_by_its_exception_and_not_by_the_names_of_its_fram
     assert baseline.error is not None and baseline.error.startswith("baseline: RuntimeError: a wire came loose, in ")
     broken = crashed(prepared, BaselineError(raised(LedgerError("page 3 has two owners"))))
     assert broken.state == "FAIL" and crashed(prepared, raised(LedgerError("page 3"))).state == "FAIL"
+
+
+def test_a_crash_names_its_last_frames_innermost_first():
+    def outermost() -> Exception:
+        return raised(RuntimeError("gone"))
+
+    found = crashed(prepare(Cell()), outermost())
+    file, line = Path(__file__).name, raised.__code__.co_firstlineno
+    assert found.error == f"RuntimeError: gone, in drive ({file}:{line + 2}) < raised ({file}:{line + 5})"
+    assert found.traceback.endswith("RuntimeError: gone\n") and (found.verb, found.first_red) == ("", None)
+    deep = crashed(prepare(Cell()), raised_below(5))
+    assert deep.error is not None and re.findall(r"(\w+) \(", deep.error) == ["drive", "raised", "raised_below"]
+
+
+def raised_below(depth: int) -> Exception:
+    try:
+        found = raised_below(depth - 1) if depth else raised(RuntimeError("gone"))
+        raise found
+    except Exception as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "subject", "state", "text", "verb"),
+    [
+        (EngineFailed("lost", "generate", "the whole text"), "tiny", "FAIL", "lost", "generate"),
+        (EngineFailed("lost", "generate", "the whole text"), "reference", "FAIL", "lost", "generate"),
+        (ConfigError("n is 2"), "tiny", "FAIL", "n is 2", ""),
+        (ConfigError("n is 2"), "reference", "INFRA", "ConfigError: n is 2, in drive (", ""),
+        (Stalled(9, 5, 1, "a", 2, 3), "reference", "FAIL", "Stalled: the requests have not ended after 9 steps; ", ""),
+    ],
+)
+@pytest.mark.parametrize("baseline", [False, True])
+def test_who_failed_decides_the_state_of_a_crash(error, subject, state, text, verb, baseline):
+    cause, command = raised(error), EngineCommand({"depth": 3}, {})
+    ask = RedAsk(CRASH, "q1")
+    found = crashed(
+        prepare(Cell.from_id("eagle3"), subject=subject),
+        BaselineError(cause) if baseline else cause,
+        command,
+        evidence={"spec.drafted": 4},
+        first_red=ask,
+    )
+    assert found.error is not None and found.error.startswith(("baseline: " if baseline else "") + text)
+    assert (found.state, found.verb, found.requested, found.resolved) == (state, verb, {"depth": 3}, None)
+    assert found.evidence == {"spec.drafted": 4} and found.gates == ()
+    if isinstance(error, EngineFailed):
+        assert (found.error[-4:], found.traceback, found.first_red) == ("lost", "the whole text", None)
+    else:
+        assert found.traceback == traceback_of(cause) != ""
+        assert found.first_red == (None if (subject, state) == ("tiny", "FAIL") else ask)
+
+
+class Started(RunningEngine):
+    start_hash = "abc"
+    resolved: ClassVar = {
+        "depth": 4,
+        "reasons": [{"field": "depth", "value": 4, "because": "it fits"}],
+        "rewrites": [{"field": "depth", "asked": 3, "got": 4, "reason": "it is even"}],
+    }
+
+
+def test_a_record_has_what_was_requested_of_a_subject_and_what_its_engine_resolved():
+    models = {"target": "llama-mini"}
+    for command, requested in (
+        (EngineCommand({"depth": 3}, models, variant="v"), {"depth": 3, "checkpoints": models, "variant": "v"}),
+        (EngineCommand({"depth": 3}, models), {"depth": 3, "checkpoints": models, "variant": ""}),
+        (EngineCommand({"depth": 3}, {}, variant="v"), {"depth": 3}),
+    ):
+        outcomes = [Outcome("work", State.PASS, {"steps": 3, "first": None}, (0, 1), "fine", accept="make it so")]
+        found = judged(prepare(Cell()), outcomes, Started(), {"x": 1}, command, RedAsk("work", "q1"))
+        reasons = (ReasonRecord("depth", 4, "it fits"),)
+        rewrites = (RewriteRecord("depth", 3, 4, "it is even"),)
+        assert found.start == StartRecord(requested, {"depth": 4}, "abc", reasons, rewrites)
+        assert found.gates == (GateResult("work", "PASS", {"steps": 3, "first": "none"}, (0, 1), "fine", "make it so"),)
+        assert (found.state, found.error, found.evidence, found.first_red) == (
+            "PASS",
+            None,
+            {"x": 1},
+            RedAsk("work", "q1"),
+        )
+    again = with_outcome(found, Outcome("speed", State.FAIL, {}, None, "slow"))
+    assert again == structs.replace(
+        found, state="FAIL", gates=(*found.gates, GateResult("speed", "FAIL", {}, None, "slow"))
+    )
 
 
 def test_a_lost_cell_is_red_and_repeatable():

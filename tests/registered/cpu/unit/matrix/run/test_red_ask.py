@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import ClassVar
 
 import pytest
 
@@ -12,11 +13,12 @@ from specmatrix.matrix.gates.gate import Blame, Outcome, State
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.run.red_ask import decoded, entry_text, red_ask, resolved_at
+from specmatrix.matrix.run.red_ask import MOST_TEXT, crash_ask, decoded, entry_text, red_ask, resolved_at, tokens_of
 from specmatrix.matrix.run.runner import Runner, drive
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Answer, Capability, Memory, RequestSpec, Run, Served
+from specmatrix.matrix.subjects.protocol import Answer, Capability, Memory, RequestSpec, Run, RunningEngine, Served
 from specmatrix.matrix.workloads.build import prompt_ids
+from specmatrix.reports.schema import CRASH, AskPages, RedAsk
 
 pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
@@ -90,10 +92,120 @@ def run_with(**changes: object) -> Run:
     return replace(Run((RequestSpec("a", "Q", 2),), answers, {}, {}, {}, None, None, 0.0), **changes)
 
 
+def answered(ids: Sequence[int], name: str = "a", text: str = "its text") -> tuple[Answer, ...]:
+    return (
+        Answer("other", (1,), (99,), "", "stop", None, 0, ()),
+        Answer(name, (1,), tuple(ids), text, "stop", None, 0, ()),
+    )
+
+
 def test_only_red_outcomes_blame():
     passing = Outcome("lossless", State.PASS, blame=Blame("a"))
     unblamed = Outcome("config", State.FAIL)
     assert red_ask(run_with(), run_with(), [passing, unblamed]) is None
+    later = [Outcome(name, state, blame=Blame("a")) for name, state in (("x", State.NOT_MEASURED), ("y", State.FAIL))]
+    assert red_ask(run_with(), run_with(), [passing, unblamed, *later]).gate == "x", "the first that is red"
+
+
+IDS = tuple(range(300, 330))
+# Wrong from the 13th token on.
+BASE = (*IDS[:12], *range(400, 418))
+
+
+@pytest.mark.parametrize(
+    ("blame", "got", "expected", "token", "first", "shown_got", "shown_expected"),
+    [
+        (Blame("a", 12), IDS, BASE, 12, 8, IDS[8:20], BASE[8:20]),
+        (Blame("a"), IDS, BASE, 12, 8, IDS[8:20], BASE[8:20]),
+        (Blame("a", 3), IDS, BASE, 3, 0, IDS[:11], BASE[:11]),
+        (Blame("a", 0), IDS, BASE, 0, 0, IDS[:8], BASE[:8]),
+        # Its tokens are right: the end.
+        (Blame("a"), IDS, IDS, None, 25, IDS[25:], IDS[25:]),
+        (Blame("a"), (), (), None, 0, (), ()),
+        (Blame("a"), IDS[:20], IDS, 20, 16, IDS[16:20], IDS[16:28]),
+        (Blame("a", got=BASE, expected=IDS, note="as told"), (7,), (8,), 12, 8, BASE[8:20], IDS[8:20]),
+        (Blame("a", got=(), expected=IDS), (7,), (8,), 0, 0, (), IDS[:8]),
+        (Blame("a", got=IDS, expected=()), (7,), (8,), 0, 0, IDS[:8], ()),
+    ],
+)
+def test_the_tokens_around_the_break_are_shown(blame, got, expected, token, first, shown_got, shown_expected):
+    run = run_with(answers=answered(got), resolved={"lag": 1})
+    base = run_with(answers=answered(expected, text="the baseline's"))
+    given = got if blame.got is None else blame.got
+    assert red_ask(run, base, [Outcome("lossless", State.FAIL, blame=blame)]) == RedAsk(
+        "lossless",
+        "a",
+        prompt="Q",
+        got="its text" if blame.got is None else decoded(given),
+        expected=decoded(expected if blame.expected is None else blame.expected),
+        token=token,
+        first=first,
+        got_tokens=tokens_of(shown_got),
+        expected_tokens=tokens_of(shown_expected),
+        lag=1,
+        note=blame.note,
+    )
+
+
+def test_a_request_without_an_answer_has_no_tokens():
+    outcome = Outcome("lossless", State.FAIL, blame=Blame("a"))
+    none = run_with(answers=answered((), "b"))
+    found = red_ask(none, run_with(answers=answered(IDS)), [outcome])
+    assert (found.got, found.got_tokens, found.token, found.expected) == ("", (), 0, decoded(IDS))
+    found = red_ask(run_with(answers=answered(IDS)), none, [outcome])
+    assert (found.got, found.got_tokens, found.token, found.expected) == ("its text", tokens_of(IDS[:8]), 0, "")
+
+
+def test_long_texts_are_cut():
+    outcome = Outcome("finish", State.FAIL, blame=Blame("a"))
+    for size, shown in ((MOST_TEXT, "x" * MOST_TEXT), (MOST_TEXT + 1, "x" * (MOST_TEXT - 1) + "…")):
+        text = "x" * size
+        found = red_ask(
+            run_with(requests=(RequestSpec("a", text, 2),), answers=answered((), text=text)), run_with(), [outcome]
+        )
+        assert found.prompt == found.got == shown
+
+
+# Account 7, beside another one, in pages of 4 positions: a prompt of 10 tokens in two chunks, two rounds, a retraction
+# that leaves two pages in the cache, the rest in two chunks, and a round.
+LIFE = [
+    ("open", 7, ()),
+    ("open", 8, ()),
+    ("reserve", 8, (8, 9, 10)),
+    ("launch", 8, (8,)),
+    ("settle", 8, (8,)),
+    ("reserve", 7, (8, 1, 2)),
+    ("launch", 7, (8,)),
+    ("settle", 7, (8,)),
+    ("reserve", 7, (2, 3)),
+    ("launch", 7, (2,)),
+    ("settle", 7, (2,)),  # 10: the prefill ends with token 0
+    ("reserve", 7, (4, 4)),
+    ("launch", 7, (4,)),
+    ("settle", 7, (3,)),  # 13: round 1, tokens 1 to 3
+    ("reserve", 7, (4, 5)),
+    ("launch", 7, (4,)),
+    ("settle", 7, (1,)),  # 16: round 2, token 4
+    ("donate", 7, (2, 1, 2)),
+    ("close", 7, ()),
+    ("open", 7, (1, 2)),
+    ("reserve", 7, (4, 3)),
+    ("launch", 7, (4,)),
+    ("settle", 7, (4,)),  # 22: a chunk again
+    ("reserve", 7, (3, 4)),
+    ("launch", 7, (3,)),
+    ("settle", 7, (3,)),  # 25: token 5, behind prompt and 5 tokens
+    ("reserve", 7, (2, 5)),
+    ("launch", 7, (2,)),
+    ("settle", 7, (2,)),  # 28: round 3, tokens 6 and 7
+]
+SERVED = Served("a", 7, 7, (), 10, 1)
+
+
+def test_chunks_rounds_and_a_retraction_are_told_apart():
+    places = [(10, 0), *[(13, 1)] * 3, (16, 2), (25, 2), *[(28, 3)] * 2]
+    assert [resolved_at(LIFE, 4, SERVED, token) for token in range(9)] == [*places, None]
+    assert resolved_at(LIFE, 4, replace(SERVED, account=9), 0) is None
 
 
 def test_without_a_journal_texts_and_tokens_are_told():
@@ -105,6 +217,87 @@ def test_without_a_journal_texts_and_tokens_are_told():
 def test_what_cannot_be_described_keeps_the_verdict_and_says_why():
     found = red_ask(run_with(), run_with(), [Outcome("finish", State.FAIL, blame=Blame("ghost"))])
     assert found.request == "ghost" and found.note.startswith("the request could not be described: StopIteration")
+
+
+def journalled(entries: Sequence, token: int, served: Served = SERVED) -> RedAsk:
+    run = run_with(journal=(entries, 12, 4), served=(replace(served, name="b", account=8), served))
+    return red_ask(run, run, [Outcome("finish", State.FAIL, blame=Blame("a", token))])
+
+
+def lines(*places: int) -> tuple[str, ...]:
+    return tuple(f"{place} {entry_text(LIFE[place])}" for place in places)
+
+
+@pytest.mark.parametrize(
+    ("token", "round_", "shown", "pages"),
+    [
+        (0, 0, (0, 5, 6, 7, 8, 9, 10, 11, 12, 13), AskPages(4, (1, 2, 3), 0, 10, ())),
+        (3, 1, (7, 8, 9, 10, 11, 12, 13, 14, 15, 16), AskPages(4, (1, 2, 3, 4), 0, 13, ())),
+        (7, 3, (22, 23, 24, 25, 26, 27, 28), AskPages(4, (1, 2, 3, 4, 5), 2, 17, ())),
+        (8, None, (), None),
+    ],
+)
+def test_the_entries_around_the_step_and_the_pages_after_it_are_shown(token, round_, shown, pages):
+    found = journalled(LIFE, token)
+    assert (found.round, found.journal, found.pages) == (round_, lines(*shown), pages)
+
+
+def test_a_law_that_is_broken_before_the_account_is_open_leaves_no_pages():
+    found = journalled([("launch", 8, (1,)), *LIFE], 3)
+    assert (found.round, found.pages) == (None, None)
+    assert found.journal == ("1 open", "6 reserve 8: pages 1, 2", "7 launch 8")
+
+
+class Broken(RunningEngine):
+    """An engine that raised amid requests a and b."""
+
+    resolved: ClassVar = {"lag": 1}
+
+    def __init__(self, entries: Sequence | None, sent: Sequence[Served]) -> None:
+        self.entries, self.sent = entries, tuple(sent)
+
+    def journal(self):
+        return None if self.entries is None else (self.entries, 12, 4)
+
+    def unfinished(self):
+        return self.sent
+
+
+SENT = (replace(SERVED, tokens=(*range(300, 310), 7, 8)), Served("b", 8, 8, (*range(300, 308), 9), 8, 0))
+ASKS = (RequestSpec("b", "second?", 9), RequestSpec("a", "first?", 9))
+
+
+@pytest.mark.parametrize(
+    ("end", "name", "ids", "note", "shown", "pages"),
+    [
+        (13, "a", (7, 8), "launch 4 of a, with 2 output tokens", (5, 6, 7, 8, 9, 10, 11, 12), (1, 2, 3, 4)),
+        (5, "b", (9,), "settle 8 of b, with 1 output token", (1, 2, 3, 4), (9, 10)),
+    ],
+)
+def test_a_crash_shows_the_request_whose_account_changed_last(end, name, ids, note, shown, pages):
+    flights, committed = {"a": ((4,), 10), "b": ((), 8)}[name]
+    assert crash_ask(Broken(LIFE[:end], SENT), ASKS) == RedAsk(
+        CRASH,
+        name,
+        prompt={"a": "first?", "b": "second?"}[name],
+        got=decoded(ids),
+        lag=1,
+        note=f"the last entry of a request is {note}",
+        journal=lines(*shown[-7:]),
+        pages=AskPages(4, pages, 0, committed, flights),
+    )
+
+
+def test_a_crash_behind_a_broken_law_shows_the_pages_before_it():
+    found = crash_ask(Broken([*LIFE[:10], ("settle", 7, (9,)), ("reserve", 7, (4, 4)), ("close", 9, ())], SENT), ASKS)
+    assert found.note == "the last entry of a request is reserve 4: pages 4 of a, with 2 output tokens"
+    assert found.journal == (*lines(0, 5, 6, 7, 8, 9), "10 settle 9", "11 reserve 4: pages 4")
+    assert found.pages == AskPages(4, (1, 2, 3), 0, 8, (2,))
+
+
+def test_a_crash_without_a_journal_or_an_entry_of_a_request_shows_none():
+    for entries, sent in ((None, SENT), ([], SENT), (LIFE, ()), (LIFE[1:5], SENT[:1])):
+        assert crash_ask(Broken(entries, sent), ASKS) is None
 
 
 def test_a_broken_law_is_told_with_the_pages_before_it():

@@ -3,20 +3,39 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
 from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import LedgerError
 from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.gates.claims import ClaimsGate
 from specmatrix.matrix.gates.gate import Gate, Outcome, State
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
+from specmatrix.matrix.gates.oracle import OracleGate
+from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.oracles.transformers import Oracle
-from specmatrix.matrix.run.prepared_cell import PreparedCell
-from specmatrix.matrix.run.runner import Runner, completions, drive, reference_runner
+from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
+from specmatrix.matrix.run.runner import UNJUDGED, Runner, known_shape, reference_runner, subject_runner
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Answer, Capability, Profile, RequestSpec, Run
+from specmatrix.matrix.subjects.protocol import (
+    Answer,
+    Ask,
+    Capability,
+    Diverged,
+    EngineCommand,
+    Profile,
+    RequestSpec,
+    Run,
+    RunningEngine,
+    Subject,
+    Unsupported,
+)
+from specmatrix.matrix.subjects.registry import load_subject
+from specmatrix.reports.schema import Waiver, WaiverRule
 from specmatrix.reports.store import cell_from_json, cell_to_json
 
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
@@ -66,7 +85,7 @@ class Crashing(ReferenceSubject):
         return engine
 
 
-def runner(subject: ReferenceSubject, gates: Sequence[Gate] = (LedgerGate(),), seed: int = 3) -> Runner:
+def runner(subject: Subject, gates: Sequence[Gate] = (LedgerGate(),), seed: int = 3) -> Runner:
     return Runner(subject, seed, two_requests, gates)
 
 
@@ -150,19 +169,6 @@ def test_evidence_belongs_to_one_cell():
     assert second.evidence["spec.drafted"] < 2 * first.evidence["spec.drafted"]
 
 
-def test_a_run_excludes_earlier_entries_of_the_trace():
-    subject = ReferenceSubject()
-    engine = subject.start_engine(asked(Cell.from_id("eagle3.tiers.v2.pair")))
-    first, second = (
-        drive(engine, (RequestSpec(name, PROMPT, 9),), subject.profile.capabilities) for name in ("a", "b")
-    )
-    assert first.earlier is not None and first.earlier.rounds == ()
-    assert second.earlier == first.trace and second.trace is not None and first.trace is not None
-    assert second.trace.rounds[: len(first.trace.rounds)] == first.trace.rounds
-    blind = drive(engine, (RequestSpec("c", PROMPT, 9),), subject.profile.capabilities - {Capability.TRACE})
-    assert blind.trace is blind.earlier is None
-
-
 def test_crash_is_infra_and_the_next_cell_gets_a_fresh_start():
     cells = [Cell.from_id("eagle3.pair"), Cell.from_id("eagle3.pair.length")]
     lost, fine = runner(Crashing(RuntimeError("a wire came loose"))).run_start(cells)
@@ -171,6 +177,146 @@ def test_crash_is_infra_and_the_next_cell_gets_a_fresh_start():
         "RuntimeError: a wire came loose, in generate (test_runner.py:"
     )
     assert fine.state == "PASS"
+
+
+class Other(Subject):
+    """Another engine, which answers each request with its place in the batch. plain: what it makes of a cell
+    without a drafter, None for a command; error: of its first answers."""
+
+    name = "other"
+    profile = Profile(frozenset({Capability.TOKEN_IDS}), in_process=True)
+
+    def __init__(self, plain: Unsupported | None = None, error: Exception | None = None, **profile: bool) -> None:
+        self.plain, self.error, self.profile = plain, error, replace(self.profile, **profile)
+        self.starts: list[EngineCommand] = []
+        self.asks: list[Sequence[Ask]] = []
+
+    def version(self) -> str:
+        return "1.5"
+
+    def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
+        if self.plain is not None and prepared.cell.algorithm == "none":
+            return self.plain
+        asks = tuple(Ask(request.name, (1,), {}) for request in prepared.requests)
+        return EngineCommand({"drafter": prepared.cell.algorithm}, {}, asks)
+
+    def start(self, command: EngineCommand) -> RunningEngine:
+        self.starts.append(command)
+        return OtherEngine(self)
+
+
+class OtherEngine(RunningEngine):
+    resolved: ClassVar = {"topk": 9}
+
+    def __init__(self, subject: Other) -> None:
+        self.subject = subject
+
+    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+        if self.subject.error is not None:
+            error, self.subject.error = self.subject.error, None
+            raise error
+        self.subject.asks.append(asks)
+        return [Answer(ask.id, (1,), (place,), "", "length", None, 0, ()) for place, ask in enumerate(asks)]
+
+
+class Sees:
+    """A gate that keeps what it judges, with a state."""
+
+    name, needs = "work", frozenset()
+    thresholds: Mapping[str, float] = {}
+
+    def __init__(self, state: State = State.PASS) -> None:
+        self.state = state
+
+    def applies(self, cell: Cell) -> bool:
+        return True
+
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
+        self.run, self.baseline = run, baseline
+        return Outcome(self.name, self.state)
+
+
+@pytest.mark.parametrize("gates", [(), (ClaimsGate(),)])
+def test_a_subject_whose_answers_no_gate_compares_is_not_run(gates: Sequence[Gate]):
+    subject = Other()
+    record = runner(subject, gates).run_cell(Cell.from_id("eagle3.pair"))
+    assert (record.state, record.error, record.gates, subject.starts) == ("UNSUPPORTED", UNJUDGED, (), [])
+    judged = runner(subject, (*gates, Sees())).run_cell(Cell.from_id("eagle3.pair"))
+    assert (judged.state, len(subject.starts)) == ("PASS", 2)
+
+
+def test_a_subject_that_always_drafts_says_so():
+    record = runner(Other(Unsupported("it always drafts")), (Sees(),)).run_cell(Cell.from_id("eagle3.pair"))
+    error = "baseline: other does not support the cell without speculation: it always drafts"
+    assert (record.state, record.error, record.requested) == ("FAIL", error, {"drafter": "eagle3"})
+    assert record.traceback.endswith(f"ConfigError: {error.removeprefix('baseline: ')}\n")
+
+
+def test_the_draft_of_another_engine_has_the_cells_shape_unless_it_says_another():
+    subject, gate = Other(), Sees()
+    record = runner(subject, (gate,)).run_cell(Cell.from_id("eagle3.s3.k1.n4.pair.length"))
+    assert gate.run.resolved == {"num_steps": 3, "topk": 9, "num_draft_tokens": 4, "dtype": "float32"}
+    assert gate.baseline.resolved == {"num_steps": 0, "topk": 9, "num_draft_tokens": 1, "dtype": "float32"}
+    assert [command.flags["drafter"] for command in subject.starts] == ["eagle3", "none"] and record.engine_starts == 2
+    assert known_shape(prepare(Cell.from_id("eagle3.k4"))) == {"dtype": "float32"}, "a refused cell has none"
+
+
+class Ties(OracleGate):
+    """An oracle that finds a tie at the first token of request b."""
+
+    def next_tie(self, target: str, request: RequestSpec, start: int, got: Sequence[int]) -> int | None:
+        return 0 if request.name == "b" and start == 0 else None
+
+    def text(self, target: str, request: RequestSpec) -> tuple[int, ...]:
+        return 5, 6
+
+    def applies(self, cell: Cell) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("oracle", "resumed"), [(False, {}), (True, {"b": [(1, (0,))]})])
+@pytest.mark.parametrize("has_baseline", [False, True])
+def test_the_oracle_judges_the_baseline_or_what_has_none_itself(oracle: bool, resumed: object, has_baseline: bool):
+    subject, gate = Other(has_baseline=has_baseline), Sees()
+    made = runner(subject, (Ties(), gate) if oracle else (gate,))
+    assert made.run_cell(Cell.from_id("eagle3.pair")).state == "PASS"
+    assert (gate.baseline.resumed, gate.run.resumed) == (resumed, {})
+    assert [answer.output_ids for answer in gate.baseline.answers] == [(0,), (1,)]
+    assert (len(subject.starts), made.baselines.starts) == ((2, 1) if has_baseline else (1, 0))
+    assert subject.asks[1 + has_baseline :] == [[Ask("b", (1, 5), {})]] * oracle
+
+
+def test_ranks_that_diverge_are_the_red_of_their_cell_and_the_next_one_gets_a_fresh_start():
+    subject = Other(error=Diverged(Agreement(2, 3, 3, ("a", "b"), "step 1: the plan of rank 1 and of rank 0 differ")))
+    made = runner(subject, (Sees(),))
+    cell = Cell.from_id("eagle3.pair")
+    red = made.run_cell(cell)
+    (gate,) = red.gates
+    assert (red.state, red.error, red.resolved, made.engine) == ("FAIL", None, {"topk": 9}, None)
+    assert (gate.name, gate.state, gate.message) == ("ranks", "FAIL", "step 1: the plan of rank 1 and of rank 0 differ")
+    assert (made.run_cell(cell).state, len(subject.starts)) == ("PASS", 3)
+
+
+def test_waivers_hold_for_the_subject_that_runs():
+    red = (Sees(State.FAIL),)
+    rule = WaiverRule("algorithm=eagle3", "known", "2999-12-31", "work", subject="other", versions=">=1,<2")
+    for subject, waived in ((Other(), Waiver("known", "2999-12-31")), (ReferenceSubject(), None)):
+        made = runner(subject, red)
+        made.waivers = (rule,)
+        assert made.run_cell(Cell.from_id("eagle3.pair")).waived == waived
+
+
+def test_a_runner_of_a_named_subject_has_its_requests_and_its_gates():
+    rule = WaiverRule("algorithm=none", "slow", "2030-01-31")
+    made = subject_runner("transformers", 7, "gpu1", (rule,), "red")
+    subject = load_subject("transformers")
+    assert (made.subject.name, made.seed, made.tier, made.waivers, made.explain) == (
+        "transformers", 7, "gpu1", (rule,), "red",
+    )  # fmt: skip
+    assert [gate.name for gate in made.gates] == [gate.name for gate in applied_gates(subject.profile).gates]
+    assert made.workload == made.subject.requests and made.foreign
+    plain = subject_runner("reference", 7, "cpu")
+    assert (plain.waivers, plain.explain, plain.timed, plain.foreign) == ((), "none", False, False)
 
 
 class Stalling(ReferenceSubject):
@@ -281,21 +427,6 @@ def test_state_follows_the_worst_gate(states: Sequence[State], expected: str):
     assert record.gates[0].numbers == {"first": "none"}
 
 
-def test_drive_takes_differences_and_the_whole_journal():
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("none")))
-    requests = two_requests(Cell(), 0)
-    first = drive(engine, requests, frozenset(Capability))
-    second = drive(engine, requests, frozenset(Capability))
-    assert (
-        first.evidence["sample.greedy"]
-        == second.evidence["sample.greedy"]
-        == sum(len(a.output_ids) for a in first.answers)
-    )
-    assert first.journal is not None and second.journal is not None
-    assert len(second.journal[0]) > len(first.journal[0])
-    assert drive(engine, requests, frozenset()).journal is None
-
-
 def test_the_reference_runner_has_every_gate():
     made = reference_runner(5)
     assert (made.seed, len(made.gates)) == (5, 15)
@@ -319,18 +450,3 @@ def test_an_engine_knows_its_earlier_answers():
     one, answer = seen[1].served[2], seen[1].answers[0]
     assert one.tokens == (*answer.prompt_ids, *answer.output_ids) and one.prompt == len(answer.prompt_ids)
     assert len({one.id for one in seen[1].served}) == 4 and all(one.account == one.id for one in seen[1].served)
-
-
-def test_completions_are_requests_of_their_own():
-    def answer(name: str, token: int) -> Answer:
-        return Answer(name, (0,), (token,), "", "length", None, 0, ())
-
-    request = RequestSpec("q", "?", 1, seed=None, n=3)
-    whole = replace(answer("q", 5), further=(answer("", 6), answer("", 7)))
-    found = completions(request, whole)
-    assert [(one.name, one.n, one.seed, got.name, got.output_ids) for one, got in found] == [
-        ("q", 1, None, "q", (5,)),
-        ("q#1", 1, None, "q#1", (6,)),
-        ("q#2", 1, None, "q#2", (7,)),
-    ]
-    assert completions(request, answer("q", 5)) == [(replace(request, n=1), answer("q", 5))]
