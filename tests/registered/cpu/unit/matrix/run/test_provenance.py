@@ -1,6 +1,7 @@
 """The header of a run."""
 
 import os
+import platform
 from datetime import datetime
 from pathlib import Path
 
@@ -10,7 +11,15 @@ import torch
 from specmatrix import __version__
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run import provenance
-from specmatrix.matrix.run.provenance import files_hash, run_header, subject_record, web_address
+from specmatrix.matrix.run.provenance import (
+    files_hash,
+    installed_versions,
+    merged_host,
+    run_header,
+    subject_record,
+    this_host,
+    web_address,
+)
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.reports.store import ReportWriter, load
 
@@ -34,6 +43,47 @@ def test_a_gpu_tier_names_its_gpus_and_the_cpu_tier_none(monkeypatch: pytest.Mon
     assert run_header("gpu1", "pr", 0, ()).host["gpus"] == ["H100", "A100"]
     here = run_header("cpu", "pr", 0, ()).host
     assert here["gpus"] == [] and here["cores"] == os.cpu_count() and here["cpu"]
+
+
+def test_several_machines_are_one_host_with_all_that_they_have():
+    hosts = [
+        {"cpu": "EPYC", "cores": 2, "gpus": ["H100", "H100"]},
+        {"cpu": "Xeon", "cores": None, "gpus": None},
+        {"cpu": "EPYC", "cores": 3, "gpus": ["A100"]},
+        {},
+    ]
+    assert merged_host(hosts) == {"cpu": "EPYC, Xeon, None", "cores": 5, "gpus": ["H100", "H100", "A100"]}
+
+
+def test_a_package_that_is_not_installed_has_an_unknown_version(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(provenance, "PACKAGES", ("torch", "no-such-package"))
+    found = installed_versions()
+    assert found == {
+        "python": platform.python_version(), "torch": torch.__version__, "no-such-package": "unknown",
+        "specmatrix": __version__,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: A: 1\nmodel name\t: B\n", "A: 1"),
+        ("processor\t: 0\n", "by platform"),
+        (None, "by platform"),
+    ],
+)
+@pytest.mark.parametrize("processor", ["by platform", ""])
+def test_the_processor_is_named_by_linux_or_by_platform(monkeypatch: pytest.MonkeyPatch, text, name, processor):
+    def read(path: Path, encoding: str) -> str:
+        assert (str(path), encoding) == ("/proc/cpuinfo", "utf-8")
+        if text is None:
+            raise FileNotFoundError(path)
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(platform, "processor", lambda: processor)
+    monkeypatch.setattr(platform, "machine", lambda: "wrong" if processor else "by platform")
+    assert this_host()["cpu"] == name
 
 
 @pytest.mark.parametrize(

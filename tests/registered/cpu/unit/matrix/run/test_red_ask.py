@@ -216,7 +216,7 @@ def test_without_a_journal_texts_and_tokens_are_told():
 
 def test_what_cannot_be_described_keeps_the_verdict_and_says_why():
     found = red_ask(run_with(), run_with(), [Outcome("finish", State.FAIL, blame=Blame("ghost"))])
-    assert found.request == "ghost" and found.note.startswith("the request could not be described: StopIteration")
+    assert found == RedAsk("finish", "ghost", note="the request could not be described: StopIteration")
 
 
 def journalled(entries: Sequence, token: int, served: Served = SERVED) -> RedAsk:
@@ -239,7 +239,16 @@ def lines(*places: int) -> tuple[str, ...]:
 )
 def test_the_entries_around_the_step_and_the_pages_after_it_are_shown(token, round_, shown, pages):
     found = journalled(LIFE, token)
-    assert (found.round, found.journal, found.pages) == (round_, lines(*shown), pages)
+    assert (found.round, found.journal, found.pages, found.note) == (round_, lines(*shown), pages, "")
+
+
+def test_a_request_that_was_not_served_has_no_entries_and_one_of_a_single_token_those_of_its_prefill():
+    red = [Outcome("finish", State.FAIL, blame=Blame("a"))]
+    run = run_with(answers=answered((5,)), journal=(LIFE, 12, 4))
+    found = red_ask(run, run, red)
+    assert (found.note, found.journal, found.pages) == ("", (), None)
+    run = replace(run, served=(SERVED,))
+    assert red_ask(run, run, red).round == 0
 
 
 def test_a_law_that_is_broken_before_the_account_is_open_leaves_no_pages():

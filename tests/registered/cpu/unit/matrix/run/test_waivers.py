@@ -11,7 +11,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import judged, lost
-from specmatrix.matrix.run.waivers import load_waivers, waive
+from specmatrix.matrix.run.waivers import file_option, load_waivers, waive
 from specmatrix.reports.schema import CRASH, CellResult, Waiver, WaiverRule
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -47,6 +47,8 @@ def test_a_waiver_covers_the_red_of_its_gate_only():
     lossless = structs.replace(TREES, gate="lossless", expiry="2030-01-20", reason="wrong")
     assert applied(both, TREES, lossless).waived == Waiver("wrong", "2030-01-20"), "covered while both hold"
     assert applied(red, structs.replace(TREES, expiry="2030-01-02"), TREES).waived == Waiver("trees leak", "2030-01-31")
+    other = [structs.replace(TREES, subject="tiny"), structs.replace(TREES, gate="lossless")]
+    assert applied(red, *other, TREES).waived == Waiver("trees leak", "2030-01-31"), "behind others of no concern"
 
 
 def test_a_known_failure_that_passes_again_is_red_and_a_flaky_one_is_not():
@@ -56,6 +58,11 @@ def test_a_known_failure_that_passes_again_is_red_and_a_flaky_one_is_not():
     assert (found.state, found.error, found.waived) == ("FAIL", text, None)
     assert applied(green, structs.replace(TREES, kind="flaky")) == green
     assert applied(green, structs.replace(TREES, expiry="2030-01-14")) == green, "an expired one says nothing"
+    assert applied(green, structs.replace(TREES, expiry="2030-01-15")).state == "FAIL", "its last day"
+    crash = structs.replace(TREES, gate=CRASH)
+    assert str(applied(green, crash).error).startswith("crash passes again, "), "a cell that ran did not crash"
+    unsupported = structs.replace(green, state="UNSUPPORTED", gates=(), error="it has no trees")
+    assert applied(unsupported, TREES, crash) == unsupported
     assert applied(cell("eagle3.s3.k4.n8", lossless=State.PASS), TREES).state == "PASS", "the gate did not judge it"
 
 
@@ -135,6 +142,10 @@ def test_a_bad_file_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError) as found:
         load_waivers(Path("w.yaml"))
     assert str(found.value).startswith(message) and "\n" not in str(found.value)
+
+
+def test_a_file_is_named_as_a_shell_reads_it():
+    assert file_option(Path("a b.yaml")) == "--waivers 'a b.yaml'" and file_option(Path("w.yaml")) == "--waivers w.yaml"
 
 
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
