@@ -59,6 +59,7 @@ def test_a_crash_is_identified_by_its_exception_and_not_by_the_names_of_its_fram
     baseline = crashed(prepared, BaselineError(raised(RuntimeError("a wire came loose"))))
     assert baseline.error is not None and baseline.error.startswith("baseline: RuntimeError: a wire came loose, in ")
     broken = crashed(prepared, BaselineError(raised(LedgerError("page 3 has two owners"))))
+    assert str(BaselineError(ValueError("n"))) == "baseline: ValueError: n"
     assert broken.state == "FAIL" and crashed(prepared, raised(LedgerError("page 3"))).state == "FAIL"
 
 
@@ -100,11 +101,13 @@ def test_who_failed_decides_the_state_of_a_crash(error, subject, state, text, ve
         prepare(Cell.from_id("eagle3"), subject=subject),
         BaselineError(cause) if baseline else cause,
         command,
+        Started(),
         evidence={"spec.drafted": 4},
         first_red=ask,
     )
     assert found.error is not None and found.error.startswith(("baseline: " if baseline else "") + text)
-    assert (found.state, found.verb, found.requested, found.resolved) == (state, verb, {"depth": 3}, None)
+    assert (found.state, found.verb, found.requested, found.resolved) == (state, verb, {"depth": 3}, {"depth": 4})
+    assert ("--subject tiny " in found.repro) is (subject == "tiny")
     assert found.evidence == {"spec.drafted": 4} and found.gates == ()
     if isinstance(error, EngineFailed):
         assert (found.error[-4:], found.traceback, found.first_red) == ("lost", "the whole text", None)

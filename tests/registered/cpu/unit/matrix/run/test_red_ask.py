@@ -17,7 +17,7 @@ from specmatrix.matrix.run.red_ask import MOST_TEXT, crash_ask, decoded, entry_t
 from specmatrix.matrix.run.runner import Runner, drive
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Memory, RequestSpec, Run, RunningEngine, Served
-from specmatrix.matrix.workloads.build import prompt_ids
+from specmatrix.matrix.workloads.build import BOS_ID, prompt_ids
 from specmatrix.reports.schema import CRASH, AskPages, RedAsk
 
 pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
@@ -219,6 +219,13 @@ def test_what_cannot_be_described_keeps_the_verdict_and_says_why():
     assert found == RedAsk("finish", "ghost", note="the request could not be described: StopIteration")
 
 
+def test_a_turn_begins_behind_what_its_session_kept():
+    steps = [("open", ()), ("settle", (8,)), ("settle", (3,)), ("hold", (10,)), ("resume", (2,)), ("settle", (6,))]
+    entries = [(operation, 7, numbers) for operation, numbers in [*steps, ("settle", (2,))]]
+    for prompt, places in ((8, [(1, 0), (2, 1), (2, 1), (2, 1)]), (14, [(5, 0), (6, 1), (6, 1), None])):
+        assert [resolved_at(entries, 4, replace(SERVED, prompt=prompt), token) for token in range(4)] == places
+
+
 def journalled(entries: Sequence, token: int, served: Served = SERVED) -> RedAsk:
     run = run_with(journal=(entries, 12, 4), served=(replace(served, name="b", account=8), served))
     return red_ask(run, run, [Outcome("finish", State.FAIL, blame=Blame("a", token))])
@@ -322,4 +329,10 @@ def test_a_broken_law_is_told_with_the_pages_before_it():
 def test_entries_read_as_sentences():
     assert entry_text(("reserve", 1, (8, 5, 6))) == "reserve 8: pages 5, 6"
     assert entry_text(("reserve", 1, (8,))) == "reserve 8"
-    assert entry_text(("close", 1, ())) == "close"
+    assert entry_text(("hold", 1, (8,))) == "hold 8" and entry_text(("hold", 1, (8, 5))) == "hold 8: pages 5"
+    assert entry_text(("donate", 1, (1, 5))) == "donate 1: pages 5"
+    assert entry_text(("close", 1, ())) == "close" and entry_text(("resume", 1, (2,))) == "resume 2"
+
+
+def test_special_tokens_have_texts_too():
+    assert decoded([BOS_ID]) == "<|begin|>"
