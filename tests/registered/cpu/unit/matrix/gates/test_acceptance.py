@@ -71,7 +71,10 @@ def test_the_naive_drafts_follow_a_request_to_the_end_of_the_context(measured):
     late = next(at for at, start in enumerate(starts) if start + prompt > 160 and lengths[at] != lengths[at + 1])
     lengths[late : late + 2] = reversed(lengths[late : late + 2])
     answer = replace(run.answers[0], accept_lengths=tuple(lengths))
-    outcome = AcceptanceGate().judge(prepared, replace(run, answers=(answer,)), baseline)
+    # Drawn requests are not followed, and do not end the walk.
+    drawn = replace(run.requests[0], name="d0", temperature=0.8)
+    both = replace(run, requests=(drawn, *run.requests), answers=(replace(answer, name="d0"), answer))
+    outcome = AcceptanceGate().judge(prepared, both, baseline)
     name = run.requests[0].name
     text = f"1 requests differ from naive drafts at late positions, first {name} in verify round {late + 1}"
     assert (outcome.state, outcome.message) == (State.FAIL, text)

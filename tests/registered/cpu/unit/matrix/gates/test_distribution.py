@@ -105,6 +105,9 @@ def test_a_log_probability_may_differ_by_rounding_only(measured, altered, nats, 
 
 def test_too_few_draws_or_log_probabilities_are_not_measured(measured, altered):
     prepared, run, baseline = measured(PLAIN)
+    outcome = GATE.judge(prepared, run, replace(baseline, answers=baseline.answers[1:]))
+    text = f"the baseline has no answer for request {run.requests[0].name}"
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, text)
     few = replace(run, requests=run.requests[:30], answers=run.answers[:30])
     outcome = GATE.judge(prepared, few, baseline)
     assert (outcome.state, outcome.message, outcome.numbers) == (

@@ -92,3 +92,22 @@ def test_a_rollback_may_be_beyond_a_sliding_window(measured):
         whole = replace(run, resolved={**run.resolved, "window": window})
         assert row.when(Cell.from_id("eagle3.s3.v2.pair.stream.abort_running"), whole) == asked_for
         assert not row.when(Cell.from_id("eagle3.s3.v2.pair.stream"), whole)
+
+
+@pytest.mark.parametrize(
+    ("memory", "window", "chunk", "pages", "fit"),
+    [
+        ("tight", None, 7, 0, True),
+        ("ample", 32, 7, 0, True),
+        ("tight", 32, None, 99, False),
+        # The window, two steps of 4 positions and two chunks of 7: 54 positions, on up to 5 pages of each request.
+        ("tight", 32, 7, 10, True),
+        ("tight", 32, 7, 9, False),
+    ],
+)
+def test_two_requests_decode_together_where_their_windows_fit(measured, memory, window, chunk, pages, fit):
+    _, run, _ = measured("eagle3.s3.v2.pair.stream")
+    (row,) = [row for row in EVIDENCE if row.counter == "decode.batched" and row.seen]
+    told = {"window": window, "chunked_prefill_size": chunk, "window_pages": pages, "page_size": 16, "lag": 1}
+    run = replace(run, resolved={**run.resolved, **told})
+    assert row.when(Cell.from_id(f"eagle3.s3.v2.ragged.{memory}".removesuffix(".ample")), run) == fit

@@ -72,6 +72,11 @@ def test_a_broken_identity_is_named(changes: dict[str, object], text: str):
     assert fault(**changes) == text
 
 
+def test_an_answer_without_rounds_contradicts_nothing():
+    assert fault(spec_verify_ct=0, completion_tokens=3) == ""
+    assert identity_fault(Answer("q", (1,), (2,), "", "length", None, 0, (), meta_info={}), 5) == ""
+
+
 def test_each_round_has_its_own_width_where_the_depth_changes():
     changed = {"spec_num_proposed_drafts": 214, "spec_accept_rate": 63 / 214}
     assert fault(**changed) and fault(None, **changed) == ""

@@ -24,6 +24,7 @@ def test_equal_ones_are_not_apart_and_those_that_one_side_lacks_are_not_counted(
     assert measure(answer()) == (3, 0.0)
     assert measure(answer(logprobs=(), top=())) == (0, 0.0)
     assert measure(answer(top=()), answer(logprobs=(-0.1,), top=())) == (1, 0.0)
+    assert measure(answer(top=((), *TOP[1:]))) == measure(answer(), answer(top=((), *TOP[1:]))) == (3, 0.0)
     # A baseline shows two alternatives where one was asked.
     assert measure(answer(top=tuple(column[:1] for column in TOP))) == (3, 0.0)
 

@@ -56,6 +56,15 @@ def test_float32_chooses_the_tokens_of_greedy_requests_with_logit_rules(measured
         assert [token.off for token in found] == pytest.approx([0.0] * len(answer.output_ids), abs=1e-4)
 
 
+def test_an_end_is_no_tie(measured):
+    prepared, run, _ = measured(CELL)
+    request, answer, gate = run.requests[0], run.answers[0], PrecisionGate()
+    ids = answer.output_ids
+    assert gate.is_tie(prepared, run, request, answer, len(ids) - 1)
+    assert not gate.is_tie(prepared, run, request, answer, len(ids))
+    assert not gate.is_tie(prepared, run, replace(request, temperature=0.8, top_p=0.5), answer, 0)
+
+
 def test_requests_whose_choice_is_not_simple_are_left_out(measured):
     _, run, _ = measured(CELL)
     greedy, sampled = run.requests

@@ -206,9 +206,27 @@ def test_without_a_journal_or_a_continuation_nothing_is_measured(measured):
     prepared, run, baseline = measured(CELL)
     outcome = SessionGate().judge(prepared, replace(run, journal=None), baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the subject provides no ledger journal")
-    plain = replace(run, requests=tuple(replace(request, session=None) for request in run.requests))
-    outcome = SessionGate().judge(prepared, plain, baseline)
-    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no session request continued another")
+    plain = tuple(replace(request, session=None) for request in run.requests)
+    firsts = tuple(request for request in run.requests if request.session.follows is None)
+    for requests in (plain, firsts, (*firsts, *plain)):
+        outcome = SessionGate().judge(prepared, replace(run, requests=requests), baseline)
+        assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no session request continued another")
+
+
+def test_a_turn_that_was_aborted_in_the_queue_leaves_no_trace(measured):
+    prepared, run, baseline = measured("none.v1.pair.stream")
+    place = next(index for index, answer in enumerate(run.answers) if answer.name == "q5.turn2")
+    request = replace(run.requests[place], name="q5.turn2b", abort_after=0)
+    answer = replace(run.answers[place], name=request.name, output_ids=(), finish="abort", cached_tokens=0)
+    requests, answers = (
+        (*each[:place], new, *each[place:]) for each, new in ((run.requests, request), (run.answers, answer))
+    )
+    outcome = SessionGate().judge(prepared, replace(run, requests=requests, answers=answers), baseline)
+    assert outcome == SessionGate().judge(prepared, run, baseline)
+    served = replace(
+        run, requests=requests, answers=(*answers[:place], replace(answer, output_ids=(5,)), *answers[place + 1 :])
+    )
+    assert SessionGate().judge(prepared, served, baseline).state is State.FAIL
 
 
 def test_a_turn_without_an_account_is_named(measured, altered):

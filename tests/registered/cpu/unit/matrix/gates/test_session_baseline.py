@@ -8,6 +8,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.acceptance import AcceptanceGate
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
+from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.runner import reference_runner
 from specmatrix.matrix.subjects.protocol import Answer, Memory, RequestSpec, Run
 
@@ -69,6 +70,7 @@ def test_the_gate_is_red_without_a_session_baseline_and_where_a_turn_leaves_it(m
     assert gate.judge(prepared, replace(seen, session_baseline=seen), baseline).state is State.PASS
     index = next(i for i, a in enumerate(seen.answers) if a.name.endswith(".turn3") and len(a.accept_lengths) > 2)
     answers = list(seen.answers)
+    cut = replace(answers[0], accept_lengths=(1,) * sum(answers[0].accept_lengths))
     more = answers[index].accept_lengths
     answers[index] = replace(answers[index], accept_lengths=(more[0] + 1, *more[1:]))
     outcome = gate.judge(prepared, replace(seen, session_baseline=replace(seen, answers=tuple(answers))), baseline)
@@ -77,6 +79,14 @@ def test_the_gate_is_red_without_a_session_baseline_and_where_a_turn_leaves_it(m
         f"once; first: {answers[index].name} in verify round 1"
     )
     assert (outcome.state, outcome.message, outcome.numbers["turns_left"]) == (State.FAIL, text, 1)
+    # In bf16 a turn may leave it at a tie; a first turn that leaves the oracle is named before.
+    other = replace(seen, answers=tuple(answers))
+    half = replace(seen, resolved={**seen.resolved, "dtype": "bfloat16"}, session_baseline=other)
+    outcome = gate.judge(prepared, half, baseline)
+    assert (outcome.state, outcome.message, outcome.numbers["turns_left"]) == (State.PASS, "", 1)
+    plain = prepare(Cell.from_id("eagle3.s5.v2.p16.pair.stream"))
+    first = gate.judge(plain, replace(other, session_baseline=seen, answers=(cut, *other.answers[1:])), baseline)
+    assert first.state is State.FAIL and first.numbers["turns_left"] == 1 and "the oracle has" in first.message
 
 
 @pytest.mark.nightly

@@ -66,6 +66,10 @@ def test_a_text_that_goes_on_behind_the_baselines_end_is_wrong():
 
 
 def test_sampled_texts_are_not_compared():
+    compared = {
+        name: TextGate().applies(Cell.from_id(f"eagle3.pair.{name}")) for name in ("mixed", "rules", "temperature")
+    }
+    assert compared == {"mixed": True, "rules": True, "temperature": False} and TextGate().applies(PREPARED.cell)
     gate, good = TextGate(target_oracle=None), run()
     sampled = replace(good, requests=tuple(replace(each, temperature=0.8) for each in PREPARED.requests))
     other = replace(sampled, answers=tuple(replace(each, text="another") for each in good.answers))

@@ -82,8 +82,10 @@ def test_every_kind_of_drafter_needs_its_own_forwards(measured, cell, runs, need
 AT_ONCE = {"hold": "none.v1.p256.snug.pair.stream.length", "close": "none.v1.tight.pair.length"}
 
 
-@pytest.mark.parametrize("cell", ["none.snug.pair.stream.length", *AT_ONCE.values(), "dflash.c7.ragged"])
-def test_retracted_turns_and_chunks_that_share_a_budget_are_predicted(measured, cell):
+@pytest.mark.parametrize(
+    "cell", ["none.snug.pair.stream.length", *AT_ONCE.values(), "dflash.c7.ragged", "dflash.m4.ragged.abort_queued"]
+)
+def test_retracted_turns_aborts_and_chunks_that_share_a_budget_are_predicted(measured, cell):
     outcome = judged(measured, cell)
     assert (outcome.state, outcome.message) == (State.PASS, "")
     assert bool(outcome.numbers["retracted"]) == ("dflash" not in cell)

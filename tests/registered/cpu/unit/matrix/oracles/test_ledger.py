@@ -170,6 +170,16 @@ def test_a_held_account_keeps_the_window_pages_that_its_next_turn_reads():
         audit([*WINDOWED[:7], ("hold", 1, (7, 5))], pages=9, size=2)
 
 
+def test_a_turn_may_compute_again_what_its_window_pages_reach():
+    """Pages begin at position 6 after a slide of three: of seven positions, those from 8 on find all that they read."""
+    slid = [*WINDOWED[:6], ("slide", 1, (3,)), ("hold", 1, (10,))]
+    for journal, room in (([*WINDOWED[:6], ("hold", 1, (10,))], 10), (slid, 2)):
+        book = audit([*journal, ("resume", 1, (room,))], pages=9, size=2)
+        assert [(move.operation, move.again, move.room) for move in book.moves[1]][-1] == ("resume", room, room)
+    with pytest.raises(AuditError, match="a query at position 7 reads from 5, but window pages begin at 6"):
+        audit([*slid, ("resume", 1, (3,))], pages=9, size=2)
+
+
 def test_a_windowless_journal_covers_nothing():
     with pytest.raises(AuditError, match="the engine has no sliding window"):
         audit([("open", 1, ()), ("reserve", 1, (1, 1)), ("cover", 1, (1,))], pages=3, size=2)
