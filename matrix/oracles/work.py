@@ -350,8 +350,6 @@ class WorkReplay:
 
     def _room(self, request: PlannedRequest, width: int) -> bool:
         """Make room for a step, by retracting the youngest if nothing else helps. False if it cannot take part."""
-        if not request.running:
-            return False
         while not self._reclaim(request, width):
             if any(other.draining for other in self.active):
                 return False

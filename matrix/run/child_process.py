@@ -34,10 +34,11 @@ class ChildProcess:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self._mark = uuid4().hex
+        given = os.environ if environment is None else environment
         self._process = subprocess.Popen(
             command,
             cwd=folder,
-            env={**(os.environ if environment is None else environment), MARK: self._mark},
+            env={**given, MARK: f"{os.environ.get(MARK, '')}{self._mark}"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -88,11 +89,12 @@ class ChildProcess:
         self._reader.join(READER_SECONDS)
 
     def _others(self) -> list[int]:
-        """Living processes with this one's mark in their environment, which an ended one has no more."""
-        found, mark = [], f"{MARK}={self._mark}".encode()
+        """Living processes with this one's mark in their environment, which an ended one has no more. Those that they
+        started with marks of their own have it too."""
+        found, name, mark = [], f"{MARK}=".encode(), self._mark.encode()
         for path in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):  # it has ended, or is another user's
-                if mark in path.read_bytes().split(b"\0"):
+                if any(mark in one for one in path.read_bytes().split(b"\0") if one.startswith(name)):
                     found.append(int(path.parent.name))
         return found
 

@@ -135,6 +135,18 @@ def test_a_killed_parent_ends_the_process_and_what_it_started(fifo: Path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the system does not tell")
+def test_what_a_process_left_behind_that_starts_some_itself_ends_with_the_first(fifo: Path):
+    """A child process of a child process has a group and a mark of its own; the first one kills it all the same."""
+    starts = "import sys\nfrom specmatrix.matrix.run.child_process import ChildProcess\n"
+    code = f"{starts}ChildProcess([sys.executable, '-c', {HOLDS + FOREVER!r}, sys.argv[1]])\n"
+    process = start(f"import os\n{code}os._exit(0)", fifo)
+    with fifo.open() as reader:
+        assert reader.readline() == "up\n" and process.wait(60) == 0
+        process.stop()
+        assert reader.read() == ""
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the system does not tell")
 @pytest.mark.parametrize(("passes", "statuses"), [(100, [-signal.SIGKILL] * 3), (1, [None])])
 def test_what_a_process_starts_before_it_is_killed_is_killed_too(fifo: Path, monkeypatch, passes: int, statuses: list):
     """Each of the first three starts another one; the passes have an end, whatever is started."""
