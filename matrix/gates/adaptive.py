@@ -97,8 +97,9 @@ def _misobserved(run: Run, trace: Trace, skipped: int) -> str:
 
 def _miscounted(run: Run, replay: AdaptiveReplay) -> str:
     for counter in ("adaptive.activated", "adaptive.batch_switch", "adaptive.switched_up", "adaptive.switched_down"):
-        if run.evidence.get(counter, 0) != replay.counts[counter]:
-            return f"counter {counter} is {run.evidence.get(counter, 0)}; the trace implies {replay.counts[counter]}"
+        seen, due = run.evidence.get(counter, 0), replay.counts[counter]
+        if seen != due:
+            return f"counter {counter} is {seen}; the trace implies {due}"
     return ""
 
 

@@ -154,7 +154,7 @@ def _held_at_once(run: Run) -> int:
     """Tokens of the first turns of two sessions in the last round that both run, as they begin together."""
     answers = {answer.name: answer for answer in run.answers}
     held = []
-    for first in [answers[one.name] for one in run.requests if one.name in answers and not one.after][:2]:
+    for first in [answers[one.name] for one in run.requests if one.name in answers and not one.after]:
         rounds = first.accept_lengths or (1,) * (len(first.output_ids) - 1)
         held.append([len(first.prompt_ids) + min(tokens, len(first.output_ids)) for tokens in accumulate((1, *rounds))])
     return max(map(sum, zip(*held, strict=False)), default=0)

@@ -211,7 +211,7 @@ class WorkReplay:
             operation, account, numbers = self._peek()
             leaves = self.trie.oldest(self._pinned(list(self.rows.values())))
             if (operation, account) != ("evict", 0) or numbers[0] not in leaves:
-                raise self._wrong(f"the cache is emptied of {self.trie.size} more pages", "", None)
+                raise self._wrong(f"the cache is emptied of {self.trie.size} more pages")
             self.at += 1
             self.trie.remove(numbers[0])
 
@@ -418,7 +418,7 @@ class WorkReplay:
                 continue
             owner = next((one for one in self.active if one.sent.account == account and one.draining), None)
             if row is None or owner is None or row.flights or operation not in ("close", "hold", "donate"):
-                raise self._wrong("nothing more is launched or freed in this step", "", owner)
+                raise self._wrong("nothing more is launched or freed in this step", request=owner)
             if operation == "donate" and self._missing(owner, row):
                 self._donate(owner, row)
                 continue
@@ -499,11 +499,11 @@ class WorkReplay:
     def _take(self, operation: str, account: int, expected: str, request: PlannedRequest) -> tuple[int, ...]:
         found = self._peek()
         if found[:2] != (operation, account):
-            raise self._wrong(expected, "", request)
+            raise self._wrong(expected, request=request)
         self.at += 1
         return tuple(found[2])
 
-    def _wrong(self, expected: str, got: str, request: PlannedRequest | None) -> WorkMismatch:
+    def _wrong(self, expected: str, got: str = "", request: PlannedRequest | None = None) -> WorkMismatch:
         operation, account, numbers = self._peek()
         found = got or f"{operation} of {account}" + (f" ({numbers[0]})" if numbers else "")
         text = f"step {len(self.done.steps)}: expected that {expected}; got {found}"

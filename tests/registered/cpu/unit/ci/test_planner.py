@@ -173,6 +173,13 @@ def test_as_dict_is_json():
     }
 
 
+def test_seconds_of_a_plan_are_milliseconds_exactly():
+    made = plan([Cell(), Cell(page_size="4")], {"none": 1.00049, "none.p4": 2.0}, TWO, start_seconds=0.0).as_dict()
+    assert (made["seconds"], made["bound"], made["shards"][1]["seconds"]) == (2.0, 2.0, 1.0)
+    odd = plan([Cell()], {"none": 1.00049}, [Host("a")], start_seconds=0.0).as_dict()
+    assert (odd["seconds"], odd["bound"], odd["shards"][0]["groups"][0]["seconds"]) == (1.0, 1.0, 1.0)
+
+
 def test_no_cells_make_an_empty_plan():
     made = plan([], {}, TWO)
     assert made.seconds == made.bound == 0 and cells_of(made) == []
@@ -196,6 +203,8 @@ def test_what_cannot_be_planned_is_refused_in_one_sentence(hosts, gpus, duration
 def test_more_shards_than_groups_are_refused():
     made = shard_plan([Cell(), Cell(page_size="4")], {}, 2)
     assert [(shard.host, len(shard.groups)) for shard in made.shards] == [("1/2", 1), ("2/2", 1)]
+    wide = shard_plan([Cell(tp="2"), Cell(tp="2", page_size="4")], {}, 2, gpus=2)
+    assert (wide.gpus, [shard.gpus for shard in wide.shards]) == (2, [(0, 1), (0, 1)])
     with pytest.raises(ConfigError, match=r"^shard count must be at most 2 for these cells, got 3$"):
         shard_plan([Cell(), Cell(page_size="4")], {}, 3)
 

@@ -309,6 +309,11 @@ def test_in_bf16_only_rounds_on_the_oracles_text_are_compared(measured, altered)
     part = gate.judge(prepared, left, baseline)
     assert whole.state is part.state is State.PASS
     assert whole.numbers["emitted"][0] > 40 > 12 >= part.numbers["emitted"][0] > 0
+    # A round that ends with the last equal token counts.
+    ends = [1 + sum(lengths[:at]) for at in range(len(lengths) + 1)]
+    last = ends[3]
+    parted = altered(run, 0, output_ids=(*ids[:last], ids[last] ^ 1, *ids[last + 1 :]))
+    assert gate.judge(prepared, parted, baseline).numbers["emitted"][0] == last - 1
     # Behind the tie other rounds are no loss; before it they are.
     later = altered(left, 0, accept_lengths=(*lengths[:5], *[1] * sum(lengths[5:])))
     assert gate.judge(prepared, later, baseline).state is State.PASS

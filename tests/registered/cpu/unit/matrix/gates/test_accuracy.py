@@ -87,6 +87,7 @@ def test_without_questions_or_card_nothing_is_measured(graded):
         ("#### 1,234", "1234", "1234"),
         ("#### -3.", "-3", "-3"),
         ("it is $18.", None, "18"),
+        ("#### 1.50.", "1.50", "1.50"),
         ("no number", None, None),
     ],
 )

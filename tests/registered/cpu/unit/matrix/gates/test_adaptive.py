@@ -151,6 +151,8 @@ def test_the_counters_must_agree_with_the_trace(measured, with_evidence):
     count = run.evidence["adaptive.batch_switch"]
     message = judged(with_evidence(run, {"adaptive.batch_switch": count + 1}), baseline)
     assert message == f"counter adaptive.batch_switch is {count + 1}; the trace implies {count}"
+    silent = replace(run, evidence={name: n for name, n in run.evidence.items() if name != "adaptive.batch_switch"})
+    assert judged(silent, baseline) == f"counter adaptive.batch_switch is 0; the trace implies {count}"
 
 
 def test_a_second_run_of_a_session_is_judged_from_the_first_ones_end(measured):

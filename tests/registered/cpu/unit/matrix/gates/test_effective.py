@@ -81,6 +81,13 @@ def test_a_missing_counter_is_named_after_what_other_gates_see(measured, with_ev
     assert nearest_first([other, ledger]) == [other, ledger] and other.state is State.FAIL
 
 
+def test_an_engine_without_workers_is_judged_by_its_own_options(measured):
+    prepared, run, baseline = measured(CELL)
+    alone = replace(run, readback={key: value for key, value in run.readback.items() if key != "workers"})
+    outcome = GATE.judge(prepared, alone, baseline)
+    assert (outcome.state, outcome.message, outcome.numbers["workers"]) == (State.PASS, "", 0)
+
+
 def test_rounds_on_a_gpu_must_be_replayed(measured, with_evidence):
     prepared, run, baseline = measured(CELL)
     on_gpu = replace(
@@ -98,6 +105,7 @@ def test_rounds_on_a_gpu_must_be_replayed(measured, with_evidence):
     assert row.when(sampled, unseen) and not row.when(ruled, unseen)
     assert not row.when(prepared.cell._replace(finish="stops"), unseen)
     few_slots = prepared.cell._replace(slots="4")
+    assert row.when(prepared.cell._replace(batch="burst"), unseen), "all slots have a graph"
     assert row.when(few_slots, unseen) and not row.when(few_slots._replace(batch="burst"), unseen)
     few = with_evidence(on_gpu, {"graph.replayed": 0, "graph.eager": 15, "decode.round": 15})
     assert GATE.judge(prepared, few, baseline).state is State.PASS

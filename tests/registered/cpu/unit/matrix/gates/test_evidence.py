@@ -9,6 +9,7 @@ from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.cover.regressions import NIGHTLY, PR
 from specmatrix.matrix.gates.evidence import EVIDENCE, LEAST_ROUNDS
+from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.protocol import Memory, Run
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -37,6 +38,98 @@ def test_what_a_note_claims_is_demanded(word):
     for text in found:
         assert CLAIMS[word] in demanded(Cell.from_id(text)), text
     assert found
+
+
+# Counters that must be hit (+) or must not (-), cells that demand it, and cells that do not.
+DEMANDS = [
+    (
+        "adaptive.switched_down+",
+        "eagle3.tiers.waves.length",
+        "eagle3.tiers.m4.waves.length eagle3.tiers.ragged eagle3.table.waves.length none.waves.length",
+    ),
+    (
+        "adaptive.switched_up+",
+        "eagle3.tiers.waves.length eagle3.flat.pair eagle3.flat.ragged.length",
+        "eagle3.flat eagle3.flat.pair.temperature eagle3.flat.pair.abort_running eagle3.flat.pair.stop_token",
+    ),
+    (
+        "adaptive.batch_switch+",
+        "eagle3.tiers.waves.length eagle3.table.waves.length",
+        "eagle3.table.m4.waves.length eagle3.table.ragged eagle3.flat.waves.length eagle3.tiers.m4.waves.length",
+    ),
+    (
+        "adaptive.batch_switch-",
+        "eagle3.flat.waves.length eagle3.s3.waves.length",
+        "eagle3.tiers.waves.length eagle3.table.waves.length",
+    ),
+    ("spec.drafted+", "ngram eagle3", "none"),
+    ("spec.accepted+", "eagle3 dflash", "ngram none"),
+    ("tree.branched+", "eagle3.s3.k4.n8", "eagle3.s3 none"),
+    ("tree.branched-", "eagle3.s3 none", "eagle3.s3.k4.n8"),
+    ("overlap.in_flight+", "eagle3.s3.v2", "eagle3.s3.v1"),
+    ("overlap.in_flight-", "eagle3.s3.v1", "eagle3.s3.v2"),
+    ("decode.batched+", "none.ragged none.burst none.ragged.tight", "none none.pair"),
+    (
+        "retract.done+",
+        "none.tight.ragged none.tight.ragged.abort_running none.tight.burst.abort_running none.tight.pair "
+        "none.snug.pair.stream.length none.tight.ragged.rules.length",
+        "none.ragged none.tight.pair.stream none.tight.ragged.rules",
+    ),
+    ("retract.done-", "none.ragged", "none.tight.ragged none.snug.pair.stream.length"),
+    ("prefix.hit-", "none.nocache", "none"),
+    (
+        "prefix.hit+",
+        "none.m4.ragged none.m4.burst none.p16.m4.ragged",
+        "none.ragged none.nocache.m4.ragged none.m4.ragged.abort_running none.p64.m4.ragged none.tight.m4.ragged",
+    ),
+    ("queue.waited+", "none.m4.ragged none.m4.burst", "none.ragged"),
+    (
+        "session.inherited+",
+        "none.pair.stream none.snug.pair.stream.length",
+        "none.tight.pair.stream none.snug.ragged.stream.length none.pair.branch none.pair",
+    ),
+    (
+        "session.dropped+",
+        "none.tight.burst.stream",
+        "none.tight.ragged.stream none.tight.burst.branch none.burst.stream",
+    ),
+    ("session.spared+", "none.snug.pair.stream.length", "none.snug.ragged.stream.length none.pair.stream.length"),
+    ("session.rolled_back+", "none.pair.stream.abort_running", "none.pair.stream none.tight.pair.stream.abort_running"),
+    ("session.timed_out+", "none.pair.stream", "none.pair.branch none.pair"),
+    ("session.timed_out-", "none.pair.branch none.pair", "none.pair.stream"),
+    ("session.held-", "none.pair.branch none.pair", "none.pair.stream"),
+    ("session.opened+", "none.pair.branch none.pair.stream", "none.pair"),
+    ("sample.greedy+", "none none.pair.mixed", "none.temperature none.rules"),
+    ("sample.random+", "none.pair.mixed none.temperature none.rules", "none"),
+    ("sample.random-", "none", "none.pair.mixed none.temperature"),
+    ("abort.waiting+", "none.m4.ragged.abort_queued", "none.ragged.abort_running none"),
+    ("abort.running+", "none.ragged.abort_running", "none.m4.ragged.abort_queued none"),
+    ("abort.running-", "none", "none.ragged.abort_running none.m4.ragged.abort_queued"),
+    (
+        "finish.stop_token+",
+        "none none.ragged none.ragged.abort_running none.stop_token none.tight.ragged.stop_token",
+        "none.abort_running none.tight.ragged none.tight.pair.stop_token none.length none.tight.pair.stream",
+    ),
+    ("finish.stop_token-", "none.length", "none none.stop_token"),
+    ("finish.stop_string+", "none.stop_string none.tight.pair.stop_string", "none none.tight.pair.stream.stop_string"),
+    (
+        "finish.length+",
+        "none.length none.tight.pair.length none.tight.pair.stream.length",
+        "none none.abort_running.length",
+    ),
+    ("finish.context+", "none.ctx.length", "none"),
+    ("graph.replayed|graph.eager-", "none eagle3.s3", ""),
+]
+
+
+@pytest.mark.parametrize(("row", "cells", "others"), DEMANDS, ids=[row for row, _, _ in DEMANDS])
+def test_what_each_counter_is_demanded_of(row, cells, others):
+    for text in (*cells.split(), *others.split()):
+        cell = Cell.from_id(text)
+        resolved = resolve(asked(cell), zoo_facts(cell)).as_dict()
+        run = Run(prepare(cell).requests, (), resolved, resolved, {}, Memory(0, 0, 0, 0), None, 0.0)
+        found = {f"{one.counter}{'+' if one.seen else '-'}" for one in EVIDENCE if one.when(cell, run)}
+        assert (row in found) == (text in cells.split()), text
 
 
 @pytest.mark.parametrize(("name", "always"), [("rules", False), ("rules.length", True), ("temperature", True)])

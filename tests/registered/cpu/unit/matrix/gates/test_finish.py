@@ -312,6 +312,22 @@ def test_plain_decoding_reports_no_metric_of_speculation(measured, altered):
     assert outcome.message == f"{answer.name} reports spec_num_proposed_drafts 0, but no round drafted"
 
 
+def test_a_tree_is_accepted_to_its_depth_and_a_chain_as_a_whole(measured, altered):
+    prepared, run, baseline = measured(CELL)
+    long = altered(run, 0, accept_lengths=(5, *run.answers[0].accept_lengths[1:]))
+    for topk, named in ((2, True), (1, False)):
+        told = replace(long, resolved={**run.resolved, "topk": topk})
+        text = f"{run.requests[0].name} accepted 5 tokens in one verify round; allowed: 1 to 4"
+        assert (GATE.judge(prepared, told, baseline).message == text) is named
+
+
+def test_log_probabilities_are_at_most_0_but_for_rounding(measured, altered):
+    prepared, run, baseline = measured(DRAWN)
+    for value, state in ((1e-6, State.PASS), (2e-6, State.FAIL)):
+        high = altered(run, -1, logprobs=(value, *run.answers[-1].logprobs[1:]))
+        assert GATE.judge(prepared, high, baseline).state is state
+
+
 def test_rounds_account_for_the_tokens_after_a_retraction_too(measured, altered):
     prepared, run, _ = measured(TIGHT)
     assert GATE.judge(*measured(TIGHT)).state is State.PASS

@@ -90,7 +90,9 @@ def test_a_baseline_that_leaves_the_oracle_fails(measured, gate):
     assert outcome.state is State.FAIL
     assert outcome.message == f"the baseline of {run.requests[0].name} differs from the transformers oracle at token 2"
     assert outcome.accept == "python -m specmatrix.matrix.zoo.oracle llama-mini"
-    assert outcome.blame is not None and (outcome.blame.request, outcome.blame.token) == (run.requests[0].name, 2)
+    assert outcome.blame == Blame(
+        run.requests[0].name, 2, got=baseline.answers[0].output_ids, expected=tuple(tokens[index])
+    )
     place = str(outcome.numbers["first_divergence"])
     assert place.startswith(f"the baseline's {run.requests[0].name} at token 2: ") and " instead of " in place
 
@@ -245,6 +247,8 @@ def test_each_wrong_log_probability_of_a_prompt_is_seen(measured, altered, place
     nats = outcome.numbers["prompt_nats"]
     assert outcome.message == f"a log-probability of a prompt's token differs from the oracle's by {nats:.2g} nats"
     assert nats > 1e-3
+    holes = altered(wrong, place, **{field: (None, *[() if "top" in field else None] * 99)})
+    assert LosslessGate().judge(prepared, holes, baseline).state is State.PASS, "`finish` sees what is missing"
 
 
 @pytest.mark.parametrize(("place", "state"), [(3, State.PASS), (9, State.FAIL)])

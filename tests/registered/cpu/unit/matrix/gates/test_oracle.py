@@ -6,6 +6,7 @@ import pytest
 
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.oracle import OracleGate
+from specmatrix.matrix.oracles.margins import margins
 from specmatrix.matrix.oracles.transformers import oracle_of
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -41,6 +42,13 @@ def test_a_token_that_is_not_the_oracles_is_named(measured, altered):
     assert outcome.blame == Blame(name, 4, got=wrong.answers[0].output_ids, expected=expected)
     assert outcome.accept == "python -m specmatrix.matrix.zoo.oracle llama-mini"
     assert outcome.numbers == {"oracle_tokens": 4 + 5, "ties": 0, "tied_at": "", "wrong": 2}
+
+
+def test_margins_go_on_behind_the_end_of_a_text(measured):
+    _, run, _ = measured(CELL)
+    ends = len(run.answers[0].output_ids)
+    found = margins("llama-mini", replace(run.requests[0], max_new_tokens=ends + 9))
+    assert run.answers[0].finish == "stop" and len(found) == ends + 9 and min(found) >= 0
 
 
 def test_behind_a_tie_the_resumed_run_is_compared(measured, altered):

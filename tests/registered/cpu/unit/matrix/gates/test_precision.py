@@ -1,6 +1,7 @@
 """The gate of bf16, on a CPU: what float32 would choose along an answer, and where answers may part."""
 
 from dataclasses import replace
+from math import exp
 
 import pytest
 import torch
@@ -54,6 +55,22 @@ def test_float32_chooses_the_tokens_of_greedy_requests_with_logit_rules(measured
     for request, answer in ruled:
         found = precise_tokens(prepared.cell.target, request, 0, answer.prompt_ids, answer.output_ids)
         assert [token.off for token in found] == pytest.approx([0.0] * len(answer.output_ids), abs=1e-4)
+
+
+def test_a_drawn_token_is_as_far_off_as_its_share_from_the_random_number(measured):
+    """Tokens share the interval from 0 to 1 in the order of their ids."""
+    _, run, _ = measured(CELL)
+    request, answer = run.requests[1], run.answers[1]
+    coin = random_number(request.seed, len(answer.prompt_ids))
+    for token in (0, 5, 300, 511):
+        (found,) = precise_tokens("llama-mini", request, request.seed, answer.prompt_ids, (token,))
+        lower = [
+            precise_tokens("llama-mini", request, request.seed, answer.prompt_ids, (i,))[0].logprob
+            for i in range(token)
+        ]
+        begin = sum(map(exp, lower))
+        end = begin + exp(found.logprob)
+        assert found.off == pytest.approx(max(0.0, begin - coin, coin - end), abs=1e-5)
 
 
 def test_an_end_is_no_tie(measured):

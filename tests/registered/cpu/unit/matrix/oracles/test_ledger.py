@@ -49,6 +49,7 @@ def test_a_sound_journal_of_a_session_balances():
     book = audit(HELD, pages=3, size=2)
     assert (book.free, book.cached, book.holdings) == (3, 0, {})
     assert audit(HELD[:6], pages=3, size=2).free == 1
+    assert [move.room for move in book.moves[1] if move.operation == "resume"] == [1], "its first page is shared"
     replay(HELD, 3, 2)
 
 
