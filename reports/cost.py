@@ -30,15 +30,16 @@ class Cost:
 
     @property
     def saving(self) -> str:
-        """What the cheaper stage would not have found, in one sentence; "" without one."""
+        """What the cheaper stage would have missed, in one sentence; "" without one."""
         less = self.cheaper
         if less is None:
             return ""
+        stage = f"stage {less.stage} ({count(less.cells, 'cell')}, about {duration(less.seconds)} of core time)"
+        faults = f"the {count(less.faults, 'fault')} that cells of this stage find"
         missed = less.faults - less.found
-        return (
-            f"stage {less.stage} ({count(less.cells, 'cell')}, about {duration(less.seconds)} of core time) has no "
-            f"cell that is known to find {missed:,} of the {count(less.faults, 'fault')} that cells of this stage find"
-        )
+        if not missed:
+            return f"{stage} is known to find all of {faults}"
+        return f"{stage} has no cell that is known to find {missed:,} of {faults}"
 
     def to_json(self) -> dict[str, Json]:
         """The stable form for `summary.json`."""

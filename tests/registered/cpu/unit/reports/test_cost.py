@@ -1,6 +1,7 @@
 """What a run cost, and what a cheaper stage would not have found."""
 
 import pytest
+from msgspec.structs import replace
 
 from specmatrix.ci.commands.merge import merge
 from specmatrix.reports import store
@@ -67,6 +68,9 @@ def test_every_output_says_what_the_cheaper_stage_would_miss(report):
         "stage": "smoke", "cells": 25, "seconds": 18.5, "faults": 184, "found": 59,
     }  # fmt: skip
     assert text in run_markdown(view(found)) and text[1:] in run_page(view(found))
+    every = report(cheaper=replace(LESS, found=184))
+    text = "stage smoke (25 cells, about 18 s of core time) is known to find all of the 184 faults that cells of this"
+    assert cost_of(every).saving == f"{text} stage find"
 
 
 def test_a_rank_count_that_is_no_number_counts_once(tmp_path, make_cell, write_report):
