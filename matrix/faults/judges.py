@@ -28,15 +28,15 @@ States: TypeAlias = list[tuple[str, dict[str, str], bool]]
 
 
 def unit_tests_of(path: str, root: Path = HOME) -> tuple[tuple[str, ...], ...]:
-    """Where the unit tests of a source file are, nearest first: the files of its package's that import it, or a gate
-    that does, the nearest folder at its place, and all of its package's."""
+    """Where the unit tests of a source file are, nearest first: the files that import it, or a gate that does, the
+    nearest folder at its place, and all of its package's."""
     whole, *further = Path(path).parts[:-1]
     nearest = next(
         place
         for depth in range(len(further), -1, -1)
         if (root / (place := "/".join((TESTS, whole, *further[:depth])))).is_dir() or not depth
     )
-    near, tests = {path, *_dependents(path, root)}, _texts(f"{TESTS}/{whole}", root)
+    near, tests = {path, *_dependents(path, root)}, _texts(TESTS, root)
     importing = tuple(name for name, text in tests.items() if any(imports(text, one) for one in near))
     return tuple(dict.fromkeys(filter(None, (importing, (nearest,), (f"{TESTS}/{whole}",)))))
 

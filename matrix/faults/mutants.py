@@ -277,9 +277,9 @@ def red_without_mutants(outcomes: Sequence[MutantOutcome], seed: int) -> tuple[s
 
 def check_tests(paths: Iterable[str], processes: Processes) -> None:
     """ConfigError if the unit tests of these files fail without any mutant."""
-    for places in sorted({unit_tests_of(path)[-1] for path in paths}):
-        if failed := failed_test(None, places, processes):
-            raise ConfigError(f"{places[0]} fails without any mutant, so that it would kill them all: {failed}")
+    everywhere = sorted({place for path in paths for places in unit_tests_of(path) for place in places})
+    if failed := failed_test(None, everywhere, processes):
+        raise ConfigError(f"a unit test fails without any mutant, so that it would kill them all: {failed}")
 
 
 def is_red(verdict: CellVerdict) -> bool:

@@ -131,7 +131,7 @@ def resolved_at(entries: Sequence[Entry], size: int, served: Served, token: int)
     The prefill, and each one after a retraction, ends with a token of its own; a round adds what it accepts.
     """
     committed = emitted = rounds = 0
-    prefilling = True
+    prefilling = False
     for index, (operation, account, numbers) in enumerate(entries):
         if account != served.account:
             continue

@@ -17,6 +17,7 @@ UNIT = "tests/registered/cpu/unit"
 def test_tests_that_import_a_module_run_first_then_the_nearest_then_its_package():
     assert unit_tests_of("matrix/oracles/adaptive.py")[1:] == ((f"{UNIT}/matrix/oracles",), (f"{UNIT}/matrix",))
     assert f"{UNIT}/matrix/oracles/test_adaptive.py" in unit_tests_of("matrix/oracles/adaptive.py")[0]
+    assert f"{UNIT}/ci/test_suspects.py" in unit_tests_of("matrix/run/executed_lines.py")[0], "of another package"
     assert f"{UNIT}/matrix/gates/test_work.py" in unit_tests_of("matrix/oracles/work.py")[0]
     assert unit_tests_of("engine/core/absent/deeper/one.py") == ((f"{UNIT}/engine/core",), (f"{UNIT}/engine",))
     assert unit_tests_of("absent/one.py") == ((f"{UNIT}/absent",),)
