@@ -62,7 +62,7 @@ def test_a_drawn_token_is_as_far_off_as_its_share_from_the_random_number(measure
     _, run, _ = measured(CELL)
     request, answer = run.requests[1], run.answers[1]
     coin = random_number(request.seed, len(answer.prompt_ids))
-    for token in (0, 5, 300, 511):
+    for token in (0, 5, 40):
         (found,) = precise_tokens("llama-mini", request, request.seed, answer.prompt_ids, (token,))
         lower = [
             precise_tokens("llama-mini", request, request.seed, answer.prompt_ids, (i,))[0].logprob
