@@ -13,9 +13,9 @@ pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 NOTHING = "the subject claims totals, but counts no draft (spec.drafted), so nothing shows that it speculates"
 
 
-def judged(measured, cell: str, drafted: int, accepted: int = 0, **changes: object):
+def judged(measured, cell: str, drafted: int | None, accepted: int = 0, **changes: object):
     prepared, run, baseline = measured(cell)
-    totals = {"spec.drafted": drafted, "spec.accepted": accepted}
+    totals = {} if drafted is None else {"spec.drafted": drafted, "spec.accepted": accepted}
     answers = tuple(replace(answer, **changes) for answer in run.answers)
     subject = replace(run, capabilities=frozenset({Capability.TOTALS}), evidence=totals, flags={}, answers=answers)
     return ClaimsGate().judge(prepared, subject, baseline)
@@ -31,6 +31,9 @@ def test_a_subject_whose_drafter_never_runs_is_red(measured, cell):
 def test_a_text_that_repeats_nothing_needs_no_ngram_draft(measured):
     text = {"prompt_ids": tuple(range(100, 140)), "output_ids": tuple(range(40))}
     assert judged(measured, "ngram", 0, **text).state is State.PASS
+    # A text that is hardly longer than what repeats; and a subject that has no such counter.
+    assert judged(measured, "ngram", 0, prompt_ids=(100,), output_ids=tuple(range(9))).state is State.PASS
+    assert judged(measured, "ngram", None, **text).state is State.PASS
     # What repeats in the prompt alone, or at the end of the text only, gives nothing to draft.
     text["prompt_ids"] = (*range(5), *range(5), 100)
     assert judged(measured, "ngram", 0, **text | {"output_ids": (*range(50, 70), *range(50, 56))}).state is State.PASS
