@@ -78,7 +78,9 @@ def _overshoot(run: Run) -> str:
     counted = run.evidence.get("finish.overshoot", 0)
     if least <= counted <= most:
         return ""
-    return f"the engine counts {counted} tokens behind the ends of requests; their rounds emitted {_span(least, most)}"
+    return (
+        f"the engine counts {counted} tokens behind the ends of requests; their rounds emitted {_between(least, most)}"
+    )
 
 
 def _end(request: RequestSpec, answer: Answer, target: str, claims: frozenset[Capability]) -> str:
@@ -224,9 +226,9 @@ def _emitted(answer: Answer) -> str:
     if lengths and answer.finish != "abort":
         least += 1 - lengths[-1]
     if not least <= len(answer.output_ids) <= most:
-        return f"has {len(answer.output_ids)} tokens; its verify rounds emitted {_span(least, most)}"
+        return f"has {len(answer.output_ids)} tokens; its verify rounds emitted {_between(least, most)}"
     return ""
 
 
-def _span(least: int, most: int) -> str:
+def _between(least: int, most: int) -> str:
     return str(least) if least == most else f"{least} to {most}"

@@ -91,7 +91,5 @@ def with_tree(ask: RedAsk, timeline: Timeline, unlike: str) -> RedAsk:
         for row in event.rows
         if event.event == "launch" and row.request == ask.request
     }
-    if ask.token not in steps:
-        return ask
-    drafted = launched[steps[ask.token]]
-    return structs.replace(ask, tree=drafted.tree, note=drafted.note or ask.note)
+    drafted = launched.get(steps.get(ask.token, -1))
+    return ask if drafted is None else structs.replace(ask, tree=drafted.tree, note=drafted.note or ask.note)
