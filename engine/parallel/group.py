@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -24,7 +23,7 @@ import torch
 
 from specmatrix.engine.core.observe.rank_agreement import Agreement, RankComparison
 from specmatrix.engine.parallel.failure import RemoteFailure
-from specmatrix.engine.parallel.worker import Place, Sent
+from specmatrix.engine.parallel.worker import STACK_SIGNAL, Place, Sent
 from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import EngineError, RequestError, text_of
 
@@ -285,7 +284,7 @@ class RankGroup:
             return self._gone()
         for rank in ranks:
             if self.processes[rank].poll() is None:
-                self.processes[rank].send_signal(signal.SIGUSR1)
+                self.processes[rank].send_signal(STACK_SIGNAL)
         time.sleep(0.2)  # a live rank logs its stack meanwhile
         said = " and ".join(f"rank {rank}" for rank in ranks) + f" of {self.size} {verb} {what}"
         logs = [f"log of rank {rank}:\n{self._tail(rank)}" for rank in ranks]

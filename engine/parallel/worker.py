@@ -1,7 +1,7 @@
 """The main program of one rank: `python -P -m specmatrix.engine.parallel.worker FD`, with FD its end of a pipe.
 
 It joins the other ranks, then runs the calls it receives one after another: a function of this rank and its arguments.
-Its output is its log. SIGUSR1 makes it log its stack.
+Its output is its log. STACK_SIGNAL makes it log its stack.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from specmatrix.engine.parallel.failure import RemoteFailure
 # Messages of a rank: a record of its steps, the pickled value of a call (from rank 0 only; a RemoteFailure if it does
 # not pickle), or the RemoteFailure of a call that raised.
 Sent: TypeAlias = tuple[Literal["digest", "done", "raised"], Any]
+# A rank has no terminal whose size could change. LLVM, which compiles Triton's kernels, takes SIGUSR1 for itself.
+STACK_SIGNAL: Final = signal.SIGWINCH
 BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -60,7 +62,7 @@ class Rank:
 def main(descriptor: int) -> None:
     """Join the other ranks and serve calls, until the parent ends or sends an empty call."""
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)
+    faulthandler.register(STACK_SIGNAL)
     exit_with_parent()
     connection: Connection[Sent, Any] = Connection(descriptor)
     serve(_join(connection.recv(), connection), connection)

@@ -147,7 +147,7 @@ def stored_ranks(path: Path = ORDER_FILE) -> dict[str, int]:
 
 def cheaper_stage(stage: str, gpus: int, path: Path = ORDER_FILE) -> CheaperStage | None:
     """What the stage before `stage` costs and finds on a tier of `gpus` GPUs, as far as the stored order knows; None
-    before the first."""
+    before the first, or if no fault is known to be found by this tier."""
     if stage not in STAGES[1:]:
         return None
     less = STAGES[STAGES.index(stage) - 1]
@@ -156,6 +156,8 @@ def cheaper_stage(stage: str, gpus: int, path: Path = ORDER_FILE) -> CheaperStag
         name: {fault for cell in of_gpus(stage_cells(name), gpus) for fault in rows.get(cell.id, ())}
         for name in (less, stage)
     }
+    if not found[stage]:
+        return None
     cells = of_gpus(stage_cells(less), gpus)
     seconds = sum(cell.seconds for cell in cells)
     return CheaperStage(less, len(cells), round(seconds, 1), len(found[stage]), len(found[less]))

@@ -260,7 +260,7 @@ def test_a_rank_that_hangs_is_lost_with_where_it_was(group: RankGroup):
     group.patience = 1.5
     begun = time.monotonic()
     with pytest.raises(RankLost) as caught:
-        group.call(hang)
+        group.call(hang_after_a_compilation)
     assert time.monotonic() - begun < 10
     assert str(caught.value).startswith("rank 1 of 2 was silent for 1.5 s\nlog of rank 1:\n")
     assert "in hang" in str(caught.value), "the traceback of the rank that hangs"
@@ -374,6 +374,12 @@ def hang(rank: Rank) -> None:
         time.sleep(60)
     rank.publish(StepDigest(("result",), ("b",)))
     time.sleep(60)
+
+
+def hang_after_a_compilation(rank: Rank) -> None:
+    """SIGUSR1 then belongs to the kernels' compiler."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    hang(rank)
 
 
 def differ(rank: Rank) -> None:

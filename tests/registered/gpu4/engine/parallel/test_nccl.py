@@ -21,8 +21,8 @@ def test_four_gpus_generate_what_one_generates():
 
 
 @LOSSES
-def test_a_rank_that_is_lost_within_a_round_is_named_and_ends_all(leaves, patience, how):
-    check_loss(SIZE, leaves, patience, how)
+def test_a_rank_that_is_lost_within_a_round_is_named_and_ends_all(leaves, version, how):
+    check_loss(SIZE, leaves, version, how)
 
 
 def test_what_one_rank_raises_within_a_round_ends_all():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from specmatrix import __version__
+from specmatrix.git import git
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run import provenance
 from specmatrix.matrix.run.provenance import (
@@ -110,6 +111,19 @@ def test_a_release_is_named_by_its_version_and_a_copy_by_nothing(tmp_path: Path,
     assert run_header("cpu", "pr", 0, ()).commit == f"v{__version__}"
     (tmp_path / "specmatrix").mkdir()
     assert run_header("cpu", "pr", 0, ()).commit == "unknown"
+
+
+def test_a_checkout_is_named_by_its_commit_and_not_by_one_of_another_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "specmatrix").mkdir()
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    git(tmp_path, "init", "--quiet")
+    author = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    git(tmp_path, *author, "commit", "--quiet", "--allow-empty", "--message", "one")
+    assert run_header("cpu", "pr", 0, ()).commit == "unknown", "installed within a checkout of another project"
+    (tmp_path / "pyproject.toml").touch()
+    assert run_header("cpu", "pr", 0, ()).commit == git(tmp_path, "rev-parse", "HEAD")
 
 
 def test_hash_depends_on_names_and_contents_only(tmp_path: Path):
