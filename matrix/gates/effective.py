@@ -94,6 +94,5 @@ def _strays(run: Run) -> Iterator[str]:
 
 
 def _unseen(row: Evidence, run: Run) -> str:
-    hits = sum(run.evidence.get(counter, 0) for counter in row.counter.split("|"))
     wanted = "more than 0" if row.seen else "0"
-    return f"{COUNTER}{row.counter.replace('|', ' or ')} is {hits}, expected {wanted}: {row.why}"
+    return f"{COUNTER}{row.counter.replace('|', ' or ')} is {row.hits(run)}, expected {wanted}: {row.why}"

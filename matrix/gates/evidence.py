@@ -29,9 +29,13 @@ class Evidence:
     why: str
     when: Callable[[Cell, Run], bool]
 
+    def hits(self, run: Run) -> int:
+        """The sum of its counters; one that the subject does not report counts as zero."""
+        return sum(run.evidence.get(counter, 0) for counter in self.counter.split("|"))
+
     def holds(self, run: Run) -> bool:
-        """A counter that the subject does not report counts as zero."""
-        return any(run.evidence.get(counter, 0) > 0 for counter in self.counter.split("|")) == self.seen
+        """Whether the counters are as they must be."""
+        return (self.hits(run) > 0) == self.seen
 
 
 def _graphs(run: Run) -> bool:

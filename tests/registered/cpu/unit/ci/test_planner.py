@@ -118,6 +118,12 @@ def test_a_group_longer_than_its_share_is_split():
     assert made.seconds <= SPLIT * made.bound
 
 
+def test_a_group_of_just_the_share_is_not_split():
+    cells = [Cell(), Cell(batch="pair"), Cell(page_size="4")]
+    made = plan(cells, dict.fromkeys((cell.id for cell in cells), 6.0), TWO, start_seconds=1.0)
+    assert made.seconds == SPLIT * 10.0 == 13.0
+
+
 def test_a_long_cell_cannot_be_split():
     made = plan([Cell(), Cell(page_size="4")], {"none": 50.0}, TWO, start_seconds=1.0)
     assert made.seconds == made.bound == 51.0

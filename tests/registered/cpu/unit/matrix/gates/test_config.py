@@ -213,7 +213,9 @@ def test_a_refusal_must_be_the_predicted_one():
 
 def test_a_refusal_has_a_golden_too():
     error = ConfigError(REFUSED_CELL.predicted_refusal)
-    assert ConfigGate(golden={}).judge_refusal(REFUSED_CELL, error).state is State.NOT_MEASURED
+    fresh = ConfigGate(golden={}).judge_refusal(REFUSED_CELL, error)
+    assert fresh.state is State.NOT_MEASURED and f" has no entry for {REFUSED} in start " in fresh.message
+    assert fresh.accept.endswith("matrix/golden --force-regen")
     stale = ConfigGate(golden=saying(REFUSED, "an older sentence")).judge_refusal(REFUSED_CELL, error)
     assert stale.state is State.FAIL and stale.numbers == GATE.judge_refusal(REFUSED_CELL, error).numbers
     assert stale.message == f"the refusal {str(error)!r} differs from the golden table's 'an older sentence'"

@@ -73,6 +73,8 @@ def test_a_drafter_that_was_put_aside_is_red(measured):
 def test_a_missing_counter_is_named_after_what_other_gates_see(measured, with_evidence):
     prepared, run, baseline = measured(CELL)
     missing = GATE.judge(prepared, with_evidence(run, {"decode.round": 0}), baseline)
+    unreported = {counter: hits for counter, hits in run.evidence.items() if counter != "decode.round"}
+    assert GATE.judge(prepared, replace(run, evidence=unreported), baseline) == missing
     other = GATE.judge(prepared, replace(run, resolved={**run.resolved, "topk": 3}), baseline)
     ledger, depth = (Outcome(name, State.FAIL, message="counter a is 1") for name in ("ledger", "adaptive"))
     (row,) = [row for row in EVIDENCE if row.counter == "decode.round" and row.seen and row.holds(run)]

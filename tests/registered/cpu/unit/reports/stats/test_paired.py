@@ -61,6 +61,10 @@ def test_the_interval_holds_the_difference_and_turns_round(lost, won, n):
     assert paired_difference(won, lost, n) == pytest.approx((-high, -low))
 
 
+def test_the_interval_stays_within_what_rates_can_differ_by():
+    assert paired_difference(0, 1, 1)[1] == 1.0 and paired_difference(1, 0, 1)[0] == -1.0
+
+
 def test_the_interval_covers_as_promised():
     draw = random.Random(2)
     hits = 0
