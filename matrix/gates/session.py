@@ -151,7 +151,7 @@ class Walk:
                     self.lost += bool(kept)
                 back = not last or turn.finish == "abort"
                 expected = self._expected(turn, begin, end, last)
-                left = end.keep if end.operation == "hold" else 0
+                left = end.keep
                 if left != expected and not (self.windowed and back and not left):
                     when = "" if last else " when it was retracted"
                     apart = abs(left - expected)

@@ -59,6 +59,7 @@ def test_behind_a_tie_the_resumed_run_is_compared(measured, altered):
     outcome = gate.judge(prepared, run, tied)
     assert (outcome.state, outcome.numbers["ties"], outcome.numbers["tied_at"]) == (State.PASS, 1, f"{name}@4")
     assert gate.next_tie("llama-mini", baseline.requests[0], 0, tied.answers[0].output_ids) == 4
+    assert gate.next_tie("llama-mini", baseline.requests[0], 0, ids[:4]) is None, "it ends before the tie"
     for places, state in (((), State.PASS), ((2,), State.FAIL)):
         rest = changed(ids[5:], places)
         outcome = gate.judge(prepared, run, replace(tied, resumed={name: ((5, rest),)}))

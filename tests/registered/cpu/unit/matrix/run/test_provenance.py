@@ -123,7 +123,13 @@ def test_a_checkout_is_named_by_its_commit_and_not_by_one_of_another_project(
     git(tmp_path, *author, "commit", "--quiet", "--allow-empty", "--message", "one")
     assert run_header("cpu", "pr", 0, ()).commit == "unknown", "installed within a checkout of another project"
     (tmp_path / "pyproject.toml").touch()
-    assert run_header("cpu", "pr", 0, ()).commit == git(tmp_path, "rev-parse", "HEAD")
+    (tmp_path / "untracked").touch()
+    git(tmp_path, "add", "pyproject.toml")
+    git(tmp_path, *author, "commit", "--quiet", "--message", "two")
+    header = run_header("cpu", "pr", 0, ())
+    assert (header.commit, header.dirty) == (git(tmp_path, "rev-parse", "HEAD"), False)
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    assert run_header("cpu", "pr", 0, ()).dirty
 
 
 def test_hash_depends_on_names_and_contents_only(tmp_path: Path):
