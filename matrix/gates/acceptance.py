@@ -284,7 +284,7 @@ def _fixed(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | st
     return [
         RoundsPair(lengths, rounds[index], answer.retractions, request=answer.name, question=index)
         for answer, index, lengths in _greedy(cell, run, oracle)
-        if index < len(rounds) and rounds[index]
+        if rounds[index]
     ]
 
 

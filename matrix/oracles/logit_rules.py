@@ -74,7 +74,7 @@ class Rules:
         if request.repetition_penalty != 1.0:
             self._before.append(RepetitionPenaltyLogitsProcessor(request.repetition_penalty))
         if request.bad_words_ids:
-            self._after.append(NoBadWordsLogitsProcessor([list(words) for words in request.bad_words_ids], None))
+            self._after.append(NoBadWordsLogitsProcessor([list(words) for words in request.bad_words_ids]))
         if request.allowed_token_ids is not None:
             others = sorted({*range(tokenizer().get_vocab_size())} - {*request.allowed_token_ids})
             self._after.append(SuppressTokensLogitsProcessor(others))
