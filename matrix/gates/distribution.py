@@ -151,7 +151,7 @@ def _kept(request: RequestSpec, context: Context, index: int, edge: float) -> Fl
     """Descending probabilities kept by top-k, then top-p; `index` is kept if within `edge` of the cutoff."""
     import numpy as np
 
-    probabilities = np.exp(np.array([value for _, value in context], dtype=np.float64))
+    probabilities = np.exp([value for _, value in context])
     if request.top_k > 0:
         probabilities = probabilities[: request.top_k]
     probabilities = probabilities / probabilities.sum()

@@ -219,8 +219,7 @@ def fixed_work(gpu: bool) -> Callable[[], float]:
             names = {str(place): [place] for place in range(OBJECTS)}
             total += sum(names[str(place)][0] for place in range(0, OBJECTS, 3))
             for matrix in weights:
-                state = torch.nn.functional.silu(state @ matrix)
-                state = state * torch.rsqrt((state * state).mean(-1, keepdim=True) + 1e-6)
+                state = torch.nn.functional.rms_norm(torch.nn.functional.silu(state @ matrix), (WIDTH,))
         return float(state.sum()) + total  # waits for the device
 
     return work
