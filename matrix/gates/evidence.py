@@ -59,8 +59,10 @@ def _drafts(cell: Cell, run: Run) -> bool:
 
 
 def _trained(cell: Cell, run: Run) -> bool:
-    """All drafters but n-gram, whose proposals may all be wrong in a text without repetition."""
-    return _drafts(cell, run) and cell.algorithm != "ngram"
+    """All drafters but n-gram, whose proposals may all be wrong in a text without repetition; a single request that is
+    aborted early may have had four rounds without an accepted draft."""
+    aborted = cell.abort == "running" and cell.batch == "single"
+    return _drafts(cell, run) and cell.algorithm != "ngram" and not aborted
 
 
 def _moves(cell: Cell, run: Run) -> bool:

@@ -63,7 +63,11 @@ DEMANDS = [
         "eagle3.tiers.waves.length eagle3.table.waves.length",
     ),
     ("spec.drafted+", "ngram eagle3", "none"),
-    ("spec.accepted+", "eagle3 dflash", "ngram none"),
+    (
+        "spec.accepted+",
+        "eagle3 dflash eagle3.pair.abort_running",
+        "ngram none eagle3.abort_running dflash.topk_topp.abort_running",
+    ),
     ("tree.branched+", "eagle3.s3.k4.n8", "eagle3.s3 none"),
     ("tree.branched-", "eagle3.s3 none", "eagle3.s3.k4.n8"),
     ("overlap.in_flight+", "eagle3.s3.v2", "eagle3.s3.v1"),
