@@ -66,7 +66,7 @@ class CellRuns:
             return
         work = plan(cells, self.durations, self.cluster.hosts, find_tier(self.job.tier).gpus, ranks=self.ranks)
         execute = self.cluster.run_plan
-        with _counted([cells], [self.durations], work.seconds) as (show, count):
+        with _counted([runs], [cells], work.seconds) as (show, count):
             for record in execute(work, runs.job, show):
                 count(record, 0)
                 yield runs.with_command(record)
@@ -91,7 +91,7 @@ def packed_runs(runs: Sequence[CellRuns], cells: Sequence[Sequence[Cell]]) -> Ge
     works = pack(demands, [host], ranks=runs[0].ranks).plans
     jobs = [one.job for one in runs]
     planned = max(work.seconds for work in works)
-    with _counted(cells, [one.durations for one in runs], planned) as (show, count):
+    with _counted(runs, cells, planned) as (show, count):
         for number, record in run_plans(list(zip(works, jobs, strict=True)), show):
             count(record, number)
             yield number, runs[number].with_command(record)
@@ -99,15 +99,16 @@ def packed_runs(runs: Sequence[CellRuns], cells: Sequence[Sequence[Cell]]) -> Ge
 
 @contextmanager
 def _counted(
-    cells: Sequence[Sequence[Cell]], durations: Sequence[Mapping[str, float]], planned: float
+    runs: Sequence[CellRuns], cells: Sequence[Sequence[Cell]], planned: float
 ) -> Iterator[tuple[Callable[[list[str]], None], Callable[[CellResult, int], None]]]:
     """A progress bar for the cells of several parts: what shows the workers' cells, and what counts a record of a part.
-    planned: seconds of all, with the workers that there are."""
+    planned: seconds of all, with the workers that there are. Durations are those of cells that are not timed."""
     red, today = 0, datetime.now(UTC).date().isoformat()
     expected: dict[Hashable, float] = {
-        (number, cell.id): measured.get(cell.id, cell.seconds)
-        for number, (part, measured) in enumerate(zip(cells, durations, strict=True))
+        (number, cell.id): one.durations.get(cell.id, cell.seconds)
+        for number, (one, part) in enumerate(zip(runs, cells, strict=True))
         for cell in part
+        if one.job.stage != TIMED
     }
     with counting(sum(map(len, cells)), "cell", expected=expected, planned=planned) as update:
 

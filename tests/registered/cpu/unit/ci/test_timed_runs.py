@@ -37,6 +37,17 @@ def test_more_starts_have_more_time():
     assert list(limits.values()) == [LIMIT_SECONDS, 9 * LIMIT_SECONDS, 21 * LIMIT_SECONDS]
 
 
+@pytest.mark.parametrize(("stage", "seconds"), [("pr", {(0, CELL.id): 7.0}), ("speed", {})])
+def test_the_seconds_of_a_cell_that_is_timed_are_not_known(monkeypatch, stage, seconds):
+    seen = []
+    counting = module.counting
+    monkeypatch.setattr(module, "run_plans", lambda works, show: [(0, lost(prepare(CELL), "none"))])
+    monkeypatch.setattr(module, "counting", lambda *a, **k: (seen.append(k["expected"]), counting(*a, **k))[1])
+    with cell_runs("cpu", stage, 0, 1, durations={CELL.id: 7.0}) as runs:
+        assert len(list(runs([CELL]))) == 1
+    assert seen == [seconds]
+
+
 @pytest.mark.parametrize(
     ("stage", "starts", "options"),
     [("pr", None, ""), ("speed", None, " --stage speed"), ("speed", 9, " --stage speed --starts 9")],
