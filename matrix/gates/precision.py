@@ -17,10 +17,9 @@ from specmatrix.matrix.subjects.protocol import Answer, Capability, RequestSpec,
 
 THRESHOLDS: Final = {
     "tie_nats": Threshold(
-        0.25, "0.16 at most over 60 cells in bf16 on an H100; the median margin of the zoo's two best tokens is 10"
-    ),
-    "tie_mass": Threshold(
-        0.03, "of a sampled token: 0.009 at most over 2,376 tokens in bf16, and none beyond it without experts"
+        0.25,
+        "0.16 at most over 60 cells in bf16 on an H100, greedy and sampled alike; the median margin of the zoo's two "
+        "best tokens is 10",
     ),
     "routed_share": Threshold(
         0.006, "tokens of a target with experts that may be further off, as a router's tie gives others: 0.0032 at most"
@@ -50,10 +49,9 @@ class Precise(NamedTuple):
 class PrecisionGate:
     """Every token of run and baseline is float32's, or within a bound of it: a tie, which is counted.
 
-    tie_nats bounds greedy tokens: how far below the most likely one. tie_mass bounds sampled ones: the probability
-    between the token and the random number. tied_share bounds the ties; score_rms and sampled_rms bound the errors of
-    log-probabilities (root mean squares), of greedy and sampled tokens. routed_share: of a target with experts, the
-    share of tokens that may be further off than any of these bounds.
+    tie_nats bounds how far a token may be off, as `PreciseToken` says. tied_share bounds the ties; score_rms and
+    sampled_rms bound the errors of log-probabilities (root mean squares), of greedy and sampled tokens. routed_share:
+    of a target with experts, the share of tokens that may be further off than any of these bounds.
     """
 
     name: str = "precision"
@@ -81,8 +79,7 @@ class PrecisionGate:
             "ties": len(ties),
             "tied_at": ", ".join(dict.fromkeys(ties)),
             "tied_share": len(ties) / max(1, count),
-            "worst_nats": _worst(every, sampled=False),
-            "worst_mass": _worst(every, sampled=True),
+            "worst_nats": max((token.off for one in every for token in one.tokens), default=0.0),
             "scored": len(errors),
             "score_rms": _rms([error for sampled, error in errors if not sampled], spared),
             "sampled_rms": _rms([error for sampled, error in errors if sampled], spared),
@@ -98,23 +95,18 @@ class PrecisionGate:
         if not followed(request) or index >= len(answer.output_ids):
             return False
         (one,) = self._precise(prepared.cell.target, run, [(request, answer)])
-        return one.tokens[index].off <= self._bound(request)
+        return one.tokens[index].off <= self.thresholds["tie_nats"]
 
     def _judged(self, cell: Cell, every: Sequence[Precise], numbers: dict[str, Number]) -> Outcome:
-        beyond = [
-            (one, place)
-            for one in every
-            for place, token in enumerate(one.tokens)
-            if token.off > self._bound(one.request)
-        ]
+        bound = self.thresholds["tie_nats"]
+        beyond = [(one, place) for one in every for place, token in enumerate(one.tokens) if token.off > bound]
         routed = cell.model in ROUTED and len(beyond) <= self.thresholds["routed_share"] * int(str(numbers["tokens"]))
         numbers["routed" if routed else "beyond"] = len(beyond)
         if beyond and not routed:
             one, place = beyond[0]
-            unit = "of the probability" if one.request.temperature else "nats"
             text = (
-                f"token {place} of {one.request.name} is {one.tokens[place].off:.3g} {unit} away from what float32 "
-                f"chooses, allowed {self._bound(one.request):g}"
+                f"token {place} of {one.request.name} is {one.tokens[place].off:.3g} nats away from what float32 "
+                f"chooses, allowed {bound:g}"
             )
             blame = Blame(one.request.name, place, got=one.answer.output_ids)
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
@@ -123,9 +115,6 @@ class PrecisionGate:
                 text = f"{what} is {float(str(numbers[name])):.3g}, allowed {self.thresholds[name]:g}"
                 return Outcome(self.name, State.FAIL, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)
-
-    def _bound(self, request: RequestSpec) -> float:
-        return self.thresholds["tie_mass" if request.temperature else "tie_nats"]
 
     def _precise(
         self, target: str, run: Run, pairs: Sequence[tuple[RequestSpec, Answer]] | None = None
@@ -144,8 +133,3 @@ def _rms(errors: Sequence[float], spared: float) -> float:
     squares = sorted(error**2 for error in errors)
     kept = squares[: len(squares) - int(spared * len(squares))]
     return sqrt(fmean(kept)) if kept else 0.0
-
-
-def _worst(every: Sequence[Precise], sampled: bool) -> float:
-    offs = (token.off for one in every if (one.request.temperature > 0) == sampled for token in one.tokens)
-    return max(offs, default=0.0)

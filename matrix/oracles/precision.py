@@ -4,6 +4,7 @@ so that an answer that took another token at a tie is followed past it. Shares n
 from __future__ import annotations
 
 from functools import cache
+from math import log
 from typing import Final, NamedTuple
 
 from specmatrix.matrix.oracles.logit_rules import network, ruled_tokens
@@ -11,12 +12,15 @@ from specmatrix.matrix.subjects.protocol import RequestSpec
 
 WORD: Final = (1 << 64) - 1
 GOLDEN: Final = 0x9E3779B97F4A7C15
+# Shares of the probability nearer to 0 or 1 are float32's own rounding.
+EDGE: Final = 1e-6
 
 
 class PreciseToken(NamedTuple):
-    """One output token. off: how far it is from what float32 chooses, 0 if that is the token: of a greedy request how
-    much likelier the likeliest token is, in nats; of a sampled one the probability between its own share and the random
-    number. logprob: its log-probability at the request's temperature, in nats."""
+    """One output token. off: how much logits must move to make it the one that float32 chooses, in nats, 0 if it is: of
+    a greedy request how much likelier the likeliest token is; of a sampled one the log-odds between its own interval
+    and the random number, times the temperature. Logits that are wrong by up to e nats move either by up to 2 e.
+    logprob: its log-probability at the request's temperature, in nats."""
 
     off: float
     logprob: float
@@ -48,11 +52,18 @@ def precise_tokens(
         if request.temperature == 0:
             off = float(row.max() - row[token])
         else:
-            ends = row.exp().cumsum(-1)
-            coin = random_number(seed, len(prompt) + index)
-            off = max(0.0, float(ends[token] - row[token].exp()) - coin, coin - float(ends[token]))
+            end = float(row[: token + 1].exp().sum())
+            coin = log_odds(random_number(seed, len(prompt) + index))
+            begin = log_odds(end - float(row[token].exp()))
+            off = request.temperature * max(0.0, begin - coin, coin - log_odds(end))
         found.append(PreciseToken(off, float(row[token])))
     return tuple(found)
+
+
+def log_odds(share: float) -> float:
+    """log(p / (1 - p)) of a share p of the probability, within those of `EDGE` and 1 - `EDGE`."""
+    share = min(max(share, EDGE), 1 - EDGE)
+    return log(share / (1 - share))
 
 
 def random_number(seed: int, position: int) -> float:

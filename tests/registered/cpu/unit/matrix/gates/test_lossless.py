@@ -212,6 +212,16 @@ def test_each_broken_rule_is_named(measured, place, change, message):
         assert outcome.blame == Blame(name, 3, got=baseline.answers[place].output_ids)
 
 
+@pytest.mark.parametrize(("error", "state"), [(2.5e-4, State.PASS), (3.5e-4, State.FAIL)])
+def test_log_probabilities_under_rules_have_a_bound_of_their_own(measured, error, state):
+    def rules(target, request, prompt, output):
+        found = ruled_tokens(target, request, prompt, output)
+        return [token._replace(logprob=token.logprob + error) for token in found]
+
+    outcome = LosslessGate(rules=rules).judge(*measured(RULED))
+    assert outcome.state is state and outcome.numbers["rule_nats"] == pytest.approx(error, abs=4e-5)
+
+
 def test_rules_of_a_subjects_own_are_judged_by_its_baseline_alone(measured):
     prepared, run, baseline = measured(RULED)
     own = tuple(replace(request, own='{"no_repeat_ngram_size": 3}') for request in run.requests[:1])
