@@ -32,7 +32,7 @@ THRESHOLDS: Final = {
     ),
     "rule_nats": Threshold(
         3e-4,
-        "under logit rules: rewards for repetition leave several tokens likely, whose rounding shows: 5.3e-5 at most on "
+        "under logit rules: rewards for repetition leave several tokens likely, and rounding shows: 5.3e-5 at most on "
         "a CPU, 1.1e-4 on a GPU over 155 cells; a presence penalty that is off by 0.01 gives 1.8e-3",
     ),
     "score_nats": Threshold(
