@@ -60,6 +60,8 @@ def test_behind_a_tie_the_resumed_run_is_compared(measured, altered):
     assert (outcome.state, outcome.numbers["ties"], outcome.numbers["tied_at"]) == (State.PASS, 1, f"{name}@4")
     assert gate.next_tie("llama-mini", baseline.requests[0], 0, tied.answers[0].output_ids) == 4
     assert gate.next_tie("llama-mini", baseline.requests[0], 0, ids[:4]) is None, "it ends before the tie"
+    ties = [gate.is_tie("llama-mini", baseline.requests[0], index) for index in (3, 4, 404, 405)]
+    assert ties == [False, True, False, False], "there are 405 margins"
     for places, state in (((), State.PASS), ((2,), State.FAIL)):
         rest = changed(ids[5:], places)
         outcome = gate.judge(prepared, run, replace(tied, resumed={name: ((5, rest),)}))

@@ -74,3 +74,5 @@ def test_sampled_texts_are_not_compared():
     sampled = replace(good, requests=tuple(replace(each, temperature=0.8) for each in PREPARED.requests))
     other = replace(sampled, answers=tuple(replace(each, text="another") for each in good.answers))
     assert gate.judge(PREPARED, other, good).state is State.NOT_MEASURED
+    mixed = replace(other, requests=(sampled.requests[0], *good.requests[1:]))
+    assert gate.judge(PREPARED, mixed, good).numbers["wrong"] == len(good.requests) - 1

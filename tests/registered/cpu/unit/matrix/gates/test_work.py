@@ -98,6 +98,21 @@ def test_retracted_turns_aborts_and_chunks_that_share_a_budget_are_predicted(mea
     assert bool(outcome.numbers["retracted"]) == cell.endswith("length")
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "ngram.qwen3.s3.n16.sync.p16.nocache.c7.tight.pair.branch.mixed.length.abort_running",
+        "ngram.qwen3.v1.p4.nocache.c7.tight.ragged.branch.temperature.length.abort_running",
+        "ngram.qwen3.s5.k2.n16.sync.p16.nocache.c7.snug.m4.ragged.stream.topk_topp.length.abort_queued",
+        "standalone.qwen3.s3.k2.n6.v2.p4.nocache.c7.tight.ragged",
+    ],
+)
+def test_requests_wait_for_window_pages_of_each_kind(measured, cell):
+    """One page more or less for a request, or another share of slack or lag, admits another one in some of these."""
+    outcome = judged(measured, cell)
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+
+
 @pytest.mark.parametrize("operation", AT_ONCE)
 def test_a_retraction_that_frees_another_account_fails_and_blames_the_youngest(measured, operation):
     cell, outcomes = AT_ONCE[operation], []
