@@ -38,11 +38,6 @@ THRESHOLDS: Final = {
     "score_nats": Threshold(
         1e-4, "4.4e-5 at most over ranks, 1.2e-5 of trees on a GPU, else 0; another temperature gives 1e-2"
     ),
-    "half_nats": Threshold(
-        0.16,
-        "in bf16, a tree's accepted keys may lie in other tiles of attention than a chain's, which may move a logit "
-        "below 32 by a step of 0.125, at a temperature of 0.8 at least: 0.078 at most; chains had 0 over 1,860 tokens",
-    ),
     "past_tie_nats": Threshold(
         TIE_NATS, "behind a tie, where a text goes on alone: as tie_nats, or the one that a subject's profile states"
     ),
@@ -73,21 +68,26 @@ class LosslessGate:
         return self.sampled or cell.sampling in ("greedy", "mixed", "rules")
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """A greedy divergence where the baseline's two best tokens are within `tie_nats` is a tie, not a failure; with
-        fast kernels any divergence is where both tokens are within the bounds of `precision`."""
+        """A greedy divergence where the baseline's two best tokens are within `tie_nats` is a tie, not a failure. So is
+        any divergence with fast kernels, and of trees in half precision, whose accepted keys lie in other tiles of
+        attention than a chain's, if both tokens are within the bounds of `precision`, which judges log-probabilities.
+        """
         missing = unpaired(self.name, run, baseline)
         if missing:
             return missing
         every = pairs(run, baseline)
         if not self.sampled:
             every = [pair for pair in every if pair.request.temperature == 0]
-        target, fast = prepared.cell.target, prepared.cell.numerics == "fast"
-        if fast:
+        target, exact = prepared.cell.target, baseline.resolved["dtype"] == "float32"
+        loose = prepared.cell.numerics == "fast" or not (exact or _keeps_bits(run))
+        if loose:
             every = [pair for pair in every if followed(pair.request)]
         found = [(pair, index) for pair in every if (index := _divergence(pair)) is not None]
-        ties = [f"{pair.request.name}@{index}" for pair, index in found if self._is_tie(prepared, run, pair, index)]
+        ties = [
+            f"{pair.request.name}@{index}" for pair, index in found if self._is_tie(prepared, run, pair, index, loose)
+        ]
         broken = [(pair, i) for pair, i in found if f"{pair.request.name}@{i}" not in ties]
-        followed_on, strays = (0, []) if fast else self._past_ties(prepared, run, found, broken)
+        followed_on, strays = (0, []) if loose else self._past_ties(prepared, run, found, broken)
         numbers: dict[str, Number] = {
             "tokens": sum(len(pair.answer.output_ids) for pair in every),
             "proving": sum(len(pair.answer.output_ids) for pair in every if proves(prepared.cell, run, pair.answer)),
@@ -110,11 +110,10 @@ class LosslessGate:
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(pair.request.name, index))
         if not numbers["tokens"]:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was generated")
-        exact = baseline.resolved["dtype"] == "float32"
         scored = [(pair.request.name, *max_logprob_gap(pair)) for pair in every]
         worst, _, nats = max(scored, key=lambda one: one[2])
         numbers |= {"scored": sum(count for _, count, _ in scored), "score_nats": nats}
-        if not fast and nats > self.thresholds["score_nats" if exact or _keeps_bits(run) else "half_nats"]:
+        if not loose and nats > self.thresholds["score_nats"]:
             text = f"a log-probability of {worst} differs from the baseline's by {nats:.2g} nats"
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(worst))
         outcome = Outcome(self.name, State.PASS, numbers)
@@ -128,9 +127,9 @@ class LosslessGate:
         ruled = [pair for pair in every if pair.request.ruled and not pair.request.own]
         return self._against_rules(ruled, outcome, prepared, exact) if ruled else outcome
 
-    def _is_tie(self, prepared: PreparedCell, run: Run, pair: AnswerPair, index: int) -> bool:
+    def _is_tie(self, prepared: PreparedCell, run: Run, pair: AnswerPair, index: int, loose: bool) -> bool:
         target = prepared.cell.target
-        if prepared.cell.numerics == "fast":
+        if loose:
             both = (pair.answer, pair.baseline)
             return all(self.precision.is_tie(prepared, run, pair.request, answer, index) for answer in both)
         if is_tie(pair.request, pair.baseline, index):
@@ -173,14 +172,14 @@ class LosslessGate:
 
     def _against_rules(self, ruled: list[AnswerPair], outcome: Outcome, prepared: PreparedCell, exact: bool) -> Outcome:
         """The baseline's tokens under logit rules must be what transformers' processors leave: greedy ones the best up
-        to a tie, sampled ones not banned, each with its log-probability."""
+        to a tie, sampled ones not banned, each with its log-probability. In half precision `precision` judges which is
+        the best, and the log-probabilities of greedy ones."""
         checked, worst = 0, 0.0
-        tie = (self if exact else self.precision).thresholds["tie_nats"]
         for pair in ruled:
             request, base = pair.request, pair.baseline
             found = self.rules(prepared.cell.target, request, base.prompt_ids, base.output_ids)
             for index, token in enumerate(found):
-                behind = request.temperature == 0 and token.behind >= tie
+                behind = exact and request.temperature == 0 and token.behind >= self.thresholds["tie_nats"]
                 if outcome.state is State.PASS and (behind or not token.kept):
                     text = f"the baseline of {request.name} breaks its logit rules at token {index}"
                     blame = Blame(request.name, index, got=base.output_ids)
