@@ -121,12 +121,15 @@ def _numbers(graded: list[AnswerPair]) -> tuple[dict[str, Number], tuple[float, 
     n = len(graded)
     interval = (0.0, 1.0)
     for extractor, suffix in zip(EXTRACTORS, ("", "_flexible"), strict=True):
-        mine = [right(pair.answer.text, pair.request.answer or "", extractor) for pair in graded]
-        base = [right(pair.baseline.text, pair.request.answer or "", extractor) for pair in graded]
+        both = [
+            tuple(right(one.text, pair.request.answer or "", extractor) for one in (pair.answer, pair.baseline))
+            for pair in graded
+        ]
+        mine = [answer for answer, _ in both]
         numbers[f"accuracy{suffix}"] = sum(mine) / n
-        numbers[f"baseline{suffix}"] = sum(base) / n
-        numbers[f"lost{suffix}"] = sum(b and not m for m, b in zip(mine, base, strict=True))
-        numbers[f"won{suffix}"] = sum(m and not b for m, b in zip(mine, base, strict=True))
+        numbers[f"baseline{suffix}"] = sum(base for _, base in both) / n
+        numbers[f"lost{suffix}"] = sum(base and not answer for answer, base in both)
+        numbers[f"won{suffix}"] = sum(answer and not base for answer, base in both)
         if not suffix:
             interval = wilson(sum(mine), n)
             numbers["outcomes"] = "".join("01"[ok] for ok in mine)

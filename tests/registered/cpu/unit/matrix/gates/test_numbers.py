@@ -1,5 +1,7 @@
 """The numbers of every gate by name, which reports are read by."""
 
+from dataclasses import replace
+
 import pytest
 
 from specmatrix.matrix.gates.claims import ClaimsGate
@@ -63,6 +65,37 @@ def outcomes(measured):
             if gate.applies(prepared.cell) and not isinstance(gate, ResourcesGate):
                 found.setdefault(gate.name, []).append(gate.judge(prepared, run, baseline))
     return found
+
+
+class Reads(dict[str, int]):
+    """Notes which of its keys are read with a default."""
+
+    def __init__(self, items: dict[str, int]) -> None:
+        super().__init__(items)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: int | None = None) -> int | None:
+        self.read.add(key)
+        return super().get(key, default)
+
+
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if "exam" not in cell])
+def test_a_counter_that_a_subject_does_not_report_counts_as_zero(measured, cell):
+    prepared, run, baseline = measured(cell)
+    found = set()
+    for gate in (ClaimsGate(), IdentitiesGate(), *GATES):
+        for name in ("evidence", "readback"):
+            reads = Reads(getattr(run, name))
+            if not gate.applies(prepared.cell):
+                continue
+            gate.judge(prepared, replace(run, **{name: reads}), baseline)
+            for counter in reads.read if name == "evidence" else reads.read & {"pages_watched", "pages_overwritten"}:
+                absent = {key: value for key, value in reads.items() if key != counter}
+                with_zero, without = ({**absent, counter: 0}, absent)
+                outcomes = [gate.judge(prepared, replace(run, **{name: one}), baseline) for one in (with_zero, without)]
+                assert outcomes[0] == outcomes[1], (gate.name, counter)
+                found.add(counter)
+    assert found > {"decode.round", "stamp.checked", "stamp.wrong", "pages_overwritten"}
 
 
 def test_every_gate_that_a_cpu_has_judges_here(outcomes):

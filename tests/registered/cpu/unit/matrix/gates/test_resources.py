@@ -59,6 +59,14 @@ def test_the_gate_judges_engines_of_one_rank_on_a_gpu(measured):
     )
 
 
+def test_an_engine_that_reports_no_graphs_has_none(measured):
+    prepared, run, baseline = measured(CELL)
+    none = replace(SEEN, rounds=FIRST, captures=0, replays=0, pool_bytes=0)
+    readback = {key: value for key, value in run.readback.items() if key not in ("graphs", "graph_bytes")}
+    outcome = ResourcesGate().judge(prepared, replace(run, resources=none, readback=readback), baseline)
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+
+
 def test_a_steady_state_passes_with_its_numbers(judged):
     outcome = judged()
     assert (outcome.gate, outcome.state) == ("resources", State.PASS)

@@ -413,6 +413,8 @@ def test_the_plain_cell_of_another_engine_has_its_defaults():
     cell = prepare(Cell.from_id("eagle3.qwen3.s3.v2.p16.burst.temperature"))
     assert plain_cell(cell, foreign=False).cell.id == "none.qwen3.v2.p16.burst.temperature"
     assert plain_cell(cell, foreign=True).cell.id == "none.qwen3.burst.temperature"
+    wide = plain_cell(prepare(Cell.from_id("eagle3.s2.k2.n8")), foreign=False)
+    assert (wide.constraints, wide.expectation) == ((), "runs")
 
 
 def test_the_fixed_work_is_the_same_every_time():
