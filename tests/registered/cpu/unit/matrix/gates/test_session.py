@@ -1,5 +1,6 @@
 """The session gate: real turns pass, and each violation by a turn is named."""
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -41,6 +42,18 @@ def test_real_sessions_pass(measured, cell_id):
     if prepared.cell.session == "streaming":
         assert outcome.numbers["inherited"] > 0 and outcome.numbers["resumed"] >= 4
         assert outcome.numbers["rolled_back"] == (1 if prepared.cell.abort == "running" else 0)
+
+
+def test_only_windows_excuse_an_aborted_turn_that_gave_up_its_kv(measured):
+    """What was released outside of the window cannot come back."""
+    prepared, run, baseline = measured(
+        "standalone.qwen3.s5.n6.v1.nocache.c7.stream.temperature.stop_string.abort_running"
+    )
+    assert SessionGate().judge(prepared, run, baseline).state is State.PASS
+    whole = replace(run, resolved={**run.resolved, "window": None})
+    outcome = SessionGate().judge(prepared, whole, baseline)
+    text = r"q\d+\.turn2 left 0 KV positions; expected \d+: its session is \d+ tokens too short"
+    assert outcome.state is State.FAIL and re.fullmatch(text, outcome.message)
 
 
 def test_one_position_too_few_is_named(measured):
