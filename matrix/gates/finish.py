@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isclose
+from math import isclose, nan
 from typing import Any, Final
 
 from specmatrix.matrix.cells.cell import Cell
@@ -201,7 +201,7 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer, older: Map
             "spec_accept_rate": correct / proposed,
         }
         for key, value in ratios.items():
-            if not isclose(float(info.get(key, -1.0)), value, rel_tol=1e-9):
+            if not isclose(float(info.get(key, nan)), value, rel_tol=1e-9):
                 return f"reports {key} {info.get(key)}; its verify rounds give {value:.6g}"
     reported = next((key for key in info if key.startswith("spec_")), None)
     if reported is not None and (cell.algorithm == "none" or not lengths):

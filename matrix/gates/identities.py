@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isclose
+from math import isclose, nan
 from typing import Any, Final
 
 from specmatrix.matrix.cells.cell import Cell
@@ -70,7 +70,7 @@ def identity_fault(answer: Answer, width: int | None) -> str:
         return f"reports completion_tokens {tokens}; it has {len(answer.output_ids)}"
     ratios = {"spec_accept_length": tokens / rounds, "spec_accept_rate": correct / max(1, proposed)}
     for key, value in ratios.items():
-        if not isclose(float(info.get(key, -1.0)), value, rel_tol=1e-9):
+        if not isclose(float(info.get(key, nan)), value, rel_tol=1e-9):
             return f"reports {key} {info.get(key)}; its counts give {value:.6g}"
     if width is not None and proposed != rounds * width:
         return f"reports {proposed} proposed drafts; {rounds} rounds of {width} are {rounds * width}"

@@ -40,8 +40,8 @@ class Grams:
         tree = _Tree(nodes, topk, steps)
         budget = min(self.options["external_sam_budget"], steps, nodes - 1)
         continuation = self.from_corpus(text, budget) if self.corpus else ""
-        for end in range(1, len(continuation) + 1):
-            tree.takes(continuation[:end])
+        for end in range(len(continuation)):
+            tree.takes(continuation[: end + 1])
         longest = min(len(text), self.options["max_trie_depth"])
         for length in range(longest, 0, -1):
             if len(tree.children) >= nodes:

@@ -298,6 +298,7 @@ def test_ngrams_without_evidence_are_not_measured(measured):
     nobody = replace(run, answers=silent, journal=([], 1, 1))
     outcome = AcceptanceGate().judge(prepared, nobody, baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no request decoded a verify round")
+    assert outcome.numbers["rounds"] == 0
 
 
 def test_in_bf16_only_rounds_on_the_oracles_text_are_compared(measured, altered):

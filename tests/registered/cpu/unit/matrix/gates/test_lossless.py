@@ -251,6 +251,8 @@ def test_each_wrong_log_probability_of_a_prompt_is_seen(measured, altered, place
     prepared, run, baseline = measured(RULED)
     outcome = LosslessGate().judge(prepared, run, baseline)
     assert outcome.numbers["scored_prompts"] == 3 and 0 < outcome.numbers["prompt_nats"] < 1e-4
+    just = {**LosslessGate().thresholds, "oracle_nats": outcome.numbers["prompt_nats"]}
+    assert LosslessGate(thresholds=just).judge(prepared, run, baseline).state is State.PASS
     wrong = altered(run, place, **{field: change(getattr(run.answers[place], field))})
     outcome = LosslessGate().judge(prepared, wrong, baseline)
     assert outcome.state is State.FAIL

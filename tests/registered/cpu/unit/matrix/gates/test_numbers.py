@@ -98,6 +98,20 @@ def test_a_counter_that_a_subject_does_not_report_counts_as_zero(measured, cell)
     assert found > {"decode.round", "stamp.checked", "stamp.wrong", "pages_overwritten"}
 
 
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if "exam" not in cell])
+def test_a_number_that_is_just_its_bound_passes(measured, cell):
+    prepared, run, baseline = measured(cell)
+    found = set()
+    for gate in (ClaimsGate(), OracleGate(), IdentitiesGate(), *GATES):
+        names = [name for name in gate.thresholds if name in NAMES.get(gate.name, ("", ""))[0].split()]
+        for name in names if gate.applies(prepared.cell) else ():
+            number = gate.judge(prepared, run, baseline).numbers[name]
+            just = replace(gate, thresholds={**gate.thresholds, name: number})
+            assert just.judge(prepared, run, baseline).state is State.PASS, (gate.name, name)
+            found.add(name)
+    assert found > {"divergent", "wrong_stamps"}
+
+
 def test_every_gate_that_a_cpu_has_judges_here(outcomes):
     assert (
         set(outcomes)

@@ -96,6 +96,7 @@ def test_retracted_turns_aborts_and_chunks_that_share_a_budget_are_predicted(mea
     outcome = judged(measured, cell)
     assert (outcome.state, outcome.message) == (State.PASS, "")
     assert bool(outcome.numbers["retracted"]) == cell.endswith("length")
+    assert outcome.numbers["dropped"] == measured(cell)[1].evidence["session.dropped"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from specmatrix import __version__
 from specmatrix.git import git
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run import provenance
+from specmatrix.matrix.run.coverage_demand import demanded
 from specmatrix.matrix.run.provenance import (
     files_hash,
     installed_versions,
@@ -32,6 +33,7 @@ def test_header_is_complete_and_writable(tmp_path: Path):
     ReportWriter(tmp_path, header).close()
     assert load(tmp_path).header == header
     assert (header.tier, header.stage, header.seed) == ("cpu", "pr", 7)
+    assert header.counters == demanded("pr", 0)
     assert datetime.fromisoformat(header.created).tzinfo is not None
     assert set(header.versions) == {"python", "torch", "transformers", "specmatrix"}
     assert set(header.thresholds) == {gate.name for gate in GATES}
@@ -148,5 +150,7 @@ def test_a_subject_without_a_version_has_an_empty_one(monkeypatch: pytest.Monkey
     subject = ReferenceSubject()
     found = subject_record(subject)
     assert (found.name, found.version) == (subject.name, __version__) and "journal" in found.capabilities
+    monkeypatch.setattr(ReferenceSubject, "name", "other")
+    assert run_header("cpu", "pr", 0, (), subject).counters is None, "the demand is the reference engine's"
     monkeypatch.setattr(ReferenceSubject, "version", lambda self: None)
     assert subject_record(subject).version == ""
