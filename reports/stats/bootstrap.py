@@ -51,7 +51,7 @@ def ratio_change(base: Columns, head: Columns, resamples: int = 2000) -> RatioCh
         raise ValueError(f"all numbers must be above 0, got {sums.min():g}")
     prompts = len(base_top)
     # How often each resample draws each prompt.
-    drawn = np.random.default_rng(0).multinomial(prompts, np.full(prompts, 1 / prompts), resamples).astype(np.float64)
+    drawn = np.random.default_rng(0).multinomial(prompts, np.full(prompts, 1 / prompts), resamples)
     changes = (drawn @ head_top) / (drawn @ head_bottom) / ((drawn @ base_top) / (drawn @ base_bottom)) - 1
     low, high = np.quantile(changes, [0.025, 0.975])
     moves = head_top / head_bottom / (base_top / base_bottom) - 1

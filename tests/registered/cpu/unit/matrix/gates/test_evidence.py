@@ -10,7 +10,7 @@ from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.cover.regressions import NIGHTLY, PR
 from specmatrix.matrix.gates.evidence import EVIDENCE, LEAST_ROUNDS
 from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.subjects.protocol import Memory, Run
+from specmatrix.matrix.subjects.protocol import Answer, Memory, Run
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -38,6 +38,29 @@ def test_what_a_note_claims_is_demanded(word):
     for text in found:
         assert CLAIMS[word] in demanded(Cell.from_id(text)), text
     assert found
+
+
+@pytest.mark.parametrize(
+    ("cell", "tokens", "due"),
+    [
+        ("none.p4", 6, True),
+        ("none.p4", 5, False),
+        ("none.nocache.p4", 60, False),
+        ("none.p64", 99, True),
+        ("none.p64.pair.stream", 99, False),
+        ("none.p16.pair.stream", 99, True),
+        ("none.p64.pair.branch", 99, True),
+    ],
+)
+def test_a_text_that_fills_a_page_must_be_cached(cell, tokens, due):
+    cell = Cell.from_id(cell)
+    resolved = resolve(asked(cell), zoo_facts(cell)).as_dict()
+    answer = Answer("q0", (1,) * (tokens - 2), (1, 1), "", "length", None, 0, ())
+    run = Run((), (answer,), resolved, resolved, {}, Memory(0, 0, 0, 0), None, 0.0)
+    (row,) = [row for row in EVIDENCE if row.seen and row.counter.startswith("prefix.insert")]
+    assert row.when(cell, run) == due
+    aborted = replace(run, answers=(replace(answer, finish="abort"),))
+    assert not row.when(cell, aborted)
 
 
 # Counters that must be hit (+) or must not (-), cells that demand it, and cells that do not.

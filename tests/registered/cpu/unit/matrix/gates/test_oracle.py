@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.oracles.margins import margins
@@ -82,3 +83,6 @@ def test_without_an_oracle_or_its_prompts_nothing_is_measured(measured):
     drawn = replace(baseline, requests=tuple(replace(each, temperature=0.8) for each in baseline.requests))
     outcome = OracleGate().judge(prepared, run, drawn)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no token was compared with the oracle")
+    assert outcome.numbers == {"oracle_tokens": 0, "ties": 0, "tied_at": "", "wrong": 0}
+    samplings = ("greedy", "mixed", "temperature", "rules")
+    assert [OracleGate().applies(Cell(sampling=name)) for name in samplings] == [True, True, False, False]

@@ -409,7 +409,7 @@ def test_cell_without_a_gate_is_not_measured():
 )
 def test_state_follows_the_worst_gate(states: Sequence[State], expected: str):
     class Says:
-        needs: frozenset[Capability] = frozenset()
+        needs: frozenset[Capability] = ReferenceSubject.profile.capabilities - {Capability.RESOURCES}
         thresholds: Mapping[str, float] = {}
 
         def __init__(self, name: str, state: State) -> None:
