@@ -27,6 +27,9 @@ def test_the_same_rounds_pass(measured, gate):
     assert outcome.state is State.PASS and outcome.interval == pytest.approx((1.0, 1.0))
     assert outcome.numbers["length"] == pytest.approx(outcome.numbers["reference"])
     assert all(0 < rate <= 1 for rate in outcome.numbers["per_position"])
+    low, high = outcome.interval
+    just = replace(gate, thresholds={**gate.thresholds, "low": low, "high": high})
+    assert just.judge(*measured(CELL)).state is State.PASS
     asked = [f"q{question}" for question in outcome.numbers["questions"]]
     assert asked == [answer.name for answer in measured(CELL)[1].answers]
 
