@@ -62,9 +62,9 @@ class PageTrie:
 
     def oldest(self, pinned: set[int]) -> list[int]:
         """The least recently used pages that no row uses and no page follows; several of equal age."""
-        loose = [(one.used, page) for page, one in self._pages.items() if not one.followers and page not in pinned]
-        least = min(loose, default=(0, 0))[0]
-        return [page for used, page in loose if used == least]
+        pages = self._pages.items()
+        loose = sorted((one.used, page) for page, one in pages if not one.followers and page not in pinned)
+        return [page for used, page in loose if used == loose[0][0]]
 
     def remove(self, page: int) -> None:
         """Forget an evicted page."""

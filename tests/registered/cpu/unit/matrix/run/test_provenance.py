@@ -23,6 +23,7 @@ from specmatrix.matrix.run.provenance import (
     web_address,
 )
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
+from specmatrix.matrix.subjects.protocol import Capability, Profile
 from specmatrix.reports.store import ReportWriter, load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -152,5 +153,7 @@ def test_a_subject_without_a_version_has_an_empty_one(monkeypatch: pytest.Monkey
     assert (found.name, found.version) == (subject.name, __version__) and "journal" in found.capabilities
     monkeypatch.setattr(ReferenceSubject, "name", "other")
     assert run_header("cpu", "pr", 0, (), subject).counters is None, "the demand is the reference engine's"
+    subject.profile = Profile(subject.profile.capabilities - {Capability.RESOLUTION, Capability.JOURNAL})
+    assert subject_record(subject).excluded["ledger"] == "the subject does not show journal"
     monkeypatch.setattr(ReferenceSubject, "version", lambda self: None)
     assert subject_record(subject).version == ""
