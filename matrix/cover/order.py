@@ -147,7 +147,7 @@ def stored_ranks(path: Path = ORDER_FILE) -> dict[str, int]:
 
 def cheaper_stage(stage: str, gpus: int, path: Path = ORDER_FILE) -> CheaperStage | None:
     """What the stage before `stage` costs and finds on a tier of `gpus` GPUs, as far as the stored order knows; None
-    before the first, or if no fault is known to be found by this tier."""
+    before the first, or if no fault is known to be found by this stage on this tier."""
     if stage not in STAGES[1:]:
         return None
     less = STAGES[STAGES.index(stage) - 1]

@@ -59,9 +59,9 @@ def _drafts(cell: Cell, run: Run) -> bool:
 
 
 def _trained(cell: Cell, run: Run) -> bool:
-    """All drafters but n-gram, whose proposals may all be wrong in a text without repetition; a single request that is
-    aborted early may have had four rounds without an accepted draft."""
-    aborted = cell.abort == "running" and cell.batch == "single"
+    """All drafters but n-gram, whose proposals may all be wrong in a text without repetition; a single request without
+    further turns that is aborted early may have had four rounds without an accepted draft."""
+    aborted = (cell.abort, cell.batch, cell.session) == ("running", "single", "none")
     return _drafts(cell, run) and cell.algorithm != "ngram" and not aborted
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import isfinite, sqrt
 from statistics import fmean
 from typing import Final, NamedTuple
 
@@ -24,16 +24,23 @@ THRESHOLDS: Final = {
         "of sampled tokens: 0.50 at most over 60 cells of 5 seeds in bf16 on an H100, and 0.47 over 3.8 million draws "
         "where all that float32 computes is rounded to bf16; more of them are near a tie than of greedy ones",
     ),
+    "far_draws": Threshold(
+        2,
+        "sampled tokens of a run beyond tie_nats: one draw in 40,000 in bf16, one at most in a run on an H100",
+    ),
     "routed_share": Threshold(
         0.004,
-        "expected share of tokens that a router's tie gives other experts, which may be further off: 0.0032 at most",
+        "of tokens, expected to have other experts behind a router's tie and to be further off: 0.0032 over all "
+        "cells, 2 of 177 in one",
     ),
     "tied_share": Threshold(0.05, "2.6 % at most of a cell's tokens, all sampled; of greedy ones 0.05 %"),
     "score_rms": Threshold(0.03, "0.016 nats at most per cell for greedy tokens in bf16; 2e-7 in float32"),
     "sampled_rms": Threshold(0.06, "0.028 nats at most per cell for sampled tokens in bf16; 2e-6 in float32"),
 }
-# Probability that a cell without a defect has more tokens of other experts than are allowed.
+# Probability, at most, that a run without a defect has more tokens of other experts than are allowed, if router ties
+# are independent; and the largest share of its tokens that may have them.
 CHANCE: Final = 1e-4
+ROUTED_MOST: Final = 0.1
 # Targets with experts.
 ROUTED: Final = ("deepseek",)
 SHARES: Final = {
@@ -55,10 +62,11 @@ class Precise(NamedTuple):
 class PrecisionGate:
     """Every token of run and baseline is float32's, or within a bound of it: a tie, which is counted.
 
-    tie_nats bounds how far a greedy token may be off, as `PreciseToken` says, drawn_nats a sampled one. tied_share
-    bounds the ties; score_rms and sampled_rms bound the errors of log-probabilities (root mean squares), of greedy and
-    sampled tokens. routed_share: of a target with experts, the expected share of tokens that are further off than any
-    of these bounds; as many may be as chance gives once in 10,000 cells, each in both runs.
+    tie_nats bounds how far a greedy token may be off, as `PreciseToken` says, drawn_nats a sampled one, of which
+    far_draws may be beyond tie_nats. tied_share bounds the ties; score_rms and sampled_rms bound the errors of
+    log-probabilities (root mean squares), of greedy and sampled tokens. routed_share: of a target with experts, the
+    expected share of tokens that are further off than any of these bounds; a run may have as many as chance gives one
+    run in 10,000.
     """
 
     name: str = "precision"
@@ -72,16 +80,12 @@ class PrecisionGate:
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED if no request can be followed."""
-        every = [*self._precise(prepared.cell.target, run), *self._precise(prepared.cell.target, baseline)]
+        cell = prepared.cell
+        sides = [list(self._precise(cell.target, one)) for one in (run, baseline)]
+        every = [one for side in sides for one in side]
         ties = [f"{one.request.name}@{place}" for one in every for place, token in enumerate(one.tokens) if token.off]
-        errors = [
-            (one.request.temperature > 0, value - token.logprob)
-            for one in every
-            for value, token in zip(one.answer.logprobs, one.tokens, strict=False)
-        ]
+        errors = {sampled: [_errors(side, sampled) for side in sides] for sampled in (False, True)}
         count = sum(len(one.tokens) for one in every)
-        scores = [[error for drawn, error in errors if drawn == sampled] for sampled in (False, True)]
-        score_rms, sampled_rms = (_rms(one, self._routed(prepared.cell, len(one))) for one in scores)
         numbers: dict[str, Number] = {
             "tokens": count,
             "ties": len(ties),
@@ -89,15 +93,15 @@ class PrecisionGate:
             "tied_share": len(ties) / max(1, count),
             "worst_nats": _worst(every, sampled=False),
             "worst_drawn": _worst(every, sampled=True),
-            "scored": len(errors),
-            "score_rms": score_rms,
-            "sampled_rms": sampled_rms,
+            "scored": sum(len(part) for parts in errors.values() for part in parts),
+            "score_rms": self._rms(cell, errors[False]),
+            "sampled_rms": self._rms(cell, errors[True]),
             "routed": 0,
             "beyond": 0,
         }
         if not count:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was compared with float32")
-        return self._judged(prepared.cell, every, numbers)
+        return self._judged(cell, sides, numbers)
 
     def is_tie(self, prepared: PreparedCell, run: Run, request: RequestSpec, answer: Answer, index: int) -> bool:
         """Whether float32 might as well have chosen the token at an index of an answer."""
@@ -106,23 +110,29 @@ class PrecisionGate:
         (one,) = self._precise(prepared.cell.target, run, [(request, answer)])
         return one.tokens[index].off <= self._bound(request)
 
-    def _judged(self, cell: Cell, every: Sequence[Precise], numbers: dict[str, Number]) -> Outcome:
-        beyond = [
-            (one, place)
-            for one in every
-            for place, token in enumerate(one.tokens)
-            if token.off > self._bound(one.request)
-        ]
-        routed = len(beyond) <= self._routed(cell, int(str(numbers["tokens"])))
-        numbers["routed" if routed else "beyond"] = len(beyond)
-        if beyond and not routed:
-            one, place = beyond[0]
+    def _judged(self, cell: Cell, sides: Sequence[Sequence[Precise]], numbers: dict[str, Number]) -> Outcome:
+        beyond = [self._beyond(side, self._bound) for side in sides]
+        far = [self._beyond([one for one in side if one.request.temperature], self._tie) for side in sides]
+        may = [self._routed(cell, sum(len(one.tokens) for one in side)) for side in sides]
+        red = [places for places, most in zip(beyond, may, strict=True) if len(places) > most]
+        numbers["beyond" if red else "routed"] = sum(map(len, beyond))
+        numbers["far_draws"] = max(map(len, far))
+        if red:
+            one, place = red[0][0]
             text = (
                 f"token {place} of {one.request.name} is {one.tokens[place].off:.3g} nats away from what float32 "
                 f"chooses, allowed {self._bound(one.request):g}"
             )
             blame = Blame(one.request.name, place, got=one.answer.output_ids)
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
+        tie, draws = self.thresholds["tie_nats"], self.thresholds["far_draws"]
+        for places, most in zip(far, may, strict=True):
+            if len(places) > most + draws:
+                text = (
+                    f"{len(places)} sampled tokens of a run are more than {tie:g} nats away from what float32 chooses, "
+                    f"allowed {most + draws:g}"
+                )
+                return Outcome(self.name, State.FAIL, numbers, message=text)
         for name, what in SHARES.items():
             if float(str(numbers[name])) > self.thresholds[name]:
                 text = f"{what} is {float(str(numbers[name])):.3g}, allowed {self.thresholds[name]:g}"
@@ -132,13 +142,38 @@ class PrecisionGate:
     def _bound(self, request: RequestSpec) -> float:
         return self.thresholds["drawn_nats" if request.temperature else "tie_nats"]
 
+    def _tie(self, request: RequestSpec) -> float:
+        return self.thresholds["tie_nats"]
+
+    @staticmethod
+    def _beyond(side: Sequence[Precise], bound: Callable[[RequestSpec], float]) -> list[tuple[Precise, int]]:
+        """The tokens of a run that are further off than a bound, or not a number."""
+        return [
+            (one, place)
+            for one in side
+            for place, token in enumerate(one.tokens)
+            if not token.off <= bound(one.request)
+        ]
+
     def _routed(self, cell: Cell, tokens: int) -> int:
-        """How many of a cell's tokens a router's tie may have given other experts."""
+        """How many of a run's tokens may have had other experts."""
         if cell.model not in ROUTED:
             return 0
         from scipy.stats import binom
 
-        return 2 * int(binom.isf(CHANCE, (tokens + 1) // 2, self.thresholds["routed_share"]))
+        return min(int(binom.isf(CHANCE, tokens, self.thresholds["routed_share"])), int(ROUTED_MOST * tokens))
+
+    def _rms(self, cell: Cell, parts: Sequence[Sequence[float]]) -> float:
+        """The root mean square of the errors of both runs, of each without the largest that other experts may explain;
+        infinite if one is not finite."""
+        if not all(isfinite(error) for errors in parts for error in errors):
+            return float("inf")
+        kept = [
+            error**2
+            for errors in parts
+            for error in sorted(errors, key=abs)[: len(errors) - self._routed(cell, len(errors))]
+        ]
+        return sqrt(fmean(kept)) if kept else 0.0
 
     def _precise(
         self, target: str, run: Run, pairs: Sequence[tuple[RequestSpec, Answer]] | None = None
@@ -152,10 +187,14 @@ class PrecisionGate:
                 yield Precise(request, answer, self.tokens(target, request, seed, answer.prompt_ids, answer.output_ids))
 
 
-def _rms(errors: Sequence[float], spared: int) -> float:
-    """The root mean square without so many of the largest errors."""
-    kept = sorted(error**2 for error in errors)[: max(0, len(errors) - spared)]
-    return sqrt(fmean(kept)) if kept else 0.0
+def _errors(side: Sequence[Precise], sampled: bool) -> list[float]:
+    """What a run's log-probabilities differ from float32's by, in nats."""
+    return [
+        value - token.logprob
+        for one in side
+        if (one.request.temperature > 0) == sampled
+        for value, token in zip(one.answer.logprobs, one.tokens, strict=False)
+    ]
 
 
 def _worst(every: Sequence[Precise], sampled: bool) -> float:

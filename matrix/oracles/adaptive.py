@@ -114,8 +114,8 @@ class AdaptiveReplay:
             self._activate(place, *trace.rounds[place])
 
     def slot_of(self, batch_size: int) -> int:
-        """The slot (by its smallest batch size) for a batch size; the configurations of cells have one from 1 on."""
-        return max(size for size in self.slots if size <= batch_size)
+        """The slot (by its smallest batch size) for a batch size; the lowest slot below all bounds."""
+        return max((size for size in self.slots if size <= batch_size), default=min(self.slots))
 
     def _activate(self, place: int, batch_size: int, width: int) -> None:
         size = self.slot_of(batch_size)

@@ -17,9 +17,9 @@ EDGE: Final = 1e-6
 
 
 class PreciseToken(NamedTuple):
-    """One output token. off: how much logits must move to make it the one that float32 chooses, in nats, 0 if it is: of
-    a greedy request how much likelier the likeliest token is; of a sampled one the log-odds between its own interval
-    and the random number, times the temperature. Logits that are wrong by up to e nats move either by up to 2 e.
+    """One output token. off: how far it is from what float32 chooses, in nats of logits, 0 if it is that: of a greedy
+    request how much likelier the likeliest token is; of a sampled one the log-odds between its own interval and the
+    random number, times the temperature. Logits that are wrong by up to e nats change either by up to 2 e.
     logprob: its log-probability at the request's temperature, in nats."""
 
     off: float

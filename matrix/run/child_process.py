@@ -80,7 +80,7 @@ class ChildProcess:
         self._process.wait()
         for _ in range(PASSES):  # one may start another before it is killed
             for pid in (others := self._others()):
-                with suppress(ProcessLookupError):
+                with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             if not others:
                 break

@@ -49,4 +49,4 @@ def test_a_path_keeps_its_bits_within_a_block_of_keys_and_is_rounded_across_bloc
                 torch.testing.assert_close(apart, row, rtol=2 * step, atol=2 * step * STRONG)
             else:
                 assert torch.equal(row, apart), (start, gaps)
-    assert rounded, "`half_nats` of the gate lossless rests on this"
+    assert rounded, "`lossless` allows trees in bf16 ties because of this"

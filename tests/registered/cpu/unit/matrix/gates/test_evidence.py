@@ -88,7 +88,7 @@ DEMANDS = [
     ("spec.drafted+", "ngram eagle3", "none"),
     (
         "spec.accepted+",
-        "eagle3 dflash eagle3.pair.abort_running",
+        "eagle3 dflash eagle3.pair.abort_running eagle3.stream.abort_running",
         "ngram none eagle3.abort_running dflash.topk_topp.abort_running",
     ),
     ("tree.branched+", "eagle3.s3.k4.n8", "eagle3.s3 none"),

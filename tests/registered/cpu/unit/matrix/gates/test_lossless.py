@@ -156,7 +156,12 @@ def test_a_turns_log_probabilities_are_those_of_the_history_sent_again(measured,
 
 @pytest.mark.parametrize(
     ("nats", "topk", "deterministic", "state"),
-    [(0.2, 4, True, State.PASS), (0.1, 1, True, State.FAIL), (0.2, 1, False, State.PASS)],
+    [
+        (0.45, 4, True, State.PASS),
+        (0.55, 4, True, State.FAIL),
+        (0.1, 1, True, State.FAIL),
+        (0.45, 1, False, State.PASS),
+    ],
 )
 def test_in_bf16_only_chains_of_a_deterministic_engine_have_the_log_probabilities_of_plain_decoding(
     measured, gate, altered, nats, topk, deterministic, state
@@ -220,6 +225,30 @@ def test_log_probabilities_under_rules_have_a_bound_of_their_own(measured, error
 
     outcome = LosslessGate(rules=rules).judge(*measured(RULED))
     assert outcome.state is state and outcome.numbers["rule_nats"] == pytest.approx(error, abs=4e-5)
+
+
+def test_a_tree_in_bf16_keeps_its_logit_rules_where_it_is_not_compared(measured):
+    """Sampled requests with rules: what the baseline draws need not be what the run draws, but none may be banned."""
+    prepared, run, baseline = measured("eagle3.s3.k4.n8.v2.ragged.rules.stops")
+    bf16 = replace(prepared, cell=prepared.cell._replace(numerics="bf16"))
+    half = {"dtype": "bfloat16", "enable_deterministic_inference": True}
+    run, baseline = (replace(one, resolved={**one.resolved, **half}) for one in (run, baseline))
+    drawn = next(place for place, request in enumerate(run.requests) if request.ruled and request.temperature)
+    request, answer = run.requests[drawn], run.answers[drawn]
+
+    def rules(target, asked, prompt, output):
+        found = list(ruled_tokens(target, asked, prompt, output))
+        if asked.name == request.name and output[2] == answer.output_ids[2] ^ 1:
+            found[2] = found[2]._replace(kept=False)
+        return found
+
+    gate = LosslessGate(rules=rules)
+    assert gate.judge(bf16, run, baseline).state is State.PASS
+    ids = answer.output_ids
+    wrong = [replace(a, output_ids=(*ids[:2], ids[2] ^ 1, *ids[3:])) if a is answer else a for a in run.answers]
+    outcome = gate.judge(bf16, replace(run, answers=tuple(wrong)), baseline)
+    assert (outcome.state, outcome.message) == (State.FAIL, f"{request.name} breaks its logit rules at token 2")
+    assert outcome.blame == Blame(request.name, 2)
 
 
 def test_rules_of_a_subjects_own_are_judged_by_its_baseline_alone(measured):

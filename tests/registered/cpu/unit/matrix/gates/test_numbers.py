@@ -30,7 +30,7 @@ NAMES = {
         "oracle_nats oracle_tokens prompt_nats rule_nats ruled_tokens scored_prompts",
     ),
     "precision": (
-        "beyond routed sampled_rms score_rms scored tied_at tied_share ties tokens worst_drawn worst_nats",
+        "beyond far_draws routed sampled_rms score_rms scored tied_at tied_share ties tokens worst_drawn worst_nats",
         "",
     ),
     "finish": ("faults requests", "abort length stop"),

@@ -63,8 +63,8 @@ def test_float32_chooses_the_tokens_of_greedy_requests_with_logit_rules(measured
 
 
 def test_a_drawn_token_is_as_far_off_as_logits_must_move_to_draw_it(measured):
-    """Tokens share the interval from 0 to 1 in the order of their ids; both sides of an end are one set of tokens each,
-    whose odds e nats of one logit and -e nats of the others move by e^(2 e)."""
+    """Tokens share the interval from 0 to 1 in the order of their ids. An end of an interval divides them into two sets,
+    whose odds logits that are wrong by up to e nats change by a factor of e^(2 e / temperature) at most."""
     _, run, _ = measured(CELL)
     request, answer = run.requests[1], run.answers[1]
     coin = random_number(request.seed, len(answer.prompt_ids))
@@ -159,7 +159,7 @@ def test_many_ties_and_other_log_probabilities_are_red(measured):
 
 
 def test_a_router_may_give_as_many_tokens_other_experts_as_chance_explains(measured):
-    """Of 129 tokens in both runs, a share of 0.004 gives 0.5, and 5 at most but once in 10,000 cells."""
+    """Of the 129 tokens of each run a share of 0.004 is 0.5, and 5 at most but once in 10,000 runs."""
     prepared, run, baseline = measured(CELL)
     routed = replace(prepared, cell=prepared.cell._replace(model="deepseek"))
     size, share = len(run.answers[0].output_ids), PrecisionGate().thresholds["routed_share"]
@@ -183,9 +183,11 @@ def test_the_largest_errors_behind_a_router_are_not_in_the_mean(measured, altere
     request, answer = run.requests[place], run.answers[place]
     known = precise_tokens("llama-mini", request, request.seed, answer.prompt_ids, answer.output_ids)
     scores = [token.logprob for token in known]
-    count = len(scores) + (0 if place else len(baseline.answers[0].logprobs))
     gate = PrecisionGate(tokens=shifted("", (), 0.0))
-    most = 2 * int(binom.isf(1e-4, (count + 1) // 2, gate.thresholds["routed_share"]))
+    most = int(binom.isf(1e-4, len(scores), gate.thresholds["routed_share"]))
+    assert 2 < most < len(scores) / 10
+    lost = altered(run, place, logprobs=(float("nan"), *scores[1:]))
+    assert gate.judge(routed, lost, baseline).state is State.FAIL, "no router gives that"
     for off, state in ((most, State.PASS), (most + 1, State.FAIL)):
         wrong = altered(run, place, logprobs=(*(score - 8 for score in scores[:off]), *scores[off:]))
         assert gate.judge(routed, wrong, baseline).state is state
@@ -194,6 +196,36 @@ def test_the_largest_errors_behind_a_router_are_not_in_the_mean(measured, altere
         assert outcome.message == (
             f"the error of {what} tokens' log-probabilities (root mean square, in nats) is {rms:.3g}, allowed {bound}"
         )
+
+
+def test_few_tokens_are_not_spared_for_a_router(measured, altered):
+    prepared, run, baseline = measured(CELL)
+    routed = replace(prepared, cell=prepared.cell._replace(model="deepseek"))
+    short = [
+        replace(one, answers=tuple(replace(a, output_ids=a.output_ids[:4]) for a in one.answers))
+        for one in (run, baseline)
+    ]
+    gate = PrecisionGate(tokens=shifted(run.requests[0].name, (3,), 0.5))
+    assert gate.judge(routed, *short).state is State.FAIL
+
+
+@pytest.mark.parametrize(("far", "state"), [(2, State.PASS), (3, State.FAIL)])
+def test_few_sampled_tokens_of_a_run_may_be_beyond_the_bound_of_greedy_ones(measured, far, state):
+    prepared, run, baseline = measured(CELL)
+    outcome = PrecisionGate(tokens=shifted(run.requests[1].name, range(far), 0.3)).judge(prepared, run, baseline)
+    assert (outcome.state, outcome.numbers["far_draws"]) == (state, far)
+    text = "3 sampled tokens of a run are more than 0.25 nats away from what float32 chooses, allowed 2"
+    assert outcome.message == (text if state is State.FAIL else "")
+
+
+def test_other_random_numbers_are_red(measured):
+    prepared, run, baseline = measured("none.fast.burst.temperature")
+
+    def other(target, request, seed, prompt, output):
+        return precise_tokens(target, request, seed + 1, prompt, output)
+
+    assert PrecisionGate().judge(prepared, run, baseline).state is State.PASS
+    assert PrecisionGate(tokens=other).judge(prepared, run, baseline).state is State.FAIL
 
 
 def test_without_tokens_nothing_is_measured(measured):
