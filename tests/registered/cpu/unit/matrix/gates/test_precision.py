@@ -63,8 +63,8 @@ def test_float32_chooses_the_tokens_of_greedy_requests_with_logit_rules(measured
 
 
 def test_a_drawn_token_is_as_far_off_as_logits_must_move_to_draw_it(measured):
-    """Tokens share the interval from 0 to 1 in the order of their ids. An end of an interval divides them into two sets,
-    whose odds logits that are wrong by up to e nats change by a factor of e^(2 e / temperature) at most."""
+    """Tokens share the interval from 0 to 1 in the order of their ids. An end of an interval divides them into two
+    sets, whose odds logits that are wrong by up to e nats change by a factor of e^(2 e / temperature) at most."""
     _, run, _ = measured(CELL)
     request, answer = run.requests[1], run.answers[1]
     coin = random_number(request.seed, len(answer.prompt_ids))
@@ -206,7 +206,7 @@ def test_few_tokens_are_not_spared_for_a_router(measured, altered):
         for one in (run, baseline)
     ]
     gate = PrecisionGate(tokens=shifted(run.requests[0].name, (3,), 0.5))
-    assert gate.judge(routed, *short).state is State.FAIL
+    assert gate.judge(routed, *short).message.startswith(f"token 3 of {run.requests[0].name} is 0.5 nats away")
 
 
 @pytest.mark.parametrize(("far", "state"), [(2, State.PASS), (3, State.FAIL)])
