@@ -88,9 +88,7 @@ class LosslessGate:
         loose = fast or (prepared.cell.numerics == "bf16" and not _keeps_bits(run))
         compared = [pair for pair in every if followed(pair.request)] if loose else every
         found = [(pair, index) for pair in compared if (index := _divergence(pair)) is not None]
-        ties = [
-            f"{pair.request.name}@{index}" for pair, index in found if self._is_tie(prepared, run, pair, index, loose)
-        ]
+        ties = [f"{pair.request.name}@{at}" for pair, at in found if self._is_tie(prepared, run, pair, at, loose)]
         broken = [(pair, i) for pair, i in found if f"{pair.request.name}@{i}" not in ties]
         followed_on, strays = (0, []) if loose else self._past_ties(prepared, run, found, broken)
         numbers: dict[str, Number] = {
@@ -103,9 +101,8 @@ class LosslessGate:
             "first_divergence": _describe(*broken[0]) if broken else "",
         }
         if broken:
-            text = (
-                f"{len(broken)} of {len(compared)} requests differ from plain decoding, first {_describe(*broken[0])}"
-            )
+            first = numbers["first_divergence"]
+            text = f"{len(broken)} of {len(compared)} requests differ from plain decoding, first {first}"
             pair, index = broken[0]
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(pair.request.name, index))
         if strays:

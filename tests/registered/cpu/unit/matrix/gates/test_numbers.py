@@ -67,7 +67,7 @@ def outcomes(measured):
     return found
 
 
-class Reads(dict[str, int]):
+class KeysRead(dict[str, int]):
     """Notes which of its keys are read with a default."""
 
     def __init__(self, items: dict[str, int]) -> None:
@@ -85,7 +85,7 @@ def test_a_counter_that_a_subject_does_not_report_counts_as_zero(measured, cell)
     found = set()
     for gate in (ClaimsGate(), IdentitiesGate(), *GATES):
         for name in ("evidence", "readback"):
-            reads = Reads(getattr(run, name))
+            reads = KeysRead(getattr(run, name))
             if not gate.applies(prepared.cell):
                 continue
             gate.judge(prepared, replace(run, **{name: reads}), baseline)
