@@ -63,7 +63,14 @@ def test_unexpected_refusals_are_counted(measured, with_evidence):
 
 @pytest.mark.parametrize("cell_id", [SNUG, pytest.param(TIGHT, marks=pytest.mark.nightly)])
 def test_a_session_that_lost_its_kv_without_need_is_named(measured, with_evidence, cell_id):
+    """A session that is evicted after its last turn loses no turn's KV."""
     prepared, run, baseline = measured(cell_id)
     outcome = SessionGate().judge(prepared, with_evidence(run, {"session.dropped": 0}), baseline)
-    text = f"{run.evidence['session.dropped']} turns lost their session's KV, but only 0 sessions were evicted"
-    assert (outcome.state, outcome.message) == (State.FAIL, text)
+    lost = int(outcome.message.split()[0])
+    assert 0 <= run.evidence["session.dropped"] - lost <= 1 < lost
+    for dropped in (0, lost - 1):
+        outcome = SessionGate().judge(prepared, with_evidence(run, {"session.dropped": dropped}), baseline)
+        text = f"{lost} turns lost their session's KV, but only {dropped} sessions were evicted"
+        assert (outcome.state, outcome.message) == (State.FAIL, text)
+    needed = SessionGate().judge(prepared, with_evidence(run, {"session.dropped": lost}), baseline)
+    assert needed.state is State.PASS
