@@ -100,11 +100,12 @@ class FalseAlarms:
 def false_alarms(gates: Mapping[str, int], header: Header) -> FalseAlarms:
     """gates: number of cells that each gate judged."""
     spent = [
-        (cells * tests, header.thresholds.get(gate, {}).get(name, 0.0))
+        (cells * tests, header.thresholds.get(gate, {}).get(name))
         for gate, cells in gates.items()
         for name, tests in _TESTS.get(gate, {}).items()
     ]
-    return FalseAlarms(sum(tests for tests, _ in spent), min(1.0, sum(tests * rate for tests, rate in spent)))
+    at_most = sum(tests * rate for tests, rate in spent if isinstance(rate, int | float))
+    return FalseAlarms(sum(tests for tests, _ in spent), min(1.0, at_most))
 
 
 def _share(number: Number | None, noun: str) -> SmallestEffect | None:

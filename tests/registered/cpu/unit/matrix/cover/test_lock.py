@@ -102,7 +102,8 @@ def test_a_dropped_cover_row_is_noticed(lock, problems):
 
 @pytest.mark.nightly
 def test_a_dropped_nightly_row_is_noticed_by_the_full_check_only(lock, problems):
-    rows = [cell for cell in lock.cells["nightly"] if not explain(cell)][-30:]
+    presets = {Cell.from_id(text) for texts in PRESETS.values() for text in texts}
+    rows = [cell for cell in lock.cells["nightly"] if cell not in presets and not explain(cell)][-30:]
     lock.cells["nightly"] = [cell for cell in lock.cells["nightly"] if cell not in rows]
     assert problems(lock) == ()
     assert any("combinations of 3 values uncovered: " in problem for problem in problems(lock, full=True))

@@ -61,7 +61,11 @@ def test_an_engine_of_two_ranks_shows_what_one_process_does():
     assert one.journal() == two.journal()
     counts = {name: count for name, count in two.counters().items() if name != "rank.step"}
     assert counts == {name: count for name, count in one.counters().items() if name != "rank.step"}
-    assert dict(two.readback()) == {**one.readback(), "tp_size": 2}
+    found = dict(two.readback())
+    assert [rank["tp_size"] for rank in found.pop("ranks")] == [2, 2]
+    # Each process measures its own.
+    form = "row_invariant_matmul"
+    assert found == {**one.readback(), "tp_size": 2, form: found[form]}
     assert one.ranks() is None and one.trace() is two.trace() is None
     agreement = two.ranks()
     assert agreement is not None and agreement.divergence is None and agreement.planned == agreement.read >= 4
