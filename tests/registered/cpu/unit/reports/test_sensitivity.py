@@ -94,7 +94,7 @@ def test_the_locked_cells_keep_to_the_budget_of_false_alarms(stage):
     judged = {gate.name: sum(gate.applies(cell) for cell in cells) for gate in GATES}
     found = false_alarms(judged, header)
     assert found.tests > 0 and 0 < found.at_most <= FALSE_ALARMS[stage]
-    damaged = {gate: dict.fromkeys(own, [0.1]) for gate, own in header.thresholds.items()}
+    damaged = {gate: {name: [0.1] for name in own} for gate, own in header.thresholds.items()}
     assert false_alarms(judged, SimpleNamespace(thresholds=damaged)) == FalseAlarms(found.tests, 0)
 
 
