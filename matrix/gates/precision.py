@@ -112,7 +112,8 @@ class PrecisionGate:
 
     def _judged(self, cell: Cell, sides: Sequence[Sequence[Precise]], numbers: dict[str, Number]) -> Outcome:
         beyond = [self._beyond(side, self._bound) for side in sides]
-        far = [self._beyond([one for one in side if one.request.temperature], self._tie) for side in sides]
+        tie, draws = self.thresholds["tie_nats"], self.thresholds["far_draws"]
+        far = [self._beyond([one for one in side if one.request.temperature], lambda request: tie) for side in sides]
         may = [self._routed(cell, sum(len(one.tokens) for one in side)) for side in sides]
         red = [places for places, most in zip(beyond, may, strict=True) if len(places) > most]
         numbers["beyond" if red else "routed"] = sum(map(len, beyond))
@@ -125,7 +126,6 @@ class PrecisionGate:
             )
             blame = Blame(one.request.name, place, got=one.answer.output_ids)
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
-        tie, draws = self.thresholds["tie_nats"], self.thresholds["far_draws"]
         for places, most in zip(far, may, strict=True):
             if len(places) > most + draws:
                 text = (
@@ -141,9 +141,6 @@ class PrecisionGate:
 
     def _bound(self, request: RequestSpec) -> float:
         return self.thresholds["drawn_nats" if request.temperature else "tie_nats"]
-
-    def _tie(self, request: RequestSpec) -> float:
-        return self.thresholds["tie_nats"]
 
     @staticmethod
     def _beyond(side: Sequence[Precise], bound: Callable[[RequestSpec], float]) -> list[tuple[Precise, int]]:

@@ -12,6 +12,7 @@ from specmatrix.matrix.oracles.precision import PreciseToken
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
+RULED = "none.ragged.rules"
 TURNS = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"
 SAMPLED = "eagle3.s3.k4.n8.v2.p16.pair.temperature.stop_string.abort_running"
 
@@ -155,27 +156,28 @@ def test_a_turns_log_probabilities_are_those_of_the_history_sent_again(measured,
 
 
 @pytest.mark.parametrize(
-    ("nats", "topk", "deterministic", "state"),
+    ("ruled", "nats", "topk", "deterministic", "state"),
     [
-        (0.45, 4, True, State.PASS),
-        (0.55, 4, True, State.FAIL),
-        (0.1, 1, True, State.FAIL),
-        (0.45, 1, False, State.PASS),
+        (False, 0.15, 4, True, State.PASS),
+        (False, 0.17, 4, True, State.FAIL),
+        (True, 0.31, 4, True, State.PASS),
+        (True, 0.33, 4, True, State.FAIL),
+        (False, 0.1, 1, True, State.FAIL),
+        (True, 0.1, 1, True, State.FAIL),
+        (False, 0.15, 1, False, State.PASS),
     ],
 )
 def test_in_bf16_only_chains_of_a_deterministic_engine_have_the_log_probabilities_of_plain_decoding(
-    measured, gate, altered, nats, topk, deterministic, state
+    measured, gate, altered, ruled, nats, topk, deterministic, state
 ):
-    prepared, run, baseline = measured(TURNS)
-    index = next(i for i, a in enumerate(run.answers) if a.name.endswith(".turn2") and len(a.logprobs) > 2)
+    prepared, run, baseline = measured(RULED if ruled else TURNS)
+    pairs = enumerate(zip(run.requests, run.answers, strict=True))
+    index = next(i for i, (request, answer) in pairs if request.ruled == ruled and len(answer.logprobs) > 2)
     scores = run.answers[index].logprobs
     moved = altered(run, index, logprobs=(*scores[:2], scores[2] - nats, *scores[3:]))
     half = {"dtype": "bfloat16", "topk": topk, "enable_deterministic_inference": deterministic}
     moved, plain = (replace(one, resolved={**one.resolved, **half}) for one in (moved, baseline))
     assert gate.judge(prepared, moved, plain).state is state
-
-
-RULED = "none.ragged.rules"
 
 
 def test_a_baseline_under_logit_rules_is_what_the_processors_leave(measured):
@@ -227,10 +229,11 @@ def test_log_probabilities_under_rules_have_a_bound_of_their_own(measured, error
     assert outcome.state is state and outcome.numbers["rule_nats"] == pytest.approx(error, abs=4e-5)
 
 
-def test_a_tree_in_bf16_keeps_its_logit_rules_where_it_is_not_compared(measured):
-    """Sampled requests with rules: what the baseline draws need not be what the run draws, but none may be banned."""
+@pytest.mark.parametrize("numerics", ["fast", "bf16"])
+def test_what_fast_kernels_draw_under_rules_is_not_banned(measured, numerics):
+    """It need not be what the baseline draws; what trees in bf16 draw must be."""
     prepared, run, baseline = measured("eagle3.s3.k4.n8.v2.ragged.rules.stops")
-    bf16 = replace(prepared, cell=prepared.cell._replace(numerics="bf16"))
+    cell = replace(prepared, cell=prepared.cell._replace(numerics=numerics))
     half = {"dtype": "bfloat16", "enable_deterministic_inference": True}
     run, baseline = (replace(one, resolved={**one.resolved, **half}) for one in (run, baseline))
     drawn = next(place for place, request in enumerate(run.requests) if request.ruled and request.temperature)
@@ -243,12 +246,30 @@ def test_a_tree_in_bf16_keeps_its_logit_rules_where_it_is_not_compared(measured)
         return found
 
     gate = LosslessGate(rules=rules)
-    assert gate.judge(bf16, run, baseline).state is State.PASS
+    assert gate.judge(cell, run, baseline).state is State.PASS
     ids = answer.output_ids
     wrong = [replace(a, output_ids=(*ids[:2], ids[2] ^ 1, *ids[3:])) if a is answer else a for a in run.answers]
-    outcome = gate.judge(bf16, replace(run, answers=tuple(wrong)), baseline)
-    assert (outcome.state, outcome.message) == (State.FAIL, f"{request.name} breaks its logit rules at token 2")
+    outcome = gate.judge(cell, replace(run, answers=tuple(wrong)), baseline)
+    differs = f"1 of {len(run.answers)} requests differ from plain decoding, first {request.name} at token 2: "
+    text = f"{request.name} breaks its logit rules at token 2" if numerics == "fast" else differs
+    assert outcome.state is State.FAIL and outcome.message.startswith(text)
     assert outcome.blame == Blame(request.name, 2)
+
+
+@pytest.mark.parametrize(("topk", "off", "state"), [(4, 0.2, State.PASS), (4, 0.3, State.FAIL), (1, 0.2, State.FAIL)])
+def test_greedy_trees_in_bf16_part_under_logit_rules_at_ties_only(measured, altered, topk, off, state):
+    prepared, run, baseline = measured("eagle3.s3.k4.n8.v2.ragged.rules.stops")
+    cell = replace(prepared, cell=prepared.cell._replace(numerics="bf16"))
+    half = {"dtype": "bfloat16", "enable_deterministic_inference": True, "topk": topk}
+    run, baseline = (replace(one, resolved={**one.resolved, **half}) for one in (run, baseline))
+    place = next(i for i, request in enumerate(run.requests) if request.ruled and not request.temperature)
+
+    def tokens(target, request, seed, prompt, output):
+        return [PreciseToken(off, -1.0)] * len(output)
+
+    gate = LosslessGate(precision=PrecisionGate(tokens=tokens))
+    parted = altered(run, place, output_ids=changed(run.answers[place].output_ids, 3))
+    assert gate.judge(cell, parted, baseline).state is state
 
 
 def test_rules_of_a_subjects_own_are_judged_by_its_baseline_alone(measured):
