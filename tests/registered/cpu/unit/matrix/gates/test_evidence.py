@@ -25,10 +25,15 @@ CLAIMS = {
 }
 
 
+def run_of(cell, *answers):
+    """A run of a cell with these answers and no counters."""
+    resolved = resolve(asked(cell), zoo_facts(cell)).as_dict()
+    return Run((), answers, resolved, resolved, {}, Memory(0, 0, 0, 0), None, 0.0)
+
+
 def demanded(cell):
     """Counters that the cell's start alone demands."""
-    resolved = resolve(asked(cell), zoo_facts(cell)).as_dict()
-    run = Run((), (), resolved, resolved, {}, Memory(0, 0, 0, 0), None, 0.0)
+    run = run_of(cell)
     return {row.counter for row in EVIDENCE if row.seen and row.when(cell, run)}
 
 
@@ -54,9 +59,8 @@ def test_what_a_note_claims_is_demanded(word):
 )
 def test_a_text_that_fills_a_page_must_be_cached(cell, tokens, due):
     cell = Cell.from_id(cell)
-    resolved = resolve(asked(cell), zoo_facts(cell)).as_dict()
     answer = Answer("q0", (1,) * (tokens - 2), (1, 1), "", "length", None, 0, ())
-    run = Run((), (answer,), resolved, resolved, {}, Memory(0, 0, 0, 0), None, 0.0)
+    run = run_of(cell, answer)
     (row,) = [row for row in EVIDENCE if row.seen and row.counter.startswith("prefix.insert")]
     assert row.when(cell, run) == due
     aborted = replace(run, answers=(replace(answer, finish="abort"),))
