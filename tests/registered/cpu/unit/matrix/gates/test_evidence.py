@@ -25,7 +25,7 @@ CLAIMS = {
 }
 
 
-def run_of(cell, *answers):
+def run_of(cell, *answers: Answer):
     """A run of a cell with these answers and no counters."""
     resolved = resolve(asked(cell), zoo_facts(cell)).as_dict()
     return Run((), answers, resolved, resolved, {}, Memory(0, 0, 0, 0), None, 0.0)
