@@ -42,7 +42,6 @@ from specmatrix.matrix.cli.options import (
     RunShard,
     RunWorkers,
     Seed,
-    Shard,
     Stage,
     Starts,
     Tokens,
@@ -58,7 +57,7 @@ from specmatrix.reports.schema import REFERENCE, ReportError
 ORDER: Final = (
     *("run", "plan", "merge", "shrink", "compare", "review", "history", "site", "bisect"),
     *("axes", "cells", "explain", "lock", "subjects", "faults", "mutants", "incident", "accuracy", "generate"),
-    *("serve", "contract", "simulate", "bench", "tests", "zoo", "checkpoints"),
+    *("serve", "contract", "simulate", "bench", "zoo", "checkpoints"),
 )
 
 
@@ -374,20 +373,6 @@ def bench(
     if soak < 0:
         raise ConfigError(f"--soak is {soak}; allowed: a number of requests, or 0 for none")
     return main_bench(json_, out, groups or GROUPS, measure, mutants, soak, against)
-
-
-@app.command()
-def tests(
-    tier: Annotated[str, typer.Option(help="hardware of the tests: cpu, gpu1, gpu2, gpu4 or gpu8")] = "cpu",
-    stage: Annotated[str, typer.Option(help="smoke, pr or nightly; each includes the earlier ones")] = "pr",
-    shard: Shard = "1/1",
-    paths: Annotated[bool, typer.Option("--paths", help="print only the paths, for pytest")] = False,
-    json_: Json = False,
-) -> int:
-    """List the registered tests of a tier, with their seconds."""
-    from specmatrix.ci.commands.tests import list_tests
-
-    return list_tests(tier, stage, shard, paths, json_)
 
 
 @app.command()

@@ -19,7 +19,6 @@ Seed = Annotated[int, typer.Option(help="seed for prompts and sampling")]
 PlantedFault = Annotated[
     str | None, typer.Option("--fault", help="plant this fault of `specmatrix faults --list` in the engine first")
 ]
-Shard = Annotated[str, typer.Option(help="one of several about equally long shards, such as 2/4")]
 RunShard = Annotated[
     str, typer.Option(help="one of several about equally long shards, such as 2/4; with --hosts, one's name")
 ]

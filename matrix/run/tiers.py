@@ -1,4 +1,4 @@
-"""The tiers: a test's folder determines its hardware."""
+"""The tiers: which hardware cells and tests need."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,21 +9,20 @@ from specmatrix.reports.schema import REFERENCE
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A hardware class: the number of GPUs that a test may use, and its folder."""
+    """A hardware class: the number of GPUs that a cell or a test may use."""
 
     name: str
     gpus: int
-    folder: str
 
 
 # The environment variable that limits which GPUs a process sees.
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 TIERS: Final = (
-    Tier("cpu", 0, "tests/registered/cpu"),
-    Tier("gpu1", 1, "tests/registered/gpu1"),
-    Tier("gpu2", 2, "tests/registered/gpu2"),
-    Tier("gpu4", 4, "tests/registered/gpu4"),
-    Tier("gpu8", 8, "tests/registered/gpu8"),
+    Tier("cpu", 0),
+    Tier("gpu1", 1),
+    Tier("gpu2", 2),
+    Tier("gpu4", 4),
+    Tier("gpu8", 8),
 )
 
 

@@ -2,15 +2,11 @@
 
 from dataclasses import replace
 
-import pytest
-
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.run.explain import UNLIKE_GRAPHS
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
-
-pytestmark = pytest.mark.register(est_seconds=15, stage="pr")
 
 
 def test_rounds_that_ran_as_graphs_show_their_drafts():

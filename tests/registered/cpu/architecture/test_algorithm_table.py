@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from specmatrix import HOME
 from specmatrix.engine.core.draft.algorithm_table import algorithm_table
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, DFLASH, NEXTN, NGRAM, NONE
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 PAGE = HOME / "docs" / "engine.md"
 

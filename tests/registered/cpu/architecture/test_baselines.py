@@ -13,8 +13,6 @@ from specmatrix.reports.compare import compare
 from specmatrix.reports.store import load
 from specmatrix.reports.summary import summarise
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 FOLDER = HOME / "reports" / "baselines"
 REPORTS = sorted(FOLDER.glob("*.jsonl.gz"))
 

@@ -13,8 +13,6 @@ from specmatrix.matrix.faults.kill_matrix import DETECTORS
 from specmatrix.matrix.faults.patch import sources
 from specmatrix.matrix.faults.plant import planted
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 # The classes of defects that this engine can have; the others need grammars or recurrent state.
 CLASSES = {
     "page alignment",

@@ -24,8 +24,6 @@ from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.run.tiers import TIERS
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
-
 README_LINES = 120
 PICTURE_BYTES = 150_000
 README = HOME / "README.md"

@@ -2,11 +2,7 @@
 
 import ast
 
-import pytest
-
 from tests.support.sources import sources, tree
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 PACKAGES = ("engine", "kernels", "matrix", "reports", "ci", "benchmarks", "specmatrix", "examples")
 RUNS = ("run", "Popen", "check_output")

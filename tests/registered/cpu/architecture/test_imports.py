@@ -16,8 +16,6 @@ import pytest
 import specmatrix
 from specmatrix import HOME, engine
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 ROOT = HOME
 FOLDERS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-dir"]
 TOP = set(FOLDERS.values())

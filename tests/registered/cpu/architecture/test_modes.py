@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from specmatrix import HOME
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.mode_table import HEAD, MODES, mode_table
 from specmatrix.matrix.gates.registry import GATES
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 DOCS = HOME / "docs"
 

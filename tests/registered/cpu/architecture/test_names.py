@@ -6,12 +6,8 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.support.sources import SHARED, sources, tree
 from tests.support.words import words
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 FORBIDDEN = {"utils", "util", "helper", "helpers", "manager", "info", "base", "tmp", "mixin"}
 

@@ -9,8 +9,6 @@ import pytest
 
 from tests.support.sources import sources, tree
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 # Public by their documentation, whatever their first letter says: methods of a NamedTuple, os._exit, an operation of
 # torch.
 PUBLIC = {"_replace", "_asdict", "_make", "_fields", "_exit", "_to_copy"}

@@ -12,8 +12,6 @@ import pytest
 from tests.support.sources import sources, tree
 from tests.support.words import words
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CORE = {"engine.core", "errors"}
 DEVICE = CORE | {"files", "engine.device", "engine.models", "kernels"}
 SPEC = DEVICE | {"engine.spec"}

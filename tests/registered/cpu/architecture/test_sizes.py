@@ -11,8 +11,6 @@ import pytest
 
 from tests.support.sources import PACKAGES, source, sources, tree
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
-
 CODE_LINES = 400
 FUNCTION_LINES = 60
 ROOMS = 16

@@ -17,8 +17,6 @@ from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.run.tiers import TIERS
 from specmatrix.matrix.run.tiers import tier as find_tier
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 WORKFLOWS = HOME / ".github" / "workflows"
 NIGHTLY = WORKFLOWS / "nightly.yml"
 

@@ -14,7 +14,7 @@ from specmatrix.matrix.faults.mutants import MutantOutcome, Mutations, check_tes
 from specmatrix.matrix.faults.plant import ROOT, environment, planted, trial
 from specmatrix.matrix.faults.processes import Processes
 
-pytestmark = [pytest.mark.register(est_seconds=100, stage="nightly"), pytest.mark.nightly]
+pytestmark = pytest.mark.nightly
 
 RED = "eagle3.s3.k4.n8.v2.ragged"
 SELECTED = "algorithm in (eagle3, none) and adaptive=off and tp=1 and batch in (ragged, pair)"

@@ -12,7 +12,7 @@ from specmatrix import HOME
 from specmatrix.reports.schema import CellRecord, GateResult, Header, ShardRecord, StartRecord
 from specmatrix.reports.store import ReportWriter, load
 
-pytestmark = [pytest.mark.register(est_seconds=10, stage="nightly"), pytest.mark.nightly]
+pytestmark = pytest.mark.nightly
 
 
 def write(folder, cells, red=(), shard=None):

@@ -15,10 +15,7 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.matrix.zoo.registry import resolve_path
 
-pytestmark = [
-    pytest.mark.register(est_seconds=60, stage="nightly"),
-    pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
 
 EARLY, LATE = 2_000, 20_000
 MOST = 10.0  # MB

@@ -16,8 +16,6 @@ from specmatrix.matrix.run.runner import drive
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Run
 
-pytestmark = pytest.mark.register(est_seconds=40, stage="nightly")
-
 # Pairs of cells whose greedy requests must have equal rounds.
 SAME_ROUNDS = (
     ("eagle3.s3.k4.n8.v2.ragged", "eagle3.s3.k4.n8.v1.ragged"),

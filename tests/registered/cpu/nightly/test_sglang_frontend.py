@@ -14,10 +14,7 @@ from specmatrix import HOME
 from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.served import QUESTION, served
 
-pytestmark = [
-    pytest.mark.register(est_seconds=20, stage="nightly"),
-    pytest.mark.skipif("SPECMATRIX_SGLANG" not in os.environ, reason="SPECMATRIX_SGLANG names no folder"),
-]
+pytestmark = pytest.mark.skipif("SPECMATRIX_SGLANG" not in os.environ, reason="SPECMATRIX_SGLANG names no folder")
 
 
 def test_programs_of_sglangs_frontend_run_on_the_server():

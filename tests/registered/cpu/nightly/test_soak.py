@@ -19,8 +19,6 @@ from specmatrix.matrix.run.runner import drive
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import RequestSpec, Served
 
-pytestmark = pytest.mark.register(est_seconds=40, stage="nightly")
-
 CELL = "eagle3.s3.v2.p4.m4.burst"
 TEXTS = 16
 MEMORY = 240  # tokens: four requests, and the texts of as many again

@@ -31,8 +31,6 @@ from specmatrix.matrix.subjects.protocol import Run
 from specmatrix.matrix.zoo import oracle_drafts
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, resolve_path
 
-pytestmark = pytest.mark.register(est_seconds=60, stage="nightly")
-
 CELLS = (
     "standalone.s3.v2.p4.pair",
     "eagle.s3.k4.n8.v2.p4.pair",

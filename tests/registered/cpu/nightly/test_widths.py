@@ -28,8 +28,6 @@ from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import RequestSpec, Run
 from specmatrix.matrix.workloads.build import prompt_ids
 
-pytestmark = pytest.mark.register(est_seconds=60, stage="nightly")
-
 GATES: tuple[Gate, ...] = (LedgerGate(), WorkGate(), RestGate(), FinishGate(), LosslessGate(oracle=None))
 
 

@@ -11,8 +11,6 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.engines import CHECKPOINTS, PROMPT, RUNS, TARGETS, engine
 
-pytestmark = pytest.mark.register(est_seconds=60, stage="pr")
-
 LENGTH = 48
 PARAMS = [
     SamplingParams(max_new_tokens=LENGTH, ignore_eos=True, return_logprob=True),

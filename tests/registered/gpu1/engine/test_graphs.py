@@ -10,10 +10,7 @@ import torch
 from specmatrix.engine.device.cuda_graphs import padded
 from tests.support.engines import RUNS, answer, engine, waits_for_nothing
 
-pytestmark = [
-    pytest.mark.register(est_seconds=20, stage="pr"),
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 ASKED = {"device": "cuda", "dtype": "float32", "kv_stamps": True, "enable_deterministic_inference": True}
 
 

@@ -8,8 +8,6 @@ import torch
 from specmatrix.engine.models.causal_lm import head_logits
 from specmatrix.engine.models.linear_ops import linear_ops
 
-pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
-
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

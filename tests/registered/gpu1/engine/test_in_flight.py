@@ -13,8 +13,6 @@ from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 
-pytestmark = pytest.mark.register(est_seconds=40, stage="pr")
-
 ZOO = HOME / "matrix" / "zoo" / "checkpoints"
 PROMPTS = (
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",

@@ -6,10 +6,7 @@ import pytest
 
 from tests.support.engines import RUNS, answer, engine, waits_for_nothing
 
-pytestmark = [
-    pytest.mark.register(est_seconds=10, stage="pr"),
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])

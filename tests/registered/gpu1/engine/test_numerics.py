@@ -19,7 +19,6 @@ from specmatrix.matrix.run.runner import drive
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from tests.support.engines import PROMPT, answer, engine
 
-pytestmark = pytest.mark.register(est_seconds=40, stage="pr")
 MODES = [
     pytest.param({"dtype": dtype, "enable_deterministic_inference": steady}, id=f"{dtype}-{steady}")
     for dtype, steady in (("float32", True), ("bfloat16", True), ("bfloat16", False))

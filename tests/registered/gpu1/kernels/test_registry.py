@@ -12,8 +12,6 @@ from specmatrix.kernels import check
 from specmatrix.kernels.backend import INTERPRETER
 from specmatrix.kernels.registry import KERNELS
 
-pytestmark = pytest.mark.register(est_seconds=300, stage="pr")
-
 ROWS = [(k, c) for k in KERNELS for c in k.cases]
 
 

@@ -8,8 +8,6 @@ import torch
 from specmatrix.kernels.paged_attention import paged_attention, plan_reads
 from specmatrix.kernels.paged_attention.triton import shape
 
-pytestmark = pytest.mark.register(est_seconds=20, stage="pr")
-
 # Heads, key heads, key width and value width of a dense target and of one with latent attention.
 TARGETS = {"llama": (4, 2, 32, None), "deepseek": (4, 1, 48, 32)}
 # By how many slots each of a path's keys lies behind its place in a chain.

@@ -19,8 +19,6 @@ from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.record import lost, record
 from specmatrix.reports.store import ReportWriter
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 CELL = "none.length"
 # The package of every commit: `run` copies the report that the commit has.
 PACKAGE = """

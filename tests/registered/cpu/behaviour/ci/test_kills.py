@@ -17,8 +17,6 @@ import pytest
 from specmatrix.reports.schema import ReportError
 from specmatrix.reports.store import PARTIAL_FILE, load
 
-pytestmark = pytest.mark.register(est_seconds=7, stage="pr")
-
 RUN = "import sys; from specmatrix.cli import main; sys.exit(main())"
 SCRIPTED = f"""
 from specmatrix.ci import local

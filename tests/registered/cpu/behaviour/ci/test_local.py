@@ -31,8 +31,6 @@ from specmatrix.reports.store import ReportWriter, load
 from tests.support import scripted_workers
 from tests.support.scripted_workers import STARTS
 
-pytestmark = pytest.mark.register(est_seconds=11, stage="pr")
-
 JOB = ShardJob(seed=4, tier="cpu", stage="smoke")
 CELLS = [Cell.from_id(text) for text in ("none.length", "none.pair.length", "none.p4.length", "eagle3.k4")]
 

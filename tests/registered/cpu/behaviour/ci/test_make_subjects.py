@@ -10,8 +10,6 @@ import pytest
 
 from specmatrix import HOME
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.mark.parametrize("red", ["transformers", "vllm", "none"])
 def test_a_red_subject_fails_the_command_but_not_before_the_other_ran(

@@ -22,8 +22,6 @@ from specmatrix.reports.store import PARTIAL_FILE, load
 from tests.support import scripted_workers
 from tests.support.scripted_workers import BESIDE, STARTS
 
-pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
-
 CELLS = [Cell.from_id(text) for text in ("none.length", "none.p4.length", "none.p16.length", "none.p64.length")]
 
 

@@ -20,8 +20,6 @@ from specmatrix.reports.render.run import view
 from specmatrix.reports.store import ReportWriter, load
 from tests.support import scripted_workers
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
-
 RUN = ["run", "--stage", "smoke", "--workers", "1"]
 FAILS = ("eagle3.s2.k2.n6.v1.ragged", "eagle3.s2.k2.n6.v1.pair")
 CELLS = ("none.length", *FAILS)

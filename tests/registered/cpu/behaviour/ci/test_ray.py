@@ -27,8 +27,6 @@ from specmatrix.reports.store import ReportWriter, load
 from tests.support import scripted_tasks
 from tests.support.ray_clusters import cluster_of, doomed
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 SELECTOR = "algorithm in (ngram, dflash)"
 SHARED = "--workers with --on is the number of tasks that share a GPU"
 RUN = ["run", "--stage", "smoke", "--cells", SELECTOR, "--seed", "3"]

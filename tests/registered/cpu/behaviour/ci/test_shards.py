@@ -21,8 +21,6 @@ from specmatrix.matrix.run.record import record
 from specmatrix.reports.store import ReportWriter, load
 from tests.support import scripted_workers
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 SELECTOR = "batch in (ragged, pair)"
 CELLS = chosen_cells("cpu", "smoke", SELECTOR, None)
 RUN = ["run", "--stage", "smoke", "--cells", SELECTOR, "--workers", "1"]

@@ -13,8 +13,6 @@ from specmatrix.reports.schema import Header
 from specmatrix.reports.store import load
 from tests.support.scripted_workers import fails_drafts, passes
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 
 @pytest.fixture
 def red_drafts(monkeypatch):

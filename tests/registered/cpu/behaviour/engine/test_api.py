@@ -36,8 +36,6 @@ from tests.support.llama_engines import (
     start_engine,
 )
 
-pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
-
 CHAIN_OF_140 = (140, 1, 141)
 
 

@@ -21,8 +21,6 @@ from specmatrix.engine.device.cuda_graphs import CudaGraphs, padded
 from specmatrix.engine.executor import GraphRunner
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=7, stage="pr")
-
 ZOO = HOME / "matrix" / "zoo" / "checkpoints"
 PROMPTS = tuple(
     f"Question: {name} has {many} {things} and buys {more}. How many {things} has {name}?\nAnswer:"

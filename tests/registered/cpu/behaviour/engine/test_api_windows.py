@@ -15,8 +15,6 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import SamplingParams
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 WINDOW = 24
 PROMPTS = [
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",

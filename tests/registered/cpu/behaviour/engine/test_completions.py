@@ -11,8 +11,6 @@ from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.errors import RequestError
 from tests.support.engines import CHECKPOINTS
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 TEXT = "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:"
 OPEN = "Question:"  # goes on in many ways
 WARM = {"temperature": 1.3, "max_new_tokens": 12, "ignore_eos": True}

@@ -16,8 +16,6 @@ from specmatrix.engine.plugin import forget_algorithm
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.registry import resolve_path
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 EXAMPLE = HOME / "examples" / "copy_the_prompt.py"
 PROMPT = [7, 8, 9, 300, 301, 7, 8, 20, 21, 22]
 

@@ -16,8 +16,6 @@ from tests.support.drafter_harness import run
 from tests.support.random_drafts import dflash_shapes, random_weights, save
 from tests.support.uncached_models import WholeDFlash, WholeLlama
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 NEW, BLOCK = 24, 6
 CONFIG: dict[str, Any] = {
     "architectures": ["DFlashDraftModel"],

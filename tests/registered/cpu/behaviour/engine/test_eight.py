@@ -18,8 +18,6 @@ from specmatrix.matrix.run.runner import reference_runner
 from tests.support.diverging_rank import last_hands_out_other_pages
 from tests.support.published_layouts import write
 
-pytestmark = pytest.mark.register(est_seconds=43, stage="nightly")
-
 SIZE = 8
 PROMPTS = ["Question: Ann has 3 pens and buys 4. How many pens has she?\nAnswer:", "Question: Tom has 12 apples."]
 PARAMS = SamplingParams(max_new_tokens=10, ignore_eos=True)

@@ -19,8 +19,6 @@ from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.errors import ConfigError, EngineError, KernelError, LedgerError, RequestError
 from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, plant, start_engine
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 
 @pytest.mark.parametrize(("place", "version"), MOMENTS)
 def test_a_request_that_makes_its_steps_fail_ends_alone(monkeypatch, caplog, whole, place, version):

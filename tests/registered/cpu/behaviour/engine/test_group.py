@@ -25,8 +25,6 @@ from specmatrix.engine.parallel.worker import Rank, serve
 from specmatrix.errors import EngineError, RequestError
 from tests.support.rank_calls import InterruptedWaits, echo, os_of
 
-pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
-
 AWAITED, RELEASED = threading.Event(), threading.Event()
 
 

@@ -17,8 +17,6 @@ from tests.support.drafter_harness import Drafting, paths, run
 from tests.support.random_drafts import eagle3_shapes, eagle_shapes, random_weights, save
 from tests.support.uncached_models import WholeEagle, WholeEagle3, WholeLlama
 
-pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
-
 NEW = 24
 SHAPE: dict[str, Any] = {
     "vocab_size": 768,

@@ -19,8 +19,6 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.errors import ConfigError, RequestError
 
-pytestmark = pytest.mark.register(est_seconds=11, stage="pr")
-
 
 class Unprintable:
     def __repr__(self) -> str:

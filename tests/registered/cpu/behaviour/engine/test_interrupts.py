@@ -12,10 +12,7 @@ from specmatrix.engine.interrupts import Interrupts
 from specmatrix.errors import EngineError
 from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, plant, start_engine
 
-pytestmark = [
-    pytest.mark.register(est_seconds=2, stage="pr"),
-    pytest.mark.usefixtures("interruptible"),
-]
+pytestmark = pytest.mark.usefixtures("interruptible")
 
 
 @pytest.mark.parametrize(("place", "version"), MOMENTS)

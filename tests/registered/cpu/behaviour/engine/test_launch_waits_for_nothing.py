@@ -15,8 +15,6 @@ from specmatrix.engine.device import batch as batches
 from specmatrix.matrix.conformance.sync_detector import SyncDetector
 from tests.support.engines import RUNS, answer, engine
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 # Each makes a tensor of the host's numbers, in memory that a GPU cannot read behind the host's back.
 UPLOADS = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy)
 

@@ -23,8 +23,6 @@ from specmatrix.errors import ConfigError, RequestError
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.zoo.registry import resolve_path
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
-
 CELL = "eagle3.s3.k4.n8.v2.p16"
 PROMPTS = [
     "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:",

@@ -14,8 +14,6 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.engines import CHECKPOINTS, DRAFTS
 
-pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
-
 PROMPTS = (
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
     "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",

@@ -12,8 +12,6 @@ from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParam
 from specmatrix.errors import RequestError
 from specmatrix.matrix.simulation.toy import VOCAB, reference, request, toy_loop
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CANDIDATES = st.sets(st.integers(1, 6), min_size=1, max_size=3).map(lambda steps: tuple(sorted(steps)))
 SLOTS = st.tuples(CANDIDATES, CANDIDATES, st.sampled_from([1, 2, 3]), st.sampled_from([0, 2])).map(
     lambda drawn: (

@@ -13,8 +13,6 @@ from specmatrix.matrix.simulation.scenario import Abort, ArrivingRequest, Close,
 from specmatrix.matrix.simulation.toy import VOCAB, reference
 from specmatrix.matrix.simulation.world import World, run
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
-
 TURNS = ((1, 2, 5), (4,), (3, 7, 7, 0, 9))
 
 

@@ -20,8 +20,6 @@ from tests.support.drafter_harness import Proposal, run
 from tests.support.random_drafts import eagle_shapes, random_weights, save
 from tests.support.uncached_models import WholeEagle, WholeLlama
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 NEW = 24
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle"],

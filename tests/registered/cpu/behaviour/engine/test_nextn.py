@@ -17,8 +17,6 @@ from tests.support.drafter_harness import Drafting, Proposal, paths, run
 from tests.support.random_drafts import deepseek_shapes, random_weights, save
 from tests.support.uncached_models import WholeDeepseek
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
-
 NEW = 20
 CONFIG: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],

@@ -10,8 +10,6 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
-
 PROMPTS = (
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
     "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",

@@ -19,8 +19,6 @@ from specmatrix.engine.core.schedule.request import Finish, SamplingParams
 from specmatrix.errors import EngineError
 from tests.support.failing_steps import at_rest
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 SENTENCE = (
     "the request made the engine raise NotFiniteError: the target computed NaN or infinite numbers; its weights are "
     "too large or damaged; it was stopped, and its tokens so far are exact"

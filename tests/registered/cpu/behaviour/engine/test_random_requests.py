@@ -16,8 +16,6 @@ from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.engine.parallel.pool import end_spare
 from specmatrix.matrix.workloads.build import questions
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
-
 REQUESTS = 1000
 # One in so many is tried with every change.
 SAMPLE = 24

@@ -21,8 +21,6 @@ from specmatrix.errors import ConfigError, EngineError, RequestError
 from specmatrix.matrix.zoo.registry import resolve_path
 from tests.support.rank_calls import InterruptedWaits, echo, os_of
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 AWAITED, RELEASED = threading.Event(), threading.Event()
 PROMPTS = ["Question: Ann has 3 pens and buys 4. How many pens has she?\nAnswer:", "Question: Tom has 12 apples."]
 PARAMS = SamplingParams(max_new_tokens=12)

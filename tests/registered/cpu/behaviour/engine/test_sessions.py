@@ -19,8 +19,6 @@ from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.errors import RequestError
 
-pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
-
 ZOO = HOME / "matrix" / "zoo" / "checkpoints"
 TURNS = (
     "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",

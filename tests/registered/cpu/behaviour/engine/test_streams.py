@@ -16,8 +16,6 @@ from tests.support.llama_engines import (
     start_engine,
 )
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.mark.parametrize("shape", [NONE, DRAFTERS[1]], ids=["none", "tree"])
 @pytest.mark.parametrize("stop", [(), ("\n####",), ("><", ">>")])

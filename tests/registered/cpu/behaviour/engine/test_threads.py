@@ -12,8 +12,6 @@ from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParam
 from specmatrix.errors import EngineError, RequestError
 from tests.support.failing_steps import PARAMS, PROMPTS, VERSIONS, at_rest, start_engine
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 
 def inside_another_thread(monkeypatch, llm: LLM):
     """A thread that is paused inside a step of `llm`; returns it and the event that resumes it."""

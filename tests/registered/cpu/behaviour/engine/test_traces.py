@@ -28,8 +28,6 @@ from specmatrix.matrix.workloads import adaptive_configs
 from tests.support.engines import CHECKPOINTS, DRAFTS, TARGETS
 from tests.support.failing_steps import at_rest
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
-
 TEXTS = (
     "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",
     "75 - 11 = 64. 75 - 11 = 64. 75 - 11 = 64. 75 - 11 = 64.",

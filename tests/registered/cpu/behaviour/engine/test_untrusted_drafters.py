@@ -31,8 +31,6 @@ from tests.support.misbehaving_drafter import (
     raiser,
 )
 
-pytestmark = pytest.mark.register(est_seconds=7, stage="pr")
-
 # The ledger looks at every page of the pool in every step.
 STRICT = {"strict_memory": 2, "max_total_tokens": 1024}
 

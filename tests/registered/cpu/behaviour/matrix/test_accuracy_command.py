@@ -19,10 +19,7 @@ from specmatrix.matrix.accuracy.paired_run import Asking
 from specmatrix.matrix.accuracy.record import markdown
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
 
-pytestmark = [
-    pytest.mark.register(est_seconds=1, stage="pr"),
-    pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra `accuracy` is not installed"),
-]
+pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra `accuracy` is not installed")
 QUESTIONS = HOME / "matrix" / "zoo" / "data" / "test.jsonl"
 OF_TASK = {field.name for field in fields(Asking)}
 RUN = """

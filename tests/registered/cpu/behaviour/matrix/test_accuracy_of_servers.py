@@ -16,10 +16,7 @@ from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import spec_version
 from tests.support.completions import completion, completions
 
-pytestmark = [
-    pytest.mark.register(est_seconds=6, stage="pr"),
-    pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra `accuracy` is not installed"),
-]
+pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra `accuracy` is not installed")
 QUESTIONS = 150
 
 

@@ -13,8 +13,6 @@ from specmatrix.matrix.zoo.published.needs import GIB
 from specmatrix.matrix.zoo.published.pairs import PAIRS
 from specmatrix.matrix.zoo.registry import TEST
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 ASK = ["accuracy", "--data", str(TEST), "--checkpoint"]
 
 

@@ -19,8 +19,6 @@ from specmatrix.matrix.cli.commands.generate import configuration
 from specmatrix.reports.schema import ReportError
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=11, stage="pr")
-
 SANE = f"between 1 and {8 * (os.cpu_count() or 1)} (8 per CPU core)"
 WRONG = {
     (): "Missing command; see `specmatrix --help`",

@@ -15,8 +15,6 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.conformance.child import results
 from specmatrix.matrix.conformance.suite import STARTS
 
-pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
-
 EXAMPLE = HOME / "examples" / "copy_the_prompt.py"
 DRAFTS = "return chain(torch.cat((batch.root, drafts), 1))"
 # What is changed in the example, and what is then reported for each engine start.

@@ -17,8 +17,6 @@ from specmatrix.cli import main
 from specmatrix.matrix.cli.commands.contract import NoVerdictError, results
 from specmatrix.matrix.run.child_process import ChildProcess
 
-pytestmark = pytest.mark.register(est_seconds=7, stage="pr")
-
 TEXT = (HOME / "examples" / "copy_the_prompt.py").read_text(encoding="utf-8")
 PROPOSE = "        text = batch.carried"
 # A process that is alive holds the FIFO's write end open.

@@ -12,8 +12,6 @@ import pytest
 from specmatrix import HOME
 from specmatrix.matrix.faults.plant import planted
 
-pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
-
 QUESTIONS = HOME / "matrix" / "zoo" / "data" / "test.jsonl"
 CONSOLE = ("-c", "import sys; from specmatrix.cli import main; sys.exit(main())")
 CELLS = "from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n"

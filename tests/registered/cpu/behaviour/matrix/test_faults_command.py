@@ -24,8 +24,6 @@ from specmatrix.matrix.faults.command import list_faults, main_faults, select
 from specmatrix.matrix.faults.kill_matrix import DETECTORS, Kill, Matrix
 from specmatrix.matrix.faults.table import kill_table
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
-
 
 def test_all_faults_or_the_named_ones():
     here, there = select([]), select([], "gpu1")

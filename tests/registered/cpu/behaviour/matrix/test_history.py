@@ -11,8 +11,6 @@ from specmatrix.matrix.run.waivers import load_waivers, waive
 from specmatrix.reports.schema import CellRecord, GateResult, Header, StartRecord
 from specmatrix.reports.store import ReportWriter, load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CHAIN, TREE = "eagle3.s3.k1.n4.v2", "eagle3.s3.k4.n8.v2.ragged"
 
 

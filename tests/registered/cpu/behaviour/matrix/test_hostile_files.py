@@ -7,8 +7,6 @@ import pytest
 from specmatrix import HOME
 from specmatrix.cli import main
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 QUESTIONS = HOME / "matrix" / "zoo" / "data" / "test.jsonl"
 REPORT_FILES = ("report.jsonl", "report.jsonl.partial", "summary.json", "report.md", "report.html")
 

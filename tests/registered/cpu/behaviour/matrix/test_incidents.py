@@ -14,8 +14,6 @@ from specmatrix.matrix.incidents.catalogue import INCIDENTS
 from specmatrix.matrix.incidents.incident import Asked, AskedStep, ComparedStep, Incident
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
-
 PAGE = HOME / "docs" / "incidents.md"
 
 

@@ -17,8 +17,6 @@ from packaging.requirements import Requirement
 
 from specmatrix import HOME, __version__
 
-pytestmark = pytest.mark.register(est_seconds=10, stage="pr")
-
 ROOT = HOME
 TOP = ("engine", "kernels", "matrix", "ci", "reports", "benchmarks")
 # Records of the repository, which no command reads.

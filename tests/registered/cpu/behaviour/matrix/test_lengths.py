@@ -24,8 +24,6 @@ from specmatrix.matrix.zoo.lengths import (
 from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, SINGLE
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 PROMPTS = ["Question: Tom has 12 apples and buys 30 more. How many apples does he have?\nAnswer:"] * 2
 
 

@@ -15,8 +15,6 @@ from specmatrix.matrix.faults.patch import sources
 from specmatrix.matrix.faults.plant import ROOT, planted, trial
 from specmatrix.matrix.faults.trial import main
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 PAIR = Cell.from_id("standalone.s2.k2.n6.v2.p4.pair")
 
 

@@ -18,8 +18,6 @@ from specmatrix.matrix.run.record import record as record_of
 from specmatrix.matrix.run.runner import reference_runner
 from specmatrix.reports.store import cell_from_json, load
 
-pytestmark = pytest.mark.register(est_seconds=9, stage="pr")
-
 ROOT = HOME
 FILE = "tests/registered/cpu/test_matrix.py"
 

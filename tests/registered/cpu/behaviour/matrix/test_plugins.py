@@ -10,8 +10,6 @@ import pytest
 
 from specmatrix import HOME
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 ROOT = HOME
 
 

@@ -10,8 +10,6 @@ from specmatrix.cli import main
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 CELL = "eagle3.s3.k4.n8.v2.ragged"
 
 

@@ -8,8 +8,6 @@ import pytest
 
 from specmatrix.matrix.cli.stopping import SENTENCE, SIGNALS, Stopped, deferred, stoppable
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -17,8 +17,6 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=9, stage="pr")
-
 POINTS = """[specmatrix.subjects]
 tiny = tests.support.tiny_subject:TinySubject
 replay = tests.support.tiny_subject:ReplaySubject

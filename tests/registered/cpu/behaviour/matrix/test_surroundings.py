@@ -23,8 +23,6 @@ from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import CellRecord, GateResult, GateState, StartRecord
 from specmatrix.reports.store import ReportWriter, load
 
-pytestmark = pytest.mark.register(est_seconds=9, stage="pr")
-
 PLAIN = {**os.environ, "LC_ALL": "C", "LANG": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 COMMAND = (sys.executable, "-m", "specmatrix")
 # From prctl(2) and capabilities(7): what lets root read every file.

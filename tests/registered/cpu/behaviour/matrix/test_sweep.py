@@ -18,8 +18,6 @@ from specmatrix.matrix.simulation.scenario import Abort, ArrivingRequest, draw
 from specmatrix.matrix.simulation.sweep import STRIDE, Sweep, attempt, reduce, sweep
 from specmatrix.matrix.simulation.world import World
 
-pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
-
 
 def swept(seed=6, count=3000) -> Sweep:
     return sweep(seed, lambda ran: ran < count)

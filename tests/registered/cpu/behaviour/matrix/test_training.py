@@ -19,9 +19,6 @@ from specmatrix.matrix.zoo.recipes import RECIPES, Fit, LatentShape, ModelShape
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.matrix.zoo.train import plan_of, train
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
-
 LATENT = LatentShape(
     hidden=24, layers=1, heads=3, intermediate=20, query_rank=12, latent_rank=8, plain_dim=6, head_dim=4, value_dim=10,
     experts=4, chosen=2, expert_intermediate=14, groups=2, chosen_groups=1, bundled=2,

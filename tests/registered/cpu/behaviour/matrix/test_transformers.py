@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from specmatrix import HOME
 from specmatrix.cli import main
 from specmatrix.reports.store import load
-
-pytestmark = pytest.mark.register(est_seconds=14, stage="smoke")
 
 CELLS = "standalone.s3.n4 or standalone.s3.n4.stop_string or ngram.n8.stops"
 

@@ -14,7 +14,6 @@ from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.zoo.published.pairs import PAIRS
 
 pytestmark = [
-    pytest.mark.register(est_seconds=90, stage="nightly"),
     pytest.mark.nightly,
     pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra `accuracy` is not installed"),
 ]

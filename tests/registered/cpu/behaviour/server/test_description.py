@@ -10,8 +10,6 @@ from schemathesis.cli import schemathesis
 
 from tests.support.served import RunningServer
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 # A body of these may be right by its schema and wrong by its values: a token outside the vocabulary, a session that is
 # not open, memory that is not released. And 400.0 is an integer by JSON Schema, but not here.
 CONFIGURATION = """[[operations]]

@@ -34,8 +34,6 @@ from specmatrix.reports.schema import CellResult
 from specmatrix.reports.store import load
 from tests.support.served import MODEL, TEMPLATE, RunningServer, served, templated
 
-pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
-
 CELL = "eagle3.s3.k1.n4.p4"
 PLAIN: dict[str, Any] = {
     "speculative_algorithm": "NONE",

@@ -24,8 +24,6 @@ from specmatrix.errors import ConfigError, LedgerError
 from tests.support.engines import CHECKPOINTS
 from tests.support.served import MODEL, QUESTION, RunningServer, served
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 KEY = "s3cret"
 LONG = {"temperature": 0, "max_new_tokens": 3000, "ignore_eos": True}
 STREAM = json.dumps({"text": QUESTION, "sampling_params": LONG, "stream": True})

@@ -6,8 +6,6 @@ import pytest
 
 from tests.support.served import MODEL, QUESTION, RunningServer
 
-pytestmark = pytest.mark.register(est_seconds=10, stage="nightly")
-
 
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("default")

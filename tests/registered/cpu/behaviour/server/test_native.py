@@ -11,8 +11,6 @@ import pytest
 from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.served import QUESTION, RunningServer
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 GREEDY = {"temperature": 0, "max_new_tokens": 40}
 # What SGLang's frontend language sends with each call.
 FRONTEND = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "n": 1, "stop": [], "top_k": -1}

@@ -11,8 +11,6 @@ from openai import BadRequestError, NotFoundError, OpenAI
 
 from tests.support.served import MODEL, QUESTION, RunningServer, served, templated
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 ANSWER = " Now: Tom has 12+15=<<12+15=27>>27 apples.\n#### 27"
 CHAT = "Tom has 12 apples and buys 15 more. How many apples does he have?"
 

@@ -11,8 +11,6 @@ from specmatrix.engine.server import native
 from specmatrix.reports.store import load
 from tests.support.served import RunningServer, served
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 PAIR = "eagle3.s3.k1.n4.p4.pair"
 DEEPER = "eagle3.s5.k1.p4"
 

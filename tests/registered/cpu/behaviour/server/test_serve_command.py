@@ -17,8 +17,6 @@ import pytest
 
 from specmatrix.cli import main
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.mark.parametrize(
     ("words", "message"),

@@ -11,8 +11,6 @@ from specmatrix.benchmarks.acceptance import accepted_by_coins
 from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.small_bench import small_bench
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):

@@ -1,11 +1,7 @@
 """The benchmark beside vLLM says where it cannot measure; with vLLM it runs outside of the daily tests."""
 
-import pytest
-
 from specmatrix.benchmarks.against_vllm import measure
 from specmatrix.matrix.subjects.vllm import environment
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_without_vllm_nothing_is_measured_and_nothing_is_red(tmp_path, monkeypatch):

@@ -11,8 +11,6 @@ from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.subjects.protocol import RequestSpec
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def cells(count):
     return [cell for cell in stage_cells("smoke") if cell.ranks == 1 and cell.session == "none"][:count]

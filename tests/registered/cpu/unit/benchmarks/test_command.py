@@ -2,12 +2,8 @@
 
 import json
 
-import pytest
-
 from specmatrix.benchmarks.command import main_bench, markdown
 from specmatrix.benchmarks.metric import of, red
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_json_has_the_stable_form_and_is_written_too(tmp_path, capsys):

@@ -12,8 +12,6 @@ from specmatrix.benchmarks.pairs import seconds
 from specmatrix.benchmarks.steady import ROUNDS
 from tests.support.small_bench import small_bench
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 MODEL = """
 import torch
 class Transformer(torch.nn.Module):

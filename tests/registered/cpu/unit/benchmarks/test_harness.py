@@ -4,8 +4,6 @@ import pytest
 
 from specmatrix.benchmarks import harness
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.mark.nightly
 def test_enumeration_is_timed_only_if_it_did_its_work(monkeypatch):

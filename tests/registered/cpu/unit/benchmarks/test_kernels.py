@@ -1,10 +1,6 @@
 """Kernel timings without a GPU are refused in one sentence."""
 
-import pytest
-
 from specmatrix.benchmarks import kernels
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_a_host_without_a_gpu_gets_one_sentence(capsys):

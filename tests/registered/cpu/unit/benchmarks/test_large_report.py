@@ -11,8 +11,6 @@ from specmatrix.reports.compare import compare
 from specmatrix.reports.compare.cell_state import ChangeState
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CELLS = 3000
 
 

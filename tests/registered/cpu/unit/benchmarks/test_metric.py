@@ -4,8 +4,6 @@ import pytest
 
 from specmatrix.benchmarks.metric import MOST_SPREAD, Metric, of, red, spread_of, unmeasured
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_the_stable_keys():
     metric = of("m", [3.0, 1.0, 2.0, 9.0], goal=2.5, spread=0.1)

@@ -11,8 +11,6 @@ from specmatrix.matrix.cover.order import OrderedCell, stored_order
 from specmatrix.matrix.faults.command import select
 from specmatrix.matrix.faults.patch import Edit, Patch
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 
 def test_a_fault_is_found_when_the_first_cell_that_finds_it_has_ended():
     cells = of_gpus(stage_cells("pr"), 0)

@@ -5,8 +5,6 @@ import pytest
 from specmatrix.benchmarks.overhead import GOAL, CallTimer, share
 from specmatrix.benchmarks.subjects import engine
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_nested_calls_count_once_and_results_pass_through():
     clock = CallTimer()

@@ -4,8 +4,6 @@ import pytest
 
 from specmatrix.benchmarks.pairs import Pairs, interleave, own_time
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_two_sides_are_interleaved_and_alternate_in_front():
     calls = []

@@ -7,8 +7,6 @@ import pytest
 from specmatrix.benchmarks import peers
 from tests.support.small_bench import small_bench
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.mark.nightly
 def test_transformers_reads_the_same_checkpoints(tmp_path, monkeypatch):

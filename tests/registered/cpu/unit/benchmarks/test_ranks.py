@@ -17,8 +17,6 @@ from specmatrix.engine.models.config import load_model_config
 from specmatrix.engine.models.loader import load_target
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.mark.nightly
 def test_the_benchmark_runs_over_gloo_from_its_command_line(tmp_path):

@@ -11,8 +11,6 @@ from specmatrix.benchmarks import serving
 from specmatrix.cli import main
 from tests.support.served import served
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 
 def soak_here(monkeypatch: pytest.MonkeyPatch, requests: int) -> list[serving.Metric]:
     """A soak of a server in this process."""

@@ -13,8 +13,6 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 SMALL = LlamaShape(hidden=32, inner=56, layers=9, heads=4, kv_heads=2, head_dim=8, vocab=768, tied=True)
 
 

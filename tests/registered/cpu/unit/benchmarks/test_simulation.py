@@ -2,12 +2,8 @@
 
 import re
 
-import pytest
-
 from specmatrix.benchmarks.simulation import GOAL, NAME, SEEDS, schedules_per_minute
 from specmatrix.engine.core.memory.session_kv import SessionKV
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_the_rate_is_of_every_sweep():

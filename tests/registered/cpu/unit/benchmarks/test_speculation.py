@@ -1,11 +1,7 @@
 """What speculation gains: every repetition starts without the answers of the previous one."""
 
-import pytest
-
 from specmatrix.benchmarks import speculation
 from specmatrix.benchmarks.speculation import pays
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_an_index_of_n_grams_forgets_the_answers_between_repetitions():

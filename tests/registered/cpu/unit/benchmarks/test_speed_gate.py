@@ -15,8 +15,6 @@ from specmatrix.matrix.run.record import record
 from specmatrix.reports.schema import GateResult
 from tests.support.speeds import numbers
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 
 def cell_of(gate, state="PASS"):
     made = record(prepare(speed_gate.CELL), "NOT MEASURED", error="none")

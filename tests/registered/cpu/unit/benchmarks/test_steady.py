@@ -15,8 +15,6 @@ from specmatrix.benchmarks.pairs import Pairs
 from specmatrix.benchmarks.steady import Bench
 from tests.support.small_bench import small_bench
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):

@@ -4,8 +4,6 @@ import pytest
 
 from specmatrix.benchmarks.subjects import PROMPT_TOKENS, TIE, difference, engine, fixed, prompts
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.fixture(scope="module")
 def run():

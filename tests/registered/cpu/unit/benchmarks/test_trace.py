@@ -5,8 +5,6 @@ import pytest
 from specmatrix.benchmarks import trace
 from specmatrix.benchmarks.trace import idle_share
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_the_rounds_that_fill_the_pipeline_are_left_out(monkeypatch):
     """Two events in each round; half of it is idle in the first rounds and a tenth in later ones."""

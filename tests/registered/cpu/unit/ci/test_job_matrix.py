@@ -7,8 +7,6 @@ import pytest
 
 from specmatrix.cli import main
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 WORDS = ("plan", "--tier", "cpu,gpu2", "--shards", "2")
 RUNNERS = "cpu=ubuntu-latest,gpu2=h100"
 

@@ -11,8 +11,6 @@ from specmatrix.ci.planner import Host, plan
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 # Cells of one rank can run on any number of GPUs, as far as a plan is concerned; all starts differ.
 MADE = [
     Cell(page_size=page, model=model) for page, model in product(("1", "4", "16", "64"), ("llama", "qwen3", "deepseek"))

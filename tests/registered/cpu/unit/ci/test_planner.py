@@ -13,8 +13,6 @@ from specmatrix.matrix.cells.cell import GPUS, Cell
 from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cover.lockfile import stage_cells
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CELLS = of_gpus(stage_cells("pr"), 0)
 TWO = [Host("laptop", workers=2)]
 

@@ -11,8 +11,6 @@ import pytest
 from specmatrix.ci.github import post
 from specmatrix.ci.github.post import MARKER, main
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 SHA = "a" * 40
 
 

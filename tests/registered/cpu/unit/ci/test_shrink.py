@@ -14,8 +14,6 @@ from specmatrix.matrix.run.record import crashed, judged
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.reports.schema import CellResult, RedAsk
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 RED = "eagle3.s3.k4.n8.v2.p16.ragged"
 Defect = Callable[[Cell, Sequence[str], int], bool]
 

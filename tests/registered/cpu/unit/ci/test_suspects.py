@@ -14,8 +14,6 @@ from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import judged, lost
 from specmatrix.reports.schema import CellResult
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CHANGED = {"engine/loop.py": {4, 5, 9}}
 RED, OTHER, GREEN, RANKS, BROKEN = "eagle3.s3.v2", "eagle3.s3.v2.pair", "none.pair", "none.tp2.pair", "none.v2.pair"
 

@@ -12,8 +12,6 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import lost
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 CELL = Cell.from_id("eagle3.s3.v1")
 
 

@@ -14,8 +14,6 @@ from specmatrix.matrix.run.record import judged
 from specmatrix.reports.groups import RedGroup, red_groups
 from specmatrix.reports.schema import CellResult
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 class MarkedRuns:
     """Judges cells by a predicate: the cause of a defect."""

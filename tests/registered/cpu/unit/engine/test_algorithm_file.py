@@ -13,8 +13,6 @@ from specmatrix.engine.core.draft.algorithms import known_algorithms
 from specmatrix.engine.plugin import forget_algorithm
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 GOOD = """
 from dataclasses import dataclass
 from specmatrix.engine.plugin import Topology, Traits, register_algorithm

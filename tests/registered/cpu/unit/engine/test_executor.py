@@ -12,8 +12,6 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 SHAPE = {
     "vocab_size": 768,
     "hidden_size": 48,

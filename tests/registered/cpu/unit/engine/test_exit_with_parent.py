@@ -6,10 +6,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CHILD = """
 import sys
 from specmatrix.engine.exit_with_parent import exit_with_parent

@@ -13,8 +13,6 @@ from specmatrix.errors import LedgerError, RequestError
 from specmatrix.matrix.oracles.ledger import audit
 from specmatrix.matrix.simulation.toy import VOCAB, reference, request, toy_loop
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 JOB = st.tuples(
     st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12),
     st.integers(1, 14),

@@ -13,8 +13,6 @@ from specmatrix.engine.core.schedule.request import Phase, SamplingParams
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 from specmatrix.matrix.simulation.toy import ToyExecutor, request, toy_loop
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 FAMILIES: Final = ("decode", "finish", "overlap", "prefill", "retract", "sample", "spec", "stamp", "tree", "window")
 EOS, LIAR, BROKEN = 7, 5, 6
 PARAMS = (

@@ -18,8 +18,6 @@ from specmatrix.engine.memory_budget import Need, fits, models_of, needs
 from specmatrix.errors import ConfigError
 from tests.support.engines import CHECKPOINTS, RUNS, engine
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 LLAMA = str(CHECKPOINTS / "llama-mini")
 
 

@@ -11,8 +11,6 @@ from specmatrix.engine.plugin import forget_algorithm, register_algorithm
 from specmatrix.engine.spec.builders import BUILDERS, RELAYS
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 MINE = Traits("mine", "a test's own", Topology.CHAIN)
 
 

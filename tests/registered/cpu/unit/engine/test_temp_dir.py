@@ -11,8 +11,6 @@ import pytest
 
 from specmatrix.engine.temp_dir import LOCK, TempDir
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 OTHER = """
 import sys
 from specmatrix.engine.temp_dir import TempDir

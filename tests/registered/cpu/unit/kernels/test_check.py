@@ -9,8 +9,6 @@ from specmatrix.errors import KernelError
 from specmatrix.kernels import batch_invariance, check, preconditions
 from specmatrix.kernels.case import Case, Kernel
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CASE = Case("ones", lambda g: (torch.ones(4), torch.ones(4)))
 
 

@@ -21,8 +21,6 @@ from specmatrix.kernels.decoder_layer import (
 )
 from tests.support.engines import engine
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
-
 CASES = [case for case in cases.CASES if case.arguments()[0].numel()]
 NAMES = tuple(decoder_layer.__code__.co_varnames[: decoder_layer.__code__.co_argcount])
 

@@ -17,7 +17,6 @@ from specmatrix.kernels.registry import KERNELS
 from specmatrix.kernels.tree_layout import eager
 
 check_interpreter()
-pytestmark = pytest.mark.register(est_seconds=11, stage="pr")
 
 # Triton's two forms of attention differ in the size of a split, which these cases are too small for.
 ONCE = [k for k in KERNELS if k.name != "paged_attention deterministic"]

@@ -12,8 +12,6 @@ import torch
 import specmatrix.kernels
 from specmatrix.kernels.pdl import SHARED_MEMORY, launch, supports_pdl
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.fixture
 def asked(monkeypatch):

@@ -24,8 +24,6 @@ from specmatrix.kernels.silu_mul import silu_mul
 from specmatrix.kernels.store_kv import store_kv
 from specmatrix.kernels.tree_layout import tree_layout
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 ROWS, KV = torch.zeros(5, 4), torch.ones(2, 4)
 SLOTS = torch.tensor([1, 3])
 TREE = torch.tensor([[-1, 0, 0]])

@@ -8,8 +8,6 @@ import torch
 from specmatrix.kernels.paged_attention import eager
 from specmatrix.kernels.paged_attention import triton as attention
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 WIDE = attention.AttentionShape(32, 128, 128, 0, warps=4, stages=2)
 
 

@@ -11,8 +11,6 @@ import specmatrix.kernels
 from specmatrix.kernels import check
 from specmatrix.kernels.registry import CPU_KERNELS, KERNELS
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 EVERY = (*KERNELS, *CPU_KERNELS)
 SMALL = [pytest.param(k, c, id=f"{k}: {c}") for k in EVERY for c in k.cases if c.size == "small"]
 OTHERS = [pytest.param(k, c, id=f"{k}: {c}") for k in EVERY for c in k.cases if c.size == "medium"]

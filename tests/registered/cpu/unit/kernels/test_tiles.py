@@ -14,7 +14,6 @@ from specmatrix.kernels.pdl import SHARED_MEMORY
 from specmatrix.kernels.registry import KERNELS
 
 check_interpreter()
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
 
 
 @pytest.mark.parametrize("sizes", [(2048, 2048, False), (4096, 4096, False), (8192, 2048, True)])

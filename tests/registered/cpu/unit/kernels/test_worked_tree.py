@@ -6,15 +6,12 @@ C -> G .8, H .1; E -> I .5, J .4.
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from specmatrix.kernels.accept_path import accept_path
 from specmatrix.kernels.expand_topk import expand_topk
 from specmatrix.kernels.select_tree import select_tree
 from specmatrix.kernels.tree_layout import tree_layout
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 A, B, C, E, G = 0, 1, 2, 4, 6  # candidate ids; D F H I J are 3 5 7 8 9
 X = 99

@@ -6,8 +6,6 @@ import pytest
 from specmatrix.reports.atomic import write_all, write_text
 from specmatrix.reports.schema import ReportError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_text_replaces_text_and_leaves_nothing_beside_it(tmp_path):
     path = tmp_path / "deep" / "page.md"

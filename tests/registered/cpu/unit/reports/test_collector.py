@@ -6,8 +6,6 @@ import pytest
 
 from specmatrix.reports.collector import paused
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_the_collector_rests_inside_and_runs_again_even_after_an_error():
     assert gc.isenabled()

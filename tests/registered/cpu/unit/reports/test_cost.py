@@ -11,8 +11,6 @@ from specmatrix.reports.schema import CheaperStage, ShardRecord
 from specmatrix.reports.store import load
 from specmatrix.reports.summary import summarise
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 LESS = CheaperStage("smoke", 25, 18.5, 184, 59)
 
 

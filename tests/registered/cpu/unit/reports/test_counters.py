@@ -14,8 +14,6 @@ from specmatrix.reports.render.terminal import print_comparison, print_run
 from specmatrix.reports.schema import CounterDemand
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 DEMAND = CounterDemand(("tree.branched", "retract.done", "prefix.hit"), {"stamp.wrong": "slots are their owner's"}, 2)
 UNHIT = "o cell hit 1 required counter: retract.done"
 

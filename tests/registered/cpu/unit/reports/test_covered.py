@@ -9,8 +9,6 @@ from specmatrix.reports.covered import Coverage, covered, holders
 from specmatrix.reports.schema import GateResult
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_holders_number_the_cells_from_the_lowest_bit():
     assert holders([{"a": "1"}, {"a": "2"}, {"a": "1", "b": "x"}]) == {("a", "1"): 5, ("a", "2"): 2, ("b", "x"): 4}

@@ -13,8 +13,6 @@ import specmatrix
 from specmatrix.reports import schema
 from specmatrix.reports.store import ReportWriter, load
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 DOCS = specmatrix.HOME / "docs"
 RECORDS = [
     found

@@ -2,8 +2,6 @@ import pytest
 
 from specmatrix.reports.effective import effective, explaining_fields, pair_text, word
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_start_axes_take_the_resolved_value_and_request_axes_their_own():
     axes = {"algorithm": "eagle3", "steps": "auto", "prefill_chunk": "off", "prefix_cache": "on", "batch": "pair"}

@@ -11,8 +11,6 @@ from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.kill_matrix import Kill, Matrix
 from specmatrix.reports.schema import GateResult, ReportError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.fixture
 def faults(tmp_path):

@@ -8,8 +8,6 @@ from specmatrix.reports.render.run import run_markdown, run_page, view
 from specmatrix.reports.schema import GateResult
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def axes(text: str) -> dict[str, str]:
     return dict(zip(("algorithm", "topk", "batch"), text.split(), strict=True))

@@ -27,8 +27,6 @@ from specmatrix.reports.schema import CounterDemand, GateResult, ReportError, Wa
 from specmatrix.reports.store import Report, ReportWriter, load
 from tests.support.mutated_json import TOKENS, with_other_value
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
-
 MUTATIONS = 2000
 # One in so many is tried with every change.
 SAMPLE = 32

@@ -7,8 +7,6 @@ import pytest
 
 from specmatrix.reports.repro import as_called
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 COMMAND = "specmatrix run --cells 'eagle3.k4' --seed 0"
 
 

@@ -11,8 +11,6 @@ from specmatrix.reports.gate_numbers import FAULTS
 from specmatrix.reports.schema import GateResult, ReportError, Waiver, WaiverRule, is_waived
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_gate_finds_by_name(make_cell):
     assert make_cell().gate("lossless") == GateResult("lossless", "PASS", {"tokens": 256})

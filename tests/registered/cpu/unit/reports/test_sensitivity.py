@@ -13,8 +13,6 @@ from specmatrix.reports.schema import GateResult
 from specmatrix.reports.sensitivity import FalseAlarms, false_alarms, smallest_effect
 from specmatrix.reports.stats import ks_uniform, mcnemar, randomised_pit, ratio_change
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 
 def effect(name, numbers, thresholds=None, interval=None):
     return smallest_effect(GateResult(name, "PASS", numbers, interval), thresholds or {})

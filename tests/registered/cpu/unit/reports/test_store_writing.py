@@ -11,8 +11,6 @@ from msgspec.structs import replace
 from specmatrix.reports.schema import GateResult, ReportError, Waiver, WaiverRule
 from specmatrix.reports.store import ReportWriter, cell_from_json, cell_to_json, load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CONFTEST = Path(__file__).with_name("conftest.py")
 # A run in its own process: writes cells without end, and says after each that it is on disk.
 ENDLESS = f"""

@@ -1,12 +1,8 @@
 import json
 
-import pytest
-
 from specmatrix.reports.schema import GateResult, Waiver, WaiverRule, is_red
 from specmatrix.reports.store import load
 from specmatrix.reports.summary import summarise, write_summary
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 KNOWN = Waiver("drafts leak on abort", "2026-12-31")
 EXPIRED = Waiver("known", "2026-08-31")

@@ -12,8 +12,6 @@ from specmatrix.reports.wording import (
     waiver_text,
 )
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_counts_agree_with_their_noun():
     assert [count(number, "cell") for number in (0, 1, 2, 12000)] == ["0 cells", "1 cell", "2 cells", "12,000 cells"]

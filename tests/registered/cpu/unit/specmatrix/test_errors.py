@@ -15,8 +15,6 @@ from specmatrix.errors import (
 )
 from tests.support.misbehaving_drafter import ExitsInText, NumberForText, Wordless
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.mark.parametrize("error", [ConfigError, RequestError])
 def test_user_errors_can_be_caught_together(error):

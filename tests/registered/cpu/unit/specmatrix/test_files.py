@@ -15,8 +15,6 @@ from specmatrix.reports.compare import read_acknowledgements
 from specmatrix.reports.schema import End, ReportError
 from specmatrix.reports.store import ReportWriter, load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 SILENT = "it is a pipe, and nothing was written to it for 0.02 s"
 
 

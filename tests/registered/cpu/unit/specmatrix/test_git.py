@@ -8,8 +8,6 @@ from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.git import GitFailed, commit_of, git
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:

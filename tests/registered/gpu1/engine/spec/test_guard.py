@@ -26,10 +26,7 @@ from tests.support.misbehaving_drafter import (
     reader,
 )
 
-pytestmark = [
-    pytest.mark.register(est_seconds=60, stage="pr"),
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 
 ZOO = HOME / "matrix" / "zoo" / "checkpoints"
 PROMPTS = (

@@ -22,8 +22,6 @@ from tests.support.gpu_ranks import (
     spare_ends,
 )
 
-pytestmark = pytest.mark.register(est_seconds=50, stage="pr")
-
 SIZE = 2
 # Logits of half precision, which reach 30 here, are rounded by up to 0.06.
 TIE = 0.25

@@ -6,8 +6,6 @@ import pytest
 
 from tests.support.gpu_ranks import LOSSES, check_homes, check_loss, check_raise, check_tokens, spare_ends
 
-pytestmark = pytest.mark.register(est_seconds=60, stage="pr")
-
 SIZE = 4
 spare_ends = pytest.fixture(scope="module", autouse=True)(spare_ends)
 

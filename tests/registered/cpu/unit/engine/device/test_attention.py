@@ -13,7 +13,6 @@ from specmatrix.errors import LedgerError
 from specmatrix.kernels.backend import check_interpreter, interpreted
 
 check_interpreter()
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
 

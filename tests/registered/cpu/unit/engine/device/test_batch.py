@@ -21,8 +21,6 @@ from specmatrix.engine.device.slot_table import SlotTable
 from specmatrix.kernels.tree_layout.cases import random_parents
 from specmatrix.kernels.tree_layout.reference import tree_layout
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CPU = torch.device("cpu")
 
 

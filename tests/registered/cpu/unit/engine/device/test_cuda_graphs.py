@@ -14,8 +14,6 @@ from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, padded,
 from specmatrix.engine.executor import GraphRunner
 from tests.support.engines import RUNS, answer, engine
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 CPU = torch.device("cpu")
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specmatrix.engine.device.graph_cache import GraphBundle, GraphCache, GraphShape
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def shape(width: int, batch: int = 1) -> GraphShape:

@@ -20,8 +20,6 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.step import PlanRow
 from specmatrix.engine.device.logit_rules import LogitRules, NodeContext, without_unlikely
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 VOCAB, EOS, POSITIONS = 12, frozenset({11}), 20
 CPU = torch.device("cpu")
 WORDS = ((3,), (1, 2), (2, 2), (0, 1, 4), (1, 0, 7), (2, 1, 5), (0, 0, 1, 8), (1, 2, 0, 9))

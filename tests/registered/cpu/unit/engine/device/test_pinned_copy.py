@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from specmatrix.engine.device.pinned_copy import floats, integers
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_numbers_arrive_as_they_are():

@@ -7,8 +7,6 @@ import torch
 
 from specmatrix.engine.device.pool import KVLayout, KVPool
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.fixture
 def pool():

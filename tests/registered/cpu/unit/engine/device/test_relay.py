@@ -7,8 +7,6 @@ import torch
 
 from specmatrix.engine.device.relay import Carry, Relay
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CPU = torch.device("cpu")
 
 

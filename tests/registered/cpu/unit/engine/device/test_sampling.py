@@ -9,8 +9,6 @@ from scipy.stats import chisquare, kstest
 from specmatrix.engine.device.sampling import SamplingRows, chosen_logprobs, pick, top_logprobs, uniform
 from specmatrix.kernels.sample.eager import _mix
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 # The first outputs of splitmix64 for the state 1234567, as published with the Java and C versions.
 SPLITMIX_1234567 = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
 

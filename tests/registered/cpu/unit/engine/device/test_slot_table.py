@@ -9,8 +9,6 @@ import specmatrix.engine.device.slot_table
 from specmatrix.engine.core.schedule.step import PlanRow
 from specmatrix.engine.device.slot_table import SlotTable, stamp
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CPU = torch.device("cpu")
 
 

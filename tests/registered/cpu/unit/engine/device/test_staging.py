@@ -8,8 +8,6 @@ import torch
 from specmatrix.engine.device.staging import StagingRing, StepOutput
 from specmatrix.errors import LedgerError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CPU = torch.device("cpu")
 
 

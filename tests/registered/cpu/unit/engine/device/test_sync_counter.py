@@ -14,8 +14,6 @@ from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
 from specmatrix.engine.device.sync_counter import WAITED, SyncCounter
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.fixture
 def graphs(monkeypatch):

@@ -15,8 +15,6 @@ from specmatrix.engine.device.window_kv import WindowGroup, key_positions, windo
 from specmatrix.kernels.tree_layout.cases import random_parents
 from specmatrix.kernels.tree_layout.reference import tree_layout
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CPU = torch.device("cpu")
 SIZE, WINDOW = 2, 3
 WINDOWS = (None, WINDOW, None, WINDOW, WINDOW)

@@ -13,8 +13,6 @@ from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig
 from specmatrix.engine.models.draft_config import DraftConfig
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 97,

@@ -9,7 +9,6 @@ from specmatrix.engine.models.loader import load_target
 from specmatrix.kernels.backend import check_interpreter, interpreted
 
 check_interpreter()
-pytestmark = pytest.mark.register(est_seconds=17, stage="nightly")
 
 TOKENS = torch.randint(0, 97, (2, 8), generator=torch.Generator().manual_seed(5))
 DTYPE = torch.bfloat16

@@ -13,7 +13,6 @@ from specmatrix.kernels.fused_linear import MAX_ROWS
 from specmatrix.matrix.zoo.registry import resolve_path
 
 check_interpreter()
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def outputs(model, paged):

@@ -10,8 +10,6 @@ from specmatrix.engine.models.layers import Norm, steady_sigmoid, steady_silu, s
 from specmatrix.engine.models.rope import RopeConfig
 from specmatrix.engine.models.workspace import KEPT_ROWS, KEPT_SHAPES, Workspaces
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",

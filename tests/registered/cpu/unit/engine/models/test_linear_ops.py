@@ -12,8 +12,6 @@ from specmatrix.engine.models.linear_ops import FAST, FORMS, MOST, RowInvariantO
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.registry import resolve_path
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 SHAPES = ((128, 256), (128, 768), (384, 128), (384, 96), (192, 160), (96, 320), (64, 768), (160, 64), (3, 14, 21))
 
 

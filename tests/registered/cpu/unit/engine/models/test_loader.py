@@ -15,8 +15,6 @@ from specmatrix.engine.models.loader import facts, load_eagle3, load_standalone,
 from specmatrix.engine.models.tokenizer import tokenizer_hash
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_facts_without_a_draft(llama_folder):
     assert facts(llama_folder(), None, "cpu") == Facts(

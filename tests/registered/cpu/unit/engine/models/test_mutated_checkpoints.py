@@ -21,8 +21,6 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.errors import ConfigError
 from tests.support.mutated_json import TOKENS, VALUES, with_other_value
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 MUTATIONS = 1500
 # One in so many is tried with every change.
 SAMPLE = 9

@@ -24,8 +24,6 @@ from specmatrix.matrix.zoo.published.pairs import PAIRS
 from tests.support.published_layouts import TARGETS, shard, small_config, write, writer
 from tests.support.uncached_models import WholeDFlash, WholeEagle3
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 BOUND = 1e-4  # float32, largest absolute difference of a logit
 TOKENS = torch.randint(2, 768, (2, 40), generator=torch.Generator().manual_seed(1))
 PROMPTS = ["Question: Ann has 3 pens and buys 4. How many pens has she?\nAnswer:", "A farmer has 12 cows."]

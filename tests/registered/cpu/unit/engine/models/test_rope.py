@@ -14,8 +14,6 @@ from specmatrix.engine.models.config_reader import ConfigReader
 from specmatrix.engine.models.rope import RopeConfig, frequencies, pair_up, rotate, rotated, rotations
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,

@@ -13,8 +13,6 @@ from specmatrix.engine.models.deepseek.mla import MLALayer
 from specmatrix.engine.models.loader import load_target
 from specmatrix.engine.models.weights import WeightReader, load_weights
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
-
 BOUND = 1e-4  # float32, largest absolute difference of a logit; logits here reach about 10
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32}
 VARIANTS = {

@@ -17,8 +17,6 @@ from specmatrix.engine.models.tensor_parallel import share
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.registry import resolve_path
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 BOUND = 1e-4  # float32, largest absolute difference of a logit; logits here reach about 10
 TOKENS = torch.randint(0, 97, (3, 24), generator=torch.Generator().manual_seed(5))
 # Checkpoint, what differs from its small shape, ranks: heads split, key heads copied, all heads copied, none of the

@@ -16,8 +16,6 @@ from transformers import PreTrainedTokenizerFast
 from specmatrix.engine.models.tokenizer import WINDOW, Detokenizer, Tokenizer, tokenizer_hash
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 TEXTS = ["A farmer has 12 cows and 7 sheep.", "grüße, 你好 🙂 and naïve café"] * 20
 
 

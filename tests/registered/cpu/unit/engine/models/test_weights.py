@@ -13,8 +13,6 @@ from safetensors.torch import save_file
 from specmatrix.engine.models.weights import WeightReader, has_weights, load_weights, numbered, tensor_names
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2, dtype=torch.bfloat16), "n": torch.arange(3)}
 INDEX = "model.safetensors.index.json"
 

@@ -15,8 +15,6 @@ from specmatrix.engine.models.loader import facts, load_target
 from specmatrix.engine.spec.builders import BUILDERS, RELAYS, BuildContext, build_drafter, build_relay, located
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def context(zoo, name="NONE", draft=None, **asked: object) -> BuildContext:
     config = EngineConfig("llama-mini", name, draft, page_size=4, max_total_tokens=400, **asked)

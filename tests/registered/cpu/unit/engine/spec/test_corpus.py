@@ -10,8 +10,6 @@ from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.engine.spec.corpus import read_corpus
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.fixture
 def tokenizer(zoo) -> Tokenizer:

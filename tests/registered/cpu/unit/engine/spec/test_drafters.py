@@ -19,8 +19,6 @@ from specmatrix.engine.device.batch import StepBatch, prefix_bias
 from specmatrix.engine.spec.drafter import DraftTree, shift_left
 from tests.support.trees import depths
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 PROMPTS = (
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
     "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",

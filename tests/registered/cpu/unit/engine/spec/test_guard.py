@@ -31,8 +31,6 @@ from specmatrix.engine.spec.torch_settings import TORCH_SETTINGS, Setting, read,
 from specmatrix.engine.spec.verify import verify
 from specmatrix.kernels.tree_layout import tree_layout
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 VOCAB = 50
 PARENTS = torch.tensor([[-1, 0, 0, 1, 3], [-1, 0, 1, 2, 3], [-1, 0, 0, 0, 1]])
 

@@ -12,8 +12,6 @@ from specmatrix.engine.spec.verify import verify
 from specmatrix.kernels.tree_layout import tree_layout
 from specmatrix.kernels.tree_layout.cases import random_parents
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 VOCAB = 7
 
 

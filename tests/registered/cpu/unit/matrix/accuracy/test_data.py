@@ -7,8 +7,6 @@ import pytest
 
 from specmatrix.matrix.accuracy.data import DataError, read_questions, split
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def line(number, **changes: str):
     return json.dumps({"question": f"What is {number}?", "answer": f"It is {number}.\n#### {number}"} | changes)

@@ -5,8 +5,6 @@ import pytest
 from specmatrix.errors import RequestError
 from specmatrix.matrix.accuracy.generation import parameters
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_stop_strings_length_and_temperature():
     wanted = {"until": ["Question:", "</s>"], "do_sample": False, "temperature": 0.7, "max_gen_toks": 9}

@@ -17,8 +17,6 @@ from specmatrix.matrix.accuracy.verdict import (
 )
 from specmatrix.matrix.gates.gate import State
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def samples(right, n=40):
     """`right` right answers first, then wrong ones, all of them valid and ended."""

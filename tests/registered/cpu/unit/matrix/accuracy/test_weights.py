@@ -21,7 +21,6 @@ from specmatrix.matrix.zoo.published.pairs import PAIRS, ModelPair
 from specmatrix.reports.compare.compare import compare
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 N = 60
 
 

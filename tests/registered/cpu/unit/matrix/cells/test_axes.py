@@ -3,8 +3,6 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, NAMES, START_AXES, axis, describe
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_tokens_name_one_value_each():
     tokens = [value.token for axis in AXES for value in axis.values if value.token]

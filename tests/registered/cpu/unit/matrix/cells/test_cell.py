@@ -8,8 +8,6 @@ from specmatrix.matrix.cells.axes import AXES, NAMES, START_AXES
 from specmatrix.matrix.cells.cell import AMPLE_TOKENS, CORPUS, ENGINE_SEED, TIGHT_TOKENS, Cell, order, parse_assignment
 from specmatrix.matrix.workloads.adaptive_configs import TEXTS
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def any_cells(count: int) -> list[Cell]:
     source = random.Random(1)

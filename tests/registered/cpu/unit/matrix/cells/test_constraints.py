@@ -23,8 +23,6 @@ from specmatrix.matrix.cells.constraints import (
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.gates.registry import GATES
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 SHAPE = [name for name in START_AXES[: START_AXES.index("page_size")] if name != "tp"]
 ROOMS = ({}, {"page_size": "64", "prefix_cache": "off", "memory": "tight"})
 RANKED = product(axis("algorithm").names, axis("model").names, ("2", "4", "8"), axis("prefix_cache").names)

@@ -11,8 +11,6 @@ from specmatrix.matrix.cells.model_facts import model_facts, zoo_facts
 from specmatrix.matrix.zoo.recipes import RECIPES
 from specmatrix.matrix.zoo.registry import TARGETS
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.mark.parametrize(
     ("cell", "architecture"),

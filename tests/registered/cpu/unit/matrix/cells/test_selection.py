@@ -13,8 +13,6 @@ from specmatrix.matrix.cells.selection import all_cells, is_id, select
 from specmatrix.matrix.cells.selector import parse_selector
 from specmatrix.matrix.cover.lockfile import stage_cells
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_stage_is_the_lock_file():
     assert select("smoke") == stage_cells("smoke")

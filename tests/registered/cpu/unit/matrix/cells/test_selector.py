@@ -5,8 +5,6 @@ from specmatrix.matrix.cells.axes import NAMES, START_AXES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import HELP, parse_selector
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 TREE = Cell.from_id("eagle3.s3.k4.n8.v2.ragged")
 CHAIN = Cell.from_id("eagle3.s3.k1.p16")
 PLAIN = Cell.from_id("none.tight.pair")

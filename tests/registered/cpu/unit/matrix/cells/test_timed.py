@@ -12,8 +12,6 @@ from specmatrix.matrix.workloads.build import ORACLE_PROMPTS, questions
 from specmatrix.matrix.workloads.timed import LIMIT, WARM, timed_requests
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_every_timed_cell_runs_and_may_be_timed():
     cells = select(TIMED)

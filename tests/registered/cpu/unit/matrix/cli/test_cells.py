@@ -9,8 +9,6 @@ from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cover.lockfile import stage_cells, subject_cells
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def said(capsys, *words: str):
     assert main([*words]) == 0

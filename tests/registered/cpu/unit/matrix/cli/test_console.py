@@ -11,8 +11,6 @@ import pytest
 
 from specmatrix.matrix.cli.console import StdoutConsole
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 COMMAND = [sys.executable, "-c", "import sys; from specmatrix.cli import main; sys.exit(main())"]
 
 

@@ -11,8 +11,6 @@ import pytest
 from specmatrix.matrix.cli import progress
 from specmatrix.matrix.cli.progress import Remaining, counting, waiting
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def shown(monkeypatch: pytest.MonkeyPatch, tty: bool) -> str:
     """What both progress displays write to stderr, a terminal or a pipe."""

@@ -16,8 +16,6 @@ from specmatrix.engine.spec.drafter import Verdict
 from specmatrix.matrix.conformance.inspector import FIRST, SPARSE, InspectedDrafter
 from tests.support.misbehaving_drafter import READERS, TRAITS, WRITERS, Pretender
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 SUBJECT = "the drafter of PRETENDER"
 
 

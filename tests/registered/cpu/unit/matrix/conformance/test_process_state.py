@@ -25,8 +25,6 @@ import torch
 from specmatrix.engine.spec.torch_settings import read
 from specmatrix.matrix.conformance.process_state import import_state, process_state, restored_process_state
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def _environment() -> None:
     os.environ["SPECMATRIX_NEW"] = "1"

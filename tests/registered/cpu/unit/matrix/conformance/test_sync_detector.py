@@ -11,8 +11,6 @@ import torch
 
 from specmatrix.matrix.conformance.sync_detector import OPERATIONS, READS, SyncDetector, read_of
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 WATCHED = """
 import sys
 import torch

@@ -19,8 +19,6 @@ from specmatrix.matrix.cover.functions import (
 )
 from specmatrix.matrix.cover.lockfile import stage_cells
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 SOURCE = """\
 WIDTH = 4
 

@@ -23,8 +23,6 @@ from specmatrix.matrix.cover.generate import (
 from specmatrix.matrix.cover.regressions import NIGHTLY, PR, SMOKE
 from specmatrix.matrix.cover.verify import PIVOTS, allowed, components, feasible, uncovered, uncovered_sweep
 
-pytestmark = pytest.mark.register(est_seconds=7, stage="pr")
-
 PRESETS = SMOKE | PR | NIGHTLY
 INCIDENTS = ("sglang#21062", "sglang#26866", "sglang#24055", "sglang#24999", "sglang#22651")
 

@@ -10,8 +10,6 @@ from specmatrix.matrix.cover.lock import check, extend
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, STAGES, Lock, read, stage_cells, write
 from specmatrix.matrix.cover.regressions import PRESETS
 
-pytestmark = pytest.mark.register(est_seconds=10, stage="pr")
-
 
 @pytest.fixture
 def lock() -> Lock:

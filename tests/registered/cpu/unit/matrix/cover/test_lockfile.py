@@ -4,8 +4,6 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import Lock, read, stage_cells, write
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 TEXT = """\
 # head
 tables abc

@@ -10,8 +10,6 @@ from specmatrix.matrix.cli.commands.lock import declared
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.order import ORDER_FILE, cheaper_stage, greedy, in_order, renew, stored_order, stored_ranks
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def kills(path: Path, faults: dict[str, list[str]], **seconds: float) -> Path:
     rows = [{"id": name, "class": "c", "killed_by": ["lossless"], "cells": cells} for name, cells in faults.items()]

@@ -18,8 +18,6 @@ from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.build import draws_apply
 
-pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
-
 SUBJECTS = list(limited_subjects())
 SMALL = load_subject("transformers-dynamic")
 

@@ -12,8 +12,6 @@ from specmatrix.matrix.cells.enumerate import starts
 from specmatrix.matrix.cover import verify as verifier
 from specmatrix.matrix.cover.verify import PIVOTS, Combination, allowed, components, covered, feasible, uncovered
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 
 def holding(pair: Combination) -> Cell | None:
     """The first cell of the enumeration that holds a pair of values."""

@@ -8,8 +8,6 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.fault import Edit, Fault
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 PART = """\
 FIRST = 1
 

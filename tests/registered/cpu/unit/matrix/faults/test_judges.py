@@ -9,8 +9,6 @@ from specmatrix.matrix.faults.mutants import Mutations, run_mutants
 from specmatrix.matrix.faults.plant import CellVerdict, Trial
 from specmatrix.matrix.faults.processes import Processes
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 UNIT = "tests/registered/cpu/unit"
 
 

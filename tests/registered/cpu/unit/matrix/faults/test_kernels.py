@@ -9,8 +9,6 @@ from specmatrix.matrix.faults import kernels as laws
 from specmatrix.matrix.faults.command import main_faults, select
 from specmatrix.reports.gate_numbers import GATES
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def verdict(name: str, tier: str = "cpu") -> tuple[str, str]:
     (line,) = laws.check_operations([f"kernel:{name}"], tier)

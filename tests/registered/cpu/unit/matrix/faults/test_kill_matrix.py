@@ -7,8 +7,6 @@ from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kill_matrix import Matrix, kill_of, shares
 from specmatrix.matrix.faults.plant import CellVerdict, Trial
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 FAULT = Fault("made-up", "class", "sglang#1", "part.py", "a", "b", ("lossless",), ("none",), "for a test")
 GREEN = {("none", "lossless"): True, ("none", "finish"): True, ("none", "acceptance"): False}
 

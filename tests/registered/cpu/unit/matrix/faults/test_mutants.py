@@ -11,8 +11,6 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.faults import mutants
 from specmatrix.matrix.faults.mutants import Equivalent, Mutations, equivalents, is_equivalent, named_mutants, sample_of
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 SOURCE = '''\
 """A module."""
 

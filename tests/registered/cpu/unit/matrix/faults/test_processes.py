@@ -9,8 +9,6 @@ import pytest
 
 from specmatrix.matrix.faults.processes import OUTPUT_TAIL, STOPPED, Processes
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 SAY = "import pathlib, sys, time; pathlib.Path('started').touch(); time.sleep(600)"
 
 

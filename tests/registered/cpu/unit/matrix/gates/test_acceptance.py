@@ -10,8 +10,6 @@ from specmatrix.matrix.oracles.transformers import Oracle, decode, load_oracle
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.reports.wording import count
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 
 

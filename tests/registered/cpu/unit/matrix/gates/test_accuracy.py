@@ -9,8 +9,6 @@ from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.protocol import Answer, RequestSpec
 from specmatrix.matrix.workloads.build import EXAM_QUESTIONS
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CELL = prepare(Cell.from_id("eagle3.exam"))
 GATE = AccuracyGate(card=lambda target: 0.8)
 

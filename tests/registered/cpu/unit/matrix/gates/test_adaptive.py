@@ -12,8 +12,6 @@ from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.protocol import Observation, Run, Trace
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 CELL = "eagle3.tiers.v2.waves.length"
 
 

@@ -8,8 +8,6 @@ from specmatrix.matrix.gates.claims import ClaimsGate
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.subjects.protocol import Capability
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 NOTHING = "the subject claims totals, but counts no draft (spec.drafted), so nothing shows that it speculates"
 
 

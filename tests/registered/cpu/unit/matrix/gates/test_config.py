@@ -13,8 +13,6 @@ from specmatrix.matrix.golden.outcomes import REFUSED
 from specmatrix.matrix.golden.review import expected, golden_table
 from specmatrix.matrix.run.prepared_cell import prepare
 
-pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
-
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 REFUSED_CELL = prepare(Cell.from_id("standalone.s1.k2.n16.pair"))
 REWRITTEN = "standalone.s3.k1.n6"

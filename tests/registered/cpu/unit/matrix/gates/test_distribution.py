@@ -10,8 +10,6 @@ from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.subjects.protocol import RequestSpec
 from specmatrix.matrix.workloads.build import tokenizer
 
-pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
-
 PLAIN = "standalone.s3.k2.n6.v2.p16.temperature"
 FILTERED = "standalone.s3.k2.n6.v2.p16.topk_topp"
 GATE = DistributionGate()

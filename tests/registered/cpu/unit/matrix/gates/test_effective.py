@@ -7,8 +7,6 @@ from specmatrix.matrix.gates.evidence import EVIDENCE, GPU_EVIDENCE
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.prepared_cell import prepare
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 # Together they demand every row of EVIDENCE.
 CELLS = [

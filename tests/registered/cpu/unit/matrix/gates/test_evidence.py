@@ -12,8 +12,6 @@ from specmatrix.matrix.gates.evidence import EVIDENCE, LEAST_ROUNDS
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.protocol import Answer, Memory, Run
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 # A word of a note, and the counter that must be hit where it stands.
 CLAIMS = {
     "retract": "retract.done",

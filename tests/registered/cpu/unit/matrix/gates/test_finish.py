@@ -7,8 +7,6 @@ from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.oracles.finish import text_of
 from specmatrix.matrix.subjects.protocol import Capability
 
-pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
-
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 STRING = "eagle3.s3.k4.n8.v2.p16.pair.temperature.stop_string.abort_running"
 TOKEN = "eagle3.s3.k4.n8.v2.p16.pair.mixed.stop_token"

@@ -11,8 +11,6 @@ from specmatrix.matrix.gates.identities import IdentitiesGate, identity_fault
 from specmatrix.matrix.subjects.http.sglang_engine import canonical
 from specmatrix.matrix.subjects.protocol import Answer
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 # The example of sglang#33518.
 INFO = {
     "completion_tokens": 106,

@@ -4,8 +4,6 @@ import pytest
 
 from specmatrix.matrix.gates.journal_rounds import JournalRound, first_journal_mismatch, journal_rounds
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 # Two prompts of 5 and 6 tokens, a round of both 3 wide, a round of the first alone 6 wide, one 3 wide.
 JOURNAL = [
     ("open", 1, ()),

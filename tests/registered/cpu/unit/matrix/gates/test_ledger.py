@@ -7,8 +7,6 @@ from specmatrix.matrix.gates import ledger as gate
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.ledger import LedgerGate
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 GATE = LedgerGate()
 

@@ -9,8 +9,6 @@ from specmatrix.matrix.gates.precision import PrecisionGate
 from specmatrix.matrix.oracles.logit_rules import ruled_tokens
 from specmatrix.matrix.oracles.precision import PreciseToken
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 RULED = "none.ragged.rules"
 TURNS = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"

@@ -11,8 +11,6 @@ from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.gates.resources import ResourcesGate
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
-
 # Always there, and in some cells only.
 NAMES = {
     "claims": ("answers broken claims", ""),

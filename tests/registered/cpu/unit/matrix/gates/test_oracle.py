@@ -2,15 +2,11 @@
 
 from dataclasses import replace
 
-import pytest
-
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.oracles.margins import margins
 from specmatrix.matrix.oracles.transformers import oracle_of
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 

@@ -16,8 +16,6 @@ from specmatrix.matrix.gates.precision import PrecisionGate
 from specmatrix.matrix.oracles import precision
 from specmatrix.matrix.oracles.precision import EDGE, followed, log_odds, precise_tokens, random_number
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
-
 CELL = "eagle3.s3.k4.n8.v2.fast.pair.mixed"
 
 

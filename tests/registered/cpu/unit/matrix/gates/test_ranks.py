@@ -13,8 +13,6 @@ from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.protocol import Run, StepForwards, WorkLog
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CELL = prepare(Cell.from_id("eagle3.tp2.pair"))
 SAME = ("a", "a")
 

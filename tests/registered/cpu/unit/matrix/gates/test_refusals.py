@@ -9,8 +9,6 @@ from specmatrix.matrix.gates.refusals import MESSAGES, refusal_fault
 from specmatrix.matrix.gates.session import SessionGate
 from specmatrix.matrix.subjects.protocol import Refusal
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 PAIR = "none.v1.pair.stream"
 TIGHT = "none.v2.tight.burst.stream"
 SNUG = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"

@@ -6,8 +6,6 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.gates.registry import GATES, applied_gates
 from specmatrix.matrix.subjects.protocol import Capability, Profile
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 TOKENS = frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS})
 
 

@@ -22,8 +22,6 @@ from specmatrix.matrix.subjects.protocol import GraphRound, Resources
 from specmatrix.matrix.subjects.resource_log import ResourceRecorder
 from specmatrix.matrix.zoo.registry import resolve_path
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
-
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 ONE, TWO = (True, -1, 2, 8, 256), (True, -1, 4, 8, 256)
 START = GraphRound((), 0, 0)

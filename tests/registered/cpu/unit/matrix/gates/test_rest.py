@@ -7,8 +7,6 @@ import pytest
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.rest import COUNTED, RestGate
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 GATE = RestGate()
 CELL = "none.v1.p4.pair.stream"
 

@@ -4,8 +4,6 @@ import pytest
 
 from specmatrix.matrix.gates.round_alignment import first_reach_mismatch, oracle_rounds
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 # Behind 0, 1, 2, .. tokens so many drafts in a row are right.
 REACH = (3, 2, 1, 0, 5, 4, 3, 2, 1, 0)
 

@@ -16,8 +16,6 @@ from specmatrix.matrix.run.runner import drive
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Run
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
-
 CELL = "eagle3.s5.v2.p16.pair.stream.abort_running"
 
 

@@ -12,8 +12,6 @@ from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.runner import reference_runner
 from specmatrix.matrix.subjects.protocol import Answer, Memory, RequestSpec, Run
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.mark.parametrize(
     ("cell_id", "has"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.oracle import OracleGate
@@ -13,8 +11,6 @@ from specmatrix.matrix.gates.text import TextGate
 from specmatrix.matrix.oracles.finish import ending
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.protocol import Answer, Run
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 PREPARED = prepare(Cell.from_id("eagle3.pair"))
 

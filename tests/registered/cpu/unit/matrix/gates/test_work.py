@@ -13,8 +13,6 @@ from specmatrix.matrix.gates.work import WorkGate
 from specmatrix.matrix.oracles.forwards import graph_batch
 from specmatrix.matrix.subjects.protocol import Moment, Stalled, StepForwards
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 GATE = WorkGate()
 TIGHT = "standalone.s1.k1.v2.p4.tight.burst"
 TREE = "eagle3.s3.k4.n8.v2.ragged"

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 
-import pytest
-
 from specmatrix.engine.core.config.asked import EngineConfig, Facts
 from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.engine.core.config.defaults import DEFAULTS
@@ -15,8 +13,6 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.table import CAPACITY, RULES
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.golden.knobs import KNOBS, configured
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 COMBINATIONS = 10_000
 

@@ -1,6 +1,5 @@
 """The golden of single flags is exact, reaches every rule, and its gate is red where one says something else."""
 
-import pytest
 import yaml
 
 from specmatrix.engine.core.config.asked import EngineConfig
@@ -16,8 +15,6 @@ from specmatrix.matrix.golden.flags import (
     outcome_of,
     with_flags,
 )
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 GOLDEN = golden_flags()
 

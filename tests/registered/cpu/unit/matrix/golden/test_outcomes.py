@@ -18,8 +18,6 @@ from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.golden.outcomes import DEPENDS, DERIVED, LEFT_OUT, REFUSED, RENAMED, resolution, start_outcomes
 from specmatrix.matrix.golden.review import GOLDEN_FILE, compiled, expected
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
-
 
 def text_of(groups) -> str:
     return yaml.safe_dump(groups, sort_keys=False, width=118)

@@ -1,14 +1,11 @@
 from itertools import product
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.golden.products import EVERY, products, where_of
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 AXES = ("model", "spec_version", "overlap")
 POINTS = list(product(*(axis(name).names for name in AXES)))

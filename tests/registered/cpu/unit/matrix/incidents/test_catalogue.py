@@ -25,8 +25,6 @@ from specmatrix.reports.compare.cell_state import (
     RewriteChange,
 )
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 STEPS = [(incident, step) for incident in INCIDENTS for step in incident.steps]
 # The changes of the five incidents.
 ORIGINS = {21062, 26866, 26981, 26997, 24055, 24999, 22651, 28754}

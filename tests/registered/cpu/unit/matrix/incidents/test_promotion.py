@@ -8,8 +8,6 @@ from specmatrix.matrix.incidents.promotion import Shortfall, refusals, without
 from specmatrix.matrix.incidents.replay import evidence_of
 from specmatrix.reports.schema import CellRecord, GateResult, StartRecord
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 EVIDENCE = ("lossless", "ledger")
 
 

@@ -22,8 +22,6 @@ from specmatrix.matrix.oracles.adaptive import (
 from specmatrix.matrix.subjects.protocol import Observation, Trace
 from specmatrix.matrix.workloads.adaptive_configs import TEXTS
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.mark.parametrize(
     ("steps", "ema", "more", "target"),

@@ -3,8 +3,6 @@ import pytest
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.matrix.oracles.ledger import AuditError, audit
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 # One request of five positions on pages of two, whose first page is cached and evicted at last.
 SOUND = [
     ("open", 1, ()),

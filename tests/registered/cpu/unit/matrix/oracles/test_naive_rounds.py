@@ -10,8 +10,6 @@ from torch import Tensor
 
 from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, naive_check
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 # Chains of two drafts of token 0, all accepted in a text of zeros: three tokens in each round.
 SHAPES, LENGTHS, PROMPT = [(2, 1, 3)] * 4, [3] * 4, [0, 0]
 

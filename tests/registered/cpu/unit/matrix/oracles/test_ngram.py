@@ -9,8 +9,6 @@ from specmatrix.engine.core.draft.ngram_index import Cursor, NgramDraft, NgramIn
 from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
 from specmatrix.matrix.oracles.ngram import Grams
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def grams(texts, options: dict | None = None) -> Grams:
     made = Grams(asdict(NgramOptions(**(options or {}))))

@@ -9,8 +9,6 @@ from specmatrix.matrix.cells.cell import CORPUS
 from specmatrix.matrix.oracles.ngram_replay import NgramReplay, ReplayError, Round, corpus
 from specmatrix.matrix.subjects.protocol import Served
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 RESOLVED = {
     "ngram": asdict(NgramOptions(max_bfs_breadth=2)),
     "page_size": 1,

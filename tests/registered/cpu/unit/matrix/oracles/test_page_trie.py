@@ -1,10 +1,6 @@
 """The oracle's cache of whole pages: matches, followers and age."""
 
-import pytest
-
 from specmatrix.matrix.oracles.page_trie import PageTrie
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 A = (1, 2, 3, 4, 5, 6, 7)
 B = (1, 2, 8, 9, 5, 6, 7)

@@ -10,8 +10,6 @@ from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.oracles.prefix import misread_pages, span_of
 from specmatrix.matrix.subjects.protocol import Served
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 # Request 1 gives its first two pages of two tokens to the cache; request 2 reads them.
 JOURNAL = [("open", 1, ()), ("reserve", 1, (6, 7, 8, 9)), ("donate", 1, (2, 7, 8)), ("open", 2, (7, 8))]
 MESSAGE = "account 2 reads cached page 8 at position 2, but account 1 wrote it for other tokens (compared up to "

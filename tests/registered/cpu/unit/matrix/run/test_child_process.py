@@ -14,8 +14,6 @@ import pytest
 from specmatrix.matrix.run import child_process
 from specmatrix.matrix.run.child_process import OUTPUT_TAIL, ChildProcess
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 # A process that is alive holds the FIFO's write end open.
 HOLDS = "import os, sys; held = open(sys.argv[1], 'w'); held.write('up\\n'); held.flush()\n"
 FOREVER = "while True: pass\n"

@@ -14,8 +14,6 @@ from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.run.coverage_demand import demanded
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 MAIN = "import sys; from specmatrix.cli import main; sys.exit(main())"
 RUN = ("-c", MAIN, "run", "--stage", "nightly", "--workers", "1")
 

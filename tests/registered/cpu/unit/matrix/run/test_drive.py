@@ -25,8 +25,6 @@ from specmatrix.matrix.subjects.protocol import (
     Served,
 )
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
 EVERY = frozenset(Capability)
 

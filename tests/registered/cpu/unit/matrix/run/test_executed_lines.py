@@ -3,12 +3,8 @@
 import sys
 import threading
 
-import pytest
-
 from specmatrix import HOME
 from specmatrix.matrix.run.executed_lines import changed_lines, executed, only_red, ranges
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 DIFF = """\
 diff --git a/engine/loop.py b/engine/loop.py

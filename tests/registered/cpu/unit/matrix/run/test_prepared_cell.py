@@ -15,8 +15,6 @@ from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Continuation, Refusal, RequestSpec
 from specmatrix.matrix.workloads.build import workload
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.mark.parametrize("text", ["eagle3.s3.k4.n8.v2.p16.pair", "standalone.s3.k1.n6", "eagle3.k4"])
 @pytest.mark.parametrize("tier", ["cpu", "gpu1"])

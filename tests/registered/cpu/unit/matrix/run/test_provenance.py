@@ -26,8 +26,6 @@ from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Capability, Profile
 from specmatrix.reports.store import ReportWriter, load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_header_is_complete_and_writable(tmp_path: Path):
     header = run_header("cpu", "pr", 7, GATES)

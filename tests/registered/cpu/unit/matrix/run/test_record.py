@@ -18,8 +18,6 @@ from specmatrix.matrix.subjects.engine_process import EngineFailed
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, Stalled
 from specmatrix.reports.schema import CRASH, GateResult, ReasonRecord, RedAsk, RewriteRecord, StartRecord
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_a_gpu_tier_requests_the_same_in_float32_on_a_gpu_and_limits_graphs_where_slots_are_few():
     cell = Cell.from_id("eagle3.s3.k4.n8.v2")

@@ -20,8 +20,6 @@ from specmatrix.matrix.subjects.protocol import Answer, Capability, Memory, Requ
 from specmatrix.matrix.workloads.build import BOS_ID, prompt_ids
 from specmatrix.reports.schema import CRASH, AskPages, RedAsk
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 WRONG, AT = 79, 7
 
 

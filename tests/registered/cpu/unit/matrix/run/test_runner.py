@@ -38,8 +38,6 @@ from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.reports.schema import Waiver, WaiverRule
 from specmatrix.reports.store import cell_from_json, cell_to_json
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
 
 

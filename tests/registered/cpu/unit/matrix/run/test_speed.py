@@ -45,8 +45,6 @@ from specmatrix.matrix.workloads.timed import LIMIT
 from specmatrix.reports.gate_numbers import RATIOS
 from specmatrix.reports.store import cell_from_json, cell_to_json
 
-pytestmark = pytest.mark.register(est_seconds=11, stage="pr")
-
 CELL = Cell.from_id("eagle3.s3.v2.pair")
 
 

@@ -3,8 +3,6 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.run.tiers import TIERS, check_seed, repro, tier, visible_gpus
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_the_folder_is_the_price():
     assert [(row.name, row.gpus) for row in TIERS] == [("cpu", 0), ("gpu1", 1), ("gpu2", 2), ("gpu4", 4), ("gpu8", 8)]

@@ -17,8 +17,6 @@ from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubj
 from specmatrix.reports.schema import CRASH
 from specmatrix.reports.store import cell_from_json, cell_to_json
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def raised(call) -> BaseException:
     with pytest.raises(BaseException) as found:

@@ -14,8 +14,6 @@ from specmatrix.matrix.run.record import judged, lost
 from specmatrix.matrix.run.waivers import file_option, load_waivers, waive
 from specmatrix.reports.schema import CRASH, CellResult, Waiver, WaiverRule
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 TODAY = date(2030, 1, 15)
 TREES = WaiverRule("algorithm=eagle3 and topk=4", "trees leak", "2030-01-31", "ledger")
 FILE = """

@@ -26,8 +26,6 @@ from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.schema import CellResult
 from tests.support.tiny_subject import ReplaySubject
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
-
 DRAFTED = Cell.from_id("eagle3.s3.k1")
 
 

@@ -11,8 +11,6 @@ from specmatrix.matrix.cells.cell import ENGINE_SEED, Cell, asked
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Capability, Continuation, Refusal, RequestSpec, Stalled, Trace
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
 
 

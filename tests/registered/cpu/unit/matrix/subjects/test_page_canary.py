@@ -9,8 +9,6 @@ from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.subjects.page_canary import PageCanary
 from specmatrix.matrix.zoo.registry import resolve_path
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True)
 PROMPT = "Question: Tom has 12 apples and buys 15 more."
 

@@ -7,8 +7,6 @@ import pytest
 from specmatrix.matrix.subjects.progress import Progress
 from specmatrix.matrix.subjects.protocol import Stalled
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_a_request_that_gains_a_token_per_step_is_within_the_budget():
     progress = Progress(chunk=None, lag=1)

@@ -17,8 +17,6 @@ from specmatrix.matrix.subjects.in_process import ReferenceEngine
 from specmatrix.matrix.subjects.protocol import RequestSpec, RunningEngine
 from specmatrix.matrix.subjects.tensor_parallel import RankedEngine, RankedSubject
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
 CELL = Cell.from_id("eagle3.tp2.s3.k4.n8.v2.p16.ragged")
 

@@ -21,8 +21,6 @@ from specmatrix.matrix.subjects.protocol import Answer, Profile, RequestSpec, Ru
 from specmatrix.matrix.subjects.traced import Tracer
 from specmatrix.reports.schema import RedAsk, StepEvent, StepRow, Timeline, Token, TreeNode
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 
 @pytest.mark.parametrize("name", ["eagle3.s3.k4.n8.v2.p4.tight.pair", "ngram.c7.v1.pair.mixed"])
 def test_a_trace_shows_what_the_engine_did_and_changes_nothing(name: str):

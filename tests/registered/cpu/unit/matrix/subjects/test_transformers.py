@@ -31,8 +31,6 @@ from specmatrix.matrix.subjects.transformers.subject import LAYERS, Transformers
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.zoo.registry import resolve_path
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
-
 NAMES = (
     "transformers",
     "transformers-dynamic",

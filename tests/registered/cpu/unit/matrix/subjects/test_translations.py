@@ -21,8 +21,6 @@ from specmatrix.matrix.subjects.translations import translation_table
 from tests.support import tiny_subject
 from tests.support.tiny_subject import ReplaySubject, TinySubject, fields
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 SUBJECTS = [*(subject for name in BUILT_IN if not (subject := load_subject(name)).profile.in_process), TinySubject()]
 
 

@@ -32,8 +32,6 @@ from specmatrix.matrix.subjects.vllm.subject import VllmSubject
 from specmatrix.matrix.zoo.registry import resolve_path
 from tests.support.record_vllm import CELLS, FILE, command, read
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def flags(cell: str, subject: str = "vllm", tier: str = "cpu") -> dict[str, Any]:
     found = load_subject(subject).translate(prepare(Cell.from_id(cell), tier, subject=subject))

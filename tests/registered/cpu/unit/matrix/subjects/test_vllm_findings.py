@@ -8,12 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from specmatrix import HOME
 from specmatrix.matrix.run.waivers import load_waivers
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 MADE_UP = """FINDINGS.clear()
 FINDINGS["there"] = lambda: (0, model_folder())

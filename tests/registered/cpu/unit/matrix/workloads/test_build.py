@@ -19,8 +19,6 @@ from specmatrix.matrix.workloads.build import (
 )
 from specmatrix.matrix.workloads.sessions import WAVES
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
-
 CELLS = [cell for cell in stage_cells("nightly") if expect(cell) != "refused"]
 SIZES = {"single": 1, "pair": 2, "ragged": 5, "burst": 9, "exam": EXAM_QUESTIONS, "waves": sum(WAVES)}
 

@@ -11,8 +11,6 @@ from specmatrix.matrix.subjects.protocol import Continuation, Refusal, RequestSp
 from specmatrix.matrix.workloads.build import tokenizer, workload
 from specmatrix.matrix.workloads.context_limit import to_the_brim
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 
 def tokens(text: str) -> int:
     """A begin token and one for each word."""

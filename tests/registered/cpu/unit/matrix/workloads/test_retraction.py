@@ -10,8 +10,6 @@ from specmatrix.matrix.workloads.memory_sizes import snug, spares
 from specmatrix.matrix.workloads.retraction import EARLIER, MORE
 from specmatrix.matrix.workloads.sessions import REPLIES
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 # Positions of two rounds in flight of the widest tree that windowed layers let run beside another.
 WINDOWED_SLACK = 2 * 8
 

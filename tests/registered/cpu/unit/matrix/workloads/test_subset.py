@@ -8,8 +8,6 @@ from specmatrix.matrix.run.tiers import repro
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.subset import Subset, needed, subset
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 RAGGED = Cell.from_id("eagle3.ragged")
 
 

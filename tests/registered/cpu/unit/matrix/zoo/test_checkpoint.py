@@ -18,8 +18,6 @@ from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, RotatedDraft
 from specmatrix.matrix.zoo.recipes import DATA, RECIPES, LatentShape, ModelShape
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, NAMES
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 MODELS = [name for name, recipe in RECIPES.items() if recipe.kind in ("target", "standalone")]
 LLAMAS = ["llama-mini", "llama-mini-standalone"]
 COPIES = ("shared_head.head.weight", "embed_tokens.weight")

@@ -13,8 +13,6 @@ from specmatrix.matrix.zoo.registry import HELDOUT as HELDOUT_FILE
 from specmatrix.matrix.zoo.registry import TEST as TEST_FILE
 from specmatrix.matrix.zoo.templates import HELDOUT, TRAINED
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 ANNOTATION = re.compile(r"<<([^=<>]+)=(\d+)>>")
 
 

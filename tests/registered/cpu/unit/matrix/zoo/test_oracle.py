@@ -19,8 +19,6 @@ from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, LAYERS, SINGLE, is_layer
 from specmatrix.matrix.zoo.recipes import RECIPES, LatentShape
 from specmatrix.matrix.zoo.registry import oracle_file
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 
 class Scripted:
     """Fixed probabilities of the next token, whatever came before: 0.5, 0.3, 0.2 for tokens 0, 1, 2."""

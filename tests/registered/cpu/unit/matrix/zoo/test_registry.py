@@ -7,8 +7,6 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo import registry
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 NAME = "llama-mini-standalone"
 
 

@@ -6,8 +6,6 @@ from tokenizers import Tokenizer
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, HERE, NAMES
 from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS, EOS_ID
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 TOKENIZER = Tokenizer.from_file(str(HERE / "data" / "tokenizer.json"))
 
 

@@ -6,8 +6,6 @@ from specmatrix.reports.compare import Acknowledgement, read_acknowledgements
 from specmatrix.reports.compare.acknowledge import Acknowledged
 from specmatrix.reports.schema import ReportError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 GOOD = {"kind": "rewrite", "what": "spec_version: * -> v1", "reason": "wanted", "expiry": "2026-12-31"}
 
 

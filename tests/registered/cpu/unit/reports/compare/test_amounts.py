@@ -9,8 +9,6 @@ from specmatrix.reports.compare import ChangeState
 from specmatrix.reports.compare.comparability import CONTENT_DEPENDENT
 from specmatrix.reports.gate_numbers import AMOUNTS
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def only(comparison):
     assert len(comparison.changes) == 1

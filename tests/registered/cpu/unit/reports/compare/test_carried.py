@@ -8,8 +8,6 @@ import pytest
 
 from specmatrix.reports.compare.carried import CarriedPairs
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def cells(count, seed=0):
     """Cells of which some lack an axis."""

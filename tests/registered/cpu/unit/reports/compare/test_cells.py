@@ -7,8 +7,6 @@ from specmatrix.reports.compare.cell_state import ChangeState, Effect
 from specmatrix.reports.compare.cells import Context, compare_cell, effect_text, gate_changes, new_cell
 from specmatrix.reports.schema import GateResult, ReasonRecord
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 LOSS = Effect("accuracy", 0.9, 0.85, -0.05, (-0.081, -0.019), 0.001, 0.9999, "prompts", "loss")
 OPEN = Effect("acceptance", 3.0, 2.99, -0.0033, (-0.0412, 0.03), 0.4, 0.6, "intervals")
 CALM = Effect("acceptance", 3.0, 2.99, -0.0033, (-0.0112, 0.004), 0.4, 0.6, "prompts")

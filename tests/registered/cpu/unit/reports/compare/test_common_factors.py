@@ -5,8 +5,6 @@ import pytest
 
 from specmatrix.reports.compare import common_factors
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 CELLS = [
     {"algorithm": a, "topk": k, "spec_version": v, "batch": b, "page_size": p}
     for a, k, v, b, p in product(("standalone", "eagle3"), "124", ("v1", "v2"), ("1", "2", "5"), ("1", "16", "64"))

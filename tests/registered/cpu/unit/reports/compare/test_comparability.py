@@ -5,8 +5,6 @@ from specmatrix.reports.compare.comparability import incomparable_gates, mismatc
 from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.schema import SubjectRecord, WaiverRule
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_equal_headers_match(make_header):
     assert mismatches(make_header(), make_header(commit="other", created="2027-01-01T00:00:00+00:00")) == ()

@@ -12,8 +12,6 @@ from specmatrix.reports.compare.compare import comparison_record
 from specmatrix.reports.schema import GateResult, ReasonRecord, ReportError, RewriteRecord, Waiver, WaiverRule
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 ACCEPTED = "the fallback is wanted until the tree gates are green"
 
 

@@ -9,8 +9,6 @@ from specmatrix.reports.compare.coverage import SAMPLE
 from specmatrix.reports.schema import ReasonRecord
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 FALLBACK = "trees fall back"
 
 

@@ -5,8 +5,6 @@ from scipy.stats import ttest_1samp
 
 from specmatrix.reports.compare.drift import Moves, drifts
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 PROMPTS = range(12)
 MIXED = (0.004, -0.004, 0.003, -0.003, 0.005, -0.005, 0.002, -0.002, 0.006, -0.006, 0.001, -0.001)
 ALGORITHMS = ("eagle3", "eagle", "nextn", "dflash")

@@ -11,8 +11,6 @@ from specmatrix.reports.compare.cells import effect_text
 from specmatrix.reports.compare.evidence import effects, is_bounded, mark_significant, prompt_moves
 from specmatrix.reports.schema import GateResult
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.fixture
 def effect_of(make_cell):

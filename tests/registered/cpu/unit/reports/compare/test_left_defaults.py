@@ -11,8 +11,6 @@ from specmatrix.reports.render.comparison import comparison_markdown, comparison
 from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.schema import ReasonRecord
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 V1, V2 = (ReasonRecord("spec_version", version, f"{version} is the default") for version in ("v1", "v2"))
 
 

@@ -5,8 +5,6 @@ from specmatrix.reports.compare.cell_state import PathChange
 from specmatrix.reports.compare.paths import PathChanges, explanation, path_changes
 from specmatrix.reports.schema import GateResult, ReasonRecord
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_equal_cells_run_the_same_path(make_cell):
     assert path_changes(make_cell(), make_cell()) == ()

@@ -1,11 +1,7 @@
-import pytest
-
 from specmatrix.reports.compare.acknowledge import Acknowledged, Acknowledgement
 from specmatrix.reports.compare.paths import PathChanges
 from specmatrix.reports.compare.rewrites import choice_changes, new_rewrites, rewrite_changes, signature
 from specmatrix.reports.schema import ReasonRecord, RewriteRecord
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 NOBODY = Acknowledged()
 

@@ -10,8 +10,6 @@ from specmatrix.reports.schema import GateResult
 from specmatrix.reports.speed import ratio_shift, speed_text
 from tests.support.speeds import STARTS, TURNS, numbers
 
-pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
-
 
 @pytest.fixture
 def change_of(make_cell, against):

@@ -3,10 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_reading_and_comparing_reports_imports_no_numbers_library():
     script = (

@@ -12,8 +12,6 @@ from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.schema import CounterDemand, GateResult, RewriteRecord, Waiver
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 WHY = "vLLM has no tree drafts"
 RED = (GateResult("lossless", "FAIL", {}, None, "3 tokens differ"),)
 

@@ -12,8 +12,6 @@ from specmatrix.reports.history import changes as module
 from specmatrix.reports.history.changes import NEWEST, changes
 from specmatrix.reports.history.store import MEASURES, History
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def history(values, measure="acceptance", **columns: object) -> History:
     """A history of one measure, of shape (runs, cells)."""

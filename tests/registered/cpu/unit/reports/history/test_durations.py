@@ -6,8 +6,6 @@ from specmatrix.reports.history.durations import NEWEST, median_seconds
 from specmatrix.reports.history.store import add, read
 from specmatrix.reports.schema import GateResult, ReportError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.fixture
 def history(tmp_path, write_report, make_cell):

@@ -4,8 +4,6 @@ import pytest
 
 from specmatrix.reports.history.flaky import flaky, sentence
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_a_cell_that_flips_at_one_commit_is_flaky_and_one_that_a_commit_broke_is_not(history, gated):
     good, bad = [gated("flips"), gated("broken")], [gated("flips", red="lossless"), gated("broken")]

@@ -13,8 +13,6 @@ from specmatrix.reports.history import store
 from specmatrix.reports.history.store import add, read
 from specmatrix.reports.schema import ReportError, ShardRecord, SubjectRecord, Waiver, WaiverRule
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_every_run_says_of_every_cell_what_it_was_and_measured(history, gated):
     whole = [gated("a", 3.5), gated("b", red="lossless", waived=Waiver("known", "2026-12-31"))]

@@ -28,7 +28,6 @@ AXE = os.environ.get("SPECMATRIX_AXE", "")
 PAGES = ("run", "comparison", "site")
 
 pytestmark = [
-    pytest.mark.register(est_seconds=60, stage="nightly"),
     pytest.mark.nightly,
     pytest.mark.skipif(find_spec("playwright") is None, reason="playwright is not installed"),
 ]

@@ -16,8 +16,6 @@ from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import GateResult, ReportError, SubjectRecord, Waiver
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 EVIL = "</script><img src=x onerror=alert(2)>|`@everyone #1\\|\n"
 
 

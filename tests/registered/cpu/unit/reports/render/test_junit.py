@@ -9,8 +9,6 @@ from specmatrix.reports.render.run import view
 from specmatrix.reports.schema import GateResult, ReportError, Waiver, WaiverRule
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.fixture
 def suite(tmp_path, write_report):

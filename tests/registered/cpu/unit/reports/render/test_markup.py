@@ -12,8 +12,6 @@ from specmatrix.reports.render.run import run_markdown, view
 from specmatrix.reports.schema import GateResult
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.mark.parametrize(
     ("text", "shown"),

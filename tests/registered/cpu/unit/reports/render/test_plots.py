@@ -6,8 +6,6 @@ import pytest
 
 from specmatrix.reports.render.plots import MOST_POINTS, Point, Row, curve_plot, glyph, strip_plot
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def point(value, tone="good"):
     return Point(value, value - 0.1, value + 0.1, tone, f"<{value}>")

@@ -16,8 +16,6 @@ from specmatrix.reports.store import load
 
 from ..conftest import cell, write_cells
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 ASK = RedAsk(
     "lossless",
     "q6",

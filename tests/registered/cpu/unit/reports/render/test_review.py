@@ -13,8 +13,6 @@ from specmatrix.reports.render.run import view
 from specmatrix.reports.schema import GateResult, ReportError
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.fixture
 def cells(make_cell):

@@ -32,8 +32,6 @@ from specmatrix.reports.schema import (
 )
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 VOID = {"meta", "br", "wbr", "input", "circle", "line", "polyline", "rect"}
 FACTOR = "red at topk > 1 x spec_version=v2 x batch != single: 16 of 16 failing cells, 0 of 64 passing"
 KNOWN = Waiver("drafts leak on abort", "2026-12-31", "https://host/a/b/7")

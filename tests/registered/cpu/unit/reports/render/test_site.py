@@ -10,8 +10,6 @@ from specmatrix.reports.history.store import add, read
 from specmatrix.reports.render.site import write_site
 from specmatrix.reports.schema import GateResult, ReportError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.fixture
 def filled(tmp_path, write_report, make_cell):

@@ -9,8 +9,6 @@ from scipy.stats import fisher_exact as scipy_fisher
 
 from specmatrix.reports.stats import benjamini_hochberg, fisher_log
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
 def test_fisher_is_the_hypergeometric_tail(both, failing_only, matching_only, neither):

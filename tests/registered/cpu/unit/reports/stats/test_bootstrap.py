@@ -4,8 +4,6 @@ from scipy.stats import bootstrap
 
 from specmatrix.reports.stats import ratio_change
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 EMITTED = [64, 128, 100, 90, 110, 70, 128, 128, 96, 81]
 ROUNDS = [20, 41, 33, 30, 35, 25, 40, 44, 31, 29]
 

@@ -7,8 +7,6 @@ from scipy.stats import binom, binomtest
 
 from specmatrix.reports.stats import detectable_drop, mcnemar, paired_difference, zero_count_bound
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 COUNTS = st.integers(0, 60)
 
 

@@ -12,8 +12,6 @@ from specmatrix.reports.stats import (
     zero_count_bound,
 )
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 COUNTS = st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
 

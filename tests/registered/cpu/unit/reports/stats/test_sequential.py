@@ -8,8 +8,6 @@ from scipy.stats import beta
 
 from specmatrix.reports.stats import detectable_drop, loss_evidence, mcnemar, sequential_mcnemar
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 COUNTS = st.integers(0, 80)
 
 

@@ -6,8 +6,6 @@ from scipy.stats import ttest_1samp, ttest_ind
 
 from specmatrix.reports.stats import mean_interval, pseudo_median, shift
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 
 @pytest.mark.parametrize(("n", "m"), [(2, 2), (2, 9), (8, 8), (60, 7)])
 def test_interval_and_p_values_are_those_of_welchs_test(n, m):

@@ -4,8 +4,6 @@ from scipy.stats import kstest
 
 from specmatrix.reports.stats import ks_uniform, randomised_pit
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 SHARES = [0.5, 0.25, 0.125, 0.125]
 
 

@@ -11,8 +11,6 @@ from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, MAX_STEPS
 from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 KEYS = (
     "candidate_steps, ema_alpha, update_interval, warmup_batches, down_hysteresis, up_hysteresis, ceiling_coeff, "
     "strategy"

@@ -7,8 +7,6 @@ from specmatrix.engine.core.config.asked import KINDS, EngineConfig, Facts
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 FLAGS = ", ".join("--" + name.replace("_", "-") for name in KINDS)
 FACTS = Facts("LlamaForCausalLM", vocab_size=512, hidden_size=128, num_layers=4, context_length=1024)
 

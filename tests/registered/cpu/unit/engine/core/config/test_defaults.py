@@ -6,8 +6,6 @@ from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, 
 from specmatrix.engine.core.config.defaults import DEFAULTS
 from specmatrix.engine.core.config.resolve import ORDER, explicit, resolve
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 HEAD = DraftFacts("LlamaForCausalLMEagle3", 512, 96)
 MODEL = DraftFacts("LlamaForCausalLM", 512, 64)
 

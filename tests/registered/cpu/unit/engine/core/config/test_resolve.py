@@ -11,8 +11,6 @@ from specmatrix.engine.core.draft.algorithms import Topology, Traits, forget_tra
 from specmatrix.engine.core.draft.tree import tree_pool
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 # What an EngineConfig field is called once it is resolved, where the names differ.
 RESOLVED_NAME = {
     "speculative_num_steps": "num_steps",

@@ -2,8 +2,6 @@ import pytest
 
 from specmatrix.engine.core.config.suggest import nearest
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.mark.parametrize(
     ("word", "close"),

@@ -14,8 +14,6 @@ from specmatrix.engine.core.draft.algorithms import (
 )
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_names_are_unique_and_upper_case():
     names = [traits.name for traits in ALGORITHMS]

@@ -8,8 +8,6 @@ from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveS
 from specmatrix.engine.core.draft.depth import TRACE_LENGTH, DraftSteps, ObservedRound, Slot
 from specmatrix.engine.core.observe.counters import Counters
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def decisions(slot, means):
     return [(slot.observe(mean), slot.ema, slot.steps) for mean in means]

@@ -10,8 +10,6 @@ import pytest
 from specmatrix.engine.core.draft.ngram_index import Cursor, NgramDraft, NgramIndex, NgramOptions
 from tests.support.trees import depths
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def index_of(*texts: tuple[int, ...], **options: object) -> NgramIndex:
     index = NgramIndex(NgramOptions(**{"max_trie_depth": 6} | options))

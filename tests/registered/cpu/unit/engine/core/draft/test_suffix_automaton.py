@@ -8,8 +8,6 @@ import pytest
 
 from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def occurrences(documents, needle):
     size = len(needle)

@@ -6,8 +6,6 @@ import pytest
 
 from specmatrix.engine.core.draft.tree import max_depth, tree_pool
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 @pytest.mark.parametrize(("steps", "topk", "pool"), [(1, 4, 4), (2, 2, 6), (5, 4, 68), (3, 1, 3)])
 def test_the_pool_counts_every_candidate_level_by_level(steps, topk, pool):

@@ -13,8 +13,6 @@ from specmatrix.engine.core.memory.ledger import CACHE, FREE, KEPT, Entry, Ledge
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.errors import EngineError, LedgerError
 
-pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
-
 
 class LedgerMachine(RuleBasedStateMachine):
     """Operations in any order. The model keeps the owner of each page in sets and counts positions one by one."""

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def cache_of(pages=20, size=2, span=0, enabled=True):
     ledger = Ledger(pages, size, strict=True)

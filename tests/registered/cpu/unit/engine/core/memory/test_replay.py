@@ -10,8 +10,6 @@ from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.errors import LedgerError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def journal_of_one() -> list[tuple[str, int, tuple[int, ...]]]:
     """One request after another, the second on a page of the first, which is evicted at the end; the third is held."""

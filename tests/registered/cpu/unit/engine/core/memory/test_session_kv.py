@@ -14,8 +14,6 @@ from specmatrix.engine.core.schedule.request import Finish, Phase, Request, Samp
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.errors import LedgerError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def scheduler_of(pages=40, size=2, rows=4, width=3, cache=False, window=None, chunk=None, span=0) -> Scheduler:
     ledger = Ledger(pages, size, strict=True, window=window)

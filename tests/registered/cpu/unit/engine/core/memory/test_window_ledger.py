@@ -10,8 +10,6 @@ from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.memory.window_ledger import Window, WindowLedger, pool_pages
 from specmatrix.errors import LedgerError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 PAGES = 40
 
 

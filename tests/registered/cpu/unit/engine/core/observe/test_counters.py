@@ -5,8 +5,6 @@ import pytest
 from specmatrix.engine.core.observe.counters import COUNTERS, Counters
 from specmatrix.errors import LedgerError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_every_counter_starts_at_zero_and_counts():
     counters = Counters()

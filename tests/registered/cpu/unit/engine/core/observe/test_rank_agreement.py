@@ -10,8 +10,6 @@ from specmatrix.engine.core.observe.rank_agreement import PLAN, RESULT, RankComp
 from specmatrix.engine.core.schedule.step import StepPlan
 from specmatrix.engine.rank_digest import RankDigest
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 A, B, C = StepDigest(PLAN, ("j1", "p1")), StepDigest(RESULT, ("t1", "d1", "v1")), StepDigest(PLAN, ("j2", "p2"))
 
 

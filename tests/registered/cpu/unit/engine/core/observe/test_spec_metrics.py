@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from specmatrix.engine.core.observe.spec_metrics import SpecMetrics
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 KEYS = {
     "spec_verify_ct",
     "spec_accept_length",

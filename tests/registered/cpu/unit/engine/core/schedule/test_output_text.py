@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from specmatrix.engine.core.schedule.output_text import OutputText
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 class RunDecoder:

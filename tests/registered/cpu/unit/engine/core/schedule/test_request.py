@@ -10,8 +10,6 @@ import pytest
 from specmatrix.engine.core.schedule.request import MOVES, Phase, Request, SamplingParams, shown
 from specmatrix.errors import LedgerError, RequestError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 LEGAL = {
     ("waiting", "running"),
     ("waiting", "done"),

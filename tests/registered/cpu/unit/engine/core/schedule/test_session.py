@@ -16,8 +16,6 @@ from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.session import Session, SessionParams, Sessions
 from specmatrix.errors import RequestError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 BOS = 9
 
 

@@ -10,8 +10,6 @@ from specmatrix.engine.core.schedule.output_text import OutputText
 from specmatrix.engine.core.schedule.request import Finish, SamplingParams
 from specmatrix.engine.core.schedule.stop_rules import StopRules, stable_text_length
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 WORDS = ("a", "b", "ab", "ba", "abc", "", "cc", "bcab")
 
 

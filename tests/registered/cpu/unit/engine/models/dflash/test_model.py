@@ -22,8 +22,6 @@ from specmatrix.errors import ConfigError
 from tests.support.random_drafts import dflash_shapes, random_weights, save
 from tests.support.uncached_models import WholeDFlash
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 BOUND = 1e-5  # of the largest value
 CONFIG: dict[str, Any] = {
     "architectures": ["DFlashDraftModel"],

@@ -16,8 +16,6 @@ from specmatrix.errors import ConfigError
 from tests.support.random_drafts import eagle_shapes, layer_shapes, random_weights, save
 from tests.support.uncached_models import WholeEagle, WholeEagle3
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 BOUND = 1e-5  # of the largest value
 CONFIG = {
     "architectures": ["LlamaForCausalLMEagle"],

@@ -15,8 +15,6 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.eagle_net import EagleNet
 from specmatrix.matrix.zoo.recipes import ModelShape
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 BOUND = 1e-4
 TOKENS = torch.randint(0, 97, (2, 21), generator=torch.Generator().manual_seed(1))
 STATES = torch.randn(2, 21, 3 * 48, generator=torch.Generator().manual_seed(2))

@@ -12,8 +12,6 @@ from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.models.loader import load_target
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 BOUND = 1e-4  # float32, largest absolute difference of a logit; logits here reach about 10
 VARIANTS = {
     "default": {},

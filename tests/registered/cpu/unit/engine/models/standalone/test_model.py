@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from specmatrix.engine.models.loader import load_standalone, load_target
-
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 TOKENS = torch.randint(0, 97, (2, 9), generator=torch.Generator().manual_seed(1))
 

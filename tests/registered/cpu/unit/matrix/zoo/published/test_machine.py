@@ -18,8 +18,6 @@ from specmatrix.matrix.zoo.published.needs import GIB, needs
 from specmatrix.matrix.zoo.published.pairs import PAIRS
 from tests.support.published_layouts import shard, small_config, write
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 PAIR = PAIRS["llama-3.1-8b.eagle3"]
 H100 = (80 * GIB,)
 

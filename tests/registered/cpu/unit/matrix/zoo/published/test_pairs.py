@@ -11,8 +11,6 @@ from specmatrix.matrix.zoo.published.models import MODELS, TIP
 from specmatrix.matrix.zoo.published.needs import GIB, SPARE, needs, resolved
 from specmatrix.matrix.zoo.published.pairs import PAIRS, pair_of
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def test_the_kinds_of_models_and_drafts_that_a_gpu_tier_must_have():
     assert {(MODELS[pair.target].config["architectures"][0], pair.algorithm) for pair in PAIRS.values()} == {

@@ -25,8 +25,6 @@ from specmatrix.matrix.zoo.published.size import bundled, held, possible, stored
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from tests.support.published_layouts import TARGETS, writer
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 DRAFTS = {pair.draft: pair.target for pair in PAIRS.values() if pair.draft is not None}
 LOADERS = {"EAGLE3": load_eagle3, "DFLASH": load_dflash, "STANDALONE": load_standalone}
 

@@ -11,8 +11,6 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.published.models import MODELS, TIP
 from specmatrix.matrix.zoo.published.store import find, hub
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 QWEN = MODELS["qwen3-8b"]
 LLAMA = MODELS["llama-3.1-8b-instruct"]
 COMMIT = QWEN.revision

@@ -8,8 +8,6 @@ from specmatrix.engine.core.config.asked import EngineConfig, Facts
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.draft.algorithms import Topology, Traits, forget_traits, register_traits
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 GPU = Facts("LlamaForCausalLM", 512, 128, 4, 1024, device_kind="cuda", gpus=1)
 
 

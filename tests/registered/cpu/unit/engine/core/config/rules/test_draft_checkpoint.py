@@ -9,8 +9,6 @@ from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.errors import ConfigError
 from tests.support.start_configs import HEAD, MODEL, eagle3, facts, refusal, standalone
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def head(**changes: object) -> Facts:
     values = {name: getattr(HEAD, name) for name in HEAD.__dataclass_fields__}

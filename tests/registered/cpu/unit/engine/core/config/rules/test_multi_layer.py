@@ -8,8 +8,6 @@ from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, 
 from specmatrix.engine.core.config.resolve import explicit, resolve
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def facts(layers: int = 3) -> Facts:
     brings = DraftFacts("DeepseekV3ForCausalLM", 512, 128, 128, 512, "t", (-1,), prediction_layers=layers)

@@ -5,8 +5,6 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
 from tests.support.start_configs import broken, eagle3, facts, refusal
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def ngram(**asked: object) -> EngineConfig:
     return EngineConfig("m", "NGRAM", **{f"speculative_ngram_{name}": value for name, value in asked.items()})

@@ -11,8 +11,6 @@ from specmatrix.engine.core.draft.algorithms import Topology, Traits, forget_tra
 from specmatrix.errors import ConfigError
 from tests.support.start_configs import refusal
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 
 def facts(heads: int = 8, kv_heads: int = 2, widths: tuple[int, ...] = (384,), gpus: int = 0) -> Facts:
     kind = "cuda" if gpus else "cpu"

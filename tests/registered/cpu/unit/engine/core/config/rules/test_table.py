@@ -13,8 +13,6 @@ from specmatrix.engine.core.draft.algorithms import Topology, Traits
 from specmatrix.errors import ConfigError
 from tests.support.start_configs import HEAD, MODEL, eagle3, facts, refusal, standalone
 
-pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
-
 FLAT = '{"candidate_steps": [2, 1]}'
 BLOCK = DraftFacts("DFlashDraftModel", vocab_size=512, hidden_size=96, block_size=8)
 LAYERS = DraftFacts("DeepseekV3ForCausalLM", 512, 128, 128, 512, "t", (-1,), prediction_layers=2)
