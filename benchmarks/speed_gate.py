@@ -21,7 +21,7 @@ from specmatrix.ci.local import run_plan
 from specmatrix.ci.planner import Host, plan
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.timed import TIMED
-from specmatrix.matrix.faults.catalogue.delays import DELAYS
+from specmatrix.matrix.faults.loader import delays
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.tiers import TIERS, visible_gpus
@@ -48,12 +48,12 @@ def measure(starts: int | None = None) -> list[Metric]:
     import torch
 
     tier = GPU if torch.cuda.is_available() else CPU
-    share, rest = divmod(REPETITIONS, len(DELAYS))
+    share, rest = divmod(REPETITIONS, len(delays()))
     (base,) = runs(tier, 1, starts)
     repeated: list[Metric] = []
     delayed: list[Metric] = []
     equal = [base]
-    for place, delay in enumerate(DELAYS):
+    for place, delay in enumerate(delays()):
         (late,) = runs(tier, 1, starts, delay.id)
         delayed.append(figure(delay.id.replace("-", "_"), base, late, tier))
         for record in runs(tier, share + (place < rest), starts):

@@ -12,8 +12,8 @@ from typing import Final
 from specmatrix.benchmarks.metric import Metric, unmeasured
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import stage_cells
-from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.fault import Fault
+from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.matrix.faults.plant import trial
 from specmatrix.reports.schema import REFERENCE, CellResult
 
@@ -27,7 +27,7 @@ def measure() -> list[Metric]:
     """For each fault its acceptance length over the reference, and as the note both verdicts; then how many of all
     faults each finds."""
     locked = stage_cells("pr")
-    faults = [fault for fault in CATALOGUE if GATE in fault.expected and fault.runs_on("cpu")]
+    faults = [fault for fault in catalogue() if GATE in fault.expected and fault.runs_on("cpu")]
     faults = [fault for fault in faults if fault.subject == REFERENCE]
     cells = {fault.id: fault.chosen(locked)[0] for fault in faults}
     plain = records(None, sorted(set(cells.values())))

@@ -22,8 +22,8 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.timed import STARTS, TIMED
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cover.order import stored_ranks
-from specmatrix.matrix.faults.catalogue.delays import DELAYS
 from specmatrix.matrix.faults.command import select as select_faults
+from specmatrix.matrix.faults.loader import delays
 from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.run.tiers import Tier, repro, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
@@ -150,7 +150,7 @@ def cell_runs(
             f"stage {TIMED!r} compares with the same engine without drafts, and subject {shown(subject)} has none; "
             "give --baseline-url"
         )
-    patch = None if fault is None else select_faults([fault], tier, DELAYS)[0].patch
+    patch = None if fault is None else select_faults([fault], tier, delays())[0].patch
     seconds = LIMIT_SECONDS
     if engine is not None:  # A cell may start its engine and the baseline's.
         seconds += 2 * (engine.profile.start_seconds + engine.profile.answer_seconds)

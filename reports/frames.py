@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from specmatrix.engine.core.config.json_text import once
 from specmatrix.errors import text_of
@@ -35,7 +35,7 @@ class _FaultRecord(Struct):
     origin: str
     crashed: Json
     killed_by: list[str]
-    klass: str = field(name="class")
+    category: str
 
 
 class _KillMatrixFile(Struct):
@@ -129,7 +129,7 @@ class Runs:
         ).pipe(_in_front, ("run", "start", "cells", "resolved_hash", "reasons", "rewrites"))
 
     def kills(self) -> DataFrame:
-        """One row per fault and gate: `run`, `fault`, `class`, `origin`, `gate`, `killed` (the gate is red with the
+        """One row per fault and gate: `run`, `fault`, `category`, `origin`, `gate`, `killed` (the gate is red with the
         fault and passing without), `crashed` (a cell crashed with the fault). ReportError without a kill matrix."""
         if not self.faults:
             raise ReportError("no kill matrix was loaded; load a file that `specmatrix faults --json` wrote")
@@ -139,7 +139,7 @@ class Runs:
             {
                 "run": run,
                 "fault": fault.id,
-                "class": fault.klass,
+                "category": fault.category,
                 "origin": fault.origin,
                 "gate": gate,
                 "killed": gate in fault.killed_by,

@@ -18,9 +18,9 @@ from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cli.stopping import Stopped
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.order import in_order
-from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kill_matrix import Matrix, kill_matrix
+from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.matrix.faults.table import kill_table
 from specmatrix.matrix.run.tiers import check_seed, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
@@ -84,7 +84,7 @@ def main_faults(
 def select(only: Sequence[str], tier: str = "cpu", more: Sequence[Fault] = ()) -> list[Fault]:
     """The faults of a tier with these ids, each once, or all if none are given. more: faults besides the catalogue's,
     by id only. ConfigError for an unknown id."""
-    known = {fault.id: fault for fault in (*CATALOGUE, *(more if only else ())) if fault.runs_on(tier)}
+    known = {fault.id: fault for fault in (*catalogue(), *(more if only else ())) if fault.runs_on(tier)}
     for name in only:
         if name not in known:
             close = nearest(name, known)
@@ -99,10 +99,10 @@ def list_faults(only: Sequence[str], tier: str, json_: bool) -> int:
     find_tier(tier)
     chosen = select(only, tier)
     if json_:
-        facts = [{"id": f.id, "class": f.klass, "origin": f.origin, "within": f.within, "why": f.why} for f in chosen]
-        print(json.dumps(facts))
+        shown_fields = ("id", "category", "origin", "within", "why")
+        print(json.dumps([{name: getattr(fault, name) for name in shown_fields} for fault in chosen]))
     else:
-        print_text("\n".join(f"{fault.id}: {fault.why} ({fault.klass}, {fault.origin})" for fault in chosen))
+        print_text("\n".join(f"{fault.id}: {fault.why} ({fault.category}, {fault.origin})" for fault in chosen))
     return 0
 
 

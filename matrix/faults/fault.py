@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.patch import Edit, Patch
@@ -13,11 +14,10 @@ from specmatrix.reports.schema import REFERENCE
 __all__ = ["Edit", "Fault"]
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One defect of the catalogue.
 
-    klass: class of defect. origin: the report or rule that it is based on. within, old, new: the defect (see `Edit`);
+    category: of the defect. origin: the report or rule that it is based on. within, old, new: the defect (see `Edit`);
     also: further replacements, such as removing an engine check that would raise before a gate runs. expected: gates
     of which at least one must fail. cells: ids or selectors (up to two cells each) of the smallest cells that exercise
     it. why: its effect. tier: the tier on which the cells exercise it; also_on: further tiers.
@@ -27,7 +27,7 @@ class Fault:
     """
 
     id: str
-    klass: str
+    category: str
     origin: str
     within: str
     old: str

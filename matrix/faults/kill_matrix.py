@@ -92,7 +92,7 @@ class Matrix:
             "faults": [
                 {
                     "id": kill.fault.id,
-                    "class": kill.fault.klass,
+                    "category": kill.fault.category,
                     "origin": kill.fault.origin,
                     "killed_by": list(kill.killed_by),
                     "crashed": kill.crashed is not None,

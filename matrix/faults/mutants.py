@@ -27,8 +27,8 @@ from specmatrix.errors import ConfigError, shown
 from specmatrix.files import read_text
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.functions import FOLDERS, ExecutedFunctions, functions_of
-from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.judges import KillChanges, unit_tests_of
+from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.matrix.faults.plant import CellVerdict, environment, planted, trial
 from specmatrix.matrix.faults.processes import HUNG, Processes
 from specmatrix.reports.schema import RED_STATES
@@ -247,7 +247,7 @@ def run_mutants(
     function are left out. tests: run the unit tests too; ConfigError at the end if they fail without any mutant.
     """
     processes = Processes()
-    changes = KillChanges(CATALOGUE, pr, seed, processes)
+    changes = KillChanges(catalogue(), pr, seed, processes)
     with ThreadPoolExecutor(workers) as pool:
         checked = pool.submit(check_tests, [one.path for one in mutants] if tests else [], processes)
         jobs = [

@@ -10,6 +10,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
+import msgspec
+
 from specmatrix.errors import ConfigError
 
 # Python 3.11 counts the depth of a syntax tree across threads: two that parse at once may raise SystemError
@@ -17,8 +19,7 @@ from specmatrix.errors import ConfigError
 PARSING: Final = Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One replacement in a definition: a function, a class, or a constant of a module or class.
 
     within: the definition's qualified name without its module (`Ledger.settle`), so that moving a module changes no

@@ -21,7 +21,7 @@ from specmatrix.matrix.cells.selection import select
 from specmatrix.matrix.cli.commands.cells import explain_cells
 from specmatrix.matrix.cli.commands.flags import FLAGS, flags_of
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
-from specmatrix.matrix.faults.catalogue import CATALOGUE
+from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.matrix.run.tiers import TIERS
 
 README_LINES = 120
@@ -164,7 +164,7 @@ def test_commands_parse_and_name_what_exists(one: Shown):
     if options.get("cells"):
         assert select(options.get("stage", "nightly"), options["cells"], options.get("limit"))
     if names[0] == "faults":
-        assert {*(options["names"] or ()), *(options["only"] or ())} <= {fault.id for fault in CATALOGUE}
+        assert {*(options["names"] or ()), *(options["only"] or ())} <= {fault.id for fault in catalogue()}
     if names[0] == "explain":
         assert explain_cells(options["cell"], json_=True) == 0
 
@@ -264,7 +264,7 @@ def test_files_that_the_text_names_exist(page: Path):
 
 
 def test_incidents_name_locked_cells_and_the_faults_and_gates_of_the_catalogue():
-    known, locked = {fault.id: fault for fault in CATALOGUE}, set(stage_cells("nightly"))
+    known, locked = {fault.id: fault for fault in catalogue()}, set(stage_cells("nightly"))
     lines = (HOME / "docs" / "incidents.md").read_text(encoding="utf-8").splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
     assert len(rows) == 5

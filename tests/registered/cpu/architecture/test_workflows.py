@@ -13,7 +13,7 @@ import yaml
 
 from specmatrix import HOME
 from specmatrix.cli import command_line
-from specmatrix.matrix.faults.catalogue import CATALOGUE
+from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.matrix.run.tiers import TIERS
 from specmatrix.matrix.run.tiers import tier as find_tier
 
@@ -100,7 +100,7 @@ def test_the_ray_job_gives_the_tier_what_a_task_needs():
 
 def test_every_tier_with_faults_plants_them_nightly():
     planted = {parsed(words)["tier"] for words in ours(NIGHTLY) if "faults" in words}
-    assert planted == {tier.name for tier in TIERS if any(fault.runs_on(tier.name) for fault in CATALOGUE)} >= {"gpu1"}
+    assert planted == {tier.name for tier in TIERS if any(one.runs_on(tier.name) for one in catalogue())} >= {"gpu1"}
 
 
 def uses(node: object) -> Iterator[dict[str, Any]]:

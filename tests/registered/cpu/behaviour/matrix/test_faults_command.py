@@ -18,16 +18,15 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cli.console import WIDE
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.order import in_order
-from specmatrix.matrix.faults.catalogue import CATALOGUE
-from specmatrix.matrix.faults.catalogue.delays import DELAYS
 from specmatrix.matrix.faults.command import list_faults, main_faults, select
 from specmatrix.matrix.faults.kill_matrix import DETECTORS, Kill, Matrix
+from specmatrix.matrix.faults.loader import catalogue, delays
 from specmatrix.matrix.faults.table import kill_table
 
 
 def test_all_faults_or_the_named_ones():
     here, there = select([]), select([], "gpu1")
-    assert [fault for fault in CATALOGUE if fault in here or fault in there] == list(CATALOGUE)
+    assert [fault for fault in catalogue() if fault in here or fault in there] == list(catalogue())
     assert {fault.tier for fault in here} == {"cpu"} and all(f.also_on == ("gpu1",) for f in here if f in there)
     assert [fault.id for fault in select(["v2-downgraded", "bonus-stride"])] == ["v2-downgraded", "bonus-stride"]
 
@@ -40,7 +39,7 @@ def test_an_unknown_fault_names_the_closest_one_or_the_list():
     with pytest.raises(
         ConfigError, match=rf"`specmatrix faults --list --tier gpu1` names all {len(select([], 'gpu1'))}$"
     ):
-        select(["xxx"], "gpu1", more=DELAYS)
+        select(["xxx"], "gpu1", more=delays())
 
 
 def test_the_list_describes_each_fault(capsys):
@@ -49,7 +48,7 @@ def test_the_list_describes_each_fault(capsys):
     assert [line.partition(": ")[0] for line in lines] == [fault.id for fault in select([])]
     assert list_faults(["v2-downgraded"], "cpu", json_=True) == 0
     (listed,) = json.loads(capsys.readouterr().out)
-    assert listed["class"] == "silent fallback / ignored parameter" and listed["why"] in "\n".join(lines)
+    assert listed["category"] == "silent fallback / ignored parameter" and listed["why"] in "\n".join(lines)
     with pytest.raises(ConfigError, match="tier 'cpu9' is unknown"):
         list_faults([], "cpu9", json_=False)
 
@@ -62,7 +61,7 @@ def test_a_fault_that_is_named_twice_is_planted_once():
 
 def test_the_table_fits_its_terminal():
     """Names are not cut, in 64 columns too."""
-    one, longest = CATALOGUE[0], max(CATALOGUE, key=lambda fault: len(fault.id))
+    one, longest = catalogue()[0], max(catalogue(), key=lambda fault: len(fault.id))
     kills = (
         Kill(one, DETECTORS[5:10], None, {}, 12.34),
         Kill(longest, (), "SIGSEGV", {}, 1234.5),
@@ -103,7 +102,7 @@ def test_json_on_a_real_fault(capsys):
         "faults": [
             {
                 "id": "v2-downgraded",
-                "class": "silent fallback / ignored parameter",
+                "category": "silent fallback / ignored parameter",
                 "origin": "sglang#21062",
                 "killed_by": ["effective"],
                 "crashed": False,

@@ -32,9 +32,9 @@ def test_the_copy_holds_the_fault_and_the_sources_do_not():
 
 
 HANGING = """
-from specmatrix.matrix.faults.catalogue import CATALOGUE
+from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.matrix.faults.plant import planted
-with planted(CATALOGUE[0].patch) as tree:
+with planted(catalogue()[0].patch) as tree:
     print(tree, flush=True)
     input()
 """

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 from specmatrix import HOME
-from specmatrix.matrix.faults.catalogue import CATALOGUE
+from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.zoo.published.pairs import PAIRS
 
@@ -62,7 +62,7 @@ def test_every_layout_runs_at_five_examples_and_is_one_cell(tmp_path):
 
 
 def test_a_planted_fault_ends_the_run_on_gsm_mini_early(tmp_path):
-    [fault] = [fault for fault in CATALOGUE if fault.id == "bonus-stride"]
+    [fault] = [fault for fault in catalogue() if fault.id == "bonus-stride"]
     words = ("--cell", "eagle3.s3.k4.n8.v2", "--data", str(QUESTIONS), "--limit", "200", "--max-new-tokens", "160")
     with planted(fault.patch) as tree:
         command = [sys.executable, "-m", "specmatrix", "accuracy", *words, "--out", str(tmp_path)]

@@ -7,7 +7,7 @@ import pytest
 
 from specmatrix.benchmarks import speed_gate, stored_reference
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.faults.catalogue.delays import DELAYS
+from specmatrix.matrix.faults.loader import catalogue, delays
 from specmatrix.matrix.faults.patch import sources
 from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.run.prepared_cell import prepare
@@ -77,7 +77,7 @@ def test_a_red_run_has_no_figure_and_meets_no_goal():
 def test_every_delay_applies():
     with planted(None) as tree:
         texts = sources(tree)
-    for delay in DELAYS:
+    for delay in delays():
         (text,) = delay.patch.changes(texts).values()
         compile(text, delay.id, "exec")
         assert all(delay.runs_on(tier) for tier in ("cpu", "gpu1", "gpu2", "gpu4", "gpu8"))
@@ -97,14 +97,14 @@ def acceptance(length, state="PASS"):
     ],
 )
 def test_the_rule_of_the_stored_reference(base, head, state, said):
-    (fault,) = (fault for fault in stored_reference.CATALOGUE if fault.id == "draft-kv-frozen")
+    (fault,) = (fault for fault in catalogue() if fault.id == "draft-kv-frozen")
     found = stored_reference.row(fault, acceptance(base), acceptance(head, state))
     assert found.note == f"{speed_gate.CELL.id}; {said}"
     assert found.ratio == pytest.approx(head / base)
 
 
 def test_a_fault_without_a_length_is_not_measured():
-    (fault,) = (fault for fault in stored_reference.CATALOGUE if fault.id == "draft-kv-frozen")
+    (fault,) = (fault for fault in catalogue() if fault.id == "draft-kv-frozen")
     base = acceptance(3.0)
     assert stored_reference.row(fault, base, None).note.endswith("the process died")
     crashed = cell_of(GateResult("ledger", "FAIL", message="leak"), "FAIL")

@@ -56,7 +56,7 @@ def runs(tmp_path_factory):
                 gates = (replace(cell.gates[0], state="FAIL", message="v2 is not golden"), *cell.gates[1:])
                 cell = replace(cell, start=start, gates=gates, state="FAIL")
             writer.write(cell)
-    fault = {"id": "bonus-stride", "class": "stride / indexing", "origin": "sglang#26866", "crashed": False}
+    fault = {"id": "bonus-stride", "category": "stride / indexing", "origin": "sglang#26866", "crashed": False}
     matrix = {"total": 1, "killed": 1, "faults": [fault | {"killed_by": ["lossless"]}]}
     (place / "out" / "faults.json").write_text(json.dumps(matrix))
     return place

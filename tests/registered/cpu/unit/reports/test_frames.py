@@ -7,15 +7,16 @@ import sys
 import pytest
 
 import specmatrix
-from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.kill_matrix import Kill, Matrix
+from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.reports.schema import GateResult, ReportError
 
 
 @pytest.fixture
 def faults(tmp_path):
     """A kill matrix as the command writes it: the first fault is killed by two gates, the second by none."""
-    kills = (Kill(CATALOGUE[0], ("ledger", "lossless"), None, {}, 1.0), Kill(CATALOGUE[1], (), "it crashed", {}, 1.0))
+    first, second, *_ = catalogue()
+    kills = (Kill(first, ("ledger", "lossless"), None, {}, 1.0), Kill(second, (), "it crashed", {}, 1.0))
     path = tmp_path / "kills" / "faults.json"
     path.parent.mkdir()
     path.write_text(json.dumps(Matrix(kills, ()).as_dict()))
@@ -27,10 +28,10 @@ def test_kills_have_a_row_per_fault_and_gate(faults):
         kills = specmatrix.load(path).kills()
         assert len(kills) == 2 * kills["gate"].nunique() and kills["killed"].dtype == bool
         assert kills[kills["killed"]][["fault", "gate"]].values.tolist() == [
-            [CATALOGUE[0].id, "ledger"], [CATALOGUE[0].id, "lossless"],
+            [catalogue()[0].id, "ledger"], [catalogue()[0].id, "lossless"],
         ]  # fmt: skip
-        assert set(kills[kills["crashed"]]["fault"]) == {CATALOGUE[1].id}
-        assert set(kills["class"]) == {fault.klass for fault in CATALOGUE[:2]}
+        assert set(kills[kills["crashed"]]["fault"]) == {catalogue()[1].id}
+        assert set(kills["category"]) == {fault.category for fault in catalogue()[:2]}
 
 
 def test_runs_differ_by_their_path(tmp_path, make_cell, write_report):
@@ -79,7 +80,7 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, faults, make_c
     ):
         with pytest.raises(ReportError, match=sentence):
             specmatrix.load(*paths)
-    fault = '"id":"a","class":"c","origin":"o","crashed":0,"killed_by":'
+    fault = '"id":"a","category":"c","origin":"o","crashed":0,"killed_by":'
     texts = ("", "[]", "{}", '{"faults":[{"id":"a"}]}', '{"faults":7}', "[" * 100_000, "9" * 5_000)
     for text in (*texts, f'{{"faults":[{{{fault}[[]]}}]}}', f'{{"faults":[{{{fault}"x"}}]}}', '{"faults":["\\ud800"]}'):
         faults.write_text(text)

@@ -12,7 +12,7 @@ from specmatrix.matrix.cover.order import ORDER_FILE, cheaper_stage, greedy, in_
 
 
 def kills(path: Path, faults: dict[str, list[str]], **seconds: float) -> Path:
-    rows = [{"id": name, "class": "c", "killed_by": ["lossless"], "cells": cells} for name, cells in faults.items()]
+    rows = [{"id": name, "category": "c", "killed_by": ["lossless"], "cells": cells} for name, cells in faults.items()]
     path.write_text(json.dumps({"total": len(faults), "faults": rows, "cell_seconds": seconds}))
     return path
 

@@ -37,7 +37,7 @@ OTHER = "def close(pages):\n    return other\n"
 
 
 def make(within: str, old: str, new: str = "", also: tuple[Edit, ...] = ()) -> Fault:
-    return Fault("made-up", "class", "sglang#1", within, old, new, ("ledger",), ("none",), "for a test", also)
+    return Fault("made-up", "category", "sglang#1", within, old, new, ("ledger",), ("none",), "for a test", also)
 
 
 @pytest.fixture

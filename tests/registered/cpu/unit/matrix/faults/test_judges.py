@@ -3,8 +3,8 @@
 import pytest
 
 from specmatrix.matrix.faults import judges, mutants
-from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.judges import KillChanges, gates_of, imports, unit_tests_of
+from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.matrix.faults.mutants import Mutations, run_mutants
 from specmatrix.matrix.faults.plant import CellVerdict, Trial
 from specmatrix.matrix.faults.processes import Processes
@@ -64,8 +64,8 @@ def test_a_change_of_the_kill_matrix_is_a_gate_that_sees_a_fault_differently(mon
         return Trial(() if gates is None else (CellVerdict("a", gates, error, 0.1),), None)
 
     monkeypatch.setattr(judges, "trial", trial)
-    faults = [one for one in CATALOGUE if one.expected == ("rest",) and one.tier == "cpu"][:1]
-    skipped = [one for one in CATALOGUE if one.expected == ("lossless",)][:1]
+    faults = [one for one in catalogue() if one.expected == ("rest",) and one.tier == "cpu"][:1]
+    skipped = [one for one in catalogue() if one.expected == ("lossless",)][:1]
     changes = KillChanges((*skipped, *faults), [], 0, Processes())
     monkeypatch.setattr(type(faults[0]), "chosen", lambda fault, locked: [])
     mutant = Mutations("matrix/gates/rest.py", "def judge(left):\n    return left > 0\n")[0]
@@ -75,7 +75,7 @@ def test_a_change_of_the_kill_matrix_is_a_gate_that_sees_a_fault_differently(mon
     assert len(calls) == 3  # the fault alone runs once
     calls.clear()
     monkeypatch.setattr(judges, "trial", lambda change, *rest, processes: calls.append(change) or Trial((), None))
-    many = [one for one in CATALOGUE if "work" in one.expected or "lossless" in one.expected]
+    many = [one for one in catalogue() if "work" in one.expected or "lossless" in one.expected]
     assert KillChanges(many, [], 0, Processes()).first("matrix/gates/gate.py", mutant) == ""
     assert len(many) > 30 and 2 * 12 <= len(calls) <= 2 * 24  # once without the mutant, once with it
 

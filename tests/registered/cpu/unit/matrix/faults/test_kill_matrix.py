@@ -7,7 +7,7 @@ from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kill_matrix import Matrix, kill_of, shares
 from specmatrix.matrix.faults.plant import CellVerdict, Trial
 
-FAULT = Fault("made-up", "class", "sglang#1", "part.py", "a", "b", ("lossless",), ("none",), "for a test")
+FAULT = Fault("made-up", "race", "sglang#1", "part.py", "a", "b", ("lossless",), ("none",), "for a test")
 GREEN = {("none", "lossless"): True, ("none", "finish"): True, ("none", "acceptance"): False}
 
 
@@ -68,13 +68,20 @@ def test_the_machine_readable_form():
         "faults": [
             {
                 "id": "made-up",
-                "class": "class",
+                "category": "race",
                 "origin": "sglang#1",
                 "killed_by": ["lossless", "finish"],
                 "crashed": True,
                 "cells": ["none"],
             },
-            {"id": "made-up", "class": "class", "origin": "sglang#1", "killed_by": [], "crashed": False, "cells": []},
+            {
+                "id": "made-up",
+                "category": "race",
+                "origin": "sglang#1",
+                "killed_by": [],
+                "crashed": False,
+                "cells": [],
+            },
         ],
         "cell_seconds": {"none": 0.123},
     }

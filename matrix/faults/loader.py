@@ -1,0 +1,68 @@
+"""Reads the faults: `catalogue/*.yaml`, by subject of the defect, and `delays.yaml`."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from specmatrix.errors import ConfigError, shown, text_of
+from specmatrix.matrix.faults.fault import Edit, Fault
+
+FOLDER: Final = Path(__file__).parent
+FIELDS: Final = f"a fault has {', '.join(Fault.__struct_fields__)}; an edit has {', '.join(Edit.__struct_fields__)}"
+
+
+class _FaultLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # yaml has no types
+    """No key twice in a mapping: YAML would take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]} is there twice", node.start_mark)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
+
+@cache
+def catalogue() -> tuple[Fault, ...]:
+    """The faults that a gate must detect."""
+    return tuple(fault for path in sorted((FOLDER / "catalogue").glob("*.yaml")) for fault in read_faults(path))
+
+
+@cache
+def delays() -> tuple[Fault, ...]:
+    """The faults that a comparison of two timed runs must detect; they are not part of the catalogue."""
+    return read_faults(FOLDER / "delays.yaml")
+
+
+def read_faults(path: Path) -> tuple[Fault, ...]:
+    """The faults of a file. ConfigError, one sentence, on whatever is wrong with it."""
+    try:
+        entries = yaml.load(path.read_text(encoding="utf-8"), Loader=_FaultLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path.name} is not YAML: {text_of(error)}") from None
+    if not isinstance(entries, list):
+        raise ConfigError(f"{path.name} must be a list of faults, got {shown(entries)}")
+    return tuple(_fault(entry, f"{path.name}: fault {number}") for number, entry in enumerate(entries, 1))
+
+
+def _fault(entry: object, where: str) -> Fault:
+    try:
+        return msgspec.convert(entry, Fault)
+    except msgspec.ValidationError as error:
+        name = f" ({text_of(entry['id'])})" if isinstance(entry, dict) and "id" in entry else ""
+        problem, _, place = str(error).partition(" - at ")
+        raise ConfigError(f"{where}{name}: {problem}{_at(entry, place)}; {FIELDS}") from None
+
+
+def _at(entry: Any, place: str) -> str:  # noqa: ANN401  # whatever YAML holds
+    """The value that msgspec's message is about, by its path such as `$.also[0].old`."""
+    keys = re.findall(r"\w+", place)
+    for key in keys:
+        entry = entry[int(key)] if isinstance(entry, list) else entry[key]
+    return f" {shown(entry)} as {place.strip('`$.')}" if keys else ""
