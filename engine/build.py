@@ -222,7 +222,7 @@ def _guard(resolved: Resolved, drafter: Drafter, target: Target, steps: DraftSte
     registered = is_registered(resolved.algorithm)
     if not (resolved.strict_memory or registered):
         return None
-    return Guard(drafter, target.vocab_size, steps.stop, catches=registered)
+    return Guard(drafter, target.vocab_size, steps.stop, built_in=not registered)
 
 
 def _steps(resolved: Resolved, drafter: Drafter, counters: Counters) -> DraftSteps:

@@ -5,10 +5,11 @@ batch (a shape, a missing state, an exception, a changed setting of torch) puts 
 called again and rounds verify only their roots. Tokens stay exact in both cases: an invalid proposal is replaced by
 padding, and verification is exact for any proposal. The guard never waits for the device.
 
-The hooks receive copies, and `aux`, which is not read after them; the engine uses a copy of their tree. So writes, also
-later ones from another thread, stay with the drafter. Not protected: what the drafter was built with, the target's
-weights and KV, and engine tables that the drafter imports. What costs speed at most, such as a host read, is found by
-the conformance suite (`specmatrix contract`).
+The hooks of a registered drafter receive copies, and `aux`, which is not read after them; the engine uses a copy of
+their tree. So writes, also later ones from another thread, stay with the drafter. Not protected: what the drafter was
+built with, the target's weights and KV, and engine tables that the drafter imports. A built-in drafter works on the
+engine's own tensors; the conformance suite (`specmatrix contract`) finds its writes, and what costs speed at most, such
+as a host read.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ class InvalidOutputError(Exception):
 class Guard:
     """Validates what a drafter returns. error: why it is in quarantine, None if it is not.
 
-    vocab_size: the target's. quarantined: called once, when the drafter goes into quarantine. catches: whether an
-    exception puts it there; a built-in drafter's exceptions are engine bugs and propagate, as EngineBug always does.
+    vocab_size: the target's. quarantined: called once, when the drafter goes into quarantine. built_in: the drafter
+    gets the engine's own tensors, and its exceptions are engine bugs, which always propagate.
     """
 
     def __init__(
-        self, drafter: Drafter, vocab_size: int, quarantined: Callable[[], None], catches: bool = True
+        self, drafter: Drafter, vocab_size: int, quarantined: Callable[[], None], built_in: bool = False
     ) -> None:
         self.error: str | None = None
         self.drafter = drafter
@@ -66,7 +67,7 @@ class Guard:
         self._carries = drafter.carries
         self._vocab_size = vocab_size
         self.on_quarantine = quarantined
-        self._catches = catches
+        self._built_in = built_in
         self._inference = torch.inference_mode()
         self._codes: Tensor | None = None
         self._batch: StepBatch | None = None
@@ -74,7 +75,7 @@ class Guard:
     def begin(self, batch: StepBatch) -> None:
         """Call before a step; resets the codes."""
         self._codes = torch.zeros_like(batch.rows)
-        self._batch = None if self.error is not None else copied_batch(batch)
+        self._batch = None if self.error is not None else batch if self._built_in else copied_batch(batch)
 
     def codes(self) -> Tensor:
         """[B] int64, read after a step's last hook: bit i is set for VIOLATIONS[i]."""
@@ -91,17 +92,22 @@ class Guard:
     def prime(
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
     ) -> DraftState | None:
-        return self._carried("prime", copied(tokens), aux, copied(sampled), copied(following))
+        tokens, sampled, following = map(self._lent, (tokens, sampled, following))
+        return self._carried("prime", tokens, aux, sampled, following)
 
     def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState | None:
-        return self._carried("absorb", Verdict(*map(copied, verdict)), aux)
+        return self._carried("absorb", Verdict(*map(self._lent, verdict)), aux)
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
         own = relay if self._batch is None or self._batch.relay is None else self._batch.relay
-        tree = self._call("propose", lambda tree: _own_tree(tree, batch), own)
+        tree = self._call("propose", lambda tree: _shaped_tree(tree, batch), own)
         if tree is None:
             return chain(torch.nn.functional.pad(batch.root, (0, batch.width - 1)))
-        return self._checked_tree(tree, batch)
+        parts = (part if part is None else self._lent(part) for part in tree[:4])
+        return self._checked_tree(DraftTree(*parts, tree.depth), batch)
+
+    def _lent(self, tensor: Tensor) -> Tensor:
+        return tensor if self._built_in else copied(tensor)
 
     def _call(self, hook: str, check: Callable[[object], Checked], *given: object) -> Checked | None:
         """The checked result of a hook; None if the drafter is in quarantine, perhaps because of this call.
@@ -118,7 +124,7 @@ class Guard:
         except InvalidOutputError as invalid:
             self._quarantine(str(invalid))
         except BaseException as error:  # a registered drafter may raise anything
-            if not self._catches or isinstance(error, EngineBug) or is_interrupt(error):
+            if self._built_in or isinstance(error, EngineBug) or is_interrupt(error):
                 raise
             self._quarantine(f"raised {type(error).__name__} in {hook} ({text_of(error)})")
         finally:
@@ -220,27 +226,21 @@ def _copied_relay(relay: Relay) -> Relay:
     return own
 
 
-def _own_tree(tree: object, batch: StepBatch) -> DraftTree:
-    """A copy of a proposal, which has the shapes and dtypes of the round."""
+def _shaped_tree(tree: object, batch: StepBatch) -> DraftTree:
+    """A proposal with the shapes and dtypes of the round."""
     if not isinstance(tree, DraftTree):
         raise InvalidOutputError(f"proposed a {type(tree).__name__}, not a DraftTree")
-    tokens, parents, depths, ancestors, depth = tree
+    for field, tensor in zip(DraftTree._fields[:4], tree[:4], strict=True):
+        if field != "ancestors" or tensor is not None:
+            _check_field(field, tensor, batch)
     longest = batch.width - 1
-    own = DraftTree(
-        _own("tokens", tokens, batch),
-        _own("parents", parents, batch),
-        _own("depths", depths, batch),
-        None if ancestors is None else _own("ancestors", ancestors, batch),
-        depth,
-    )
-    if not isinstance(depth, int) or not (
-        depth == longest if ancestors is None else min(1, longest) <= depth <= longest
-    ):
-        raise InvalidOutputError(f"proposed depth {depth} in a round of {batch.width} nodes")
-    return own
+    least = longest if tree.ancestors is None else min(1, longest)
+    if not isinstance(tree.depth, int) or not least <= tree.depth <= longest:
+        raise InvalidOutputError(f"proposed depth {tree.depth} in a round of {batch.width} nodes")
+    return tree
 
 
-def _own(field: str, tensor: object, batch: StepBatch) -> Tensor:
+def _check_field(field: str, tensor: object, batch: StepBatch) -> None:
     rows, width = len(batch.rows), batch.width
     shape, dtype = ((rows, width, width), torch.bool) if field == "ancestors" else ((rows, width), torch.int64)
     if not _is_plain(tensor) or tensor.dtype is not dtype:
@@ -252,7 +252,6 @@ def _own(field: str, tensor: object, batch: StepBatch) -> Tensor:
         )
     if tensor.device != batch.rows.device:
         raise InvalidOutputError(f"proposed {field} on device {tensor.device} in a round on {batch.rows.device}")
-    return copied(tensor)
 
 
 def _is_plain(tensor: object) -> TypeGuard[Tensor]:

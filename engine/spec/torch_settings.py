@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 
 
 class Setting(NamedTuple):
-    """One piece of process-wide state: how to read it, and how to write a value that was read."""
+    """One piece of process-wide state: how to read it, and how to write a value that was read. shown: in messages."""
 
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
+    shown: bool = True
 
 
 def _set_default_device(device: torch.device) -> None:
@@ -37,21 +38,13 @@ def read(settings: Sequence[Setting] = TORCH_SETTINGS) -> list[Any]:
 
 
 def restore(before: Sequence[Any], settings: Sequence[Setting] = TORCH_SETTINGS) -> str | None:
-    """Restore the settings that changed since they were read; which ones, None if there are none.
-
-    Of a mapping the changed keys are named; the values of a list are not shown.
-    """
+    """Restore the settings that changed since they were read; which ones, None if there are none."""
     after = read(settings)
     if after == [*before]:
         return None
     rows = [row for row in zip(settings, before, after, strict=True) if row[1] != row[2]]
     for setting, old, _ in rows:
         setting.write(old)
-    return "changed " + " and ".join(_difference(setting.name, old, new) for setting, old, new in rows)
-
-
-def _difference(name: str, old: Any, new: Any) -> str:  # noqa: ANN401 - values of any setting
-    if isinstance(old, Mapping):
-        changed = [str(getattr(key, "name", key)) for key in {**old, **new} if old.get(key) != new.get(key)]
-        return f"{name} {', '.join(sorted(changed))}"
-    return name if isinstance(old, list) else f"{name} from {old} to {new}"
+    return "changed " + " and ".join(
+        f"{setting.name} from {old} to {new}" if setting.shown else setting.name for setting, old, new in rows
+    )

@@ -22,7 +22,7 @@ from specmatrix.engine.exit_with_parent import exit_with_parent
 from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.matrix.cells.cell import DRAFTS, MODELS
 from specmatrix.matrix.cells.model_facts import model_facts
-from specmatrix.matrix.conformance.process_state import import_state, restored_process_state
+from specmatrix.matrix.conformance.process_state import restored_process_state
 from specmatrix.matrix.conformance.suite import run_suite
 from specmatrix.matrix.zoo.registry import resolve_path, verify_models
 
@@ -43,7 +43,7 @@ def main(file: Path, algorithm: str, asked: Mapping[str, str]) -> None:
 def results(word: str, asked: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """A record for each engine start. ConfigError if there is no such file or algorithm, or it cannot run."""
     torch.set_num_threads(1)
-    with restored_process_state(import_state()) as changes:
+    with restored_process_state() as changes:
         registered = _algorithms(word)
     imported = [f"the import of {word} {change}" for change in changes]
     for traits in registered:

@@ -1,12 +1,10 @@
-"""Inspects how a drafter uses its inputs, its results and the host, which would cost too much in a served engine."""
+"""Inspects how a drafter uses its inputs, its results and the host; part of the conformance suite only."""
 
 from __future__ import annotations
 
-import signal
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +15,6 @@ from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.spec.drafter import Drafter, DraftTree, Verdict
 from specmatrix.engine.spec.guard import BATCH
 from specmatrix.matrix.conformance.sync_detector import SyncDetector
-
-# An engine of the matrix inspects the first calls of each hook, then every SPARSEth: a drafter that violates a rule
-# seldom does so once. The conformance suite inspects every call.
-FIRST: Final = 24
-SPARSE: Final = 8
 
 
 class Copy(NamedTuple):
@@ -43,15 +36,12 @@ class Copy(NamedTuple):
 class InspectedDrafter:
     """A drafter whose hooks are inspected.
 
-    Violations: a host read without the trait reads_host, a write into an input, a returned tensor that changes before
-    the next hook runs, as another thread still writes to it, and another handler of SIGINT, which the engine replaces
-    during a call.
+    Violations: a host read without the trait reads_host, a write into an input, and a returned tensor that changes
+    before the next hook runs, as another thread still writes to it.
     """
 
-    def __init__(self, drafter: Drafter, every: int = 1) -> None:
-        """every: after the first calls of a hook, inspect one call in `every`."""
-        self._drafter, self._every = drafter, every
-        self._calls: Counter[str] = Counter()
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
         self._found: dict[str, Tensor | bool] = {}
         self._returned: list[Copy] = []
 
@@ -88,19 +78,13 @@ class InspectedDrafter:
         if not captured:
             self._compare(self._returned)
         self._returned = []
-        self._calls[hook] += 1
-        if not captured and self._calls[hook] > FIRST and self._calls[hook] % self._every:
-            return getattr(self._drafter, hook)(batch, *given)
         lent = [_copied(f"wrote into {name} in {hook}", each) for name, each in {**_tensors(batch), **inputs}.items()]
-        detector, interrupted = SyncDetector(), signal.getsignal(signal.SIGINT)
+        detector = SyncDetector()
         try:
             with nullcontext() if self._drafter.traits.reads_host else detector:
                 result = getattr(self._drafter, hook)(batch, *given)
         finally:
             self._compare(lent)
-            if signal.getsignal(signal.SIGINT) is not interrupted:
-                self._found[f"changed the signal handler of SIGINT in {hook}"] = True
-                signal.signal(signal.SIGINT, interrupted)
             if detector.seen is not None:
                 self._found[f"read a tensor on the host ({detector.seen}) in {hook} without the trait reads_host"] = (
                     True
@@ -123,13 +107,12 @@ class InspectedDrafter:
                 self._found[each.violation] = differs
 
 
-def inspect_drafter(llm: LLM, every: int = 1) -> InspectedDrafter | None:
-    """Inspect an engine's drafter from now on, after the first calls of a hook one of `every`; None if the engine does
-    not guard it (`strict_memory`)."""
+def inspect_drafter(llm: LLM) -> InspectedDrafter | None:
+    """Inspect an engine's drafter from now on; None if the engine does not guard it (`strict_memory`)."""
     executor: Any = llm.loop.executor
     if executor.guard is None:
         return None
-    executor.guard.drafter = inspected = InspectedDrafter(executor.guard.drafter, every)
+    executor.guard.drafter = inspected = InspectedDrafter(executor.guard.drafter)
     return inspected
 
 

@@ -16,7 +16,6 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.errors import RequestError
-from specmatrix.matrix.conformance.inspector import SPARSE, inspect_drafter
 from specmatrix.matrix.subjects.page_canary import PageCanary
 from specmatrix.matrix.subjects.progress import Progress
 from specmatrix.matrix.subjects.protocol import (
@@ -95,7 +94,6 @@ class ReferenceEngine:
         self.llm, self._resources = llm, resources
         self.clock = clock
         watched = llm.resolved.kv_stamps
-        self._inspected = [inspect_drafter(llm, SPARSE)] if watched else []
         self._journal: list[Entry] = []
         if watched:
             llm.subscribe_journal(self._journal.append)
@@ -143,18 +141,15 @@ class ReferenceEngine:
             self._canary.attach(self.llm.loop.executor)
             if self._resources is not None:
                 self._resources.attach(self.llm.loop.executor)
-            self._inspected.append(inspect_drafter(self.llm, SPARSE))
 
     def readback(self) -> Mapping[str, Any]:
-        """The engine's, where `drafter_error` may also be a violation of the drafter protocol, and `alive` also counts
-        the request objects, and the executors that the engine no longer runs."""
-        violations = [found for one in self._inspected if one is not None for found in one.violations]
+        """The engine's, where `alive` also counts the request objects, and the executors that it no longer runs."""
         own = self.llm.readback()
         if self._work is not None:
             own["alive"] |= {"request_objects": self._work.alive, "executors": self._work.executors}
         if self._canary is not None:
             own |= {"pages_watched": self._canary.watched, "pages_overwritten": self._canary.overwritten}
-        return {**({"drafter_error": violations[0]} if violations else {}), **own}
+        return own
 
     def counters(self) -> Mapping[str, int]:
         return self.llm.counters

@@ -13,9 +13,10 @@ import torch
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.draft.algorithms import ALGORITHMS, Topology, Traits
+from specmatrix.engine.core.draft.algorithms import ALGORITHMS, Topology, Traits, algorithm
 from specmatrix.engine.device.relay import Carry, Relay
 from specmatrix.engine.plugin import forget_algorithm, register_algorithm
+from specmatrix.engine.spec.autoregressive import AutoregressiveDrafter
 from specmatrix.engine.spec.drafter import chain
 from specmatrix.errors import ConfigError, KernelError
 from specmatrix.matrix.conformance.child import with_models
@@ -67,15 +68,7 @@ def plain(zoo):
     return of
 
 
-# One that reads the host; the others every night.
-EVERY_TIME = ("NGRAM",)
-BUILT_IN = [
-    pytest.param(traits, id=traits.name, marks=() if traits.name in EVERY_TIME else pytest.mark.nightly)
-    for traits in ALGORITHMS
-]
-
-
-@pytest.mark.parametrize("traits", BUILT_IN)
+@pytest.mark.parametrize("traits", ALGORITHMS, ids=lambda traits: traits.name)
 def test_a_built_in_algorithm_keeps_the_contract(zoo, traits):
     results = list(run_suite(traits, with_models(traits, {}), zoo))
     assert [each for each in results if each.violations] == []
@@ -83,6 +76,21 @@ def test_a_built_in_algorithm_keeps_the_contract(zoo, traits):
     assert len({each.start for each in results}) == kinds * len(STARTS)
     assert all((each.tokens_per_round > 1) == traits.drafts for each in results)
     assert all((each.retracted > 0) == ("memory for two" in each.start) for each in results)
+
+
+def test_the_suite_reports_a_built_in_drafter_that_waits_for_the_device(zoo, monkeypatch):
+    """No cell sees it: it costs speed, and no tokens (sglang#28034)."""
+    propose = AutoregressiveDrafter.propose
+
+    def reads(self, batch, relay):
+        int(batch.root[0, 0])
+        return propose(self, batch, relay)
+
+    monkeypatch.setattr(AutoregressiveDrafter, "propose", reads)
+    result = next(run_suite(algorithm("EAGLE3"), with_models(algorithm("EAGLE3"), {}), zoo))
+    assert result.violations == (
+        "the drafter of EAGLE3 read a tensor on the host (Tensor.__int__) in propose without the trait reads_host",
+    )
 
 
 class CountingRelay(Relay):

@@ -28,7 +28,7 @@ BROKEN = {
     "process": (
         DRAFTS,
         f"torch.rand(1); {DRAFTS}",
-        "the drafter of COPY changed the random number generators of torch",
+        "the drafter of COPY changed torch's random number generator",
     ),
     "exit": (DRAFTS, "raise SystemExit('my own')", "raised SystemExit in propose (my own)"),
     "traits": ("max_lag=1,", "max_lag=1, own_kv=True,", "the drafter has 0 KV pools, but own_kv is True"),

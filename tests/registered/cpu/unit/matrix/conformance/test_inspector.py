@@ -13,7 +13,7 @@ import torch
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import Carry, Relay
 from specmatrix.engine.spec.drafter import Verdict
-from specmatrix.matrix.conformance.inspector import FIRST, SPARSE, InspectedDrafter
+from specmatrix.matrix.conformance.inspector import InspectedDrafter
 from tests.support.misbehaving_drafter import READERS, TRAITS, WRITERS, Pretender
 
 SUBJECT = "the drafter of PRETENDER"
@@ -29,16 +29,12 @@ def batch_of(width: int) -> StepBatch:
 
 
 def inspected(drafter: type[Pretender], **traits: object) -> InspectedDrafter:
-    return InspectedDrafter(pretending(drafter, **traits))
-
-
-def pretending(drafter: type[Pretender], **traits: object) -> Pretender:
     context: Any = SimpleNamespace(
         traits=replace(TRAITS, **traits),
         target=SimpleNamespace(vocab_size=50),
         resolved=SimpleNamespace(device="cpu"),
     )
-    return drafter(context)
+    return InspectedDrafter(drafter(context))
 
 
 @torch.inference_mode()
@@ -75,28 +71,6 @@ def test_a_drafter_that_declares_host_reads_may_read():
 def test_a_write_into_an_input_is_reported(writer, written):
     hook, *names = written
     assert run(inspected(writer)) == tuple(f"{SUBJECT} wrote into {name} in {hook}" for name in names)
-
-
-@torch.inference_mode()
-def test_a_cell_inspects_the_first_calls_of_a_hook_and_then_some():
-    class Late(Pretender):
-        calls = 0
-        reads = frozenset()
-
-        def propose(self, batch, relay):
-            self.calls += 1
-            if self.calls in self.reads:
-                batch.root.tolist()
-            return super().propose(batch, relay)
-
-    seen = []
-    for number in range(1, FIRST + 2 * SPARSE + 1):
-        Late.reads = {number}
-        drafter, batch = InspectedDrafter(pretending(Late), SPARSE), batch_of(4)
-        for _ in range(number):
-            drafter.propose(batch, batch.relay)
-        seen += [number] if drafter.violations else []
-    assert seen == [*range(1, FIRST + 1), FIRST + SPARSE, FIRST + 2 * SPARSE]
 
 
 def test_a_write_before_an_exception_is_reported():
