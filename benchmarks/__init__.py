@@ -1,1 +1,1 @@
-"""Timings: ratios from interleaved pairs of one run, one compute thread per process."""
+"""What `specmatrix bench` measures: figures with a goal, from interleaved pairs of one run."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -17,34 +16,20 @@ from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.zoo.registry import NAMES, verify_models
 from specmatrix.reports.atomic import check_place, write_text
 
-GROUPS: Final = ("decoding", "overhead", "speculation", "simulation", "harness")
-FILES: Final = ("bench.json", "bench.md")
+GROUPS: Final = ("decoding", "overhead", "simulation", "harness")
+# Measured only if named: beside vLLM, which is installed apart, and the rounds on a GPU.
+VLLM: Final = "vllm"
 GPU: Final = "gpu"
-# Measured only if named: the plain figures of `decoding`, and the speculative ones; when a run's first red cell
-# comes; the HTTP server; what the stage `speed` sees; TensorRT-LLM's rule on acceptance lengths beside the gates.
-SUBJECTS: Final = "subjects"
-SPEED: Final = "speed"
-STORED: Final = "stored-reference"
-SERVING: Final = "serve"
-ORDER: Final = "order"
-NAMED: Final = (*GROUPS, SUBJECTS, ORDER, SERVING, SPEED, STORED)
+NAMED: Final = (*GROUPS, VLLM)
+FILES: Final = ("bench.json", "bench.md")
 SIGNS: Final = {"higher": ">=", "lower": "<="}
 
 
-def main_bench(
-    json_: bool = False,
-    out: Path | None = None,
-    groups: Iterable[str] = GROUPS,
-    sample: int = 0,
-    mutants: int = 0,
-    soak: int = 0,
-    against: str | None = None,
-) -> int:
+def main_bench(json_: bool = False, out: Path | None = None, groups: Iterable[str] = GROUPS) -> int:
     """Measure, print (JSON with `json_`, else a table) and, with `out`, write bench.json and bench.md there.
 
-    sample, mutants: faults and mutants that `order` plants. soak, against: of `serving.measure`. Returns 0 if every
-    goal is met, else 1; noisy, red and unmeasured figures do not meet their goal. ConfigError if a zoo file is damaged
-    or a server cannot be reached, ReportError if `out` cannot be written.
+    Returns 0 if every goal is met, else 1; noisy, red and unmeasured figures do not meet their goal. ConfigError if a
+    zoo file is damaged, ReportError if `out` cannot be written.
     """
     verify_models(NAMES)
     if out is not None:
@@ -52,8 +37,8 @@ def main_bench(
     found: list[Metric] = []
     for group in groups:
         with waiting(f"measuring {group}"):
-            found += serving(soak, against) if group == SERVING else _measure(group, sample, mutants)()
-    record = {"metrics": [metric.as_dict() for metric in found], "machine": machine()}
+            found += _measure(group)()
+    record = {"metrics": [metric.as_dict() for metric in found], "machine": _machine()}
     if out is not None:
         for name, text in zip(FILES, (json.dumps(record, indent=1) + "\n", markdown(record)), strict=True):
             write_text(out / name, text)
@@ -64,49 +49,24 @@ def main_bench(
     return 0 if all(metric.state in ("met", "reported") or metric.goal is None for metric in found) else 1
 
 
-def _measure(group: str, sample: int, mutants: int) -> Callable[[], list[Metric]]:
+def _measure(group: str) -> Callable[[], Iterator[Metric]]:
     """The measure function of a group; imports torch and sets one compute thread."""
     import torch
 
-    from specmatrix.benchmarks import (
-        against_transformers,
-        decoding,
-        gpu,
-        harness,
-        order,
-        overhead,
-        simulation,
-        speculation,
-        speed_gate,
-        stored_reference,
-    )
+    from specmatrix.benchmarks import decoding, gpu, harness, overhead, simulation
 
     torch.set_num_threads(1)
-    if group == ORDER:
-        return partial(order.measure, sample, mutants)
-    modules = {
-        "decoding": decoding,
-        "overhead": overhead,
-        "speculation": speculation,
-        "simulation": simulation,
-        "harness": harness,
-        GPU: gpu,
-        SUBJECTS: against_transformers,
-        SPEED: speed_gate,
-        STORED: stored_reference,
-    }
-    measure: Callable[[], list[Metric]] = modules[group].measure
-    return measure
+    return {
+        "decoding": decoding.beside_transformers,
+        "overhead": overhead.steps,
+        "simulation": simulation.measure,
+        "harness": harness.measure,
+        VLLM: decoding.beside_vllm,
+        GPU: gpu.measure,
+    }[group]
 
 
-def serving(soak: int, against: str | None) -> list[Metric]:
-    """The figures of the HTTP server, whose packages are an extra."""
-    from specmatrix.benchmarks.serving import measure
-
-    return measure(soak, against)
-
-
-def machine() -> dict[str, Any]:
+def _machine() -> dict[str, Any]:
     """Hardware and versions of the measurement."""
     return {
         "processor": platform.machine(),

@@ -6,17 +6,15 @@ Drafts of random weights are hardly ever accepted; the figures measure the cost 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 import torch
 
-from specmatrix.benchmarks.adaptive_load import adaptive_load
-from specmatrix.benchmarks.gpt_fast import gpt_fast
-from specmatrix.benchmarks.metric import Metric, of, spread_of
-from specmatrix.benchmarks.peers import peers
+from specmatrix.benchmarks.metric import Metric, spread_of
+from specmatrix.benchmarks.peers import gpt_fast, transformers
 from specmatrix.benchmarks.shapes import SHAPES, write_eagle3, write_target
 from specmatrix.benchmarks.steady import PAIRS, Bench, free, targets_kept
 from specmatrix.benchmarks.timings import timings
@@ -24,9 +22,9 @@ from specmatrix.benchmarks.trace import trace
 from specmatrix.benchmarks.verification import verification
 from specmatrix.errors import ConfigError
 
-# Bandwidth measurement: bytes per tensor, number of tensors, and sums per tensor.
+# Bandwidth measurement: bytes per tensor, and number of tensors.
 READ_BYTES: Final = 2 << 30
-PLACES, SUMS = 4, 16
+PLACES: Final = 4
 DEPTHS: Final = (1, 3, 5, 7)
 SMALL, LARGE = "Llama-3.2-1B", "Llama-3.1-8B"
 # Goals by shape: share of the memory floor at batch 1 and at batch 32, and v2 over v1 in the speed matrix.
@@ -40,18 +38,18 @@ OTHERS: Final = (
 )
 
 
-def measure() -> list[Metric]:
+def measure() -> Iterator[Metric]:
     """Every figure of every shape. ConfigError without a GPU."""
     if not torch.cuda.is_available():
         raise ConfigError("benchmark 'gpu' needs a GPU but this machine has none")
     with TemporaryDirectory() as folder:
-        return list(metrics(Path(folder)))
+        yield from metrics(Path(folder))
 
 
 def metrics(folder: Path) -> Iterator[Metric]:
     """The figures as they are measured; checkpoints are written to `folder`."""
     rate = read_rate()
-    yield of("memory_read_tb_per_second", [rate / 1e12], None, 0.0, note=torch.cuda.get_device_name())
+    yield Metric("memory_read_tb_per_second", [rate / 1e12], None, note=torch.cuda.get_device_name())
     small, large = (bench(name, folder) for name in (SMALL, LARGE))
     for one in (small, large):
         with targets_kept():
@@ -61,8 +59,7 @@ def metrics(folder: Path) -> Iterator[Metric]:
             yield from trace(one)
             yield from timings(one, GOALS[one.name][2], trees=one is small)
             if one is large:
-                yield from adaptive_load(one)
-                yield from peers(one, small)
+                yield from transformers(one, small)
                 yield gpt_fast(one, "llama-3.1-8b")
 
 
@@ -78,20 +75,13 @@ def read_rate() -> float:
 
     Sums over a single tensor varied from 2.94 to 3.08 TB/s within minutes on one H100, which would move the floor.
     """
+    from triton.testing import do_bench
+
     held = [torch.ones(READ_BYTES // 8, dtype=torch.int64, device="cuda") for _ in range(PLACES)]
-    best = min(_device_seconds(data.sum) for _ in range(SUMS) for data in held)
+    best = min(do_bench(data.sum, return_mode="min") for data in held)
     held.clear()
     free()
-    return READ_BYTES / best
-
-
-def _device_seconds(call: Callable[[], object]) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / 1e3
+    return READ_BYTES / best * 1e3
 
 
 def decoding(one: Bench, rate: float) -> Iterator[Metric]:
@@ -103,7 +93,7 @@ def decoding(one: Bench, rate: float) -> Iterator[Metric]:
         floor = (shape.step_bytes + batch * one.prompt * shape.token_bytes) / rate
         shares = [floor / time for time in times]
         note = f"floor {floor * 1e3:.2f} ms, step {sorted(times)[PAIRS // 2] * 1e3:.2f} ms"
-        yield of(f"{one.name}_decode_batch_{batch}_of_floor", shares, goal, spread_of(times), note=note)
+        yield Metric(f"{one.name}_decode_batch_{batch}_of_floor", shares, goal, spread_of(times), note=note)
     for versus, ours, theirs in OTHERS:
         yield one.pair(ours, theirs).metric(f"{one.name}_decode_{versus}", None)
 
@@ -115,7 +105,7 @@ def rounds(one: Bench) -> Iterator[Metric]:
         times = one.pair({}, one.chain(depth))
         goal, spread = ROUND_GOAL[0] + ROUND_GOAL[1] * depth, spread_of(times.ours)
         name = f"{one.name}_eagle3_round_{depth}"
-        yield of(f"{name}_in_decode_steps", times.ratios, goal if stated else None, spread, "lower")
+        yield Metric(f"{name}_in_decode_steps", times.ratios, goal if stated else None, spread, "lower")
         if depth == YIELD[0]:
             gains = [YIELD[1] / ratio for ratio in times.ratios]
-            yield of(f"{name}_gain_at_{YIELD[1]}_tokens", gains, YIELD[2] if stated else None, spread)
+            yield Metric(f"{name}_gain_at_{YIELD[1]}_tokens", gains, YIELD[2] if stated else None, spread)

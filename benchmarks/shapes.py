@@ -1,27 +1,25 @@
-"""Checkpoints of published shapes with random weights, in the layouts found on hubs: bf16, sharded, tied or not."""
+"""Checkpoints of published shapes with random weights: a target as transformers writes it, and an EAGLE-3 head."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from specmatrix.matrix.zoo.registry import resolve_path
 
-SHARD_LAYERS: Final = 8
-# Metadata that transformers requires in a file.
-METADATA: Final = {"format": "pt"}
 DRAFT_VOCAB: Final = 32_000
-# The rope_scaling of Llama 3.1 and 3.2.
+# The positions of Llama 3.1 and 3.2.
 ROPE: Final = {
     "rope_type": "llama3",
+    "rope_theta": 500_000.0,
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -60,112 +58,72 @@ SHAPES: Final = {
 }
 
 
-def write_target(folder: Path, shape: LlamaShape, device: str) -> Path:
-    """Write a target's checkpoint with the zoo's tokenizer. The weights are deterministic per kind of device."""
-    _begin(folder, _config(shape, "LlamaForCausalLM"))
-    draw = _Draw(device)
-    top = {"model.embed_tokens.weight": draw(shape.vocab, shape.hidden), "model.norm.weight": draw.ones(shape.hidden)}
-    if not shape.tied:
-        top["lm_head.weight"] = draw(shape.vocab, shape.hidden)
-    shards = [top]
-    for start in range(0, shape.layers, SHARD_LAYERS):
-        layers = range(start, min(start + SHARD_LAYERS, shape.layers))
-        shards.append(dict(pair for i in layers for pair in _layer(f"model.layers.{i}", shape, shape.hidden, draw)))
-    names: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file({name: tensor.cpu() for name, tensor in shard.items()}, folder / file, METADATA)
-        names |= dict.fromkeys(shard, file)
-    index = json.dumps({"metadata": {}, "weight_map": names})
-    (folder / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+def write_target(folder: Path, shape: LlamaShape, device: str, shard: str = "5GB") -> Path:
+    """Write a target's checkpoint in bf16 with the zoo's tokenizer, in files of at most `shard`. The weights are
+    deterministic per kind of device."""
+    torch.manual_seed(1)
+    with torch.device(device):
+        model = LlamaForCausalLM._from_config(llama_config(shape), dtype=torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size=shard)
+    shutil.copy(resolve_path("llama-mini") / "tokenizer.json", folder)
     return folder
 
 
-def write_frame(folder: Path, shape: LlamaShape) -> Path:
-    """Write a target's checkpoint without tensors, for weights that are generated on their device."""
-    _begin(folder, _config(shape, "LlamaForCausalLM"))
-    save_file({}, folder / "model.safetensors", METADATA)
-    return folder
+def llama_config(shape: LlamaShape) -> LlamaConfig:
+    """transformers' configuration of a shape, with the position scaling of Llama 3.1 and 3.2."""
+    return LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=131_072,
+        rms_norm_eps=1e-5,
+        rope_parameters=ROPE,
+        tie_word_embeddings=shape.tied,
+    )
 
 
 def write_eagle3(folder: Path, target: LlamaShape, device: str) -> Path:
     """Write a one-layer EAGLE-3 head over three hidden states of the target, with its own vocabulary."""
-    shape, draw = replace(target, layers=1), _Draw(device)
-    states = [2, target.layers // 2, target.layers - 3]
-    config = _config(shape, "LlamaForCausalLMEagle3") | {
-        "draft_vocab_size": min(DRAFT_VOCAB, target.vocab),
-        "target_hidden_size": target.hidden,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": states, "use_aux_hidden_state": True},
-    }
-    _begin(folder, config)
-    rows = int(str(config["draft_vocab_size"]))
+    rows, hidden, width = min(DRAFT_VOCAB, target.vocab), target.hidden, 2 * target.hidden
+    queries, keys = target.heads * target.head_dim, target.kv_heads * target.head_dim
+    generator = torch.Generator(device).manual_seed(1)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(size, device=device, dtype=torch.bfloat16, generator=generator).mul_(0.02).cpu()
+
+    ones = torch.ones(hidden, dtype=torch.bfloat16)
     weights = {
-        **dict(_layer("midlayer", shape, 2 * shape.hidden, draw)),
-        "midlayer.hidden_norm.weight": draw.ones(shape.hidden),
-        "norm.weight": draw.ones(shape.hidden),
-        "fc.weight": draw(shape.hidden, 3 * shape.hidden),
-        "lm_head.weight": draw(rows, shape.hidden),
+        "midlayer.self_attn.q_proj.weight": draw(queries, width),
+        "midlayer.self_attn.k_proj.weight": draw(keys, width),
+        "midlayer.self_attn.v_proj.weight": draw(keys, width),
+        "midlayer.self_attn.o_proj.weight": draw(hidden, queries),
+        "midlayer.mlp.gate_proj.weight": draw(target.inner, hidden),
+        "midlayer.mlp.up_proj.weight": draw(target.inner, hidden),
+        "midlayer.mlp.down_proj.weight": draw(hidden, target.inner),
+        "midlayer.input_layernorm.weight": ones,
+        "midlayer.post_attention_layernorm.weight": ones.clone(),
+        "midlayer.hidden_norm.weight": ones.clone(),
+        "norm.weight": ones.clone(),
+        "fc.weight": draw(hidden, 3 * hidden),
+        "lm_head.weight": draw(rows, hidden),
         "d2t": torch.arange(rows) * ((target.vocab - rows) // rows),
     }
-    save_file({name: tensor.cpu() for name, tensor in weights.items()}, folder / "model.safetensors", METADATA)
-    return folder
-
-
-class _Draw:
-    """Random matrices and vectors of ones, bf16."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self._generator = torch.Generator(device).manual_seed(1)
-
-    def __call__(self, *size: int) -> Tensor:
-        made = torch.randn(size, device=self.device, dtype=torch.bfloat16, generator=self._generator)
-        return made.mul_(0.02)
-
-    def ones(self, size: int) -> Tensor:
-        return torch.ones(size, device=self.device, dtype=torch.bfloat16)
-
-
-def _layer(prefix: str, shape: LlamaShape, width: int, draw: _Draw) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a decoder layer whose q, k and v read rows of `width`."""
-    hidden, queries, keys = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    sizes = {
-        "self_attn.q_proj": (queries, width),
-        "self_attn.k_proj": (keys, width),
-        "self_attn.v_proj": (keys, width),
-        "self_attn.o_proj": (hidden, queries),
-        "mlp.gate_proj": (shape.inner, hidden),
-        "mlp.up_proj": (shape.inner, hidden),
-        "mlp.down_proj": (hidden, shape.inner),
-    }
-    for name, size in sizes.items():
-        yield f"{prefix}.{name}.weight", draw(*size)
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        yield f"{prefix}.{name}.weight", draw.ones(hidden)
-
-
-def _config(shape: LlamaShape, architecture: str) -> dict[str, Any]:
-    return {
-        "architectures": [architecture],
-        "model_type": "llama",
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.inner,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": 131_072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-        "rope_scaling": ROPE,
-        "tie_word_embeddings": shape.tied,
+    config = llama_config(replace(target, layers=1)).to_dict() | {
+        "architectures": ["LlamaForCausalLMEagle3"],
         "torch_dtype": "bfloat16",
+        "draft_vocab_size": rows,
+        "target_hidden_size": hidden,
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [2, target.layers // 2, target.layers - 3],
+            "use_aux_hidden_state": True,
+        },
     }
-
-
-def _begin(folder: Path, config: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(resolve_path("llama-mini") / "tokenizer.json", folder)
+    save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shutil.copy(resolve_path("llama-mini") / "tokenizer.json", folder)
+    return folder

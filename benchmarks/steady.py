@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 import specmatrix.engine.build
-from specmatrix.benchmarks.pairs import Pairs, interleave, own_time, seconds
+from specmatrix.benchmarks.metric import Pairs, interleave, own_time, seconds
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
@@ -87,7 +87,7 @@ class Bench:
         with self.decoding(batch, ours) as one, self.decoding(batch, theirs) as other:
             pairs = interleave(partial(one.steady, rounds), partial(other.steady, rounds), PAIRS, clock=own_time)
             if {**ours, TIMING: ""} == {**theirs, TIMING: ""}:
-                pairs = replace(pairs, wrong=difference(one.outputs(), other.outputs()))
+                pairs = pairs._replace(differs=difference(one.outputs(), other.outputs()))
         return pairs
 
 

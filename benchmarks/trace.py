@@ -8,13 +8,13 @@ from typing import Final, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from specmatrix.benchmarks.metric import Metric, of
+from specmatrix.benchmarks.metric import Metric
 from specmatrix.benchmarks.steady import Bench
 
 ROUNDS: Final = 16
 LEAD: Final = 2
 WINDOWS: Final = 3
-MOST_IDLE: Final = 0.03
+MAX_IDLE: Final = 0.03
 # CUDA runtime calls that block until the device has finished.
 BLOCKING: Final = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaMemcpy", "cudaMemset", "cudaFree")
 EVENT: Final = "cudaEventSynchronize"
@@ -34,8 +34,8 @@ def trace(bench: Bench) -> Iterator[Metric]:
         with bench.decoding(1, {"spec_version": "v2", **asked}) as engine:
             windows = [window(engine.rounds) for _ in range(WINDOWS)]
         waits = f"{windows[0].waits:g} waits per round for the previous round's event"
-        yield of(f"{bench.name}_{name}_idle_share", [w.idle for w in windows], MOST_IDLE, 0.0, "lower", waits)
-        yield of(f"{bench.name}_{name}_blocking_calls", [w.blocking for w in windows], 0.0, 0.0, "lower")
+        yield Metric(f"{bench.name}_{name}_idle_share", [w.idle for w in windows], MAX_IDLE, 0.0, "lower", waits)
+        yield Metric(f"{bench.name}_{name}_blocking_calls", [w.blocking for w in windows], 0.0, 0.0, "lower")
 
 
 def window(rounds: Callable[[int], object]) -> TraceWindow:

@@ -345,17 +345,11 @@ def mutants(
 def bench(
     groups: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="benchmarks to run; default: all")] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="run the GPU benchmarks instead")] = False,
-    measure: Annotated[int, typer.Option(help="`order`: also plant this many faults")] = 0,
-    mutants: Annotated[int, typer.Option(help="`order`: also plant this many mutants")] = 0,
-    soak: Annotated[int, typer.Option(help="`serve`: also send this many mixed requests")] = 0,
-    against: Annotated[
-        str | None, typer.Option(help="`serve`: vllm, or the URL of another server on the same checkpoint")
-    ] = None,
     out: Annotated[Path | None, typer.Option(help="also write bench.json and bench.md here")] = None,
     json_: Json = False,
 ) -> int:
     """Run the benchmarks and compare each figure with its goal."""
-    from specmatrix.benchmarks.command import GPU, GROUPS, NAMED, ORDER, SERVING, main_bench
+    from specmatrix.benchmarks.command import GPU, GROUPS, NAMED, main_bench
 
     if gpu:
         if groups:
@@ -366,13 +360,7 @@ def bench(
     for group in groups or ():
         if group not in NAMED:
             raise ConfigError(f"benchmark {shown(group)} is unknown; it must be one of {', '.join(NAMED)}")
-    if (measure or mutants) and ORDER not in (groups or ()):
-        raise ConfigError(f"--measure and --mutants are for the benchmark {ORDER!r}; name it")
-    if (soak or against) and SERVING not in (groups or ()):
-        raise ConfigError(f"--soak and --against are for the benchmark {SERVING!r}; name it")
-    if soak < 0:
-        raise ConfigError(f"--soak is {soak}; allowed: a number of requests, or 0 for none")
-    return main_bench(json_, out, groups or GROUPS, measure, mutants, soak, against)
+    return main_bench(json_, out, groups or GROUPS)
 
 
 @app.command()

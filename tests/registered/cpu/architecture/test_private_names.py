@@ -25,7 +25,6 @@ ALLOWED: dict[str, set[str]] = {
     # An interrupt between two instructions of the engine has no public place to come from.
     f"{CPU}/behaviour/engine/test_interrupts.py": {"_set"},
     # What is counted is how often these are called or filled.
-    f"{CPU}/unit/benchmarks/test_steady.py": {"_step"},
     f"{CPU}/unit/benchmarks/test_trace.py": {"_profiled"},
     f"{CPU}/unit/reports/compare/test_compare.py": {"_cells"},
     # Tables that the first launch in a process fills: as if the process were new.

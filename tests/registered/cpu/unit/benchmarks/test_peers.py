@@ -1,39 +1,51 @@
-"""Peers on a CPU: transformers' eager steps, and its generation in three forms (nothing is compiled there)."""
+"""Peers on a CPU: transformers' generation in both forms, and gpt-fast's own decode step from a checkout."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+import torch
 
 from specmatrix.benchmarks import peers
+from specmatrix.benchmarks.steady import ROUNDS
 from tests.support.small_bench import small_bench
+
+FILES = {
+    "tokenizer": "",
+    "model": """
+import torch
+class Transformer(torch.nn.Linear):
+    from_name = classmethod(lambda cls, name: cls(1, 1))
+    def setup_caches(self, batch, length): self.max_seq_length = length
+""",
+    "generate": """
+import tokenizer
+from model import Transformer
+STEPS = []
+def decode_one_token(model, x, input_pos):
+    STEPS.append((model.max_seq_length, int(x), int(input_pos)))
+    return x + 1, None
+""",
+}
 
 
 @pytest.mark.nightly
 def test_transformers_reads_the_same_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "PAIRS", 1)
-    monkeypatch.setattr(peers, "EAGER", (4, 5.0))
     monkeypatch.setattr(peers, "ASSISTED", (4, 5.0))
     monkeypatch.setattr(peers, "COMPILED", (4, 1.25))
     bench = small_bench(tmp_path)
-    metrics = {metric.name.split("_over_transformers_")[1]: metric for metric in peers.peers(bench, bench)}
-    goals = {"eager_calls": None, "eager": 5.0, "compiled": 1.25, "assisted": 5.0}
-    assert {name: metric.goal for name, metric in metrics.items()} == goals
-    assert all(metric.ratio > 0 for metric in metrics.values())
-    assert "ms a token at best" in metrics.pop("eager_calls").note
-    assert all("ms a token, prompt included" in metric.note for metric in metrics.values())
+    compiled, assisted = peers.transformers(bench, bench)
+    assert (compiled.goal, assisted.goal) == (1.25, 5.0) and min(compiled.median, assisted.median) > 0
 
 
-def test_every_turn_of_eager_steps_reads_the_same_contexts(tmp_path):
-    bench = small_bench(tmp_path)
-    theirs = peers.transformers_model(bench)
-    seen = []
-    theirs.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append((kwargs["past_key_values"].get_seq_length(), args[0].tolist())),
-        with_kwargs=True,
-    )
-    rounds = peers.eager_rounds(theirs, bench)
-    seen.clear()
-    for _ in range(2):
-        rounds()
-    assert [length for length, _ in seen] == 2 * [bench.prompt + number for number in range(peers.ROUNDS)]
-    assert seen[: peers.ROUNDS] == seen[peers.ROUNDS :]
+def test_the_checkouts_own_step_runs_token_by_token(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda step, **_: step)
+    for name, text in FILES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    theirs = peers.generate_module(tmp_path)
+    assert str(tmp_path) not in sys.path
+    peers.gpt_fast_rounds(theirs, "8b", small_bench(tmp_path / "bench"))()
+    assert [(128 + peers.BEHIND, 1 + n, 128 + n) for n in range(ROUNDS)] == theirs.STEPS

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
-from safetensors import safe_open
+from safetensors.torch import load_file
 
 from specmatrix.benchmarks.shapes import SHAPES, LlamaShape, write_eagle3, write_target
 from specmatrix.engine.api import LLM
@@ -19,23 +18,19 @@ SMALL = LlamaShape(hidden=32, inner=56, layers=9, heads=4, kv_heads=2, head_dim=
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_written_checkpoint_speculates(tmp_path, tied):
     shape = replace(SMALL, tied=tied)
-    target, draft = write_target(tmp_path / "t", shape, "cpu"), write_eagle3(tmp_path / "d", shape, "cpu")
-    assert len(list(target.glob("model-*-of-00003.safetensors"))) == 3
+    target, draft = write_target(tmp_path / "t", shape, "cpu", "60KB"), write_eagle3(tmp_path / "d", shape, "cpu")
+    assert len(list(target.glob("model-*.safetensors"))) > 1
     asked = EngineConfig(str(target), "EAGLE3", str(draft), 2, 1, 3, context_length=64, max_total_tokens=128)
     llm = LLM(asked)
     (output,) = llm.generate([[3, 4, 5]], SamplingParams(max_new_tokens=6, ignore_eos=True))
     assert len(output.output_ids) == 6 and llm.counters["spec.drafted"]
 
 
-def test_the_bytes_of_a_step_are_those_of_the_files(tmp_path):
-    for shape in (SMALL, replace(SMALL, tied=False)):
-        folder = write_target(tmp_path / str(shape.tied), shape, "cpu")
-        names = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-        size = 0
-        for name, file in names.items():
-            with safe_open(folder / file, "pt") as tensors:
-                tensor = tensors.get_tensor(name)
-            if tensor.dim() == 2 and (shape.tied or "embed" not in name):
-                size += tensor.nbytes
-        assert size == shape.step_bytes
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_bytes_of_a_step_are_those_of_the_files(tmp_path, tied):
+    shape = replace(SMALL, tied=tied)
+    write_target(tmp_path, shape, "cpu")
+    tensors = load_file(tmp_path / "model.safetensors")
+    read = [tensor for name, tensor in tensors.items() if tensor.dim() == 2 and (tied or "embed" not in name)]
+    assert sum(tensor.nbytes for tensor in read) == shape.step_bytes
     assert SHAPES["Llama-3.1-8B"].token_bytes == 131_072

@@ -26,15 +26,7 @@ def test_the_rounds_that_fill_the_pipeline_are_left_out(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("busy", "share"),
-    [
-        ([(0, 10)], 0.0),
-        ([(0, 4), (6, 10)], 0.2),
-        ([(6, 10), (0, 4)], 0.2),
-        ([(0, 8), (2, 3), (9, 10)], 0.1),
-        ([(0, 5), (4, 10)], 0.0),
-        ([], 1.0),
-    ],
+    ("busy", "share"), [([(6, 10), (0, 4)], 0.2), ([(0, 8), (2, 3), (9, 10)], 0.1), ([(0, 5), (4, 10)], 0.0), ([], 1.0)]
 )
 def test_time_that_no_interval_covers_is_idle(busy, share):
     assert idle_share(busy) == pytest.approx(share)

@@ -56,6 +56,6 @@ def test_lines_of_a_drafter_are_executed_by_its_cells_only_and_those_of_the_loop
 
 
 def test_a_file_that_no_cell_imports_has_no_line():
-    assert executed(["none.pair"], ["benchmarks/ranks.py", "engine/none.py"], "cpu", 0) == {
-        "benchmarks/ranks.py": set(), "engine/none.py": set(),
+    assert executed(["none.pair"], ["benchmarks/gpu.py", "engine/none.py"], "cpu", 0) == {
+        "benchmarks/gpu.py": set(), "engine/none.py": set(),
     }  # fmt: skip
