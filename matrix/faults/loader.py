@@ -30,8 +30,10 @@ class _FaultLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: igno
 
 @cache
 def catalogue() -> tuple[Fault, ...]:
-    """The faults that a gate must detect."""
-    return tuple(fault for path in sorted((FOLDER / "catalogue").glob("*.yaml")) for fault in read_faults(path))
+    """The faults that a gate must detect. ConfigError if their files are missing, as in an incomplete installation."""
+    if not (files := sorted((FOLDER / "catalogue").glob("*.yaml"))):
+        raise ConfigError(f"{FOLDER / 'catalogue'} holds no fault files (*.yaml); reinstall specmatrix")
+    return tuple(fault for path in files for fault in read_faults(path))
 
 
 @cache

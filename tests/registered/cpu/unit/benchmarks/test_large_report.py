@@ -1,4 +1,4 @@
-"""Large reports: the requested number of cells, over all starts of the baseline, of which the wanted share differs."""
+"""Large reports: as many cells as asked for, over all engine starts of the baseline, and the given share differs."""
 
 from collections import Counter
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.faults import loader
 from specmatrix.matrix.faults.fault import Edit, Fault
 from specmatrix.matrix.faults.loader import FIELDS, catalogue, delays, read_faults
 
@@ -80,3 +81,9 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path, before: str, after: 
     with pytest.raises(ConfigError) as refused:
         read_faults(file)
     assert words in str(refused.value) and "\n" not in str(refused.value) and "race.yaml" in str(refused.value)
+
+
+def test_a_catalogue_without_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loader, "FOLDER", tmp_path)
+    with pytest.raises(ConfigError, match=r"catalogue holds no fault files"):
+        loader.catalogue.__wrapped__()
