@@ -7,6 +7,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
+import yaml
+
 from specmatrix.matrix.cells.axes import describe
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, LEFT_OUT, Constraint, explain, tables_hash
@@ -20,10 +22,13 @@ from specmatrix.matrix.cover.generate import (
     sweep,
 )
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, STAGES, Lock, read, write
-from specmatrix.matrix.cover.regressions import PRESETS
 from specmatrix.matrix.cover.verify import feasible, uncovered, uncovered_sweep
 
 SHOWN: Final = 5
+# Stage to cell id to the regression that the cell covers.
+PRESETS: Final[dict[str, dict[str, str]]] = yaml.safe_load(
+    (Path(__file__).parent / "regressions.yaml").read_text(encoding="utf-8")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from specmatrix.matrix.cover.generate import (
     negatives,
     sweep,
 )
-from specmatrix.matrix.cover.regressions import NIGHTLY, PR, SMOKE
+from specmatrix.matrix.cover.lock import PRESETS as BY_STAGE
 from specmatrix.matrix.cover.verify import PIVOTS, allowed, components, feasible, uncovered, uncovered_sweep
 
-PRESETS = SMOKE | PR | NIGHTLY
+PRESETS = BY_STAGE["smoke"] | BY_STAGE["pr"] | BY_STAGE["nightly"]
 INCIDENTS = ("sglang#21062", "sglang#26866", "sglang#24055", "sglang#24999", "sglang#22651")
 
 NAMED = """
@@ -95,7 +95,7 @@ def test_every_incident_has_presets(incident):
 
 
 def test_a_preset_stands_under_one_stage():
-    assert len(PRESETS) == len(SMOKE) + len(PR) + len(NIGHTLY)
+    assert len(PRESETS) == sum(map(len, BY_STAGE.values()))
 
 
 @pytest.mark.parametrize("constraint", negative_constraints(), ids=lambda c: c.name)

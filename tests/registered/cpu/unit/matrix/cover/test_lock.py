@@ -6,9 +6,8 @@ from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect, explain
 from specmatrix.matrix.cover import lock as lock_module
-from specmatrix.matrix.cover.lock import check, extend
+from specmatrix.matrix.cover.lock import PRESETS, check, extend
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, STAGES, Lock, read, stage_cells, write
-from specmatrix.matrix.cover.regressions import PRESETS
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.cells.model_facts import zoo_facts
-from specmatrix.matrix.cover.regressions import NIGHTLY, PR
+from specmatrix.matrix.cover.lock import PRESETS
 from specmatrix.matrix.gates.evidence import EVIDENCE, LEAST_ROUNDS
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.protocol import Answer, Memory, Run
@@ -37,7 +37,11 @@ def demanded(cell):
 
 @pytest.mark.parametrize("word", CLAIMS)
 def test_what_a_note_claims_is_demanded(word):
-    found = [text for text, note in (PR | NIGHTLY).items() if word in note and note.startswith("sessions")]
+    found = [
+        text
+        for text, note in (PRESETS["pr"] | PRESETS["nightly"]).items()
+        if word in note and note.startswith("sessions")
+    ]
     for text in found:
         assert CLAIMS[word] in demanded(Cell.from_id(text)), text
     assert found
