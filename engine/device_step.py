@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
-from specmatrix.engine.device.batch import StepBatch, count, tree_bias
+from specmatrix.engine.device.batch import StepBatch, tree_bias
 from specmatrix.engine.device.collectives import Ranks
-from specmatrix.engine.device.kv_groups import KVGroups, StepKV
+from specmatrix.engine.device.kv_groups import KVGroups
 from specmatrix.engine.device.logit_rules import LogitRules, NodeContext, without_unlikely
 from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.device.sampling import SamplingRows, chosen_logprobs, pick, top_logprobs
 from specmatrix.engine.device.staging import StepOutput
 from specmatrix.engine.models.target import Target
-from specmatrix.engine.spec.drafter import DraftHooks, DraftTree, Verdict, shared_chain, shift_left
+from specmatrix.engine.spec.drafter import DraftHooks, DraftTree, shared_chain, shift_left
 from specmatrix.engine.spec.guard import Guard
 from specmatrix.engine.spec.verify import verify
 from specmatrix.errors import NotFiniteError
@@ -139,9 +139,9 @@ class DeviceStep:
         if plan.adjusts:
             self.rules.record(batch.rows, batch.start + 1, verdict.tokens)
         output = StepOutput(tokens=verdict.tokens, count=verdict.count, stamps=kv.stamps, finite=finite)
+        self.kv.commit(kv, verdict)
         if tree.ancestors is not None:
-            moved, branched = self._compact(tree, verdict, kv)
-            output = output._replace(moved=moved, branched=branched)
+            output = output._replace(moved=verdict.moved, branched=_branched(tree.parents))
             aux = None if aux is None else aux.gather(1, verdict.path[:, :, None].expand(-1, -1, aux.shape[2]))
             if plan.logprobs >= 0:
                 shown = shown.gather(1, verdict.path[:, :, None].expand(-1, -1, shown.shape[2]))
@@ -184,16 +184,6 @@ class DeviceStep:
         finite = None if output.finite is None else output.finite & scores.isfinite().all(1)
         return output._replace(prompt_logprobs=scores, prompt_values=values, prompt_ids=ids, finite=finite)
 
-    def _compact(self, tree: DraftTree, verdict: Verdict, kv: StepKV) -> tuple[Tensor, Tensor]:
-        """Move the accepted path's KV to the front of the block. Returns two [B] bools: whether KV was moved, and
-        whether the tree had siblings. A source is never before its destination."""
-        path, parents = verdict.path, tree.parents
-        order = count(path.shape[1], path.device)
-        taken = torch.where(order < verdict.count[:, None], path, order)
-        self.kv.move(kv, taken)
-        siblings = (parents[:, 1:, None] == parents[:, None, 1:]).sum((1, 2)) > parents.shape[1] - 1
-        return (taken != order).any(1), siblings
-
     def _relay(self, batch: StepBatch, length: Tensor, bonus: Tensor, state: DraftState | None) -> None:
         self.relay.publish(batch.rows, length, bonus)
         if state is not None:
@@ -219,6 +209,11 @@ class GuardedStep:
     def read(self, output: StepOutput) -> StepResult:
         assert output.codes is not None
         return self._step.read(output)._replace(draft_errors=[*map(self._guard.message, output.codes.tolist())])
+
+
+def _branched(parents: Tensor) -> Tensor:
+    """[B] bool: the tree has siblings. parents [B, N]."""
+    return (parents[:, 1:, None] == parents[:, None, 1:]).sum((1, 2)) > parents.shape[1] - 1
 
 
 def _padded(tokens: tuple[int, ...], width: int) -> list[int]:

@@ -25,6 +25,20 @@ class HostTokens(NamedTuple):
     tokens: tuple[int, ...]
 
 
+class Verdict(NamedTuple):
+    """The target's decision about the trees of a round.
+
+    path [B, D+1] node indices, root first, padded with their own column number; count [B] accepted rows in
+    1..D+1, bonus included; tokens [B, D+1] emitted after each path node, valid below count. moved [B] bool: the path's
+    nodes are not the first of the tree; None for chains, where they always are.
+    """
+
+    path: Tensor
+    count: Tensor
+    tokens: Tensor
+    moved: Tensor | None = None
+
+
 class Causal(NamedTuple):
     """Consecutive tokens of a step: positions [B, n], write slots [B, n], bias [B, 1, n, T]."""
 

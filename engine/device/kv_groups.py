@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specmatrix.engine.core.schedule.step import PlanRow
 from specmatrix.engine.device.attention import StepAttention
-from specmatrix.engine.device.batch import StepBatch, count
+from specmatrix.engine.device.batch import StepBatch, Verdict, count
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.slot_table import SlotTable, stamp
 from specmatrix.kernels.decoder_layer import KVArrays
@@ -49,10 +49,12 @@ class KVGroup:
         """Attention over the group's pool. bias [B, 1, W, T] over all positions; positions [B, W]."""
         return StepAttention(self.pool, slots.write, slots.read, bias, start=batch.start)
 
-    def move(self, slots: GroupSlots, taken: Tensor) -> None:
-        """Compact the accepted path. taken [B, D+1]: the node whose KV goes to each of the first columns."""
-        source, target = slots.write.gather(1, taken), slots.write[:, : taken.shape[1]]
-        self.pool.move(source.flatten(), target.flatten())
+    def commit(self, slots: GroupSlots, verdict: Verdict) -> None:
+        """Move the accepted path's KV to the front of the block, unless it always is there. A source is never before
+        its destination."""
+        if verdict.moved is not None:
+            source, target = slots.write.gather(1, verdict.path), slots.write[:, : verdict.path.shape[1]]
+            self.pool.move(source.flatten(), target.flatten())
 
     def stamp(self, batch: StepBatch, slots: GroupSlots, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Stamp the slots about to be written. Returns how many stamps were compared and how many were wrong."""
@@ -117,10 +119,10 @@ class KVGroups:
         parts = [group.attention(batch, own, bias, positions) for group, own in zip(self.groups, slots, strict=True)]
         return StepKV(parts[0] if len(parts) == 1 else SplitAttention(parts, self.routes), slots)
 
-    def move(self, kv: StepKV, taken: Tensor) -> None:
-        """Compact the accepted path. taken [B, D+1]: the node whose KV goes to each of the first columns."""
+    def commit(self, kv: StepKV, verdict: Verdict) -> None:
+        """Call at the end of every round: each group keeps what the accepted path left."""
         for group, slots in zip(self.groups, kv.slots, strict=True):
-            group.move(slots, taken)
+            group.commit(slots, verdict)
 
 
 class StampedGroups(KVGroups):

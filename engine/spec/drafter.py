@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.engine.device.batch import StepBatch, count
+from specmatrix.engine.device.batch import Verdict as Verdict
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.relay import Carry, DraftState, Relay
 
@@ -29,18 +30,6 @@ class DraftTree(NamedTuple):
     depths: Tensor
     ancestors: Tensor | None
     depth: int
-
-
-class Verdict(NamedTuple):
-    """The target's decision about a tree.
-
-    path [B, D+1] node indices, root first, padded with their own column number; count [B] accepted rows in
-    1..D+1, bonus included; tokens [B, D+1] emitted after each path node, valid below count.
-    """
-
-    path: Tensor
-    count: Tensor
-    tokens: Tensor
 
 
 class DraftHooks(Protocol):

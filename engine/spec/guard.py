@@ -96,7 +96,7 @@ class Guard:
         return self._carried("prime", tokens, aux, sampled, following)
 
     def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState | None:
-        return self._carried("absorb", Verdict(*map(self._lent, verdict)), aux)
+        return self._carried("absorb", Verdict(*map(self._lent, verdict[:3])), aux)
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
         own = relay if self._batch is None or self._batch.relay is None else self._batch.relay

@@ -14,9 +14,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from specmatrix.engine.device.batch import Verdict, count
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.sampling import SamplingRows, pick
-from specmatrix.engine.spec.drafter import DraftTree, Verdict
+from specmatrix.engine.spec.drafter import DraftTree
 from specmatrix.kernels.accept_path import accept_path
 
 
@@ -34,7 +35,8 @@ def verify(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | 
         hits = (tree.tokens[:, 1:] == emit[:, :-1]).cumprod(1)
         return Verdict(tree.depths, 1 + hits.sum(1), emit)
     path, accepted = accept_path(tree.tokens, tree.parents, emit, tree.depth, tree.ancestors)
-    return Verdict(path, accepted, emit.gather(1, path))
+    moved = (path != count(path.shape[1], path.device)).any(1)
+    return Verdict(path, accepted, emit.gather(1, path), moved)
 
 
 @cache

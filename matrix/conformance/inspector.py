@@ -68,7 +68,7 @@ class InspectedDrafter:
         return tree
 
     def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState | None:
-        inputs = {f"verdict.{name}": tensor for name, tensor in verdict._asdict().items()}
+        inputs = {f"verdict.{name}": tensor for name, tensor in verdict._asdict().items() if tensor is not None}
         state: DraftState | None = self._call("absorb", inputs, batch, verdict, aux)
         return state
 

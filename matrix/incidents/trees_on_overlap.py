@@ -29,9 +29,9 @@ WRONG_STRIDE: Final = (
 NOT_COMPACTED: Final = (
     OVERLAP_ONLY,
     Edit(
-        "DeviceStep._compact",
-        "        self.kv.move(kv, taken)\n",
-        "        if not self.relay.overlaps:\n            self.kv.move(kv, taken)\n",
+        "DeviceStep._round",
+        "        self.kv.commit(kv, verdict)\n",
+        "        if not self.relay.overlaps:\n            self.kv.commit(kv, verdict)\n",
     ),
 )
 # The row of the defaults, whose evidence a promotion needs.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
-from specmatrix.engine.device.batch import StepBatch, causal_bias, tree_bias
+from specmatrix.engine.device.batch import StepBatch, Verdict, causal_bias, tree_bias
 from specmatrix.engine.device.kv_groups import KVGroup, KVGroups, StampedGroups, routes_of, split
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import Relay
@@ -178,9 +178,21 @@ def test_compaction_moves_the_slots_of_every_group():
     for data in pools:
         data.copy_(torch.arange(data.numel()).view(data.shape))
     before = [data.clone() for data in pools]
-    kv.move(kv.begin(batch, bias, positions), torch.tensor([[1], [0]]))
+    path, moved = torch.tensor([[1], [0]]), torch.tensor([True, False])
+    kv.commit(kv.begin(batch, bias, positions), Verdict(path, torch.ones(2).long(), path, moved))
     for data, old, (to, kept) in zip(pools, before, [(2, 13), (6, 5)], strict=True):
         assert torch.equal(data[:, to], old[:, to + 1]) and torch.equal(data[:, kept], old[:, kept])
+
+
+def test_the_commit_of_a_chain_moves_nothing():
+    batch, kv = world(round_rows(), {2: 6, 1: 3})
+    positions, _, bias = batch.causal(2, torch.float32)
+    step, pools = kv.begin(batch, bias, positions), [group.pool.data for group in kv.groups]
+    for data in pools:
+        data.copy_(torch.arange(data.numel()).view(data.shape))
+    before = [data.clone() for data in pools]
+    kv.commit(step, Verdict(positions, torch.ones(2).long(), positions))
+    assert all(map(torch.equal, pools, before))
 
 
 def test_stamps_in_the_window_are_compared_and_those_below_are_not():

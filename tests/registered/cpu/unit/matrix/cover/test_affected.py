@@ -176,7 +176,7 @@ def test_the_stored_functions_are_those_of_todays_sources_and_cells():
     names = {path: set(functions_of((HOME / path).read_text()).values()) for path in files}
     known = [name in names.get(path, ()) for path, name in stored.functions]
     assert len(known) > 500 and sum(known) >= 0.9 * len(known)
-    trees = stored.executing(("engine/device_step.py", "DeviceStep._compact"))
+    trees = stored.executing(("engine/device_step.py", "_branched"))
     assert trees and all(".k1." not in cell for cell in trees)
 
 
