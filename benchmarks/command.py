@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from specmatrix.benchmarks.metric import Metric
-from specmatrix.matrix.cli.console import print_markdown
-from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.zoo.registry import NAMES, verify_models
 from specmatrix.reports.atomic import check_place, write_text
+from specmatrix.reports.render.console import print_markdown
+from specmatrix.reports.render.progress import waiting
 
 GROUPS: Final = ("decoding", "overhead", "simulation", "harness")
 # Measured only if named: beside vLLM, which is installed apart, and the rounds on a GPU.

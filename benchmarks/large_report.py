@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from specmatrix import HOME
 from specmatrix.matrix.cells.axes import START_AXES
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.selection import all_cells
-from specmatrix.matrix.run.tiers import repro
+from specmatrix.matrix.cells.tiers import repro
+from specmatrix.matrix.cover.selection import all_cells
 from specmatrix.reports.schema import CellResult, GateResult, Json
 from specmatrix.reports.store import ReportWriter, load
 

@@ -16,8 +16,8 @@ from specmatrix.benchmarks.metric import Metric, spread_of, unmeasured, wrong
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.matrix.cells.cell import Cell, order
-from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.runner import Runner

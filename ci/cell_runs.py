@@ -19,17 +19,17 @@ from specmatrix.ci.packing import Demand, pack
 from specmatrix.ci.planner import Host, plan
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.tiers import Tier, repro, visible_gpus
+from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cells.timed import STARTS, TIMED
-from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cover.order import stored_ranks
 from specmatrix.matrix.faults.command import select as select_faults
 from specmatrix.matrix.faults.loader import delays
 from specmatrix.matrix.faults.plant import planted
-from specmatrix.matrix.run.tiers import Tier, repro, visible_gpus
-from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.waivers import file_option
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.registry import foreign_subject
+from specmatrix.reports.render.progress import counting
 from specmatrix.reports.schema import REFERENCE, CellResult, WaiverRule, is_red
 from specmatrix.reports.wording import shorten
 

@@ -29,15 +29,15 @@ from specmatrix import HOME
 from specmatrix.ci.planner import Group, Shard, ShardPlan, take
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.tiers import VISIBLE
 from specmatrix.matrix.cells.timed import TIMED
-from specmatrix.matrix.cli.stopping import SIGNALS, deferred
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import lost
-from specmatrix.matrix.run.tiers import VISIBLE
 from specmatrix.matrix.run.waivers import waive
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.reports.schema import REFERENCE, CellResult, WaiverRule
+from specmatrix.stopping import SIGNALS, deferred
 
 if TYPE_CHECKING:
     from specmatrix.matrix.run.runner import Runner

@@ -41,13 +41,13 @@ from specmatrix.ci.local import THREADS, TICK_SECONDS, ShardJob, freeze, job_run
 from specmatrix.ci.planner import Host, ShardPlan
 from specmatrix.errors import ConfigError, described, shown, text_of
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cli.stopping import SIGNALS, deferred
+from specmatrix.matrix.cells.tiers import VISIBLE, Tier
 from specmatrix.matrix.faults.plant import PACKAGES
 from specmatrix.matrix.run.provenance import files_hash, installed_versions, merged_host, this_host
 from specmatrix.matrix.run.runner import Runner
-from specmatrix.matrix.run.tiers import VISIBLE, Tier
 from specmatrix.reports.schema import CellResult, Json
 from specmatrix.reports.wording import count
+from specmatrix.stopping import SIGNALS, deferred
 
 # How long a cluster may take to answer, its nodes to run the first task, and nodes to join where none is left.
 CONNECT_SECONDS: Final = 60.0

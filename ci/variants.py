@@ -11,9 +11,9 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, Axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
-from specmatrix.matrix.cells.selection import of_gpus
-from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.cells.tiers import tier as find_tier
+from specmatrix.matrix.cover.selection import of_gpus
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.effective import effective
 from specmatrix.reports.groups import MOST_FACTORED, Conditions, RedGroup, axis_of, meets, red_groups
 from specmatrix.reports.schema import RED_STATES, CellResult

@@ -48,10 +48,10 @@ from specmatrix.matrix.cli.options import (
     Url,
     Workers,
 )
-from specmatrix.matrix.cli.stopping import Stopped, stoppable
 from specmatrix.matrix.cli.subject_commands import subjects
 from specmatrix.matrix.subjects.http.endpoint import endpoint_of
 from specmatrix.reports.schema import REFERENCE, ReportError
+from specmatrix.stopping import Stopped, stoppable
 
 # As `--help` and the table of the README list them; typer would list groups of commands last.
 ORDER: Final = (

@@ -1,15 +1,18 @@
-"""Files that a user names."""
+"""Files that a user names, and sources."""
 
+import ast
 import errno
 import os
 from io import BufferedReader, FileIO
 from pathlib import Path
 from select import select
 from stat import S_ISFIFO
+from threading import Lock
 from typing import Final
 
 LARGEST: Final = 2**27  # bytes
 PATIENCE: Final = 30.0  # seconds
+_PARSING: Final = Lock()
 
 
 class _Pipe(FileIO):
@@ -42,3 +45,10 @@ def read_bytes(path: Path) -> bytes:
 def read_text(path: Path) -> str:
     """A file's UTF-8 text. Raises as `read_bytes`, and UnicodeDecodeError."""
     return read_bytes(path).decode()
+
+
+def parsed(source: str) -> ast.Module:
+    """The syntax tree of a source text. Python 3.11 counts the depth of a tree across threads: two that parse at once
+    may raise SystemError (cpython#106905)."""
+    with _PARSING:
+        return ast.parse(source)

@@ -20,14 +20,14 @@ from msgspec import Struct
 from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError, shown
 from specmatrix.git import SETTINGS, GitFailed, commit_of, git, git_environment
-from specmatrix.matrix.cli.stopping import deferred
-from specmatrix.matrix.run.child_process import ChildProcess
-from specmatrix.matrix.run.tiers import check_seed
-from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.cells.tiers import check_seed
+from specmatrix.matrix.cells.tiers import tier as find_tier
+from specmatrix.matrix.subjects.child_process import ChildProcess
 from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import ReportError, is_red
 from specmatrix.reports.store import load
 from specmatrix.reports.wording import count, failure, shorten
+from specmatrix.stopping import deferred
 
 GOOD: Final = 0
 BAD: Final = 1

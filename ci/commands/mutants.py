@@ -13,14 +13,10 @@ from rich.table import Table
 from specmatrix import HOME
 from specmatrix.ci.planner import parse_shard
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.selection import of_gpus
-from specmatrix.matrix.cli.console import StdoutConsole, print_text
-from specmatrix.matrix.cli.errors import check_parallel
-from specmatrix.matrix.cli.progress import counting
-from specmatrix.matrix.cli.stopping import Stopped
-from specmatrix.matrix.cover.functions import stored_functions
+from specmatrix.matrix.cells.tiers import check_parallel, check_seed
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.order import in_order
+from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.matrix.faults.judges import TESTS
 from specmatrix.matrix.faults.mutants import (
     JUDGED,
@@ -33,10 +29,13 @@ from specmatrix.matrix.faults.mutants import (
     run_mutants,
     sample_of,
 )
-from specmatrix.matrix.run.tiers import check_seed
+from specmatrix.matrix.run.functions import stored_functions
 from specmatrix.reports.atomic import check_place, write_text
+from specmatrix.reports.render.console import StdoutConsole, print_text
+from specmatrix.reports.render.progress import counting
 from specmatrix.reports.stats.proportions import wilson
 from specmatrix.reports.wording import count
+from specmatrix.stopping import Stopped
 
 MUTANTS_FILE: Final = "mutants.json"
 STAGES: Final = ("smoke", "pr")

@@ -13,8 +13,8 @@ from specmatrix.ci.commands.tier_run import tier_names
 from specmatrix.ci.packing import Demand, pack
 from specmatrix.ci.planner import MOST, Shard, ShardPlan, read_hosts, shard_plan
 from specmatrix.errors import ConfigError, shown
+from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.order import measured_seconds
-from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.reports.wording import count, duration
 
 # Minutes of a job besides its cells, such as the installation, and how much slower than estimated a machine may be.

@@ -20,19 +20,17 @@ from specmatrix.ci.variants import decided
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
-from specmatrix.matrix.cells.selection import of_gpus, select
+from specmatrix.matrix.cells.tiers import check_parallel, check_seed, visible_gpus
+from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cells.timed import TIMED
-from specmatrix.matrix.cli.console import StdoutConsole
-from specmatrix.matrix.cli.errors import check_parallel
 from specmatrix.matrix.cli.options import WORKERS
-from specmatrix.matrix.cover.affected import SourceChange, affected_ranks, read_change, sentence
-from specmatrix.matrix.cover.functions import stored_functions
 from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
+from specmatrix.matrix.cover.selection import of_gpus, select
 from specmatrix.matrix.gates.registry import GATES, applied_gates
+from specmatrix.matrix.run.affected import SourceChange, affected_ranks, read_change, sentence
 from specmatrix.matrix.run.executed_lines import beside, no_suspect, ranges, suspects
+from specmatrix.matrix.run.functions import stored_functions
 from specmatrix.matrix.run.provenance import run_header
-from specmatrix.matrix.run.tiers import check_seed, visible_gpus
-from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.waivers import load_waivers
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.protocol import Subject
@@ -40,6 +38,7 @@ from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.atomic import check_place
+from specmatrix.reports.render.console import StdoutConsole
 from specmatrix.reports.render.explain import write_explained
 from specmatrix.reports.render.junit import write_junit
 from specmatrix.reports.render.run import RunView, write_run

@@ -13,19 +13,18 @@ from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.cells.cell import RANKS, Cell
 from specmatrix.matrix.cells.constraints import expect
-from specmatrix.matrix.cells.selection import of_gpus
-from specmatrix.matrix.cli.console import StdoutConsole
-from specmatrix.matrix.cli.errors import check_parallel
-from specmatrix.matrix.cli.stopping import Stopped
-from specmatrix.matrix.run.tiers import check_seed, visible_gpus
-from specmatrix.matrix.run.tiers import tier as find_tier
-from specmatrix.matrix.subjects.protocol import RequestSpec
+from specmatrix.matrix.cells.tiers import check_parallel, check_seed, visible_gpus
+from specmatrix.matrix.cells.tiers import tier as find_tier
+from specmatrix.matrix.cover.selection import of_gpus
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.gate_numbers import GATES
+from specmatrix.reports.render.console import StdoutConsole
 from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import RED_STATES, CellResult
 from specmatrix.reports.wording import count, failure, shorten
+from specmatrix.stopping import Stopped
 
 STAGE: Final = "shrink"
 

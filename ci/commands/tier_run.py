@@ -13,11 +13,11 @@ from specmatrix.ci.packing import Demand, pack
 from specmatrix.ci.planner import Host, Shard, parse_shard, plan, shard_plan
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cli.stopping import Stopped
-from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.reports.schema import REPORT_FILE, CellResult, Header, ShardRecord, is_red
 from specmatrix.reports.store import PARTIAL_FILE, ReportWriter
 from specmatrix.reports.wording import count
+from specmatrix.stopping import Stopped
 
 WHOLE: Final = "1/1"
 

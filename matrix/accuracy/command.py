@@ -13,19 +13,18 @@ from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.accuracy.compared import Compared, of_cell, of_launch, of_pair, of_servers
 from specmatrix.matrix.accuracy.data import Split
 from specmatrix.matrix.accuracy.paired_run import Asking, paired_run
-from specmatrix.matrix.accuracy.record import FILES, SCHEMA, markdown, write_record
+from specmatrix.matrix.accuracy.record import FILES, SCHEMA, WEIGHTS, markdown, write_record
 from specmatrix.matrix.accuracy.task import definition
-from specmatrix.matrix.cli.console import print_markdown
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.zoo.published.pairs import pair_of
 from specmatrix.reports.atomic import check_place
+from specmatrix.reports.render.console import print_markdown
 
 if TYPE_CHECKING:  # a runtime import would import torch
     from specmatrix.matrix.accuracy.task import Sample
 
 DEFAULT_CELL: Final = "eagle3.s3.k1.n4.v2"
-WEIGHTS: Final = "weights"
 
 
 def main_accuracy(

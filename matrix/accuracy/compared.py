@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from specmatrix.engine.core.config.asked import AUTO, UNASKED, EngineConfig
 from specmatrix.errors import ConfigError, shown, text_of
@@ -15,9 +15,6 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.http.endpoint import INFO, Endpoint
 from specmatrix.matrix.zoo.published.pairs import ModelPair
 from specmatrix.matrix.zoo.registry import resolve_path, verify_cells
-
-if TYPE_CHECKING:  # a runtime import would import lm-eval
-    from specmatrix.matrix.accuracy.model import TaskModel, Tick
 
 # Axes that the task decides: it has its own questions, sampling parameters and stop strings.
 FIXED: Final = ("sampling", "finish", "abort")
@@ -69,19 +66,6 @@ class Compared:
     def locate(self, name: str) -> Path:
         """The folder of a model, or the file of the zoo's corpus."""
         return self.folders[name] if name in self.folders else resolve_path(name)
-
-    @contextmanager
-    def opened(self, one: ComparedEngine | ComparedServer, tick: Tick) -> Iterator[TaskModel]:
-        """A model of lm-eval that answers with one of the two. ConfigError if it cannot start."""
-        if isinstance(one, ComparedServer):
-            with served(one) as server:
-                from specmatrix.matrix.accuracy.served import ServedModel
-
-                yield ServedModel(server, tick)
-            return
-        from specmatrix.matrix.accuracy.model import EngineModel
-
-        yield EngineModel(one.config, self.locate, tick)
 
 
 def of_cell(text: str) -> Compared:

@@ -1,15 +1,25 @@
-"""Conversion of a task's generation arguments to sampling parameters."""
+"""What lm-eval asks of a model, as sampling parameters, and what a model answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.errors import RequestError, shown
 
 # The supported generation arguments of lm-eval 0.4.13; any other is an error.
 KNOWN: Final = frozenset({"until", "do_sample", "temperature", "max_gen_toks"})
+
+
+class Answered(NamedTuple):
+    """What a model says of one answer. rounds, retractions: 0 where it does not show them."""
+
+    text: str
+    by_length: bool
+    tokens: int
+    rounds: int = 0
+    retractions: int = 0
 
 
 def parameters(wanted: Mapping[str, Any]) -> SamplingParams:

@@ -8,15 +8,18 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.accuracy.compared import Compared, ComparedEngine, ComparedServer
+from specmatrix.matrix.accuracy.compared import Compared, ComparedEngine, ComparedServer, served
 from specmatrix.matrix.accuracy.data import Split, split
 from specmatrix.matrix.accuracy.task import Sample, evaluate, offline
 from specmatrix.matrix.accuracy.verdict import Test, pair
-from specmatrix.matrix.cli.progress import Counter, counting
 from specmatrix.matrix.gates.gate import State
+from specmatrix.reports.render.progress import Counter, counting
+
+if TYPE_CHECKING:  # a runtime import would import lm-eval
+    from specmatrix.matrix.accuracy.model import TaskModel, Tick
 
 MOST_EXAMPLES: Final = 5
 # Questions between two looks of the sequential test: they fill a batch several times, and lm-eval takes a second more
@@ -89,6 +92,20 @@ def _all(asked: AbstractContextManager[Callable[[Split], Sequence[Sample]]], que
 
 
 @contextmanager
+def _opened(compared: Compared, one: ComparedEngine | ComparedServer, tick: Tick) -> Iterator[TaskModel]:
+    """A model of lm-eval that answers with one side. ConfigError if it cannot start."""
+    if isinstance(one, ComparedServer):
+        with served(one) as server:
+            from specmatrix.matrix.accuracy.served import ServedModel
+
+            yield ServedModel(server, tick)
+        return
+    from specmatrix.matrix.accuracy.model import EngineModel
+
+    yield EngineModel(one.config, compared.locate, tick)
+
+
+@contextmanager
 def _asking(
     asking: Asking,
     compared: Compared,
@@ -99,7 +116,7 @@ def _asking(
 ) -> Iterator[Callable[[Split], Sequence[Sample]]]:
     """What answers questions with one side, which then leaves its configuration and counters in `starts`."""
     start = time.perf_counter()
-    with compared.opened(engine, partial(counter, f"{side} {engine.name}")) as model:
+    with _opened(compared, engine, partial(counter, f"{side} {engine.name}")) as model:
         yield lambda block: evaluate(asking.task, block, model, asking.max_new_tokens)
         starts[side] = {
             "cell": engine.name,

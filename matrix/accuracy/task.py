@@ -11,13 +11,15 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
 from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.accuracy.data import Question, Split
+from specmatrix.matrix.accuracy.data import Split
+from specmatrix.matrix.accuracy.generation import Answered
+from specmatrix.matrix.zoo.questions import Question
 
 if TYPE_CHECKING:
     from specmatrix.matrix.accuracy.model import TaskModel
@@ -34,16 +36,6 @@ OFFLINE: Final = {
     "TOKENIZERS_PARALLELISM": "false",
     "TQDM_DISABLE": "1",
 }
-
-
-class Answered(NamedTuple):
-    """What a model says of one answer. rounds, retractions: 0 where it does not show them."""
-
-    text: str
-    by_length: bool
-    tokens: int
-    rounds: int = 0
-    retractions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

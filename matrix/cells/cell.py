@@ -9,8 +9,8 @@ from specmatrix.engine.core.config.asked import AUTO, Auto, EngineConfig
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.axes import AXES, INDEX, NAMES, START_AXES, Axis, axis
-from specmatrix.matrix.workloads.adaptive_configs import TEXTS as SLOTS
-from specmatrix.matrix.workloads.memory_sizes import snug
+from specmatrix.matrix.cells.start_settings import TEXTS as SLOTS
+from specmatrix.matrix.cells.start_settings import snug
 
 # Zoo names: the target of each value of `model`, and its drafts, of which Mistral borrows Llama's.
 MODELS: Final = {

@@ -1,12 +1,43 @@
-"""The model facts that configuration resolution needs, from the zoo's recipes, without checkpoints or torch."""
+"""The facts of the models on the axes that configuration resolution needs; a test reads them from the checkpoints."""
 
+from dataclasses import replace
 from functools import cache
+from typing import Final
 
 from specmatrix.engine.core.config.asked import DraftFacts, Facts
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.zoo.layouts import architecture_of
-from specmatrix.matrix.zoo.recipes import RECIPES, LatentShape, ModelShape, Recipe
+
+# All share one vocabulary, and one tokenizer, so no tokenizer hash is given.
+VOCABULARY: Final = 768
+CONTEXT: Final = 4096
+LAYERS: Final = 4
+TARGETS: Final[dict[str, Facts]] = {
+    "llama-mini": Facts("LlamaForCausalLM", VOCABULARY, 128, LAYERS, CONTEXT, heads=4, kv_heads=2, widths=(384,)),
+    "qwen3-mini": Facts(
+        "Qwen3ForCausalLM", VOCABULARY, 112, LAYERS, CONTEXT, window=48, heads=6, kv_heads=3, widths=(352,)
+    ),
+    "deepseek-mini": Facts(
+        "DeepseekV3ForCausalLM",
+        *(VOCABULARY, 96, LAYERS, CONTEXT),
+        bundled=DraftFacts("DeepseekV3ForCausalLMNextN", VOCABULARY, 96, 96, aux_layers=(FINAL,), prediction_layers=2),
+        heads=4,
+        widths=(320, 56),
+    ),
+    "mistral-mini": Facts(
+        "MistralForCausalLM", VOCABULARY, 144, LAYERS, CONTEXT, window=56, heads=6, kv_heads=2, widths=(304,)
+    ),
+}
+DRAFTS: Final[dict[str, DraftFacts]] = {
+    "llama-mini-standalone": DraftFacts("LlamaForCausalLM", VOCABULARY, 64),
+    "llama-mini-eagle3": DraftFacts("LlamaForCausalLMEagle3", VOCABULARY, 96, 128, 320, aux_layers=(1, 2, 3)),
+    "llama-mini-eagle": DraftFacts("LlamaForCausalLMEagle", VOCABULARY, 128, 128, VOCABULARY, aux_layers=(FINAL,)),
+    "llama-mini-dflash": DraftFacts(
+        "DFlashDraftModel", VOCABULARY, 128, 128, VOCABULARY, aux_layers=(1, 2, 3), block_size=6, mask_token=0
+    ),
+    "qwen3-mini-standalone": DraftFacts("Qwen3ForCausalLM", VOCABULARY, 72),
+    "qwen3-mini-eagle3": DraftFacts("LlamaForCausalLMEagle3", VOCABULARY, 112, 112, VOCABULARY, aux_layers=(1, 3)),
+}
 
 
 def zoo_facts(cell: Cell) -> Facts:
@@ -16,55 +47,8 @@ def zoo_facts(cell: Cell) -> Facts:
 
 @cache
 def model_facts(target: str, draft: str | None = None) -> Facts:
-    """The facts of a zoo target and its draft, on a CPU.
-
-    All zoo models share one tokenizer, so no tokenizer hash is given.
-    """
-    recipe = RECIPES[target]
-    shape = recipe.shape
-    return Facts(
-        architecture=architecture_of(recipe),
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        num_layers=shape.layers,
-        context_length=shape.max_positions,
-        draft=None if draft is None else _draft(RECIPES[draft], recipe),
-        window=shape.window if isinstance(shape, ModelShape) and shape.sliding else None,
-        bundled=_bundled(shape) if isinstance(shape, LatentShape) and shape.bundled else None,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads if isinstance(shape, ModelShape) else 1,
-        widths=(shape.intermediate, *((shape.expert_intermediate,) if isinstance(shape, LatentShape) else ())),
-    )
-
-
-def _bundled(shape: LatentShape) -> DraftFacts:
-    return DraftFacts(
-        architecture="DeepseekV3ForCausalLMNextN",
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        target_hidden_size=shape.hidden,
-        aux_layers=(FINAL,),
-        prediction_layers=shape.bundled,
-    )
-
-
-def _draft(draft: Recipe, target: Recipe) -> DraftFacts:
-    reads = draft.kind in ("eagle", "eagle3", "dflash")
-    block = draft.kind == "dflash"
-    return DraftFacts(
-        architecture=architecture_of(draft),
-        vocab_size=draft.shape.vocab,
-        hidden_size=draft.shape.hidden,
-        target_hidden_size=target.shape.hidden if reads else None,
-        draft_vocab_size=draft.draft_vocab or draft.shape.vocab if reads else None,
-        aux_layers=_states(draft, target) if reads else (),
-        block_size=draft.block if block else None,
-        mask_token=draft.mask_id if block else None,
-    )
-
-
-def _states(draft: Recipe, target: Recipe) -> tuple[int, ...]:
-    """A recipe names the layers whose outputs are captured, which are the inputs of the following layers."""
-    states = tuple(index + 1 for index in draft.aux_layers) or (FINAL,)
-    last = target.shape.layers if draft.kind == "dflash" else None
-    return tuple(FINAL if state == last else state for state in states)
+    """The facts of a zoo target and its draft, which may be a target too, on a CPU."""
+    if draft in TARGETS:
+        one = TARGETS[draft]
+        return replace(TARGETS[target], draft=DraftFacts(one.architecture, one.vocab_size, one.hidden_size))
+    return replace(TARGETS[target], draft=None if draft is None else DRAFTS[draft])

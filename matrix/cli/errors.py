@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,21 +11,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import ConfigError, shown
+from specmatrix.errors import shown
 
 # The base class of typer's usage errors, which typer itself does not export.
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
 # An option's type as the error names it, by the word in typer's message.
 KINDS: Final = {"integer": "a whole number", "number": "a number", "float": "a number"}
-# Largest useful number of processes or threads per core.
-PER_CORE: Final = 8
-
-
-def check_parallel(name: str, count: int) -> None:
-    """ConfigError on a number of workers or threads that this machine should not start."""
-    most = PER_CORE * (os.cpu_count() or 1)
-    if not 1 <= count <= most:
-        raise ConfigError(f"{name} must be between 1 and {most} ({PER_CORE} per CPU core), got {count}")
 
 
 def misuse(error: typer.BadParameter, words: Sequence[str]) -> str:

@@ -16,8 +16,8 @@ import msgspec
 from specmatrix.errors import ConfigError, shown
 from specmatrix.files import read_text
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
+from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.history.durations import median_seconds
 from specmatrix.reports.history.store import SUFFIX, read

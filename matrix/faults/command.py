@@ -11,21 +11,20 @@ from rich.console import Console
 
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.cells.selection import of_gpus
-from specmatrix.matrix.cli.console import print_text, table_console
-from specmatrix.matrix.cli.errors import check_parallel
-from specmatrix.matrix.cli.progress import counting
-from specmatrix.matrix.cli.stopping import Stopped
+from specmatrix.matrix.cells.tiers import check_parallel, check_seed, visible_gpus
+from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.order import in_order
+from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kill_matrix import Matrix, kill_matrix
 from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.matrix.faults.table import kill_table
-from specmatrix.matrix.run.tiers import check_seed, visible_gpus
-from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.reports.atomic import write_text
+from specmatrix.reports.render.console import print_text, table_console
+from specmatrix.reports.render.progress import counting
 from specmatrix.reports.wording import count
+from specmatrix.stopping import Stopped
 
 FAULTS_FILE: Final = "faults.json"
 NEVER_ALONE: Final = "[red]kills no fault alone[/]"

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from specmatrix.errors import ConfigError, KernelError, shown
-from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.cells.tiers import tier as find_tier
 
 DETECTOR: Final = "kernels"
 PREFIX: Final = "kernel:"

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from specmatrix.matrix.cells.cell import Cell, order
+from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kernels import DETECTOR as KERNELS
 from specmatrix.matrix.faults.plant import CellVerdict, Trial, trial
 from specmatrix.matrix.faults.processes import Processes
-from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.gate_numbers import GATES, SPEED
 from specmatrix.reports.schema import REFERENCE

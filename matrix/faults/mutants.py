@@ -26,17 +26,17 @@ from specmatrix import HOME
 from specmatrix.errors import ConfigError, shown
 from specmatrix.files import read_text
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cover.functions import FOLDERS, ExecutedFunctions, functions_of
 from specmatrix.matrix.faults.judges import KillChanges, unit_tests_of
 from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.matrix.faults.plant import CellVerdict, environment, planted, trial
 from specmatrix.matrix.faults.processes import HUNG, Processes
+from specmatrix.matrix.run.functions import FOLDERS, ExecutedFunctions, functions_of
 from specmatrix.reports.schema import RED_STATES
 
 EQUIVALENT_FILE: Final = Path(__file__).with_name("equivalent.yaml")
 # Ring 0 and the drafters and verifiers.
 PATHS: Final = ("engine/core", "engine/spec")
-# What cells execute as the engine under test; `matrix.cover.functions` records these folders.
+# What cells execute as the engine under test; `matrix.run.functions` records these folders.
 JUDGED: Final = tuple(f"{folder}/" for folder in FOLDERS)
 # A mutant may loop forever; several times what the tests take.
 TEST_SECONDS: Final = 900.0

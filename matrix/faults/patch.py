@@ -7,16 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock
-from typing import Final
 
 import msgspec
 
 from specmatrix.errors import ConfigError
-
-# Python 3.11 counts the depth of a syntax tree across threads: two that parse at once may raise SystemError
-# (cpython#106905).
-PARSING: Final = Lock()
+from specmatrix.files import parsed
 
 
 class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,8 +81,7 @@ def _places(text: str, edit: Edit) -> set[int]:
 
 @lru_cache(1024)
 def _definitions_of(text: str) -> tuple[tuple[str, int, int], ...]:
-    with PARSING:
-        return tuple(_definitions(ast.parse(text)))
+    return tuple(_definitions(parsed(text)))
 
 
 def _definitions(node: ast.AST, prefix: str = "", local: bool = False) -> Iterator[tuple[str, int, int]]:

@@ -17,10 +17,10 @@ import specmatrix
 from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.tiers import VISIBLE
+from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.faults.kernels import PREFIX
 from specmatrix.matrix.faults.processes import Processes
-from specmatrix.matrix.run.tiers import VISIBLE
-from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.reports.schema import REFERENCE, CellResult
 from specmatrix.reports.store import cell_from_json
 

@@ -22,11 +22,11 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.kernels import PREFIX, check_operations
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.golden.review import blessed_table
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.http.endpoint import FLAGS, Endpoint
 from specmatrix.matrix.subjects.http.sglang import SglangSubject
 from specmatrix.matrix.subjects.http.sglang_engine import SglangEngine
 from specmatrix.matrix.subjects.protocol import Unsupported
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.schema import RED_STATES, REFERENCE
 from specmatrix.reports.store import cell_to_json
 

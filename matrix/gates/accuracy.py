@@ -14,9 +14,9 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.pairing import AnswerPair, pairs, unpaired
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.oracles.finish import CHECKPOINTS
-from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.reports.stats import mcnemar, wilson
 
 THRESHOLDS: Final = {

@@ -12,8 +12,8 @@ from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.journal_rounds import first_journal_mismatch
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.adaptive import AdaptiveMismatch, AdaptiveReplay, widest
-from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run, Trace
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.sessions import WAVES
 
 THRESHOLDS: Final = {

@@ -16,8 +16,8 @@ from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.golden.flags import FlagOutcomes, changed_flag, flags_of, golden_flags
 from specmatrix.matrix.golden.outcomes import DEPENDS, REFUSED, outcomes, ran
 from specmatrix.matrix.golden.review import GOLDEN_FILE, Golden, expected, golden_table, start_id
-from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 THRESHOLDS: Final = {
     "differences": Threshold(0, "a configuration may change only with a reviewed diff of matrix/golden/resolved.yaml"),

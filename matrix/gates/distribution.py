@@ -11,9 +11,10 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.pairing import AnswerPair, pairs, unpaired
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.run.prepared_cell import PreparedCell
-from specmatrix.matrix.subjects.protocol import Capability, RequestSpec, Run
+from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.build import draws_apply, tokenizer
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.stats import ks_uniform, randomised_pit
 
 # A command that only starts workers imports the gates, but needs no numpy.

@@ -11,9 +11,9 @@ from itertools import accumulate
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.start_settings import spares
 from specmatrix.matrix.subjects.protocol import Run
 from specmatrix.matrix.workloads.build import aborted_late
-from specmatrix.matrix.workloads.memory_sizes import spares
 
 LEAST_ROUNDS: Final = 60
 # More rounds than there are batch shapes, so some shape repeats.

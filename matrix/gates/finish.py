@@ -11,9 +11,11 @@ from typing import Any, Final
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.oracles.finish import banned_early, ending, eos_ids, readings
-from specmatrix.matrix.run.prepared_cell import PreparedCell
-from specmatrix.matrix.subjects.protocol import Answer, Capability, RequestSpec, Run
+from specmatrix.matrix.oracles.finish import banned_early, ending, readings
+from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.zoo.registry import eos_ids
 
 THRESHOLDS: Final = {
     "faults": Threshold(0, "a request's end follows exactly from its tokens"),

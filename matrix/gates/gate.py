@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 Number = float | int | str | bool | list[float] | None
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 THRESHOLDS: Final = {
     "faults": Threshold(0, "each metric is defined by others; sglang#33518 found all five identities to hold exactly"),

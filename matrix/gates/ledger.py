@@ -13,8 +13,8 @@ from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.ledger import AuditError, Move, audit
 from specmatrix.matrix.oracles.prefix import misread_pages, span_of
-from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Memory, Run
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.reports.schema import REFERENCE
 
 THRESHOLDS: Final = {

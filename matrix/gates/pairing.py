@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.subjects.protocol import Answer, RequestSpec, Run
+from specmatrix.matrix.subjects.protocol import Answer, Run
+from specmatrix.matrix.workloads.request import RequestSpec
 
 TIE_NATS = 1e-3
 

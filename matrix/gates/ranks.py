@@ -10,8 +10,8 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 THRESHOLDS: Final = {
     "divergent": Threshold(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from specmatrix.matrix.subjects.protocol import Refusal, Run
+from specmatrix.matrix.subjects.protocol import Run
+from specmatrix.matrix.workloads.request import Refusal
 
 # Each message names what is wrong, its value and what is allowed. {id}: the session's id.
 MESSAGES: Final[dict[Refusal, str]] = {

@@ -11,8 +11,8 @@ from specmatrix.engine.device.graph_cache import GIB
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, GraphRound, Resources, Run
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 THRESHOLDS: Final = {
     "unsteady": Threshold(0, "a shape's first round compiles, its second is captured, and all others are replays"),

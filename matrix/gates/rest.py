@@ -9,8 +9,8 @@ from typing import Final
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 THRESHOLDS: Final = {
     "left": Threshold(0, "whatever one request leaves behind grows with every request, until the engine ends"),

@@ -15,8 +15,8 @@ from specmatrix.matrix.gates.refusals import refusal_fault
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.ledger import AuditError, Move, audit
 from specmatrix.matrix.oracles.prefix import span_of
-from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.reports.wording import count
 
 THRESHOLDS: Final = {

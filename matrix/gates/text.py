@@ -11,8 +11,9 @@ from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.oracle import OracleGate, comparable
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.finish import ending, text_of
-from specmatrix.matrix.run.prepared_cell import PreparedCell
-from specmatrix.matrix.subjects.protocol import Answer, Capability, RequestSpec, Run
+from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+from specmatrix.matrix.workloads.request import RequestSpec
 
 THRESHOLDS: Final = {
     "wrong": Threshold(0, "greedy texts are equal, or part where the oracle's two best tokens are within tie_nats"),

@@ -13,8 +13,8 @@ from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.forwards import DraftShape, SparePositions, needless_forwards
 from specmatrix.matrix.oracles.prefix import span_of
 from specmatrix.matrix.oracles.work import Sizes, WorkDone, WorkMismatch, WorkReplay
-from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run, Stalled
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 THRESHOLDS: Final = {
     "needless": Threshold(0, "what a step launches follows from the workload, the sizes and the accepted tokens"),

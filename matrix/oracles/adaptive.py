@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.start_settings import TEXTS
 from specmatrix.matrix.subjects.protocol import Observation, Trace
-from specmatrix.matrix.workloads.adaptive_configs import TEXTS
 
 # Defaults of a slot's settings.
 DEFAULTS: Final[dict[str, Any]] = {

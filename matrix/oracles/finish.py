@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from specmatrix import HOME
-from specmatrix.matrix.subjects.protocol import Answer, RequestSpec
+from specmatrix.matrix.subjects.protocol import Answer
 from specmatrix.matrix.workloads.build import tokenizer
+from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.zoo.registry import eos_ids
 
-CHECKPOINTS: Final = HOME / "matrix" / "zoo" / "checkpoints"
 # The tokenizer's output for an incomplete UTF-8 sequence, which is not returned.
 INCOMPLETE: Final = "�"
 
@@ -23,13 +21,6 @@ class Ending(NamedTuple):
     reason: str
     matched: int | str | None
     text: str
-
-
-@cache
-def eos_ids(target: str) -> frozenset[int]:
-    """EOS ids of a zoo target, from its generation_config.json."""
-    found = json.loads((CHECKPOINTS / target / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
-    return frozenset(found if isinstance(found, list) else [found])
 
 
 def text_of(ids: tuple[int, ...]) -> str:

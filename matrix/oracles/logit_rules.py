@@ -7,10 +7,10 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specmatrix.matrix.oracles.finish import banned_early, eos_ids
-from specmatrix.matrix.subjects.protocol import RequestSpec
+from specmatrix.matrix.oracles.finish import banned_early
 from specmatrix.matrix.workloads.build import tokenizer
-from specmatrix.matrix.zoo.registry import CHECKPOINTS
+from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.zoo.registry import CHECKPOINTS, eos_ids
 
 # A command that only starts workers imports the gates, but needs no torch.
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from specmatrix.matrix.cells.cell import MODELS, Cell, asked
-from specmatrix.matrix.subjects.protocol import RequestSpec
+from specmatrix.matrix.workloads.request import RequestSpec
 
 
 def margins(target: str, request: RequestSpec) -> tuple[float, ...]:

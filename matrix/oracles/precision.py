@@ -8,7 +8,7 @@ from math import log
 from typing import Final, NamedTuple
 
 from specmatrix.matrix.oracles.logit_rules import network, ruled_tokens
-from specmatrix.matrix.subjects.protocol import RequestSpec
+from specmatrix.matrix.workloads.request import RequestSpec
 
 WORD: Final = (1 << 64) - 1
 GOLDEN: Final = 0x9E3779B97F4A7C15

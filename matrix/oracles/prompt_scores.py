@@ -6,7 +6,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from specmatrix.matrix.oracles.logit_rules import network
-from specmatrix.matrix.subjects.protocol import Answer, RequestSpec
+from specmatrix.matrix.subjects.protocol import Answer
+from specmatrix.matrix.workloads.request import RequestSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

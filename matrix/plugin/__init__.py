@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from specmatrix.matrix.plugin.collection import CollectionErrors
+
 if TYPE_CHECKING:
     from specmatrix.matrix.plugin.items import CellGroup
 
-# Marks a collect report whose cells could not be collected; xdist transfers the attribute with the report.
-FAILED: Final = "specmatrix_failed"
 OPTIONS: Final[dict[str, dict[str, object]]] = {
     "stage": {"default": "smoke", "help": "cells to run: smoke, pr or nightly; product: all possible cells"},
     "cells": {"default": None, "metavar": "SELECTOR", "help": "select cells: `algorithm=eagle3 and topk=4`, or an id"},
@@ -69,20 +69,3 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
     if not manager.is_registered(cell_items):
         manager.register(cell_items, "specmatrix-cells")
     return cell_items.CellGroup.from_parent(collector, name=name, tier=obj.tier)
-
-
-class CollectionErrors:
-    """Ends the session with status 2 if cells cannot be collected, also under xdist, which reports them as failures."""
-
-    def __init__(self) -> None:
-        self.found = False
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Record a failed collection of cells, in this process or in a worker."""
-        self.found |= hasattr(report, FAILED)
-
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Set the exit status, unless --continue-on-collection-errors is given."""
-        goes_on = session.config.getoption("continue_on_collection_errors")
-        if self.found and not goes_on and exitstatus == pytest.ExitCode.TESTS_FAILED:
-            session.exitstatus = pytest.ExitCode.INTERRUPTED

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 
 from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.matrix.cells.cell import Cell, order
-from specmatrix.matrix.cells.selection import PRODUCT, is_id, of_gpus, select
+from specmatrix.matrix.cells.tiers import TIERS, check_seed, repro, visible_gpus
+from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cells.timed import TIMED
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
-from specmatrix.matrix.plugin import FAILED
-from specmatrix.matrix.run.tiers import TIERS, check_seed, repro, visible_gpus
-from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.cover.selection import PRODUCT, is_id, of_gpus, select
+from specmatrix.matrix.plugin.collection import FAILED
 from specmatrix.matrix.run.waivers import file_option, load_waivers
 from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
 from specmatrix.matrix.subjects.registry import foreign_subject
@@ -157,7 +157,7 @@ def runner_for(config: pytest.Config, tier: str) -> Runner:
     """This process's runner for a tier, created for its first item."""
     runners = config.stash.setdefault(_RUNNERS, {})
     if tier not in runners:
-        from specmatrix.matrix.run.tiers import VISIBLE
+        from specmatrix.matrix.cells.tiers import VISIBLE
 
         if tier == CPU:
             # The CPU tier must not see a GPU.

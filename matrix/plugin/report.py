@@ -8,13 +8,13 @@ import pytest
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.selection import is_id
+from specmatrix.matrix.cover.selection import is_id
 from specmatrix.matrix.gates.registry import GATES, applied_gates
 from specmatrix.matrix.plugin.items import CPU, RECORD, endpoint_from, waivers_of
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.record import lost
 from specmatrix.matrix.subjects.registry import foreign_subject
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.counters import CounterVerdict
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.schema import ReportError

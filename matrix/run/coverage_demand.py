@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from specmatrix.engine.core.observe.counters import COUNTERS, GPU, RANKS, ZERO
-from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.reports.schema import CounterDemand
 
 # Smaller stages omit expensive modes.

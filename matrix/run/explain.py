@@ -8,8 +8,8 @@ from typing import Final
 from msgspec import structs
 
 from specmatrix.errors import described
-from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Subject, Unsupported
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.reports.schema import CellResult, RedAsk, Timeline
 
 UNTRACED: Final = "only the reference engine with one rank is traced"
@@ -37,9 +37,9 @@ def traced(subject: Subject, prepared: PreparedCell) -> Timeline:
     """The steps of the cell's requests on a fresh engine without CUDA graphs, which run no Python and so would show no
     drafts; up to its error if it raises one."""
     # Imports torch, which reading a report does not need.
-    from specmatrix.matrix.run.runner import completions
+    from specmatrix.matrix.run.requests import completions
+    from specmatrix.matrix.run.tracer import MOST_EVENTS, Tracer
     from specmatrix.matrix.subjects.in_process import Conversation, ReferenceEngine
-    from specmatrix.matrix.subjects.traced import MOST_EVENTS, Tracer
 
     command = subject.translate(prepared)
     if isinstance(command, Unsupported) or not subject.profile.in_process:

@@ -15,11 +15,11 @@ from typing import Final
 from specmatrix import HOME, __version__
 from specmatrix.errors import ConfigError
 from specmatrix.git import git
+from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, own_lock_file
 from specmatrix.matrix.gates.gate import Gate
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.run.coverage_demand import demanded
-from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.zoo.registry import TARGETS, TEST, oracle_file, zoo_hash
 from specmatrix.reports.schema import ADDRESS, REFERENCE, UNKNOWN, Header, Json, SubjectRecord, WaiverRule

@@ -11,12 +11,12 @@ from typing import Any, Final
 from msgspec import structs
 
 from specmatrix.errors import ConfigError, EngineBug
+from specmatrix.matrix.cells.tiers import repro
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.prepared_cell import PreparedCell
-from specmatrix.matrix.run.tiers import repro
 from specmatrix.matrix.run.verb import traceback_of, verb_of
 from specmatrix.matrix.subjects.engine_process import EngineFailed
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, Stalled
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.reports.schema import (
     REFERENCE,
     CellRecord,

@@ -11,8 +11,9 @@ from specmatrix.errors import described
 from specmatrix.matrix.gates.gate import Blame, Outcome, State
 from specmatrix.matrix.gates.pairing import first_difference
 from specmatrix.matrix.oracles.ledger import Audit, AuditError, audit
-from specmatrix.matrix.subjects.protocol import Answer, RequestSpec, Run, RunningEngine, Served
+from specmatrix.matrix.subjects.protocol import Answer, Run, RunningEngine, Served
 from specmatrix.matrix.workloads.build import tokenizer
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import CRASH, AskPages, RedAsk, Token
 from specmatrix.reports.wording import count
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from time import perf_counter
 from typing import Any, Final, Literal
 
@@ -17,6 +16,7 @@ from msgspec import structs
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cells.timed import STARTS
 from specmatrix.matrix.gates.claims import ClaimsGate
 from specmatrix.matrix.gates.config import ConfigGate
@@ -28,20 +28,17 @@ from specmatrix.matrix.gates.registry import GATES, applied_gates
 from specmatrix.matrix.gates.session_baseline import has_session_baseline
 from specmatrix.matrix.gates.work import WorkGate
 from specmatrix.matrix.run.explain import explained
-from specmatrix.matrix.run.prepared_cell import PreparedCell, Workload, prepare
 from specmatrix.matrix.run.record import BaselineError, crashed, judged, record, with_outcome
 from specmatrix.matrix.run.red_ask import crash_ask, red_ask
-from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.run.waivers import waive
-from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess, start_engine
+from specmatrix.matrix.subjects.engine_process import EngineProcess, start_engine
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.protocol import (
-    Answer,
     Ask,
     Capability,
     Diverged,
     EngineCommand,
-    RequestSpec,
     Run,
     RunningEngine,
     Served,
@@ -52,8 +49,9 @@ from specmatrix.matrix.subjects.protocol import (
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.build import workload
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell, Workload, prepare
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import RED_STATES, CellResult, RedAsk, WaiverRule
-from specmatrix.reports.wording import count
 
 Explain = Literal["none", "red", "every"]
 UNJUDGED: Final = "no gate that applies to the subject compares the cell's answers"
@@ -110,7 +108,7 @@ class Baselines:
         # Removed while it runs, so that an engine that crashes is not reused.
         engine = self.engines.pop(key, None) or self._start(command)
         try:
-            run = drive(engine, plain.requests, self.subject.profile.capabilities, command=command)
+            run = run_requests(engine, plain.requests, self.subject.profile.capabilities, command=command)
             if self.oracle is not None:
                 run = replace(run, resumed=resumed(engine, command, plain, run, self.oracle))
         except BaseException:
@@ -207,7 +205,7 @@ class Runner:
             return judged(prepared, [self.refusal(prepared, None)], engine)
         self._counted = dict(engine.counters()) if self.subject.profile.in_process else {}
         try:
-            run = drive(engine, prepared.requests, self.subject.profile.capabilities, self._served, command)
+            run = run_requests(engine, prepared.requests, self.subject.profile.capabilities, self._served, command)
         except Diverged as found:  # Diverged ranks return no answers to judge.
             self._drop()
             return judged(prepared, [self.divergence(prepared, found.agreement)], engine)
@@ -350,93 +348,3 @@ def resumed(
             got = again.output_ids
             found.setdefault(request.name, []).append((start, got))
     return found
-
-
-def drive(
-    engine: RunningEngine,
-    requests: Sequence[RequestSpec],
-    capabilities: frozenset[Capability],
-    history: Sequence[Served] = (),
-    command: EngineCommand | None = None,
-) -> Run:
-    """Run requests on an engine. history: the requests that it has already served. command: what a subject made of
-    them, None for the reference engine, which takes them as they are. EngineFailed for another engine's answer that has
-    numbers that are not finite, or another number of completions, and for a counter that falls."""
-    before = engine.counters()
-    traces = Capability.TRACE in capabilities
-    earlier = engine.trace() if traces else None
-    start = perf_counter()
-    answers = engine.generate(requests if command is None else command.asks)
-    seconds = perf_counter() - start
-    both = list(zip(requests, answers, strict=True))
-    # The reference engine ends a request before it has a number that is not finite.
-    for request, answer in both if Capability.RESOLUTION not in capabilities else ():
-        if wrong := _wrong(request, answer):
-            raise EngineFailed(wrong)
-    kept = [pair for request, answer in both if request.refused is None for pair in completions(request, answer)]
-    evidence = {name: number - before.get(name, 0) for name, number in engine.counters().items()}
-    if fallen := [name for name, number in evidence.items() if number < 0]:
-        raise EngineFailed(f"counter {fallen[0]} fell by {-evidence[fallen[0]]}; counters only grow", "counters")
-    journal = engine.journal() if Capability.JOURNAL in capabilities else None
-    return Run(
-        requests=tuple(each for one in requests if one.refused is None for each in one.completions()),
-        answers=tuple(answer for _, answer in kept),
-        resolved=engine.resolved,
-        readback=engine.readback(),
-        evidence=evidence,
-        memory=engine.memory(),
-        journal=journal,
-        work=engine.work() if Capability.WORK in capabilities else None,
-        resources=engine.resources() if Capability.RESOURCES in capabilities else None,
-        seconds=seconds,
-        trace=engine.trace() if traces else None,
-        earlier=earlier,
-        served=() if journal is None else (*history, *served(kept)),
-        attempts=tuple((request, answer.refusal) for request, answer in both if request.refused is not None),
-        ranks=engine.ranks() if Capability.RANKS in capabilities else None,
-        capabilities=capabilities,
-        flags={} if command is None else command.flags,
-    )
-
-
-def completions(request: RequestSpec, answer: Answer) -> list[tuple[RequestSpec, Answer]]:
-    """A request's completions with their answers, as requests of their own; the answers may be fewer."""
-    pairs = zip(request.completions(), (answer, *answer.further), strict=False)
-    return [(one, replace(found, name=one.name)) for one, found in pairs]
-
-
-def _wrong(request: RequestSpec, answer: Answer) -> str:
-    """What no gate can judge of another engine's answer, "" if nothing: other numbers than finite ones, or another
-    number of completions than was asked for."""
-    numbers = [value for value in _logprobs(answer) if not isfinite(value)]
-    if numbers:
-        return f"the log-probabilities of {answer.name} include {numbers[0]}; they must be finite numbers"
-    got = 1 + len(answer.further)
-    if request.refused is not None or got == request.n:
-        return ""
-    refusal = f", as it was refused: {answer.refusal}" if answer.refusal else ""
-    return f"{answer.name} must have {count(request.n, 'completion')}, got {got}{refusal}"
-
-
-def _logprobs(answer: Answer) -> Iterator[float]:
-    """All log-probabilities of an answer, those of its prompt, of alternatives and of further completions included."""
-    for one in (answer, *answer.further):
-        yield from one.logprobs
-        yield from (value for value in one.prompt_logprobs if value is not None)
-        for top in (*one.top_logprobs, *(top for top in one.prompt_top_logprobs if top)):
-            yield from (value for _, value in top)
-
-
-def served(answered: Iterable[tuple[RequestSpec, Answer]]) -> Iterator[Served]:
-    """The served requests of a workload; turns of a streaming session share the ledger account of its first turn."""
-    accounts: dict[str, int] = {}
-    for request, answer in answered:
-        if answer.refusal:
-            continue
-        account = rid = int(answer.meta_info["id"])
-        if request.session is not None and request.session.streaming:
-            account = accounts.setdefault(request.session.id, rid)
-            if request.abort_after == 0 and not answer.output_ids and not answer.cached_tokens:
-                continue
-        tokens = (*answer.prompt_ids, *answer.output_ids)
-        yield Served(answer.name, rid, account, tokens, len(answer.prompt_ids), answer.retractions)

@@ -11,10 +11,10 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.timed import STARTS
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.pairing import first_difference
-from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.run.provenance import this_host
 from specmatrix.matrix.run.timed_pair import PairProcess, StartSamples, TimedPair, TimedTurn, clock_of
 from specmatrix.matrix.subjects.protocol import Capability, Subject
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.reports.gate_numbers import RATIOS, SPEED
 from specmatrix.reports.speed import level
 

@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.run.turns import by_turns
 from specmatrix.matrix.subjects.engine_process import EngineProcess, start_engine
 from specmatrix.matrix.subjects.protocol import (
@@ -23,6 +22,7 @@ from specmatrix.matrix.subjects.protocol import (
     Unsupported,
 )
 from specmatrix.matrix.workloads.build import tokenizer
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.workloads.timed import WARM, timed_requests
 
 # Observers of the gates that cost time; what is computed stays the same.

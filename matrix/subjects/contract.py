@@ -18,18 +18,11 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import stage_cells, subject_cells
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
-from specmatrix.matrix.subjects.protocol import (
-    Answer,
-    Ask,
-    Capability,
-    EngineCommand,
-    RequestSpec,
-    Subject,
-    Unsupported,
-)
+from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, EngineCommand, Subject, Unsupported
 from specmatrix.matrix.subjects.translations import translated
+from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.request import RequestSpec
 
 # The first of these that the subject supports; two asks also show whether they depend on each other. A running server
 # may support none without a drafter.

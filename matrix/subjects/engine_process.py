@@ -17,8 +17,8 @@ from specmatrix import HOME
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.run.child_process import ChildProcess
 from specmatrix.matrix.subjects.child import DIVERGED, DONE, FAILED, REFUSED
+from specmatrix.matrix.subjects.child_process import ChildProcess
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Diverged,

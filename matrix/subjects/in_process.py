@@ -21,13 +21,10 @@ from specmatrix.matrix.subjects.progress import Progress
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Capability,
-    Continuation,
     EngineCommand,
     Memory,
     Observation,
     Profile,
-    Refusal,
-    RequestSpec,
     Resources,
     RunningEngine,
     Served,
@@ -37,10 +34,11 @@ from specmatrix.matrix.subjects.protocol import (
 )
 from specmatrix.matrix.subjects.resource_log import ResourceRecorder, device_bytes
 from specmatrix.matrix.subjects.work_log import WorkRecorder
+from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
 
 if TYPE_CHECKING:
-    from specmatrix.matrix.run.prepared_cell import PreparedCell
+    from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 # Model name of a cell to checkpoint folder.
 checkpoint = resolve_path

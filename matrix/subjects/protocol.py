@@ -7,16 +7,17 @@ subject.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from specmatrix.engine.core.observe.rank_agreement import Agreement
+from specmatrix.matrix.workloads.request import Continuation, RequestSpec
 
 if TYPE_CHECKING:
     from specmatrix.matrix.cells.cell import Cell
-    from specmatrix.matrix.run.prepared_cell import PreparedCell
     from specmatrix.matrix.subjects.limits import AxisLimit
+    from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 
 class Capability(StrEnum):
@@ -42,109 +43,6 @@ class Capability(StrEnum):
     TRACE = "trace"  # the decisions of adaptive steps
     RESOLUTION = "resolution"  # resolves the matrix's own configuration as `engine.core.config.resolve` does
     RANKS = "ranks"  # a digest of every step of each rank
-
-
-class Refusal(StrEnum):
-    """Why a session must refuse a request; each reason has its own error message."""
-
-    OFFSET = "offset"  # a streaming session always continues its whole history
-    REPLACE = "replace"  # a streaming session keeps all of its turns
-    DROP = "drop_previous_output"  # a streaming session keeps all of its outputs
-    IN_FLIGHT = "in flight"  # a streaming session runs one turn at a time
-    CLOSED = "closed"  # the session was never opened, or is closed
-    CAPACITY = "capacity"  # the text is longer than the session may hold
-    CONTEXT = "context"  # the text is longer than the model's context
-    POOL = "pool"  # the text does not fit the KV pool
-    UNFINISHED = "unfinished"  # the request to continue is still running
-    RANGE = "range"  # the offset is beyond the history
-    REPLACED = "replaced"  # the request to continue was cleared by a replace
-
-
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """How a request continues a session; offset, replace and drop_previous_output as in SGLang's session parameters.
-
-    id: the session, opened with its first request and closed after its last. follows: name of the request whose tokens
-    are the history (in a streaming session, of the last turn that was not aborted), None for a first turn. resend: use
-    no session, but send the history before the prompt, as a baseline does. capacity: characters that the session may
-    hold. timeout: idle seconds after which it is closed, None for never.
-    """
-
-    id: str
-    streaming: bool
-    follows: str | None = None
-    offset: int = 0
-    replace: bool = False
-    drop_previous_output: bool = False
-    resend: bool = False
-    capacity: int = 100_000
-    timeout: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestSpec:
-    """One request of a workload.
-
-    `prompt` is text; `name` identifies it across runs (for pairing). `after`: names of requests that must have ended
-    before this one is sent. `abort_after`: abort after that many output tokens (0: while queued or before the first
-    token). `closes_after`: close its session after that many output tokens. `refused`: the reason for which it must be
-    refused, None if it must not. `beside`: name of a request during which this one is sent. `clock`: seconds to wait
-    before it is sent; the engine is idle meanwhile, except with `beside`. `logprobs`: return log-probabilities of the
-    output tokens, as `top_logprobs` > 0 (number of alternatives) also does. `prompt_logprobs`: index of the first
-    prompt token with log-probabilities, -1 for none. `n`: completions, whose seeds count up from `seed`; `seed` None is
-    the engine's own. Sampling fields as in SGLang.
-    """
-
-    name: str
-    prompt: str
-    max_new_tokens: int
-    temperature: float = 0.0
-    top_k: int = -1
-    top_p: float = 1.0
-    seed: int | None = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    top_logprobs: int = 0
-    abort_after: int | None = None
-    answer: str | None = None  # the reference answer, for the accuracy gate
-    after: tuple[str, ...] = ()
-    session: Continuation | None = None
-    closes_after: int | None = None
-    refused: Refusal | None = None
-    beside: str | None = None
-    clock: float = 0.0
-    logprobs: bool = False
-    min_new_tokens: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()  # pairs of token id and bias
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
-    no_stop_trim: bool = False
-    stream: bool = False  # read its text while it runs
-    n: int = 1
-    prompt_logprobs: int = -1
-    replaced: bool = False  # a session's `replace` ends it while it runs
-    own: str = ""  # parameters of a subject's own under its names, as a JSON object; only its own requests have any
-    renewal: str = ""  # what the idle engine renews before it is sent: "memory", "weights" or "" for nothing
-
-    def completions(self) -> tuple[RequestSpec, ...]:
-        """Each of its completions as a request: the first has its name, the i-th from 1 on also `#i`."""
-        if self.n == 1:
-            return (self,)
-        names = [f"{self.name}#{i}" if i else self.name for i in range(self.n)]
-        seeds = [None if self.seed is None else self.seed + i for i in range(self.n)]
-        return tuple(replace(self, n=1, name=name, seed=seed) for name, seed in zip(names, seeds, strict=True))
-
-    @property
-    def ruled(self) -> bool:
-        """Whether its tokens depend on logit rules, so that a continuation without them is another text."""
-        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
-        bans = self.bad_words_ids or self.allowed_token_ids is not None or self.min_new_tokens
-        return bool(penalties or self.logit_bias or bans or self.min_p or self.own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,8 @@ from specmatrix.engine.parallel.group import PATIENCE, RankGroup, RanksDiverged
 from specmatrix.engine.parallel.pool import Lease
 from specmatrix.engine.parallel.worker import Rank
 from specmatrix.matrix.subjects.in_process import ManualClock, ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import (
-    Answer,
-    Diverged,
-    Memory,
-    RequestSpec,
-    RunningEngine,
-    Served,
-    Trace,
-    WorkLog,
-)
+from specmatrix.matrix.subjects.protocol import Answer, Diverged, Memory, RunningEngine, Served, Trace, WorkLog
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
 
 Entry = tuple[str, int, tuple[int, ...]]

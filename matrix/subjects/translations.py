@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.subjects.protocol import Ask, Capability, EngineCommand, Subject, Unsupported
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.reports.wording import count
 
 # Of a cell's asks, and each other one with fields of its own; the rest differ from these in prompt, seed and length.

@@ -16,15 +16,15 @@ import tokenizers
 
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.accuracy.data import read_questions
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
-from specmatrix.matrix.subjects.protocol import RequestSpec
+from specmatrix.matrix.cells.start_settings import snug
 from specmatrix.matrix.workloads.context_limit import to_the_brim
-from specmatrix.matrix.workloads.memory_sizes import snug
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.requirements import OVERLAPS, ruled, spoken, stopped
 from specmatrix.matrix.workloads.retraction import collisions
 from specmatrix.matrix.workloads.sessions import RENEWALS, TIGHT_LATER, WAVES, conversations, in_waves
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
+from specmatrix.matrix.zoo.questions import read_questions
 from specmatrix.matrix.zoo.tokenizer import BOS_ID
 
 DATA: Final = HOME / "matrix" / "zoo" / "data"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from specmatrix.matrix.subjects.protocol import Refusal, RequestSpec
+from specmatrix.matrix.workloads.request import Refusal, RequestSpec
 
 
 class PriorTokens(NamedTuple):

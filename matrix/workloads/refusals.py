@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from specmatrix.matrix.subjects.protocol import Continuation, Refusal, RequestSpec
+from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 
 # Idle timeout of the first session in seconds, and a clock advance beyond it.
 TIMEOUT: Final = 60.0

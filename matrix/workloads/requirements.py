@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from specmatrix.matrix.subjects.protocol import RequestSpec
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.tokenizer import EOS_ID
 
 # Ids of frequent tokens of answers: digits, signs and short words.

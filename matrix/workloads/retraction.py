@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from specmatrix.matrix.subjects.protocol import RequestSpec
-from specmatrix.matrix.workloads.memory_sizes import Snug
+from specmatrix.matrix.cells.start_settings import Snug
 from specmatrix.matrix.workloads.refusals import contended_line
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.sessions import REPLIES, line, scored
 
 # max_new_tokens of the turns after the second.

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from specmatrix.matrix.subjects.protocol import Continuation, RequestSpec
 from specmatrix.matrix.workloads.refusals import contended_line, contended_tree
+from specmatrix.matrix.workloads.request import Continuation, RequestSpec
 
 # Number of requests in each wave.
 WAVES: Final = (1, 8, 32, 8, 1)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.subjects.protocol import RequestSpec
 from specmatrix.matrix.workloads.build import workload
+from specmatrix.matrix.workloads.request import RequestSpec
 
 
 @dataclass(frozen=True, slots=True)

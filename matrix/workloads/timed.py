@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.subjects.protocol import RequestSpec
 from specmatrix.matrix.workloads.build import LIMITS, SAMPLING, questions
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 
 LIMIT: Final = 64

@@ -1,7 +1,9 @@
 """Paths and checksums of the zoo's checkpoints and data. Imports no torch."""
 
 import hashlib
+import json
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,13 @@ TARGETS: Final = tuple(name for name, recipe in RECIPES.items() if recipe.target
 def oracle_file(target: str) -> Path:
     """The oracle file of a target: greedy continuations, and acceptance lengths of its drafts."""
     return HERE / "data" / ("oracle.json" if target == TARGETS[0] else f"oracle-{target}.json")
+
+
+@cache
+def eos_ids(target: str) -> frozenset[int]:
+    """EOS ids of a zoo target, from its generation_config.json."""
+    found = json.loads((CHECKPOINTS / target / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
+    return frozenset(found if isinstance(found, list) else [found])
 
 
 def resolve_path(name_or_path: str | Path) -> Path:

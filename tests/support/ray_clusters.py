@@ -13,7 +13,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from specmatrix import HOME
-from specmatrix.matrix.run.tiers import VISIBLE
+from specmatrix.matrix.cells.tiers import VISIBLE
 from tests.support.scripted_tasks import ATTEMPTS, DOOMED
 
 MEMORY = 80 * 2**20

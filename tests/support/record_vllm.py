@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from specmatrix import HOME
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.protocol import EngineCommand
 from specmatrix.matrix.subjects.vllm.engine import VllmEngine
 from specmatrix.matrix.subjects.vllm.subject import VllmSubject
+from specmatrix.matrix.workloads.prepared_cell import prepare
 
 FILE: Final = HOME / "tests" / "support" / "vllm_traffic.json"
 # Arrival and prefix hits, rounds of a drafter and their log-probabilities, a stop string, an abort, a preemption, n of

@@ -14,10 +14,10 @@ from ray.util.queue import Queue
 from specmatrix.ci import ray as executor
 from specmatrix.ci.local import ShardJob
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.tiers import VISIBLE
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import record
-from specmatrix.matrix.run.tiers import VISIBLE
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.schema import CellResult, Json
 
 # Names a folder, in which a file stands for an attempt at a cell.

@@ -16,11 +16,11 @@ from pathlib import Path
 from specmatrix.ci.local import ShardJob, become_worker, received
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import record
 from specmatrix.matrix.run.waivers import waive
-from specmatrix.matrix.subjects.protocol import RequestSpec
 from specmatrix.matrix.workloads.build import workload
+from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.request import RequestSpec
 
 # Names a folder in which each worker leaves a file, so that it knows how many came before it.
 STARTS = "SCRIPTED_WORKER_STARTS"

@@ -27,3 +27,17 @@ def source(path: str) -> str:
 def tree(path: str) -> ast.Module:
     """The syntax tree of a file, by its path relative to the repository."""
     return ast.parse(source(path))
+
+
+def imported(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """Full names that one import statement may refer to: `from specmatrix.engine import loop` names a module."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    assert node.level == 0, f"line {node.lineno} imports relatively"
+    return {f"{node.module}.{alias.name}" for alias in node.names}
+
+
+def imports(path: str) -> set[str]:
+    """Every module that the file imports, in functions too; ours without the leading `specmatrix.`."""
+    nodes = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {module.removeprefix("specmatrix.") for node in nodes for module in imported(node)}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES
-from specmatrix.matrix.oracles.finish import ending, eos_ids
+from specmatrix.matrix.oracles.finish import ending
 from specmatrix.matrix.oracles.transformers import oracle_of
 from specmatrix.matrix.subjects.protocol import (
     Answer,
@@ -21,17 +21,17 @@ from specmatrix.matrix.subjects.protocol import (
     Capability,
     EngineCommand,
     Profile,
-    RequestSpec,
     RunningEngine,
     Subject,
     Unsupported,
 )
 from specmatrix.matrix.workloads.build import prompt_ids, questions
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
-from specmatrix.matrix.zoo.registry import resolve_path
+from specmatrix.matrix.zoo.registry import eos_ids, resolve_path
 
 if TYPE_CHECKING:
-    from specmatrix.matrix.run.prepared_cell import PreparedCell
+    from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 # Axes that mean something here; a cell with another value than the default on any other axis is unsupported.
 TAKEN = ("algorithm", "model", "steps", "topk", "batch", "sampling", "finish", "abort")

@@ -11,13 +11,13 @@ from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.cells.constraints import expect, explain, explain_text, read_cell
 from specmatrix.matrix.cells.model_facts import zoo_facts
-from specmatrix.matrix.cells.selection import of_gpus, select
-from specmatrix.matrix.cli.console import print_text
-from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.cells.tiers import tier as find_tier
+from specmatrix.matrix.cover.selection import of_gpus, select
 from specmatrix.matrix.subjects.protocol import Subject, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import translated
+from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.reports.render.console import print_text
 from specmatrix.reports.schema import REFERENCE, Json
 from specmatrix.reports.wording import count, duration
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from specmatrix.matrix.cli.console import print_text, table_console
 from specmatrix.matrix.zoo.published.expected import ACCURACY, LENGTHS
 from specmatrix.matrix.zoo.published.machine import gpus, missing
 from specmatrix.matrix.zoo.published.models import MODELS, Published
 from specmatrix.matrix.zoo.published.needs import GIB, SPARE, Needs, needs
 from specmatrix.matrix.zoo.published.pairs import PAIRS, ModelPair, pair_of
 from specmatrix.matrix.zoo.published.store import fetch
+from specmatrix.reports.render.console import print_text, table_console
 
 HEAD: Final = ("checkpoint", "tier", "target", "algorithm", "download", "KV per token", "GPU memory")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from specmatrix.matrix.cli.console import StdoutConsole
-from specmatrix.matrix.cli.progress import waiting
 from specmatrix.reports.compare import compare, comparison_json, read_acknowledgements
 from specmatrix.reports.render.comparison import write_comparison
+from specmatrix.reports.render.console import StdoutConsole
+from specmatrix.reports.render.progress import waiting
 from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.store import load
 

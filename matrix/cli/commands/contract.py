@@ -17,11 +17,11 @@ from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError
 from specmatrix.files import opened
 from specmatrix.matrix.cli.commands.flags import flags_of
-from specmatrix.matrix.cli.console import StdoutConsole
-from specmatrix.matrix.cli.progress import waiting
-from specmatrix.matrix.cli.stopping import Stopped
-from specmatrix.matrix.run.child_process import ChildProcess
+from specmatrix.matrix.subjects.child_process import ChildProcess
+from specmatrix.reports.render.console import StdoutConsole
+from specmatrix.reports.render.progress import waiting
 from specmatrix.reports.wording import count
+from specmatrix.stopping import Stopped
 
 CHILD: Final = "specmatrix.matrix.conformance.child"
 POLL_SECONDS: Final = 0.05

@@ -22,11 +22,11 @@ from specmatrix.engine.parallel.group import RankLost, RanksDiverged
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import DRAFTS, MODELS
 from specmatrix.matrix.cells.model_facts import model_facts
+from specmatrix.matrix.cells.tiers import check_parallel
 from specmatrix.matrix.cli.commands.flags import flags_of
-from specmatrix.matrix.cli.errors import check_parallel
-from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.registry import resolve_path, verify_models
+from specmatrix.reports.render.progress import waiting
 
 # Number of timed runs, each on a new engine; the fastest counts.
 TIMED: Final = 3

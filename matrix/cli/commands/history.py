@@ -13,12 +13,12 @@ import yaml
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import parse_selector
-from specmatrix.matrix.cli.console import StdoutConsole
-from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.run.waivers import load_waivers
 from specmatrix.reports.history.changes import ALL_CELLS, NEWEST, SMALLEST, changes
 from specmatrix.reports.history.flaky import Flaky, flaky, sentence
 from specmatrix.reports.history.store import History, add, read
+from specmatrix.reports.render.console import StdoutConsole
+from specmatrix.reports.render.progress import waiting
 from specmatrix.reports.render.site import change_text, write_site
 from specmatrix.reports.schema import RED_STATES, REFERENCE
 from specmatrix.reports.wording import count

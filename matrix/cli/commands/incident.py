@@ -11,14 +11,14 @@ from typing import Any
 from rich.console import Console
 
 from specmatrix.engine.temp_dir import TempDir
-from specmatrix.matrix.cli.console import StdoutConsole, print_text
-from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.incidents.catalogue import INCIDENTS, incidents
 from specmatrix.matrix.incidents.incident import ComparedStep, Incident
 from specmatrix.matrix.incidents.replay import JudgedStep, replay
 from specmatrix.reports.atomic import check_place
 from specmatrix.reports.compare import comparison_json
 from specmatrix.reports.render.comparison import COMPARISON_NAME
+from specmatrix.reports.render.console import StdoutConsole, print_text
+from specmatrix.reports.render.progress import waiting
 from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.wording import count, duration
 

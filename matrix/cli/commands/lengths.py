@@ -10,12 +10,12 @@ import torch
 
 from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.accuracy.data import read_questions
-from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.lengths import Length, plans, table
 from specmatrix.matrix.zoo.oracle_drafts import DRAFTS
+from specmatrix.matrix.zoo.questions import read_questions
 from specmatrix.matrix.zoo.registry import TEST, verify_models
+from specmatrix.reports.render.progress import counting
 
 
 def acceptance(

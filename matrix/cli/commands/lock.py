@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.selection import of_gpus
-from specmatrix.matrix.cli.console import print_text
-from specmatrix.matrix.cli.errors import check_parallel
-from specmatrix.matrix.cli.progress import counting, waiting
-from specmatrix.matrix.cover.functions import record
+from specmatrix.matrix.cells.tiers import check_parallel
 from specmatrix.matrix.cover.lock import check, extend
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.order import renew
-from specmatrix.matrix.cover.subject_lock import check_own, extend_own, limited_subjects
+from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.matrix.faults.command import select
+from specmatrix.matrix.run.functions import record
+from specmatrix.matrix.subjects.subject_lock import check_own, extend_own, limited_subjects
+from specmatrix.reports.render.console import print_text
+from specmatrix.reports.render.progress import counting, waiting
 from specmatrix.reports.schema import REFERENCE
 
 # The stage whose cells' functions are recorded.

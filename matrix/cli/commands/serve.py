@@ -16,11 +16,11 @@ import torch
 from specmatrix.engine.algorithm_file import load_algorithms
 from specmatrix.engine.api import LLM
 from specmatrix.errors import ConfigError, shown
+from specmatrix.matrix.cells.tiers import check_parallel
 from specmatrix.matrix.cli.commands.flags import flags_of
 from specmatrix.matrix.cli.commands.generate import ALGORITHM, configuration
-from specmatrix.matrix.cli.errors import check_parallel
-from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.zoo.registry import resolve_path, verify_models
+from specmatrix.reports.render.progress import waiting
 
 if TYPE_CHECKING:
     from specmatrix.engine.server.app import ServerOptions

@@ -8,9 +8,9 @@ from collections import Counter
 from typing import Any
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.simulation.scenario import draw
 from specmatrix.matrix.simulation.sweep import Sweep, SweepFailure, attempt, reduce, sweep
+from specmatrix.reports.render.progress import waiting
 from specmatrix.reports.wording import count
 
 SHOWN = (

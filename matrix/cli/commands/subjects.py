@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.cli.console import StdoutConsole, print_text, table_console
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.subjects.contract import check_contract
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.subjects.registry import installed_subject, known_subjects, load_subject
 from specmatrix.matrix.subjects.vllm import environment
+from specmatrix.reports.render.console import StdoutConsole, print_text, table_console
 
 MISSING: Final = "not installed"
 

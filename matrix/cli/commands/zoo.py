@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.cli.console import print_text
-from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.zoo import card
 from specmatrix.matrix.zoo.recipes import RECIPES
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, verify
+from specmatrix.reports.render.console import print_text
+from specmatrix.reports.render.progress import waiting
 
 
 def list_models(json_: bool = False, folder: Path = CHECKPOINTS) -> int:

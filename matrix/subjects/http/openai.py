@@ -17,15 +17,15 @@ from specmatrix.matrix.subjects.protocol import (
     Capability,
     EngineCommand,
     Profile,
-    RequestSpec,
     RunningEngine,
     Subject,
     Unsupported,
 )
 from specmatrix.matrix.workloads.build import prompt_ids
+from specmatrix.matrix.workloads.request import RequestSpec
 
 if TYPE_CHECKING:
-    from specmatrix.matrix.run.prepared_cell import PreparedCell
+    from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 # Fields that are translated or ask for what is not claimed; any other must have its default.
 TAKEN: Final = frozenset(

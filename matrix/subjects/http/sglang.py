@@ -14,15 +14,15 @@ from specmatrix.matrix.subjects.protocol import (
     Capability,
     EngineCommand,
     Profile,
-    RequestSpec,
     RunningEngine,
     Subject,
     Unsupported,
 )
 from specmatrix.matrix.workloads.build import prompt_ids
+from specmatrix.matrix.workloads.request import RequestSpec
 
 if TYPE_CHECKING:
-    from specmatrix.matrix.run.prepared_cell import PreparedCell
+    from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 PAIRED: Final = ("lossless", "distribution", "accuracy")
 # Fields of a request that another value than the default makes unsupported.

@@ -9,12 +9,13 @@ from threading import Lock
 from typing import Any, Final
 from uuid import uuid4
 
-from specmatrix.matrix.run.child_process import ChildProcess
+from specmatrix.matrix.subjects.child_process import ChildProcess
 from specmatrix.matrix.subjects.http.asking import ask_all
 from specmatrix.matrix.subjects.http.connection import Connection, RefusedAsk, launched
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import same
-from specmatrix.matrix.subjects.protocol import Answer, Ask, Continuation, EngineCommand, RunningEngine
+from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, RunningEngine
+from specmatrix.matrix.workloads.request import Continuation
 from specmatrix.matrix.zoo.registry import resolve_path
 
 # Today's key of meta_info to those of earlier versions.

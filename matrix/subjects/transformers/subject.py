@@ -9,23 +9,23 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.oracles.finish import eos_ids
 from specmatrix.matrix.subjects.limits import AxisLimit, chains_only, defaults_only
 from specmatrix.matrix.subjects.protocol import (
     Ask,
     Capability,
     EngineCommand,
     Profile,
-    RequestSpec,
     RunningEngine,
     Subject,
     Unsupported,
 )
 from specmatrix.matrix.subjects.transformers.requests import own_requests
 from specmatrix.matrix.workloads.build import prompt_ids
+from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.zoo.registry import eos_ids
 
 if TYPE_CHECKING:
-    from specmatrix.matrix.run.prepared_cell import PreparedCell
+    from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 # Axes that transformers lacks: only their default runs, any other value for this reason not.
 ABSENT: Final[Mapping[str, str]] = {

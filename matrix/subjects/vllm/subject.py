@@ -12,17 +12,17 @@ from specmatrix.matrix.subjects.protocol import (
     Capability,
     EngineCommand,
     Profile,
-    RequestSpec,
     RunningEngine,
     Subject,
     Unsupported,
 )
 from specmatrix.matrix.subjects.vllm import environment
 from specmatrix.matrix.subjects.vllm.latent import WIDE
+from specmatrix.matrix.workloads.request import RequestSpec
 
 if TYPE_CHECKING:
     from specmatrix.matrix.cells.cell import Cell
-    from specmatrix.matrix.run.prepared_cell import PreparedCell
+    from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 # vLLM's name of each drafter; ngram is prompt lookup, or suffix decoding in the variant of the subject.
 METHODS: Final[Mapping[str, str]] = {

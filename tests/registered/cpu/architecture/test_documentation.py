@@ -15,14 +15,14 @@ import torch
 
 from specmatrix import HOME
 from specmatrix.cli import ORDER, command_line, main
-from specmatrix.matrix.accuracy.command import WEIGHTS
+from specmatrix.matrix.accuracy.record import WEIGHTS
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.selection import select
+from specmatrix.matrix.cells.tiers import TIERS
 from specmatrix.matrix.cli.commands.cells import explain_cells
 from specmatrix.matrix.cli.commands.flags import FLAGS, flags_of
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
+from specmatrix.matrix.cover.selection import select
 from specmatrix.matrix.faults.loader import catalogue
-from specmatrix.matrix.run.tiers import TIERS
 
 README_LINES = 120
 PICTURE_BYTES = 150_000

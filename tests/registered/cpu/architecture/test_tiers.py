@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specmatrix import HOME
-from specmatrix.matrix.run.tiers import TIERS
+from specmatrix.matrix.cells.tiers import TIERS
 
 TESTS = HOME / "tests"
 GPUS = {tier.name: tier.gpus for tier in TIERS}

@@ -13,9 +13,9 @@ import yaml
 
 from specmatrix import HOME
 from specmatrix.cli import command_line
+from specmatrix.matrix.cells.tiers import TIERS
+from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.faults.loader import catalogue
-from specmatrix.matrix.run.tiers import TIERS
-from specmatrix.matrix.run.tiers import tier as find_tier
 
 WORKFLOWS = HOME / ".github" / "workflows"
 NIGHTLY = WORKFLOWS / "nightly.yml"

@@ -7,12 +7,12 @@ import pytest
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cover.functions import executed_functions, record, stored_functions
 from specmatrix.matrix.faults import judges, mutants
 from specmatrix.matrix.faults.command import select
 from specmatrix.matrix.faults.mutants import MutantOutcome, Mutations, check_tests, red_without_mutants, run_mutants
 from specmatrix.matrix.faults.plant import ROOT, environment, planted, trial
 from specmatrix.matrix.faults.processes import Processes
+from specmatrix.matrix.run.functions import executed_functions, record, stored_functions
 
 pytestmark = pytest.mark.nightly
 

@@ -23,8 +23,8 @@ from specmatrix.ci.local import ShardJob
 from specmatrix.ci.planner import plan
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.tiers import tier
 from specmatrix.matrix.faults.plant import planted
-from specmatrix.matrix.run.tiers import tier
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.store import load
 from tests.support import scripted_tasks

@@ -11,10 +11,10 @@ from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.spec.autoregressive import AutoregressiveDrafter
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.oracles.prefix import span_of
-from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.run.runner import drive
+from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Run
+from specmatrix.matrix.workloads.prepared_cell import prepare
 
 # Pairs of cells whose greedy requests must have equal rounds.
 SAME_ROUNDS = (
@@ -33,7 +33,7 @@ def ran(cell: str) -> Run:
     """A cell's run on an engine of its own."""
     torch.set_num_threads(1)
     prepared, subject = prepare(Cell.from_id(cell.removesuffix(".single"))), ReferenceSubject()
-    return drive(subject.start_engine(prepared.configuration), prepared.requests, subject.profile.capabilities)
+    return run_requests(subject.start_engine(prepared.configuration), prepared.requests, subject.profile.capabilities)
 
 
 once = cache(ran)

@@ -14,10 +14,11 @@ from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.rest import RestGate
 from specmatrix.matrix.gates.work import WorkGate
-from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.run.runner import drive
+from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import RequestSpec, Served
+from specmatrix.matrix.subjects.protocol import Served
+from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.request import RequestSpec
 
 CELL = "eagle3.s3.v2.p4.m4.burst"
 TEXTS = 16
@@ -52,7 +53,7 @@ def soaked(rounds: int, count: int) -> list[tuple[Outcome, Outcome, Outcome]]:
     history: tuple[Served, ...] = ()
     found = []
     for seed in range(rounds):
-        run = drive(engine, questions(seed, count), subject.profile.capabilities, history)
+        run = run_requests(engine, questions(seed, count), subject.profile.capabilities, history)
         history = run.served
         judges = WorkGate(), RestGate(), LedgerGate()
         found.append(tuple(gate.judge(prepared, run, run) for gate in judges))

@@ -24,10 +24,10 @@ from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.gates.work import WorkGate
 from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, naive_check
-from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
-from specmatrix.matrix.run.runner import drive
+from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Run
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.zoo import oracle_drafts
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, resolve_path
 
@@ -104,9 +104,13 @@ def served(cell: str, locate: Callable[[str], Path] = resolve_path) -> tuple[Pre
     torch.set_num_threads(1)
     prepared, subject = prepare(Cell.from_id(cell)), ReferenceSubject(locate)
     claims = subject.profile.capabilities
-    run = drive(subject.start_engine(prepared.configuration), prepared.requests, claims)
+    run = run_requests(subject.start_engine(prepared.configuration), prepared.requests, claims)
     plain = ReferenceSubject()
-    return prepared, run, drive(plain.start_engine(prepared.baseline.configuration), prepared.baseline.requests, claims)
+    return (
+        prepared,
+        run,
+        run_requests(plain.start_engine(prepared.baseline.configuration), prepared.baseline.requests, claims),
+    )
 
 
 def followed(prepared: PreparedCell, run: Run) -> list[NaiveCheck]:

@@ -22,11 +22,12 @@ from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.gates.rest import RestGate
 from specmatrix.matrix.gates.work import WorkGate
-from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
-from specmatrix.matrix.run.runner import drive
+from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import RequestSpec, Run
+from specmatrix.matrix.subjects.protocol import Run
 from specmatrix.matrix.workloads.build import prompt_ids
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
+from specmatrix.matrix.workloads.request import RequestSpec
 
 GATES: tuple[Gate, ...] = (LedgerGate(), WorkGate(), RestGate(), FinishGate(), LosslessGate(oracle=None))
 
@@ -72,9 +73,9 @@ def served(shape: Shape, chunk: int | None = None, workloads: int = 3) -> list[t
     found, history = [], ()
     for number in [*range(workloads), 0]:
         requests = seeded(prepared.requests, number)
-        run = drive(engine, requests, subject.profile.capabilities, history)
+        run = run_requests(engine, requests, subject.profile.capabilities, history)
         history = run.served
-        found.append((prepared, run, drive(plain, requests, subject.profile.capabilities)))
+        found.append((prepared, run, run_requests(plain, requests, subject.profile.capabilities)))
     return found
 
 

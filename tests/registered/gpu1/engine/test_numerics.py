@@ -14,9 +14,9 @@ from specmatrix.engine.spec.drafter import shared_chain
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.resources import ResourcesGate
-from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.run.runner import drive
+from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from tests.support.engines import PROMPT, answer, engine
 
 MODES = [
@@ -81,7 +81,7 @@ def test_graphs_survive_what_fills_the_tables_that_rounds_share(mode):
 def test_what_the_gate_reads_is_there_and_says_what_the_engine_did():
     prepared, subject = prepare(Cell.from_id("eagle3.s3.k4.n8.v2.fast.ragged"), "gpu1"), ReferenceSubject()
     running = subject.start_engine(prepared.configuration)
-    run = drive(running, prepared.requests, subject.profile.capabilities)
+    run = run_requests(running, prepared.requests, subject.profile.capabilities)
     seen = run.resources
     assert seen is not None and seen.captures > 0 and seen.edges > 0
     assert seen.replays == run.evidence["graph.replayed"] and seen.pool_bytes > 0

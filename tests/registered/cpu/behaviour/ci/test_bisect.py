@@ -14,9 +14,9 @@ from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.registry import GATES
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.record import lost, record
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.store import ReportWriter
 
 CELL = "none.length"

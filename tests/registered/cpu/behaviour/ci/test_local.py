@@ -22,12 +22,12 @@ from specmatrix.ci.local import ShardJob, Worker, run_plan, visible
 from specmatrix.ci.planner import Host, plan
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cli import progress
-from specmatrix.matrix.cli.stopping import Stopped, stoppable
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header
+from specmatrix.reports.render import progress
 from specmatrix.reports.schema import CellResult, ReportError
 from specmatrix.reports.store import ReportWriter, load
+from specmatrix.stopping import Stopped, stoppable
 from tests.support import scripted_workers
 from tests.support.scripted_workers import STARTS
 

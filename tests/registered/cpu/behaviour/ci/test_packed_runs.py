@@ -15,10 +15,10 @@ from specmatrix.ci.packing import Demand, pack
 from specmatrix.ci.planner import Host
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cli.stopping import Stopped
-from specmatrix.matrix.run.tiers import VISIBLE
-from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.cells.tiers import VISIBLE
+from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.reports.store import PARTIAL_FILE, load
+from specmatrix.stopping import Stopped
 from tests.support import scripted_workers
 from tests.support.scripted_workers import BESIDE, STARTS
 

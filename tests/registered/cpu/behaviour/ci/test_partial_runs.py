@@ -13,9 +13,9 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.order import stored_ranks
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.registry import GATES
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.record import lost, record
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.render.run import view
 from specmatrix.reports.store import ReportWriter, load
 from tests.support import scripted_workers

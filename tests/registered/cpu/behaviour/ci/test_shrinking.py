@@ -8,9 +8,9 @@ import pytest
 from specmatrix.ci import local
 from specmatrix.ci.commands import shrink
 from specmatrix.cli import main
-from specmatrix.matrix.cli.stopping import Stopped
 from specmatrix.reports.schema import Header
 from specmatrix.reports.store import load
+from specmatrix.stopping import Stopped
 from tests.support.scripted_workers import fails_drafts, passes
 
 

@@ -24,7 +24,7 @@ from specmatrix.engine.core.observe.counters import COUNTERS, GPU, RANKS, ZERO
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.errors import RequestError
-from specmatrix.matrix.workloads import adaptive_configs
+from specmatrix.matrix.cells import start_settings
 from tests.support.engines import CHECKPOINTS, DRAFTS, TARGETS
 from tests.support.failing_steps import at_rest
 
@@ -40,7 +40,7 @@ PARAMS: dict[str, dict[str, object]] = {
 }
 CHAIN = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
 TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
-ADAPTIVE = {"speculative_adaptive": True, "speculative_adaptive_config": adaptive_configs.TEXTS["tiers"]}
+ADAPTIVE = {"speculative_adaptive": True, "speculative_adaptive_config": start_settings.TEXTS["tiers"]}
 SUBJECTS = (
     ("NONE", {}),
     ("EAGLE3", TREE),

@@ -15,7 +15,7 @@ import pytest
 from specmatrix import HOME
 from specmatrix.cli import main
 from specmatrix.matrix.cli.commands.contract import NoVerdictError, results
-from specmatrix.matrix.run.child_process import ChildProcess
+from specmatrix.matrix.subjects.child_process import ChildProcess
 
 TEXT = (HOME / "examples" / "copy_the_prompt.py").read_text(encoding="utf-8")
 PROPOSE = "        text = batch.carried"

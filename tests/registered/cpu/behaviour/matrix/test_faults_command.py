@@ -15,13 +15,13 @@ from rich.console import Console
 
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cli.console import WIDE
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.order import in_order
 from specmatrix.matrix.faults.command import list_faults, main_faults, select
 from specmatrix.matrix.faults.kill_matrix import DETECTORS, Kill, Matrix
 from specmatrix.matrix.faults.loader import catalogue, delays
 from specmatrix.matrix.faults.table import kill_table
+from specmatrix.reports.render.console import WIDE
 
 
 def test_all_faults_or_the_named_ones():

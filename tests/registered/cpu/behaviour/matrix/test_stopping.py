@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from specmatrix.matrix.cli.stopping import SENTENCE, SIGNALS, Stopped, deferred, stoppable
+from specmatrix.stopping import SENTENCE, SIGNALS, Stopped, deferred, stoppable
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -15,10 +15,10 @@ import pytest
 
 from specmatrix.cli import main
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.tiers import repro
 from specmatrix.matrix.cli.commands import generate
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header
-from specmatrix.matrix.run.tiers import repro
 from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import CellRecord, GateResult, GateState, StartRecord
 from specmatrix.reports.store import ReportWriter, load

@@ -21,7 +21,6 @@ from specmatrix.engine.server.app import ServerOptions
 from specmatrix.engine.server.engine_thread import Ticket
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.runner import subject_runner
 from specmatrix.matrix.subjects.contract import check_contract
 from specmatrix.matrix.subjects.http.connection import Connection, NotThere
@@ -30,6 +29,7 @@ from specmatrix.matrix.subjects.http.launch_flags import launch_flags, mismatche
 from specmatrix.matrix.subjects.http.sglang import SglangSubject
 from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.store import load
 from tests.support.served import MODEL, TEMPLATE, RunningServer, served, templated

@@ -10,8 +10,8 @@ from specmatrix.ci import planner
 from specmatrix.ci.planner import SPLIT, Host, parse_shard, plan, read_hosts, shard_plan, take
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import GPUS, Cell
-from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.cover.selection import of_gpus
 
 CELLS = of_gpus(stage_cells("pr"), 0)
 TWO = [Host("laptop", workers=2)]

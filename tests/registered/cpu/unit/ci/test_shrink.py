@@ -9,8 +9,8 @@ from specmatrix.ci.commands.shrink import Shrunk, reduced
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import crashed, judged
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.reports.schema import CellResult, RedAsk
 

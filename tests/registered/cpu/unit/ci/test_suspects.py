@@ -7,11 +7,11 @@ import pytest
 
 from specmatrix.ci.commands.run import show_suspects
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cover.affected import SourceChange
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run import executed_lines
-from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.run.affected import SourceChange
 from specmatrix.matrix.run.record import judged, lost
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.schema import CellResult
 
 CHANGED = {"engine/loop.py": {4, 5, 9}}

@@ -9,8 +9,8 @@ from specmatrix.ci.cell_runs import cell_runs
 from specmatrix.ci.local import LIMIT_SECONDS, job_runner
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import lost
+from specmatrix.matrix.workloads.prepared_cell import prepare
 
 CELL = Cell.from_id("eagle3.s3.v1")
 

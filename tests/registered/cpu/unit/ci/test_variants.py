@@ -9,8 +9,8 @@ from specmatrix.ci.variants import PASSES, decided, runnable, variants
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import judged
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.groups import RedGroup, red_groups
 from specmatrix.reports.schema import CellResult
 

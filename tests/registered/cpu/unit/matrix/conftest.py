@@ -7,11 +7,11 @@ import torch
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.oracles.transformers import Oracle
-from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
-from specmatrix.matrix.run.runner import drive
+from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Answer, Run
 from specmatrix.matrix.workloads.build import ORACLE_PROMPTS
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 
 
 @cache
@@ -22,7 +22,7 @@ def _measured(cell_id: str) -> tuple[PreparedCell, Run, Run]:
     runs = []
     for prepared in (cell, cell.baseline):
         engine = subject.start_engine(prepared.configuration)
-        runs.append(drive(engine, prepared.requests, subject.profile.capabilities))
+        runs.append(run_requests(engine, prepared.requests, subject.profile.capabilities))
         engine.close()
     return cell, runs[0], runs[1]
 

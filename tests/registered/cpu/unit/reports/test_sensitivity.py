@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from specmatrix.matrix.cells.selection import select
+from specmatrix.matrix.cover.selection import select
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.gates.thresholds import FALSE_ALARMS
 from specmatrix.reports.schema import GateResult

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.matrix.accuracy.data import DataError, read_questions, split
+from specmatrix.matrix.accuracy.data import split
+from specmatrix.matrix.zoo.questions import DataError, read_questions
 
 
 def line(number, **changes: str):

@@ -6,7 +6,7 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, NAMES, START_AXES
 from specmatrix.matrix.cells.cell import AMPLE_TOKENS, CORPUS, ENGINE_SEED, TIGHT_TOKENS, Cell, order, parse_assignment
-from specmatrix.matrix.workloads.adaptive_configs import TEXTS
+from specmatrix.matrix.cells.start_settings import TEXTS
 
 
 def any_cells(count: int) -> list[Cell]:

@@ -1,13 +1,12 @@
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import DRAFTS, MODELS, Cell
-from specmatrix.matrix.cells.model_facts import model_facts, zoo_facts
+from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.zoo.recipes import RECIPES
 from specmatrix.matrix.zoo.registry import TARGETS
 
@@ -63,12 +62,6 @@ def test_a_block_draft_of_the_zoo_reads_no_state_behind_the_last_layer():
     """There engines differ: vLLM reads it before the final norm, z-lab's code and this engine behind it."""
     facts = zoo_facts(Cell("dflash"))
     assert FINAL not in facts.draft.aux_layers and max(facts.draft.aux_layers) < facts.num_layers
-
-
-def test_a_block_drafts_last_layer_is_the_state_behind_the_final_norm(monkeypatch):
-    last = replace(RECIPES["llama-mini-dflash"], aux_layers=(0, 3))
-    monkeypatch.setitem(RECIPES, "llama-mini-dflash", last)
-    assert model_facts.__wrapped__("llama-mini", "llama-mini-dflash").draft.aux_layers == (1, FINAL)
 
 
 def test_reading_them_imports_no_torch():

@@ -6,8 +6,8 @@ import pytest
 
 from specmatrix.cli import main
 from specmatrix.matrix.cells.axes import AXES
-from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cover.lockfile import stage_cells, subject_cells
+from specmatrix.matrix.cover.selection import of_gpus
 
 
 def said(capsys, *words: str):

@@ -5,9 +5,10 @@ import pytest
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.accuracy import AccuracyGate, binomial_below, card_accuracy, extract
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.subjects.protocol import Answer, RequestSpec
+from specmatrix.matrix.subjects.protocol import Answer
 from specmatrix.matrix.workloads.build import EXAM_QUESTIONS
+from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.request import RequestSpec
 
 CELL = prepare(Cell.from_id("eagle3.exam"))
 GATE = AccuracyGate(card=lambda target: 0.8)

@@ -9,8 +9,8 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.adaptive import AdaptiveGate, wave_not_batched
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.registry import GATES
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.protocol import Observation, Run, Trace
+from specmatrix.matrix.workloads.prepared_cell import prepare
 
 CELL = "eagle3.tiers.v2.waves.length"
 

@@ -11,7 +11,7 @@ from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.golden.flags import golden_flags
 from specmatrix.matrix.golden.outcomes import REFUSED
 from specmatrix.matrix.golden.review import expected, golden_table
-from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.workloads.prepared_cell import prepare
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 REFUSED_CELL = prepare(Cell.from_id("standalone.s1.k2.n16.pair"))

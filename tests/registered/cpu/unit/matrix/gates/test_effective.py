@@ -5,7 +5,7 @@ import pytest
 from specmatrix.matrix.gates.effective import EffectiveGate, nearest_first
 from specmatrix.matrix.gates.evidence import EVIDENCE, GPU_EVIDENCE
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.workloads.prepared_cell import prepare
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 # Together they demand every row of EVIDENCE.

@@ -9,8 +9,8 @@ from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.cover.lock import PRESETS
 from specmatrix.matrix.gates.evidence import EVIDENCE, LEAST_ROUNDS
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.protocol import Answer, Memory, Run
+from specmatrix.matrix.workloads.prepared_cell import prepare
 
 # A word of a note, and the counter that must be hit where it stands.
 CLAIMS = {

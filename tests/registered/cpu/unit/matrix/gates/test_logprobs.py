@@ -4,7 +4,8 @@ import pytest
 
 from specmatrix.matrix.gates.logprobs import max_logprob_gap
 from specmatrix.matrix.gates.pairing import AnswerPair
-from specmatrix.matrix.subjects.protocol import Answer, RequestSpec
+from specmatrix.matrix.subjects.protocol import Answer
+from specmatrix.matrix.workloads.request import RequestSpec
 
 ASK = RequestSpec("q0", "Why?", 3)
 TOP = (((5, -0.1), (6, -0.5)), ((6, -0.2), (5, -0.3)), ((7, -0.4), (8, -0.9)))

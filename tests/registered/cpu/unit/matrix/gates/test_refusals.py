@@ -7,7 +7,7 @@ import pytest
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.refusals import MESSAGES, refusal_fault
 from specmatrix.matrix.gates.session import SessionGate
-from specmatrix.matrix.subjects.protocol import Refusal
+from specmatrix.matrix.workloads.request import Refusal
 
 PAIR = "none.v1.pair.stream"
 TIGHT = "none.v2.tight.burst.stream"

@@ -11,10 +11,10 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.gates.session import SessionGate
-from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
-from specmatrix.matrix.run.runner import drive
+from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Run
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 
 CELL = "eagle3.s5.v2.p16.pair.stream.abort_running"
 
@@ -164,7 +164,7 @@ def aborted_while_it_reads() -> tuple[PreparedCell, Run]:
         turn = replace(requests[0], name=f"{first.name}.turn{number}", prompt=" Then?", after=(requests[-1].name,))
         requests.append(replace(turn, session=session, abort_after=0 if number < 6 else None))
     engine = subject.start_engine(replace(prepared.configuration, chunked_prefill_size=1))
-    return prepared, drive(engine, requests, subject.profile.capabilities)
+    return prepared, run_requests(engine, requests, subject.profile.capabilities)
 
 
 def test_turns_aborted_while_they_read_inherited_kv_leave_it_intact(monkeypatch):

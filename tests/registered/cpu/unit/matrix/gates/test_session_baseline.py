@@ -8,9 +8,10 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.acceptance import AcceptanceGate
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.runner import reference_runner
-from specmatrix.matrix.subjects.protocol import Answer, Memory, RequestSpec, Run
+from specmatrix.matrix.subjects.protocol import Answer, Memory, Run
+from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.request import RequestSpec
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, parse
 from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.start_settings import TEXTS
 from specmatrix.matrix.oracles.adaptive import (
     DEFAULTS,
     AdaptiveMismatch,
@@ -20,7 +21,6 @@ from specmatrix.matrix.oracles.adaptive import (
     widest,
 )
 from specmatrix.matrix.subjects.protocol import Observation, Trace
-from specmatrix.matrix.workloads.adaptive_configs import TEXTS
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from msgspec import structs
 from specmatrix.errors import ConfigError, LedgerError
 from specmatrix.matrix.cells.cell import GPU_LIMITS, Cell, asked
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import BaselineError, crashed, judged, lost, with_outcome
 from specmatrix.matrix.run.verb import traceback_of
 from specmatrix.matrix.subjects.engine_process import EngineFailed
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, Stalled
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.schema import CRASH, GateResult, ReasonRecord, RedAsk, RewriteRecord, StartRecord
 
 

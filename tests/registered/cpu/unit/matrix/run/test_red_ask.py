@@ -12,12 +12,14 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Outcome, State
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.red_ask import MOST_TEXT, crash_ask, decoded, entry_text, red_ask, resolved_at, tokens_of
-from specmatrix.matrix.run.runner import Runner, drive
+from specmatrix.matrix.run.requests import run_requests
+from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Answer, Capability, Memory, RequestSpec, Run, RunningEngine, Served
+from specmatrix.matrix.subjects.protocol import Answer, Capability, Memory, Run, RunningEngine, Served
 from specmatrix.matrix.workloads.build import BOS_ID, prompt_ids
+from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import CRASH, AskPages, RedAsk
 
 WRONG, AT = 79, 7
@@ -72,7 +74,7 @@ def test_every_token_of_every_request_has_its_round(name: str):
     cell = Cell.from_id(name)
     prepared, subject = prepare(cell), ReferenceSubject()
     engine = subject.start(subject.translate(prepared))
-    run = drive(engine, prepared.requests, frozenset(Capability))
+    run = run_requests(engine, prepared.requests, frozenset(Capability))
     entries, _, size = run.journal
     for served, answer in zip(run.served, run.answers, strict=True):
         places = [resolved_at(entries, size, served, token) for token in range(len(answer.output_ids))]

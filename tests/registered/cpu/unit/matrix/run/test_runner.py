@@ -18,7 +18,6 @@ from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.oracles.transformers import Oracle
-from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.run.runner import UNJUDGED, Runner, known_shape, reference_runner, subject_runner
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
 from specmatrix.matrix.subjects.protocol import (
@@ -28,13 +27,14 @@ from specmatrix.matrix.subjects.protocol import (
     Diverged,
     EngineCommand,
     Profile,
-    RequestSpec,
     Run,
     RunningEngine,
     Subject,
     Unsupported,
 )
 from specmatrix.matrix.subjects.registry import load_subject
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import Waiver, WaiverRule
 from specmatrix.reports.store import cell_from_json, cell_to_json
 

@@ -12,7 +12,6 @@ from specmatrix.matrix.cells.timed import STARTS
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.run import speed, timed_pair
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.provenance import this_host
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.run.speed import MOST_DIFFERENT, TURNS, compares, device_name, judged, samples
@@ -41,6 +40,7 @@ from specmatrix.matrix.subjects.protocol import (
     Unsupported,
 )
 from specmatrix.matrix.subjects.tensor_parallel import RankedSubject
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.timed import LIMIT
 from specmatrix.reports.gate_numbers import RATIOS
 from specmatrix.reports.store import cell_from_json, cell_to_json

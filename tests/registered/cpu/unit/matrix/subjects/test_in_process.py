@@ -9,7 +9,8 @@ from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.errors import ConfigError, RequestError
 from specmatrix.matrix.cells.cell import ENGINE_SEED, Cell, asked
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Capability, Continuation, Refusal, RequestSpec, Stalled, Trace
+from specmatrix.matrix.subjects.protocol import Capability, Stalled, Trace
+from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
 

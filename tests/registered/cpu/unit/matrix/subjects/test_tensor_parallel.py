@@ -14,8 +14,9 @@ from specmatrix.errors import ConfigError, EngineError
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.in_process import ReferenceEngine
-from specmatrix.matrix.subjects.protocol import RequestSpec, RunningEngine
+from specmatrix.matrix.subjects.protocol import RunningEngine
 from specmatrix.matrix.subjects.tensor_parallel import RankedEngine, RankedSubject
+from specmatrix.matrix.workloads.request import RequestSpec
 
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
 CELL = Cell.from_id("eagle3.tp2.s3.k4.n8.v2.p16.ragged")

@@ -19,16 +19,17 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import subject_cells
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.oracles.transformers import oracle_index
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import judged, lost
 from specmatrix.matrix.run.waivers import load_waivers, waive
-from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, RequestSpec, Unsupported
+from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.transformers.engine import FORBIDDEN, ForwardLog, TransformersEngine, ending
 from specmatrix.matrix.subjects.transformers.other_vocabulary import MORE, with_other_vocabulary
 from specmatrix.matrix.subjects.transformers.requests import own_requests
 from specmatrix.matrix.subjects.transformers.subject import LAYERS, TransformersSubject
 from specmatrix.matrix.workloads.build import workload
+from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
 
 NAMES = (

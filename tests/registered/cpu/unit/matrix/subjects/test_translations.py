@@ -13,11 +13,12 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import stage_cells, subject_cells
-from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.contract import REQUESTED, check_contract
-from specmatrix.matrix.subjects.protocol import EngineCommand, RequestSpec, Subject, Unsupported
+from specmatrix.matrix.subjects.protocol import EngineCommand, Subject, Unsupported
 from specmatrix.matrix.subjects.registry import BUILT_IN, load_subject
 from specmatrix.matrix.subjects.translations import translation_table
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+from specmatrix.matrix.workloads.request import RequestSpec
 from tests.support import tiny_subject
 from tests.support.tiny_subject import ReplaySubject, TinySubject, fields
 

@@ -21,14 +21,15 @@ from specmatrix import HOME
 from specmatrix.cli import main
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.engine_process import FOREIGN, EngineFailed, EngineProcess
-from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RequestSpec, Unsupported
+from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Unsupported
 from specmatrix.matrix.subjects.registry import installed_subject, load_subject
 from specmatrix.matrix.subjects.vllm import environment
 from specmatrix.matrix.subjects.vllm.engine import VllmEngine, agree
 from specmatrix.matrix.subjects.vllm.latent import WIDE, widen
 from specmatrix.matrix.subjects.vllm.subject import VllmSubject
+from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
 from tests.support.record_vllm import CELLS, FILE, command, read
 

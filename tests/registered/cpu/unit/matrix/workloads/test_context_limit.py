@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell, asked
-from specmatrix.matrix.run.runner import drive
+from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Continuation, Refusal, RequestSpec
 from specmatrix.matrix.workloads.build import tokenizer, workload
 from specmatrix.matrix.workloads.context_limit import to_the_brim
+from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 
 
 def tokens(text: str) -> int:
@@ -53,7 +53,7 @@ def test_they_end_there_in_the_engine_and_a_token_more_is_refused(kind):
     cell = Cell.from_id(f"none.v1.p16.ctx.{kind}")
     subject = ReferenceSubject()
     engine = subject.start_engine(asked(cell))
-    run = drive(engine, workload(cell, 0), subject.profile.capabilities)
+    run = run_requests(engine, workload(cell, 0), subject.profile.capabilities)
     whole = {a.name: len(a.prompt_ids) + len(a.output_ids) for a in run.answers}
     followed = {one.session.follows for one in run.requests if one.session is not None}
     ends = [name for name in whole if name not in followed]

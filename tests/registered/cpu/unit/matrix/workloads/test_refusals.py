@@ -1,9 +1,9 @@
 """The requests that a session must refuse, as workloads hold them."""
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.subjects.protocol import Refusal
 from specmatrix.matrix.workloads.build import tokenizer, workload
 from specmatrix.matrix.workloads.refusals import CAPACITY, LATER, PAST_CAPACITY, PAST_CONTEXT, TIMEOUT
+from specmatrix.matrix.workloads.request import Refusal
 
 CONTEXT = 4096
 

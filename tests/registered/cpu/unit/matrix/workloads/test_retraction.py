@@ -4,9 +4,9 @@ end."""
 import pytest
 
 from specmatrix.matrix.cells.cell import MODELS, Cell
-from specmatrix.matrix.subjects.protocol import Refusal
+from specmatrix.matrix.cells.start_settings import snug, spares
 from specmatrix.matrix.workloads.build import SLACK, tokenizer, workload
-from specmatrix.matrix.workloads.memory_sizes import snug, spares
+from specmatrix.matrix.workloads.request import Refusal
 from specmatrix.matrix.workloads.retraction import EARLIER, MORE
 from specmatrix.matrix.workloads.sessions import REPLIES
 

@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.run.tiers import repro
+from specmatrix.matrix.cells.tiers import repro
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.subset import Subset, needed, subset
 

@@ -55,7 +55,7 @@ def test_eagle3_keys_shapes_and_the_draft_vocabulary():
 
 
 @pytest.mark.parametrize("target", DRAFTS)
-def test_facts_of_recipes_are_facts_of_checkpoints(target):
+def test_the_facts_of_the_axes_are_those_of_checkpoints(target):
     for draft in (None, *(name for name in DRAFTS[target].values() if name != target)):
         read = facts(CHECKPOINTS / target, draft and CHECKPOINTS / draft, "cpu")
         read = replace(read, tokenizer_hash=None, gpus=0)

@@ -1,7 +1,7 @@
 import pytest
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.run.tiers import check_seed, repro, tier, visible_gpus
+from specmatrix.matrix.cells.tiers import check_seed, repro, tier, visible_gpus
 
 
 def test_a_repro_line_names_the_tier_unless_it_is_the_default():

@@ -8,15 +8,16 @@ import pytest
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, explain
-from specmatrix.matrix.cells.selection import select
-from specmatrix.matrix.cover import lockfile, subject_lock
+from specmatrix.matrix.cover import lockfile
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, own_lock_file, read, stage_cells, subject_cells, write
-from specmatrix.matrix.cover.subject_lock import check_own, drawn_cells, extend_own, limited_subjects, rules_of
-from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.cover.selection import select
+from specmatrix.matrix.subjects import subject_lock
 from specmatrix.matrix.subjects.protocol import Capability, Profile, Subject, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
+from specmatrix.matrix.subjects.subject_lock import check_own, drawn_cells, extend_own, limited_subjects, rules_of
 from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.build import draws_apply
+from specmatrix.matrix.workloads.prepared_cell import prepare
 
 SUBJECTS = list(limited_subjects())
 SMALL = load_subject("transformers-dynamic")

@@ -1,5 +1,6 @@
-"""The tiers: which hardware cells and tests need."""
+"""The tiers: which hardware cells and tests need, and what this machine may be asked for."""
 
+import os
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,8 @@ class Tier:
 
 # The environment variable that limits which GPUs a process sees.
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+# Largest useful number of processes or threads per core.
+PER_CORE: Final = 8
 TIERS: Final = (
     Tier("cpu", 0),
     Tier("gpu1", 1),
@@ -39,6 +42,13 @@ def visible_gpus(name: str) -> int:
         what = "1 GPU" if needed == 1 else f"{needed} GPUs"
         raise ConfigError(f"tier {shown(name)} needs {what} but this machine has {there or 'none'}; use 'cpu'")
     return there
+
+
+def check_parallel(name: str, count: int) -> None:
+    """ConfigError on a number of workers or threads that this machine should not start."""
+    most = PER_CORE * (os.cpu_count() or 1)
+    if not 1 <= count <= most:
+        raise ConfigError(f"{name} must be between 1 and {most} ({PER_CORE} per CPU core), got {count}")
 
 
 def check_seed(seed: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from specmatrix.cli import main
 from specmatrix.matrix.cli.commands import lock as commands
-from specmatrix.matrix.cli.console import StdoutConsole, print_markdown, print_text
+from specmatrix.reports.render.console import StdoutConsole, print_markdown, print_text
 
 TEXT = "short\n  two words and more words than a line of thirty has\n\n" + "x" * 40
 TABLE = "# Title\n\n| name | what it is |\n|---|---|\n| a | " + "words " * 12 + "|\n"

@@ -8,22 +8,13 @@ from typing import Any
 import pytest
 
 from specmatrix.matrix.cells.cell import Cell, asked
-from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.run.runner import completions, drive, resumed, served
+from specmatrix.matrix.run.requests import completions, run_requests, served
+from specmatrix.matrix.run.runner import resumed
 from specmatrix.matrix.subjects.engine_process import EngineFailed
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import (
-    Answer,
-    Ask,
-    Capability,
-    Continuation,
-    EngineCommand,
-    Refusal,
-    RequestSpec,
-    Run,
-    RunningEngine,
-    Served,
-)
+from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, EngineCommand, Run, RunningEngine, Served
+from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
 EVERY = frozenset(Capability)
@@ -91,7 +82,7 @@ EARLIER = Served("z", 1, 1, (1,), 1, 0)
 @pytest.mark.parametrize("command", [None, EngineCommand({"depth": 3}, {}, (Ask("a", (1,), {}),))])
 def test_a_run_holds_what_the_subject_claims(lacking, changed, command):
     engine, claims = Scripted(ANSWERS, {"a": 3}), EVERY - {lacking}
-    found = drive(engine, REQUESTS, claims, (EARLIER,), command)
+    found = run_requests(engine, REQUESTS, claims, (EARLIER,), command)
     assert engine.asks == [REQUESTS if command is None else command.asks] and found.seconds > 0
     expected = Run(
         requests=(*REQUESTS[0].completions(), REQUESTS[2]),
@@ -122,7 +113,7 @@ def test_a_run_holds_what_the_subject_claims(lacking, changed, command):
 
 def test_a_counter_that_falls_is_the_engines_failure():
     with pytest.raises(EngineFailed, match=r"^counter b fell by 3; counters only grow$") as found:
-        drive(Scripted(ANSWERS, {"a": 5, "b": 5}), REQUESTS, EVERY)
+        run_requests(Scripted(ANSWERS, {"a": 5, "b": 5}), REQUESTS, EVERY)
     assert found.value.verb == "counters"
 
 
@@ -140,13 +131,13 @@ def test_a_counter_that_falls_is_the_engines_failure():
 )
 def test_numbers_that_are_not_finite_are_the_failure_of_another_engine(fields, number):
     engine = Scripted((*ANSWERS[:2], replace(ANSWERS[2], **fields)))
-    drive(engine, REQUESTS, EVERY)
+    run_requests(engine, REQUESTS, EVERY)
     if not number:
-        drive(engine, REQUESTS, EVERY - {Capability.RESOLUTION})
+        run_requests(engine, REQUESTS, EVERY - {Capability.RESOLUTION})
         return
     message = f"^the log-probabilities of b include {number}; they must be finite numbers$"
     with pytest.raises(EngineFailed, match=message):
-        drive(engine, REQUESTS, EVERY - {Capability.RESOLUTION})
+        run_requests(engine, REQUESTS, EVERY - {Capability.RESOLUTION})
 
 
 @pytest.mark.parametrize(
@@ -160,7 +151,7 @@ def test_numbers_that_are_not_finite_are_the_failure_of_another_engine(fields, n
 def test_another_number_of_completions_is_the_failure_of_another_engine(further, refusal, message):
     answers = (answer("a", 5, further=further, refusal=refusal), *ANSWERS[1:])
     with pytest.raises(EngineFailed, match=f"^{message}$"):
-        drive(Scripted(answers), REQUESTS, EVERY - {Capability.RESOLUTION})
+        run_requests(Scripted(answers), REQUESTS, EVERY - {Capability.RESOLUTION})
 
 
 def turn(name: str, session: str, streaming: bool = True, **fields: object) -> RequestSpec:
@@ -212,7 +203,9 @@ def test_an_answer_goes_on_from_the_oracles_text_behind_each_tie():
             return [answer("a", *range(len(self.given), 9))]
 
     names = ("b", "a", "c")
-    run = drive(Scripted([answer(name, 50) for name in names]), [RequestSpec(name, "?", 4) for name in names], EVERY)
+    run = run_requests(
+        Scripted([answer(name, 50) for name in names]), [RequestSpec(name, "?", 4) for name in names], EVERY
+    )
     first = Ask("a", (1, 2), {"best": 2}, ("b",), 3, Continuation("s", True))
     command = EngineCommand({}, {}, (Ask("b", (3,), {}), first, RequestSpec("c", "?", 4)))  # type: ignore[arg-type]
     engine, ties, plain = Continues(), Ties(), prepare(Cell.from_id("none.qwen3.nocache.pair"))
@@ -243,8 +236,8 @@ def test_completions_are_requests_of_their_own():
 def test_drive_takes_differences_and_the_whole_journal():
     engine = ReferenceSubject().start_engine(asked(Cell.from_id("none")))
     requests = (RequestSpec("a", PROMPT, 12), RequestSpec("b", PROMPT + " Now", 9))
-    first = drive(engine, requests, EVERY)
-    second = drive(engine, requests, EVERY)
+    first = run_requests(engine, requests, EVERY)
+    second = run_requests(engine, requests, EVERY)
     assert (
         first.evidence["sample.greedy"]
         == second.evidence["sample.greedy"]
@@ -252,17 +245,17 @@ def test_drive_takes_differences_and_the_whole_journal():
     )
     assert first.journal is not None and second.journal is not None
     assert len(second.journal[0]) > len(first.journal[0])
-    assert drive(engine, requests, frozenset()).journal is None
+    assert run_requests(engine, requests, frozenset()).journal is None
 
 
 def test_a_run_excludes_earlier_entries_of_the_trace():
     subject = ReferenceSubject()
     engine = subject.start_engine(asked(Cell.from_id("eagle3.tiers.v2.pair")))
     first, second = (
-        drive(engine, (RequestSpec(name, PROMPT, 9),), subject.profile.capabilities) for name in ("a", "b")
+        run_requests(engine, (RequestSpec(name, PROMPT, 9),), subject.profile.capabilities) for name in ("a", "b")
     )
     assert first.earlier is not None and first.earlier.rounds == ()
     assert second.earlier == first.trace and second.trace is not None and first.trace is not None
     assert second.trace.rounds[: len(first.trace.rounds)] == first.trace.rounds
-    blind = drive(engine, (RequestSpec("c", PROMPT, 9),), subject.profile.capabilities - {Capability.TRACE})
+    blind = run_requests(engine, (RequestSpec("c", PROMPT, 9),), subject.profile.capabilities - {Capability.TRACE})
     assert blind.trace is blind.earlier is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.matrix.cli.console import StdoutConsole
+from specmatrix.reports.render.console import StdoutConsole
 
 COMMAND = [sys.executable, "-c", "import sys; from specmatrix.cli import main; sys.exit(main())"]
 

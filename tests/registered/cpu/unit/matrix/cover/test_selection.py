@@ -9,9 +9,9 @@ from specmatrix.matrix.cells.axes import START_AXES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import LEFT_OUT, expect, explain
 from specmatrix.matrix.cells.enumerate import Prefix
-from specmatrix.matrix.cells.selection import all_cells, is_id, select
 from specmatrix.matrix.cells.selector import parse_selector
 from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.cover.selection import all_cells, is_id, select
 
 
 def test_stage_is_the_lock_file():

@@ -8,8 +8,8 @@ from threading import Event
 
 import pytest
 
-from specmatrix.matrix.cli import progress
-from specmatrix.matrix.cli.progress import Remaining, counting, waiting
+from specmatrix.reports.render import progress
+from specmatrix.reports.render.progress import Remaining, counting, waiting
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, tty: bool) -> str:

@@ -9,11 +9,11 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import ENGINE_SEED, Cell, asked
 from specmatrix.matrix.cells.constraints import expect, explain
 from specmatrix.matrix.cells.model_facts import zoo_facts
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Continuation, Refusal, RequestSpec
 from specmatrix.matrix.workloads.build import workload
+from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 
 
 @pytest.mark.parametrize("text", ["eagle3.s3.k4.n8.v2.p16.pair", "standalone.s3.k1.n6", "eagle3.k4"])

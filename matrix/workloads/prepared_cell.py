@@ -12,9 +12,9 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell, instrumented
 from specmatrix.matrix.cells.constraints import Constraint, Expect, expectation, explain
 from specmatrix.matrix.cells.model_facts import zoo_facts
-from specmatrix.matrix.run.tiers import tier as find_tier
-from specmatrix.matrix.subjects.protocol import RequestSpec
+from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.workloads.build import workload
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import REFERENCE
 
 # The requests of a cell for a seed.

@@ -18,13 +18,13 @@ from typing import Final
 
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
-from specmatrix.files import read_text
+from specmatrix.files import parsed, read_text
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.faults.patch import PARSING
+from specmatrix.matrix.cover.lockfile import LOCK_FILE
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.wording import count
 
-FUNCTIONS_FILE: Final = Path(__file__).with_name("cells.functions")
+FUNCTIONS_FILE: Final = LOCK_FILE.with_name("cells.functions")
 # The folders whose functions are recorded.
 FOLDERS: Final = ("engine", "kernels")
 # Code outside of functions runs on import, whatever the cell.
@@ -54,8 +54,7 @@ def functions_of(text: str) -> dict[int, str]:
                     found.update(dict.fromkeys(range(child.body[0].lineno, last + 1), name))
             enter(child, name)
 
-    with PARSING:
-        enter(ast.parse(text), "")
+    enter(parsed(text), "")
     return found
 
 

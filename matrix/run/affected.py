@@ -10,8 +10,8 @@ from specmatrix import HOME
 from specmatrix.errors import ConfigError, shown
 from specmatrix.files import read_text
 from specmatrix.git import commit_of, git
-from specmatrix.matrix.cover.functions import FOLDERS, MODULE, ExecutedFunctions, Function, functions_of
 from specmatrix.matrix.run.executed_lines import Lines, changed_lines
+from specmatrix.matrix.run.functions import FOLDERS, MODULE, ExecutedFunctions, Function, functions_of
 from specmatrix.reports.wording import count
 
 DIFF: Final = (

@@ -10,15 +10,16 @@ from msgspec.structs import replace as replace_struct
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.lossless import LosslessGate
+from specmatrix.matrix.run import tracer as trace_module
 from specmatrix.matrix.run.explain import UNLIKE, UNLIKE_GRAPHS, UNTRACED, explained, traced, with_tree
-from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import lost
 from specmatrix.matrix.run.red_ask import entry_text, tokens_of
 from specmatrix.matrix.run.runner import Runner
-from specmatrix.matrix.subjects import traced as trace_module
+from specmatrix.matrix.run.tracer import Tracer
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Answer, Profile, RequestSpec, RunningEngine, Unsupported
-from specmatrix.matrix.subjects.traced import Tracer
+from specmatrix.matrix.subjects.protocol import Answer, Profile, RunningEngine, Unsupported
+from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import RedAsk, StepEvent, StepRow, Timeline, Token, TreeNode
 
 

@@ -8,16 +8,16 @@ from specmatrix import HOME
 from specmatrix.ci.commands.run import change_of
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.selection import of_gpus
-from specmatrix.matrix.cover import functions
-from specmatrix.matrix.cover.affected import SourceChange, affected_ranks, read_change, sentence
-from specmatrix.matrix.cover.functions import (
+from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.cover.selection import of_gpus
+from specmatrix.matrix.run import functions
+from specmatrix.matrix.run.affected import SourceChange, affected_ranks, read_change, sentence
+from specmatrix.matrix.run.functions import (
     MODULE,
     ExecutedFunctions,
     functions_of,
     stored_functions,
 )
-from specmatrix.matrix.cover.lockfile import stage_cells
 
 SOURCE = """\
 WIDTH = 4

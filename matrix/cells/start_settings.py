@@ -1,0 +1,56 @@
+"""What two start axes stand for: the configurations of `adaptive`, and the sizes of snug memory."""
+
+import json
+from typing import Any, Final, NamedTuple
+
+# Each slot decides after every round but its first, mostly from that round's own mean. The second differs in both
+# hysteresis values; the ceiling of the last makes its depth alternate, whatever the acceptance.
+TIERS: Final[dict[str, Any]] = {
+    "ema_alpha": 0.75,
+    "update_interval": 1,
+    "warmup_batches": 1,
+    "1": {"candidate_steps": [1, 3]},
+    "2": {"candidate_steps": [1, 2, 4], "down_hysteresis": 0.0, "up_hysteresis": 0.25},
+    "4": {"candidate_steps": [1, 2, 4], "ceiling_coeff": 0.5},
+}
+# The oldest format, without batch sizes. Every field that affects a round differs from the default table.
+FLAT: Final[dict[str, Any]] = {
+    "candidate_steps": [1, 2, 5],
+    "ema_alpha": 0.4,
+    "update_interval": 2,
+    "warmup_batches": 3,
+    "down_hysteresis": -0.5,
+}
+# None: no file is given, so the default table applies.
+TEXTS: Final[dict[str, str | None]] = {"table": None, "tiers": json.dumps(TIERS), "flat": json.dumps(FLAT)}
+
+
+class Snug(NamedTuple):
+    """Sizes in tokens: of the memory, and of a conversation after its first and its second turn.
+
+    The memory is between one and two conversations, so a retracted turn resumes from the KV that its session kept. The
+    second turns of two conversations do not fit with the first ones, so the younger is retracted; the end of the older
+    one, with two rounds of the widest tree, fits with the KV that the younger had inherited.
+    """
+
+    memory: int
+    first: int
+    second: int
+
+
+SMALL_PAGES: Final = Snug(320, 96, 190)
+# A second turn must start within the pages of the first, with two rounds. The slower turn must reach the next page
+# while the faster one still runs: it needs less than a third as many tokens for that.
+PAGES: Final = {64: Snug(384, 82, 222), 256: Snug(768, 208, 380)}
+# Sliding-window layers reserve three pages per conversation at page size 64.
+WINDOWED_PAGES: Final = {64: Snug(512, 148, 280), 256: Snug(1280, 460, 600)}
+
+
+def snug(windowed: bool, page_size: int) -> Snug:
+    """The sizes for pages of `page_size` tokens."""
+    return (WINDOWED_PAGES if windowed else PAGES).get(page_size, SMALL_PAGES)
+
+
+def spares(windowed: bool, page_size: int) -> bool:
+    """Whether a second turn's inherited KV survives its retraction: with smaller pages a window has slid past it."""
+    return not windowed or page_size == 256
