@@ -10,13 +10,14 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec.structs import replace
 
 from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plans
 from specmatrix.ci.packing import Demand, pack
 from specmatrix.ci.planner import Host, plan
+from specmatrix.ci.run_options import RunOptions
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import Tier, repro, visible_gpus
@@ -27,10 +28,10 @@ from specmatrix.matrix.faults.command import select as select_faults
 from specmatrix.matrix.faults.loader import delays
 from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.run.waivers import file_option
-from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.registry import foreign_subject
+from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.reports.render.progress import counting
-from specmatrix.reports.schema import REFERENCE, CellResult, WaiverRule, is_red
+from specmatrix.reports.schema import CellResult, WaiverRule, is_red
 from specmatrix.reports.wording import shorten
 
 if TYPE_CHECKING:
@@ -45,47 +46,53 @@ NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
 class CellRuns:
     """Runs cells as its job says, on `workers` workers; the fault is planted in the job's tree. durations: seconds by
     cell id, estimates by default. ranks: the places of the cells that run early, the stored ones by default. cluster:
-    where they run, None for this machine. waivers: the file of the job's waivers, None for the default one."""
+    where they run, None for this machine."""
 
     job: ShardJob
     workers: int
-    fault: str = ""
     durations: Mapping[str, float] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=stored_ranks)
     cluster: Cluster | None = None
-    waivers: Path | None = None
 
-    def __call__(self, cells: Sequence[Cell], **changes: object) -> Generator[CellResult]:
+    def __call__(self, cells: Sequence[Cell], only: Subset | None = None) -> Generator[CellResult]:
         """The cells' records as they finish, with a progress bar that counts them and the red ones and shows each
-        worker's cell. changes: of the job. Their commands plant the fault, select the requests and name the waivers
-        again, without which a cell that passes a known failure would be green."""
-        runs = dataclasses.replace(self, job=dataclasses.replace(self.job, **changes))  # type: ignore[arg-type]  # fields
+        worker's cell. only: the requests that run instead of the options' own."""
+        runs = self if only is None else self._with(options=dataclasses.replace(self.job.options, only=only))
         if self.cluster is None:
             for _, record in packed_runs([runs], [cells]):
                 yield record
             return
-        work = plan(cells, self.durations, self.cluster.hosts, find_tier(self.job.tier).gpus, ranks=self.ranks)
+        gpus = find_tier(self.job.options.tier).gpus
+        work = plan(cells, self.durations, self.cluster.hosts, gpus, ranks=self.ranks)
         execute = self.cluster.run_plan
         with _counted([runs], [cells], work.seconds) as (show, count):
             for record in execute(work, runs.job, show):
                 count(record, 0)
                 yield runs.with_command(record)
 
+    def explained(self, which: Literal["red", "every"]) -> CellRuns:
+        """The same, where these cells run a second time with a trace."""
+        return self._with(explain=which, limit=2 * self.job.limit)
+
+    def _with(self, **changes: Any) -> CellRuns:  # noqa: ANN401 - fields of the job
+        return dataclasses.replace(self, job=dataclasses.replace(self.job, **changes))
+
     def with_command(self, record: CellResult) -> CellResult:
-        """The record with the command that runs its cell again as it ran here."""
-        job = self.job
-        given = [f"--stage {TIMED}"] if job.stage == TIMED else []
-        given += [f"--starts {job.starts}"] if job.starts else []
-        given += [one.options for one in (job.endpoint, job.only) if one is not None]
-        given += [file_option(self.waivers)] if self.waivers else []
-        again = repro(record.id, job.tier, job.seed, job.subject, self.fault, " ".join(given))
+        """The record with the command that runs its cell again as it ran here: it plants the fault, selects the
+        requests and names the waivers, without which a cell that passes a known failure would be green."""
+        asked = self.job.options
+        given = [f"--stage {TIMED}"] if asked.stage == TIMED else []
+        given += [f"--starts {asked.starts}"] if asked.starts else []
+        given += [one.options for one in (asked.endpoint, asked.only) if one is not None]
+        given += [file_option(asked.waivers)] if asked.waivers else []
+        again = repro(record.id, asked.tier, asked.seed, asked.subject, asked.fault or "", " ".join(given))
         return replace(record, repro=again)
 
 
 def packed_runs(runs: Sequence[CellRuns], cells: Sequence[Sequence[Cell]]) -> Generator[tuple[int, CellResult]]:
     """The records of several tiers' cells, which share this machine's GPUs, each with the number of its tier, and a
     progress bar for all."""
-    tiers = [find_tier(one.job.tier) for one in runs]
+    tiers = [find_tier(one.job.options.tier) for one in runs]
     host = Host("local", gpus=max(visible_gpus(tier.name) for tier in tiers), workers=runs[0].workers)
     demands = [Demand(some, tier.gpus, one.durations) for one, tier, some in zip(runs, tiers, cells, strict=True)]
     works = pack(demands, [host], ranks=runs[0].ranks).plans
@@ -108,7 +115,7 @@ def _counted(
         (number, cell.id): one.durations.get(cell.id, cell.seconds)
         for number, (one, part) in enumerate(zip(runs, cells, strict=True))
         for cell in part
-        if one.job.stage != TIMED
+        if one.job.options.stage != TIMED
     }
     with counting(sum(map(len, cells)), "cell", expected=expected, planned=planned) as update:
 
@@ -125,46 +132,39 @@ def _counted(
 
 @contextmanager
 def cell_runs(
-    tier: str,
-    stage: str,
-    seed: int,
+    options: RunOptions,
     workers: int,
-    subject: str = REFERENCE,
-    waivers: tuple[WaiverRule, ...] = (),
-    fault: str | None = None,
     durations: Mapping[str, float] = NO_SECONDS,
-    endpoint: Endpoint | None = None,
-    on: str | None = None,
-    starts: int | None = None,
-    waivers_file: Path | None = None,
+    waivers: tuple[WaiverRule, ...] = (),
 ) -> Iterator[CellRuns]:
-    """Runs of cells while their fault is planted. starts: of each cell whose speed is measured. waivers_file: that of
-    `waivers`, None for the default one. on: the address of a Ray cluster, which gets the packages as they are here;
-    `workers` of its tasks share a GPU. ConfigError on a fault that is unknown in the tier or cannot be planted in the
-    subject, on a cluster that cannot run the tier, or on a subject whose speed cannot be compared."""
-    engine = foreign_subject(subject, endpoint)
-    if fault is not None and engine is not None:
+    """Runs of one tier's cells while their fault is planted. waivers: the rules of the options' file. A Ray cluster
+    gets the packages as they are here; `workers` of its tasks share a GPU.
+
+    ConfigError on a fault that is unknown in the tier or cannot be planted in the subject, on a cluster that cannot run
+    the tier, or on a subject whose speed cannot be compared.
+    """
+    engine, subject, timed = foreign_subject(options.subject, options.endpoint), options.subject, options.stage == TIMED
+    if options.fault is not None and engine is not None:
         raise ConfigError(f"a fault is planted in the reference engine only; subject {shown(subject)} is another one")
-    if stage == TIMED and engine is not None and not engine.profile.has_baseline:
+    if timed and engine is not None and not engine.profile.has_baseline:
         raise ConfigError(
             f"stage {TIMED!r} compares with the same engine without drafts, and subject {shown(subject)} has none; "
             "give --baseline-url"
         )
-    patch = None if fault is None else select_faults([fault], tier, delays())[0].patch
+    patch = None if options.fault is None else select_faults([options.fault], options.tier, delays())[0].patch
     seconds = LIMIT_SECONDS
     if engine is not None:  # A cell may start its engine and the baseline's.
         seconds += 2 * (engine.profile.start_seconds + engine.profile.answer_seconds)
-    if stage == TIMED:
-        seconds *= 1 + (starts or STARTS)
-    connect = None if on is None else _reached(on)
+    if timed:
+        seconds *= 1 + (options.starts or STARTS)
+    connect = None if options.on is None else _reached(options.on)
     with ExitStack() as stack:
         tree: Path | None = None
         cluster: Cluster | None = None
         if patch is not None or connect is not None:
             tree = stack.enter_context(planted(patch))
-            cluster = None if connect is None else stack.enter_context(connect(find_tier(tier), tree, workers))
-        job = ShardJob(seed, tier, stage, seconds, subject, waivers, tree, endpoint=endpoint, starts=starts)
-        yield CellRuns(job, workers, fault or "", durations, cluster=cluster, waivers=waivers_file)
+            cluster = None if connect is None else stack.enter_context(connect(find_tier(options.tier), tree, workers))
+        yield CellRuns(ShardJob(options, waivers, seconds, tree), workers, durations, cluster=cluster)
 
 
 def _reached(address: str) -> Callable[[Tier, Path, int], AbstractContextManager[Cluster]]:

@@ -27,15 +27,14 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from specmatrix import HOME
 from specmatrix.ci.planner import Group, Shard, ShardPlan, take
+from specmatrix.ci.run_options import RunOptions
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import VISIBLE
 from specmatrix.matrix.cells.timed import TIMED
 from specmatrix.matrix.run.record import lost
 from specmatrix.matrix.run.waivers import waive
-from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.workloads.prepared_cell import prepare
-from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.reports.schema import REFERENCE, CellResult, WaiverRule
 from specmatrix.stopping import SIGNALS, deferred
 
@@ -53,22 +52,15 @@ THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """The settings of every worker. limit: seconds per cell, including the worker's start. subject: by its name.
-    tree: a copy of the packages with a planted fault that the workers import, None for this process's own. explain: the
-    cells that run a second time with a trace: "none", "red" or "every". only: the requests that run, None for all.
-    starts: of each cell whose speed is measured, None for the usual number."""
+    """What every worker knows. waivers: the rules of the options' file. limit: seconds per cell, including the worker's
+    start. tree: a copy of the packages with a planted fault that the workers import, None for this process's own.
+    explain: the cells that run a second time with a trace: "none", "red" or "every"."""
 
-    seed: int
-    tier: str
-    stage: str
-    limit: float = LIMIT_SECONDS
-    subject: str = REFERENCE
+    options: RunOptions
     waivers: tuple[WaiverRule, ...] = ()
+    limit: float = LIMIT_SECONDS
     tree: Path | None = None
     explain: Literal["none", "red", "every"] = "none"
-    only: Subset | None = None
-    endpoint: Endpoint | None = None
-    starts: int | None = None
 
 
 @dataclass(slots=True)
@@ -220,7 +212,9 @@ def _replace(workers: list[Worker], worker: Worker, what: str) -> Iterator[tuple
 
 def lost_cell(cell: Cell, job: ShardJob, reason: str) -> CellResult:
     """The INFRA record of a cell whose worker left none."""
-    return waive(lost(prepare(cell, job.tier, job.seed, subject=job.subject), reason), job.waivers, job.subject, None)
+    asked = job.options
+    found = lost(prepare(cell, asked.tier, asked.seed, subject=asked.subject), reason)
+    return waive(found, job.waivers, asked.subject, None)
 
 
 def _start(workers: list[Worker], waiting: Waiting, lane: Shard, second: bool = False) -> None:
@@ -268,7 +262,7 @@ def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)
-    if job.subject == REFERENCE and not gpus:
+    if job.options.subject == REFERENCE and not gpus:
         # An error is that of the first cell that needs them.
         with absent("coverage", "scipy"), suppress(Exception):
             import_module("specmatrix.kernels.decoder_layer.compiled")
@@ -305,9 +299,10 @@ def job_runner(job: ShardJob) -> Runner:
     """The runner of a job's cells."""
     from specmatrix.matrix.run.runner import subject_runner
 
-    runner = subject_runner(job.subject, job.seed, job.tier, job.waivers, job.explain, job.endpoint)
-    runner.workload = job.only or runner.workload
-    runner.timed, runner.starts = job.stage == TIMED, job.starts
+    asked = job.options
+    runner = subject_runner(asked.subject, asked.seed, asked.tier, job.waivers, job.explain, asked.endpoint)
+    runner.workload = asked.only or runner.workload
+    runner.timed, runner.starts = asked.stage == TIMED, asked.starts
     return runner
 
 

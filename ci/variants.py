@@ -44,7 +44,7 @@ def decided(runs: CellRuns, found: Sequence[CellResult]) -> Generator[CellResult
         new: dict[str, Cell] = {}
         for group in groups[:MOST_FACTORED]:
             if group.factors or not green:
-                for cell in variants(group, {*tried, *new}, find_tier(runs.job.tier).gpus):
+                for cell in variants(group, {*tried, *new}, find_tier(runs.job.options.tier).gpus):
                     new[cell.id] = cell
         if not new:
             return

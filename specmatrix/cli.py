@@ -148,14 +148,17 @@ def run(
 ) -> int:
     """Run cells and write their report."""
     from specmatrix.ci.commands.run import run as run_matrix
+    from specmatrix.ci.run_options import RunOptions
     from specmatrix.matrix.workloads.subset import subset
 
-    only = subset(requests, tokens)
-    place = endpoint_of(url, baseline_url, launch, api_key)
-    return run_matrix(
-        tier, stage, out, cells, workers, seed, limit, json_, subject, waivers, fail_fast, rerun_failed, fault, explain,
-        decide, shard, durations, only, place, junit, affected, hosts, on, starts,
+    only, endpoint = subset(requests, tokens), endpoint_of(url, baseline_url, launch, api_key)
+    options = RunOptions(
+        tier=tier, stage=stage, out=out, cells=cells, limit=limit, rerun_failed=rerun_failed, affected=affected,
+        seed=seed, only=only, subject=subject, endpoint=endpoint, fault=fault, waivers=waivers, workers=workers,
+        shard=shard, hosts=hosts, on=on, durations=durations, starts=starts, fail_fast=fail_fast, explain=explain,
+        decide=decide, junit=junit, json=json_,
     )  # fmt: skip
+    return run_matrix(options)
 
 
 for command in (plan, merge, review, bisect):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
@@ -13,9 +13,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from specmatrix.ci.cell_runs import CellRuns, cell_runs, packed_runs
-from specmatrix.ci.commands.tier_run import WHOLE, TierRun, alone, divided, of_shard, tier_names, write_reports
+from specmatrix.ci.commands.tier_run import TierRun, alone, divided, of_shard, tier_names, write_reports
 from specmatrix.ci.packing import Demand
 from specmatrix.ci.planner import Host, read_hosts
+from specmatrix.ci.run_options import WHOLE, RunOptions
 from specmatrix.ci.variants import decided
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
@@ -32,7 +33,6 @@ from specmatrix.matrix.run.executed_lines import beside, no_suspect, ranges, sus
 from specmatrix.matrix.run.functions import stored_functions
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.waivers import load_waivers
-from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.protocol import Subject
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.workloads.subset import Subset
@@ -57,116 +57,80 @@ from specmatrix.reports.stats.shift import LEAST_VALUES
 from specmatrix.reports.store import load
 from specmatrix.reports.wording import count
 
-# Options that take one tier.
-ALONE: Final = (
-    f"--stage {TIMED}", "--limit", "--json", "--rerun-failed", "--explain", "--decide", "--requests", "--junit",
-    "--affected", "--on",
-)  # fmt: skip
 MOST_STARTS: Final = 100
 
 
-def run(
-    tier: str,
-    stage: str,
-    out: Path,
-    cells: str | None,
-    workers: int | None,
-    seed: int,
-    limit: int | None,
-    json_: bool,
-    subject: str = REFERENCE,
-    waivers: Path | None = None,
-    fail_fast: bool = False,
-    rerun_failed: Path | None = None,
-    fault: str | None = None,
-    explain: bool = False,
-    decide: bool = False,
-    shard: str = WHOLE,
-    durations: Path | None = None,
-    only: Subset | None = None,
-    endpoint: Endpoint | None = None,
-    junit: Path | None = None,
-    affected: str | None = None,
-    hosts: Path | None = None,
-    on: str | None = None,
-    starts: int | None = None,
-) -> int:
+def run(options: RunOptions) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
-    if len(names := tier_names(tier)) > 1:
-        check_alone(tier, (stage == TIMED, limit, json_, rerun_failed, explain, decide, only, junit, affected, on))
-        chosen_by = (stage, cells, seed, subject, shard, hosts, durations)
-        return run_tiers(names, out, chosen_by, workers, waivers, fail_fast, fault, endpoint)
-    check_decide(decide, fail_fast, shard, only)
-    if junit is not None:
-        check_place(junit.parent, junit.name)
-    engine, rules = foreign_subject(subject, endpoint), load_waivers(waivers)
-    there, at_once = places(hosts, shard, on, timed_workers(stage, workers, on, tier, starts), tier)
-    seconds, change = measured_seconds(durations, tier), change_of(affected, subject, fault)
-    with cell_runs(tier, stage, seed, at_once, subject, rules, fault, seconds, endpoint, on, starts, waivers) as runs:
-        if rerun_failed is None:
-            chosen = chosen_cells(tier, stage, cells, limit, subject)
-        else:
-            options = (("subject", subject), ("tier", tier), ("stage", stage), ("seed", seed), ("fault", runs.fault))
-            chosen = failed_cells(rerun_failed, out, dict(options), (cells, limit))
-        check_seed(seed)
-        part, chosen = of_shard(chosen, seconds, shard, find_tier(tier).gpus, there)
+    if len(names := tier_names(options.tier)) > 1:
+        check_one_tier(options)
+        return run_tiers(names, options)
+    check_decide(options)
+    if options.junit is not None:
+        check_place(options.junit.parent, options.junit.name)
+    engine, rules = foreign_subject(options.subject, options.endpoint), load_waivers(options.waivers)
+    gpus, only = find_tier(options.tier).gpus, options.only
+    there, at_once = places(options, timed_workers(options))
+    seconds, change = measured_seconds(options.durations, options.tier), change_of(options)
+    with cell_runs(options, at_once, seconds, rules) as runs:
+        chosen = chosen_by(options) if options.rerun_failed is None else failed_cells(options.rerun_failed, options)
+        check_seed(options.seed)
+        part, chosen = of_shard(chosen, seconds, options.shard, gpus, there)
         verify_cells(chosen)
         runs = runs if change is None else _affected_first(runs, change, chosen)
-        partial = any(part is not None for part in (engine, cells, limit, rerun_failed))
-        less = None if partial else cheaper_stage(stage, find_tier(tier).gpus)
-        header = replace(header_of(runs, engine, rules, part), cheaper=less, decided=decide)
-        header = header if only is None else replace(header, data_hash=hash_of(only, chosen, seed, header.data_hash))
-        traced = ("every" if len(chosen) == 1 else "red") if explain else "none"
-        records = runs(chosen, explain=traced, only=only, limit=runs.job.limit * (1 + explain))
-        if decide:
+        parts = (part, engine, options.cells, options.limit, options.rerun_failed)
+        less = cheaper_stage(options.stage, gpus) if all(one is None for one in parts) else None
+        header = replace(header_of(runs, engine, rules, part), cheaper=less, decided=options.decide)
+        header = header if only is None else replace(header, data_hash=hash_of(only, chosen, options, header.data_hash))
+        traced = runs.explained("every" if len(chosen) == 1 else "red") if options.explain else runs
+        records = traced(chosen)
+        if options.decide:
             records = _with_decided(runs, records)
-        view = write_run(load(*write_reports([TierRun(out, header, chosen)], alone(records), fail_fast)))
-        show_run(view, out, write_explained(view, out), json_, junit)
-        if change is not None and not json_ and not find_tier(tier).gpus:
-            show_suspects(view, change, tier, seed, chosen, runs)
+        tier_run = TierRun(options.out, header, chosen)
+        view = write_run(load(*write_reports([tier_run], alone(records), options.fail_fast)))
+        show_run(view, options.out, write_explained(view, options.out), options.json, options.junit)
+        if change is not None and not options.json and not gpus:
+            show_suspects(view, change, options.tier, options.seed, chosen, runs)
     return int(view.verdict != "green")
 
 
-def check_alone(tiers: str, options: Sequence[object]) -> None:
-    """ConfigError if one of the options that need one tier, in the order of `ALONE`, is given with several."""
-    if given := next((name for name, value in zip(ALONE, options, strict=True) if value), None):
-        raise ConfigError(f"{given} takes one tier, got {shown(tiers)}")
+def check_one_tier(options: RunOptions) -> None:
+    """ConfigError if one of the options that need one tier is given with several."""
+    alone = {
+        f"--stage {TIMED}": options.stage == TIMED,
+        "--limit": options.limit,
+        "--json": options.json,
+        "--rerun-failed": options.rerun_failed,
+        "--explain": options.explain,
+        "--decide": options.decide,
+        "--requests": options.only,
+        "--junit": options.junit,
+        "--affected": options.affected,
+        "--on": options.on,
+    }
+    if given := next((name for name, value in alone.items() if value), None):
+        raise ConfigError(f"{given} takes one tier, got {shown(options.tier)}")
 
 
-def run_tiers(
-    names: Sequence[str],
-    out: Path,
-    chosen_by: tuple[str, str | None, int, str, str, Path | None, Path | None],
-    workers: int | None,
-    waivers: Path | None,
-    fail_fast: bool,
-    fault: str | None,
-    endpoint: Endpoint | None,
-) -> int:
-    """As `run`, of several tiers at the same time, whose reports are in folders of `out` by the tiers' names.
-
-    chosen_by: stage, cells, seed, subject, shard, hosts and durations.
-    """
-    stage, cells, seed, subject, shard, hosts, durations = chosen_by
-    engine, rules = foreign_subject(subject, endpoint), load_waivers(waivers)
-    check_seed(seed)
-    for name in names:
-        there, at_once = places(hosts, shard, None, workers, name)
+def run_tiers(names: Sequence[str], options: RunOptions) -> int:
+    """As `run`, of several tiers at the same time, whose reports are in folders of `out` by the tiers' names."""
+    engine, rules = foreign_subject(options.subject, options.endpoint), load_waivers(options.waivers)
+    check_seed(options.seed)
+    tiers = {name: dataclasses.replace(options, tier=name) for name in names}
+    for own in tiers.values():
+        there, at_once = places(own, own.workers)
     demands = {
-        name: Demand(
-            chosen_cells(name, stage, cells, None, subject), find_tier(name).gpus, measured_seconds(durations, name)
-        )
-        for name in names
+        name: Demand(chosen_by(own), find_tier(name).gpus, measured_seconds(options.durations, name))
+        for name, own in tiers.items()
     }
     parts, started = list[TierRun](), list[CellRuns]()
     with ExitStack() as stack:
-        for name, (part, own) in divided(demands, shard, there).items():
-            seconds = demands[name].durations
-            runs = cell_runs(name, stage, seed, at_once, subject, rules, fault, seconds, endpoint, waivers_file=waivers)
+        for name, (part, cells) in divided(demands, options.shard, there).items():
+            runs = cell_runs(tiers[name], at_once, demands[name].durations, rules)
             started.append(stack.enter_context(runs))
-            verify_cells(own)
-            parts.append(TierRun(out / name, header_of(started[-1], engine, rules, part), own))
-        paths = write_reports(parts, packed_runs(started, [part.cells for part in parts]), fail_fast)
+            verify_cells(cells)
+            parts.append(TierRun(options.out / name, header_of(started[-1], engine, rules, part), cells))
+        paths = write_reports(parts, packed_runs(started, [part.cells for part in parts]), options.fail_fast)
     views = [write_run(load(path)) for path in paths]
     for one, view in zip(parts, views, strict=True):
         print(f"tier {one.header.tier}:")
@@ -179,27 +143,29 @@ def header_of(
 ) -> Header:
     """The header of a run's report."""
     gates = GATES if engine is None else applied_gates(engine.profile).gates
-    header = run_header(runs.job.tier, runs.job.stage, runs.job.seed, gates, engine, rules)
+    asked = runs.job.options
+    header = run_header(asked.tier, asked.stage, asked.seed, gates, engine, rules)
     host = header.host if runs.cluster is None else runs.cluster.host
-    return replace(header, fault=runs.fault, shard=part, dirty=header.dirty or bool(runs.fault), host=host)
+    return replace(header, fault=asked.fault or "", shard=part, dirty=header.dirty or bool(asked.fault), host=host)
 
 
-def check_decide(decide: bool, fail_fast: bool, shard: str, only: Subset | None) -> None:
+def check_decide(options: RunOptions) -> None:
     """ConfigError if there may be no green cells to compare with."""
-    if decide and (fail_fast or shard != WHOLE or only is not None):
-        other = "--fail-fast" if fail_fast else "--shard" if shard != WHOLE else only and only.options.split()[0]
+    part, only = options.shard != WHOLE, options.only
+    if options.decide and (options.fail_fast or part or only is not None):
+        other = "--fail-fast" if options.fail_fast else "--shard" if part else only and only.options.split()[0]
         raise ConfigError(f"--decide compares red cells with green ones; it cannot be combined with {other}")
 
 
-def change_of(affected: str | None, subject: str, fault: str | None) -> SourceChange | None:
+def change_of(options: RunOptions) -> SourceChange | None:
     """The change whose cells run first, if any. ConfigError if the cells run other sources."""
-    if affected is not None and (fault or subject != REFERENCE):
-        option = f"--fault {fault}" if fault else f"--subject {subject}"
+    if options.affected is not None and (options.fault or options.subject != REFERENCE):
+        option = f"--fault {options.fault}" if options.fault else f"--subject {options.subject}"
         raise ConfigError(
             f"--affected orders cells by a change of this engine's sources; it cannot be combined with {option}"
         )
     try:
-        return None if affected is None else read_change(affected)
+        return None if options.affected is None else read_change(options.affected)
     except ConfigError as error:
         raise ConfigError(f"--affected: {error}") from error
 
@@ -232,11 +198,11 @@ def show_suspects(
             print(f"{place}: executed by {', '.join(names)}, by none of {count(len(green), 'passing cell')} beside it")
 
 
-def hash_of(only: Subset, cells: Sequence[Cell], seed: int, data_hash: str) -> str:
+def hash_of(only: Subset, cells: Sequence[Cell], options: RunOptions, data_hash: str) -> str:
     """The header's hash of the data for a part of the requests: other prompts, which no comparison takes for the same.
     ConfigError if a cell has none of them."""
     for cell in cells:
-        only(cell, seed)
+        only(cell, options.seed)
     return f"{data_hash} {only.options}"
 
 
@@ -280,31 +246,36 @@ def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None, su
     return chosen
 
 
-def places(
-    hosts: Path | None, shard: str, on: str | None, workers: int | None, tier: str
-) -> tuple[tuple[Host, ...] | None, int]:
+def chosen_by(options: RunOptions) -> list[Cell]:
+    """As `chosen_cells`, of one tier."""
+    return chosen_cells(options.tier, options.stage, options.cells, options.limit, options.subject)
+
+
+def places(options: RunOptions, workers: int | None) -> tuple[tuple[Host, ...] | None, int]:
     """The rows of a file of hosts, and the workers of `checked_workers`. ConfigError if the cells cannot run there."""
-    there = None if hosts is None else read_hosts(hosts)
-    at_once = checked_workers(workers, tier, on, next((row for row in there or () if row.name == shard), None))
-    if on is None:
-        visible_gpus(tier)
+    there = None if options.hosts is None else read_hosts(options.hosts)
+    own = next((row for row in there or () if row.name == options.shard), None)
+    at_once = checked_workers(workers, options.tier, options.on, own)
+    if options.on is None:
+        visible_gpus(options.tier)
     elif there is not None:
         raise ConfigError("--hosts divides the cells by a file and --on by the nodes of a cluster; give one of them")
     return there, at_once
 
 
-def timed_workers(stage: str, workers: int | None, on: str | None, tier: str, starts: int | None) -> int | None:
+def timed_workers(options: RunOptions) -> int | None:
     """The number of workers to ask for: one where cells are timed, so that they do not disturb each other. ConfigError
     for several, or for `starts` that cannot be timed."""
-    if stage != TIMED:
+    starts, workers = options.starts, options.workers
+    if options.stage != TIMED:
         if starts is not None:
-            raise ConfigError(f"--starts is for the stage {TIMED!r}; got stage {shown(stage)}")
+            raise ConfigError(f"--starts is for the stage {TIMED!r}; got stage {shown(options.stage)}")
         return workers
     if starts is not None and not LEAST_VALUES <= starts <= MOST_STARTS:
         raise ConfigError(f"--starts must be between {LEAST_VALUES} and {MOST_STARTS:,}, got {starts}")
     if workers not in (None, 1):
         raise ConfigError(f"stage {TIMED!r} measures one cell at a time; --workers must be 1, got {workers}")
-    return None if on is not None and find_tier(tier).gpus != 1 else 1
+    return None if options.on is not None and find_tier(options.tier).gpus != 1 else 1
 
 
 def checked_workers(workers: int | None, tier: str, on: str | None, host: Host | None) -> int:
@@ -323,23 +294,22 @@ def checked_workers(workers: int | None, tier: str, on: str | None, host: Host |
     return found
 
 
-def failed_cells(
-    source: Path, out: Path, options: Mapping[str, str | int], others: Sequence[object] = ()
-) -> list[Cell]:
+def failed_cells(source: Path, options: RunOptions) -> list[Cell]:
     """The cells of a report that are red without a waiver, or that its run ended before.
 
     ConfigError if there are none, if the report is of other options, if it is the one that the run would write, or if
-    one of `others`, options that select cells too, is not None.
+    the options select cells too.
     """
-    if any(other is not None for other in others):
+    if options.cells is not None or options.limit is not None:
         raise ConfigError("--rerun-failed selects the cells; it takes neither --cells nor --limit")
     report = load(source)
-    if (out / REPORT_FILE).resolve() == report.path.resolve():
-        raise ConfigError(f"--out {out} holds the report whose failed cells rerun; name another folder")
+    if (options.out / REPORT_FILE).resolve() == report.path.resolve():
+        raise ConfigError(f"--out {options.out} holds the report whose failed cells rerun; name another folder")
     header = report.header
     found = {"subject": header.subject.name, "tier": header.tier, "stage": header.stage, "seed": header.seed}
     found["fault"] = header.fault
-    for name, value in options.items():
+    for name in found:
+        value = "" if getattr(options, name) is None else getattr(options, name)
         if found[name] == "" != value:
             raise ConfigError(f"{report.path} is of no {name}, not {value}; leave out --{name}")
         if found[name] != value:

@@ -8,6 +8,7 @@ from typing import Final
 
 from specmatrix.ci.cell_runs import CellRuns, cell_runs
 from specmatrix.ci.commands.run import chosen_cells
+from specmatrix.ci.run_options import RunOptions
 from specmatrix.ci.variants import NODES
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.axes import AXES
@@ -46,7 +47,7 @@ class Shrunk:
     @property
     def requests(self) -> tuple[RequestSpec, ...]:
         """Those that run."""
-        return self.only(self.cell, self.runs.job.seed)
+        return self.only(self.cell, self.runs.job.options.seed)
 
     @property
     def why(self) -> str:
@@ -63,7 +64,7 @@ class Shrunk:
 
     def red(self, cells: Sequence[Cell], only: Subset) -> Iterator[Cell]:
         """Those of the cells that hold with these requests, in their order; one that ran alone is then the smallest."""
-        found = {record.id: record for record in self.runs(cells, only=only)}
+        found = {record.id: record for record in self.runs(cells, only)}
         self.tried += len(found)
         for cell in cells:
             if self.holds(found[cell.id]):
@@ -87,7 +88,7 @@ def shrink(text: str, tier: str, seed: int, workers: int, gate: str | None, faul
     [cell] = chosen_cells(tier, "nightly", Cell.from_id(text).id, None)
     verify_cells([cell])
     console = StdoutConsole(soft_wrap=True, highlight=False)
-    with cell_runs(tier, STAGE, seed, workers, fault=fault) as runs:
+    with cell_runs(RunOptions(tier=tier, stage=STAGE, seed=seed, fault=fault), workers) as runs:
         [record] = runs([cell])
         best = Shrunk(runs, cell, record, _first_red(record, gate))
         console.print(f"{cell.id}: {best.why}", markup=False)
@@ -165,7 +166,7 @@ def _smaller(best: Shrunk) -> list[Cell]:
 
 def _runs(cell: Cell, best: Shrunk) -> bool:
     try:
-        return expect(cell) == best.record.expect and bool(of_gpus([cell], find_tier(best.runs.job.tier).gpus))
+        return expect(cell) == best.record.expect and bool(of_gpus([cell], find_tier(best.runs.job.options.tier).gpus))
     except ConfigError:
         return False
 

@@ -7,7 +7,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
 
 from specmatrix.ci.packing import Demand, pack
 from specmatrix.ci.planner import Host, Shard, parse_shard, plan, shard_plan
@@ -18,8 +17,6 @@ from specmatrix.reports.schema import REPORT_FILE, CellResult, Header, ShardReco
 from specmatrix.reports.store import PARTIAL_FILE, ReportWriter
 from specmatrix.reports.wording import count
 from specmatrix.stopping import Stopped
-
-WHOLE: Final = "1/1"
 
 
 @dataclass(frozen=True, slots=True)

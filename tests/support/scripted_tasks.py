@@ -33,7 +33,7 @@ def head() -> str:
 
 
 def passed(cell: Cell, job: ShardJob) -> CellResult:
-    return record(prepare(cell, job.tier, job.seed), "PASS", outcomes=(Outcome("config", State.PASS),))
+    return record(prepare(cell, job.options.tier, job.options.seed), "PASS", outcomes=(Outcome("config", State.PASS),))
 
 
 def passes(job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, versions: Mapping[str, str]) -> None:
@@ -69,7 +69,7 @@ def fails_drafts(job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue
     def judge(cell: Cell, job: ShardJob) -> CellResult:
         red = cell.algorithm != "none"
         gate = Outcome("config", State.FAIL if red else State.PASS, message="wrong" * red)
-        return record(prepare(cell, job.tier, job.seed), "FAIL" if red else "PASS", outcomes=(gate,))
+        return record(prepare(cell, job.options.tier, job.options.seed), "FAIL" if red else "PASS", outcomes=(gate,))
 
     _run(job, number, cells, queue, lambda cell: None, judge)
 
@@ -83,7 +83,7 @@ def never_ends(job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, 
     """Nothing comes of any cell; the first task says that it runs."""
 
     def wait(cell: Cell) -> None:
-        if _attempt(cells[0]) == 1 and job.seed == 0:
+        if _attempt(cells[0]) == 1 and job.options.seed == 0:
             (Path(os.environ[ATTEMPTS]) / STARTED).write_text(cell.id)
         sleep(600)
 

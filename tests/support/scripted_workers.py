@@ -40,8 +40,8 @@ def passes(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     connection.send(None)
     for cell in received(connection):
         green = Outcome("config", State.PASS)
-        found = record(prepare(cell, job.tier, job.seed), "PASS", outcomes=(green,))
-        connection.send(waive(found, job.waivers, job.subject, None))
+        found = record(prepare(cell, job.options.tier, job.options.seed), "PASS", outcomes=(green,))
+        connection.send(waive(found, job.waivers, job.options.subject, None))
 
 
 def fails_drafts(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
@@ -51,8 +51,8 @@ def fails_drafts(job: ShardJob, gpus: Sequence[int], connection: Connection) -> 
     for cell in received(connection):
         red = cell.algorithm != "none"
         gate = Outcome("config", State.FAIL if red else State.PASS, message="wrong" * red)
-        found = record(prepare(cell, job.tier, job.seed), "FAIL" if red else "PASS", outcomes=(gate,))
-        connection.send(waive(found, job.waivers, job.subject, None))
+        found = record(prepare(cell, job.options.tier, job.options.seed), "FAIL" if red else "PASS", outcomes=(gate,))
+        connection.send(waive(found, job.waivers, job.options.subject, None))
 
 
 def dies_at_its_first_start(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
@@ -131,9 +131,11 @@ def occupies_gpus(job: ShardJob, gpus: Sequence[int], connection: Connection) ->
         while len(gpus) > 1 and len(list(folder.glob("*-gpu1.json"))) < BESIDE and time.monotonic() < begin + 20:
             time.sleep(0.01)
         time.sleep(0.1)
-        row = {"tier": job.tier, "gpus": list(gpus), "begin": begin, "end": time.monotonic()}
-        (folder / f"{cell.id}-{job.tier}.json").write_text(json.dumps(row))
-        connection.send(record(prepare(cell, job.tier, job.seed), "PASS", outcomes=(Outcome("config", State.PASS),)))
+        row = {"tier": job.options.tier, "gpus": list(gpus), "begin": begin, "end": time.monotonic()}
+        (folder / f"{cell.id}-{job.options.tier}.json").write_text(json.dumps(row))
+        connection.send(
+            record(prepare(cell, job.options.tier, job.options.seed), "PASS", outcomes=(Outcome("config", State.PASS),))
+        )
 
 
 def wide_ones_die(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:

@@ -21,6 +21,7 @@ from specmatrix.ci import ray as executor
 from specmatrix.ci.commands.run import chosen_cells
 from specmatrix.ci.local import ShardJob
 from specmatrix.ci.planner import plan
+from specmatrix.ci.run_options import RunOptions
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import tier
@@ -81,7 +82,7 @@ def ran(cluster: Cluster, attempts: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
         limit: float = 180.0,
     ) -> list[CellResult]:
         monkeypatch.setattr(executor, "work", work)
-        job = ShardJob(seed=4, tier=name, stage="smoke", limit=limit)
+        job = ShardJob(RunOptions(seed=4, tier=name, stage="smoke"), limit=limit)
         with planted(None) as tree, executor.connected(on.address, tier(name), tree, per_gpu) as made:
             records = list(made.run_plan(plan(cells, {}, made.hosts, tier(name).gpus), job, on_progress))
         assert sorted(record.id for record in records) == sorted(cell.id for cell in cells)

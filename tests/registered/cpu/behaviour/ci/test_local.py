@@ -20,6 +20,7 @@ from specmatrix.ci import local
 from specmatrix.ci.commands import tier_run
 from specmatrix.ci.local import ShardJob, Worker, run_plan, visible
 from specmatrix.ci.planner import Host, plan
+from specmatrix.ci.run_options import RunOptions
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.registry import GATES
@@ -31,7 +32,7 @@ from specmatrix.stopping import Stopped, stoppable
 from tests.support import scripted_workers
 from tests.support.scripted_workers import STARTS
 
-JOB = ShardJob(seed=4, tier="cpu", stage="smoke")
+JOB = ShardJob(RunOptions(seed=4, stage="smoke"))
 CELLS = [Cell.from_id(text) for text in ("none.length", "none.pair.length", "none.p4.length", "eagle3.k4")]
 
 
@@ -56,7 +57,8 @@ def test_every_cell_comes_back_once():
 @pytest.mark.nightly
 def test_a_worker_does_not_search_what_it_imported_for_garbage(tmp_path, monkeypatch):
     monkeypatch.setenv(STARTS, str(tmp_path))
-    job = replace(JOB, only=scripted_workers.notes_frozen_objects)
+    options = replace(JOB.options, only=scripted_workers.notes_frozen_objects)
+    job = replace(JOB, options=options)
     (record,) = run_plan(plan(CELLS[:1], {}, [Host("here")]), job)
     assert record.state == "PASS"
     assert int((tmp_path / "frozen").read_text()) > 100_000
@@ -198,7 +200,7 @@ def test_what_workers_print_is_no_part_of_the_result(scripted, capfd):
 
 
 def test_a_worker_that_takes_too_long_to_start_is_lost():
-    records = list(started(1, ShardJob(seed=0, tier="cpu", stage="pr", limit=0.05)))
+    records = list(started(1, ShardJob(RunOptions(), limit=0.05)))
     assert len(records) == len(CELLS)
     assert {(record.state, record.error) for record in records} == {
         (

@@ -13,6 +13,7 @@ from specmatrix.ci.commands.run import chosen_cells
 from specmatrix.ci.local import ShardJob, run_plans
 from specmatrix.ci.packing import Demand, pack
 from specmatrix.ci.planner import Host
+from specmatrix.ci.run_options import RunOptions
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import VISIBLE
@@ -34,9 +35,10 @@ def ran(monkeypatch, tmp_path):
         monkeypatch.setenv(STARTS, str(tmp_path))
         monkeypatch.setenv(VISIBLE, ",".join(map(str, range(host.gpus))))
         packed = pack([Demand(some, gpus) for gpus, some in cells.items()], [host])
-        jobs = [ShardJob(0, f"gpu{gpus}", "pr") for gpus in cells]
+        jobs = [ShardJob(RunOptions(tier=f"gpu{gpus}")) for gpus in cells]
         records = [
-            (jobs[number].tier, record) for number, record in run_plans(list(zip(packed.plans, jobs, strict=True)))
+            (jobs[number].options.tier, record)
+            for number, record in run_plans(list(zip(packed.plans, jobs, strict=True)))
         ]
         due = sorted((f"gpu{gpus}", cell.id) for gpus, some in cells.items() for cell in some)
         assert sorted((tier, record.id) for tier, record in records) == due

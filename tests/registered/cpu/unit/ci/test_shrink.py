@@ -1,11 +1,12 @@
 """Shrinking a red cell, over engines with a known defect."""
 
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 
 import pytest
 
 from specmatrix.ci.commands.shrink import Shrunk, reduced
+from specmatrix.ci.local import ShardJob
+from specmatrix.ci.run_options import RunOptions
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
@@ -23,7 +24,7 @@ class ScriptedRuns:
 
     def __init__(self, defect: Defect, blamed: str = "", token: int | None = None, crashes: bool = False) -> None:
         self.defect, self.blamed, self.token, self.crashes = defect, blamed, token, crashes
-        self.job = SimpleNamespace(tier="cpu", seed=0)
+        self.job = ShardJob(RunOptions())
 
     def __call__(self, cells: Sequence[Cell], only: Subset | None = None) -> Iterator[CellResult]:
         for cell in cells:

@@ -7,6 +7,7 @@ import pytest
 from specmatrix.ci import cell_runs as module
 from specmatrix.ci.cell_runs import cell_runs
 from specmatrix.ci.local import LIMIT_SECONDS, job_runner
+from specmatrix.ci.run_options import RunOptions
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.record import lost
@@ -18,19 +19,19 @@ CELL = Cell.from_id("eagle3.s3.v1")
 def test_a_subject_without_a_baseline_has_no_speed(monkeypatch):
     found = SimpleNamespace(profile=SimpleNamespace(has_baseline=False, start_seconds=1.0, answer_seconds=1.0))
     monkeypatch.setattr(module, "foreign_subject", lambda subject, endpoint: found)
-    with pytest.raises(ConfigError) as error, cell_runs("cpu", "speed", 0, 1, subject="openai"):
+    with pytest.raises(ConfigError) as error, cell_runs(RunOptions(stage="speed", subject="openai"), 1):
         pass
     assert str(error.value) == (
         "stage 'speed' compares with the same engine without drafts, and subject 'openai' has none; give --baseline-url"
     )
-    with cell_runs("cpu", "pr", 0, 1, subject="openai") as runs:
-        assert runs.job.subject == "openai"
+    with cell_runs(RunOptions(subject="openai"), 1) as runs:
+        assert runs.job.options.subject == "openai"
 
 
 def test_more_starts_have_more_time():
     limits = {}
     for stage, starts in (("pr", None), ("speed", None), ("speed", 20)):
-        with cell_runs("cpu", stage, 0, 1, starts=starts) as runs:
+        with cell_runs(RunOptions(stage=stage, starts=starts), 1) as runs:
             limits[stage, starts] = runs.job.limit
     assert list(limits.values()) == [LIMIT_SECONDS, 9 * LIMIT_SECONDS, 21 * LIMIT_SECONDS]
 
@@ -41,7 +42,7 @@ def test_the_seconds_of_a_cell_that_is_timed_are_not_known(monkeypatch, stage, s
     counting = module.counting
     monkeypatch.setattr(module, "run_plans", lambda works, show: [(0, lost(prepare(CELL), "none"))])
     monkeypatch.setattr(module, "counting", lambda *a, **k: (seen.append(k["expected"]), counting(*a, **k))[1])
-    with cell_runs("cpu", stage, 0, 1, durations={CELL.id: 7.0}) as runs:
+    with cell_runs(RunOptions(stage=stage), 1, durations={CELL.id: 7.0}) as runs:
         assert len(list(runs([CELL]))) == 1
     assert seen == [seconds]
 
@@ -52,13 +53,13 @@ def test_the_seconds_of_a_cell_that_is_timed_are_not_known(monkeypatch, stage, s
 )
 def test_the_command_of_a_record_times_the_cell_again(monkeypatch, stage, starts, options):
     monkeypatch.setattr(module, "run_plans", lambda works, show: [(0, lost(prepare(CELL), "none"))])
-    with cell_runs("cpu", stage, 0, 1, starts=starts) as runs:
+    with cell_runs(RunOptions(stage=stage, starts=starts), 1) as runs:
         (record,) = runs([CELL])
     assert record.repro == f"specmatrix run --cells 'eagle3.s3.v1'{options} --seed 0 --out \"$(mktemp -d)\""
 
 
 def test_a_workers_runner_times_cells_in_that_stage_only():
     for stage, timed in (("speed", True), ("pr", False)):
-        with cell_runs("cpu", stage, 0, 1, starts=9 if timed else None) as runs:
+        with cell_runs(RunOptions(stage=stage, starts=9 if timed else None), 1) as runs:
             runner = job_runner(runs.job)
         assert (runner.timed, runner.starts) == (timed, 9 if timed else None)

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from specmatrix.ci.local import ShardJob
+from specmatrix.ci.run_options import RunOptions
 from specmatrix.ci.variants import PASSES, decided, runnable, variants
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
@@ -19,7 +21,7 @@ class MarkedRuns:
     """Judges cells by a predicate: the cause of a defect."""
 
     def __init__(self, is_red: Callable[[Cell], bool]) -> None:
-        self.is_red, self.job, self.calls = is_red, SimpleNamespace(tier="cpu"), 0
+        self.is_red, self.job, self.calls = is_red, ShardJob(RunOptions()), 0
 
     def __call__(self, cells: Sequence[Cell]) -> Iterator[CellResult]:
         self.calls += 1
