@@ -47,8 +47,8 @@ def of_batched_rows(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
 
 
 def of_normed_rows(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
-    """`of_rows` for a norm, with or without a residual and an output buffer."""
-    return of_rows(arguments, tuple(place for place in (0, 3, 4) if isinstance(_at(arguments, place), Tensor)))
+    """`of_rows` for a norm, with or without an output buffer."""
+    return of_rows(arguments, tuple(place for place in (0, 3) if isinstance(_at(arguments, place), Tensor)))
 
 
 def of_queries(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:

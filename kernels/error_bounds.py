@@ -68,7 +68,7 @@ def product(arguments: Arguments, wanted: Sequence[Tensor]) -> Bound:
 
 
 def fused_linear(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
-    """The returned tensor and `out`; then the KV pool's rows, or the rows scaled by a norm and its sums of squares."""
+    """The returned tensor and `out`; then the rows scaled by a norm and its sums of squares, where one follows."""
     x, weight, out, sums, eps, rotation, heads, add, gated = arguments[:9]
     if not out.numel():
         return (0.0,) * len(wanted)
@@ -78,11 +78,6 @@ def fused_linear(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound,
         pairs[:] = pairs.sum(2, keepdim=True)
     if len(arguments) == 12:
         return off, off, *_begun(off, wanted[1], arguments[9], wanted[2])
-    if len(arguments) == 14:
-        pool, slots = arguments[12:]
-        rows = torch.zeros(pool.shape, dtype=torch.float64)
-        rows[slots] = off[:, off.shape[1] - pool.shape[1] :]
-        return off, off, rows
     return off, off
 
 

@@ -1,8 +1,7 @@
 """Programmatic dependent launch (PDL): a kernel starts while its predecessor still runs (CUDA C++ Programming Guide).
 
 Every program of a PDL kernel waits before it reads or writes memory that another kernel touches; after the wait all
-earlier kernels have completed, because the predecessor waited for its own. Before the wait it may compute indices and
-prefetch weights into the cache, which reads no values and so depends on no earlier write. A kernel signals the point
+earlier kernels have completed, because the predecessor waited for its own. A kernel signals the point
 from which its successor may start; third-party kernels never signal, so their successor starts at their end. A kernel
 launched without PDL starts at its predecessor's end.
 """
@@ -54,11 +53,3 @@ def begin(PDL: tl.constexpr):
     """The prologue of a kernel with no work before its wait."""
     signal(PDL)
     wait(PDL)
-
-
-@triton.jit
-def fetch(pointers):
-    """Prefetch the pointed-to memory into the L2 cache."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; // $0", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
-    )

@@ -86,10 +86,9 @@ def _several(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _joined(*arguments: Tensor) -> Tensor:
-    """fused_linear with the reference's arguments, which end with those of a following norm or KV store."""
+    """fused_linear with the reference's arguments, which may end with those of a following norm."""
     next_norm = NextNorm(*arguments[9:12]) if len(arguments) == 12 else None
-    fusion = Fusion(*arguments[3:9])._replace(next_norm=next_norm, kv_slots=arguments[12:] or None)
-    return fused_linear(*arguments[:3], fusion, checked=True)
+    return fused_linear(*arguments[:3], Fusion(*arguments[3:9], next_norm), checked=True)
 
 
 def _chained(
@@ -191,8 +190,7 @@ KERNELS: Final = (
     ),
     _MATMUL(name="matmul added", cases=matmul_cases.ADDED_CASES, parts=batch_invariance.of_added_rows, writes=(2,)),
     _NORM(name="rms_norm", cases=rms_norm_cases.PLAIN_CASES),
-    _NORM(name="rms_norm into a buffer", cases=rms_norm_cases.INTO_CASES, writes=(4,)),
-    _NORM(name="rms_norm after an addition", cases=rms_norm_cases.ADDED_CASES, writes=(3,)),
+    _NORM(name="rms_norm into a buffer", cases=rms_norm_cases.INTO_CASES, writes=(3,)),
     Kernel(
         "rotary",
         partial(rotary, checked=True),
@@ -213,7 +211,6 @@ KERNELS: Final = (
         parts=batch_invariance.of_rows,
     ),
     _PROJECTION(name="fused_linear", cases=fused_linear_cases.CASES, writes=(2,)),
-    _PROJECTION(name="fused_linear into a pool", cases=fused_linear_cases.KV_CASES, writes=(2, 12)),
     _PROJECTION(name="fused_linear before a norm", cases=fused_linear_cases.NEXT_NORM_CASES, writes=(2, 10, 11)),
     Kernel(
         "fused_linear after another",

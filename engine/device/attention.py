@@ -43,10 +43,6 @@ class StepAttention:
         self._reads: Reads | None = None
         self._arrays: tuple[Array, Array, Array] | None = None
 
-    def kv_slots(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The pool's rows [S, planes * kv_heads * head_dim], and the slots [B * W] to store to."""
-        return self._pool.rows[layer], self._write
-
     def arrays(self, layer: int) -> KVArrays:
         """What `CompiledLayer` reads and writes, for a pool on a CPU with separate keys and values."""
         if self._arrays is None:
@@ -54,7 +50,7 @@ class StepAttention:
             self._arrays = write, read, bias
         return KVArrays(as_array(self._pool.rows[layer]), *self._arrays)
 
-    def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
         if self._reads is None:
             # The first layer's queries give the number of query heads per KV head; all layers have the same shape.
             pool, layout = self._pool, self._pool.layout
@@ -69,8 +65,7 @@ class StepAttention:
                 sparse=self._sparse,
                 start=self._start,
             )
-        if kv is not None:
-            store_kv(self._pool.rows[layer], self._write, kv)
+        store_kv(self._pool.rows[layer], self._write, kv)
         return paged_attention(q, self._pool.heads[layer], self._reads)
 
 
@@ -111,13 +106,9 @@ class DraftAttention:
         write = self._own[:, offset : offset + beams].contiguous()
         self._step = StepAttention(self._pool, write, self._slots, self._bias)
 
-    def kv_slots(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Where a layer's keys and values are stored."""
-        return self._step.kv_slots(layer)
-
     def arrays(self, layer: int) -> KVArrays:
         """What `CompiledLayer` reads and writes."""
         return self._step.arrays(layer)
 
-    def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
         return self._step(layer, q, kv)

@@ -77,15 +77,11 @@ class SplitAttention:
         self._groups = groups
         self._routes = routes
 
-    def kv_slots(self, layer: int) -> tuple[Tensor, Tensor]:
-        group, index = self._routes[layer]
-        return self._groups[group].kv_slots(index)
-
     def arrays(self, layer: int) -> KVArrays:
         group, index = self._routes[layer]
         return self._groups[group].arrays(index)
 
-    def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
         group, index = self._routes[layer]
         return self._groups[group](index, q, kv)
 

@@ -21,7 +21,7 @@ from specmatrix.engine.models.weights import WeightReader
 from specmatrix.engine.models.workspace import Workspace
 from specmatrix.kernels.backend import on_triton
 from specmatrix.kernels.decoder_layer import MAX_WIDTH, CompiledLayer, KVArrays
-from specmatrix.kernels.fused_linear import MAX_ROWS, Fusion, NextNorm, fused_linear
+from specmatrix.kernels.fused_linear import MAX_ROWS, NOTHING, Fusion, NextNorm, fused_linear
 from specmatrix.kernels.rms_norm import rms_norm
 from specmatrix.kernels.silu_mul import silu_mul
 
@@ -30,13 +30,10 @@ class Attend(Protocol):
     """Stores one layer's new keys and values, then attends to all that each query may see.
 
     q [B, W, heads, head_dim] and kv [B * W, 2 * kv_heads * head_dim] (a row: key heads, then value heads) are views
-    -> [B * W, heads * head_dim]. kv is None if the caller already stored it where the layer's `kv_slots` says: rows
-    [S, C] and slots int64 [B * W]. arrays: what a compiled layer reads and writes instead.
+    -> [B * W, heads * head_dim]. arrays: what a compiled layer reads and writes instead.
     """
 
-    def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor: ...
-
-    def kv_slots(self, layer: int) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor: ...
 
     def arrays(self, layer: int) -> KVArrays: ...
 
@@ -80,18 +77,18 @@ class Norm:
         self.folded = dtype is torch.float32 and device.type == "cpu"
         self.compiled = self.folded and ranks.size == 1 and width <= MAX_WIDTH
         self.eps = eps
-        self._joins = not deterministic and dtype is not torch.float32 and ranks.size == 1
+        self._fused = not deterministic and dtype is not torch.float32 and ranks.size == 1
         self._shape = (width,)
         self._root = math.sqrt(width)
         self._tail = torch.tensor(math.sqrt(width * eps), dtype=dtype, device=device)
 
-    def joins(self, x: Tensor) -> bool:
+    def uses_fused_linear(self, x: Tensor) -> bool:
         """Whether projections of x [R, in] are fused with their neighbouring operations (`fused_linear`), for small R.
 
         The fused kernel sums in another order than the one for more rows, so deterministic models and several ranks do
         not use it.
         """
-        return self._joins and x.shape[0] <= MAX_ROWS and on_triton(x)
+        return self._fused and x.shape[0] <= MAX_ROWS and on_triton(x)
 
     def fold(self, weights: Tensor, weight: Tensor) -> Tensor:
         """The projection [out, width] after this norm, with the norm's factors folded in."""
@@ -172,9 +169,6 @@ class DecoderLayer:
         k = pair_up(take(f"{prefix}.self_attn.k_proj.weight", kv_heads * d, width), d)
         v = take(f"{prefix}.self_attn.v_proj.weight", kv_heads * d, width)
         self.head_norm = HeadNorm(take, f"{prefix}.self_attn", config) if config.head_norms else None
-        # Whether the previous layer begins this layer's front norm, and the weight of the norm that this layer begins.
-        self.begun = False
-        self.behind: Tensor | None = None
         self.input_norm = None if front is None else take(f"{prefix}.{front}.weight", hidden)
         self.post_norm = take(f"{prefix}.post_attention_layernorm.weight", hidden)
         gate = take(f"{prefix}.mlp.gate_proj.weight", inner, hidden)
@@ -198,56 +192,38 @@ class DecoderLayer:
         if self.compiled is not None and not on_triton(x):
             h = x if self.input_norm is None else None
             self.compiled.attention(x, h, rotation, attend.arrays(layer))
-        elif self.begun and self.norm.joins(x):
-            self.attention(x, workspace.scaled, rotation, attend, layer, workspace, workspace.partial_sumsq)
         else:
             self.attention(x, self.front(x), rotation, attend, layer, workspace)
         self.feed_forward(x, workspace)
-
-    def lead(self, behind: DecoderLayer) -> None:
-        """Let this layer begin the front norm of `behind`, the next layer."""
-        behind.begun, self.behind = True, behind.input_norm
 
     def front(self, x: Tensor) -> Tensor:
         """x [R, hidden] after the norm before attention, if there is one."""
         return x if self.input_norm is None else self.norm(x, self.input_norm)
 
     def attention(
-        self,
-        x: Tensor,
-        h: Tensor,
-        rotation: Tensor,
-        attend: Attend,
-        layer: int,
-        workspace: Workspace,
-        sums: Tensor | None = None,
+        self, x: Tensor, h: Tensor, rotation: Tensor, attend: Attend, layer: int, workspace: Workspace
     ) -> None:
-        """Add the attention output to x [R, hidden], in place; h [R, in] is the input of the projections.
-
-        sums: partial sums of squares if the norm of h is still to be finished, see `fused_linear`.
-        """
+        """Add the attention output to x [R, hidden], in place; h [R, in] is the input of the projections."""
         if self.compiled is not None and not on_triton(x):
             self.compiled.attention(x, h, rotation, attend.arrays(layer))
             return
-        joins = self.norm.joins(h)
-        turns = joins and self.head_norm is None
-        # A head norm comes between the projection and the stored keys.
-        kv_slots = attend.kv_slots(layer) if turns else None
-        if joins:
-            by = rotation[:, 0].contiguous() if turns else None
-            fused_linear(h, self.qkv, workspace.qkv, Fusion(sums, self.norm.eps, by, self.rotated, kv_slots=kv_slots))
+        fused, rotating = self.norm.uses_fused_linear(h), NOTHING
+        if fused and self.head_norm is None:
+            rotating = Fusion(rotation=rotation[:, 0].contiguous(), heads=self.rotated)
+        if fused:
+            fused_linear(h, self.qkv, workspace.qkv, rotating)
         else:
             self.linear(h, self.qkv, workspace.qkv)
         if self.head_norm is not None:
             self.head_norm(workspace.heads)
         if workspace.rotated is not None:
             workspace.rotated.mul_(rotation)
-        elif not turns:
+        elif rotating is NOTHING:
             rotate(workspace.qkv, self.rotated, self.head_dim, rotation)
-        mixed = attend(layer, workspace.q, workspace.kv if kv_slots is None else None)
-        if joins:
-            begin = NextNorm(self.post_norm, workspace.scaled, workspace.partial_sumsq)
-            fused_linear(mixed, self.out, x, Fusion(add=True, next_norm=begin))
+        mixed = attend(layer, workspace.q, workspace.kv)
+        if fused:
+            post_norm = NextNorm(self.post_norm, workspace.scaled, workspace.partial_sumsq)
+            fused_linear(mixed, self.out, x, Fusion(add=True, next_norm=post_norm))
         else:
             self.add_linear(x, mixed, self.out)
 
@@ -256,15 +232,10 @@ class DecoderLayer:
         if self.compiled is not None and not on_triton(x):
             self.compiled.feed_forward(x)
             return
-        if self.norm.joins(x):
-            fused_linear(
-                workspace.scaled,
-                self.gate_up,
-                workspace.gate,
-                Fusion(workspace.partial_sumsq, self.norm.eps, gated=True),
-            )
-            begin = None if self.behind is None else NextNorm(self.behind, workspace.scaled, workspace.partial_sumsq)
-            fused_linear(workspace.gate, self.down, x, Fusion(add=True, next_norm=begin))
+        if self.norm.uses_fused_linear(x):
+            normed = Fusion(workspace.partial_sumsq, self.norm.eps, gated=True)
+            fused_linear(workspace.scaled, self.gate_up, workspace.gate, normed)
+            fused_linear(workspace.gate, self.down, x, Fusion(add=True))
             return
         self.linear(self.norm(x, self.post_norm), self.gate_up, workspace.gate_up)
         inner = silu_mul(workspace.gate_up) if on_triton(x) else self.norm.silu(workspace.gate).mul_(workspace.up)

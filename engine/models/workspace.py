@@ -24,7 +24,7 @@ class Workspace(NamedTuple):
     qkv [R, (heads + 2 * kv_heads) * head_dim]; its views: heads [R, heads + kv_heads, head_dim], which are rotated, the
     same as complex numbers rotated [R, heads + kv_heads, head_dim / 2] (float32 only), q [B, W, heads, head_dim] and
     kv [B * W, 2 * kv_heads * head_dim]. gate_up [R, 2 * inner], halves gate and up. scaled [R, hidden] and
-    partial_sumsq float32 [R, parts]: a norm that was begun, see `kernels.fused_linear`.
+    partial_sumsq float32 [R, parts]: the norm between attention and gates, see `kernels.fused_linear`.
     """
 
     batch: int

@@ -8,12 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.pdl import begin, launch
 
 
 @triton.jit
-def _accept(tokens, parents, emit, ancestors, path, count, nodes, places, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    begin(PDL)
+def _accept(tokens, parents, emit, ancestors, path, count, nodes, places, BLOCK: tl.constexpr):
     tree = tl.program_id(0).to(tl.int64)
     node = tl.arange(0, BLOCK)
     inside = node < nodes
@@ -44,5 +42,5 @@ def accept_path(tokens: Tensor, parents: Tensor, emit: Tensor, depth: int, ances
         block = triton.next_power_of_2(nodes)
         seen = ancestors.view(torch.int8)
         given = (tokens, parents, emit, seen, path, count)
-        _accept[(batch,)](*given, nodes, depth + 1, BLOCK=block, **launch(tokens))
+        _accept[(batch,)](*given, nodes, depth + 1, BLOCK=block)
     return path, count

@@ -8,7 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.pdl import begin, launch
 
 BLOCK = 4096
 
@@ -26,8 +25,7 @@ def _best(values, places):
 
 
 @triton.jit
-def _blocks(logits, tops, firsts, vocab, blocks, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    begin(PDL)
+def _blocks(logits, tops, firsts, vocab, blocks, BLOCK: tl.constexpr):
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = block * BLOCK + tl.arange(0, BLOCK)
     inside = place < vocab
@@ -38,8 +36,7 @@ def _blocks(logits, tops, firsts, vocab, blocks, BLOCK: tl.constexpr, PDL: tl.co
 
 
 @triton.jit
-def _rows(tops, firsts, out, blocks, BLOCKS: tl.constexpr, PDL: tl.constexpr):
-    begin(PDL)
+def _rows(tops, firsts, out, blocks, BLOCKS: tl.constexpr):
     row, block = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCKS)
     inside = block < blocks
     value = tl.load(tops + row * blocks + block, mask=inside, other=float("-inf"))
@@ -56,7 +53,7 @@ def argmax(logits: Tensor) -> Tensor:
         tops = torch.empty(rows, blocks, device=logits.device)
         firsts = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
         block = min(BLOCK, triton.next_power_of_2(vocab))
-        _blocks[rows, blocks](logits, tops, firsts, vocab, blocks, BLOCK=block, num_warps=8, **launch(logits))
+        _blocks[rows, blocks](logits, tops, firsts, vocab, blocks, BLOCK=block, num_warps=8)
         few = triton.next_power_of_2(blocks)
-        _rows[(rows,)](tops, firsts, out, blocks, BLOCKS=few, num_warps=1, **launch(logits))
+        _rows[(rows,)](tops, firsts, out, blocks, BLOCKS=few, num_warps=1)
     return out

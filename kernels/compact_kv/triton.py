@@ -7,15 +7,13 @@ import triton.language as tl
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.pdl import begin, launch
 
 BLOCK = 1024
 
 
 @triton.jit
-def _copy(data, buffer, slots, moved, length, width, BLOCK: tl.constexpr, GATHER: tl.constexpr, PDL: tl.constexpr):
+def _copy(data, buffer, slots, moved, length, width, BLOCK: tl.constexpr, GATHER: tl.constexpr):
     """Copy slots of data [L, length, width] to or from buffer [L, moved, width], one layer per program."""
-    begin(PDL)
     item, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -37,5 +35,5 @@ def compact_kv(data: Tensor, source: Tensor, target: Tensor) -> None:
     block = min(BLOCK, triton.next_power_of_2(width))
     grid = (moved, layers, triton.cdiv(width, block))
     buffer = data.new_empty(layers, moved, width)
-    _copy[grid](data, buffer, source, moved, length, width, BLOCK=block, GATHER=True, **launch(data))
-    _copy[grid](data, buffer, target, moved, length, width, BLOCK=block, GATHER=False, **launch(data))
+    _copy[grid](data, buffer, source, moved, length, width, BLOCK=block, GATHER=True)
+    _copy[grid](data, buffer, target, moved, length, width, BLOCK=block, GATHER=False)

@@ -10,7 +10,7 @@ from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.fused_linear import eager
 from specmatrix.kernels.fused_linear.eager import MAX_ROWS, NOTHING, PART, Fusion, NextNorm
 
-__all__ = ["MAX_ROWS", "PART", "Fusion", "NextNorm", "fused_linear"]
+__all__ = ["MAX_ROWS", "NOTHING", "PART", "Fusion", "NextNorm", "fused_linear"]
 
 
 def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion = NOTHING, checked: bool = False) -> Tensor:
@@ -36,13 +36,7 @@ def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion = NOTHIN
 
 def _fits(rows: int, columns: int, fusion: Fusion) -> None:
     """KernelError unless the fused operands have the shapes that `rows` rows of `columns` columns require."""
-    sums, rotation, heads, next_norm, kv_slots = (
-        fusion.sums,
-        fusion.rotation,
-        fusion.heads,
-        fusion.next_norm,
-        fusion.kv_slots,
-    )
+    sums, rotation, heads, next_norm = fusion.sums, fusion.rotation, fusion.heads, fusion.next_norm
     if sums is not None and (sums.dim() != 2 or sums.shape[0] != rows):
         raise preconditions.shape_error("fused_linear", "sums", sums, (rows, "parts"))
     if rotation is not None and (rotation.shape[0] != rows or heads * 2 * rotation.shape[1] > columns):
@@ -55,7 +49,3 @@ def _fits(rows: int, columns: int, fusion: Fusion) -> None:
         )
     if (rotation is not None) + fusion.add + fusion.gated > 1:
         raise KernelError("fused_linear: at most one of rotation, add and gated may be set")
-    if kv_slots is not None and (kv_slots[0].dim() != 2 or kv_slots[0].shape[1] > columns):
-        raise preconditions.shape_error("fused_linear", "kv_slots rows", kv_slots[0], ("S", f"<= {columns}"))
-    if kv_slots is not None and kv_slots[1].shape != (rows,):
-        raise preconditions.shape_error("fused_linear", "kv_slots slots", kv_slots[1], (rows,))

@@ -1,5 +1,5 @@
-"""Cases of fused_linear: (x, weight, out, sums, eps, rotation, heads, add, gated[, scale, scaled, partial_sumsq[, rows,
-slots]])."""
+"""Cases of fused_linear: (x, weight, out, sums, eps, rotation, heads, add, gated[, scale, scaled,
+partial_sumsq])."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ def _case(
     kind: Literal["", "add", "gated", "rotation"] = "",
     heads: tuple[int, int] = (0, 0),
     next_norm: bool = False,
-    kv_columns: int = 0,
     size: Literal["small", "medium"] = "small",
 ) -> Case:
     """columns: of out. normed: x comes from a norm. heads: number of rotated heads, and pairs per head. next_norm: a
-    norm follows. kv_columns: columns that are stored in a KV pool.
-    """
+    norm follows."""
 
     def make(g: Generator) -> Arguments:
         x = torch.randn(rows, depth, generator=g).to(dtype)
@@ -39,9 +37,6 @@ def _case(
         if next_norm:
             scale = torch.rand(columns, generator=g).to(dtype)
             rest = scale, torch.zeros(rows, columns, dtype=dtype), torch.zeros(rows, -(-columns // PART))
-        if kv_columns:
-            pool = torch.full((rows + 5, kv_columns), 7.0, dtype=dtype)
-            rest = None, None, None, pool, torch.randperm(rows + 5, generator=g)[:rows]
         return x, weight.to(dtype), out, sums, 1e-5, rotation, heads[0], kind == "add", kind == "gated", *rest
 
     shape = f"{rows} x {depth} x {columns} {str(dtype).removeprefix('torch.')}"
@@ -87,6 +82,9 @@ CASES = (
     _case(21, 130, 40, torch.float16, normed=True),
     _case(33, 70, 40, BF16, normed=True, kind="rotation", heads=(3, 5)),
     _case(64, 1100, 33, BF16, kind="add"),
+    _case(23, 1030, 70, BF16, kind="add"),
+    _case(5, 70, 84, BF16, kind="rotation", heads=(3, 10)),
+    _case(20, 70, 84, BF16, kind="rotation", heads=(3, 10)),
     Case("strided rows", _view),
     _case(1, 4096, 6144, BF16, normed=True, kind="rotation", heads=(40, 64), size="medium"),
     _case(8, 4096, 1434, BF16, normed=True, kind="gated", size="medium"),
@@ -96,23 +94,16 @@ CASES = (
     _case(40, 4096, 4100, BF16, normed=True, kind="gated", size="medium"),
     _case(24, 2048, 1030, torch.float16, normed=True, kind="gated", size="medium"),
     _case(60, 2048, 1030, BF16, kind="add", size="medium"),
-)
-KV_CASES = (
-    _case(0, 8, 12, kv_columns=4),
-    _case(1, 40, 7, kv_columns=7),
-    _case(5, 70, 84, BF16, normed=True, kind="rotation", heads=(3, 10), kv_columns=40),
-    _case(3, 4096, 6144, BF16, normed=True, kind="rotation", heads=(40, 64), kv_columns=2048, size="medium"),
-    _case(20, 70, 84, BF16, normed=True, kind="rotation", heads=(3, 10), kv_columns=40),
-    _case(24, 4096, 6144, BF16, normed=True, kind="rotation", heads=(40, 64), kv_columns=2048, size="medium"),
-    _case(29, 2048, 3072, BF16, normed=True, kind="rotation", heads=(40, 32), kv_columns=1024, size="medium"),
-    _case(48, 4096, 6144, BF16, normed=True, kind="rotation", heads=(40, 64), kv_columns=2048, size="medium"),
+    _case(3, 4096, 6144, BF16, kind="rotation", heads=(40, 64), size="medium"),
+    _case(24, 4096, 6144, BF16, kind="rotation", heads=(40, 64), size="medium"),
+    _case(29, 2048, 3072, BF16, kind="rotation", heads=(40, 32), size="medium"),
+    _case(48, 4096, 6144, BF16, kind="rotation", heads=(40, 64), size="medium"),
 )
 NEXT_NORM_CASES = (
     _case(0, 8, 4, next_norm=True),
     _case(1, 40, 130, next_norm=True),
     _case(3, 1100, 70, BF16, kind="add", next_norm=True),
     _case(41, 1030, 100, BF16, kind="add", next_norm=True),
-    _case(23, 1030, 70, BF16, kind="add", next_norm=True),
     _case(19, 64, 70, BF16, kind="add", next_norm=True),
     _case(40, 64, 70, torch.float16, kind="add", next_norm=True),
     _case(6, 14336, 512, BF16, kind="add", next_norm=True, size="medium"),

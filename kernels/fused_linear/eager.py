@@ -34,8 +34,7 @@ class Fusion(NamedTuple):
     divided by the row's root mean square, sqrt(sum of sums / K + eps).
     rotation complex64 [M, d / 2]: rotates the pairs of a row's first `heads` heads (`rotary`). add: out += product.
     gated: weight [K, 2 * N] holds the gate, then the up projection, and out is silu(gate) * up (`silu_mul`).
-    next_norm: the first half of the following norm. kv_slots: rows [S, C] and slots int64 [M]; the last C columns,
-    keys and values, go to rows[slots] instead of out (`store_kv`).
+    next_norm: the first half of the following norm.
     """
 
     sums: Tensor | None = None
@@ -45,19 +44,12 @@ class Fusion(NamedTuple):
     add: bool = False
     gated: bool = False
     next_norm: NextNorm | None = None
-    kv_slots: tuple[Tensor, Tensor] | None = None
 
 
 NOTHING: Final = Fusion()
 
 
 def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion) -> Tensor:
-    if fusion.kv_slots is not None:
-        whole = fused_linear(x, weight, out.clone(), fusion._replace(kv_slots=None))
-        rows, slots = fusion.kv_slots
-        rows.index_copy_(0, slots, whole[:, -rows.shape[1] :])
-        out[:, : -rows.shape[1]] = whole[:, : -rows.shape[1]]
-        return out
     product = x.float() @ weight.float()
     if fusion.sums is not None:
         product = product / (fusion.sums.sum(1, keepdim=True) / x.shape[1] + fusion.eps).sqrt()

@@ -24,11 +24,8 @@ def fused_linear(
     scale: Tensor | None = None,
     scaled: Tensor | None = None,
     partial_sumsq: Tensor | None = None,
-    rows: Tensor | None = None,
-    slots: Tensor | None = None,
 ) -> Tensor:
     """In float64, rounded where the unfused operations round."""
-    before = out.clone()
     product = wide_product(x, weight)
     if sums is not None:
         product /= (sums.double().sum(1, keepdim=True) / x.shape[1] + eps).sqrt()
@@ -42,11 +39,6 @@ def fused_linear(
         scaled.copy_(out.double() * scale.double())
         for part in range(partial_sumsq.shape[1]):
             partial_sumsq[:, part] = out[:, part * PART : (part + 1) * PART].double().square().sum(1)
-    if rows is not None and slots is not None:
-        first = out.shape[1] - rows.shape[1]
-        for row, slot in enumerate(slots.tolist()):
-            rows[slot] = out[row, first:]
-        out[:, first:] = before[:, first:]
     return out
 
 

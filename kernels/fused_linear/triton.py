@@ -20,7 +20,7 @@ from torch import Tensor
 from specmatrix.kernels import preconditions
 from specmatrix.kernels.dot import dot, wide
 from specmatrix.kernels.fused_linear.eager import PART, Fusion
-from specmatrix.kernels.pdl import fetch, launch, signal, supports_pdl, wait
+from specmatrix.kernels.pdl import launch, signal, supports_pdl, wait
 
 # Smallest number of programs per projection, and smallest range of K per program.
 PROGRAMS, SHORTEST = 96, 512
@@ -30,9 +30,8 @@ LEAST = 16
 SMS = 132
 # Tiles of the widest projection that may be split along K.
 TILES = PROGRAMS
-# Range of K whose weights a PDL program prefetches before it waits; and numbers of stages of depth 128 with which one
-# SM holds one program, for 32 columns and for 2 x 64.
-AHEAD, SINGLE_STAGES, SINGLE_STAGES_GATED = 256, 11, 5
+# Numbers of stages of depth 128 with which one SM holds one program, for 32 columns and for 2 x 64.
+SINGLE_STAGES, SINGLE_STAGES_GATED = 11, 5
 # Hidden size from which gates started by PDL crowd onto few SMs.
 CROWDED = 4096
 # Shared memory per program of a taller tile on devices without PDL, in bytes.
@@ -42,8 +41,7 @@ SHARED_MEMORY_WITHOUT_PDL = 96 * 1024
 class LinearTile(NamedTuple):
     """Rows, columns and depth of a program's tile, and the number of ranges of K.
 
-    ahead: range of K whose weights are prefetched before a PDL wait, a power of 2, 0 for none. late: signal the next
-    kernel after the product instead of before it.
+    late: signal the next kernel after the product instead of before it.
     """
 
     rows: int
@@ -52,7 +50,6 @@ class LinearTile(NamedTuple):
     ranges: int
     warps: int
     stages: int
-    ahead: int = 0
     late: bool = False
 
 
@@ -66,34 +63,25 @@ class Tall(NamedTuple):
 # By rows and projection: the fastest tiles of a search at 32 and 48 rows of Llama-3.1-8B and Llama-3.2-1B on an H100.
 # `_taller` sets the number of ranges of K.
 TALL: Final = {
-    (32, "heads"): Tall(
-        LinearTile(32, 64, 128, 1, 4, 6, AHEAD, late=True), LinearTile(32, 32, 128, 1, 4, 10, AHEAD, late=True)
-    ),
-    (64, "heads"): Tall(
-        LinearTile(64, 64, 64, 1, 4, 10, AHEAD, late=True), LinearTile(64, 32, 64, 1, 4, 10, AHEAD, late=True)
-    ),
-    (32, "attended"): Tall(*[LinearTile(32, 32, 128, 1, 4, 10, AHEAD, late=True)] * 2),
-    (64, "attended"): Tall(*[LinearTile(64, 32, 64, 1, 4, 10, AHEAD)] * 2),
-    (32, "gate_up"): Tall(
-        LinearTile(32, 64, 128, 1, 8, 4, late=True), LinearTile(32, 64, 128, 1, 8, 4, AHEAD, late=True)
-    ),
-    (64, "gate_up"): Tall(
-        LinearTile(64, 64, 128, 1, 8, 3, late=True), LinearTile(64, 64, 128, 1, 8, 3, AHEAD, late=True)
-    ),
+    (32, "heads"): Tall(LinearTile(32, 64, 128, 1, 4, 6, late=True), LinearTile(32, 32, 128, 1, 4, 10, late=True)),
+    (64, "heads"): Tall(LinearTile(64, 64, 64, 1, 4, 10, late=True), LinearTile(64, 32, 64, 1, 4, 10, late=True)),
+    (32, "attended"): Tall(*[LinearTile(32, 32, 128, 1, 4, 10, late=True)] * 2),
+    (64, "attended"): Tall(*[LinearTile(64, 32, 64, 1, 4, 10)] * 2),
+    (32, "gate_up"): Tall(*[LinearTile(32, 64, 128, 1, 8, 4, late=True)] * 2),
+    (64, "gate_up"): Tall(*[LinearTile(64, 64, 128, 1, 8, 3, late=True)] * 2),
     (32, "down"): Tall(*[LinearTile(32, 64, 128, 1, 4, 4, late=True)] * 2),
-    (64, "down"): Tall(LinearTile(64, 64, 64, 1, 4, 6), LinearTile(64, 32, 128, 1, 4, 6, AHEAD, late=True)),
+    (64, "down"): Tall(LinearTile(64, 64, 64, 1, 4, 6), LinearTile(64, 32, 128, 1, 4, 6, late=True)),
 }
 
 
 @triton.jit
 def _read(
-    at, sums, rotation, scale, slots, m, n, live, held, first, columns, lengths, pairs, rotated,
+    at, sums, rotation, scale, m, n, live, held, first, columns, lengths, pairs, rotated,
     COLUMNS: tl.constexpr, LENGTHS: tl.constexpr, ADD: tl.constexpr, ROTATE: tl.constexpr, NEXT_NORM: tl.constexpr,
-    KV_SLOTS: tl.constexpr,
 ):  # fmt: skip
     """The inputs of `_finish` besides the product, loaded before the product starts."""
     # Placeholders for the inputs that are not used.
-    pieces, before, cosine, sine, factor, slot = m, m, m, m, m, m
+    pieces, before, cosine, sine, factor = m, m, m, m, m
     if LENGTHS > 0:
         piece = tl.arange(0, LENGTHS)
         there = live[:, None] & (piece < lengths)[None, :]
@@ -107,9 +95,7 @@ def _read(
         cosine, sine = tl.load(by, mask=inside, other=1.0), tl.load(by + 1, mask=inside, other=0.0)
     if NEXT_NORM:
         factor = tl.load(scale + n, mask=held, other=0.0)
-    if KV_SLOTS:
-        slot = tl.load(slots + m, mask=live, other=0)
-    return pieces, before, cosine, sine, factor, slot
+    return pieces, before, cosine, sine, factor
 
 
 @triton.jit
@@ -136,10 +122,10 @@ def _product(
 
 @triton.jit
 def _finish(
-    total, other, pieces, before, cosine, sine, factor, slot, at, scaled, partial_sumsq, kv_slots, m, n, live, held,
-    first, columns, depth, eps, kv_columns,
+    total, other, pieces, before, cosine, sine, factor, at, scaled, partial_sumsq, m, n, live, held,
+    first, columns, depth, eps,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PART: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr,
-    ADD: tl.constexpr, ROTATE: tl.constexpr, NEXT_NORM: tl.constexpr, KV_SLOTS: tl.constexpr,
+    ADD: tl.constexpr, ROTATE: tl.constexpr, NEXT_NORM: tl.constexpr,
 ):  # fmt: skip
     """The epilogue, for a tile of columns n."""
     written = live[:, None] & held[None, :]
@@ -161,10 +147,6 @@ def _finish(
         # The exponential of a negative number cannot overflow.
         fall = tl.exp(-tl.abs(gate))
         y = (gate * (tl.where(gate >= 0, 1.0, fall) / (1.0 + fall)) * up).to(kind)
-    if KV_SLOTS:
-        begin = columns - kv_columns
-        tl.store(kv_slots + slot[:, None] * kv_columns + (n - begin)[None, :], y, mask=written & (n >= begin)[None, :])
-        written = written & (n < begin)[None, :]
     tl.store(at, y, mask=written)
     if NEXT_NORM:
         whole = tl.where(written, y.to(tl.float32), 0.0)
@@ -176,29 +158,24 @@ def _finish(
 
 @triton.jit(do_not_specialize=["rows"])
 def _project(
-    x, weight, out, sums, rotation, scale, scaled, partial_sumsq, kv_slots, slots, parts, counts, rows, columns, depth,
-    span, lengths, x_m, w_k, o_m, eps, pairs, rotated, kv_columns,
+    x, weight, out, sums, rotation, scale, scaled, partial_sumsq, parts, counts, rows, columns, depth,
+    span, lengths, x_m, w_k, o_m, eps, pairs, rotated,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, RANGES: tl.constexpr, PART: tl.constexpr,
     LENGTHS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, ROTATE: tl.constexpr, NEXT_NORM: tl.constexpr,
-    KV_SLOTS: tl.constexpr, WIDE: tl.constexpr, AHEAD: tl.constexpr, LATE: tl.constexpr, PDL: tl.constexpr,
+    WIDE: tl.constexpr, LATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """LENGTHS: partial sums per row, rounded up to a power of 2; 0 without a preceding norm."""
     tile, part = tl.program_id(0), tl.program_id(1)
     m, first = tl.arange(0, ROWS), tile * COLUMNS
     n = first + tl.arange(0, COLUMNS)
     live, held = m < rows, n < columns
-    if PDL and AHEAD > 0:
-        row = tl.minimum(part * span + tl.arange(0, AHEAD), depth - 1).to(tl.int64) * w_k
-        fetch(weight + first + row)
-        if GATED:
-            fetch(weight + columns + first + row)
     if not LATE:
         signal(PDL)
     wait(PDL)
     at = out + m.to(tl.int64)[:, None] * o_m + n[None, :]
-    pieces, before, cosine, sine, factor, slot = _read(
-        at, sums, rotation, scale, slots, m, n, live, held, first, columns, lengths, pairs, rotated, COLUMNS, LENGTHS,
-        ADD, ROTATE, NEXT_NORM, KV_SLOTS,
+    pieces, before, cosine, sine, factor = _read(
+        at, sums, rotation, scale, m, n, live, held, first, columns, lengths, pairs, rotated, COLUMNS, LENGTHS,
+        ADD, ROTATE, NEXT_NORM,
     )  # fmt: skip
     total, other = _product(
         x + m.to(tl.int64) * x_m, weight + n, live, held, part * span, part * span + span, depth, columns, w_k, ROWS,
@@ -220,9 +197,9 @@ def _project(
                 total += tl.load(parts + number * (ROWS * COLUMNS) + place, cache_modifier=".cg")
     if last:
         _finish(
-            total, other, pieces, before, cosine, sine, factor, slot, at, scaled, partial_sumsq, kv_slots, m, n, live,
-            held, first, columns, depth, eps, kv_columns, ROWS, COLUMNS, PART, LENGTHS > 0, GATED, ADD, ROTATE,
-            NEXT_NORM, KV_SLOTS,
+            total, other, pieces, before, cosine, sine, factor, at, scaled, partial_sumsq, m, n, live,
+            held, first, columns, depth, eps, ROWS, COLUMNS, PART, LENGTHS > 0, GATED, ADD, ROTATE,
+            NEXT_NORM,
         )  # fmt: skip
 
 
@@ -241,13 +218,13 @@ def tile(rows: int, columns: int, depth: int, size: int, gated: bool, add: bool,
             return LinearTile(tall, 64, 64, 1, warps=8, stages=3, late=True)
         # More stages where each program has an SM to itself.
         found = LinearTile(tall, 64, 128, 1, warps=8, stages=3, late=True)
-        return found._replace(stages=SINGLE_STAGES_GATED, ahead=AHEAD) if early else found
+        return found._replace(stages=SINGLE_STAGES_GATED) if early else found
     if columns >= 6144:
         return LinearTile(tall, 64, 128, 1, warps=4, stages=4)
     ranges = _ranges(columns, PART, depth)
     found = LinearTile(tall, PART, 128, ranges, warps=4, stages=6)
     if behind and early and triton.cdiv(columns, PART) * ranges <= SMS:
-        return found._replace(stages=SINGLE_STAGES, ahead=AHEAD, late=columns >= CROWDED)
+        return found._replace(stages=SINGLE_STAGES, late=columns >= CROWDED)
     return found
 
 
@@ -280,9 +257,8 @@ def _counters(device: torch.device) -> Tensor:
 
 def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion) -> Tensor:
     preconditions.dense("fused_linear", x=x, out=out)
-    sums, eps, rotation, heads, add, gated, next_norm, kv_slots = fusion
+    sums, eps, rotation, heads, add, gated, next_norm = fusion
     scale, scaled, partial_sumsq = (None, None, None) if next_norm is None else next_norm
-    pool, slots = (None, None) if kv_slots is None else kv_slots
     named = {
         "weight": weight,
         "sums": sums,
@@ -291,7 +267,6 @@ def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion) -> Tens
         "scaled": scaled,
         "partial_sumsq": partial_sumsq,
     }
-    named |= {"rows": pool, "slots": slots}
     preconditions.contiguous("fused_linear", **{name: given for name, given in named.items() if given is not None})
     (rows, depth), columns = x.shape, out.shape[1]
     if not out.numel():
@@ -303,15 +278,14 @@ def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion) -> Tens
     lengths, pairs = 0 if sums is None else sums.shape[1], 1 if rotation is None else rotation.shape[1]
     # Pointers that must be passed but are never read.
     turns = parts if rotation is None else torch.view_as_real(rotation)
-    given = (parts if one is None else one for one in (scale, scaled, partial_sumsq, pool, slots))
+    given = (parts if one is None else one for one in (scale, scaled, partial_sumsq))
     _project[tiles, shape.ranges](
         x, weight, out, parts if sums is None else sums, turns, *given, parts, _counters(x.device) if split else parts,
         rows, columns, depth, span, lengths, x.stride(0), weight.stride(0), out.stride(0), eps, pairs,
-        2 * heads * pairs, 0 if pool is None else pool.shape[1],
+        2 * heads * pairs,
         ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=shape.depth, RANGES=shape.ranges, PART=PART,
         LENGTHS=triton.next_power_of_2(lengths) if lengths else 0, GATED=gated, ADD=add, ROTATE=rotation is not None,
-        NEXT_NORM=next_norm is not None, KV_SLOTS=kv_slots is not None, WIDE=wide(x), AHEAD=shape.ahead,
-        LATE=shape.late,
+        NEXT_NORM=next_norm is not None, WIDE=wide(x), LATE=shape.late,
         num_warps=shape.warps, num_stages=shape.stages, **launch(x),
     )  # fmt: skip
     return out

@@ -7,14 +7,12 @@ import triton.language as tl
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.pdl import begin, launch
 
 BLOCK = 1024
 
 
 @triton.jit
-def _copy(buffer, rows, values, width, BLOCK: tl.constexpr, GATHER: tl.constexpr, PDL: tl.constexpr):
-    begin(PDL)
+def _copy(buffer, rows, values, width, BLOCK: tl.constexpr, GATHER: tl.constexpr):
     place = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -31,7 +29,7 @@ def _run(buffer: Tensor, rows: Tensor, values: Tensor, gather: bool) -> None:
         width = values[0].numel()
         block = min(BLOCK, triton.next_power_of_2(width))
         grid = (len(rows), triton.cdiv(width, block))
-        _copy[grid](buffer, rows, values, width, BLOCK=block, GATHER=gather, **launch(values))
+        _copy[grid](buffer, rows, values, width, BLOCK=block, GATHER=gather)
 
 
 def gather(buffer: Tensor, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""RMS norm, optionally preceded by a residual addition."""
+"""RMS norm of rows, or of groups within them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,21 @@ def rms_norm(
     x: Tensor,
     weight: Tensor,
     eps: float,
-    residual: Tensor | None = None,
     out: Tensor | None = None,
     checked: bool = False,
 ) -> Tensor:
-    """h / sqrt(mean(h^2) + eps) * weight (arXiv 1910.07467) for each of G groups of a row -> [M, G * width].
+    """x / sqrt(mean(x^2) + eps) * weight (arXiv 1910.07467) for each of G groups of a row -> [M, G * width].
 
     x [M, G * width] and out, of the same shape and dtype, may have any row stride, and out may be x; weight [G, width],
-    with G = 1 for a norm of the whole row and G = number of heads for a norm per head. With residual [M, G * width]
-    h = residual + x, rounded to x's dtype and written back to `residual`; else h = x. Sums are float32, in an order
+    with G = 1 for a norm of the whole row and G = number of heads for a norm per head. Sums are float32, in an order
     that depends on the width alone. KernelError on other shapes; with `checked` also on other dtypes.
     """
     if weight.dim() != 2:
         raise preconditions.shape_error("rms_norm", "weight", weight, ("G", "width"))
     if x.dim() != 2 or x.shape[1] != weight.numel():
         raise preconditions.shape_error("rms_norm", "x", x, ("M", weight.numel()))
-    for name, other in (("residual", residual), ("out", out)):
-        if other is not None and other.shape != x.shape:
-            raise preconditions.shape_error("rms_norm", name, other, tuple(x.shape))
+    if out is not None and out.shape != x.shape:
+        raise preconditions.shape_error("rms_norm", "out", out, tuple(x.shape))
     if checked:
-        preconditions.dtype("rms_norm", (x.dtype,), weight=weight, residual=x if residual is None else residual)
-        preconditions.dtype("rms_norm", (x.dtype,), out=x if out is None else out)
-    return select_backend(eager, x).rms_norm(x, weight, eps, residual, out)
+        preconditions.dtype("rms_norm", (x.dtype,), weight=weight, out=x if out is None else out)
+    return select_backend(eager, x).rms_norm(x, weight, eps, out)

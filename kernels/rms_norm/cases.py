@@ -1,4 +1,4 @@
-"""Cases of rms_norm: (x, weight, eps), (x, weight, eps, residual), and into a buffer: (x, weight, eps, None, out)."""
+"""Cases of rms_norm: (x, weight, eps), and into a buffer: (x, weight, eps, out)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from torch import Generator
 from specmatrix.kernels.case import Arguments, Case
 
 
-def _rows(rows: int, width: int, groups: int = 1, dtype: torch.dtype = torch.float32, added: bool = False) -> Case:
+def _rows(rows: int, width: int, groups: int = 1, dtype: torch.dtype = torch.float32) -> Case:
     def make(g: Generator) -> Arguments:
         x = (torch.randn(rows, groups * width, generator=g) * 3).to(dtype)
         weight = torch.rand(groups, width, generator=g).to(dtype)
-        rest = ((torch.randn(rows, groups * width, generator=g) * 9).to(dtype),) if added else ()
-        return x, weight, 1e-5, *rest
+        return x, weight, 1e-5
 
     return Case(f"{rows} x {groups} x {width}, {str(dtype).removeprefix('torch.')}", make)
 
@@ -35,7 +34,7 @@ def _into(rows: int, width: int, groups: int, dtype: torch.dtype = torch.float32
     def make(g: Generator) -> Arguments:
         x = torch.randn(rows, groups * width, generator=g).to(dtype)
         wide = torch.zeros(rows, groups * width + 5, dtype=dtype)
-        return x, torch.rand(groups, width, generator=g).to(dtype), 1e-6, None, wide[:, 2:-3]
+        return x, torch.rand(groups, width, generator=g).to(dtype), 1e-6, wide[:, 2:-3]
 
     return Case(f"{rows} x {groups} x {width} into a buffer, {str(dtype).removeprefix('torch.')}", make)
 
@@ -51,13 +50,6 @@ PLAIN_CASES = (
     Case("strided rows", _view),
     Case("rows far apart", _far, size="large"),
     Case("zeros", lambda g: (torch.zeros(2, 8), torch.ones(1, 8), 1e-5)),
-)
-ADDED_CASES = (
-    _rows(0, 8, added=True),
-    _rows(1, 40, added=True),
-    _rows(9, 65, added=True),
-    _rows(3, 128, dtype=torch.bfloat16, added=True),
-    _rows(4, 24, groups=2, dtype=torch.float16, added=True),
 )
 INTO_CASES = (
     _into(0, 4, 2),

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, out: Tensor | None) -> Tensor:
-    h = x if residual is None else residual.add_(x)
-    wide = h.float().unflatten(1, weight.shape)
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None) -> Tensor:
+    wide = x.float().unflatten(1, weight.shape)
     normed = wide * torch.rsqrt(wide.square().mean(-1, True) + eps) * weight.float()
     result = normed.flatten(1).to(x.dtype)
     return result if out is None else out.copy_(result)

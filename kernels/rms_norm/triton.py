@@ -15,8 +15,7 @@ PER_WARP = 512
 
 @triton.jit
 def _norm(
-    x, weight, residual, out, x_m, residual_m, out_m, width, eps, BLOCK: tl.constexpr, ADD: tl.constexpr,
-    PDL: tl.constexpr,
+    x, weight, out, x_m, out_m, width, eps, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -25,28 +24,20 @@ def _norm(
     column += group * width
     h = tl.load(x + row * x_m + column, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        at = residual + row * residual_m + column
-        rounded = (tl.load(at, mask=inside, other=0.0).to(tl.float32) + h).to(residual.dtype.element_ty)
-        tl.store(at, rounded, mask=inside)
-        h = rounded.to(tl.float32)
     length = tl.sqrt(tl.sum(h * h, 0) / width + eps)
     tl.store(out + row * out_m + column, h / length * scale, mask=inside)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, out: Tensor | None) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None) -> Tensor:
     preconditions.contiguous("rms_norm", weight=weight)
     if out is None:
         out = x.new_empty(x.shape)
-    beside = x if residual is None else residual
-    preconditions.dense("rms_norm", x=x, residual=beside, out=out)
+    preconditions.dense("rms_norm", x=x, out=out)
     groups, width = weight.shape
     if out.numel():
         block = triton.next_power_of_2(width)
-        strides = x.stride(0), beside.stride(0), out.stride(0)
         warps = min(16, max(1, block // PER_WARP))
         _norm[len(x), groups](
-            x, weight, beside, out, *strides, width, eps, BLOCK=block, ADD=residual is not None, num_warps=warps,
-            **launch(x),
+            x, weight, out, x.stride(0), out.stride(0), width, eps, BLOCK=block, num_warps=warps, **launch(x)
         )  # fmt: skip
     return out

@@ -3,8 +3,6 @@ and Qwen3 (arXiv 2505.09388), with head norms."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from specmatrix.engine.device.pool import KVLayout
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.layers import DecoderLayer
@@ -17,8 +15,6 @@ class Llama(CausalLM):
 
     def prepare(self) -> None:
         self.kv = KVLayout(self.num_layers, self.share.num_kv_heads, self.config.head_dim)
-        for one, behind in pairwise(layer for layer in self.layers if isinstance(layer, DecoderLayer)):
-            one.lead(behind)
         self.workspaces = Workspaces(self.share, self.dtype, self.device)
 
     def layer(self, take: WeightReader, prefix: str, index: int) -> DecoderLayer:

@@ -203,14 +203,6 @@ REFUSED = {
         partial(join, add=True, rotation=TURN, heads=1),
         "fused_linear: at most one of rotation, add and gated may be set",
     ),
-    "fused_linear kv_slots": (
-        partial(join, kv_slots=(torch.zeros(5, 5), SLOTS)),
-        r"fused_linear: kv_slots rows has shape \[5, 5\], must be \[S, <= 4\]",
-    ),
-    "fused_linear slots": (
-        partial(join, kv_slots=(ROWS, NONE)),
-        r"fused_linear: kv_slots slots has shape \[1\], must be \[2\]",
-    ),
     "fused_linear dtype": (
         partial(join, torch.ones(4, 4).double(), checked=True),
         "fused_linear: weight is float64, must be float32",
@@ -224,10 +216,6 @@ REFUSED = {
     "rms_norm weight": (
         partial(rms_norm, KV, ROWS[:, :3], 0.1),
         r"rms_norm: x has shape \[2, 4\], must be \[M, 15\]",
-    ),
-    "rms_norm residual": (
-        partial(rms_norm, KV, ROWS[:1], 0.1, KV[:1]),
-        r"rms_norm: residual has shape \[1, 4\], must be \[2, 4\]",
     ),
     "rms_norm dtype": (
         partial(rms_norm, KV, ROWS[:1].double(), 0.1, checked=True),

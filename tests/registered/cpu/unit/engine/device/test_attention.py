@@ -148,22 +148,6 @@ def test_one_attention_serves_a_round_whose_width_changes(tokens, drafted):
     torch.testing.assert_close(out, plain(q[0, 6:8], k[0, :8], v[0, :8], seen))
 
 
-def test_a_layer_may_store_its_own_drafts(tokens, drafted):
-    """With a sink, keys and values that are already stored there need not be passed."""
-    q, k, v, kv = tokens
-    attend = DraftAttention(drafted, SLOTS[:2, :12], prefix(drafted, tokens, [3, 12, 0])[:2], capacity=2)
-    for step in range(2):
-        attend.begin(step)
-        now = [3 + step, 12 + step]
-        rows = torch.stack([kv[r, n] for r, n in enumerate(now)])
-        kept, slots = attend.kv_slots(1)
-        kept[slots] = rows
-        out = attend(1, torch.stack([q[r, [n]] for r, n in enumerate(now)]), None)
-    for r, n in enumerate(now):
-        seen = torch.ones(1, n + 1).bool()
-        torch.testing.assert_close(out[r : r + 1], plain(q[r, [n]], k[r, : n + 1], v[r, : n + 1], seen))
-
-
 def test_drafts_need_as_many_spare_slots_as_they_may_take():
     pool = KVPool(KVLayout(1, KV_HEADS, DIM), 16, 4, torch.float32, "cpu", spare=5)
     wanted = "2 requests draft 3 tokens each, but the pool has 5 spare slots"

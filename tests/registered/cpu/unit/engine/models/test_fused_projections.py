@@ -27,31 +27,33 @@ def outputs(model, paged):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["llama-mini", "qwen3-mini"])
-def test_joined_projections_are_the_projections(name, paged, monkeypatch):
+def test_fused_projections_are_the_projections(name, paged, monkeypatch):
     """qwen3-mini norms its heads, so that its keys are stored by themselves, in two pools."""
     model = load_target(resolve_path(name), "cpu", torch.float16, deterministic=False)
     model.norm.eps = 0.5  # as large as what it is added to, so that it shows
-    assert model.norm.joins(torch.zeros(MAX_ROWS, 1)) is False
+    assert model.norm.uses_fused_linear(torch.zeros(MAX_ROWS, 1)) is False
     with interpreted():
-        assert model.norm.joins(torch.zeros(MAX_ROWS, 1)) and not model.norm.joins(torch.zeros(MAX_ROWS + 1, 1))
+        assert model.norm.uses_fused_linear(torch.zeros(MAX_ROWS, 1)) and not model.norm.uses_fused_linear(
+            torch.zeros(MAX_ROWS + 1, 1)
+        )
     logits, cache = outputs(model, paged)
-    monkeypatch.setattr(model.norm, "joins", lambda states: False)
+    monkeypatch.setattr(model.norm, "uses_fused_linear", lambda states: False)
     expected, wanted = outputs(model, paged)
     assert not torch.equal(logits, expected)
     assert (logits - expected).abs().max() < 0.02 * expected.abs().max()
     assert (cache - wanted).abs().max() < 0.02 * wanted.abs().max()
 
 
-def test_deterministic_models_and_single_precision_never_join():
+def test_deterministic_models_and_single_precision_use_no_fused_linear():
     with interpreted():
         for dtype, deterministic in ((torch.float16, True), (torch.float32, False)):
             model = load_target(resolve_path("llama-mini"), "cpu", dtype, deterministic)
-            assert not model.norm.joins(torch.zeros(1, 1))
+            assert not model.norm.uses_fused_linear(torch.zeros(1, 1))
 
 
-def test_ranks_that_share_a_model_never_join():
+def test_ranks_that_share_a_model_use_no_fused_linear():
     """Their contributions are summed over all of them first."""
     with interpreted():
         for size in (1, 2):
             norm = Norm(64, 1e-5, torch.float16, torch.device("cpu"), deterministic=False, ranks=Ranks(0, size))
-            assert norm.joins(torch.zeros(1, 64)) is (size == 1)
+            assert norm.uses_fused_linear(torch.zeros(1, 64)) is (size == 1)
