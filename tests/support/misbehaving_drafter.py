@@ -294,7 +294,7 @@ class WritesEverything(Pretender):
 
     def absorb(self, batch, verdict, aux):
         state = super().absorb(batch, verdict, aux)
-        self._spoil(batch, *verdict)
+        self._spoil(batch, *verdict[:3])
         return state
 
 
