@@ -6,7 +6,7 @@ the next cell gets a new engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Final, Literal
@@ -160,12 +160,6 @@ class Runner:
     def foreign(self) -> bool:
         """Whether the subject is another engine than the reference engine, whose axes and rules the cells are."""
         return Capability.RESOLUTION not in self.subject.profile.capabilities
-
-    def run_start(self, cells: Iterable[Cell]) -> Iterator[CellResult]:
-        """The records of cells that share an engine start, as they finish."""
-        for cell in cells:
-            yield self.run_cell(cell)
-        self.close()
 
     def run_cell(self, cell: Cell) -> CellResult:
         """The record of one cell, on the previous cell's engine if both share a start. ConfigError if it is impossible

@@ -33,7 +33,7 @@ MAY_SAY_LAG = {
     *(f"engine/{name}.py" for name in ("loop", "build", "readback", "plugin", "device/staging")),
     *(f"engine/core/config/{name}.py" for name in ("asked", "resolve", "defaults", "context")),
     *(f"engine/core/config/rules/{name}.py" for name in ("table", "draft", "draft_checkpoint")),
-    *(f"engine/core/draft/{name}.py" for name in ("algorithms", "algorithm_table")),
+    "engine/core/draft/algorithms.py",
 }
 
 

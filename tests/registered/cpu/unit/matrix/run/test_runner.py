@@ -114,7 +114,7 @@ def test_rewritten_cell_carries_its_rewrite():
 def test_cells_of_one_start_share_an_engine_and_baselines():
     subject = Counted()
     cells = [Cell.from_id(text) for text in ("eagle3.pair", "eagle3.pair.length", "eagle3.pair.abort_running")]
-    records = list(runner(subject, (LosslessGate(),)).run_start(cells))
+    records = list(map(runner(subject, (LosslessGate(),)).run_cell, cells))
     assert [record.id for record in records] == [cell.id for cell in cells]
     assert [config.speculative_algorithm for config in subject.starts] == ["EAGLE3", "NONE"]
     assert [record.engine_starts for record in records] == [2, 0, 0]
@@ -159,8 +159,8 @@ def test_a_counter_that_falls_is_the_red_of_its_cell(monkeypatch):
 
 
 def test_evidence_belongs_to_one_cell():
-    first, second = runner(ReferenceSubject()).run_start(
-        [Cell.from_id("eagle3.pair"), Cell.from_id("eagle3.pair.length")]
+    first, second = map(
+        runner(ReferenceSubject()).run_cell, [Cell.from_id("eagle3.pair"), Cell.from_id("eagle3.pair.length")]
     )
     # The second finds the prompts in the prefix cache; what it drafted is its own alone.
     assert first.evidence["prefix.hit"] == 0 < second.evidence["prefix.hit"]
@@ -169,7 +169,7 @@ def test_evidence_belongs_to_one_cell():
 
 def test_crash_is_infra_and_the_next_cell_gets_a_fresh_start():
     cells = [Cell.from_id("eagle3.pair"), Cell.from_id("eagle3.pair.length")]
-    lost, fine = runner(Crashing(RuntimeError("a wire came loose"))).run_start(cells)
+    lost, fine = map(runner(Crashing(RuntimeError("a wire came loose"))).run_cell, cells)
     assert lost.state == "INFRA" and lost.gates == ()
     assert lost.error is not None and lost.error.startswith(
         "RuntimeError: a wire came loose, in generate (test_runner.py:"
@@ -333,7 +333,7 @@ class Stalling(ReferenceSubject):
 
 def test_an_engine_that_never_ends_is_red_in_a_few_steps_and_the_next_cell_runs():
     cells = [Cell.from_id("eagle3.pair"), Cell.from_id("eagle3.p4.tight.pair")]
-    stalled, fine = runner(Stalling(plain=False)).run_start(cells)
+    stalled, fine = map(runner(Stalling(plain=False)).run_cell, cells)
     assert (stalled.state, stalled.error) == ("FAIL", None)
     (gate,) = stalled.gates
     assert (gate.name, gate.state) == ("work", "FAIL") and gate.numbers["steps"] < 20
@@ -428,7 +428,7 @@ def test_state_follows_the_worst_gate(states: Sequence[State], expected: str):
 def test_the_reference_runner_has_every_gate():
     made = reference_runner(5)
     assert (made.seed, len(made.gates)) == (5, 15)
-    (record,) = made.run_start([Cell.from_id("none.length")])
+    record = made.run_cell(Cell.from_id("none.length"))
     assert {gate.name for gate in record.gates} >= {"config", "effective", "ledger", "lossless", "finish"}
 
 

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveSlot
 from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, Facts
+from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.engine.core.config.resolve import explicit, resolve
+from specmatrix.engine.core.config.rules.table import RULES
 from specmatrix.engine.core.draft.algorithms import Topology, Traits, forget_traits, register_traits
 from specmatrix.engine.core.draft.tree import tree_pool
 from specmatrix.errors import ConfigError
@@ -27,6 +29,8 @@ NEXT = DraftFacts("DeepseekV3ForCausalLM", 512, 128, prediction_layers=3)
 DRAFT_OF = {"NONE": None, "STANDALONE": MODEL, "EAGLE3": HEAD, "NGRAM": None, "DFLASH": BLOCK, "NEXTN": NEXT}
 SLOTS = {None: DEFAULT_SLOTS, '{"4": {"candidate_steps": [1, 3]}}': (AdaptiveSlot(4, (1, 3)),)}
 ANY = st.integers(-(2**70), 2**70)
+# Legal values that rules refuse or rewrite.
+CLASHES = {"page_size": 16, "max_total_tokens": 1000, "speculative_eagle_topk": 2, "speculative_adaptive": True}
 
 
 def auto(values: st.SearchStrategy[int]) -> st.SearchStrategy[object]:
@@ -190,6 +194,25 @@ def test_explicit_values_are_kept_or_rewritten_and_automatic_ones_have_a_reason(
         elif not name.startswith("speculative_accept"):
             assert getattr(resolved, {"speculative_algorithm": "algorithm"}.get(name, name)) == asked
     assert not reasons
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.one_of(runnable(), st.tuples(WILD, WILD_FACTS)), st.sampled_from([{}, CLASHES]))
+def test_the_first_broken_rule_refuses_and_without_one_the_others_rewrite(ask, changes):
+    config, facts = replace(ask[0], **changes), ask[1]
+    try:
+        context = RuleContext.of(config, facts)
+    except ConfigError as error:
+        assert attempt(config, facts) == str(error)
+        return
+    found, broken = attempt(config, facts), [rule for rule in RULES if rule.broken(context)]
+    refused = [rule.message(context) for rule in broken if rule.kind == "refused"]
+    if isinstance(found, str):
+        assert found == refused[0] if refused else found.startswith("max_total_tokens ")
+        return
+    assert not refused
+    rewritten = [(rule.field, getattr(config, rule.field), rule.got(context)) for rule in broken]
+    assert [(one.field, one.asked, one.got) for one in found.rewrites] == rewritten
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
