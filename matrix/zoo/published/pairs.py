@@ -1,13 +1,14 @@
 """Targets and the drafters that the GPU tiers run with them. Imports no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.zoo.published.models import MODELS, Published
+from specmatrix.matrix.zoo.published.models import MODELS, TABLE, Published
 
 # Paths of GSM8K's questions and few-shot examples in its repository.
 QUESTIONS: Final = "grade_school_math/data/test.jsonl"
@@ -17,8 +18,7 @@ FEWSHOT: Final = 5
 START_FLAGS: Final[Mapping[str, Any]] = {"context_length": 4096, "max_running_requests": 32, "dtype": "bfloat16"}
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPair:
+class ModelPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A target and its drafter.
 
     algorithm: the engine's name for it; draft: a name in MODELS, None if the drafter needs no weights or the target's
@@ -29,7 +29,7 @@ class ModelPair:
     target: str
     algorithm: str
     draft: str | None = None
-    flags: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, Any] = {}
     tier: str = "gpu1"
 
     @property
@@ -60,21 +60,7 @@ class ModelPair:
         )
 
 
-CHAIN: Final = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
-TREE: Final = {"speculative_num_steps": 5, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
-LAYER: Final = {"speculative_num_steps": 1, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 2}
-
-PAIRS: Final[Mapping[str, ModelPair]] = {
-    pair.name: pair
-    for pair in (
-        ModelPair("llama-3.1-8b.eagle3", "llama-3.1-8b-instruct", "EAGLE3", "llama-3.1-8b-eagle3", TREE),
-        ModelPair("llama-3.1-8b.standalone", "llama-3.1-8b-instruct", "STANDALONE", "llama-3.2-1b-instruct", CHAIN),
-        ModelPair("qwen3-8b.eagle3", "qwen3-8b", "EAGLE3", "qwen3-8b-eagle3", CHAIN),
-        ModelPair("qwen3-8b.dflash", "qwen3-8b", "DFLASH", "qwen3-8b-dflash"),
-        ModelPair("mistral-7b.ngram", "mistral-7b-instruct", "NGRAM"),
-        ModelPair("gigachat3-10b.nextn", "gigachat3-10b", "NEXTN", flags=LAYER),
-    )
-}
+PAIRS: Final = {name: msgspec.convert({"name": name, **pair}, ModelPair) for name, pair in TABLE["pairs"].items()}
 
 
 def pair_of(name: str) -> ModelPair:
