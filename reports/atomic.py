@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from io import BufferedWriter
 from pathlib import Path
 
 from specmatrix.reports.schema import ReportError
@@ -18,13 +19,10 @@ def write_text(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644)
-        try:
+        with partial.open("wb") as file:
             # Half of a surrogate pair, as a file name may hold, has no place in UTF-8.
-            write_all(descriptor, text.encode(errors="replace"))
-            publish(descriptor, partial, path)
-        finally:
-            os.close(descriptor)
+            file.write(text.encode(errors="replace"))
+            publish(file, path)
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
@@ -44,19 +42,13 @@ def check_place(folder: Path, *names: str) -> None:
         raise ReportError(f"cannot write in {folder}: {error.strerror}") from error
 
 
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write every byte of `data`; a file system may take only a part at a time. Raises OSError."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
-def publish(descriptor: int, partial: Path, path: Path) -> None:
-    """Give the finished file `partial` its name `path`; both survive a power failure. Raises OSError."""
-    os.fsync(descriptor)
-    partial.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+def publish(file: BufferedWriter, path: Path) -> None:
+    """Give an open file that is finished its name `path`; both survive a power failure. Raises OSError."""
+    file.flush()
+    os.fsync(file.fileno())
+    Path(file.name).replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(directory)
+        os.fsync(folder)
     finally:
-        os.close(directory)
+        os.close(folder)

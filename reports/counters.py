@@ -66,7 +66,7 @@ def judge_counters(demand: CounterDemand | None, stage: str, cells: int, hits: M
 
 def counters_of(report: Report) -> CounterVerdict:
     """The verdict on a report's counters."""
-    ran = sum(report.state(cell) != "UNSUPPORTED" for cell in report.ids())
+    ran = sum(cell.state != "UNSUPPORTED" for cell in report)
     return judge_counters(report.header.counters, report.header.stage, ran, report.evidence)
 
 

@@ -16,8 +16,8 @@ from specmatrix.errors import text_of
 from specmatrix.files import read_bytes
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.gate_numbers import GATES
-from specmatrix.reports.schema import REPORT_FILE, Json, ReportError
-from specmatrix.reports.store import MOST_SAID, Report
+from specmatrix.reports.schema import MOST_SAID, REPORT_FILE, Json, ReportError
+from specmatrix.reports.store import Report
 from specmatrix.reports.store import load as load_report
 from specmatrix.reports.wording import shorten
 

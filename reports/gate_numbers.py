@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+
+from msgspec import Meta, Struct, ValidationError, convert, defstruct
 
 # No number that is summed or divided is larger, so that sums and ratios stay finite.
 LARGEST: Final = 10**9
@@ -96,36 +98,9 @@ LIMITS: Final[Mapping[str, tuple[Limit, ...]]] = {
 }
 
 
-def _is_anything(value: object) -> bool:
-    return True
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 1 / LARGEST <= value <= LARGEST
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-
-
-def _all(good: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, list) and all(map(good, value))
-
-
-_COUNT: Final = (_is_count, f"an integer from 0 to {LARGEST:,}")
-_POSITIVE: Final = f"a number above 0 and at most {LARGEST:,}"
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=LARGEST)]
+_Positive: TypeAlias = Annotated[float, Meta(ge=1 / LARGEST, le=LARGEST)]
+_Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 # Of the gate `speed`, with the drafter and without.
 FIGURES: Final = frozenset(
     (
@@ -133,61 +108,58 @@ FIGURES: Final = frozenset(
         *("output_token_ms", "baseline_output_token_ms", "work_ms"),
     )
 )
-_Kinds: TypeAlias = Mapping[str, tuple[Callable[[object], bool], str]]
-# Numbers of a gate that are no integers, by gate and name: a predicate and its words.
-_OTHER_KINDS: Final[Mapping[str, _Kinds]] = {
-    "lossless": {
-        "first_divergence": (lambda value: isinstance(value, str), "a text"),
-        "ties": _COUNT,
-    },
+# Types of the numbers of a gate that are no amounts, faults or limits, or not of their type.
+_OTHER_TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "lossless": {"first_divergence": str, "ties": _Count},
     "acceptance": {
-        "length": (lambda value: value == 0 or _is_positive(value), f"0 or {_POSITIVE}"),
-        **dict.fromkeys(("reference", "ratio"), (_is_positive, _POSITIVE)),
-        "per_position": (_all(_is_share), "a list of numbers from 0 to 1"),
-        "emitted": (_all(_is_positive), f"a list with for each prompt {_POSITIVE}"),
-        "questions": (_all(_is_count), f"a list of integers from 0 to {LARGEST:,}"),
-        "rounds": (
-            lambda value: _is_count(value) or _all(_is_positive)(value),
-            f"an integer or a list with for each prompt {_POSITIVE}",
-        ),
+        "length": Annotated[float, Meta(ge=0, le=LARGEST)],
+        **dict.fromkeys(("reference", "ratio"), _Positive),
+        "per_position": list[_Share],
+        "emitted": list[_Positive],  # of each prompt, as `rounds` and `questions` are
+        "questions": list[_Count],
+        "rounds": _Count | list[_Positive],
     },
     "accuracy": {
-        **dict.fromkeys(("accuracy", "baseline"), (_is_share, "a number from 0 to 1")),
-        **dict.fromkeys(("lost", "won"), _COUNT),
-        "outcomes": (lambda value: isinstance(value, str) and set(value) <= {"0", "1"}, "a text of 0 and 1"),
+        **dict.fromkeys(("accuracy", "baseline"), _Share),
+        **dict.fromkeys(("lost", "won"), _Count),
+        "outcomes": Annotated[str, Meta(pattern=r"^[01]*\Z")],
     },
     SPEED: {
-        "gpus": _COUNT,
-        **dict.fromkeys(RATIOS.values(), (_all(_is_positive), f"a list with for each turn {_POSITIVE}")),
-        **dict.fromkeys(FIGURES, (_is_positive, _POSITIVE)),
-        **dict.fromkeys(("clock", "device"), (lambda value: isinstance(value, str), "a text")),
+        "gpus": _Count,
+        **dict.fromkeys(RATIOS.values(), list[_Positive]),
+        **dict.fromkeys(FIGURES, _Positive),
+        **dict.fromkeys(("clock", "device"), str),
     },
 }
 
-# What is read of a gate's numbers.
-_KINDS: Final[Mapping[str, _Kinds]] = {
-    gate: {
-        **dict.fromkeys(AMOUNTS[gate], _COUNT),
-        **dict.fromkeys(FAULTS.get(gate, ()), (_is_integer, "an integer")),
-        **{limit.number: (_is_number, "a number") for limit in LIMITS.get(gate, ())},
-        **_OTHER_KINDS.get(gate, {}),
+
+def _record(gate: str) -> type[Struct]:
+    """The record of a gate's numbers that are read; it may have others."""
+    types: dict[str, Any] = {
+        **dict.fromkeys(AMOUNTS[gate], _Count),
+        **dict.fromkeys(FAULTS.get(gate, ()), int),
+        **{limit.number: float for limit in LIMITS.get(gate, ())},
+        **_OTHER_TYPES.get(gate, {}),
     }
-    for gate in GATES
-}
+    return defstruct(gate, [(name, kind, None) for name, kind in types.items()])
+
+
+_RECORDS: Final = {gate: _record(gate) for gate in GATES}
 
 
 def check_numbers(gate: str, numbers: Mapping[str, Any]) -> None:
-    """ValueError for a number of a gate that is of another kind than its readers expect."""
-    kinds = _KINDS.get(gate, {})
-    for name, value in numbers.items():
-        good, allowed = kinds.get(name, (_is_anything, ""))
-        if not good(value):
-            raise ValueError(f"{name} of gate {gate} must be {allowed}, got {value!r:.60}")
+    """ValueError, as the rest of a sentence about the cell, for a number of another kind than its readers expect."""
+    try:
+        convert(numbers, _RECORDS.get(gate, Struct))
+    except ValidationError as error:
+        raise ValueError(f"has a wrong number of gate {gate}: {error}") from None
+    if gate != "accuracy":
+        return
     lost, won, n = numbers.get("lost", 0), numbers.get("won", 0), numbers.get("n", LARGEST)
-    if gate == "accuracy" and lost + won > n:
-        raise ValueError(f"lost and won of gate accuracy must be at most n together, got {lost} + {won} of {n}")
-    if gate == "accuracy" and numbers.get("outcomes"):
-        right, answers = numbers["outcomes"].count("1"), len(numbers["outcomes"])
+    if lost + won > n:
+        raise ValueError(f"has more lost and won of gate accuracy than n, {lost} + {won} of {n}")
+    if outcomes := numbers.get("outcomes"):
+        right, answers = outcomes.count("1"), len(outcomes)
         if numbers.get("n") != answers or right != round(numbers.get("accuracy", 0) * answers):
             stated = f"{numbers.get('accuracy')!r:.20} of {numbers.get('n')!r:.20}"
-            raise ValueError(f"outcomes of gate accuracy are {right} right of {answers}, and its numbers say {stated}")
+            raise ValueError(f"has outcomes of gate accuracy, {right} right of {answers}, and its numbers say {stated}")

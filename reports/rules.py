@@ -1,26 +1,80 @@
-"""Whether a cell follows the rules of its run, which the header states."""
+"""What a report must not say: a cell that contradicts itself or the rules of its run, which the header states."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from itertools import chain
 
 from specmatrix.errors import ConfigError, text_of
-from specmatrix.reports.gate_numbers import LIMITS
-from specmatrix.reports.schema import CellRecord, GateResult, Header, StartRecord, Waiver
+from specmatrix.reports.gate_numbers import FAULTS, LARGEST, LIMITS, check_numbers
+from specmatrix.reports.schema import GATE_STATES, MOST_SAID, CellResult, GateResult, Header, Waiver
 from specmatrix.reports.selector import recorded
+from specmatrix.reports.wording import shorten
 
 
-def contradiction(header: Header, cell: CellRecord[Any], start: StartRecord) -> str:
-    """How a cell contradicts the rules of its run, "" if it does not: a waiver that the run did not declare for it
-    would take its red in silence, and a gate does not pass beyond its threshold."""
+def check_cell(cell: CellResult, header: Header | None = None) -> None:
+    """ValueError if a cell's state and what explains it exclude each other, or if a gate passes although it found a
+    fault, or has numbers of another kind than their readers expect. With the header of its run also if it has a waiver
+    that the run did not declare for it, which would take its red in silence, or a gate that passes beyond its
+    threshold."""
+    faults = chain(_faults(cell), () if header is None else _broken_rules(header, cell))
+    if fault := next(faults, ""):
+        raise ValueError(f"cell {shorten(cell.id, MOST_SAID)!r} {fault}")
+
+
+def _faults(cell: CellResult) -> Iterator[str]:
+    for gate in cell.gates:
+        try:
+            check_numbers(gate.name, gate.numbers)
+        except ValueError as error:
+            yield str(error)
+        found = [name for name in FAULTS.get(gate.name, ()) if gate.numbers.get(name)]
+        if gate.state == "PASS" and found:
+            yield f"has a gate {gate.name} that is PASS and its {found[0]} is {gate.numbers[found[0]]!r:.60}"
+        if gate.interval is not None and not -LARGEST <= gate.interval[0] <= gate.interval[1] <= LARGEST:
+            yield f"has a gate {gate.name} whose interval does not rise, {gate.interval!r:.60}"
+    if len({gate.name for gate in cell.gates}) < len(cell.gates):
+        yield "has a gate twice"
+    if fault := _state_fault(cell) or (_pass_fault(cell) if cell.state == "PASS" else ""):
+        yield fault
+
+
+def _broken_rules(header: Header, cell: CellResult) -> Iterator[str]:
     if cell.waived is not None and (fault := _undeclared(header, cell, cell.waived)):
-        return fault
-    exact = (start.resolved or {}).get("dtype") == "float32"
-    faults = (_beyond(header, gate, exact) for gate in cell.gates if gate.state == "PASS")
-    return next(filter(None, faults), "")
+        yield fault
+    exact = (cell.resolved or {}).get("dtype") == "float32"
+    for gate in cell.gates:
+        yield from _beyond(header, gate, exact)
 
 
-def _undeclared(header: Header, cell: CellRecord[Any], waiver: Waiver) -> str:
+def _state_fault(cell: CellResult) -> str:
+    red = {gate.state: gate.name for gate in cell.gates if gate.state != "PASS"}
+    if cell.state == "PASS":
+        if cell.error is not None:
+            return f"is PASS and has an error: {cell.error:.60}"
+        if red:
+            return f"is PASS and its gate {next(iter(red.values()))} is {next(iter(red))}"
+        return "" if cell.gates else "is PASS without any gate"
+    if "FAIL" in red and cell.state != "FAIL":
+        return f"is {cell.state} and its gate {red['FAIL']} is FAIL"
+    if cell.error or cell.state in red:
+        return ""
+    return f"is {cell.state} without an error" + f" or a gate that is {cell.state}" * (cell.state in GATE_STATES)
+
+
+def _pass_fault(cell: CellResult) -> str:
+    """How gates that pass say different things of one cell, "" if they do not."""
+    numbers = {gate.name: gate.numbers for gate in cell.gates}
+    running = [name for name in numbers if name != "config"]
+    if cell.expect == "refused" and running:
+        return f"expects a refusal, and its gate {running[0]} judged a run"
+    ties, requests = numbers.get("lossless", {}).get("ties", 0), numbers.get("finish", {}).get("requests", LARGEST)
+    if ties > requests:
+        return f"has {ties} ties in {requests} requests, each of which has one at most"
+    return ""
+
+
+def _undeclared(header: Header, cell: CellResult, waiver: Waiver) -> str:
     rules = [rule for rule in header.waivers if (rule.reason, rule.expiry) == (waiver.reason, waiver.expiry)]
     rules = [rule for rule in rules if waiver.issue in ("", rule.issue)]
     if not rules:
@@ -33,14 +87,13 @@ def _undeclared(header: Header, cell: CellRecord[Any], waiver: Waiver) -> str:
     return f"is waived until {waiver.expiry} by a waiver of the header that selects other cells, {rules[0].cells:.60}"
 
 
-def _beyond(header: Header, gate: GateResult, exact: bool) -> str:
-    """The first number of a gate that is beyond the header's threshold for it."""
+def _beyond(header: Header, gate: GateResult, exact: bool) -> Iterator[str]:
+    """The numbers of a passing gate that are beyond the header's thresholds for it."""
     limits = header.thresholds.get(gate.name, {})
-    for row in LIMITS.get(gate.name, ()):
+    for row in LIMITS.get(gate.name, ()) if gate.state == "PASS" else ():
         number, limit = gate.numbers.get(row.number), limits.get(row.threshold)
         if number is None or not isinstance(limit, int | float) or (row.exact and not exact):
             continue
         if number < limit if row.least else number > limit:
             most = "least" if row.least else "most"
-            return f"passes {gate.name} with {row.number} {number:.4g}, and the header allows {limit:g} at {most}"
-    return ""
+            yield f"passes {gate.name} with {row.number} {number:.4g}, and the header allows {limit:g} at {most}"

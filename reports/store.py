@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -11,14 +10,15 @@ import zlib
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView
+from contextlib import suppress
 from gzip import GzipFile
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from io import BytesIO
-from mmap import ACCESS_READ, mmap
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from types import EllipsisType, TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -26,12 +26,12 @@ from msgspec.structs import asdict, force_setattr, replace
 
 from specmatrix.engine.core.config.json_text import once
 from specmatrix.files import LARGEST, opened
-from specmatrix.reports.atomic import check_place, publish, write_all
-from specmatrix.reports.collector import paused
+from specmatrix.reports.atomic import check_place, publish
 from specmatrix.reports.effective import Words
-from specmatrix.reports.rules import contradiction
+from specmatrix.reports.rules import check_cell
 from specmatrix.reports.schema import (
     MARKDOWN_FILE,
+    MOST_SAID,
     PAGE_FILE,
     RED_STATES,
     REPORT_FILE,
@@ -39,7 +39,6 @@ from specmatrix.reports.schema import (
     SUMMARY_FILE,
     CellRecord,
     CellResult,
-    CellState,
     End,
     Header,
     ReportError,
@@ -50,31 +49,11 @@ from specmatrix.reports.schema import (
 from specmatrix.reports.wording import count, shorten
 
 T = TypeVar("T")
+Line: TypeAlias = Header | StartLine | CellRecord[str] | End
 PARTIAL_FILE: Final = REPORT_FILE + ".partial"
-
-
-# Below this size every cell is decoded at load (about 0.3 s per 32 MB); above it when it is first used.
-EAGER_BYTES: Final = 32_000_000
-# Characters of an error's text that come from the file.
-MOST_SAID: Final = 240
 # The last version that reads an older schema.
 READERS: Final = {1: "commit a470250 of specmatrix, the last one that reads schema 1"}
 GZIP: Final = b"\x1f\x8b"
-_TIME: Final = b',"seconds":'
-
-
-class _Axes(Struct, tag_field="kind", tag="cell"):
-    """The part of a cell's line that says which values it has."""
-
-    axes: dict[str, str]
-
-
-class _Front(Struct, tag_field="kind", tag="cell", gc=False):
-    """The part of a cell's line that every reader needs."""
-
-    id: str
-    state: CellState
-    start: str
 
 
 class _Version(Struct, tag_field="kind", tag="header"):
@@ -83,16 +62,13 @@ class _Version(Struct, tag_field="kind", tag="header"):
     schema: int
 
 
-_LINE: Final = msgspec.json.Decoder(Header | StartLine | CellRecord[str] | End)
-_FRONT: Final = msgspec.json.Decoder(Header | StartLine | _Front | End)
-_CELL: Final = msgspec.json.Decoder(CellRecord[str])
+_LINE: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Line)
 _WHOLE: Final = msgspec.json.Decoder(CellResult)
-_AXES: Final = msgspec.json.Decoder(_Axes)
 _HEADER: Final = msgspec.json.Decoder(Header)
 _END: Final = msgspec.json.Decoder(End)
 _VERSION: Final = msgspec.json.Decoder(_Version)
-# What these read of a line, another reads whole, or an equal line of the other report.
-_PARTS: Final = (_FRONT, _AXES)
+# What a cell says but for the start, and for what varies from run to run.
+_CONTENT: Final = attrgetter(*CellRecord.__struct_fields__[: CellRecord.__struct_fields__.index("seconds")])
 
 
 class ReportWriter:
@@ -103,7 +79,7 @@ class ReportWriter:
     that of a finished run. A full disk removes the partial file.
 
     Raises ReportError with one sentence: the place cannot be written, the disk is full, another run writes there, a
-    cell comes twice, a number is not finite.
+    cell comes twice or breaks a rule, a number is not finite.
     """
 
     def __init__(self, directory: Path, header: Header) -> None:
@@ -117,14 +93,19 @@ class ReportWriter:
         self._not_run: tuple[str, ...] = ()
         self._began = monotonic()
         self._gpu_seconds: float | EllipsisType | None = ...
-        self._descriptor: int | None = None
+        self._digest = sha256()
         first = _encode(header, "the header")
         check_place(directory, REPORT_FILE, PARTIAL_FILE, SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE)
         try:
-            self._descriptor = os.open(self.partial, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
-            self._claim()
-        except OSError as error:
+            self._file = self.partial.open("ab")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Devices report size 0 and cannot be truncated.
+            if os.fstat(self._file.fileno()).st_size:
+                self._file.truncate(0)
+        except BlockingIOError:
             self.abort()
+            raise ReportError(f"another run is writing a report in {directory}") from None
+        except OSError as error:
             raise ReportError(f"cannot write in {directory}: {error.strerror}") from error
         self._append(first)
 
@@ -132,13 +113,15 @@ class ReportWriter:
         """Append one cell, after its start if that is new; both are in the file when this returns."""
         if cell.id in self._cells:
             raise ReportError(f"cell {cell.id!r} is in the report twice; a cell is written once")
-        if fault := contradiction(self._header, cell, cell.start):
-            raise ReportError(f"cell {cell.id!r} {fault}")
         what = f"cell {cell.id!r}"
         values = asdict(cell.start)
         key = blake2b(_encode(StartLine(id="", **values), what), digest_size=6).hexdigest()
         evidence = {name: count for name, count in cell.evidence.items() if count}
         line = _encode(replace(cell, start=key, evidence=evidence, seconds=round(cell.seconds, 6)), what)
+        try:
+            check_cell(cell, self._header)
+        except ValueError as fault:
+            raise ReportError(str(fault)) from None
         if key not in self._starts:
             self._append(_encode(StartLine(id=key, **values), what))
             self._starts.add(key)
@@ -162,13 +145,14 @@ class ReportWriter:
             named = self._header.host.get("gpus")
             gpus = len(named) if isinstance(named, list) else 0
             held = round((monotonic() - self._began) * gpus, 3) if gpus else None
-        end = End(len(self._cells), self._evidence, self._not_run, self._waived, held)
+        digest = self._digest.hexdigest()
+        end = End(len(self._cells), self._evidence, self._not_run, self._waived, held, digest)
         self._append(_encode(end, "the end line"))
         try:
             # Pages of an earlier run must not remain next to this one's report.
             for stale in (SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE):
                 self.path.with_name(stale).unlink(missing_ok=True)
-            publish(self._open(), self.partial, self.path)
+            publish(self._file, self.path)
         except OSError as error:
             self._fail(error)
         self.abort()
@@ -176,9 +160,8 @@ class ReportWriter:
 
     def abort(self) -> None:
         """Stop without finishing; what was written so far stays in the partial file. Safe to call twice."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        with suppress(OSError):  # of a full disk, which was reported
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -188,33 +171,22 @@ class ReportWriter:
     ) -> None:
         if kind is not None:
             self.abort()
-        elif self._descriptor is not None:
+        elif not self._file.closed:
             self.close()
 
-    def _claim(self) -> None:
-        try:
-            fcntl.flock(self._open(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.abort()
-            raise ReportError(f"another run is writing a report in {self.path.parent}") from None
-        # Devices report size 0 and cannot be truncated.
-        if os.fstat(self._open()).st_size:
-            os.ftruncate(self._open(), 0)
-
-    def _open(self) -> int:
-        if self._descriptor is None:
-            raise ReportError(f"the report {self.path} is closed; nothing can be added to it")
-        return self._descriptor
-
     def _append(self, line: bytes) -> None:
+        if self._file.closed:
+            raise ReportError(f"the report {self.path} is closed; nothing can be added to it")
         try:
-            write_all(self._open(), line + b"\n")
+            self._file.write(line + b"\n")
+            self._file.flush()
         except OSError as error:
             self._fail(error)
+        self._digest.update(line + b"\n")
 
     def _fail(self, error: OSError) -> None:
         self.abort()
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.partial.unlink()
         raise ReportError(
             f"cannot write {self.path}: {error.strerror} after {len(self._cells)} cells; nothing is left there"
@@ -245,174 +217,156 @@ def _encode(record: Struct, what: str, reader: msgspec.json.Decoder[Any] = _LINE
     return line
 
 
-class _CellLine(NamedTuple):
-    """What every reader needs of a cell, the number of its line, from 1, and where that lies in the file, in bytes."""
-
-    state: CellState
-    start: str
-    number: int
-    begin: int
-    end: int
-
-
 class Report:
-    """A report on disk: its header, its engine starts by id, and its cells by id in file order.
+    """A report from disk: its header, its engine starts by id, and its cells by id in file order."""
 
-    Cells are decoded on demand and kept. `same` compares two reports without decoding, so that 100,000 unchanged cells
-    cost next to nothing; whatever a caller looks at is decoded and checked, and a broken line raises ReportError with
-    its number.
-    """
-
-    def __init__(self, path: Path, data: bytes | mmap) -> None:
-        self.path: Final = path
+    def __init__(self, path: Path, header: Header, end: End) -> None:
+        self.path, self.header = path, header
+        self.evidence, self.not_run = end.evidence, end.not_run
+        self.waived, self.gpu_seconds = end.waived, end.gpu_seconds
         self.starts: Final[dict[str, StartRecord]] = {}
-        self._data = data
-        self._rows: dict[str, _CellLine] = {}
         self._cells: dict[str, CellResult] = {}
+        self._start_of: dict[str, str] = {}
         self._words: dict[str, Words] = {}
-        self.header: Final = _header(path, data)
-        end_at, end = _end(path, data)
-        self.evidence: Final = end.evidence
-        self.not_run: Final = end.not_run
-        self.waived: Final = end.waived
-        self.gpu_seconds: Final = end.gpu_seconds
-        self._read(end_at)
-        if end.cells != len(self._rows):
-            raise ReportError(f"{path} has {len(self._rows)} cells, and its end line says {end.cells}")
-        if ran := next((cell for cell in end.not_run if cell in self._rows), None):
-            raise ReportError(f"{path} has cell {_named(ran)}, and its end line says that it did not run")
 
-    def _read(self, stop: int) -> None:
-        """Take the starts and where the cells lie from the lines between the header and `stop`."""
-        readline = self._data.readline if isinstance(self._data, mmap) else BytesIO(self._data).readline
-        begin, number = len(readline()), 1
-        while begin < stop:
-            line, number = readline(), number + 1
-            record = _decode(_FRONT, line, self.path, number)
-            if isinstance(record, _Front):
-                if record.id in self._rows:
-                    raise ReportError(f"{self.path}, line {number}: cell {_named(record.id)} is in the report already")
-                if record.start not in self.starts:
-                    fault = f"names start {_named(record.start)}, which no line before it has"
-                    raise ReportError(f"{self.path}, line {number}: cell {_named(record.id)} {fault}")
-                self._rows[record.id] = _CellLine(record.state, record.start, number, begin, begin + len(line))
-            elif isinstance(record, StartLine) and record.id not in self.starts:
-                _decode(_LINE, line, self.path, number)
-                self.starts[record.id] = StartRecord(
-                    **{name: getattr(record, name) for name in StartRecord.__struct_fields__}
-                )
-            else:
-                raise ReportError(f"{self.path}, line {number}: a second header, end line or start of the same id")
-            begin += len(line)
+    def add(self, record: Line) -> None:
+        """Take the next line between the header and the end. ValueError if it cannot stand there."""
+        if isinstance(record, CellRecord):
+            name = _named(record.id)
+            if record.id in self._cells:
+                raise ValueError(f"cell {name} is in the report already")
+            if record.start not in self.starts:
+                raise ValueError(f"cell {name} names start {_named(record.start)}, which no line before it has")
+            self._start_of[record.id] = record.start
+            # The line names its start; in memory a cell holds it.
+            force_setattr(record, "start", self.starts[record.start])
+            self._cells[record.id] = cast(CellResult, record)
+        elif isinstance(record, StartLine) and record.id not in self.starts:
+            fields = StartRecord.__struct_fields__
+            self.starts[record.id] = StartRecord(**{name: getattr(record, name) for name in fields})
+        else:
+            raise ValueError("a second header, end line or start of the same id")
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._cells)
 
     def __contains__(self, cell: object) -> bool:
-        return cell in self._rows
+        return cell in self._cells
 
     def __iter__(self) -> Iterator[CellResult]:
-        return (self[cell] for cell in self._rows)
+        return iter(self._cells.values())
 
     def __getitem__(self, cell: str) -> CellResult:
-        """The record of the cell `cell`. Raises KeyError for an unknown id, ReportError for a broken line."""
-        record = self._cells.get(cell)
-        if record is None:
-            decoded = self._decode(cell, _CELL)
-            if fault := contradiction(self.header, decoded, self.starts[self._rows[cell].start]):
-                raise ReportError(f"{self.path}, line {self._rows[cell].number}: cell {_named(cell)} {fault}")
-            # The line names its start; in memory a cell holds it.
-            force_setattr(decoded, "start", self.starts[self._rows[cell].start])
-            record = self._cells[cell] = cast(CellResult, decoded)
-        return record
-
-    def _decode(self, cell: str, decoder: msgspec.json.Decoder[T]) -> T:
-        row = self._rows[cell]
-        return _decode(decoder, self._data[row.begin : row.end], self.path, row.number)
+        return self._cells[cell]
 
     def ids(self) -> KeysView[str]:
         """All cell ids in file order."""
-        return self._rows.keys()
-
-    def state(self, cell: str) -> CellState:
-        """The state of a cell, without decoding it."""
-        return self._rows[cell].state
+        return self._cells.keys()
 
     def start(self, cell: str) -> str:
-        """The id of a cell's start, without decoding the cell."""
-        return self._rows[cell].start
+        """The id of a cell's start."""
+        return self._start_of[cell]
 
     def red(self) -> list[str]:
         """The ids of all cells that fail the run if they are not waived, in file order."""
-        return [cell for cell, row in self._rows.items() if row.state in RED_STATES]
+        return [cell.id for cell in self if cell.state in RED_STATES]
 
     def values(self, cell: str) -> dict[str, str]:
         """The effective axis values of a cell, whatever became of it."""
-        record, start = self._cells.get(cell), self._rows[cell].start
+        start = self._start_of[cell]
         if start not in self._words:
             self._words[start] = Words(self.starts[start].resolved or {})
-        return self._words[start].of(self._decode(cell, _AXES).axes if record is None else record.axes)
+        return self._words[start].of(self._cells[cell].axes)
 
     def effective(self, cell: str) -> dict[str, str] | None:
         """The effective axis values of a cell that ran and passed, else None."""
-        row = self._rows[cell]
-        return None if row.state != "PASS" or self.starts[row.start].resolved is None else self.values(cell)
+        found = self._cells[cell]
+        return None if found.state != "PASS" or found.resolved is None else self.values(cell)
 
     def same(self, other: Report, cells: Iterable[str]) -> list[str]:
-        """Those of `cells` whose lines and starts are the same in both reports, running time aside."""
+        """Those of `cells` that say the same in both reports, running time aside."""
         shared = {name for name, start in self.starts.items() if other.starts.get(name) == start}
-        mine, theirs = self._rows, other._rows
         return [
             cell
             for cell in cells
-            if mine[cell].start in shared and _untimed(self._data, mine[cell]) == _untimed(other._data, theirs[cell])
+            if (start := self._start_of[cell]) in shared
+            and other._start_of[cell] == start
+            and _CONTENT(self._cells[cell]) == _CONTENT(other._cells[cell])
         ]
 
 
-def _untimed(data: bytes | mmap, row: _CellLine) -> bytes:
-    """A line up to its running time, or all of it where that is not at its end, where the writer puts it."""
-    at = data.rfind(_TIME, row.begin, row.end)
-    return data[row.begin : at if data.find(b"}", at, row.end) == row.end - 2 else row.end]
-
-
-@paused()
 def load(path: Path | str) -> Report:
     """Read the report `path`, a file (plain or compressed by gzip) or a directory that holds `report.jsonl`.
 
-    Raises ReportError, one sentence, if it is missing, empty, cut off, from another schema, holds a broken line or a
-    cell twice, or has not as many cells as its end line says. In reports above `EAGER_BYTES` a value of the wrong type
-    inside a cell is reported when the cell is first used.
+    Raises ReportError, one sentence, if it is missing, empty, cut off, from another schema, changed after it was
+    written, holds a broken line or a cell twice, or has not as many cells as its end line says. Where the end line has
+    no digest, every cell is checked as the writer checks it.
     """
-    file = Path(path)
+    file = _find(Path(path))
+    data = _read(file)
+    header = _header(file, data)
+    at, end = _end(file, data)
+    body = memoryview(data)[:at]
+    if end.digest and sha256(body).hexdigest() != end.digest:
+        raise ReportError(f"{file} was changed after it was written, or copied badly; run the cells again")
+    report = Report(file, header, end)
+    for number, record in enumerate(_lines(file, body, trusted=bool(end.digest)), 1):
+        try:
+            if number > 1:
+                report.add(record)
+            if not end.digest and isinstance(record, CellRecord):
+                check_cell(report[record.id], header)
+        except ValueError as error:
+            raise ReportError(f"{file}, line {number}: {_problem(error)}") from None
+    _check_end(report, end)
+    return report
+
+
+def _check_end(report: Report, end: End) -> None:
+    """ReportError if the end line does not say what the cells say."""
+    path = report.path
+    if end.cells != len(report):
+        raise ReportError(f"{path} has {len(report)} cells, and its end line says {end.cells}")
+    if ran := next((cell for cell in end.not_run if cell in report), None):
+        raise ReportError(f"{path} has cell {_named(ran)}, and its end line says that it did not run")
+    if end.digest:
+        return
+    counted = Counter[str]()
+    for cell in report:
+        counted.update(cell.evidence)
+    if +counted != +Counter(end.evidence):
+        raise ReportError(f"{path}: the counters of its cells do not add up to those of its end line")
+    waived = sum(is_waived(report[cell], report.header.created) for cell in report.red())
+    if end.waived not in (None, waived):
+        raise ReportError(f"{path} has {count(waived, 'waived cell')}, and its end line says {end.waived}")
+
+
+def _lines(file: Path, body: memoryview, trusted: bool) -> Iterable[Line]:
+    """The lines before the end line. trusted: they are as this package wrote them."""
+    if trusted:
+        with suppress(ValueError):  # another version of this package: the line is named below
+            return _LINE.decode_lines(body)
+    lines = bytes(body).split(b"\n")[:-1]
+    return (_decode(_LINE, line, file, f"line {number}") for number, line in enumerate(lines, 1))
+
+
+def _read(file: Path) -> bytes:
     try:
-        file = _find(file)
         with opened(file) as source:
-            large = os.fstat(source.fileno()).st_size > EAGER_BYTES
-            # Mapped, a large report is not copied. A writer never changes a finished one: it puts another in its place.
-            data = mmap(source.fileno(), 0, access=ACCESS_READ) if large else source.read(LARGEST + 1)
-        if len(data) > LARGEST and not large:  # a device may never end
+            most = max(LARGEST, os.fstat(source.fileno()).st_size)  # a device has none, and may never end
+            data = source.read(most + 1)
+        if len(data) > most:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     except OSError as error:
         raise ReportError(f"cannot read {shorten(str(file), MOST_SAID)}: {error.strerror}") from error
     if data[:2] == GZIP:
         data = _unpacked(file, data)
-        large = len(data) > EAGER_BYTES
     if not data:
         raise ReportError(f"{file} is empty; the run that wrote it did not finish")
-    report = Report(file, data)
-    if not large:
-        counted = Counter[str]()
-        for cell in report:
-            counted.update(cell.evidence)
-        if +counted != +Counter(report.evidence):
-            raise ReportError(f"{file}: the counters of its cells do not add up to those of its end line")
-        waived = sum(is_waived(report[cell], report.header.created) for cell in report.red())
-        if report.waived not in (None, waived):
-            raise ReportError(f"{file} has {count(waived, 'waived cell')}, and its end line says {report.waived}")
-    return report
+    return data
 
 
-def _unpacked(file: Path, data: bytes | mmap) -> bytes:
+def _unpacked(file: Path, data: bytes) -> bytes:
     """The content of a compressed report, of at most `LARGEST` bytes: a small file may unpack without an end."""
     try:
         with GzipFile(fileobj=BytesIO(data)) as source:
@@ -424,7 +378,7 @@ def _unpacked(file: Path, data: bytes | mmap) -> bytes:
     return found
 
 
-def _header(file: Path, data: bytes | mmap) -> Header:
+def _header(file: Path, data: bytes) -> Header:
     line = data[: data.find(b"\n") + 1 or len(data)]
     if line.startswith(BOM_UTF8):
         raise ReportError(f"{file} begins with a byte order mark; save it as UTF-8 without one")
@@ -438,37 +392,26 @@ def _header(file: Path, data: bytes | mmap) -> Header:
             f"{file} has report schema {number}, and this version reads schema {SCHEMA}; run the cells again, or read "
             f"the report with {READERS.get(version.schema, 'the version that wrote it')}"
         )
-    return _decode(_HEADER, line, file, 1)
+    return _decode(_HEADER, line, file, "line 1")
 
 
-def _end(file: Path, data: bytes | mmap) -> tuple[int, End]:
+def _end(file: Path, data: bytes) -> tuple[int, End]:
     """Offset of the end line, and the line. ReportError if the last line is none."""
     at = data.rfind(b"\n", 0, len(data) - 1) + 1
-    with contextlib.suppress(ValueError, RecursionError):
+    with suppress(ValueError, RecursionError):
         if data[-1:] == b"\n" and _END.decode(data[at:]):
             return at, _decode(_END, data[at:], file, "the end line")
     raise ReportError(f"{file} has no end line; it was cut off while it was written or copied")
 
 
-def _decode(decoder: msgspec.json.Decoder[T], line: bytes, file: Path, number: int | str) -> T:
+def _decode(decoder: msgspec.json.Decoder[T], line: bytes, file: Path, where: str) -> T:
+    """A line, which has no object with a key twice: the decoder alone would silently keep the last value."""
     try:
         record = decoder.decode(line)
-        if decoder not in _PARTS:
-            _check_keys(line, record)
+        json.loads(line, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
-        where = f"line {number}" if isinstance(number, int) else number
         raise ReportError(f"{file}, {where}: {_problem(error)}") from None
     return record
-
-
-def _check_keys(line: bytes, record: object) -> None:
-    """Raise ValueError if a line has an object with a duplicate key; the decoder would silently keep the last value.
-
-    A cell without escapes is encoded again, which is fast: a line with a duplicate key has more colons than that.
-    """
-    written = isinstance(record, CellRecord) and b"\\u" not in line
-    if not written or line.count(b":") != msgspec.json.encode(record).count(b":"):
-        json.loads(line, object_pairs_hook=once)
 
 
 def _named(text: str) -> str:
@@ -488,6 +431,8 @@ def _find(path: Path) -> Path:
             path.stat()
         except FileNotFoundError:
             raise ReportError(f"{path} does not exist; give a report file or a directory with {REPORT_FILE}") from None
+        except OSError as error:
+            raise ReportError(f"cannot read {shorten(str(path), MOST_SAID)}: {error.strerror}") from error
         return path
     whole = (path / REPORT_FILE).exists()
     if (path / PARTIAL_FILE).exists():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,7 +25,6 @@ from specmatrix.matrix.run.waivers import file_option, load_waivers
 from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.zoo.registry import verify_cells
-from specmatrix.reports.collector import paused
 from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import RED_STATES, REFERENCE, CellResult, WaiverRule, is_red
 from specmatrix.reports.store import cell_to_json
@@ -195,19 +193,20 @@ def endpoint_from(config: pytest.Config) -> Endpoint | None:
 
 
 _RUNNERS: Final = pytest.StashKey["dict[str, Runner]"]()
-_PAUSE: Final = pytest.StashKey[ExitStack]()
+_COLLECTS: Final = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Disable garbage collection during collection, which would traverse the many items repeatedly."""
-    config.stash[_PAUSE] = ExitStack()
-    config.stash[_PAUSE].enter_context(paused())
+    config.stash[_COLLECTS] = gc.isenabled()
+    gc.disable()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Freeze the items, as they live as long as the session, and enable garbage collection again."""
-    session.config.stash[_PAUSE].close()
     gc.freeze()
+    if session.config.stash[_COLLECTS]:
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

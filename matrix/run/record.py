@@ -17,6 +17,7 @@ from specmatrix.matrix.run.verb import traceback_of, verb_of
 from specmatrix.matrix.subjects.engine_process import EngineFailed
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, Stalled
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+from specmatrix.reports.rules import check_cell
 from specmatrix.reports.schema import (
     REFERENCE,
     CellRecord,
@@ -62,7 +63,9 @@ def judged(
 
 def with_outcome(result: CellResult, outcome: Outcome) -> CellResult:
     """The record of a cell that passed, with the outcome of one more gate."""
-    return structs.replace(result, state=outcome.state.value, gates=(*result.gates, _gate(outcome)))
+    made = structs.replace(result, state=outcome.state.value, gates=(*result.gates, _gate(outcome)))
+    check_cell(made)
+    return made
 
 
 def crashed(
@@ -105,8 +108,8 @@ def record(
     error: str | None = None,
     command: EngineCommand | None = None,
 ) -> CellResult:
-    """The record of a cell. engine: None if it did not start. evidence: counter increments during its requests.
-    command: what was asked for, None for the reference engine's configuration."""
+    """The record of a cell, ValueError if it contradicts itself. engine: None if it did not start. evidence: counter
+    increments during its requests. command: what was asked for, None for the reference engine's configuration."""
     cell = prepared.cell
     resolved: dict[str, Any] = {} if engine is None else dict(engine.resolved)
     reasons: Iterable[Mapping[str, Any]] = resolved.pop("reasons", ())
@@ -118,7 +121,7 @@ def record(
         tuple(ReasonRecord(**reason) for reason in reasons),
         tuple(RewriteRecord(**rewrite) for rewrite in rewrites),
     )
-    return CellRecord(
+    made = CellRecord(
         id=cell.id,
         state=state,
         start=start,
@@ -129,6 +132,8 @@ def record(
         gates=tuple(_gate(outcome) for outcome in outcomes),
         error=error,
     )
+    check_cell(made)
+    return made
 
 
 def requested(command: EngineCommand) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 
-from specmatrix.reports.collector import paused
 from specmatrix.reports.compare.acknowledge import Acknowledged, Acknowledgement
 from specmatrix.reports.compare.cell_state import (
     CellChange,
@@ -55,12 +54,10 @@ _COMMIT: Final = re.compile(r"(?!0+$)[0-9a-f]{7,64}|v\d+\.[\w.+-]{1,40}", re.ASC
 _FAILURES = (ChangeState.REGRESSED, ChangeState.NEW, ChangeState.NOT_COMPARABLE)
 
 
-@paused()
 def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgement] = ()) -> Comparison:
     """What changed from `base` to `head`; `cell_state` defines every state and the verdict.
 
-    Acknowledgements and waivers apply as of the day of the head run. Cells whose lines are equal but for the running
-    time are not decoded. Raises ReportError if a line that must be decoded is broken, and if no cell was compared.
+    Acknowledgements and waivers apply as of the day of the head run. Raises ReportError if no cell was compared.
     """
     found = mismatches(base.header, head.header)
     blocked = incomparable_gates(found)
@@ -70,8 +67,8 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     before, after = base.ids(), head.ids()
     common = [cell for cell in before if cell in after]
     lost = [cell for cell in before if cell not in after]
-    # If an input differs, equal lines may mean different results. A cell without a result did not stay as it was.
-    same = [] if blocked else base.same(head, [cell for cell in common if head.state(cell) != "INFRA"])
+    # If an input differs, equal records may mean different results. A cell without a result did not stay as it was.
+    same = [] if blocked else base.same(head, [cell for cell in common if head[cell].state != "INFRA"])
     equal = set(same)
     differing = [cell for cell in common if cell not in equal]
     new = [cell for cell in after if cell not in before]
@@ -103,7 +100,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         reasons=reasons,
         counts=counts,
         changes=tuple(sorted(filter(_is_news, changes), key=_urgency)),
-        still_red=tuple(cell for cell in base.red() if cell in after and head.state(cell) in RED_STATES),
+        still_red=tuple(cell for cell in base.red() if cell in after and head[cell].state in RED_STATES),
         mismatches=found,
         coverage=coverage_change(base, head, same, touched),
         counters=compare_counters(*_completed(base, head, pairs.values())),
@@ -161,7 +158,7 @@ def _check_compared(base: Report, head: Report, common: Iterable[str], reasons: 
     for report in (base, head):
         if not len(report):
             raise ReportError(f"{report.path} has no cells, so nothing was compared")
-    judged = (not {base.state(cell), head.state(cell)} & UNJUDGED_STATES for cell in common)
+    judged = (not {base[cell].state, head[cell].state} & UNJUDGED_STATES for cell in common)
     if not reasons and not any(judged):
         raise ReportError(f"no cell has a verdict in both {base.path} and {head.path}, so nothing was compared")
 

@@ -21,7 +21,7 @@ SINGULAR: Final = {"are": "is", "resolve": "resolves"}
 
 
 def coverage_change(base: Report, head: Report, unchanged: Iterable[str], changed: _Records) -> CoverageChange:
-    """Pairs lost and gained. unchanged: cells with the same line in both reports. changed: all other cells, each with
+    """Pairs lost and gained. unchanged: cells that are the same in both reports. changed: all other cells, each with
     its records in base and head."""
     steady = list(unchanged)
     old: dict[str, dict[str, str]] = {}
@@ -64,7 +64,7 @@ def _found(report: Report, cells: Iterable[str], candidates: Collection[Pair]) -
     for cell in cells:
         start = report.start(cell)
         resolved = report.starts[start].resolved
-        if report.state(cell) != "PASS" or resolved is None:
+        if report[cell].state != "PASS" or resolved is None:
             continue
         if start not in by_start:
             by_start[start] = [(pair, own) for pair in missing if (own := _own(resolved, pair)) is not None]

@@ -29,7 +29,7 @@ def _left(base: Report, head: Report, asked: str, value: str, cells: list[str]) 
     running = {
         name for name, start in head.starts.items() if start.resolved and word(start.resolved.get(field)) == value
     }
-    mine = [cell for cell in head.ids() if head.start(cell) in running and head.state(cell) == "PASS"]
+    mine = [cell for cell in head.ids() if head.start(cell) in running and head[cell].state == "PASS"]
     by_default = [cell for cell in mine if head.start(cell) in relying]
     met = _values(base, [cell for cell in cells if base.effective(cell) is not None])
     left = [item for item in met.keys() - _values(head, by_default).keys() if item[0] != axis]

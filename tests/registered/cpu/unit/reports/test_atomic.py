@@ -1,9 +1,6 @@
-import errno
-from pathlib import Path
-
 import pytest
 
-from specmatrix.reports.atomic import write_all, write_text
+from specmatrix.reports.atomic import write_text
 from specmatrix.reports.schema import ReportError
 
 
@@ -34,9 +31,3 @@ def test_a_place_that_is_no_directory_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ReportError, match=r"cannot write .*file/page.md: (Not a directory|File exists)"):
         write_text(tmp_path / "file" / "page.md", "x")
-
-
-def test_write_all_reports_a_full_disk():
-    with Path("/dev/full").open("wb", buffering=0) as full, pytest.raises(OSError) as caught:
-        write_all(full.fileno(), b"x" * 10)
-    assert caught.value.errno == errno.ENOSPC

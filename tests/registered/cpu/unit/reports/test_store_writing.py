@@ -114,7 +114,7 @@ def test_a_cell_is_written_once(tmp_path, make_cell, make_header):
 
 
 @pytest.mark.parametrize(("reason", "expiry"), [("other", "2026-12-31"), ("drafts leak on abort", "9999-12-31")])
-def test_a_waiver_is_one_that_the_run_declared(tmp_path, make_cell, make_header, reason, expiry):
+def test_a_waiver_is_one_that_the_run_declared(tmp_path, make_cell, make_header, unsealed, reason, expiry):
     good = make_cell("a", state="FAIL", waived=Waiver("drafts leak on abort", "2026-12-31"))
     fault = f"cell 'a' is waived until {expiry} for a reason that no waiver of the header gives"
     with ReportWriter(tmp_path, make_header()) as writer:
@@ -122,8 +122,7 @@ def test_a_waiver_is_one_that_the_run_declared(tmp_path, make_cell, make_header,
             writer.write(replace(good, waived=Waiver(reason, expiry)))
         writer.write(good)
     forged = (
-        (tmp_path / "report.jsonl")
-        .read_text()
+        unsealed((tmp_path / "report.jsonl").read_text())
         .replace(
             '"waived":{"reason":"drafts leak on abort","expiry":"2026-12-31"}',
             f'"waived":{{"reason":"{reason}","expiry":"{expiry}"}}',
@@ -134,7 +133,7 @@ def test_a_waiver_is_one_that_the_run_declared(tmp_path, make_cell, make_header,
         load(tmp_path)
 
 
-def test_the_end_line_counts_waived_cells_and_another_count_is_an_error(tmp_path, make_cell, make_header):
+def test_the_end_line_counts_waived_cells_and_another_count_is_an_error(tmp_path, make_cell, make_header, unsealed):
     known = Waiver("known", "2026-12-31", "a/b#1")
     rules = (WaiverRule("topk=4", "known", "2026-12-31", issue="a/b#1"), WaiverRule("topk=4", "old", "2026-08-31"))
     with ReportWriter(tmp_path, make_header(waivers=rules)) as writer:
@@ -144,7 +143,7 @@ def test_the_end_line_counts_waived_cells_and_another_count_is_an_error(tmp_path
         with pytest.raises(ReportError, match="for a reason that no waiver of the header gives"):
             writer.write(make_cell("other", state="FAIL", waived=Waiver("known", "2026-12-31", "a/b#2")))
     path = tmp_path / "report.jsonl"
-    text = path.read_text()
+    text = unsealed(path.read_text())
     assert load(tmp_path).waived == 1 and load(tmp_path)["red"].waived == known
     path.write_text(text.replace('"waived":1}', '"waived":2}'))
     with pytest.raises(ReportError, match="has 1 waived cell, and its end line says 2"):
@@ -323,7 +322,9 @@ def test_a_value_that_holds_itself_or_is_too_deep_is_refused(tmp_path, make_cell
 @pytest.mark.parametrize(("ratio", "state", "good"), [
     (0.95, "PASS", True), (0.2, "PASS", False), (1.2, "PASS", False), (0.2, "FAIL", True),
 ])  # fmt: skip
-def test_a_gate_passes_only_within_the_thresholds_of_its_run(tmp_path, make_cell, make_header, ratio, state, good):
+def test_a_gate_passes_only_within_the_thresholds_of_its_run(
+    tmp_path, make_cell, make_header, unsealed, ratio, state, good
+):
     limits = {"acceptance": {"low": 0.97, "high": 1.03, "moved_low": 0.9, "moved_high": 1.1}}
     gates = (GateResult("acceptance", state, {"length": 2.0, "ratio": ratio}),)
     bad = make_cell("a", state=state, gates=gates)
@@ -338,7 +339,7 @@ def test_a_gate_passes_only_within_the_thresholds_of_its_run(tmp_path, make_cell
                     writer.write(bad)
     # What was written without the rule is not read with it.
     file, loose = tmp_path / "report.jsonl", '"moved_low":"0.9","moved_high":null'
-    text = file.read_text()
+    text = unsealed(file.read_text())
     assert loose in text
     file.write_text(text.replace(loose, '"moved_low":0.9,"moved_high":1.1'))
     if good:
@@ -348,12 +349,12 @@ def test_a_gate_passes_only_within_the_thresholds_of_its_run(tmp_path, make_cell
             load(tmp_path)
 
 
-def test_the_counters_of_the_cells_add_up_to_the_end_line(tmp_path, make_cell, make_header):
+def test_the_counters_of_the_cells_add_up_to_the_end_line(tmp_path, make_cell, make_header, unsealed):
     with ReportWriter(tmp_path, make_header()) as writer:
         for name in ("a", "b"):
             writer.write(make_cell(name, evidence={"verify.rounds": 2, "tree.branched": 1}))
     file = tmp_path / "report.jsonl"
-    text = file.read_text()
+    text = unsealed(file.read_text())
     for wrong in (
         text.replace('"verify.rounds":4', '"verify.rounds":5'),
         text.replace('"tree.branched":2', '"tree.other":2'),

@@ -6,7 +6,6 @@ import json
 import pytest
 from msgspec.structs import replace
 
-import specmatrix.reports.store
 from specmatrix.reports.compare import Acknowledgement, ChangeState, compare, comparison_json
 from specmatrix.reports.compare.compare import comparison_record
 from specmatrix.reports.schema import GateResult, ReasonRecord, ReportError, RewriteRecord, Waiver, WaiverRule
@@ -367,29 +366,6 @@ def test_a_change_of_policy_is_named_in_words(tmp_path, specimen, write_report):
     assert [(row.field, row.base, row.head, len(row.cells)) for row in comparison.choices] == [
         ("spec_version", "v2", "v1", 14)
     ]
-
-
-def test_unchanged_cells_are_not_decoded(tmp_path, specimen, write_report, monkeypatch):
-    monkeypatch.setattr(specmatrix.reports.store, "EAGER_BYTES", 100)
-    cells = specimen().cells()
-    base = load(write_report(tmp_path / "base", cells))
-    head = load(write_report(tmp_path / "head", [replace(cells[0], repro="x"), *cells[1:]]))
-    assert compare(base, head).counts[ChangeState.SAME] == 80
-    for report in (base, head):
-        assert report._cells.keys() == {cells[0].id}
-
-
-def test_a_broken_line_that_matters_is_named(tmp_path, make_cell, write_report, monkeypatch):
-    monkeypatch.setattr(specmatrix.reports.store, "EAGER_BYTES", 100)
-    base = load(write_report(tmp_path / "base", [make_cell("a"), make_cell("b")]))
-    directory = write_report(tmp_path / "head", [make_cell("a"), make_cell("b")])
-    text = (directory / "report.jsonl").read_text()
-    (directory / "report.jsonl").write_text('"verbs":[40'.join(text.rsplit('"verbs":40', 1)))
-    with pytest.raises(ReportError, match=r"head/report.jsonl, line 4: JSON is malformed"):
-        load(directory)
-    (directory / "report.jsonl").write_text('"gates":7,"g":['.join(text.rsplit('"gates":[', 1)))
-    with pytest.raises(ReportError, match=r"head/report.jsonl, line 4: Expected `array`, got `int` - at `\$.gates`"):
-        compare(base, load(directory))
 
 
 def test_the_record_holds_everything_as_json(tmp_path, specimen, write_report):
