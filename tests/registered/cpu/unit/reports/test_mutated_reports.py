@@ -295,9 +295,7 @@ EVERY = pytest.param(range(MUTATIONS), marks=pytest.mark.nightly, id="every")
 
 
 @pytest.mark.parametrize("numbers", [pytest.param(range(0, MUTATIONS, SAMPLE), id="sample"), EVERY])
-def test_a_mutated_report_is_read_or_refused_in_one_sentence(
-    whole: Path, tmp_path: Path, numbers: range
-):
+def test_a_mutated_report_is_read_or_refused_in_one_sentence(whole: Path, tmp_path: Path, numbers: range):
     base, text = load(whole), whole.read_bytes()
     wrong, ends = {}, Counter[str]()
     for number in numbers:

@@ -121,12 +121,9 @@ def test_a_waiver_is_one_that_the_run_declared(tmp_path, make_cell, make_header,
         with pytest.raises(ReportError, match=fault):
             writer.write(replace(good, waived=Waiver(reason, expiry)))
         writer.write(good)
-    forged = (
-        unsealed((tmp_path / "report.jsonl").read_text())
-        .replace(
-            '"waived":{"reason":"drafts leak on abort","expiry":"2026-12-31"}',
-            f'"waived":{{"reason":"{reason}","expiry":"{expiry}"}}',
-        )
+    forged = unsealed((tmp_path / "report.jsonl").read_text()).replace(
+        '"waived":{"reason":"drafts leak on abort","expiry":"2026-12-31"}',
+        f'"waived":{{"reason":"{reason}","expiry":"{expiry}"}}',
     )
     (tmp_path / "report.jsonl").write_text(forged)
     with pytest.raises(ReportError, match=f"line 3: {fault}"):
