@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from specmatrix.matrix import plugin
 
@@ -17,3 +18,6 @@ def pytest_configure() -> None:
     # A shell makes what it runs in the background ignore Ctrl-C, and some tests send it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A loaded machine draws its examples slowly; their number bounds the time.
+    settings.register_profile("specmatrix", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("specmatrix")

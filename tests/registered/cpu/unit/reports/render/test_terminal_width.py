@@ -64,14 +64,6 @@ def test_a_table_of_checkpoints_that_does_not_fit_becomes_a_list(terminal, capsy
     assert "llama-3.1-8b.eagle3" in lines and not [x for x in lines if len(x) > terminal and len(x.split()) > 1]
 
 
-def test_mutants_fit_a_terminal(terminal, capsys):
-    pytest.importorskip("mutmut")
-    assert main(["mutants", "--list", "--sample", "2", "--paths", "engine/core/draft/depth.py"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) > 2
-    assert not [line for line in lines if len(line) > terminal and len(line.split()) > 1]
-
-
 @pytest.mark.parametrize(
     "command",
     [
