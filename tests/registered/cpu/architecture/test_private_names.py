@@ -26,7 +26,6 @@ ALLOWED: dict[str, set[str]] = {
     f"{CPU}/behaviour/engine/test_interrupts.py": {"_set"},
     # What is counted is how often these are called or filled.
     f"{CPU}/unit/benchmarks/test_trace.py": {"_profiled"},
-    f"{CPU}/unit/reports/compare/test_compare.py": {"_cells"},
     # Tables that the first launch in a process fills: as if the process were new.
     f"{CPU}/behaviour/engine/test_launch_waits_for_nothing.py": {"_index", "_hidden_or_seen"},
     # The published sequence of SplitMix64 is that of its mixing step.
