@@ -8,24 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import yaml
 
 from specmatrix.errors import ConfigError, shown, text_of
 from specmatrix.matrix.faults.fault import Edit, Fault
+from specmatrix.reports.yaml_text import parse_yaml
 
 FOLDER: Final = Path(__file__).parent
 FIELDS: Final = f"a fault has {', '.join(Fault.__struct_fields__)}; an edit has {', '.join(Edit.__struct_fields__)}"
-
-
-class _FaultLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # yaml has no types
-    """No key twice in a mapping: YAML would take the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]} is there twice", node.start_mark)
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
 
 
 @cache
@@ -45,8 +34,8 @@ def delays() -> tuple[Fault, ...]:
 def read_faults(path: Path) -> tuple[Fault, ...]:
     """The faults of a file. ConfigError, one sentence, on whatever is wrong with it."""
     try:
-        entries = yaml.load(path.read_text(encoding="utf-8"), Loader=_FaultLoader)
-    except yaml.YAMLError as error:
+        entries = parse_yaml(path.read_text(encoding="utf-8"), own=True)
+    except ValueError as error:
         raise ConfigError(f"{path.name} is not YAML: {text_of(error)}") from None
     if not isinstance(entries, list):
         raise ConfigError(f"{path.name} must be a list of faults, got {shown(entries)}")

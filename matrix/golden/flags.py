@@ -84,10 +84,9 @@ def _value(text: str) -> object:
 def golden_flags(path: Path = FLAGS_FILE) -> FlagOutcomes:
     """The reviewed outcomes."""
     # PyYAML is slow to import, and collection does not need it.
-    import yaml
+    from specmatrix.reports.yaml_text import parse_yaml
 
-    text = path.read_text(encoding="utf-8")
-    found: dict[str, dict[str, str]] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    found: dict[str, dict[str, str]] = parse_yaml(path.read_text(encoding="utf-8"), own=True)
     return found
 
 

@@ -46,12 +46,9 @@ def expected(golden: Golden, cell: Cell, gpu: bool = False) -> dict[str, str]:
 def golden_table(path: Path = GOLDEN_FILE) -> Golden:
     """The reviewed groups; empty if the file is missing, so that every start is NOT MEASURED."""
     # PyYAML is slow to import, and collection does not need it.
-    import yaml
+    from specmatrix.reports.yaml_text import parse_yaml
 
-    if not path.is_file():
-        return {}
-    with path.open(encoding="utf-8") as file:
-        return compiled(yaml.load(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    return compiled(parse_yaml(path.read_text(encoding="utf-8"), own=True)) if path.is_file() else {}
 
 
 def blessed_table(cells: Iterable[Cell]) -> Golden:

@@ -9,9 +9,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-import yaml
 from msgspec import structs
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -22,6 +21,7 @@ from specmatrix.matrix.cells.selector import parse_selector
 from specmatrix.matrix.subjects.registry import known_subjects
 from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.schema import CRASH, RED_STATES, WAIVER_KINDS, CellResult, Waiver, WaiverRule
+from specmatrix.reports.yaml_text import parse_yaml
 
 DEFAULT_FILE: Final = Path("specmatrix-waivers.yaml")
 REQUIRED: Final = ("cells", "gate", "reason", "expiry")
@@ -38,13 +38,13 @@ def load_waivers(path: Path | None) -> tuple[WaiverRule, ...]:
             return ()
         path = DEFAULT_FILE
     try:
-        read = yaml.load(read_text(path), Loader=_Loader)
+        read = parse_yaml(read_text(path))
     except OSError as error:
         raise ConfigError(f"cannot read the waivers {shown(str(path))}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"the waivers {shown(str(path))} are not UTF-8 text") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"the waivers {shown(str(path))} are not YAML: {shown(_problem(error))}") from error
+    except ValueError as error:
+        raise ConfigError(f"the waivers {shown(str(path))} are not YAML: {shown(str(error))}") from error
     if read is not None and not isinstance(read, list):
         raise ConfigError(f"the waivers {shown(str(path))} must be a list, got {_short(read)}")
     rules = tuple(_rule(entry, f"waiver {number} of {path}") for number, entry in enumerate(read or (), 1))
@@ -133,31 +133,6 @@ def _faults(texts: Mapping[str, Any], where: str) -> Iterator[str]:
         yield f"cells of {where}: {error}"
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """Plain values, dates as text, and no key twice in a mapping: YAML would take the last one."""
-
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in rows if tag != "tag:yaml.org,2002:timestamp"]
-        for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for place, key in enumerate(keys):
-            if key in keys[:place]:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key} is there twice", node.start_mark)
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
-
-
 def _short(value: object) -> str:
     """A value for a message. Aliases of YAML can make a list of 100 bytes that has no end as text."""
     return f"a {type(value).__name__}" if isinstance(value, list | tuple | dict | set) else shown(value)
-
-
-def _problem(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "it nests too deeply"
-    if isinstance(error, ValueError) and "integer string conversion" in str(error):
-        return "it has a number of more than 4,300 digits"
-    return " ".join(str(error).split()) or type(error).__name__
