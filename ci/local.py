@@ -264,7 +264,7 @@ def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection) -> None:
     torch.set_num_threads(1)
     if job.options.subject == REFERENCE and not gpus:
         # An error is that of the first cell that needs them.
-        with absent("coverage", "scipy"), suppress(Exception):
+        with hide_packages("coverage", "scipy"), suppress(Exception):
             import_module("specmatrix.kernels.decoder_layer.compiled")
     runner = job_runner(job)
     freeze()
@@ -276,7 +276,7 @@ def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection) -> None:
 
 
 @contextmanager
-def absent(*packages: str) -> Iterator[None]:
+def hide_packages(*packages: str) -> Iterator[None]:
     """Packages that are not imported yet cannot be: numba would, for what the loops of layers do not use, which takes
     0.2 s of a worker's start."""
     hidden = [name for name in packages if name not in sys.modules]

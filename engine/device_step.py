@@ -128,7 +128,7 @@ class DeviceStep:
             positions, _, bias = batch.causal(batch.width, self._dtype)
         else:
             positions = batch.start[:, None] + tree.depths
-            bias = tree_bias(batch.start, tree.ancestors, batch.reach, self._dtype)
+            bias = tree_bias(batch.start, tree.ancestors, batch.padded_kv_len, self._dtype)
         kv = self.kv.begin(batch, bias, positions)
         hidden, aux = self.target.forward(tree.tokens, positions, kv.attention, self.capture)
         shown = logits = self.target.logits(hidden)
@@ -163,7 +163,7 @@ class DeviceStep:
     ) -> tuple[Tensor, Tensor]:
         """Logits [B, N, V] under the logit rules, without and with min_p. start [B]: index of the root."""
         rules = self.rules.of(plan.rows)
-        at = NodeContext(start, batch.reach, tree.tokens, tree.parents, tree.depths, tree.ancestors)
+        at = NodeContext(start, batch.padded_kv_len, tree.tokens, tree.parents, tree.depths, tree.ancestors)
         logits = self.rules.adjusted(logits, batch.rows, rules, at)
         if rows is None or rules.min_p is None:
             return logits, logits

@@ -14,7 +14,7 @@ import torch
 
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 from specmatrix.engine.device.batch import StepBatch
-from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, reach_of
+from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, pad_kv_len
 from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.device.staging import Staged, StagingRing, StepOutput
 from specmatrix.engine.device_step import DeviceStep, Step
@@ -98,7 +98,7 @@ class DeviceExecutor:
         self.staging.drop()
 
 
-class NoExecutor:
+class ReleasedExecutor:
     """Stands in the loop of an engine whose memory is released; nothing is launched meanwhile."""
 
     guard = None
@@ -148,18 +148,18 @@ class GraphRunner:
     def _graphed(self, plan: StepPlan) -> StepOutput:
         """Run a round by its graph. Padding requests have row 0, which owns no page and stays empty."""
         graphs, table, relay = self.graphs, self._table, self._relay
-        rows, generations = graphs.give([row.row for row in plan.rows], [row.generation for row in plan.rows])
-        width, reach = plan.rows[0].width, reach_of(max(row.bound for row in plan.rows), table.positions)
+        rows, generations = graphs.set_rows([row.row for row in plan.rows], [row.generation for row in plan.rows])
+        width, padded_kv_len = plan.rows[0].width, pad_kv_len(max(row.bound for row in plan.rows), table.positions)
         relay.settle()
 
         def whole_round() -> StepOutput:
-            output = self._step.run(plan, StepBatch.round(rows, generations, width, reach, relay, table))
+            output = self._step.run(plan, StepBatch.round(rows, generations, width, padded_kv_len, relay, table))
             relay.settle()
             relay.length[:1].zero_()
             return output
 
         try:
-            output = graphs.run(GraphShape(plan.greedy, plan.logprobs, len(rows), width, reach), whole_round)
+            output = graphs.run(GraphShape(plan.greedy, plan.logprobs, len(rows), width, padded_kv_len), whole_round)
         except BaseException:
             # A failed capture recorded what it published, but never computed it.
             relay.drop()

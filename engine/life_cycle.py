@@ -16,7 +16,7 @@ from specmatrix.engine.build import Locate, known_facts, rebuild
 from specmatrix.engine.core.config.asked import EngineConfig, Facts, Resolved
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.device.collectives import Ranks
-from specmatrix.engine.executor import DeviceExecutor, InFlight, NoExecutor
+from specmatrix.engine.executor import DeviceExecutor, InFlight, ReleasedExecutor
 from specmatrix.engine.loop import Loop
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.engine.spec.drafter import Drafter
@@ -121,7 +121,7 @@ class LifeCycle:
         assert isinstance(executor, DeviceExecutor)
         # What a drafter reads on the host is no device memory, and goes on.
         self._kept = executor.drafter if executor.drafter.traits.reads_host else None
-        self.loop.executor = NoExecutor()
+        self.loop.executor = ReleasedExecutor()
         self.released = True
         del executor
         if self.resolved.device == "cuda":

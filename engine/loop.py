@@ -124,7 +124,7 @@ class Loop(Generic[Handle]):
         """
         self.check()
         try:
-            self._turn()
+            self._iterate()
         except BaseException as error:
             # Any other exit comes from a signal handler or another thread, in the middle of a state change.
             if isinstance(error, Exception) or not self._rolled_back:
@@ -137,7 +137,7 @@ class Loop(Generic[Handle]):
         if self.broken is not None:
             raise EngineError(f"the engine is broken and accepts no more calls; its first error was {self.broken}")
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         plan = self.scheduler.plan()
         if plan is not None:
             self._launch(plan)

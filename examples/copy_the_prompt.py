@@ -35,7 +35,7 @@ from torch import Tensor
 from specmatrix.engine import LLM, ConfigError, EngineConfig, SamplingParams
 from specmatrix.engine.core.config.asked import Facts
 from specmatrix.engine.device.batch import StepBatch
-from specmatrix.engine.device.relay import Carry, DraftState, Relay
+from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
 from specmatrix.engine.plugin import BuildContext, Topology, Traits, register_algorithm
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, chain
 
@@ -64,7 +64,7 @@ class CopyDrafter:
         self.steps, self.topk, self.nodes = resolved.num_steps, resolved.topk, resolved.num_draft_tokens
         # Room for the whole text and for rounds that run past its end.
         self.room = resolved.context_length + 4 * self.nodes
-        self.carries = (Carry("text", (self.room,), torch.int64),)
+        self.carries = (DraftStateSpec("text", (self.room,), torch.int64),)
 
     def prime(
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor

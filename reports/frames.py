@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from specmatrix.engine.core.config.json_text import once
+from specmatrix.engine.core.config.json_text import reject_duplicates
 from specmatrix.errors import text_of
 from specmatrix.files import read_bytes
 from specmatrix.reports.compare.rewrites import signature
@@ -181,7 +181,7 @@ def load(*paths: PathLike | Iterable[PathLike]) -> Runs:
 def _faults(path: Path) -> list[_FaultRecord]:
     try:
         matrix = msgspec.json.decode(data := read_bytes(path), type=_KillMatrixFile)
-        json.loads(data, object_pairs_hook=once)
+        json.loads(data, object_pairs_hook=reject_duplicates)
     except OSError as error:
         raise ReportError(f"cannot read {text_of(path)}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, force_setattr, replace
 
-from specmatrix.engine.core.config.json_text import once
+from specmatrix.engine.core.config.json_text import reject_duplicates
 from specmatrix.files import LARGEST, opened
 from specmatrix.reports.atomic import check_place, publish
 from specmatrix.reports.effective import Words
@@ -408,7 +408,7 @@ def _decode(decoder: msgspec.json.Decoder[T], line: bytes, file: Path, where: st
     """A line, which has no object with a key twice: the decoder alone would silently keep the last value."""
     try:
         record = decoder.decode(line)
-        json.loads(line, object_pairs_hook=once)
+        json.loads(line, object_pairs_hook=reject_duplicates)
     except (ValueError, RecursionError) as error:
         raise ReportError(f"{file}, {where}: {_problem(error)}") from None
     return record

@@ -51,13 +51,13 @@ class Causal(NamedTuple):
 class StepBatch:
     """B requests by W positions, padded to the widest request.
 
-    rows [B]; start [B] KV length before the step; reach: number of positions that the step reads, at least the maximum
-    of the host's bound on start + W; root [B, 1] the previous round's bonus token (meaningless in a prefill step).
-    slots [B, T] of positions 0..T-1, T = reach; past a row's reservation they are 0 or another row's.
+    rows [B]; start [B] KV length before the step; padded_kv_len: number of positions that the step reads, at least the
+    host's bound on start + W; root [B, 1] the previous round's bonus token (meaningless in a prefill step).
+    slots [B, T] of positions 0..T-1, T = padded_kv_len; past a row's reservation they are 0 or another row's.
     lengths [B]: tokens of each chunk, None in a verify round, where every row has width W. known: the rows' tokens, in
     verify rounds of a drafter that reads tokens on the host.
-    positions [B, W] start..start + W - 1, in a prefill step at most the last one of reach, and write [B, W] their
-    slots, the padding slot 0 past a chunk's end.
+    positions [B, W] start..start + W - 1, in a prefill step at most padded_kv_len - 1, and write [B, W] their slots,
+    the padding slot 0 past a chunk's end.
     relay: the source of the rows' values; None in a batch built by hand. generations [B]: the writers in the rows'
     stamps, None without stamps.
     """
@@ -66,7 +66,7 @@ class StepBatch:
     start: Tensor
     root: Tensor
     width: int
-    reach: int
+    padded_kv_len: int
     slots: Tensor
     lengths: Tensor | None
     known: tuple[HostTokens, ...] = ()
@@ -82,7 +82,7 @@ class StepBatch:
             at = at + count(self.width, self.start.device)
         self.write = self._slots_at(at)
         # The padding of a chunk with a late start would be past the positions that the model supports.
-        self.positions = at if self.lengths is None else at.clamp(max=self.reach - 1)
+        self.positions = at if self.lengths is None else at.clamp(max=self.padded_kv_len - 1)
 
     @classmethod
     def of(cls, plan: StepPlan, relay: Relay, table: SlotTable) -> StepBatch:
@@ -94,18 +94,20 @@ class StepBatch:
         if plan.prefill:
             start = integers([r.start for r in plan.rows], device)
             lengths = integers([r.width for r in plan.rows], device)
-        width, reach = max([r.width for r in plan.rows]), table.reach(max([r.bound for r in plan.rows]))
+        width, padded_kv_len = max([r.width for r in plan.rows]), table.pad_kv_len(max([r.bound for r in plan.rows]))
         known = () if plan.prefill else tuple([HostTokens(r.rid, r.tokens) for r in plan.rows if r.tokens])
         generations = None if table.writers is None else integers([r.generation for r in plan.rows], device)
-        return cls(rows, start, root, width, reach, table.read(rows, reach), lengths, known, relay, generations)
+        slots = table.read(rows, padded_kv_len)
+        return cls(rows, start, root, width, padded_kv_len, slots, lengths, known, relay, generations)
 
     @classmethod
     def round(
-        cls, rows: Tensor, generations: Tensor, width: int, reach: int, relay: Relay, table: SlotTable
+        cls, rows: Tensor, generations: Tensor, width: int, padded_kv_len: int, relay: Relay, table: SlotTable
     ) -> StepBatch:
         """The batch of a verify round, from device tensors only: rows and generations [B]."""
         start, root = relay.lengths_and_roots(rows)
-        return cls(rows, start, root, width, reach, table.read(rows, reach), None, (), relay, generations)
+        slots = table.read(rows, padded_kv_len)
+        return cls(rows, start, root, width, padded_kv_len, slots, None, (), relay, generations)
 
     @property
     def carried(self) -> DraftState:
@@ -117,7 +119,7 @@ class StepBatch:
         """The first `width` positions as consecutive tokens. Cached: target and draft use the same masks."""
         if self._causal is None or self._causal.bias.dtype is not dtype:
             mask = causal_bias if self.lengths is not None else round_bias
-            self._causal = Causal(self.positions, self.write, mask(self.positions, self.reach, dtype))
+            self._causal = Causal(self.positions, self.write, mask(self.positions, self.padded_kv_len, dtype))
         if width == self.width:
             return self._causal
         positions, write, bias = self._causal
@@ -130,7 +132,7 @@ class StepBatch:
     def _slots_at(self, at: Tensor) -> Tensor:
         if self.lengths is None:
             return self.slots.gather(1, at)
-        slots = self.slots.gather(1, at.clamp(max=self.reach - 1))
+        slots = self.slots.gather(1, at.clamp(max=self.padded_kv_len - 1))
         # A row's table may still contain pages past its reservation; a padded position must not write there.
         return slots.masked_fill(at >= (self.start + self.lengths)[:, None], 0)
 
@@ -175,32 +177,33 @@ def count(size: int, device: torch.device) -> Tensor:
     return _counted(1 << max(size - 1, 63).bit_length(), device)[:size]
 
 
-def causal_bias(positions: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
-    """[B, 1, W, reach]: 0 where key position <= query position, else -inf. positions [B, W]."""
-    keys = count(reach, positions.device)
+def causal_bias(positions: Tensor, padded_kv_len: int, dtype: torch.dtype) -> Tensor:
+    """[B, 1, W, padded_kv_len]: 0 where key position <= query position, else -inf. positions [B, W]."""
+    keys = count(padded_kv_len, positions.device)
     return torch.where(keys > positions[:, None, :, None], *_hidden_or_seen(dtype, positions.device))
 
 
-def round_bias(positions: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
-    """`causal_bias` of positions [B, W], all below `reach`: for small sizes, rows of a cached triangle."""
-    if reach > LONGEST_TRIANGLE[positions.device.type]:
-        return causal_bias(positions, reach, dtype)
+def round_bias(positions: Tensor, padded_kv_len: int, dtype: torch.dtype) -> Tensor:
+    """`causal_bias` of positions [B, W], all below `padded_kv_len`: for small sizes, rows of a cached triangle."""
+    if padded_kv_len > LONGEST_TRIANGLE[positions.device.type]:
+        return causal_bias(positions, padded_kv_len, dtype)
     batch, width = positions.shape
-    return _triangle(reach, dtype, positions.device).index_select(0, positions.view(-1)).view(batch, 1, width, reach)
+    bias = _triangle(padded_kv_len, dtype, positions.device).index_select(0, positions.view(-1))
+    return bias.view(batch, 1, width, padded_kv_len)
 
 
-def prefix_bias(start: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
-    """[B, 1, 1, reach]: 0 at positions below start. start [B]."""
-    return causal_bias(start[:, None] - 1, reach, dtype)
+def prefix_bias(start: Tensor, padded_kv_len: int, dtype: torch.dtype) -> Tensor:
+    """[B, 1, 1, padded_kv_len]: 0 at positions below start. start [B]."""
+    return causal_bias(start[:, None] - 1, padded_kv_len, dtype)
 
 
-def tree_bias(start: Tensor, ancestors: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
-    """[B, 1, N, reach]: 0 at positions below start and at the slots of a node's ancestors and itself.
+def tree_bias(start: Tensor, ancestors: Tensor, padded_kv_len: int, dtype: torch.dtype) -> Tensor:
+    """[B, 1, N, padded_kv_len]: 0 at positions below start and at the slots of a node's ancestors and itself.
 
     ancestors [B, N, N] bool: [b, n, m] is true if node n may attend to node m; node m is at position start + m.
     """
     nodes = ancestors.shape[1]
-    key = count(reach, start.device) - start[:, None]  # [B, T] node index of each key
+    key = count(padded_kv_len, start.device) - start[:, None]  # [B, T] node index of each key
     inside = (key >= 0) & (key < nodes)
     seen = ancestors.gather(2, key.clamp(0, nodes - 1)[:, None, :].expand(-1, nodes, -1))
     hidden = ~((key < 0)[:, None, :] | (inside[:, None, :] & seen))

@@ -21,7 +21,7 @@ from specmatrix.engine.device.graph_cache import KEPT, MOST_BYTES, GraphBundle, 
 from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.staging import StepOutput
 
-__all__ = ["Captured", "CudaGraphs", "GraphShape", "padded", "reach_of"]
+__all__ = ["Captured", "CudaGraphs", "GraphShape", "pad_kv_len", "padded"]
 
 # Batches up to SMALL are padded to a power of two, larger ones to a multiple of SMALL.
 SMALL: Final = 8
@@ -61,7 +61,7 @@ class CudaGraphs:
         """Number of graphs, and the size of their pools in bytes."""
         return self.bundles.memory
 
-    def give(self, rows: Sequence[int], generations: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def set_rows(self, rows: Sequence[int], generations: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Copy a round's rows and generations into the buffers, padded with row 0 and generation 0."""
         size = padded(len(rows))
         padding = (0,) * (size - len(rows))
@@ -133,7 +133,7 @@ def padded(batch: int) -> int:
     return 1 << (batch - 1).bit_length() if batch <= SMALL else -(-batch // SMALL) * SMALL
 
 
-def reach_of(bound: int, most: int) -> int:
+def pad_kv_len(bound: int, most: int) -> int:
     """How many positions a graph reads for rows that end below `bound`, at most `most`."""
     step = max(READ_STEP, (1 << (bound - 1).bit_length()) // (2 * FINE))
     return min(-(-bound // step) * step, most)

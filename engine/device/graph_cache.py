@@ -33,7 +33,7 @@ class GraphShape(NamedTuple):
     logprobs: int
     batch: int
     width: int
-    reach: int
+    padded_kv_len: int
 
 
 @dataclass(eq=False)

@@ -61,13 +61,13 @@ class KVGroup:
         stamps, generations = self.pool.stamps, batch.generations
         assert stamps is not None and generations is not None
         seen = self._seen(batch)
-        wrong = (stamps[slots.read] != self.table.expected(batch.rows, batch.reach)) & seen
+        wrong = (stamps[slots.read] != self.table.expected(batch.rows, batch.padded_kv_len)) & seen
         stamps[slots.write.flatten()] = stamp(generations[:, None], positions).flatten()
         return seen.sum(), wrong.sum()
 
     def _seen(self, batch: StepBatch) -> Tensor:
         """[B, T] bool: the positions below `start` that the step's first query sees."""
-        return count(batch.reach, batch.start.device) < batch.start[:, None]
+        return count(batch.padded_kv_len, batch.start.device) < batch.start[:, None]
 
 
 class SplitAttention:

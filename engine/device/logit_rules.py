@@ -50,11 +50,11 @@ class NodeContext(NamedTuple):
     """Where logits were computed: N nodes per request below its last known token, which is node 0.
 
     start [B]: index of node 0 in the request's tokens. tokens, parents and depths [B, N], ancestors [B, N, N] bool or
-    None for a chain: as in a draft tree. reach: positions to read, above every start.
+    None for a chain: as in a draft tree. padded_kv_len: positions to read, above every start.
     """
 
     start: Tensor
-    reach: int
+    padded_kv_len: int
     tokens: Tensor
     parents: Tensor
     depths: Tensor
@@ -106,7 +106,7 @@ class LogitRules:
     def adjusted(self, logits: Tensor, rows: Tensor, rules: LogitRows, at: NodeContext) -> Tensor:
         """Logits [B, N, V] of a batch's rows [B] after bias, penalties and bans: float32 [B, N, V]."""
         assert self.history is not None
-        known = self.history[:, : at.reach].index_select(0, rows)
+        known = self.history[:, : at.padded_kv_len].index_select(0, rows)
         logits = logits.float()
         if rules.bias is not None:
             blank = logits.new_zeros(len(rows), self.vocab_size + 1)
@@ -191,7 +191,7 @@ def _penalised(logits: Tensor, rules: LogitRows, known: Tensor, at: NodeContext)
     device = logits.device
     assert rules.penalties is not None
     repetition, frequency, presence = rules.penalties
-    index = count(at.reach, device)
+    index = count(at.padded_kv_len, device)
     past = index <= at.start[:, None]
     one = torch.ones((), dtype=torch.int32, device=device)
     blank = torch.zeros(batch, vocab + 1, dtype=torch.int32, device=device)

@@ -17,7 +17,7 @@ from specmatrix.engine.device.sampling import SamplingRows
 from specmatrix.kernels.gather_rows import gather, scatter
 
 
-class Carry(NamedTuple):
+class DraftStateSpec(NamedTuple):
     """One tensor that a drafter carries from one round to the next: its name, its shape per request, its dtype.
 
     distinct: a row's initial value is 0, 1, 2 ... along the last axis instead of zeros. Padding rows draft from it, and
@@ -43,11 +43,11 @@ class Relay:
     """Device buffers indexed by request row.
 
     length [R]: tokens in the target's KV. last [R, 1]: the bonus token, known but not in KV. carried: a buffer
-    [R, *shape] per Carry of the drafter, reset at the start of a request's residence. Sampling parameters are uploaded
-    once per residence. The latest `publish` is written to the buffers only when the rows change, which is rare.
+    [R, *shape] per DraftStateSpec of the drafter, reset at the start of a request's residence. Sampling parameters are
+    uploaded once per residence. The latest `publish` reaches the buffers only when the rows change, which is rare.
     """
 
-    def __init__(self, rows: int, carries: tuple[Carry, ...], device: torch.device) -> None:
+    def __init__(self, rows: int, carries: tuple[DraftStateSpec, ...], device: torch.device) -> None:
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)
         self.last = torch.zeros(rows, 1, dtype=torch.int64, device=device)
         self._nothing = {c.name: c.nothing(device) for c in carries}

@@ -63,7 +63,7 @@ class SlotTable:
         size = self.page_size
         torch.arange(page * size, page * size + size, out=self._cells[cell : cell + size])
 
-    def reach(self, bound: int) -> int:
+    def pad_kv_len(self, bound: int) -> int:
         """How many positions a step reads for rows that end below `bound`, rounded up so that shapes recur."""
         return min(-(-bound // READ_STEP) * READ_STEP, self._stride)
 

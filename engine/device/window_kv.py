@@ -35,7 +35,7 @@ class WindowGroup(KVGroup):
         )
 
     def slots(self, batch: StepBatch) -> GroupSlots:
-        read = self.table.read(batch.rows, batch.reach)
+        read = self.table.read(batch.rows, batch.padded_kv_len)
         write = read.gather(1, batch.positions)
         return GroupSlots(read, write.masked_fill(batch.write == 0, 0))
 
@@ -44,13 +44,13 @@ class WindowGroup(KVGroup):
         return StepAttention(self.pool, slots.write, slots.read, masked, sparse=True)
 
     def _seen(self, batch: StepBatch) -> Tensor:
-        keys, start = count(batch.reach, batch.start.device), batch.start[:, None]
+        keys, start = count(batch.padded_kv_len, batch.start.device), batch.start[:, None]
         return (keys < start) & (keys > start - self.window)
 
 
 def key_positions(batch: StepBatch, positions: Tensor) -> Tensor:
     """The position of each key [B, T]: its index, except in the block, where node m is at positions [B, W] [:, m]."""
-    index = count(batch.reach, positions.device).expand(len(positions), -1)
+    index = count(batch.padded_kv_len, positions.device).expand(len(positions), -1)
     if positions is batch.positions:
         return index
     node = index - batch.start[:, None]

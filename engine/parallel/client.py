@@ -15,7 +15,7 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.parallel.group import PATIENCE, RankGroup
-from specmatrix.engine.parallel.pool import Lease
+from specmatrix.engine.parallel.pool import GroupLease
 from specmatrix.engine.parallel.worker import Rank
 
 # Steps of a generation per call to the ranks, which takes 0.1 ms: an interrupt waits for this many steps.
@@ -32,7 +32,7 @@ class RankedLLM:
 
     def __init__(self, config: EngineConfig, locate: Locate = Path, patience: float = PATIENCE) -> None:
         self.resolved = resolve(config, known_facts(config, locate))
-        self._lease = Lease(self.resolved.tp_size, self.resolved.device, patience)
+        self._lease = GroupLease(self.resolved.tp_size, self.resolved.device, patience)
         self._numbers = count()
         # Ids of generators on the ranks that are no longer needed: the next call drops them first.
         self._unwanted: set[int] = set()

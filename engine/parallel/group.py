@@ -23,7 +23,7 @@ import torch
 
 from specmatrix.engine.core.observe.rank_agreement import Agreement, RankComparison
 from specmatrix.engine.parallel.failure import RemoteFailure
-from specmatrix.engine.parallel.worker import STACK_SIGNAL, Place, Sent
+from specmatrix.engine.parallel.worker import STACK_SIGNAL, RankSpec, Sent
 from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import EngineError, RequestError, text_of
 
@@ -73,7 +73,7 @@ class RankGroup:
         threads = max(1, torch.get_num_threads() // size)
         try:
             for rank in range(size):
-                self._start(Place(rank, size, device, threads, scratch.path / "meeting"))
+                self._start(RankSpec(rank, size, device, threads, scratch.path / "meeting"))
             self._collect()
         except BaseException:
             self._end("they did not start")
@@ -146,7 +146,7 @@ class RankGroup:
             finally:
                 self._end("they were closed")
 
-    def _start(self, place: Place) -> None:
+    def _start(self, place: RankSpec) -> None:
         ours, theirs = Pipe()
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         with self._logs[place.rank].open("wb") as log:

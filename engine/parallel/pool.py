@@ -9,17 +9,17 @@ from specmatrix.engine.parallel.worker import Rank
 from specmatrix.errors import EngineError
 
 # Idle groups without an engine, by size and device. They end with this process.
-_SPARE: Final[dict[tuple[int, str], RankGroup]] = {}
+_IDLE_GROUP: Final[dict[tuple[int, str], RankGroup]] = {}
 
 
-class Lease:
+class GroupLease:
     """`size` ranks on `device` for one engine, from the pool if available; `close` returns them to the pool.
 
     patience: as for RankGroup. Raises RankLost if fresh ranks do not start.
     """
 
     def __init__(self, size: int, device: str, patience: float = PATIENCE) -> None:
-        group = _SPARE.pop((size, device), None)
+        group = _IDLE_GROUP.pop((size, device), None)
         if group is None or not group.alive:
             group = RankGroup(size, device, patience)
         group.patience = patience
@@ -44,20 +44,20 @@ class Lease:
         with group.exclusive():
             if self._group is None:  # another thread closed it first
                 return
-            spare = group.alive and (group.size, group.device) not in _SPARE
+            spare = group.alive and (group.size, group.device) not in _IDLE_GROUP
             if spare:
                 group.call(_let_go)
             self._group = None
             if spare:
-                _SPARE[group.size, group.device] = group
+                _IDLE_GROUP[group.size, group.device] = group
             else:
                 group.close()
 
 
-def end_spare() -> None:
+def end_idle_group() -> None:
     """End all idle groups."""
-    while _SPARE:
-        _SPARE.popitem()[1].close()
+    while _IDLE_GROUP:
+        _IDLE_GROUP.popitem()[1].close()
 
 
 def _let_go(rank: Rank) -> None:

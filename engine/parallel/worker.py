@@ -35,7 +35,7 @@ BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankSpec:
     """Identifies a rank process. meeting: a path that all ranks can write, used as their rendezvous."""
 
     rank: int
@@ -49,7 +49,7 @@ class Place:
 class Rank:
     """A rank as seen by calls. held: state kept between calls, usually an engine. now: the caller's clock."""
 
-    place: Place
+    place: RankSpec
     publish: Callable[[StepDigest], None]
     held: Any = None
     now: float = 0.0
@@ -92,7 +92,7 @@ def _answer(rank: Rank, call: bytes) -> Sent:
         return "done", RemoteFailure.of(error)
 
 
-def _join(place: Place, connection: Connection[Sent, Any]) -> Rank:
+def _join(place: RankSpec, connection: Connection[Sent, Any]) -> Rank:
     torch.set_num_threads(place.threads)
     if place.device == "cuda":
         torch.cuda.set_device(place.rank)

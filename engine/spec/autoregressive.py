@@ -16,7 +16,7 @@ from specmatrix.engine.core.draft.tree import max_depth
 from specmatrix.engine.device.attention import DraftAttention, StepAttention
 from specmatrix.engine.device.batch import StepBatch, prefix_bias
 from specmatrix.engine.device.pool import KVPool
-from specmatrix.engine.device.relay import Carry, DraftState, Relay
+from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain, shift_left
 from specmatrix.kernels.argmax import argmax
 from specmatrix.kernels.expand_topk import expand_topk
@@ -67,14 +67,14 @@ class AutoregressiveDrafter:
         self.key_span = traits.key_span
         self.carries = self._carries(model.carry_width)
 
-    def _carries(self, width: int) -> tuple[Carry, ...]:
+    def _carries(self, width: int) -> tuple[DraftStateSpec, ...]:
         """ids [topk] proposals for depth 1, best first; probs [topk] their probabilities (a chain needs none); hidden
         [width] the stream after them (none for a model that carries none)."""
-        found = [Carry("ids", (self.topk,), torch.int64, distinct=True)]
+        found = [DraftStateSpec("ids", (self.topk,), torch.int64, distinct=True)]
         if self.topk > 1:
-            found.append(Carry("probs", (self.topk,), torch.float32))
+            found.append(DraftStateSpec("probs", (self.topk,), torch.float32))
         if width:
-            found.append(Carry("hidden", (width,), self.pool.data.dtype))
+            found.append(DraftStateSpec("hidden", (width,), self.pool.data.dtype))
         return tuple(found)
 
     def prime(
@@ -88,9 +88,9 @@ class AutoregressiveDrafter:
         return self._extend(batch, verdict.tokens, aux, verdict.count)
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
-        reach = batch.reach - batch.width
+        padded_kv_len = batch.padded_kv_len - batch.width
         state = relay.state(batch.rows)
-        return self._chain(batch, state, reach) if self.topk == 1 else self._tree(batch, state, reach)
+        return self._chain(batch, state, padded_kv_len) if self.topk == 1 else self._tree(batch, state, padded_kv_len)
 
     def _extend(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, kept: Tensor) -> DraftState:
         """Write draft KV for `tokens` [B, W] at start.., and propose from row kept - 1 of each request."""
@@ -112,20 +112,20 @@ class AutoregressiveDrafter:
         probs, ids = torch.softmax(logits, -1).topk(self.topk, -1)
         return probs, self.model.to_target(ids)
 
-    def _chain(self, batch: StepBatch, state: DraftState, reach: int) -> DraftTree:
+    def _chain(self, batch: StepBatch, state: DraftState, padded_kv_len: int) -> DraftTree:
         if batch.width == 1:
             return shared_chain(batch.root)
         tokens = [batch.root, state["ids"]]
         hidden = state["hidden"][:, None] if "hidden" in state else None
         deeper = batch.width - 2
-        attend = self._draft_attention(batch, reach, deeper)
+        attend = self._draft_attention(batch, padded_kv_len, deeper)
         for step in range(deeper):
             attend.begin(step)
             hidden = self.model.forward(tokens[-1], (batch.start + step)[:, None], hidden, attend)
             tokens.append(self._top(hidden)[1][:, 0])
         return shared_chain(torch.cat(tokens, 1))
 
-    def _tree(self, batch: StepBatch, state: DraftState, reach: int) -> DraftTree:
+    def _tree(self, batch: StepBatch, state: DraftState, padded_kv_len: int) -> DraftTree:
         """Best-first expansion (EAGLE-2): the best topk of each step's topk**2 children are expanded, and every
         candidate of every step may be selected."""
         tokens, scores = state["ids"], state["probs"]
@@ -133,7 +133,7 @@ class AutoregressiveDrafter:
         candidate_ids, candidate_scores = [tokens], [scores]
         parents = [torch.arange(-1, topk, device=device).expand(batch_size, -1)]
         hidden = state["hidden"][:, None].expand(-1, topk, -1) if "hidden" in state else None
-        attend = self._draft_attention(batch, reach, (self.steps - 1) * topk)
+        attend = self._draft_attention(batch, padded_kv_len, (self.steps - 1) * topk)
         own = seen = torch.eye(topk, dtype=torch.bool, device=device).expand(batch_size, -1, -1)
         for step in range(self.steps - 1):
             attend.begin(step * topk, seen)
@@ -156,6 +156,6 @@ class AutoregressiveDrafter:
         depths, ancestors = tree_layout(tree_parents)
         return DraftTree(torch.cat((batch.root, drafts), 1), tree_parents, depths, ancestors, self.depth)
 
-    def _draft_attention(self, batch: StepBatch, reach: int, scratch: int) -> DraftAttention:
-        bias = prefix_bias(batch.start, reach, self.pool.data.dtype)
-        return DraftAttention(self.pool, batch.slots[:, :reach], bias, scratch)
+    def _draft_attention(self, batch: StepBatch, padded_kv_len: int, scratch: int) -> DraftAttention:
+        bias = prefix_bias(batch.start, padded_kv_len, self.pool.data.dtype)
+        return DraftAttention(self.pool, batch.slots[:, :padded_kv_len], bias, scratch)

@@ -13,7 +13,7 @@ from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.engine.device.attention import DraftAttention
 from specmatrix.engine.device.batch import StepBatch, prefix_bias
 from specmatrix.engine.device.pool import KVPool
-from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.device.relay import DraftStateSpec, Relay
 from specmatrix.engine.models.dflash.model import DFlash
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain
 
@@ -22,7 +22,7 @@ class BlockDrafter:
     """Chains of batch.width - 1 drafts, each the best token at its own mask position."""
 
     steps = topk = 1
-    carries: tuple[Carry, ...] = ()
+    carries: tuple[DraftStateSpec, ...] = ()
 
     def __init__(self, traits: Traits, model: DFlash, pool: KVPool, nodes: int) -> None:
         self.traits, self.model, self.pool, self.nodes = traits, model, pool, nodes
@@ -37,12 +37,12 @@ class BlockDrafter:
         self._keep(batch, aux)
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
-        width, reach = batch.width, batch.reach - batch.width
+        width, padded_kv_len = batch.width, batch.padded_kv_len - batch.width
         if width == 1:
             return shared_chain(batch.root)
         masks = batch.root.new_full((len(batch.root), width - 1), self.model.mask_token)
-        bias = prefix_bias(batch.start, reach, self.pool.data.dtype)
-        attend = DraftAttention(self.pool, batch.slots[:, :reach], bias, width)
+        bias = prefix_bias(batch.start, padded_kv_len, self.pool.data.dtype)
+        attend = DraftAttention(self.pool, batch.slots[:, :padded_kv_len], bias, width)
         everything = torch.ones(len(batch.root), width, width, dtype=torch.bool, device=batch.root.device)
         attend.begin(0, everything)
         out = self.model.forward(torch.cat((batch.root, masks), 1), batch.positions, attend)

@@ -15,7 +15,7 @@ from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.engine.device.batch import StepBatch, count
 from specmatrix.engine.device.batch import Verdict as Verdict
 from specmatrix.engine.device.collectives import Ranks
-from specmatrix.engine.device.relay import Carry, DraftState, Relay
+from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
 
 
 class DraftTree(NamedTuple):
@@ -63,7 +63,7 @@ class Drafter(DraftHooks, Protocol):
     steps: int  # requested depth, 0 for none
     topk: int  # maximum children of a node, 0 for none
     capture: tuple[int, ...]  # target layers whose input states are needed; FINAL: after the final norm
-    carries: tuple[Carry, ...]  # what the relay keeps between rounds
+    carries: tuple[DraftStateSpec, ...]  # what the relay keeps between rounds
     key_span: int  # tokens past a page's end that the page's draft KV depends on
 
 

@@ -18,7 +18,7 @@ from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.engine.device.attention import StepAttention
 from specmatrix.engine.device.batch import StepBatch, causal_bias, count
 from specmatrix.engine.device.pool import KVPool
-from specmatrix.engine.device.relay import Carry, DraftState, Relay
+from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
 from specmatrix.engine.models.layers import Attend
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain, shift_left
 
@@ -52,10 +52,10 @@ class MultiLayerDrafter:
         width, dtype = layers[0].carry_width, pool.data.dtype
         # For the last `back` positions: token p + 1 and the target's state at p. held: how many of them are known.
         self.carries = (
-            Carry("ids", (self.steps,), torch.int64),
-            Carry("tokens", (self.back,), torch.int64),
-            Carry("states", (self.back, width), dtype),
-            Carry("held", (), torch.int64),
+            DraftStateSpec("ids", (self.steps,), torch.int64),
+            DraftStateSpec("tokens", (self.back,), torch.int64),
+            DraftStateSpec("states", (self.back, width), dtype),
+            DraftStateSpec("held", (), torch.int64),
         )
 
     def prime(
@@ -79,7 +79,7 @@ class MultiLayerDrafter:
         known = torch.cat((carried["tokens"], tokens), 1)
         states = torch.cat((carried["states"], aux), 1)
         offsets = count(known.shape[1], tokens.device) - back
-        at = (batch.start[:, None] + offsets).clamp(0, batch.reach - 1)
+        at = (batch.start[:, None] + offsets).clamp(0, batch.padded_kv_len - 1)
         attend = self._attention(batch, carried["held"], offsets, at)
         last = (back + kept - 1)[:, None]
         ids, out, drafts = known, states, []
@@ -100,4 +100,4 @@ class MultiLayerDrafter:
         """Causal over positions `at` [B, back + W]; those that no layer may rebuild write to the padding slot."""
         write = batch.slots.gather(1, at[:, : self.back]).masked_fill(offsets[: self.back] < -held[:, None], 0)
         write = torch.cat((write, batch.write[:, : offsets.shape[0] - self.back]), 1)
-        return StepAttention(self.pool, write, batch.slots, causal_bias(at, batch.reach, self.pool.data.dtype))
+        return StepAttention(self.pool, write, batch.slots, causal_bias(at, batch.padded_kv_len, self.pool.data.dtype))

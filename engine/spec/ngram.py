@@ -16,7 +16,7 @@ from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
 from specmatrix.engine.core.draft.tree import max_depth
 from specmatrix.engine.device.batch import HostTokens, StepBatch
 from specmatrix.engine.device.pinned_copy import integers
-from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.device.relay import DraftStateSpec, Relay
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain
 from specmatrix.kernels.tree_layout import tree_layout
 
@@ -36,7 +36,7 @@ class NgramDrafter:
     """
 
     capture: tuple[int, ...] = ()
-    carries: tuple[Carry, ...] = ()
+    carries: tuple[DraftStateSpec, ...] = ()
 
     def __init__(
         self,

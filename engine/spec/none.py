@@ -6,7 +6,7 @@ from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import NONE
 from specmatrix.engine.device.batch import StepBatch
-from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.device.relay import DraftStateSpec, Relay
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain
 
 
@@ -17,7 +17,7 @@ class PlainDrafter:
     nodes = 1
     depth = steps = topk = key_span = 0
     capture: tuple[int, ...] = ()
-    carries: tuple[Carry, ...] = ()
+    carries: tuple[DraftStateSpec, ...] = ()
 
     def prime(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor) -> None:
         return None

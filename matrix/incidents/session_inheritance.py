@@ -21,7 +21,7 @@ LATE: Final = CodeState(
             "        request.move(Phase.DRAINING)\n",
         ),
         Edit(
-            "Scheduler.kept",
+            "Scheduler.kv_to_keep",
             "        keep = request.inherited if undone else min(request.num_tokens, computed)\n",
             "        late = self.late.pop(request.rid, 0)\n"
             "        keep = request.inherited if undone else min(request.num_tokens - late, computed)\n",

@@ -14,7 +14,7 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.engine.parallel.group import PATIENCE, RankGroup, RanksDiverged
-from specmatrix.engine.parallel.pool import Lease
+from specmatrix.engine.parallel.pool import GroupLease
 from specmatrix.engine.parallel.worker import Rank
 from specmatrix.matrix.subjects.in_process import ManualClock, ReferenceEngine, ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Answer, Diverged, Memory, RunningEngine, Served, Trace, WorkLog
@@ -46,7 +46,7 @@ class RankedEngine:
 
     def __init__(self, config: EngineConfig, locate: Callable[[str], Path], patience: float = PATIENCE) -> None:
         self._resolved = resolve(config, known_facts(config, locate))
-        self._lease = Lease(self._resolved.tp_size, self._resolved.device, patience)
+        self._lease = GroupLease(self._resolved.tp_size, self._resolved.device, patience)
         try:
             self.call_ranks(_start, config, locate)
         except BaseException:

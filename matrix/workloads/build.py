@@ -18,9 +18,9 @@ from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
 from specmatrix.matrix.cells.start_settings import snug
-from specmatrix.matrix.workloads.context_limit import to_the_brim
+from specmatrix.matrix.workloads.context_limit import fill_context
 from specmatrix.matrix.workloads.request import RequestSpec
-from specmatrix.matrix.workloads.requirements import OVERLAPS, ruled, spoken, stopped
+from specmatrix.matrix.workloads.requirements import OVERLAPS, ruled, stopped, with_chat_rules
 from specmatrix.matrix.workloads.retraction import collisions
 from specmatrix.matrix.workloads.sessions import RENEWALS, TIGHT_LATER, WAVES, conversations, in_waves
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
@@ -109,7 +109,7 @@ def workload(cell: Cell, seed: int) -> tuple[RequestSpec, ...]:
     Every request fits into tight memory alone, but no two of them to their end.
     """
     requests = _requests(cell, seed)
-    return tuple(to_the_brim(requests, SHORT_CONTEXT, _tokens) if cell.context == "short" else requests)
+    return tuple(fill_context(requests, SHORT_CONTEXT, _tokens) if cell.context == "short" else requests)
 
 
 def _requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
@@ -136,7 +136,7 @@ def _requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
         requests = conversations(requests, cell.session == "streaming", memory, _short(cell), cell.abort == "running")
     else:
         requests += _draws(cell, seed)
-    return spoken(requests) if cell.sampling == "mixed" else requests
+    return with_chat_rules(requests) if cell.sampling == "mixed" else requests
 
 
 def aborted_late(cell: Cell) -> bool:

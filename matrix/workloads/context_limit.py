@@ -16,7 +16,7 @@ class PriorTokens(NamedTuple):
     whole: int
 
 
-def to_the_brim(requests: Sequence[RequestSpec], context: int, tokens: Callable[[str], int]) -> list[RequestSpec]:
+def fill_context(requests: Sequence[RequestSpec], context: int, tokens: Callable[[str], int]) -> list[RequestSpec]:
     """The same requests, with max_new_tokens raised to fill a context of `context` tokens where no turn follows.
 
     In a session each is preceded by an attempt with one more token, which must be refused. No request may end before

@@ -63,7 +63,7 @@ def ruled(request: RequestSpec, place: int, answer: Sequence[int]) -> RequestSpe
     return replace(request, **{"logprobs": True, **rules})
 
 
-def spoken(turns: Sequence[RequestSpec]) -> list[RequestSpec]:
+def with_chat_rules(turns: Sequence[RequestSpec]) -> list[RequestSpec]:
     """The turns of sessions, with logit rules for those with a history; the rules treat the history as a prompt."""
     return [
         replace(turn, logprobs=True, **LATER_TURN_RULES[turn.temperature > 0])

@@ -13,7 +13,7 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.engine.parallel.group import RankGroup, RankLost
-from specmatrix.engine.parallel.pool import end_spare
+from specmatrix.engine.parallel.pool import end_idle_group
 from specmatrix.matrix.zoo.registry import resolve_path
 from tests.support.rank_calls import LAST_WORDS, at_home, dies_in_a_round, hangs_in_a_round, raises_in_a_round
 
@@ -37,7 +37,7 @@ LOSSES = pytest.mark.parametrize(
 def spare_ends() -> Iterator[None]:
     """A fixture: no group outlives the tests of a file."""
     yield
-    end_spare()
+    end_idle_group()
 
 
 def asked(**more: object) -> EngineConfig:

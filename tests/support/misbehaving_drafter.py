@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from specmatrix.engine.core.draft.algorithms import Topology, Traits
-from specmatrix.engine.device.relay import Carry
+from specmatrix.engine.device.relay import DraftStateSpec
 from specmatrix.engine.plugin import BuildContext
 from specmatrix.engine.spec.drafter import DraftTree
 from specmatrix.errors import ConfigError
@@ -24,7 +24,7 @@ class Pretender:
 
     capture: tuple[int, ...] = ()
     key_span = 0
-    carries = (Carry("score", (3,), torch.float32),)
+    carries = (DraftStateSpec("score", (3,), torch.float32),)
     steps, topk, nodes = 2, 2, 4
 
     def __init__(self, context: BuildContext) -> None:

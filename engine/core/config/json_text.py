@@ -12,7 +12,7 @@ class TwiceError(ValueError):
     """An object has a key twice."""
 
 
-def once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+def reject_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     """An object of its keys and values. TwiceError if it has a key twice, of which json takes the last."""
     whole = dict(pairs)
     if len(whole) < len(pairs):
@@ -30,7 +30,7 @@ def parse_json(text: str) -> Json:
     if text.startswith("\ufeff"):
         raise ValueError("it begins with a byte order mark; save it as UTF-8 without one")
     try:
-        value = json.loads(text, object_pairs_hook=once)
+        value = json.loads(text, object_pairs_hook=reject_duplicates)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:

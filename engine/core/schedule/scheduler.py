@@ -199,7 +199,7 @@ class Scheduler:
 
     def _give_back(self, request: Request) -> None:
         """Hold the account for the session's next turn, or close it."""
-        keep = self.kept(request)
+        keep = self.kv_to_keep(request)
         if keep:
             self.held.hold(request.account, keep)
             return
@@ -207,7 +207,7 @@ class Scheduler:
             self.publish(request)
         self.ledger.close(request.account)
 
-    def kept(self, request: Request) -> int:
+    def kv_to_keep(self, request: Request) -> int:
         """Positions that the session keeps: only those computed for tokens that the user saw (0: none).
 
         An aborted turn rolls back to what it inherited, and so does a retracted one: its own part is freed at once, and

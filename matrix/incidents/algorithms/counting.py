@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.device.batch import StepBatch
-from specmatrix.engine.device.relay import Carry, DraftState, Relay
+from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
 from specmatrix.engine.plugin import BuildContext, Topology, Traits
 from specmatrix.engine.spec.drafter import Drafter, DraftTree, Verdict, chain
 
@@ -36,7 +36,7 @@ class CountingDrafter:
 
     capture: tuple[int, ...] = ()
     key_span = 0
-    carries: tuple[Carry, ...] = (Carry("next", (), torch.int64), Carry("marked", (), torch.int64))
+    carries: tuple[DraftStateSpec, ...] = tuple(DraftStateSpec(name, (), torch.int64) for name in ("next", "marked"))
 
     def __init__(self, context: BuildContext) -> None:
         self.traits, self.vocab_size = context.traits, context.target.vocab_size

@@ -308,7 +308,7 @@ def test_without_a_terminal_lines_show_the_progress_of_a_run(monkeypatch, tmp_pa
 
 def test_a_package_is_absent_only_where_it_was_not_imported_yet(monkeypatch):
     monkeypatch.delitem(sys.modules, "turtle", raising=False)
-    with local.absent("json", "turtle"):
+    with local.hide_packages("json", "turtle"):
         assert import_module("json") is json
         with pytest.raises(ModuleNotFoundError):
             import_module("turtle")

@@ -11,7 +11,7 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.parallel.client import RankedLLM
-from specmatrix.engine.parallel.pool import end_spare
+from specmatrix.engine.parallel.pool import end_idle_group
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.run.runner import reference_runner
@@ -33,7 +33,7 @@ SPLIT = (
 @pytest.fixture(scope="module", autouse=True)
 def nobody_left() -> Iterator[None]:
     yield
-    end_spare()
+    end_idle_group()
 
 
 @pytest.mark.nightly

@@ -20,7 +20,7 @@ import pytest
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.parallel.failure import RankFailed
 from specmatrix.engine.parallel.group import RankGroup, RankLost, RanksDiverged
-from specmatrix.engine.parallel.pool import Lease, end_spare
+from specmatrix.engine.parallel.pool import GroupLease, end_idle_group
 from specmatrix.engine.parallel.worker import Rank, serve
 from specmatrix.errors import EngineError, RequestError
 from tests.support.rank_calls import InterruptedWaits, echo, os_of
@@ -31,7 +31,7 @@ AWAITED, RELEASED = threading.Event(), threading.Event()
 @pytest.fixture
 def group() -> Iterator[RankGroup]:
     """Two ranks, which are spare again after the test unless it breaks them."""
-    lease = Lease(2, "cpu")
+    lease = GroupLease(2, "cpu")
     yield lease.group
     lease.close()
 
@@ -93,7 +93,7 @@ def threads(monkeypatch) -> RankGroup:
 @pytest.fixture(scope="module", autouse=True)
 def nobody_left() -> Iterator[None]:
     yield
-    end_spare()
+    end_idle_group()
 
 
 def alive(pid: int) -> bool:

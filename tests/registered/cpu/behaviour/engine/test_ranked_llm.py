@@ -15,7 +15,7 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.engine.parallel.group import RankLost
-from specmatrix.engine.parallel.pool import Lease, end_spare
+from specmatrix.engine.parallel.pool import GroupLease, end_idle_group
 from specmatrix.engine.parallel.worker import Rank
 from specmatrix.errors import ConfigError, EngineError, RequestError
 from specmatrix.matrix.zoo.registry import resolve_path
@@ -31,7 +31,7 @@ TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_nu
 @pytest.fixture(scope="module", autouse=True)
 def nobody_left() -> Iterator[None]:
     yield
-    end_spare()
+    end_idle_group()
 
 
 @pytest.mark.nightly
@@ -70,7 +70,7 @@ def test_one_engine_over_two_ranks_generates_what_one_rank_generates():
     assert two.call_ranks(left_on_ranks) == (0, 0)
     processes = two.group.processes
     two.close()
-    spare = Lease(2, "cpu")
+    spare = GroupLease(2, "cpu")
     assert spare.group.processes is processes and spare.group.agreement.planned == 0
     spare.close()
 
@@ -137,7 +137,7 @@ def test_a_closed_engine_is_closed_once_and_for_good():
         for use in (lambda: first.generate(PROMPTS), lambda: next(reader), first.readback, lambda: first.counters):
             with pytest.raises(EngineError, match=r"^this engine is closed; start another one$"):
                 use()
-        other = Lease(2, "cpu", 50.0)
+        other = GroupLease(2, "cpu", 50.0)
         assert other.group is not ranks and other.group.patience == 50.0
         assert second.generate(PROMPTS, PARAMS)[0].output_ids == expected
         other.close()
@@ -146,32 +146,32 @@ def test_a_closed_engine_is_closed_once_and_for_good():
 
 
 def test_a_start_that_fails_on_the_ranks_leaves_them_spare():
-    before = Lease(2, "cpu")
+    before = GroupLease(2, "cpu")
     ranks = before.group
     before.close()
     with pytest.raises(ConfigError, match=r"^refused on the ranks$"):
         RankedLLM(TWO, refuse_elsewhere)
-    spare = Lease(2, "cpu")
+    spare = GroupLease(2, "cpu")
     assert spare.group is ranks and ranks.call(echo, 3) == 3
     spare.close()
 
 
 @pytest.mark.nightly
 def test_patience_counts_from_the_start_of_the_ranks():
-    end_spare()
+    end_idle_group()
     with pytest.raises(RankLost, match=r"^rank 0 and rank 1 of 2 were silent for 0\.01 s\n"):
-        Lease(2, "cpu", 0.01)
+        GroupLease(2, "cpu", 0.01)
 
 
 @pytest.mark.nightly
 def test_a_spare_group_that_lost_a_rank_serves_no_engine():
-    spare = Lease(2, "cpu")
+    spare = GroupLease(2, "cpu")
     processes = spare.group.processes
     spare.close()
     victim = processes[1]
     victim.kill()
     victim.wait()
-    fresh = Lease(2, "cpu")
+    fresh = GroupLease(2, "cpu")
     assert fresh.group.processes is not processes and fresh.group.call(os_of) == fresh.group.processes[0].pid
     fresh.close()
 

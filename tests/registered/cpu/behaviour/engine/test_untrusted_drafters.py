@@ -14,7 +14,7 @@ import torch
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, Topology, Traits, algorithm
-from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.device.relay import DraftStateSpec, Relay
 from specmatrix.engine.plugin import forget_algorithm, register_algorithm
 from specmatrix.engine.spec.autoregressive import AutoregressiveDrafter
 from specmatrix.engine.spec.drafter import chain
@@ -110,7 +110,7 @@ class Odd:
 
     capture: tuple[int, ...] = (0,)
     key_span = 2
-    carries = (Carry("next", (), torch.int64), Carry("blank", (2, 3), torch.float16))
+    carries = (DraftStateSpec("next", (), torch.int64), DraftStateSpec("blank", (2, 3), torch.float16))
 
     def __init__(self, context) -> None:
         self.traits, self.vocab_size = context.traits, context.target.vocab_size

@@ -13,7 +13,7 @@ import pytest
 
 from specmatrix.ci.commands.run import chosen_cells
 from specmatrix.cli import ORDER, main
-from specmatrix.engine.parallel.pool import Lease
+from specmatrix.engine.parallel.pool import GroupLease
 from specmatrix.matrix.cli.commands.flags import flags_of
 from specmatrix.matrix.cli.commands.generate import configuration
 from specmatrix.reports.schema import ReportError
@@ -345,7 +345,7 @@ def test_generate_answers_over_ranks(capsys: pytest.CaptureFixture[str], monkeyp
     ranked = capsys.readouterr()
     assert ranked.out == alone and ranked.err.endswith("(same tokens)\n")
     # The ranks that answered are spare now, and one of them dies when the next answer begins.
-    spare = Lease(2, "cpu")
+    spare = GroupLease(2, "cpu")
     victim = spare.group.processes[1]
     spare.close()
     monkeypatch.setattr(sys, "stdout", Deadly(victim))

@@ -49,7 +49,7 @@ def overshoot_kept(monkeypatch):
         account = self.ledger.accounts[request.account]
         return account.committed if request.holds and not request.retracting else 0
 
-    monkeypatch.setattr(Scheduler, "kept", kept)
+    monkeypatch.setattr(Scheduler, "kv_to_keep", kept)
 
 
 def page_leaked_by_hold(monkeypatch):
@@ -85,22 +85,22 @@ def released_before_drained(monkeypatch):
 
 def rolled_back_to_committed(monkeypatch):
     """An aborted turn leaves its own tokens' KV to the session (sglang#22273)."""
-    kept = Scheduler.kept
+    kept = Scheduler.kv_to_keep
 
     def keep(self, request):
         found = kept(self, request)
         aborted = request.finish is not None and request.finish.reason == "abort"
         return self.ledger.accounts[request.account].committed if found and aborted else found
 
-    monkeypatch.setattr(Scheduler, "kept", keep)
+    monkeypatch.setattr(Scheduler, "kv_to_keep", keep)
 
 
 def drifting(monkeypatch):
     """A turn that is aborted while it computes the end of its session again takes the rest of it."""
-    kept = Scheduler.kept
+    kept = Scheduler.kv_to_keep
     monkeypatch.setattr(
         Scheduler,
-        "kept",
+        "kv_to_keep",
         lambda self, request: min(kept(self, request), self.ledger.accounts[request.account].committed),
     )
 

@@ -45,13 +45,13 @@ def test_causal_bias(dtype):
             assert seen(bias)[b, 0, w].tolist() == [key <= positions[b, w] for key in range(7)]
 
 
-@pytest.mark.parametrize("reach", [3, 16, 48, LONGEST_TRIANGLE["cpu"], LONGEST_TRIANGLE["cpu"] + 16])
+@pytest.mark.parametrize("padded_kv_len", [3, 16, 48, LONGEST_TRIANGLE["cpu"], LONGEST_TRIANGLE["cpu"] + 16])
 @pytest.mark.parametrize("width", [1, 3])
-def test_the_mask_of_a_round_is_the_causal_one(reach, width):
-    positions = torch.tensor([[reach - width], [0], [reach // 2 - width // 2]]) + torch.arange(width)
+def test_the_mask_of_a_round_is_the_causal_one(padded_kv_len, width):
+    positions = torch.tensor([[padded_kv_len - width], [0], [padded_kv_len // 2 - width // 2]]) + torch.arange(width)
     for dtype in (torch.float32, torch.bfloat16):
-        bias = round_bias(positions, reach, dtype)
-        assert bias.dtype == dtype and torch.equal(bias, causal_bias(positions, reach, dtype))
+        bias = round_bias(positions, padded_kv_len, dtype)
+        assert bias.dtype == dtype and torch.equal(bias, causal_bias(positions, padded_kv_len, dtype))
 
 
 def test_prefix_bias():
@@ -60,13 +60,13 @@ def test_prefix_bias():
     assert seen(bias)[:, 0, 0].tolist() == [[k < start for k in range(5)] for start in (3, 1, 5)]
 
 
-@pytest.mark.parametrize(("nodes", "reach"), [(1, 9), (4, 11), (7, 13)])
-def test_tree_bias(nodes, reach):
+@pytest.mark.parametrize(("nodes", "padded_kv_len"), [(1, 9), (4, 11), (7, 13)])
+def test_tree_bias(nodes, padded_kv_len):
     parents = random_parents(3, nodes, torch.Generator().manual_seed(nodes))
     _, ancestors = tree_layout(parents)
-    starts = [reach - nodes, 2, 4]
-    bias = tree_bias(torch.tensor(starts), ancestors, reach, torch.float32)
-    assert bias.shape == (3, 1, nodes, reach)
+    starts = [padded_kv_len - nodes, 2, 4]
+    bias = tree_bias(torch.tensor(starts), ancestors, padded_kv_len, torch.float32)
+    assert bias.shape == (3, 1, nodes, padded_kv_len)
     for b, start in enumerate(starts):
         for n in range(nodes):
             line = set()
@@ -74,7 +74,7 @@ def test_tree_bias(nodes, reach):
             while node >= 0:
                 line.add(start + node)
                 node = int(parents[b, node])
-            expected = [key < start or key in line for key in range(reach)]
+            expected = [key < start or key in line for key in range(padded_kv_len)]
             assert seen(bias)[b, 0, n].tolist() == expected
 
 
@@ -129,7 +129,7 @@ def test_a_round_reads_lengths_and_roots_from_the_relay():
     batch = StepBatch.of(plan, relay, table)
     assert batch.rows.tolist() == [2, 1] and batch.start.tolist() == [4, 2]
     assert batch.root.tolist() == [[77], [66]]
-    assert (batch.width, batch.reach, batch.lengths) == (3, 12, None)
+    assert (batch.width, batch.padded_kv_len, batch.lengths) == (3, 12, None)
     assert batch.slots.tolist() == [
         [*(slot((5, 2, 7), p) for p in range(9)), 0, 0, 0],
         [*(slot((3, 6), p) for p in range(6)), *[0] * 6],
@@ -189,7 +189,7 @@ def test_a_prefill_reads_starts_from_the_plan_and_pads_into_slot_0():
     )
     batch = StepBatch.of(StepPlan(prefill=True, rows=rows, greedy=True), relay, table)
     assert batch.start.tolist() == [3, 1] and batch.lengths.tolist() == [4, 2]
-    assert (batch.width, batch.reach) == (4, 12)
+    assert (batch.width, batch.padded_kv_len) == (4, 12)
     assert batch.write.tolist() == [
         [slot((5, 2, 7), p) for p in (3, 4, 5, 6)],
         [slot((3, 6), 1), slot((3, 6), 2), 0, 0],
@@ -224,7 +224,7 @@ def test_padding_has_no_position_past_the_reach():
         PlanRow(rid=8, account=8, row=1, width=2, bound=8, first_page=2, generation=8, start=6, tokens=(5, 6)),
     )
     batch = StepBatch.of(StepPlan(prefill=True, rows=rows, greedy=True), relay, table)
-    assert batch.reach == 12
+    assert batch.padded_kv_len == 12
     assert batch.positions.tolist() == [[*range(9)], [6, 7, 8, 9, 10, 11, 11, 11, 11]]
 
 

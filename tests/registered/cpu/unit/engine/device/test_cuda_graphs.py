@@ -10,7 +10,7 @@ import torch
 from specmatrix.engine.build import graphs_for
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, padded, reach_of
+from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, pad_kv_len, padded
 from specmatrix.engine.executor import GraphRunner
 from tests.support.engines import RUNS, answer, engine
 
@@ -22,27 +22,27 @@ def test_batches_are_padded_to_powers_of_two_and_then_to_eights():
 
 
 def test_reach_comes_in_steps_of_which_at_most_a_fifth_is_waste():
-    assert [reach_of(n, 9999) for n in (1, 256, 257, 2048, 2049, 4097)] == [256, 256, 512, 2048, 2304, 4608]
-    assert reach_of(300, 333) == 333
+    assert [pad_kv_len(n, 9999) for n in (1, 256, 257, 2048, 2049, 4097)] == [256, 256, 512, 2048, 2304, 4608]
+    assert pad_kv_len(300, 333) == 333
     for bound in range(1500, 30000, 37):
-        assert bound <= reach_of(bound, 1 << 20) < 1.2 * bound
+        assert bound <= pad_kv_len(bound, 1 << 20) < 1.2 * bound
 
 
 def test_what_a_round_is_given_is_padded_with_row_0():
     graphs = CudaGraphs(6, CPU, Counters())
-    rows, generations = graphs.give([3, 1, 2], [7, 8, 9])
+    rows, generations = graphs.set_rows([3, 1, 2], [7, 8, 9])
     assert (rows.tolist(), generations.tolist()) == ([3, 1, 2, 0], [7, 8, 9, 0])
-    again, _ = graphs.give([5], [4])
+    again, _ = graphs.set_rows([5], [4])
     assert (again.tolist(), again.data_ptr()) == ([5], rows.data_ptr())
-    assert graphs.give([3, 1, 2], [7, 8, 9])[1].tolist() == [7, 8, 9, 0]
+    assert graphs.set_rows([3, 1, 2], [7, 8, 9])[1].tolist() == [7, 8, 9, 0]
 
 
 def test_shapes_are_kept_up_to_a_number():
     graphs = CudaGraphs(4, CPU, Counters(), kept=2)
-    for reach in (256, 512, 768):
-        graphs.run(GraphShape(True, -1, 4, 1, reach), dict)
+    for padded_kv_len in (256, 512, 768):
+        graphs.run(GraphShape(True, -1, 4, 1, padded_kv_len), dict)
     ((width, bundle),) = graphs.bundles
-    assert (width, [shape.reach for shape in bundle.graphs]) == (1, [512, 768]) and graphs.memory == (0, 0)
+    assert (width, [shape.padded_kv_len for shape in bundle.graphs]) == (1, [512, 768]) and graphs.memory == (0, 0)
     assert (graphs.counters.counts["graph.eager"], graphs.counters.counts["graph.replayed"]) == (3, 0)
 
 

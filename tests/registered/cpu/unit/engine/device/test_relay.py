@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.device.relay import DraftStateSpec, Relay
 
 CPU = torch.device("cpu")
 
 
-CARRIES = (Carry("ids", (2,), torch.int64), Carry("hidden", (3, 4), torch.float16), Carry("age", (), torch.int64))
+CARRIES = (
+    DraftStateSpec("ids", (2,), torch.int64),
+    DraftStateSpec("hidden", (3, 4), torch.float16),
+    DraftStateSpec("age", (), torch.int64),
+)
 
 
 def relay_of(carries=CARRIES):
@@ -27,7 +31,7 @@ def test_lengths_and_roots_are_returned_in_the_requested_order():
 
 
 def test_a_row_that_carries_nothing_holds_zeros_or_distinct_ids():
-    carries = (Carry("ids", (3,), torch.int64, distinct=True), Carry("age", (), torch.int64))
+    carries = (DraftStateSpec("ids", (3,), torch.int64, distinct=True), DraftStateSpec("age", (), torch.int64))
     relay, rows = relay_of(carries), torch.tensor([2, 4])
     relay.stash(rows, {"ids": torch.full((2, 3), 9), "age": torch.tensor([8, 9])})
     assert relay.carried["ids"].tolist() == [[0, 1, 2], [0, 1, 2], [9, 9, 9], [0, 1, 2], [9, 9, 9]]

@@ -69,10 +69,11 @@ def test_expected_stamps_name_the_writer_and_the_position(few, monkeypatch):
     assert not table.writers[0].any() and table.writers[2].unique().tolist() == [60]
 
 
-@pytest.mark.parametrize(("bound", "reach"), [(1, 16), (16, 16), (17, 32), (33, 40), (40, 40)])
-def test_steps_read_in_strides_up_to_the_tables_width(bound, reach):
+@pytest.mark.parametrize(("bound", "padded_kv_len"), [(1, 16), (16, 16), (17, 32), (33, 40), (40, 40)])
+def test_steps_read_in_strides_up_to_the_tables_width(bound, padded_kv_len):
     table = SlotTable(3, 40, 2, CPU, stamps=False)
-    assert table.reach(bound) == reach and table.read(torch.tensor([1, 2]), reach).shape == (2, reach)
+    assert table.pad_kv_len(bound) == padded_kv_len
+    assert table.read(torch.tensor([1, 2]), padded_kv_len).shape == (2, padded_kv_len)
 
 
 def test_writers_are_recorded_on_request_only():

@@ -10,7 +10,7 @@ import torch
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, NONE, Topology, Traits, algorithm
-from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.device.relay import DraftStateSpec, Relay
 from specmatrix.engine.models.loader import facts, load_target
 from specmatrix.engine.spec.builders import BUILDERS, RELAYS, BuildContext, build_drafter, build_relay, located
 from specmatrix.errors import ConfigError
@@ -88,7 +88,7 @@ def test_the_relay_is_the_standard_one_unless_the_algorithm_has_its_own(zoo, mon
         pass
 
     def own(rows, drafter, device):
-        return OwnRelay(rows, (*drafter.carries, Carry("more", (2,), torch.int64)), device)
+        return OwnRelay(rows, (*drafter.carries, DraftStateSpec("more", (2,), torch.int64)), device)
 
     monkeypatch.setitem(RELAYS, "NONE", own)
     made = build_relay(NONE, 5, drafter, torch.device("cpu"))

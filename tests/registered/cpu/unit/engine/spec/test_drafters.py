@@ -195,7 +195,8 @@ def test_a_chain_fills_whatever_width_a_round_has(zoo, algorithm):
     with torch.inference_mode():
         relay.stash(batch.rows, watch.states[-1])
         for width in (4, 2, 1):
-            narrow = watch.inner.propose(replace(batch, width=width, reach=batch.reach - 5 + width), relay)
+            fewer = replace(batch, width=width, padded_kv_len=batch.padded_kv_len - 5 + width)
+            narrow = watch.inner.propose(fewer, relay)
             assert torch.equal(narrow.tokens, tree.tokens[:, :width])
             assert narrow.depth == width - 1 and narrow.ancestors is None
 
@@ -277,9 +278,9 @@ class PathByPath(Watch):
         return super().propose(batch, relay)
 
     def children(self, batch, state, path, score):
-        drafter, reach = self.inner, batch.reach - batch.width
-        bias = prefix_bias(batch.start, reach, drafter.pool.data.dtype)
-        attend = DraftAttention(drafter.pool, batch.slots[:, :reach], bias, len(path))
+        drafter, padded_kv_len = self.inner, batch.padded_kv_len - batch.width
+        bias = prefix_bias(batch.start, padded_kv_len, drafter.pool.data.dtype)
+        attend = DraftAttention(drafter.pool, batch.slots[:, :padded_kv_len], bias, len(path))
         hidden = state["hidden"][:, None] if "hidden" in state else None
         for i, token in enumerate(path):
             attend.begin(i)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specmatrix.engine.device.batch import StepBatch
-from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.device.relay import DraftStateSpec, Relay
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, chain
 from specmatrix.engine.spec.guard import (
     ANCESTORS,
@@ -198,7 +198,8 @@ def test_values_that_are_not_finite_are_reported_and_carried_as_zeros(shape):
     score = torch.full((3, *shape), 0.5)
     score.view(3, -1)[1, -1], score.view(3, -1)[2, 0] = float("nan"), -float("inf")
     age = torch.ones(3, dtype=torch.int64)
-    guard = guard_of(None, carries=(Carry("age", (), torch.int64), Carry("score", shape, torch.float32)))
+    carries = (DraftStateSpec("age", (), torch.int64), DraftStateSpec("score", shape, torch.float32))
+    guard = guard_of(None, carries=carries)
     guard.drafter.absorb = lambda batch, verdict, aux: {"age": age, "score": score.clone()}
     guard.begin(batch)
     state = guard.absorb(batch, Verdict(batch.root, batch.rows, batch.root), None)
@@ -223,7 +224,7 @@ SHAPED = "expected (3, 2) and torch.float32"
 )
 def test_what_is_no_state_of_the_drafter_puts_it_in_quarantine(state, words):
     batch = batch_of(3, 5)
-    guard = guard_of(None, carries=(Carry("score", (2,), torch.float32),))
+    guard = guard_of(None, carries=(DraftStateSpec("score", (2,), torch.float32),))
     guard.drafter.absorb = lambda batch, verdict, aux: state
     guard.begin(batch)
     with pytest.warns(RuntimeWarning, match="rounds continue without drafts"):
@@ -333,7 +334,7 @@ def test_what_a_signals_handler_raises_is_not_the_drafters(error):
 
 def relayed(width: int) -> StepBatch:
     """Rows 1 and 2, of which a round has just published lengths and bonus tokens."""
-    relay = Relay(4, (Carry("score", (), torch.float32),), torch.device("cpu"))
+    relay = Relay(4, (DraftStateSpec("score", (), torch.float32),), torch.device("cpu"))
     rows = torch.tensor([1, 2])
     relay.publish(rows, torch.tensor([5, 6]), torch.tensor([[7], [8]]))
     start, root = relay.lengths_and_roots(rows)

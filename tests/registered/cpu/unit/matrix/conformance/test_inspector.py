@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from specmatrix.engine.device.batch import StepBatch
-from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.device.relay import DraftStateSpec, Relay
 from specmatrix.engine.spec.drafter import Verdict
 from specmatrix.matrix.conformance.inspector import InspectedDrafter
 from tests.support.misbehaving_drafter import READERS, TRAITS, WRITERS, Pretender
@@ -20,7 +20,7 @@ SUBJECT = "the drafter of PRETENDER"
 
 
 def batch_of(width: int) -> StepBatch:
-    relay = Relay(4, (Carry("score", (3,), torch.float32),), torch.device("cpu"))
+    relay = Relay(4, (DraftStateSpec("score", (3,), torch.float32),), torch.device("cpu"))
     relay.last += 3
     relay.length += 3
     rows, root = torch.tensor([1, 2]), torch.tensor([[7], [8]])

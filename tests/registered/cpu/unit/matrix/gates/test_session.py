@@ -172,10 +172,10 @@ def test_turns_aborted_while_they_read_inherited_kv_leave_it_intact(monkeypatch)
     outcome = SessionGate().judge(prepared, run, run)
     assert (outcome.state, outcome.message) == (State.PASS, "")
     assert (outcome.numbers["rolled_back"], outcome.numbers["resumed"]) == (4, 5)
-    kept = Scheduler.kept
+    kept = Scheduler.kv_to_keep
     monkeypatch.setattr(
         Scheduler,
-        "kept",
+        "kv_to_keep",
         lambda self, request: min(kept(self, request), self.ledger.accounts[request.account].committed),
     )
     prepared, run = aborted_while_it_reads()

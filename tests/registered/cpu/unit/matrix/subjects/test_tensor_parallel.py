@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.parallel.pool import end_spare
+from specmatrix.engine.parallel.pool import end_idle_group
 from specmatrix.errors import ConfigError, EngineError
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.run.runner import Runner
@@ -25,7 +25,7 @@ CELL = Cell.from_id("eagle3.tp2.s3.k4.n8.v2.p16.ragged")
 @pytest.fixture(scope="module", autouse=True)
 def nobody_left() -> Iterator[None]:
     yield
-    end_spare()
+    end_idle_group()
 
 
 class Signalled(RankedSubject):

@@ -8,7 +8,7 @@ from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell, asked
 from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.workloads.build import tokenizer, workload
-from specmatrix.matrix.workloads.context_limit import to_the_brim
+from specmatrix.matrix.workloads.context_limit import fill_context
 from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 
 
@@ -31,7 +31,7 @@ def test_only_a_request_without_a_successor_is_longer():
         request("c", "four five", 1, Continuation("s", True, "b"), after=("b",)),
         request("plain", "six", 9),
     ]
-    first, second, over, last, plain = to_the_brim(requests, 40, tokens)
+    first, second, over, last, plain = fill_context(requests, 40, tokens)
     assert (first, second) == (requests[0], requests[1])
     # 1 + 2 + 5, then 1 + 4, then 2: a continuation has no begin token.
     assert (last.name, last.max_new_tokens, last.after) == ("c", 40 - 15, ("b", "c.over"))
@@ -44,7 +44,7 @@ def test_a_branch_keeps_the_shared_part_of_its_history():
     bare = request("bare", "x", 1, Continuation("b", False, "root", drop_previous_output=True))
     back = request("back", "x", 1, Continuation("b", False, "root", offset=2, replace=True))
     far = replace(request("far", "x", 1, Continuation("b", False, "root", offset=1_000_000)), refused=Refusal.RANGE)
-    longer = {one.name: one.max_new_tokens for one in to_the_brim([root, bare, back, far], 30, tokens)}
+    longer = {one.name: one.max_new_tokens for one in fill_context([root, bare, back, far], 30, tokens)}
     assert longer == {"root": 6, "bare.over": 26, "bare": 25, "back.over": 28, "back": 27, "far": 1}
 
 
