@@ -424,16 +424,16 @@ def _problem(error: Exception) -> str:
 
 
 def _find(path: Path) -> Path:
-    if not path.is_dir():
-        if path.name == PARTIAL_FILE:
-            raise ReportError(f"{path} was left by an unfinished run; it is not a report")
-        try:
+    try:
+        if not path.is_dir():
+            if path.name == PARTIAL_FILE:
+                raise ReportError(f"{path} was left by an unfinished run; it is not a report")
             path.stat()
-        except FileNotFoundError:
-            raise ReportError(f"{path} does not exist; give a report file or a directory with {REPORT_FILE}") from None
-        except OSError as error:
-            raise ReportError(f"cannot read {shorten(str(path), MOST_SAID)}: {error.strerror}") from error
-        return path
+            return path
+    except FileNotFoundError:
+        raise ReportError(f"{path} does not exist; give a report file or a directory with {REPORT_FILE}") from None
+    except OSError as error:
+        raise ReportError(f"cannot read {shorten(str(path), MOST_SAID)}: {error.strerror}") from error
     whole = (path / REPORT_FILE).exists()
     if (path / PARTIAL_FILE).exists():
         sentence = f"{path} has {'' if whole else 'only '}{PARTIAL_FILE}; the run that wrote it did not finish"
