@@ -12,21 +12,20 @@ from specmatrix.engine.core.config.adaptive_file import inline
 from specmatrix.engine.core.config.asked import EngineConfig, Facts, Resolved
 from specmatrix.engine.core.draft.algorithms import algorithm, is_registered
 from specmatrix.engine.core.draft.depth import DraftSteps
+from specmatrix.engine.core.memory.groups import page_groups
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
-from specmatrix.engine.core.memory.window_ledger import Window
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
 from specmatrix.engine.device.graph_cache import GIB
-from specmatrix.engine.device.kv_groups import KVGroup, KVGroups, StampedGroups, routes_of, split
+from specmatrix.engine.device.kv_groups import KVGroup, KVGroups, StampedGroups, WindowGroup, routes_of, split
 from specmatrix.engine.device.logit_rules import LogitRules
 from specmatrix.engine.device.slot_table import SlotTable
 from specmatrix.engine.device.staging import StagingRing
 from specmatrix.engine.device.sync_counter import SyncCounter
-from specmatrix.engine.device.window_kv import WindowGroup
 from specmatrix.engine.device_step import DeviceStep, GuardedStep, Step
 from specmatrix.engine.executor import DeviceExecutor, EagerRunner, GraphRunner, InFlight
 from specmatrix.engine.loop import Loop
@@ -35,7 +34,7 @@ from specmatrix.engine.models.loader import facts, load_target
 from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tokenizer import Detokenizer, Tokenizer
 from specmatrix.engine.rank_digest import AuditedStep, RankDigest
-from specmatrix.engine.spec.builders import BuildContext, Locate, build_drafter, build_relay, located
+from specmatrix.engine.spec.builders import BuildContext, Locate, build_drafter, build_relay, located, new_pool
 from specmatrix.engine.spec.drafter import AgreedDrafts, Drafter, DraftHooks
 from specmatrix.engine.spec.guard import Guard
 from specmatrix.errors import ConfigError, shown, text_of
@@ -81,11 +80,10 @@ def build(
     ConfigError on a bad checkpoint, or if the engine would not fit into memory.
     """
     context = _loaded(resolved, facts, tokenizer, locate, ranks)
-    kv = _kv(context)
     drafter = build_drafter(context)
     counters = Counters()
-    window = None if resolved.window is None else Window(resolved.window, resolved.window_pages, resolved.slack)
-    ledger = Ledger(resolved.num_pages, resolved.page_size, strict=resolved.strict_memory == 2, window=window)
+    groups = page_groups(resolved.num_pages, resolved.page_size, resolved.window, resolved.window_pages, resolved.slack)
+    ledger = Ledger(*groups, strict=resolved.strict_memory == 2)
     cache = PrefixCache(ledger, drafter.key_span, resolved.radix_cache)
     scheduler = Scheduler(
         ledger,
@@ -101,7 +99,7 @@ def build(
     observers = [] if publish is None else [RankDigest(ledger, publish, counters)]
     return Loop(
         scheduler,
-        _executor(context, drafter, kv, scheduler, ranks, tokenizer.eos_ids, audited=publish is not None),
+        _executor(context, drafter, scheduler, ranks, tokenizer.eos_ids, audited=publish is not None),
         counters,
         lag=resolved.lag,
         eos_ids=tokenizer.eos_ids,
@@ -129,9 +127,8 @@ def rebuild(
     `build`; the loop is as before then.
     """
     context = _loaded(resolved, facts, tokenizer, locate, ranks)
-    kv = _kv(context)
     drafter = build_drafter(context) if drafter is None else drafter
-    return _executor(context, drafter, kv, loop.scheduler, ranks, tokenizer.eos_ids, audited)
+    return _executor(context, drafter, loop.scheduler, ranks, tokenizer.eos_ids, audited)
 
 
 def _loaded(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate, ranks: Ranks) -> BuildContext:
@@ -145,13 +142,13 @@ def _loaded(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Loca
         ranks,
         resolved.positions,
     )
-    return BuildContext(algorithm(resolved.algorithm), resolved, facts, target, locate, tokenizer)
+    kv = _kv(resolved, target)
+    return BuildContext(algorithm(resolved.algorithm), resolved, facts, target, kv, locate, tokenizer)
 
 
 def _executor(
     context: BuildContext,
     drafter: Drafter,
-    kv: KVGroups,
     scheduler: Scheduler,
     ranks: Ranks,
     eos_ids: frozenset[int],
@@ -165,7 +162,7 @@ def _executor(
     agreed = AgreedDrafts(hooks, ranks)
     rules = LogitRules(context.target.vocab_size, eos_ids, _rows(resolved), resolved.positions, device)
     plain = DeviceStep(
-        context.target, agreed if audited or ranks.size > 1 else hooks, drafter.capture, kv, relay, rules, ranks
+        context.target, agreed if audited or ranks.size > 1 else hooks, drafter.capture, context.kv, relay, rules, ranks
     )
     step: Step = plain
     if guard is not None:
@@ -180,29 +177,23 @@ def _executor(
         eager if graphs is None else GraphRunner(eager, graphs),
         StagingRing(resolved.lag, device),
         drafter=drafter,
-        pools=context.pools,
         guard=guard,
         around=SyncCounter(graphs) if graphs is not None and resolved.strict_memory else None,
     )
 
 
-def _kv(context: BuildContext) -> KVGroups:
+def _kv(resolved: Resolved, target: Target) -> KVGroups:
     """The target's KV groups: layers without and with a sliding window. All windowed layers have the same window."""
-    resolved, target = context.resolved, context.target
-    stamped = resolved.kv_stamps
-
-    def table() -> SlotTable:
-        return SlotTable(_rows(resolved), resolved.positions, resolved.page_size, context.device, stamped)
-
     windows = [target.window_of(layer) for layer in range(target.num_layers)]
     routes = routes_of(windows)
-    full, *windowed = split(target.kv, routes)
-    context.pools.append(context.memory(full, resolved.num_pages, stamped))
-    groups = [KVGroup(context.pools[0], table())]
-    for layout in windowed:
-        (window,) = {window for window in windows if window is not None}
-        groups.append(WindowGroup(context.memory(layout, resolved.window_pages, stamped), table(), window))
-    return (StampedGroups if stamped else KVGroups)(groups, routes)
+    groups = []
+    for layout, pages in zip(split(target.kv, routes), (resolved.num_pages, resolved.window_pages), strict=False):
+        pool = new_pool(resolved, layout, pages, resolved.kv_stamps)
+        table = SlotTable(
+            _rows(resolved), resolved.positions, resolved.page_size, torch.device(resolved.device), resolved.kv_stamps
+        )
+        groups.append(WindowGroup(pool, table, resolved.window or 0) if groups else KVGroup(pool, table))
+    return (StampedGroups if resolved.kv_stamps else KVGroups)(groups, routes)
 
 
 def _rows(resolved: Resolved) -> int:

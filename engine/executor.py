@@ -15,7 +15,6 @@ import torch
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, pad_kv_len
-from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.device.staging import Staged, StagingRing, StepOutput
 from specmatrix.engine.device_step import DeviceStep, Step
 from specmatrix.engine.spec.drafter import Drafter
@@ -43,7 +42,7 @@ class DeviceExecutor:
     """Holds every device buffer; makes no decisions.
 
     plain: the innermost step. step: the whole stack of steps. run: runs the stack. around: a context entered around
-    every launch. drafter, pools and guard are parts of the stack, exposed for readback.
+    every launch. drafter and guard are parts of the stack, exposed for readback.
     """
 
     def __init__(
@@ -54,14 +53,12 @@ class DeviceExecutor:
         staging: StagingRing,
         *,
         drafter: Drafter,
-        pools: Sequence[KVPool],
         guard: Guard | None = None,
         around: AbstractContextManager[None] | None = None,
     ) -> None:
         self.plain, self.step, self.run, self.staging = plain, step, run, staging
         self.target, self.kv, self.relay, self.ranks = plain.target, plain.kv, plain.relay, plain.ranks
-        self.drafter, self.pools = drafter, tuple(pools)
-        self.guard = guard
+        self.drafter, self.guard = drafter, guard
         self._around = nullcontext() if around is None else around
         self._inference = torch.inference_mode()  # shared by all steps: a decorator would create one per call
 
@@ -85,13 +82,12 @@ class DeviceExecutor:
         with _device_errors():
             return self.step.read(self.staging.take(handle.staged))
 
-    def clear(self, free: Sequence[int], window_free: Sequence[int]) -> None:
-        """Zero these pages of all pools."""
+    def clear(self, free: Sequence[Sequence[int]]) -> None:
+        """Zero these pages, by KV group, in target and drafts."""
         with _device_errors():
-            for pool in self.pools:
-                pool.clear(free)
-            for group in self.kv.groups[1:]:
-                group.pool.clear(window_free)
+            for group, pages in zip(self.kv.groups, free, strict=True):
+                for pool in group.pools:
+                    pool.clear(pages)
 
     def drop(self) -> None:
         """Forget the launched steps that were not collected."""
@@ -109,7 +105,7 @@ class ReleasedExecutor:
     def collect(self, handle: InFlight) -> StepResult:
         raise EngineBug(f"step {handle.plan} was collected while the engine's memory is released")
 
-    def clear(self, free: Sequence[int], window_free: Sequence[int]) -> None:
+    def clear(self, free: Sequence[Sequence[int]]) -> None:
         """There are no pages."""
 
     def drop(self) -> None:

@@ -165,8 +165,7 @@ class Loop(Generic[Handle]):
             # Every step launched after it used values that it left on the device.
             self._drop_in_flight()
             self._rolled_back = False
-            ledger = self.scheduler.ledger
-            self.executor.clear(ledger.free, ledger.window.free if ledger.window is not None else ())
+            self.executor.clear([group.free for group in self.scheduler.ledger.groups])
         else:
             self._resolve(plan, result)
 

@@ -18,6 +18,7 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
     scheduler, executor = loop.scheduler, loop.executor
     assert isinstance(executor, DeviceExecutor)
     drafter, steps, pool = executor.drafter, scheduler.steps, executor.kv.full.pool
+    groups = scheduler.ledger.groups
     shown = {
         "algorithm": drafter.traits.name,
         "num_steps": steps.initial if steps.adapts else drafter.steps,
@@ -26,7 +27,7 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         "adaptive_slots": [slot.settings.as_dict() for slot in steps.slots] if steps.adapts else [],
         "lag": loop.lag,
         "page_size": scheduler.ledger.page_size,
-        "num_pages": scheduler.ledger.num_pages,
+        "num_pages": groups[0].num_pages,
         "radix_cache": scheduler.cache.enabled,
         "chunked_prefill_size": scheduler.chunk,
         "max_running_requests": scheduler.max_running,
@@ -39,7 +40,7 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         "strict_memory": loop.strict_memory,
         "kv_stamps": pool.stamps is not None,
         "window": executor.kv.groups[-1].window,
-        "window_pages": 0 if scheduler.ledger.window is None else scheduler.ledger.window.window.pages,
+        "window_pages": sum(group.num_pages for group in groups[1:]),
         "enable_deterministic_inference": pool.deterministic,
         "row_invariant_matmul": executor.target.row_form,
         "cuda_graph_max_bs": 0 if executor.graphs is None else executor.graphs.max_batch,
@@ -71,7 +72,7 @@ def _workers(executor: DeviceExecutor) -> dict[str, dict[str, Any]]:
         workers[f"draft {number}"] = {"dtype": _name(draft.dtype)}
         if norm is not None:
             workers[f"draft {number}"]["enable_deterministic_inference"] = norm.own.rows is not None
-    for number, pool in enumerate(executor.pools):
+    for number, pool in enumerate(executor.kv.full.pools):
         workers[f"KV pool {number}"] = {
             "dtype": _name(pool.data.dtype),
             "enable_deterministic_inference": pool.deterministic,

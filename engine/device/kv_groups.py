@@ -30,16 +30,16 @@ class GroupSlots(NamedTuple):
 
 
 class KVGroup:
-    """Layers that see all positions. window: size of a sliding window, the query's token included; None without one."""
+    """Layers that see all positions. window: size of a sliding window, the query's token included; None without one.
+
+    pool: of the target's layers. pools: that one, and those of drafts, which share its page numbers and slot table.
+    """
 
     window: int | None = None
 
     def __init__(self, pool: KVPool, table: SlotTable) -> None:
         self.pool, self.table = pool, table
-
-    def extend(self, rows: Sequence[PlanRow]) -> None:
-        """Enter the pages that the plan added, and the writers of rows that begin a residence."""
-        self.table.extend(rows)
+        self.pools = [pool]
 
     def slots(self, batch: StepBatch) -> GroupSlots:
         """The slots of a step."""
@@ -51,7 +51,7 @@ class KVGroup:
 
     def commit(self, slots: GroupSlots, verdict: Verdict) -> None:
         """Move the accepted path's KV to the front of the block, unless it always is there. A source is never before
-        its destination."""
+        its destination. Drafts' KV stays, as their next extend writes it anew."""
         if verdict.moved is not None:
             source, target = slots.write.gather(1, verdict.path), slots.write[:, : verdict.path.shape[1]]
             self.pool.move(source.flatten(), target.flatten())
@@ -68,6 +68,46 @@ class KVGroup:
     def _seen(self, batch: StepBatch) -> Tensor:
         """[B, T] bool: the positions below `start` that the step's first query sees."""
         return count(batch.padded_kv_len, batch.start.device) < batch.start[:, None]
+
+
+class WindowGroup(KVGroup):
+    """Layers with a sliding window of `window` tokens, the query's own included.
+
+    Slots before a row's window may be in pages that another row owns by now; the mask hides them.
+    """
+
+    def __init__(self, pool: KVPool, table: SlotTable, window: int) -> None:
+        super().__init__(pool, table)
+        self.window: int = window
+
+    def slots(self, batch: StepBatch) -> GroupSlots:
+        read = self.table.read(batch.rows, batch.padded_kv_len)
+        write = read.gather(1, batch.positions)
+        return GroupSlots(read, write.masked_fill(batch.write == 0, 0))
+
+    def attention(self, batch: StepBatch, slots: GroupSlots, bias: Tensor, positions: Tensor) -> StepAttention:
+        masked = windowed_bias(bias, positions, key_positions(batch, positions), self.window)
+        return StepAttention(self.pool, slots.write, slots.read, masked, sparse=True)
+
+    def _seen(self, batch: StepBatch) -> Tensor:
+        keys, start = count(batch.padded_kv_len, batch.start.device), batch.start[:, None]
+        return (keys < start) & (keys > start - self.window)
+
+
+def key_positions(batch: StepBatch, positions: Tensor) -> Tensor:
+    """The position of each key [B, T]: its index, except in the block, where node m is at positions [B, W] [:, m]."""
+    index = count(batch.padded_kv_len, positions.device).expand(len(positions), -1)
+    if positions is batch.positions:
+        return index
+    node = index - batch.start[:, None]
+    inside = (node >= 0) & (node < positions.shape[1])
+    return torch.where(inside, positions.gather(1, node.clamp(0, positions.shape[1] - 1)), index)
+
+
+def windowed_bias(bias: Tensor, queries: Tensor, keys: Tensor, window: int) -> Tensor:
+    """bias [B, 1, W, T] with keys at or below query position - window hidden. queries [B, W], keys [B, T] positions."""
+    far = keys[:, None, :] <= queries[:, :, None] - window
+    return bias.masked_fill(far[:, None], float("-inf"))
 
 
 class SplitAttention:
@@ -106,8 +146,8 @@ class KVGroups:
 
     def extend(self, rows: Sequence[PlanRow]) -> None:
         """Enter the pages and writers that the plan added."""
-        for group in self.groups:
-            group.extend(rows)
+        for number, group in enumerate(self.groups):
+            group.table.extend(rows, number)
 
     def begin(self, batch: StepBatch, bias: Tensor, positions: Tensor) -> StepKV:
         """Call before the target's forward. bias [B, 1, W, T] over all positions; positions [B, W]."""
@@ -132,12 +172,9 @@ class StampedGroups(KVGroups):
 
 
 def routes_of(windows: Sequence[int | None]) -> list[tuple[int, int]]:
-    """(group, index in its pool) of each layer, from each layer's window: group 1 has the layers with one."""
-    routes: list[tuple[int, int]] = []
-    for window in windows:
-        group = int(window is not None)
-        routes.append((group, sum(other == group for other, _ in routes)))
-    return routes
+    """(group, index in its pool) of each layer, from each layer's window: one group for each window, after group 0."""
+    kinds = list(dict.fromkeys((None, *windows)))
+    return [(kinds.index(window), windows[:layer].count(window)) for layer, window in enumerate(windows)]
 
 
 def split(layout: KVLayout, routes: Sequence[tuple[int, int]]) -> list[KVLayout]:

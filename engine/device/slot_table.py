@@ -30,29 +30,28 @@ class SlotTable:
         self._cells, self._stride, self._device = self.slots.view(-1), positions, device
         self._prefixes: dict[int, Tensor] = {}
 
-    def extend(self, rows: Sequence[PlanRow]) -> None:
-        """Enter the pages that the plan added, and the writers of rows that begin a residence."""
+    def extend(self, rows: Sequence[PlanRow], group: int = 0) -> None:
+        """Enter the pages of a KV group that the plan added, and the writers of rows that begin a residence."""
         size, stride = self.page_size, self._stride
         if self.writers is not None:
             for row in rows:
                 for position, generation in row.writers:
                     self.writers[row.row, position:] = generation
-        added = [row for row in rows if row.pages]
-        if sum([len(row.pages) for row in added]) <= FEW:
-            for row in added:
-                first = row.row * stride + row.first_page * size
-                for number, page in enumerate(row.pages):
-                    self._enter(first + number * size, page)
+        new = [(row.row, *row.pages[group]) for row in rows if row.pages]
+        added = [(row * stride + first * size, pages) for row, first, pages in new]
+        if sum([len(pages) for _, pages in added]) <= FEW:
+            for cell, pages in added:
+                for number, page in enumerate(pages):
+                    self._enter(cell + number * size, page)
             return
         cells: list[int] = []
         slots: list[int] = []
-        for row in added:
-            first = row.row * stride + row.first_page * size
-            cells.extend(range(first, first + len(row.pages) * size))
+        for cell, pages in added:
+            cells.extend(range(cell, cell + len(pages) * size))
             if size == 1:
-                slots.extend(row.pages)
+                slots.extend(pages)
             else:
-                for page in row.pages:
+                for page in pages:
                     slots.extend(range(page * size, page * size + size))
         # In a single upload, because each upload stalls the device.
         at, slot = integers(chain(cells, slots), self._device).view(2, -1)

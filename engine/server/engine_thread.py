@@ -349,13 +349,11 @@ class EngineThread:
             raise RequestError(str(error)) from error
 
     async def memory(self) -> dict[str, int]:
-        """KV pages in all, free, cached and in open accounts (requests and sessions)."""
+        """KV pages of layers without a window: in all, free, cached and in open accounts (requests and sessions)."""
 
         def read(llm: LLM) -> dict[str, int]:
-            ledger = llm.loop.scheduler.ledger
-            free, cached = len(ledger.free), ledger.cached
-            held = ledger.num_pages - free - cached
-            return {"pages": ledger.num_pages, "free": free, "cached": cached, "held": held}
+            pages = llm.loop.scheduler.ledger.groups[0].counts
+            return {**pages._asdict(), "held": pages.held}
 
         return await self.call(read)
 

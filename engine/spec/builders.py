@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -18,6 +18,7 @@ from specmatrix.engine.core.config.asked import Facts, Resolved
 from specmatrix.engine.core.draft.algorithms import Traits, is_registered
 from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
 from specmatrix.engine.device.cuda_graphs import padded
+from specmatrix.engine.device.kv_groups import KVGroups
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import Relay
 from specmatrix.engine.models.eagle.model import Eagle
@@ -68,17 +69,17 @@ class Slots(NamedTuple):
 class BuildContext:
     """Everything that a builder may use.
 
-    locate: maps a model's name to its folder. tokenizer: the target's, None if nothing is tokenized. pools: those
-    created so far, in order; the engine keeps them.
+    kv: the KV groups; a draft's layers join the first one. locate: maps a model's name to its folder. tokenizer: the
+    target's, None if nothing is tokenized.
     """
 
     traits: Traits
     resolved: Resolved
     facts: Facts
     target: Target
+    kv: KVGroups
     locate: Locate
     tokenizer: Tokenizer | None = None
-    pools: list[KVPool] = field(default_factory=list)
 
     @property
     def device(self) -> torch.device:
@@ -110,29 +111,27 @@ class BuildContext:
         return self.locate(self.resolved.draft_path)
 
     def pool(self, model: KeepsKV, stamps: bool = False) -> KVPool:
-        """A pool for the model's KV with the target's pages: both use the same slot numbers."""
-        made = self.memory(model.kv, self.resolved.num_pages, stamps, self.drafted)
-        self.pools.append(made)
+        """A pool for the model's KV in the group that sees all positions, with its pages and slot numbers, and spare
+        slots for the drafts of one round."""
+        r = self.resolved
+        spare = padded(r.max_running_requests) * max(r.max_steps * r.topk, r.max_draft_tokens)
+        made = new_pool(r, model.kv, r.num_pages, stamps, spare)
+        self.kv.full.pools.append(made)
         return made
 
-    @property
-    def drafted(self) -> int:
-        """Spare slots for the drafts of one round."""
-        r = self.resolved
-        return padded(r.max_running_requests) * max(r.max_steps * r.topk, r.max_draft_tokens)
 
-    def memory(self, layout: KVLayout, pages: int, stamps: bool, spare: int = 0) -> KVPool:
-        """A pool with this many pages, plus the padding page and spare slots; not added to `pools`."""
-        return KVPool(
-            layout,
-            pages + 1,
-            self.resolved.page_size,
-            self.dtype,
-            self.device,
-            stamps=stamps,
-            deterministic=self.resolved.enable_deterministic_inference,
-            spare=spare,
-        )
+def new_pool(resolved: Resolved, layout: KVLayout, pages: int, stamps: bool, spare: int = 0) -> KVPool:
+    """A pool with this many pages, plus the padding page and spare slots."""
+    return KVPool(
+        layout,
+        pages + 1,
+        resolved.page_size,
+        getattr(torch, resolved.dtype),
+        resolved.device,
+        stamps=stamps,
+        deterministic=resolved.enable_deterministic_inference,
+        spare=spare,
+    )
 
 
 LoadHead: TypeAlias = Callable[[Path, Target], Eagle | Eagle3]

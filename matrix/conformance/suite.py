@@ -148,8 +148,8 @@ def _requirements(llm: LLM, traits: Traits) -> list[tuple[bool, str]]:
     ledger, resolved = llm.loop.scheduler.ledger, llm.resolved
     drafter, counters, lag = executor.drafter, llm.counters, llm.loop.lag
     names = [carry.name for carry in drafter.carries]
-    returned = len(ledger.free) + ledger.cached
-    most, pools = resolved.max_draft_tokens, len(executor.pools) - 1
+    leaked = ledger.counts.held
+    most, pools = resolved.max_draft_tokens, len(executor.kv.full.pools) - 1
     idle = traits.drafts and not counters["spec.drafted"] and llm.drafter_error is None
     return [
         (not idle, "no drafts were proposed"),
@@ -163,5 +163,5 @@ def _requirements(llm: LLM, traits: Traits) -> list[tuple[bool, str]]:
         (len(set(names)) == len(names), f"the names of carries must be distinct, got {', '.join(names)}"),
         (lag <= traits.max_lag, f"lag must be at most max_lag {traits.max_lag}, got {lag}"),
         (counters["stamp.wrong"] == 0, "KV slots of the target hold positions other than the ledger records"),
-        (returned == ledger.num_pages, f"{ledger.num_pages - returned} pages were leaked"),
+        (not leaked, f"{leaked} pages were leaked"),
     ]

@@ -220,7 +220,7 @@ class AcceptanceGate:
             return Outcome(self.name, State.NOT_MEASURED, message="the subject provides no ledger journal")
         replay = NgramReplay(run.resolved, run.served)
         try:
-            replay.walk(run.journal[0])
+            replay.walk(run.journal)
         except ReplayError as broken:
             return Outcome(self.name, State.FAIL, message=str(broken))
         due = {answer.name: replay.rounds.get(int(answer.meta_info["id"]), []) for answer in run.answers}

@@ -57,7 +57,7 @@ class AdaptiveGate:
         except AdaptiveMismatch as mismatch:
             return Outcome(self.name, State.FAIL, _numbers(replay, trace, skipped), message=str(mismatch))
         fault = (
-            first_journal_mismatch(run.journal[0], trace.rounds, widest(replay.slots))
+            first_journal_mismatch(run.journal, trace.rounds, widest(replay.slots))
             or wave_not_batched(prepared.cell, [size for size, _ in trace.rounds[skipped[0] :]])
             or _misobserved(run, trace, skipped[1])
             or _miscounted(run, replay)

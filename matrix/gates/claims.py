@@ -56,7 +56,7 @@ def _run_faults(cell: Cell, run: Run) -> Iterator[str]:
         yield f"the subject claims readback, but does not report {unread[0]}"
     if Capability.MEMORY in claims and run.memory is None:
         yield "the subject claims memory, but reports none"
-    if Capability.JOURNAL in claims and (run.journal is None or not run.journal[0]):
+    if Capability.JOURNAL in claims and not run.journal:
         yield "the subject claims a journal, but has none"
     if Capability.WORK in claims and run.work is None:
         yield "the subject claims a log of its work, but has none"

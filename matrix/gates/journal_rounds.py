@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from specmatrix.matrix.subjects.protocol import Journal
 from specmatrix.reports.wording import count
 
 
@@ -16,26 +17,24 @@ class JournalRound(NamedTuple):
     width: int
 
 
-def journal_rounds(journal: Iterable[tuple[str, int, tuple[int, ...]]]) -> Iterator[list[JournalRound]]:
+def journal_rounds(journal: Journal) -> Iterator[list[JournalRound]]:
     """Groups consecutive launch entries: a whole verify round, or one request of a prefill step."""
     reserved: dict[int, int] = {}
     group: list[JournalRound] = []
-    for operation, account, numbers in journal:
+    for operation, account, positions, _ in journal:
         if operation == "launch":
-            group.append(JournalRound(account, reserved[account], numbers[0]))
+            group.append(JournalRound(account, reserved[account], positions))
             continue
         if group:
             yield group
             group = []
         if operation == "reserve":
-            reserved[account] = numbers[0]
+            reserved[account] = positions
     if group:
         yield group
 
 
-def first_journal_mismatch(
-    journal: Iterable[tuple[str, int, tuple[int, ...]]], rounds: Sequence[tuple[int, int]], widest: int
-) -> str:
+def first_journal_mismatch(journal: Journal, rounds: Sequence[tuple[int, int]], widest: int) -> str:
     """A sentence on where the journal first departs from `rounds` (batch size, width); "" if it matches.
 
     Every round reserves `widest` positions. A single launch that reserved exactly what it wrote may be a prefill row or

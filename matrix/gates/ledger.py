@@ -43,20 +43,20 @@ class LedgerGate:
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without a journal or without checked stamps."""
         memory = run.memory
-        if memory is None or run.journal is None or not run.journal[0]:
+        if memory is None or run.journal is None or not run.journal:
             return Outcome(self.name, State.NOT_MEASURED, message="the subject provides no ledger journal")
         leaked = memory.pages - memory.free - memory.cached
         checked, wrong = run.evidence.get("stamp.checked", 0), run.evidence.get("stamp.wrong", 0)
         numbers: dict[str, Number] = {"pages": memory.pages, "leaked": leaked, "stamps": checked, "wrong_stamps": wrong}
-        numbers["verbs"] = len(run.journal[0])
+        numbers["verbs"] = len(run.journal)
         fault, blame = _leaks(memory, leaked), None
         if not fault:
             fault, blame = _audited(run, memory)
         if not fault and prepared.subject == REFERENCE:
             fault = _replayed(run, memory)
         if not fault:
-            entries, _, size = run.journal
-            numbers["shared"], fault = misread_pages(entries, size, run.served, span_of(prepared.cell, run.resolved))
+            size, span = run.resolved["page_size"], span_of(prepared.cell, run.resolved)
+            numbers["shared"], fault = misread_pages(run.journal, size, run.served, span)
         if not fault and wrong > self.thresholds["wrong_stamps"]:
             fault = f"{wrong} of {checked} checked KV slots held the stamp of another request or position"
         numbers |= {name: run.readback.get(f"pages_{name}", 0) for name in ("watched", "overwritten")}
@@ -81,7 +81,7 @@ def _audited(run: Run, memory: Memory) -> tuple[str, Blame | None]:
     """What the journal shows to be wrong, "" if nothing, and whose it is."""
     assert run.journal is not None
     try:
-        replayed = audit(*run.journal)
+        replayed = audit(run.journal)
     except AuditError as error:
         names = [one.name for one in run.served if one.account == error.account]
         return str(error), Blame(names[0]) if names else None
@@ -100,10 +100,10 @@ def _replayed(run: Run, memory: Memory) -> str:
     """
     assert run.journal is not None
     try:
-        ledger = replay(*run.journal)
+        ledger = replay(run.journal)
     except LedgerError as error:
         return f"the engine's own replay of the journal fails: {error}"
-    found = (ledger.num_pages, len(ledger.free), ledger.cached, len(ledger.accounts))
+    found = (*ledger.counts, len(ledger.accounts))
     held = (memory.pages, memory.free, memory.cached, memory.accounts)
     return (
         "" if found == held else f"the engine's own replay gives (pages, free, cached, accounts) = {found}, not {held}"

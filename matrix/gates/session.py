@@ -44,7 +44,7 @@ class SessionGate:
         if run.journal is None:
             return Outcome(self.name, State.NOT_MEASURED, message="the subject provides no ledger journal")
         try:
-            moves = audit(*run.journal).moves
+            moves = audit(run.journal).moves
         except AuditError as broken:
             return Outcome(self.name, State.FAIL, message=str(broken))
         apart = list(_apart(run, baseline))

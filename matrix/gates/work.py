@@ -45,11 +45,10 @@ class WorkGate:
         if run.journal is None or log is None or not log.moments:
             missing = "ledger journal" if run.journal is None else "log of its work"
             return Outcome(self.name, State.NOT_MEASURED, message=f"the subject provides no {missing}")
-        entries, pages, page = run.journal
         resolved, names = run.resolved, {one.id: one.name for one in run.served}
         sizes = Sizes(
-            pages=pages,
-            page=page,
+            pages=resolved["num_pages"],
+            page=resolved["page_size"],
             chunk=resolved["chunked_prefill_size"],
             rows=resolved["max_running_requests"],
             lag=resolved["lag"],
@@ -58,7 +57,7 @@ class WorkGate:
             caches=resolved["radix_cache"],
             window=None if resolved["window"] is None else (resolved["window"], resolved["window_pages"]),
         )
-        replay = WorkReplay(entries, sizes, log.sent, {one.id: one.tokens for one in run.served}, names)
+        replay = WorkReplay(run.journal, sizes, log.sent, {one.id: one.tokens for one in run.served}, names)
         try:
             done = replay.run(log.moments)
         except WorkMismatch as mismatch:

@@ -6,13 +6,14 @@ Checking an entry takes time proportional to its own pages, so journals of any l
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from specmatrix.matrix.oracles.window import WindowAudit
+from specmatrix.matrix.oracles.page_group import BrokenLawError, PageGroupAudit, law
+from specmatrix.matrix.subjects.protocol import Journal
 
-CACHE: Final = -1
+HEADER: Final = "groups"
 
 
 class AuditError(Exception):
@@ -25,10 +26,8 @@ class AuditError(Exception):
 
 @dataclass(slots=True)
 class Holding:
-    """One account's pages in the order of positions; the first `shared` are cached."""
+    """The positions of one account."""
 
-    pages: list[int]
-    shared: int
     committed: int
     flights: deque[int] = field(default_factory=deque)
     held: bool = False  # by an idle session
@@ -61,22 +60,16 @@ class Move:
 
 
 class Audit:
-    """Pages 1..`pages` of `size` positions; a page without an owner is free."""
+    """The pages of each KV group, and what is known of each account. Only the first group has cached pages."""
 
-    def __init__(self, pages: int, size: int) -> None:
-        self.pages = pages
-        self.size = size
-        self.owner: dict[int, int] = {}
-        self.users: dict[int, int] = {}  # cached page -> requests that read it
+    def __init__(self, groups: Sequence[PageGroupAudit]) -> None:
+        self.groups = groups
+        self.size = groups[0].size
         self.holdings: dict[int, Holding] = {}
         self.moves: dict[int, list[Move]] = {}
-        self.window: WindowAudit | None = None
-        self.operations: dict[str, Callable[[int, tuple[int, ...]], None]] = {
-            "window": self._window,
+        self.operations: dict[str, Callable[[int, int, Sequence[tuple[int, ...]]], None]] = {
             "open": self._open,
             "reserve": self._reserve,
-            "cover": self._cover,
-            "slide": self._slide,
             "launch": self._launch,
             "settle": self._settle,
             "cancel": self._cancel,
@@ -88,177 +81,133 @@ class Audit:
         }
 
     @property
+    def pages(self) -> int:
+        """Pages of all groups."""
+        return sum(group.pages for group in self.groups)
+
+    @property
     def free(self) -> int:
         """Pages without an owner."""
-        return self.pages - len(self.owner)
+        return self.pages - sum(len(group.owner) for group in self.groups)
 
     @property
     def cached(self) -> int:
         """Pages of the cache."""
-        return len(self.users)
+        return sum(len(group.users) for group in self.groups)
 
-    def _window(self, rid: int, numbers: tuple[int, ...]) -> None:
-        tokens, pages, _margin = numbers
-        _law(self.window is None and not self.holdings, "the window is set after an account was opened")
-        self.window = WindowAudit(tokens, pages, self.size, _law)
+    def follow(self, operation: str, rid: int, amount: int, pages: Sequence[tuple[int, ...]]) -> None:
+        """Apply an entry. BrokenLawError if it breaks a law."""
+        law(len(pages) <= len(self.groups), f"pages of {len(pages)} groups change owner; there are {len(self.groups)}")
+        self.operations[operation](rid, amount, [*pages, *[()] * (len(self.groups) - len(pages))])
 
-    def _windowed(self) -> WindowAudit:
-        _law(self.window is not None, "the engine has no sliding window")
-        assert self.window is not None
-        return self.window
+    def _open(self, rid: int, amount: int, pages: Sequence[tuple[int, ...]]) -> None:
+        law(rid > 0 and rid not in self.holdings, "the account is already open")
+        law(amount == len(pages[0]) * self.size, f"{amount} positions are reused with {len(pages[0])} cached pages")
+        for group, shared in zip(self.groups, pages, strict=True):
+            group.open(rid, shared)
+        self.holdings[rid] = Holding(amount)
+        self._reads(rid, amount)
+        self._move(rid, "open", amount)
 
-    def _cover(self, rid: int, added: tuple[int, ...]) -> None:
-        self._windowed().cover(rid, added, len(self.holdings[rid].pages))
+    def _reserve(self, rid: int, width: int, pages: Sequence[tuple[int, ...]]) -> None:
+        for group, added in zip(self.groups, pages, strict=True):
+            group.cover(rid, added, self.holdings[rid].end + width)
 
-    def _slide(self, rid: int, numbers: tuple[int, ...]) -> None:
-        (count,) = numbers
-        self._windowed().slide(rid, count, self.holdings[rid].committed)
+    def _launch(self, rid: int, width: int, pages: Sequence[tuple[int, ...]]) -> None:
+        law(width >= 1, f"a step of {width} positions is launched")
+        for group in self.groups:
+            group.writes(rid, self.holdings[rid].end + width)
+        self.holdings[rid].flights.append(width)
 
-    def _open(self, rid: int, shared: tuple[int, ...]) -> None:
-        _law(rid > 0 and rid not in self.holdings, "the account is already open")
-        for page in shared:
-            _law(self.owner.get(page) == CACHE, f"page {page} is shared, but not cached")
-            self.users[page] += 1
-        self.holdings[rid] = Holding(list(shared), len(shared), len(shared) * self.size)
-        self._move(rid, "open", len(shared) * self.size)
-        if self.window is not None:
-            _law(not shared, "cached pages are shared, but hold no KV of windowed layers")
-            self.window.open(rid)
-
-    def _reserve(self, rid: int, numbers: tuple[int, ...]) -> None:
-        width, *added = numbers
+    def _settle(self, rid: int, accepted: int, pages: Sequence[tuple[int, ...]]) -> None:
         holding = self.holdings[rid]
-        needed = max(0, -(-(holding.end + width) // self.size) - len(holding.pages))
-        _law(len(added) == needed, f"{len(added)} pages are added; expected {needed}")
-        for page in added:
-            _law(1 <= page <= self.pages, f"page {page} does not exist")
-            _law(page not in self.owner, f"page {page} is allocated, but belongs to account {self.owner.get(page)}")
-            self.owner[page] = rid
-        holding.pages += added
-
-    def _launch(self, rid: int, numbers: tuple[int, ...]) -> None:
-        holding, (width,) = self.holdings[rid], numbers
-        reserved = len(holding.pages) * self.size
-        _law(
-            width >= 1 and holding.end + width <= reserved,
-            f"a step writes up to position {holding.end + width}, but {reserved} positions are reserved",
-        )
-        if self.window is not None:
-            self.window.writes(rid, holding.end + width)
-        holding.flights.append(width)
-
-    def _settle(self, rid: int, numbers: tuple[int, ...]) -> None:
-        holding, (accepted,) = self.holdings[rid], numbers
-        _law(bool(holding.flights), "no step is in flight")
+        law(bool(holding.flights), "no step is in flight")
         width = holding.flights.popleft()
-        _law(0 <= accepted <= width, f"{accepted} positions are accepted of a step of width {width}")
+        law(0 <= accepted <= width, f"{accepted} positions are accepted of a step of width {width}")
         holding.committed += accepted
+        for group, freed in zip(self.groups, pages, strict=True):
+            group.slide(rid, freed)
+        self._reads(rid, holding.committed)
 
-    def _cancel(self, rid: int, numbers: tuple[int, ...]) -> None:
-        holding = self.holdings[rid]
-        _law(
-            bool(holding.flights) and holding.flights.pop() == numbers[0],
-            "the cancelled step is not the newest in flight",
-        )
+    def _cancel(self, rid: int, width: int, pages: Sequence[tuple[int, ...]]) -> None:
+        flights = self.holdings[rid].flights
+        law(bool(flights) and flights.pop() == width, "the cancelled step is not the newest in flight")
 
-    def _donate(self, rid: int, numbers: tuple[int, ...]) -> None:
-        count, *given = numbers
-        holding = self.holdings[rid]
-        end = holding.shared + count
-        _law(
-            given == holding.pages[holding.shared : end] and len(given) == count,
-            "the donated pages are not the account's next ones",
-        )
-        _law(
-            end * self.size <= holding.committed,
-            f"{end} pages are cached, but only {holding.committed} positions are committed",
-        )
-        for page in given:
-            self.owner[page] = CACHE
-            self.users[page] = 1
-        holding.shared = end
+    def _donate(self, rid: int, count: int, pages: Sequence[tuple[int, ...]]) -> None:
+        law(len(pages[0]) == count, f"{count} pages are donated, but {len(pages[0])} are named")
+        self.groups[0].donate(rid, pages[0], self.holdings[rid].committed)
 
-    def _hold(self, rid: int, numbers: tuple[int, ...]) -> None:
-        keep, *gone = numbers
-        holding = self.holdings[rid]
-        _law(not holding.flights, "steps are still in flight")
-        _law(
-            holding.shared * self.size <= keep <= holding.computed and keep > 0,
-            f"{keep} positions are kept; {holding.computed} are computed, {holding.shared * self.size} cached",
+    def _hold(self, rid: int, keep: int, pages: Sequence[tuple[int, ...]]) -> None:
+        holding, cached = self.holdings[rid], self.groups[0].cached_positions(rid)
+        law(not holding.flights, "steps are still in flight")
+        law(
+            cached <= keep <= holding.computed and keep > 0,
+            f"{keep} positions are kept; {holding.computed} are computed, {cached} cached",
         )
-        whole = -(-keep // self.size)
-        _law(gone == holding.pages[whole:], f"the freed pages are not those after position {keep}")
-        for page in gone:
-            del self.owner[page]
-        del holding.pages[whole:]
+        for group, freed in zip(self.groups, pages, strict=True):
+            group.trim(rid, freed, keep)
         self._move(rid, "hold", keep)
         holding.committed = holding.kept = keep
         holding.held = True
-        if self.window is not None:
-            self.window.reads(rid, keep)
-            self.window.trim(rid, keep)
+        self._reads(rid, keep)
 
-    def _resume(self, rid: int, numbers: tuple[int, ...]) -> None:
-        holding, (again,) = self.holdings[rid], numbers
-        room = holding.committed - holding.shared * self.size
-        if self.window is not None:
-            room = min(room, self.window.room(rid, holding.committed))
-        self._move(rid, "resume", holding.committed, again, room)
+    def _resume(self, rid: int, again: int, pages: Sequence[tuple[int, ...]]) -> None:
+        holding, cached = self.holdings[rid], self.groups[0].cached_positions(rid)
+        room = min(group.room(rid, holding.committed) for group in self.groups) - cached
+        self._move(rid, "resume", holding.committed, again, max(0, room))
         start = holding.committed - again
-        _law(holding.held, "the account is not held")
-        _law(
-            holding.shared * self.size <= start <= holding.committed,
-            f"a turn resumes at position {start}, inside its cached pages",
-        )
-        if self.window is not None:
-            self.window.reads(rid, start)
+        law(holding.held, "the account is not held")
+        law(cached <= start <= holding.committed, f"a turn resumes at position {start}, inside its cached pages")
+        self._reads(rid, start)
         holding.committed = start
         holding.held = False
+
+    def _close(self, rid: int, _: int, pages: Sequence[tuple[int, ...]]) -> None:
+        self._move(rid, "drop" if self.holdings[rid].held else "close")
+        law(not self.holdings.pop(rid).flights, "steps are still in flight")
+        for group in self.groups:
+            group.close(rid)
+
+    def _evict(self, rid: int, count: int, pages: Sequence[tuple[int, ...]]) -> None:
+        (page,) = pages[0]
+        self.groups[0].evict(page)
+
+    def _reads(self, rid: int, position: int) -> None:
+        for group in self.groups:
+            group.reads(rid, position)
 
     def _move(self, rid: int, operation: str, keep: int = 0, again: int = 0, room: int = 0) -> None:
         self.moves.setdefault(rid, []).append(Move(operation, self.holdings[rid].computed, keep, again, room))
 
-    def _close(self, rid: int, numbers: tuple[int, ...]) -> None:
-        self._move(rid, "drop" if self.holdings[rid].held else "close")
-        holding = self.holdings.pop(rid)
-        _law(not holding.flights, "steps are still in flight")
-        for page in holding.pages[: holding.shared]:
-            self.users[page] -= 1
-        for page in holding.pages[holding.shared :]:
-            del self.owner[page]
-        if self.window is not None:
-            self.window.close(rid)
 
-    def _evict(self, rid: int, numbers: tuple[int, ...]) -> None:
-        (page,) = numbers
-        _law(self.owner.get(page) == CACHE, f"page {page} is evicted, but is not cached")
-        _law(self.users[page] == 0, f"page {page} is evicted while {self.users[page]} requests read it")
-        del self.users[page], self.owner[page]
-
-
-def audit(journal: Iterable[tuple[str, int, tuple[int, ...]]], pages: int, size: int) -> Audit:
+def audit(journal: Journal) -> Audit:
     """Replay a journal from an empty ledger. AuditError at the first entry that breaks a law."""
-    replayed = Audit(pages, size)
-    for index, (operation, rid, numbers) in enumerate(journal):
+    size, groups = groups_of(journal)
+    replayed = Audit([PageGroupAudit(size, *sizes) for sizes in groups])
+    for index, (operation, rid, amount, pages) in enumerate(journal[1:], 1):
         if operation not in replayed.operations:
             raise AuditError(f"journal entry {index} has the unknown operation {operation!r}", index, rid)
-        if operation not in ("window", "open", "evict") and rid not in replayed.holdings:
+        if operation not in ("open", "evict") and rid not in replayed.holdings:
             raise AuditError(f"journal entry {index} ({operation}): account {rid} is not open", index, rid)
         if operation not in ("open", "resume", "close") and rid in replayed.holdings and replayed.holdings[rid].held:
             text = f"journal entry {index} ({operation}): account {rid} is held and was not resumed"
             raise AuditError(text, index, rid)
         try:
-            replayed.operations[operation](rid, tuple(numbers))
-        except _BrokenLaw as broken:
+            replayed.follow(operation, rid, amount, pages)
+        except BrokenLawError as broken:
             text = f"journal entry {index} ({operation}, account {rid}): {broken}"
             raise AuditError(text, index, rid) from None
     return replayed
 
 
-class _BrokenLaw(Exception):
-    """Carries a broken law's message to `audit`, which adds the entry."""
+def groups_of(journal: Journal) -> tuple[int, tuple[tuple[int, ...], ...]]:
+    """The page size and each group's (kind, pages, tokens of a window, margin), the last two only of a window.
 
-
-def _law(holds: bool, message: str) -> None:
-    if not holds:
-        raise _BrokenLaw(message)
+    AuditError if the journal does not begin with its groups, as older ones do not.
+    """
+    operation, _, size, groups = journal[0] if journal and len(journal[0]) == 4 else ("", 0, 0, ())
+    if operation != HEADER:
+        first = journal[0] if journal else "nothing"
+        text = f"a journal begins with its KV groups, this one with {first}: it is old, record it again"
+        raise AuditError(text, 0, 0)
+    return size, groups

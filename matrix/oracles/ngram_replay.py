@@ -14,7 +14,7 @@ from typing import Any
 
 from specmatrix.matrix.cells.cell import CORPUS
 from specmatrix.matrix.oracles.ngram import Grams
-from specmatrix.matrix.subjects.protocol import Served
+from specmatrix.matrix.subjects.protocol import Journal, Served
 from specmatrix.matrix.workloads.build import tokenizer
 from specmatrix.matrix.zoo.registry import CORPUS_FILE
 
@@ -85,20 +85,20 @@ class NgramReplay:
         self._batch: list[_Stay] = []  # the round that is launched, but not settled
         self._read: dict[int, int] = {}  # request id to inserted tokens, least recent first
 
-    def walk(self, journal: Iterable[tuple[str, int, tuple[int, ...]]]) -> None:
+    def walk(self, journal: Journal) -> None:
         """ReplayError if an account has no request, or a round starts before the previous one was read."""
-        for operation, account, numbers in journal:
+        for operation, account, number, _ in journal:
             if operation == "open":
-                self._begin(account, len(numbers) * self._resolved["page_size"])
+                self._begin(account, number)
             elif operation == "resume":
-                self._begin(account, self._held.pop(account) - numbers[0])
+                self._begin(account, self._held.pop(account) - number)
             elif operation == "launch" and not self._stays[account].reads:
                 self._launch(self._stays[account])
             elif operation == "settle":
-                self._settle(self._stays[account], numbers[0])
+                self._settle(self._stays[account], number)
             elif operation == "hold":
                 self._end(account)
-                self._held[account] = numbers[0]
+                self._held[account] = number
             elif operation == "close":
                 self._end(account)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.subjects.protocol import Served
+from specmatrix.matrix.subjects.protocol import Journal, Served
 
 # Draft KV at a position also depends on the next token (sglang#10846).
 SHIFTED: Final = ("standalone", "eagle", "eagle3", "nextn")
@@ -19,9 +19,7 @@ def span_of(cell: Cell, resolved: Mapping[str, Any]) -> int:
     return int(resolved["num_steps"]) if resolved["enable_multi_layer_eagle"] else 1
 
 
-def misread_pages(
-    journal: Iterable[tuple[str, int, tuple[int, ...]]], size: int, served: Iterable[Served], span: int
-) -> tuple[int, str]:
+def misread_pages(journal: Journal, size: int, served: Iterable[Served], span: int) -> tuple[int, str]:
     """Number of cached pages read, and a sentence on the first whose reader and writer have different texts.
 
     A page's text extends from the first token to `span` tokens past its end. served: every request of the journal.
@@ -32,11 +30,12 @@ def misread_pages(
     held: dict[int, int] = {}  # account to its number of cached pages
     writers: dict[int, tuple[int, int]] = {}  # page to (writing account, index among its pages)
     read = 0
-    for operation, account, numbers in journal:
+    for operation, account, _, pages in journal:
         if operation == "open":
-            held[account] = len(numbers)
-            read += len(numbers)
-            for index, page in enumerate(numbers):
+            shared = pages[0] if pages else ()
+            held[account] = len(shared)
+            read += len(shared)
+            for index, page in enumerate(shared):
                 writer, place = writers[page]
                 end = (index + 1) * size + span
                 if place != index or not _alike(texts.get(account, []), texts.get(writer, []), end):
@@ -48,7 +47,7 @@ def misread_pages(
                         f"wrote it {wrong}"
                     )
         elif operation == "donate":
-            for page in numbers[1:]:
+            for page in pages[0]:
                 writers[page] = account, held[account]
                 held[account] += 1
     return read, ""

@@ -14,11 +14,8 @@ from typing import Final, NamedTuple
 
 from specmatrix.errors import described
 from specmatrix.matrix.oracles.page_trie import PageTrie
-from specmatrix.matrix.subjects.protocol import Moment, SentRequest
+from specmatrix.matrix.subjects.protocol import Journal, JournalEntry, Moment, SentRequest
 
-Entry = tuple[str, int, tuple[int, ...]]
-# Entries that follow from the others; their own laws are those of oracles/window.py.
-WINDOWED: Final = ("window", "cover", "slide")
 EVERYTHING: Final = 1 << 60
 
 
@@ -147,16 +144,15 @@ class WorkReplay:
 
     def __init__(
         self,
-        journal: Sequence[Entry],
+        journal: Journal,
         sizes: Sizes,
         sent: Mapping[int, SentRequest],
         outputs: Mapping[int, tuple[int, ...]],
         names: Mapping[int, str],
     ) -> None:
-        self.journal = [entry for entry in journal if entry[0] not in WINDOWED]
-        self.places = [place for place, entry in enumerate(journal) if entry[0] not in WINDOWED]
+        self.journal = journal
         self.sizes, self.sent, self.outputs, self.names = sizes, sent, outputs, names
-        self.at = 0
+        self.at = 1  # the first entry is the header
         self.done = WorkDone()
         self.trie = PageTrie(sizes.page, sizes.span)
         self.rows: dict[int, KVRow] = {}
@@ -208,12 +204,12 @@ class WorkReplay:
     def _flush(self) -> None:
         """Every cached page is given back, leaves first."""
         while self.trie.size:
-            operation, account, numbers = self._peek()
+            operation, account, _, pages = self._peek()
             leaves = self.trie.oldest(self._pinned(list(self.rows.values())))
-            if (operation, account) != ("evict", 0) or numbers[0] not in leaves:
+            if (operation, account) != ("evict", 0) or pages[0][0] not in leaves:
                 raise self._wrong(f"the cache is emptied of {self.trie.size} more pages")
             self.at += 1
-            self.trie.remove(numbers[0])
+            self.trie.remove(pages[0][0])
 
     # What a step launches.
 
@@ -250,25 +246,24 @@ class WorkReplay:
             if request.decoding and self._room(request, self.sizes.width):
                 self._reserve(request, self.sizes.width)
                 ready.append(request)
-        width = self._peek()[2][0] if ready and self._peek()[0] == "launch" else self.sizes.width
+        width = self._peek()[2] if ready and self._peek()[0] == "launch" else self.sizes.width
         return [self._launch(request, width, prefill=False) for request in ready]
 
     def _reserve(self, request: PlannedRequest, width: int) -> None:
         row = self._row(request)
-        numbers = self._take(
-            "reserve", request.sent.account, f"{width} positions of {request.name} are reserved", request
-        )
-        if numbers[0] != width:
-            raise self._wrong(f"{width} positions of {request.name} are reserved", f"{numbers[0]}", request)
-        row.own += len(numbers) - 1
+        expected = f"{width} positions of {request.name} are reserved"
+        positions, added = self._take("reserve", request.sent.account, expected, request)
+        if positions != width:
+            raise self._wrong(expected, f"{positions}", request)
+        row.own += len(added)
         self.done.held = max(self.done.held, self.sizes.pages - self._free)
 
     def _launch(self, request: PlannedRequest, width: int, prefill: bool) -> Launched:
         kind = "a prompt chunk" if prefill else "a round"
         expected = f"{kind} of {request.name} with {width} positions is launched"
-        numbers = self._take("launch", request.sent.account, expected, request)
-        if numbers[0] != width:
-            raise self._wrong(expected, f"{numbers[0]} positions", request)
+        positions, _ = self._take("launch", request.sent.account, expected, request)
+        if positions != width:
+            raise self._wrong(expected, f"{positions} positions", request)
         row = self._row(request)
         launched = Launched(request.sent.id, width, row.end + width)
         row.flights.append((request, prefill, launched))
@@ -325,7 +320,7 @@ class WorkReplay:
     def _admit(self, request: PlannedRequest) -> None:
         account, name = request.sent.account, request.name
         if account in self.held:
-            (again,) = self._take("resume", account, f"{name} resumes its session", request)
+            again, _ = self._take("resume", account, f"{name} resumes its session", request)
             row = self.rows[account]
             del self.held[account]
             request.inherited = row.committed
@@ -335,8 +330,8 @@ class WorkReplay:
             row.committed -= again
         else:
             shared = self._match(request)
-            found = list(self._take("open", account, f"{name} is admitted", request))
-            if found != shared:
+            _, found = self._take("open", account, f"{name} is admitted", request)
+            if found != tuple(shared):
                 expected = f"{name} reuses {len(shared) * self.sizes.page} cached tokens"
                 raise self._wrong(expected, f"{len(found) * self.sizes.page}", request)
             self.rows[account] = row = KVRow(shared, committed=len(shared) * self.sizes.page)
@@ -368,7 +363,7 @@ class WorkReplay:
                 leaves = self.trie.oldest(pinned)
                 if not leaves:
                     break
-                (page,) = self._take("evict", 0, f"a page is evicted for {request.name}", request)
+                _, (page,) = self._take("evict", 0, f"a page is evicted for {request.name}", request)
                 if page not in leaves:
                     expected = f"the page evicted for {request.name} is a least recently used one"
                     raise self._wrong(expected, "another", request)
@@ -398,15 +393,15 @@ class WorkReplay:
         if not self._row(victim).flights:
             operation = self._peek()[0]
             expected = f"{victim.name}, the youngest, is retracted"
-            numbers = self._take("hold" if operation == "hold" else "close", victim.sent.account, expected, victim)
-            self._release(victim, operation, numbers)
+            left = self._take("hold" if operation == "hold" else "close", victim.sent.account, expected, victim)
+            self._release(victim, operation, *left)
 
     # What a step leaves.
 
     def _resolve(self, end: int) -> None:
         """Follow the journal up to entry `end`: results, and pages given back."""
-        while self.at < len(self.journal) and self.places[self.at] < end:
-            operation, account, numbers = self.journal[self.at]
+        while self.at < min(end, len(self.journal)):
+            operation, account, number, pages = self.journal[self.at]
             if account in self.ending and operation == "close" and account in self.held:
                 self.at += 1
                 del self.rows[account], self.held[account]
@@ -414,7 +409,7 @@ class WorkReplay:
             row = self.rows.get(account)
             if row is not None and operation == "settle" and row.flights:
                 self.at += 1
-                self._settle(row, numbers[0])
+                self._settle(row, number)
                 continue
             owner = next((one for one in self.active if one.sent.account == account and one.draining), None)
             if row is None or owner is None or row.flights or operation not in ("close", "hold", "donate"):
@@ -423,7 +418,7 @@ class WorkReplay:
                 self._donate(owner, row)
                 continue
             self.at += 1
-            self._release(owner, operation, numbers)
+            self._release(owner, operation, number, pages[0] if pages else ())
         late = next((one for one in self.active if one.draining and not self._row(one).flights), None)
         if late is not None:
             text = f"step {len(self.done.steps)}: {late.name} keeps its pages after its last step"
@@ -450,7 +445,7 @@ class WorkReplay:
         new = self._missing(request, row)
         if new:
             expected = f"{new} pages of {request.name} are cached"
-            count, *pages = self._take("donate", request.sent.account, expected, request)
+            count, pages = self._take("donate", request.sent.account, expected, request)
             if count != new:
                 raise self._wrong(expected, f"{count}", request)
             self.trie.insert(request.text, row.shared, pages)
@@ -463,7 +458,7 @@ class WorkReplay:
             return 0
         return self.trie.missing(request.text, row.shared, row.committed)
 
-    def _release(self, request: PlannedRequest, operation: str, numbers: tuple[int, ...]) -> None:
+    def _release(self, request: PlannedRequest, operation: str, kept: int, freed: tuple[int, ...]) -> None:
         row, account = self._row(request), request.sent.account
         undone = request.aborted or request.retracting
         keep = request.inherited if undone else min(request.known, max(row.committed, row.kept))
@@ -473,9 +468,9 @@ class WorkReplay:
                 f"{request.name} leaves {keep if keeps else 0} positions to its session", operation, request
             )
         if operation == "hold":
-            if numbers[0] != keep:
-                raise self._wrong(f"{request.name} leaves {keep} positions to its session", f"{numbers[0]}", request)
-            row.own -= len(numbers) - 1
+            if kept != keep:
+                raise self._wrong(f"{request.name} leaves {keep} positions to its session", f"{kept}", request)
+            row.own -= len(freed)
             row.committed = row.kept = keep
             self.held[account] = None
         else:
@@ -493,18 +488,21 @@ class WorkReplay:
     def _row(self, request: PlannedRequest) -> KVRow:
         return self.rows[request.sent.account]
 
-    def _peek(self) -> Entry:
-        return self.journal[self.at] if self.at < len(self.journal) else ("nothing", 0, ())
+    def _peek(self) -> JournalEntry:
+        return self.journal[self.at] if self.at < len(self.journal) else ("nothing", 0, 0, ())
 
-    def _take(self, operation: str, account: int, expected: str, request: PlannedRequest) -> tuple[int, ...]:
+    def _take(
+        self, operation: str, account: int, expected: str, request: PlannedRequest
+    ) -> tuple[int, tuple[int, ...]]:
+        """The next entry's number and its pages of layers without a window."""
         found = self._peek()
         if found[:2] != (operation, account):
             raise self._wrong(expected, request=request)
         self.at += 1
-        return tuple(found[2])
+        return found[2], found[3][0] if found[3] else ()
 
     def _wrong(self, expected: str, got: str = "", request: PlannedRequest | None = None) -> WorkMismatch:
-        operation, account, numbers = self._peek()
-        found = got or f"{operation} of {account}" + (f" ({numbers[0]})" if numbers else "")
+        operation, account, number, _ = self._peek()
+        found = got or f"{operation} of {account}" + (f" ({number})" if number else "")
         text = f"step {len(self.done.steps)}: expected that {expected}; got {found}"
         return WorkMismatch(text, 0 if request is None else request.sent.id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -11,7 +11,7 @@ from specmatrix.errors import described
 from specmatrix.matrix.gates.gate import Blame, Outcome, State
 from specmatrix.matrix.gates.pairing import first_difference
 from specmatrix.matrix.oracles.ledger import Audit, AuditError, audit
-from specmatrix.matrix.subjects.protocol import Answer, Run, RunningEngine, Served
+from specmatrix.matrix.subjects.protocol import Answer, Journal, JournalEntry, Run, RunningEngine, Served
 from specmatrix.matrix.workloads.build import tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import CRASH, AskPages, RedAsk, Token
@@ -24,9 +24,6 @@ AFTER: Final = 8
 ENTRIES_BEFORE: Final = 7
 ENTRIES_AFTER: Final = 3
 MOST_TEXT: Final = 2000
-
-Entry: TypeAlias = tuple[str, int, tuple[int, ...]]
-Journal: TypeAlias = tuple[Sequence[Entry], int, int]
 
 
 class Settled(NamedTuple):
@@ -52,8 +49,7 @@ def crash_ask(engine: RunningEngine, requests: Sequence[RequestSpec]) -> RedAsk 
     """The request whose ledger account an engine changed last before it raised; None if it shows none."""
     sent = {one.account: one for one in engine.unfinished()}
     journal = engine.journal()
-    entries = () if journal is None else journal[0]
-    last = next((entry for entry in reversed(entries) if entry[1] in sent), None)
+    last = next((entry for entry in reversed(journal or ()) if entry[1] in sent), None)
     if journal is None or last is None:
         return None
     one = sent[last[1]]
@@ -63,7 +59,7 @@ def crash_ask(engine: RunningEngine, requests: Sequence[RequestSpec]) -> RedAsk 
     got, lag = _cut(decoded(output)), engine.resolved.get("lag")
     found = RedAsk(CRASH, one.name, prompt=_cut(prompt), got=got, lag=lag, note=note)
     end, table = _audited(journal, None)
-    return _with_entries(found, entries, one.account, len(entries) if end is None else end, table)
+    return _with_entries(found, journal, one.account, len(journal) if end is None else end, table)
 
 
 def _described(gate: str, blame: Blame, run: Run, baseline: Run) -> RedAsk:
@@ -97,26 +93,24 @@ def _with_journal(found: RedAsk, journal: Journal, served: Served, token: int) -
 
     If an entry of the account breaks a law, the entries around that one and the page table before it.
     """
-    entries, _, size = journal
-    place = resolved_at(entries, size, served, token)
+    place = resolved_at(journal, served, token)
     asked = None if place is None else place.entry + 1
     end, table = _audited(journal, asked)
     if end is None:
         return found
     verify_round = place.round if place is not None and end == asked else None
-    return replace(_with_entries(found, entries, served.account, end, table), round=verify_round)
+    return replace(_with_entries(found, journal, served.account, end, table), round=verify_round)
 
 
 def _audited(journal: Journal, end: int | None) -> tuple[int | None, Audit]:
     """The ledger after the first `end` entries, None for all, or before the first one that breaks a law; and where."""
-    entries, pages, size = journal
     try:
-        return end, audit(entries[:end], pages, size)
+        return end, audit(journal[:end])
     except AuditError as broken:
-        return broken.index, audit(entries[: broken.index], pages, size)
+        return broken.index, audit(journal[: broken.index])
 
 
-def _with_entries(found: RedAsk, entries: Sequence[Entry], account: int, end: int, table: Audit) -> RedAsk:
+def _with_entries(found: RedAsk, entries: Journal, account: int, end: int, table: Audit) -> RedAsk:
     own = [index for index, entry in enumerate(entries) if entry[1] == account]
     shown = [index for index in own if index < end][-ENTRIES_BEFORE:] + [i for i in own if i >= end][:ENTRIES_AFTER]
     return replace(
@@ -126,24 +120,24 @@ def _with_entries(found: RedAsk, entries: Sequence[Entry], account: int, end: in
     )
 
 
-def resolved_at(entries: Sequence[Entry], size: int, served: Served, token: int) -> Settled | None:
+def resolved_at(entries: Journal, served: Served, token: int) -> Settled | None:
     """The entry that settles the step of a request's output token; None if there is none.
 
     The prefill, and each one after a retraction, ends with a token of its own; a round adds what it accepts.
     """
     committed = emitted = rounds = 0
     prefilling = False
-    for index, (operation, account, numbers) in enumerate(entries):
+    for index, (operation, account, positions, _) in enumerate(entries):
         if account != served.account:
             continue
         if operation in ("open", "hold"):
-            committed = len(numbers) * size if operation == "open" else numbers[0]
+            committed = positions
             prefilling = True
         elif operation == "resume":
-            committed -= numbers[0]
+            committed -= positions
             prefilling = True
         elif operation == "settle":
-            committed += numbers[0]
+            committed += positions
             if prefilling and committed < served.prompt + emitted:
                 continue  # a chunk that is not the last
             rounds += not prefilling
@@ -157,16 +151,15 @@ def _page_table(table: Audit, account: int) -> AskPages | None:
     holding = table.holdings.get(account)
     if holding is None:
         return None
-    return AskPages(table.size, tuple(holding.pages), holding.shared, holding.committed, tuple(holding.flights))
+    lane = table.groups[0].lanes[account]
+    return AskPages(table.size, tuple(lane.pages), lane.shared, holding.committed, tuple(holding.flights))
 
 
-def entry_text(entry: Entry) -> str:
-    """A journal entry as text: `reserve 8: pages 5, 6`."""
-    operation, _, numbers = entry
-    if operation in ("reserve", "hold", "donate"):
-        amount, *pages = numbers
-        return f"{operation} {amount}" + (f": pages {', '.join(map(str, pages))}" if pages else "")
-    return " ".join([operation, *map(str, numbers)])
+def entry_text(entry: JournalEntry) -> str:
+    """A journal entry as text, with the pages of each KV group: `reserve 8: pages 5, 6 | 2`."""
+    operation, _, number, pages = entry
+    text = operation if operation == "close" else f"{operation} {number}"
+    return text + (f": pages {' | '.join(', '.join(map(str, part)) for part in pages)}" if pages else "")
 
 
 def tokens_of(ids: Sequence[int]) -> tuple[Token, ...]:

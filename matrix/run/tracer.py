@@ -143,11 +143,11 @@ class Tracer:
         for each in plan.rows:
             row, account = TracedRow(each.rid, each.account, each.width), self._ledger.accounts.get(each.account)
             if account is not None:
-                row.pages, row.committed = spans(account.pages), account.committed
+                row.pages, row.committed = spans(account.groups[0].pages), account.committed
                 row.in_flight = tuple(account.in_flight)
             rows.append(row)
         waiting = tuple(request.rid for request in self._loop.scheduler.waiting)
-        free, cached = len(self._ledger.free), self._ledger.cached
+        _, free, cached = self._ledger.counts
         event = TracedEvent(phase, self._steps[id(plan)], plan.prefill, in_flight, rows, free, cached, waiting)
         event.entries, self._taken = self._entries[self._taken :], len(self._entries)
         self._events.append(event)

@@ -16,8 +16,7 @@ VERBS: Final[Mapping[str, Mapping[str, str]]] = {
     "engine/core/memory/ledger.py": {
         name: name
         for name in (
-            "open", "reserve", "cover", "launch", "settle", "slide", "cancel", "donate", "hold", "resume", "close",
-            "evict", "check",
+            "open", "reserve", "launch", "settle", "cancel", "donate", "hold", "resume", "close", "evict", "check",
         )
     },
     "engine/core/schedule/scheduler.py": {"plan": "schedule"},

@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
 from specmatrix.engine.core.draft.depth import DraftSteps
+from specmatrix.engine.core.memory.groups import FullAttention, PageGroup
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
-from specmatrix.engine.core.memory.window_ledger import Window
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.output_text import OutputText
 from specmatrix.engine.core.schedule.request import Finish, Request, SamplingParams
@@ -77,10 +77,9 @@ class PageTable:
 class ToyExecutor:
     """Keeps slots, page tables and a relay like the device; `collect` returns what `launch` computed."""
 
-    def __init__(self, page_size: int, pages: int, window: Window | None = None) -> None:
-        self.full = PageTable(page_size, pages)
-        self.window = window
-        self.near = PageTable(page_size, window.pages if window else 0)
+    def __init__(self, groups: Sequence[PageGroup]) -> None:
+        self.groups = groups
+        self.tables = [PageTable(group.page_size, group.num_pages) for group in groups]
         self.relay: dict[int, tuple[int, int]] = {}  # row -> KV length and last token
         self.computed: dict[int, int] = {}  # account -> KV length after its last step
 
@@ -88,12 +87,10 @@ class ToyExecutor:
         """Run the step at once."""
         tokens, counts = [], []
         for row in plan.rows:
-            if row.admit is not None:
-                self.full.rows[row.row], self.near.rows[row.row] = [], []
-            if row.pages:
-                self.full.enter(row.row, row.first_page, row.pages)
-            if row.window_pages:
-                self.near.enter(row.row, row.window_first, row.window_pages)
+            for table, (first, pages) in zip(self.tables, row.pages, strict=False):
+                if row.admit is not None:
+                    table.rows[row.row] = []
+                table.enter(row.row, first, pages)
             out = self._prefill(row) if plan.prefill else self._round(row)
             self.computed[row.account] = self.relay[row.row][0]
             counts.append(len(out))
@@ -108,22 +105,19 @@ class ToyExecutor:
     def drop(self) -> None:
         """No effect: `launch` leaves no pending results."""
 
-    def clear(self, free: Sequence[int], window_free: Sequence[int]) -> None:
+    def clear(self, free: Sequence[Sequence[int]]) -> None:
         """Fill pages with what no row wrote."""
-        self.full.clear(free)
-        self.near.clear(window_free)
+        for table, pages in zip(self.tables, free, strict=True):
+            table.clear(pages)
 
     def _store(self, row: int, start: int, tokens: Sequence[int]) -> None:
-        self.full.write(row, start, tokens)
-        if self.window:
-            self.near.write(row, start, tokens)
+        for table in self.tables:
+            table.write(row, start, tokens)
 
     def _history(self, row: int, length: int, first: int) -> list[int]:
         """The slots' contents for positions below `length`, as queries from position `first` read them."""
-        if self.window is None:
-            return self.full.read(row, 0, length)
-        near = max(0, first - self.window.tokens + 1)
-        return self.full.read(row, 0, near) + self.near.read(row, near, length)
+        near = self.groups[-1].reads_from(first)
+        return self.tables[0].read(row, 0, near) + self.tables[-1].read(row, near, length)
 
     def _prefill(self, row: PlanRow) -> list[int]:
         self._store(row.row, row.start, row.tokens)
@@ -157,19 +151,19 @@ def toy_loop(
     cache: bool = True,
     key_span: int = 1,
     eos: Collection[int] = (),
-    window: Window | None = None,
+    windows: Sequence[PageGroup] = (),
     slots: tuple[AdaptiveSlot, ...] | None = None,
 ) -> Loop[StepResult]:
-    """A loop over the toy device that checks every law after every operation; with a window there is no prefix cache.
+    """A loop over the toy device that checks every law after every operation; with windows there is no prefix cache.
 
     width: of every round, or with `slots` of the first ones (adaptive steps).
     """
     counters = Counters()
     steps = DraftSteps(slots, width - 1, counters) if slots else DraftSteps.static(width - 1, width, counters)
-    ledger = Ledger(pages, page_size, strict=True, window=window)
+    ledger = Ledger(FullAttention(pages, page_size), *windows, strict=True)
     scheduler = Scheduler(
         ledger,
-        PrefixCache(ledger, key_span, cache and window is None),
+        PrefixCache(ledger, key_span, cache and not windows),
         counters,
         max_running=rows,
         steps=steps,
@@ -179,7 +173,7 @@ def toy_loop(
     )
     return Loop(
         scheduler,
-        ToyExecutor(page_size, pages, window),
+        ToyExecutor(ledger.groups),
         counters,
         lag=lag,
         eos_ids=frozenset(eos),

@@ -10,9 +10,9 @@ from collections import Counter
 from typing import Final
 
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
+from specmatrix.engine.core.memory.groups import SlidingWindow
 from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.memory.replay import replay
-from specmatrix.engine.core.memory.window_ledger import Window, WindowLedger
 from specmatrix.engine.core.schedule.request import Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams, Sessions
 from specmatrix.engine.core.schedule.step import StepResult
@@ -230,9 +230,8 @@ class World:
         if self.ledger.accounts:
             raise Violation(f"accounts {sorted(self.ledger.accounts)} are open after all requests and sessions ended")
         self.scheduler.check()
-        if len(self.ledger.free) + self.ledger.cached != self.ledger.num_pages:
-            free, cached, pages = len(self.ledger.free), self.ledger.cached, self.ledger.num_pages
-            raise Violation(f"{pages - free - cached} of {pages} pages leaked: {free} are free and {cached} cached")
+        if self.ledger.counts.held:
+            raise Violation(f"{self.ledger.counts.held} pages leaked: {self.ledger.counts}")
 
     def _check_output(self, request: Request) -> None:
         if request.finish is None or request.phase is not Phase.DONE:
@@ -251,11 +250,11 @@ class World:
 
     def audit(self) -> None:
         """Replay the journal with the engine's own replay and with the independent audit."""
-        again = replay(self.journal, self.ledger.num_pages, self.ledger.page_size)
-        if again.free != self.ledger.free or again.owner != self.ledger.owner:
-            raise Violation("replaying the journal gives other free pages or owners than the run")
-        audited = audit(self.journal, self.ledger.num_pages, self.ledger.page_size)
-        if (audited.free, audited.cached, len(audited.holdings)) != (len(self.ledger.free), self.ledger.cached, 0):
+        for again, group in zip(replay(self.journal).groups, self.ledger.groups, strict=True):
+            if again.free != group.free or again.owner != group.owner:
+                raise Violation(f"replaying the journal gives other free {group.name} pages or owners than the run")
+        audited = audit(self.journal)
+        if (audited.pages, audited.free, audited.cached, len(audited.holdings)) != (*self.ledger.counts, 0):
             raise Violation(f"the audit ends with {audited.free} free and {audited.cached} cached pages")
 
 
@@ -263,12 +262,12 @@ def _loop(setup: SimulationSetup) -> Loop[StepResult]:
     slots = SLOTS if setup.adaptive else None
     width = setup.steps + 1
     slack = (setup.lag + 1) * (max(SLOTS[0].candidate_steps) + 1 if slots else width)
-    window = None
+    windows = []
     if setup.window is not None:
         room = setup.pages * setup.page_size
         step = (setup.lag + 1) * max(slack // (setup.lag + 1), room if setup.chunk is None else setup.chunk)
-        pages = WindowLedger(Window(setup.window, 1, slack), setup.page_size).peak(room, step)
-        window = Window(setup.window, pages + setup.spare_window, slack)
+        pages = SlidingWindow(1, setup.page_size, setup.window, slack).budget(room, room, step)
+        windows = [SlidingWindow(pages + setup.spare_window, setup.page_size, setup.window, slack)]
     return toy_loop(
         lag=setup.lag,
         page_size=setup.page_size,
@@ -279,7 +278,7 @@ def _loop(setup: SimulationSetup) -> Loop[StepResult]:
         cache=setup.cache,
         key_span=setup.key_span,
         eos=EOS if setup.eos else (),
-        window=window,
+        windows=windows,
         slots=slots,
     )
 

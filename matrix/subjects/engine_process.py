@@ -23,6 +23,7 @@ from specmatrix.matrix.subjects.protocol import (
     Answer,
     Diverged,
     EngineCommand,
+    Journal,
     Memory,
     Resources,
     RunningEngine,
@@ -131,8 +132,8 @@ class EngineProcess(RunningEngine):
         found: Mapping[str, int] = self._call("counters")
         return found
 
-    def journal(self) -> tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int] | None:
-        found: tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int] | None = self._call("journal")
+    def journal(self) -> Journal | None:
+        found: Journal | None = self._call("journal")
         return found
 
     def work(self) -> WorkLog | None:

@@ -22,6 +22,7 @@ from specmatrix.matrix.subjects.protocol import (
     Answer,
     Capability,
     EngineCommand,
+    Journal,
     Memory,
     Observation,
     Profile,
@@ -152,9 +153,8 @@ class ReferenceEngine:
     def counters(self) -> Mapping[str, int]:
         return self.llm.counters
 
-    def journal(self) -> tuple[Sequence[Entry], int, int]:
-        ledger = self.llm.loop.scheduler.ledger
-        return list(self._journal), ledger.num_pages, ledger.page_size
+    def journal(self) -> Journal:
+        return list(self._journal)
 
     def work(self) -> WorkLog | None:
         return None if self._work is None else self._work.log()
@@ -168,7 +168,7 @@ class ReferenceEngine:
 
     def memory(self) -> Memory:
         ledger = self.llm.loop.scheduler.ledger
-        return Memory(ledger.num_pages, len(ledger.free), ledger.cached, len(ledger.accounts))
+        return Memory(*ledger.counts, len(ledger.accounts))
 
     def ranks(self) -> Agreement | None:
         """None: a single rank."""

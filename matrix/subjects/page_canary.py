@@ -22,7 +22,7 @@ class PageCanary:
     def __init__(self, llm: LLM) -> None:
         self.watched = 0
         self._size = llm.loop.scheduler.ledger.page_size
-        self._slots = (llm.loop.scheduler.ledger.num_pages + 1) * self._size
+        self._slots = (llm.loop.scheduler.ledger.groups[0].num_pages + 1) * self._size
         self._copies: dict[int, list[Tensor]] = {}
         self._gone: list[Tensor] = []
         self._pools: list[Tensor] = []
@@ -31,7 +31,7 @@ class PageCanary:
 
     def attach(self, executor: Any) -> None:  # noqa: ANN401 - an executor of any stack
         """Watch the pools of this executor: an engine has new ones once its memory or weights are renewed."""
-        self._pools = [pool.data[:, : self._slots] for pool in executor.pools if pool.data.shape[1] >= self._slots]
+        self._pools = [pool.data[:, : self._slots] for pool in executor.kv.full.pools]
 
     def release(self) -> None:
         """Let go of the pools, which are about to be renewed."""
@@ -44,14 +44,14 @@ class PageCanary:
         return int(torch.stack(found).sum()) if found else 0
 
     def _note(self, entry: Entry) -> None:
-        operation, _, numbers = entry
+        operation, _, _, pages = entry
         if operation == "donate":
-            for page in numbers[1:]:
+            for page in pages[0]:
                 self._copies[page] = [part.clone() for part in self._parts(page)]
                 self.watched += 1
-        elif operation == "evict" and numbers[0] in self._copies:
-            self._gone.append(self._differs(numbers[0]))
-            del self._copies[numbers[0]]
+        elif operation == "evict" and pages[0][0] in self._copies:
+            self._gone.append(self._differs(pages[0][0]))
+            del self._copies[pages[0][0]]
 
     def _parts(self, page: int) -> Sequence[Tensor]:
         return [pool[:, page * self._size : (page + 1) * self._size] for pool in self._pools]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.matrix.workloads.request import Continuation, RequestSpec
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from specmatrix.matrix.cells.cell import Cell
     from specmatrix.matrix.subjects.limits import AxisLimit
     from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+
+# One operation: its name, the account (0 for none), a number (of positions; of pages for "donate" and "evict"), and the
+# pages that it gives or takes, by KV group. The first entry is ("groups", 0, page size, each group's kind and sizes).
+JournalEntry: TypeAlias = tuple[str, int, int, tuple[tuple[int, ...], ...]]
+Journal: TypeAlias = Sequence[JournalEntry]
 
 
 class Capability(StrEnum):
@@ -286,8 +291,8 @@ class RunningEngine(Protocol):
         """Counts by counter name (`engine.core.observe.counters`)."""
         return {}
 
-    def journal(self) -> tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int] | None:
-        """(entries, number of pages, page size)."""
+    def journal(self) -> Journal | None:
+        """Every operation of the KV ledger since the start."""
         return None
 
     def work(self) -> WorkLog | None:
@@ -429,7 +434,7 @@ class Run:
     readback: Mapping[str, Any]
     evidence: Mapping[str, int]
     memory: Memory | None
-    journal: tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int] | None
+    journal: Journal | None
     seconds: float
     work: WorkLog | None = None
     resources: Resources | None = None

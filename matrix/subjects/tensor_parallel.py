@@ -17,11 +17,9 @@ from specmatrix.engine.parallel.group import PATIENCE, RankGroup, RanksDiverged
 from specmatrix.engine.parallel.pool import GroupLease
 from specmatrix.engine.parallel.worker import Rank
 from specmatrix.matrix.subjects.in_process import ManualClock, ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Answer, Diverged, Memory, RunningEngine, Served, Trace, WorkLog
+from specmatrix.matrix.subjects.protocol import Answer, Diverged, Journal, Memory, RunningEngine, Served, Trace, WorkLog
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
-
-Entry = tuple[str, int, tuple[int, ...]]
 
 
 class RankedSubject(ReferenceSubject):
@@ -84,8 +82,8 @@ class RankedEngine:
         found: Mapping[str, int] = self.call_ranks(_read, "counters")
         return found
 
-    def journal(self) -> tuple[Sequence[Entry], int, int]:
-        found: tuple[Sequence[Entry], int, int] = self.call_ranks(_read, "journal")
+    def journal(self) -> Journal:
+        found: Journal = self.call_ranks(_read, "journal")
         return found
 
     def work(self) -> WorkLog | None:

@@ -8,4 +8,4 @@ from specmatrix.engine.parallel.worker import Rank
 def last_hands_out_other_pages(rank: Rank) -> None:
     """The last rank allocates its pages in a different order."""
     if rank.place.rank == rank.place.size - 1:
-        rank.held.llm.loop.scheduler.ledger.free.reverse()
+        rank.held.llm.loop.scheduler.ledger.groups[0].free.reverse()

@@ -58,8 +58,8 @@ def at_rest(llm: LLM) -> None:
     """Nothing is held or in flight, every page is free or cached, the journal replays, every stamp was right."""
     loop, ledger = llm.loop, llm.loop.scheduler.ledger
     assert not loop.pending and not loop.scheduler.requests
-    assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
-    replay(llm.journal, ledger.num_pages, ledger.page_size)
+    assert not ledger.accounts and not ledger.counts.held
+    replay(llm.journal)
     assert llm.counters["stamp.wrong"] == 0
 
 

@@ -40,8 +40,8 @@ def start_engine(shape=NONE, **more: object) -> LLM:
 def at_rest(llm: LLM) -> None:
     """Nothing is held, every page is free or cached, the journal replays, every stamp was right."""
     ledger = llm.loop.scheduler.ledger
-    assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
-    replay(llm.journal, ledger.num_pages, ledger.page_size)
+    assert not ledger.accounts and not ledger.counts.held
+    replay(llm.journal)
     assert llm.counters["stamp.checked"] > 0 and llm.counters["stamp.wrong"] == 0
 
 

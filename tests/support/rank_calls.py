@@ -32,7 +32,7 @@ def at_home(rank: Rank) -> int:
     """How many tensors of its engine a rank holds; it raises if one is not on the GPU of its number."""
     llm: LLM = rank.held.llm
     executor = llm.loop.executor
-    tensors = list(_tensors([executor.target, executor.drafter, executor.pools, executor.relay, executor.kv]))
+    tensors = list(_tensors([executor.target, executor.drafter, executor.kv.full.pools, executor.relay, executor.kv]))
     elsewhere = {str(tensor.device) for tensor in tensors} - {f"cuda:{rank.place.rank}"}
     others = [gpu for gpu in range(rank.place.size) if gpu != rank.place.rank and torch.cuda.memory_reserved(gpu)]
     if elsewhere or others:

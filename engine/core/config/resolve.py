@@ -12,7 +12,7 @@ from specmatrix.engine.core.config.rules.multi_layer import layer_per_step, laye
 from specmatrix.engine.core.config.rules.ngram import ngram_flags, ngram_options
 from specmatrix.engine.core.config.rules.table import CAPACITY, RULES
 from specmatrix.engine.core.draft.algorithms import own_check
-from specmatrix.engine.core.memory.window_ledger import pool_pages
+from specmatrix.engine.core.memory.groups import window_pages
 from specmatrix.errors import ConfigError, EngineError, described, is_interrupt
 
 # In table order: a field is chosen after everything that its rows read.
@@ -127,11 +127,9 @@ def _resolved(situation: RuleContext, reasons: tuple[Reason, ...], rewrites: tup
 
 
 def _window_pages(situation: RuleContext) -> int:
-    if situation.facts.window is None:
-        return 0
     chosen: dict[str, Any] = situation.chosen
     lag, chunk = int(chosen["spec_version"] == "v2"), chosen["chunked_prefill_size"]
-    return pool_pages(
+    return window_pages(
         situation.facts.window,
         pages=chosen["max_total_tokens"] // chosen["page_size"],
         page_size=chosen["page_size"],

@@ -1,4 +1,4 @@
-"""The KV pages held by one request, or by a session between two turns, and the requests that computed their content."""
+"""The KV held by one request, or by a session between two turns, and the requests that computed its content."""
 
 from __future__ import annotations
 
@@ -6,19 +6,33 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from specmatrix.errors import LedgerError
+
+@dataclass(eq=False, slots=True)
+class GroupPages:
+    """An account's entry in a KV group: pages[i] covers positions [(first + i) * P, (first + i + 1) * P).
+
+    The leading `shared` pages are the cache's, the others private.
+    """
+
+    pages: list[int] = field(default_factory=list)
+    first: int = 0
+    shared: int = 0
+
+    @property
+    def end(self) -> int:
+        """Index of the page after the last one."""
+        return self.first + len(self.pages)
 
 
 @dataclass(eq=False, slots=True)
 class Account:
-    """Pages held by one request, or by a session between two turns. Only the ledger writes it.
+    """KV held by one request, or by a session between two turns. Only the ledger writes it.
 
     A residence is the time from an `open` or `resume` in which one request uses the account; each has a generation.
     """
 
     rid: int
-    pages: list[int]  # shared (cached) pages first, then private ones; index i covers positions [i*P, (i+1)*P)
-    shared: int  # number of leading cached pages
+    groups: tuple[GroupPages, ...]  # one entry per group of the ledger
     committed: int  # positions whose KV belongs to accepted tokens, as known to the host
     generation: int  # of the latest residence
     start: int  # first position that this residence computes
@@ -31,6 +45,11 @@ class Account:
     def flying(self) -> int:
         """Positions that launched, unresolved steps may write."""
         return sum(self.in_flight) if self.in_flight else 0
+
+    @property
+    def end(self) -> int:
+        """Position after everything in flight."""
+        return self.committed + self.flying
 
     @property
     def computed(self) -> int:
@@ -49,21 +68,6 @@ class Account:
             if end > self.committed:
                 writers[max(first, self.committed)] = by
         return spans((first, by) for first, by in writers.items() if first < keep)
-
-    def check(self, page_size: int) -> None:
-        """Raise LedgerError if law 3 or law 7 does not hold."""
-        protected = self.shared * page_size
-        reserved = len(self.pages) * page_size
-        if not protected <= self.committed <= self.committed + self.flying <= reserved:
-            raise LedgerError(
-                f"law 3: request {self.rid} has protected {protected}, committed {self.committed}, "
-                f"in flight {self.flying}, reserved {reserved}"
-            )
-        if self.held and (self.in_flight or reserved - self.committed >= page_size):
-            raise LedgerError(
-                f"law 7: account {self.rid} is held with {self.committed} committed, in flight {self.flying}, "
-                f"reserved {reserved}"
-            )
 
 
 def spans(writers: Iterable[tuple[int, int]]) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""The prefix cache: a trie of whole pages over the ledger's cached pages.
+"""The prefix cache: a trie of whole pages over the cached pages of the ledger's first group.
 
 A page's key holds its own tokens and the next `key_span` tokens. A drafter that shifts its input by one token has draft
 KV at slot p that depends on token p + 1, so a page is reusable only if the token after it matches too (the bigram keys
@@ -59,14 +59,15 @@ class PrefixCache:
         `tokens` are the known tokens of the request. Returns the number of transferred pages.
         """
         account = self.ledger.accounts[rid]
+        own = account.groups[0]
         if not self.enabled:
             return 0
         self._clock += 1
         node = self.root
-        for index in range(account.shared):
-            node = self.nodes[account.pages[index]]
+        for index in range(own.shared):
+            node = self.nodes[own.pages[index]]
         fresh: list[tuple[int, ...]] = []
-        for index in range(account.shared, self._whole(account.committed, len(tokens))):
+        for index in range(own.shared, self._whole(account.committed, len(tokens))):
             key = self._key(tokens, index)
             if not fresh and key in node.children:
                 self.duplicates += 1
@@ -92,13 +93,8 @@ class PrefixCache:
             freed += 1
         return freed
 
-    @property
-    def evictable(self) -> int:
-        """Pages that eviction could free. The ancestors of a pinned page are pinned too, by the same row."""
-        return sum(1 for page in self.nodes if not self.ledger.pins[page])
-
     def _loose(self, node: Node) -> bool:
-        return not node.children and not self.ledger.pins[node.page]
+        return not node.children and not self.ledger.groups[0].pins[node.page]
 
     def _drop(self, leaf: Node) -> Node:
         parent = leaf.parent

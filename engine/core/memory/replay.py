@@ -2,59 +2,52 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from specmatrix.engine.core.memory.ledger import Entry, Ledger
-from specmatrix.engine.core.memory.window_ledger import Window
+from specmatrix.engine.core.memory.groups import KINDS
+from specmatrix.engine.core.memory.ledger import HEADER, Entry, Ledger
 from specmatrix.errors import LedgerError
 
 CHECK_EVERY: Final = 64
 
 
-def replay(journal: Iterable[Entry], num_pages: int, page_size: int) -> Ledger:
+def replay(journal: Iterable[Entry]) -> Ledger:
     """Re-run a journal on a fresh ledger. Checks the touched row's laws after every operation, and all laws every
     CHECK_EVERY operations and at the end.
 
-    Raises LedgerError if a law is broken, or if the pages allocated or freed differ from the recorded ones.
+    Raises LedgerError if a law is broken, if an operation does not give what was recorded, or if the journal is an old
+    one, which does not begin with its groups.
     """
-    ledger = Ledger(num_pages, page_size)
-    for index, (operation, rid, numbers) in enumerate(journal):
-        if operation == "window" and not index:
-            ledger = Ledger(num_pages, page_size, window=Window(*numbers))
-        elif operation == "open":
-            ledger.open(rid, numbers)
-        elif operation == "reserve":
-            _same(index, operation, ledger.reserve(rid, numbers[0]), numbers[1:])
-        elif operation == "cover":
-            _same(index, operation, ledger.cover(rid), numbers)
-        elif operation == "slide":
-            _same(index, operation, (ledger.slide(rid),), numbers)
-        elif operation == "launch":
-            ledger.launch(rid, numbers[0])
-        elif operation == "settle":
-            ledger.settle(rid, numbers[0])
-        elif operation == "cancel":
-            ledger.cancel(rid)
-        elif operation == "donate":
-            _same(index, operation, ledger.donate(rid, numbers[0]), numbers[1:])
-        elif operation == "hold":
-            _same(index, operation, ledger.hold(rid, numbers[0]), numbers[1:])
-        elif operation == "resume":
-            ledger.resume(rid, numbers[0])
-        elif operation == "close":
-            ledger.close(rid)
-        elif operation == "evict":
-            ledger.evict(numbers[0])
-        else:
-            raise LedgerError(f"journal entry {index}: unknown operation {operation!r}")
-        ledger.check_row(rid)
+    entries = iter(journal)
+    first = next(entries, None)
+    if first is None or first[0] != HEADER:
+        raise LedgerError(f"a journal begins with its KV groups, this one with {first}: it is old, record it again")
+    _, _, page_size, groups = first
+    ledger = Ledger(*[KINDS[kind](pages, page_size, *sizes) for kind, pages, *sizes in groups])
+    latest: deque[Entry] = deque(maxlen=1)
+    ledger.subscribe(latest.append)
+    for index, entry in enumerate(entries, 1):
+        _repeat(ledger, index, entry)
+        if latest[0] != entry:
+            raise LedgerError(f"journal entry {index}: the run recorded {entry}, but its replay gives {latest[0]}")
+        ledger.check_row(entry[1])
         if index % CHECK_EVERY == 0:
             ledger.check()
     ledger.check()
     return ledger
 
 
-def _same(index: int, operation: str, got: tuple[int, ...], recorded: tuple[int, ...]) -> None:
-    if got != recorded:
-        raise LedgerError(f"journal entry {index}: {operation} returned pages {got}, but the run recorded {recorded}")
+def _repeat(ledger: Ledger, index: int, entry: Entry) -> None:
+    operation, rid, amount, pages = entry
+    if operation == "open":
+        ledger.open(rid, pages[0] if pages else ())
+    elif operation == "evict":
+        ledger.evict(pages[0][0])
+    elif operation in ("cancel", "close"):
+        getattr(ledger, operation)(rid)
+    elif operation in ("reserve", "launch", "settle", "donate", "hold", "resume"):
+        getattr(ledger, operation)(rid, amount)
+    else:
+        raise LedgerError(f"journal entry {index}: unknown operation {operation!r}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from specmatrix.engine.core.memory.account import Account
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.errors import LedgerError
@@ -42,9 +41,9 @@ class SessionKV:
         tokens.
         """
         held = self.ledger.accounts[account]
-        inherited, cached = held.committed, held.shared * self.ledger.page_size
+        inherited, cached = held.committed, held.groups[0].shared * self.ledger.page_size
         again = min(span, inherited - cached)
-        while not self.ledger.holdable(account, inherited - again):
+        while not self.ledger.reaches(account, inherited - again):
             again -= 1
         del self.order[account]
         self.ledger.resume(account, again)
@@ -69,22 +68,20 @@ class SessionKV:
         self.counters.hit("session.dropped")
         return True
 
-    def droppable(self, spare: int, pinned: Collection[int]) -> int:
-        """Pages that closing every account but `spare`, and then evicting, would free.
+    def droppable(self, group: int, spare: int, pinned: Collection[int]) -> int:
+        """Pages of a group that closing every account but `spare`, and then evicting, would free.
 
         A cached page counts only if no other account uses it and it is not in `pinned`.
         """
         private = 0
         users: Counter[int] = Counter()
-        for account in self._others(spare):
-            private += len(account.pages) - account.shared
-            users.update(account.pages[: account.shared])
-        return private + sum(1 for page, n in users.items() if n == self.ledger.pins[page] and page not in pinned)
-
-    def window_pages(self, spare: int) -> int:
-        """Window pages of all held accounts but `spare`."""
-        book = self.ledger.window
-        return 0 if book is None else sum(len(book.spans[account.rid].pages) for account in self._others(spare))
+        for account in self.order:
+            if account != spare:
+                own = self.ledger.accounts[account].groups[group]
+                private += len(own.pages) - own.shared
+                users.update(own.pages[: own.shared])
+        pins = self.ledger.groups[group].pins
+        return private + sum(1 for page, n in users.items() if n == pins[page] and page not in pinned)
 
     def check(self, used: Sequence[int]) -> None:
         """Raise LedgerError unless every account is either held or in use by exactly one of the requests in `used`."""
@@ -96,6 +93,3 @@ class SessionKV:
                 raise LedgerError(
                     f"account {account.rid} is {'held' if account.held else 'in use'}, but its session says otherwise"
                 )
-
-    def _others(self, spare: int) -> list[Account]:
-        return [self.ledger.accounts[account] for account in self.order if account != spare]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from specmatrix.engine.core.memory.groups import PageGroup
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.memory.session_kv import SessionKV
@@ -54,18 +56,14 @@ class Admission:
                 f"prompt ({len(request.prompt)}) plus max_new_tokens ({request.params.max_new_tokens}) is {longest} "
                 f"tokens; allowed: at most the context length, {self.context_length}"
             )
-        room = self.ledger.num_pages * self.ledger.page_size
-        if longest + self.slack > room:
-            raise RequestError(
-                f"prompt plus max_new_tokens ({longest}) and {self.slack} speculative positions do not fit the KV "
-                f"pool of {room} tokens; raise max_total_tokens or shorten the request"
-            )
-        book = self.ledger.window
-        if book is not None and self._window_peak(request) > book.window.pages:
-            raise RequestError(
-                f"the request needs up to {self._window_peak(request)} window pages at once, and the pool has "
-                f"{book.window.pages}; raise swa_full_tokens_ratio or lower chunked_prefill_size"
-            )
+        for group in self.ledger.groups:
+            need = self._budget(group, request, longest + self.slack)
+            if need > group.num_pages:
+                raise RequestError(
+                    f"prompt plus max_new_tokens ({longest}) and {self.slack} speculative positions do not fit the KV "
+                    f"pool of {group.num_pages * group.page_size} tokens of {group.name} layers, as "
+                    f"{need * group.page_size} are needed at once; {group.fix}"
+                )
 
     def fits(self, request: Request) -> bool:
         """Whether no victim is draining, the session's previous turn is released, and the prompt and its rounds fit.
@@ -73,19 +71,25 @@ class Admission:
         Running requests keep room for the rest of their prefill and for as many rounds as may be in flight; otherwise a
         request would be admitted into the pages that its own retraction freed, and be retracted again one step later.
         """
-        if any(r.retracting for r in self.active) or not self._window_fits(request):
+        if any(r.retracting for r in self.active):
             return False
         account = self.ledger.accounts.get(request.account)
         if account is not None and not account.held:
             return False
-        shared = self.cache.match(request.reusable) if account is None else []
-        have = len(shared if account is None else account.pages)
-        need = -(-(request.num_tokens + self.slack) // self.ledger.page_size) - have
-        # Pages that the match would pin are no longer evictable.
-        pinned = sum(1 for page in shared if not self.ledger.pins[page])
-        promised = sum(self._promised(r) for r in self.active if r.phase is Phase.RUNNING)
-        short = need + promised - (len(self.ledger.free) + self.cache.evictable - pinned)
-        return short <= 0 or (len(self.held) > 0 and short <= self.held.droppable(request.account, shared))
+        groups = self.ledger.groups
+        if account is None:
+            reused = [self.cache.match(request.reusable), *[[] for _ in groups[1:]]]
+        else:
+            reused = [own.pages for own in account.groups]
+        return all(self._fits(number, request, reused[number]) for number in range(len(groups)))
+
+    def _fits(self, number: int, request: Request, reused: Sequence[int]) -> bool:
+        """Whether a group has enough pages for a request, which will reuse some."""
+        group = self.ledger.groups[number]
+        short = self._lacking(number, request, request.num_tokens + self.slack, reused) + self._promised(number)
+        # Unused pages that the request would use are no longer evictable.
+        short -= group.evictable - sum(not group.pins.get(page, 1) for page in reused)
+        return short <= 0 or short <= self.held.droppable(number, request.account, reused)
 
     def open(self, request: Request) -> None:
         """Open the request's account on the longest cached prefix, or resume its session's account; then free pages."""
@@ -101,44 +105,50 @@ class Admission:
         request.prefilled = self.ledger.accounts[request.account].committed
         if not request.retractions:
             request.cached_tokens = request.prefilled
-        self.reclaim(request, request.num_tokens + self.width - request.prefilled)
-        while self._window_excess(request) > 0 and self._drop(request):
-            pass
+        self._free_up(request, partial(self._lacking_all, request))
 
     def reclaim(self, request: Request, width: int) -> bool:
         """Free pages for a step of `width` by eviction, then by closing held sessions. False if that is not enough."""
-        while short := self.ledger.shortfall(request.account, width):
-            freed = self.cache.evict(short)
+        return self._free_up(request, partial(self.ledger.shortfall, request.account, width))
+
+    def _free_up(self, request: Request, lacking: Callable[[], Sequence[int]]) -> bool:
+        """Free pages until none is lacking in any group. False if there are no more to free."""
+        while any(short := lacking()):
+            freed = self.cache.evict(short[0])  # the cache has pages of the first group only
             self.counters.hit("prefix.evict", freed)
-            if freed < short and not self._drop(request):
+            if (freed < short[0] or any(short[1:])) and not self._drop(request):
                 return False
         return True
 
     def _drop(self, request: Request) -> bool:
         return self.held.drop([r.account for r in self.waiting], request.account)
 
-    def _promised(self, request: Request) -> int:
-        """Pages that a running request still needs for the rest of its prefill and all rounds in flight."""
-        account = self.ledger.accounts[request.account]
-        begun = account.committed + account.flying
-        rounds = max(account.committed, request.prefill_target) + self.slack - begun
-        return self.ledger.growth(request.account, max(rounds, request.prefill_target - request.prefilled + self.width))
+    def _lacking_all(self, request: Request) -> list[int]:
+        """Pages missing for an admitted request's tokens and one round, by group."""
+        groups, own = self.ledger.groups, self.ledger.accounts[request.account].groups
+        known = request.num_tokens + self.width
+        return [
+            max(0, self._lacking(number, request, known, own[number].pages) + group.sets_aside * self._promised(number))
+            for number, group in enumerate(groups)
+        ]
 
-    def _window_fits(self, request: Request) -> bool:
-        """Whether every row can reach its maximum of window pages, so that no row is retracted for lack of them."""
-        return self._window_excess(request) <= self.held.window_pages(request.account)
+    def _lacking(self, number: int, request: Request, known: int, reused: Sequence[int]) -> int:
+        """Pages missing for a request with `known` positions, beside those that are free and those that it reuses."""
+        group = self.ledger.groups[number]
+        return self._budget(group, request, known) - len(reused) - len(group.free)
 
-    def _window_excess(self, request: Request) -> int:
-        """Window pages missing for the maxima of all rows beside those that sessions hold."""
-        book = self.ledger.window
-        if book is None:
-            return 0
-        peaks = sum(map(self._window_peak, self.active)) + self._window_peak(request)
-        return peaks + self.held.window_pages(request.account) - book.window.pages
+    def _promised(self, number: int) -> int:
+        """Pages that the running requests still need for the rest of their prefill and all rounds in flight."""
+        group, promised = self.ledger.groups[number], 0
+        for request in self.active:
+            account = self.ledger.accounts[request.account]
+            running = request.phase is Phase.RUNNING
+            known = max(account.committed, request.prefill_target) + self.slack if running else 0
+            promised += max(0, self._budget(group, request, known) - len(account.groups[number].pages))
+        return promised
 
-    def _window_peak(self, request: Request) -> int:
-        """Maximum window pages that a request holds at once."""
-        assert self.ledger.window is not None
+    def _budget(self, group: PageGroup, request: Request, known: int) -> int:
+        """Pages that a request with `known` positions must be able to get."""
         longest = len(request.prompt) + request.params.max_new_tokens + self.slack
         step = max(self.width, longest if self.chunk is None else self.chunk)
-        return self.ledger.window.peak(longest, self.slack // self.width * step)
+        return group.budget(known, longest, self.slack // self.width * step)

@@ -6,17 +6,17 @@ request always proceeds. With anything looser, two requests can retract each oth
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.memory.account import Account
-from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages
+from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages, Pages
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.memory.session_kv import SessionKV
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.admission import Admission
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request
-from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
+from specmatrix.engine.core.schedule.step import NewPages, PlanRow, StepPlan
 
 
 class Scheduler:
@@ -105,9 +105,9 @@ class Scheduler:
         return StepPlan(prefill, tuple(rows), greedy, wanted, adjusts, scored)
 
     def settle(self, row: PlanRow, written: int) -> None:
-        """Commit the positions that a resolved step wrote for a row, and free window pages that are no longer read."""
-        self.ledger.settle(row.account, written)
-        self.counters.hit("window.slid", self.ledger.slide(row.account))
+        """Commit the positions that a resolved step wrote for a row, which frees pages that are no longer read."""
+        for freed in self.ledger.settle(row.account, written):
+            self.counters.hit("window.slid", len(freed))
 
     def finish(self, request: Request, finish: Finish) -> None:
         """Stop a running request; it is released once it has nothing in flight."""
@@ -219,7 +219,7 @@ class Scheduler:
         undone = aborted or request.retracting
         computed = self._account(request).computed
         keep = request.inherited if undone else min(request.num_tokens, computed)
-        if not keep or not self.ledger.holdable(request.account, keep):
+        if not keep or not self.ledger.reaches(request.account, keep):
             return 0
         if undone:
             self.counters.hit("session.spared" if request.retracting else "session.rolled_back")
@@ -259,21 +259,18 @@ class Scheduler:
 
     def _decode_rows(self) -> list[PlanRow]:
         """Reserve for the widest round, whatever the next depth is; then set the width by batch size."""
-        ready: list[tuple[Request, Account, int, tuple[int, ...], tuple[tuple[int, ...], int]]] = []
-        crossed, uncovered = 0, ((), 0)
-        windowed = self.ledger.window is not None
+        ready: list[tuple[Request, Pages]] = []
+        crossed = 0
         for request in list(self.active):
             if not request.decoding:
                 continue
             if self.isolated and not self._joins(request, ready[0][0].rid if ready else None):
                 continue
-            account = self._account(request)
-            before = len(account.pages)
             added = self._reserve(request, self.width)
             if added is None:
                 continue
             crossed += bool(added)
-            ready.append((request, account, before, added, self._cover(request) if windowed else uncovered))
+            ready.append((request, added))
         self.counters.hit("page.crossed", crossed)
         width = self.steps.activate(len(ready)) if ready else 0
         return [self._round_row(*parts, width) for parts in ready]
@@ -282,17 +279,9 @@ class Scheduler:
         """Whether a request may join a step whose first request is `first`, while some requests are isolated."""
         return first is None or self.isolated.keys().isdisjoint((first, request.rid))
 
-    def _round_row(
-        self,
-        request: Request,
-        account: Account,
-        before: int,
-        added: tuple[int, ...],
-        window: tuple[tuple[int, ...], int],
-        width: int,
-    ) -> PlanRow:
-        """Launch one row of a verify round; `before`: the row's pages before the added ones."""
-        window_pages, window_first = window
+    def _round_row(self, request: Request, added: Pages, width: int) -> PlanRow:
+        """Launch one row of a verify round."""
+        account = self._account(request)
         return PlanRow(
             rid=request.rid,
             account=request.account,
@@ -300,20 +289,9 @@ class Scheduler:
             width=width,
             bound=self.ledger.launch(request.account, width),
             generation=account.generation,
-            pages=added,
-            first_page=before,
+            pages=_new(account, added),
             tokens=tuple(request.tokens) if self.host_tokens else (),
-            window_pages=window_pages,
-            window_first=window_first,
         )
-
-    def _cover(self, request: Request, admitted: bool = False) -> tuple[tuple[int, ...], int]:
-        """Cover a reservation in the window ledger. Returns the pages to enter and the index of the first."""
-        if self.ledger.window is None:
-            return (), 0
-        added = self.ledger.cover(request.account)
-        span = self.ledger.window.spans[request.account]
-        return (tuple(span.pages), span.first) if admitted else (added, span.end - len(added))
 
     def _admit(self, request: Request) -> Request:
         self.admission.open(request)
@@ -326,9 +304,7 @@ class Scheduler:
 
     def _chunk(self, request: Request, take: int, admitted: bool = False) -> PlanRow:
         account = self._account(request)
-        before = 0 if admitted else len(account.pages)
-        self.ledger.reserve(request.account, take)
-        window_pages, window_first = self._cover(request, admitted)
+        added = self.ledger.reserve(request.account, take)
         self.ledger.launch(request.account, take)
         tokens = request.tokens
         start = request.prefilled
@@ -343,19 +319,16 @@ class Scheduler:
             width=take,
             bound=end,
             generation=account.generation,
-            pages=tuple(account.pages[before:]),
-            first_page=before,
+            pages=_new(account, [own.pages for own in account.groups] if admitted else added),
             start=start,
             tokens=tuple(tokens[start:end]),
             following=following,
             admit=(request.params, request.seed) if admitted else None,
             writers=tuple(account.writers.items()) if admitted else (),
-            window_pages=window_pages,
-            window_first=window_first,
             arrived=(len(request.prompt), tuple(tokens)) if admitted and request.adjusts else None,
         )
 
-    def _reserve(self, request: Request, width: int) -> tuple[int, ...] | None:
+    def _reserve(self, request: Request, width: int) -> Pages | None:
         """The pages that a step of `width` adds, freeing some if necessary. None: the request cannot join this step."""
         try:
             return self.ledger.reserve(request.account, width)
@@ -388,3 +361,8 @@ class Scheduler:
 
     def _account(self, request: Request) -> Account:
         return self.ledger.accounts[request.account]
+
+
+def _new(account: Account, added: Sequence[Sequence[int]]) -> tuple[NewPages, ...]:
+    """The account's latest pages with the index of the first in its row, by group."""
+    return tuple([(own.end - len(pages), tuple(pages)) for own, pages in zip(account.groups, added, strict=False)])

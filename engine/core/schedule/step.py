@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from specmatrix.engine.core.schedule.request import SamplingParams
+
+# The index of the first in the row's page table of a KV group, and the pages.
+NewPages: TypeAlias = tuple[int, tuple[int, ...]]
 
 
 class PlanRow(NamedTuple):
@@ -25,15 +28,12 @@ class PlanRow(NamedTuple):
     width: int
     bound: int
     generation: int
-    pages: tuple[int, ...] = ()  # pages added to the row's table since its last step
-    first_page: int = 0  # index in the row's table of pages[0]
+    pages: tuple[NewPages, ...] = ()  # pages added to the row's tables since its last step, by group; () if none
     start: int = 0
     tokens: tuple[int, ...] = ()
     following: int | None = None
     admit: tuple[SamplingParams, int] | None = None  # parameters and seed, on the first step of a residence
     writers: tuple[tuple[int, int], ...] = ()  # on that step: (position, generation that writes the KV from there on)
-    window_pages: tuple[int, ...] = ()  # pages added to the row's window table since its last step
-    window_first: int = 0  # index in the row's window table of window_pages[0]
     # On the first step of a residence, if the logits are adjusted: the prompt's length, and prompt and output.
     arrived: tuple[int, tuple[int, ...]] | None = None
 
@@ -81,7 +81,7 @@ Handle = TypeVar("Handle")
 class Executor(Protocol, Generic[Handle]):
     """Runs plans. `launch` must not wait for the device; `collect` may. Both may raise: EngineBug for a device or
     engine fault, any other exception for a fault of the step's requests. `drop` forgets every uncollected step; `clear`
-    empties pages without an owner, by group."""
+    empties pages without an owner, by KV group."""
 
     def launch(self, plan: StepPlan) -> Handle: ...
 
@@ -89,4 +89,4 @@ class Executor(Protocol, Generic[Handle]):
 
     def drop(self) -> None: ...
 
-    def clear(self, free: Sequence[int], window_free: Sequence[int]) -> None: ...
+    def clear(self, free: Sequence[Sequence[int]]) -> None: ...

@@ -73,8 +73,7 @@ def _run(llm: LLM, options: ServerOptions, listening: socket) -> int:
             os._exit(128 + one.force)
 
     asyncio.run(served())
-    ledger = llm.loop.scheduler.ledger
-    held = ledger.num_pages - len(ledger.free) - ledger.cached
+    pages = llm.loop.scheduler.ledger.counts
     cut = f"; requests cut off after {options.drain_seconds:g} s: {one.cut_off}" if one.cut_off else ""
-    print(f"drained{cut}; {ledger.num_pages - held} of {ledger.num_pages} pages are free or cached", file=sys.stderr)
-    return int(held > 0)
+    print(f"drained{cut}; {pages.free + pages.cached} of {pages.pages} pages are free or cached", file=sys.stderr)
+    return int(pages.held > 0)

@@ -20,7 +20,6 @@ ALLOWED: dict[str, set[str]] = {
     f"{CPU}/behaviour/engine/test_sessions.py": {"_slots_at"},
     f"{CPU}/behaviour/engine/test_ngram.py": {"_read", "_draft"},
     f"{CPU}/behaviour/matrix/test_sweep.py": {"_line"},
-    f"{CPU}/unit/engine/core/memory/test_window_ledger.py": {"_free"},
     f"{CPU}/unit/matrix/subjects/test_in_process.py": {"_round"},
     # An interrupt between two instructions of the engine has no public place to come from.
     f"{CPU}/behaviour/engine/test_interrupts.py": {"_set"},

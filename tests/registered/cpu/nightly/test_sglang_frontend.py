@@ -24,7 +24,7 @@ def test_programs_of_sglangs_frontend_run_on_the_server():
         done = subprocess.run(command, cwd=HOME, env=own, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         ledger = server.llm.loop.scheduler.ledger
-        assert len(ledger.free) == ledger.num_pages  # it flushed the cache at last
+        assert ledger.counts.free == ledger.counts.pages  # it flushed the cache at last
         found = json.loads(done.stdout)
         scored = SamplingParams(40, stop=("\n",), top_logprobs_num=2, logprob_start_len=0)
         (ours,) = server.llm_outputs(QUESTION, scored)

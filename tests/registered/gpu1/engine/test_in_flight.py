@@ -66,8 +66,8 @@ def plain() -> tuple[tuple[int, ...], ...]:
 def at_rest(llm: LLM) -> None:
     """Nothing is held, the journal replays, every stamp was right, and no graph replay waited."""
     ledger, counters = llm.loop.scheduler.ledger, llm.counters
-    assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
-    replay(llm.journal, ledger.num_pages, ledger.page_size)
+    assert not ledger.accounts and not ledger.counts.held
+    replay(llm.journal)
     assert counters["stamp.checked"] > 0 and counters["stamp.wrong"] == 0
     assert counters["overlap.in_flight"] > 0 and counters["graph.waited"] == 0
 

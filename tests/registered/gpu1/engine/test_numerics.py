@@ -35,8 +35,8 @@ def test_pages_behind_two_to_the_31_numbers_hold_what_they_should(algorithm, top
     expected = [answer(small) for _ in range(3)]
     del small
     llm = engine(algorithm, topk, **asked, max_total_tokens=HUGE)
-    pool = llm.loop.executor.pools[0]
-    llm.loop.scheduler.ledger.free.reverse()
+    pool = llm.loop.executor.kv.full.pools[0]
+    llm.loop.scheduler.ledger.groups[0].free.reverse()
     assert pool.rows[0].numel() > 2**31
     assert [answer(llm) for _ in range(3)] == expected
     end = pool.rows[0].shape[0] - len(pool.spare)

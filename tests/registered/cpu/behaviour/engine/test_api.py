@@ -185,8 +185,8 @@ def test_chunked_prefill_gives_the_same_tokens_and_acceptance(shape):
         (
             [5] * 100,
             {"max_new_tokens": 98},
-            "prompt plus max_new_tokens (198) and 2 speculative positions do not fit the KV pool of 199 tokens; "
-            "raise max_total_tokens or shorten the request",
+            "prompt plus max_new_tokens (198) and 2 speculative positions do not fit the KV pool of 199 tokens of "
+            "full-attention layers, as 200 are needed at once; raise max_total_tokens or shorten the request",
         ),
     ],
 )

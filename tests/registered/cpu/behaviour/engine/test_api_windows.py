@@ -83,5 +83,5 @@ def test_every_drafter_generates_what_transformers_generates(mistral, zoo, conti
     assert llm.counters["window.slid"] > 0 and llm.counters["stamp.wrong"] == 0
     assert (llm.counters.get("spec.drafted", 0) > 0) == (drafter != "none")
     ledger = llm.loop.scheduler.ledger
-    assert len(ledger.free) == ledger.num_pages
-    replay(llm.journal, ledger.num_pages, ledger.page_size)
+    assert ledger.counts.free == ledger.counts.pages
+    replay(llm.journal)

@@ -54,13 +54,14 @@ def test_memory_is_given_up_and_answers_stay(llm: LLM):
     before = answers(llm)
     assert sum(sum(lengths) for _, lengths, _ in before) > sum(len(lengths) for _, lengths, _ in before)
     executor = llm.loop.executor
-    held = [weakref.ref(one) for one in (executor.target, executor.drafter.model, *executor.pools, executor.relay)]
-    del executor
+    parts = (executor.target, executor.drafter.model, *executor.kv.full.pools, executor.relay)
+    held = [weakref.ref(one) for one in parts]
+    del executor, parts
     journal = len(llm.journal)
     llm.release_memory_occupation()
     assert [one() for one in held] == [None] * len(held)
-    ledger = llm.loop.scheduler.ledger
-    assert len(ledger.free) == ledger.num_pages and len(llm.journal) > journal, "the cache is emptied, in the journal"
+    counts = llm.loop.scheduler.ledger.counts
+    assert counts.free == counts.pages and len(llm.journal) > journal, "the cache is emptied, in the journal"
     assert (llm.released, llm.readback()["released"], llm.readback()["num_draft_tokens"]) == (True, True, 8)
     for call in (lambda: llm.generate(PROMPTS), lambda: llm.add("Question:"), lambda: next(llm.stream("Question:"))):
         with pytest.raises(RequestError, match=RELEASED):

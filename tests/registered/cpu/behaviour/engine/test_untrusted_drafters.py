@@ -155,7 +155,7 @@ def test_an_odd_registered_algorithm_runs_with_its_own_hooks(zoo, plain, registe
     assert llm.readback()["algorithm"] == traits.name == "ODD"
     relay = llm.loop.executor.relay
     assert type(relay) is CountingRelay and relay.kept.sum() > 30
-    assert len(llm.loop.executor.pools) == 2 and llm.loop.scheduler.cache.key_span == 2
+    assert len(llm.loop.executor.kv.full.pools) == 2 and llm.loop.scheduler.cache.key_span == 2
     assert llm.counters["spec.drafted"] > 0 and llm.drafter_error is None
 
 
@@ -202,7 +202,7 @@ def test_a_lie_about_a_row_costs_its_request_alone(zoo, plain, registered, liar,
     assert all("message" not in output.meta_info["finish_reason"] for output in others)
     assert llm.drafter_error is None
     ledger = llm.loop.scheduler.ledger
-    assert len(ledger.free) + ledger.cached == ledger.num_pages
+    assert not ledger.counts.held
 
 
 # Most of them are seen the same way, so a few stand for them in every run.

@@ -15,4 +15,4 @@ def server() -> Iterator[RunningServer]:
     with served() as one:
         yield one
     ledger = one.llm.loop.scheduler.ledger
-    assert len(ledger.free) + ledger.cached == ledger.num_pages
+    assert not ledger.counts.held

@@ -140,7 +140,7 @@ def test_a_drain_ends_what_runs_and_accepts_nothing_new():
         with pytest.raises(httpx.ConnectError):
             httpx.get(one.url + "/health", trust_env=False)
         ledger = one.llm.loop.scheduler.ledger
-        assert len(ledger.free) + ledger.cached == ledger.num_pages and not ledger.accounts
+        assert not ledger.counts.held and not ledger.accounts
 
 
 def test_what_still_runs_when_the_time_is_over_is_aborted_with_an_answer(caplog: pytest.LogCaptureFixture):

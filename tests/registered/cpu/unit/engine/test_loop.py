@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specmatrix.engine.core.memory.groups import SlidingWindow
 from specmatrix.engine.core.memory.replay import replay
-from specmatrix.engine.core.memory.window_ledger import Window, WindowLedger
 from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
 from specmatrix.errors import LedgerError, RequestError
 from specmatrix.matrix.oracles.ledger import audit
@@ -39,6 +39,13 @@ def drain(loop, jobs, eos, aborts):
     raise AssertionError("the loop does not end")
 
 
+def windows_of(tokens, page_size, longest, flying, spare=0):
+    """A group whose pages are enough for one request of `longest` positions."""
+    if tokens is None:
+        return []
+    return [SlidingWindow(SlidingWindow(1, page_size, tokens).budget(0, longest, flying) + spare, page_size, tokens)]
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     jobs=st.lists(JOB, min_size=1, max_size=7),
@@ -58,9 +65,7 @@ def test_equals_plain_decoding_and_returns_every_page(
 ):
     longest = max(len(p) + n for p, n, _, _ in jobs) + (lag + 1) * width
     pages = -(-longest // page_size) + extra // page_size
-    if window is not None:
-        book = WindowLedger(Window(window, 1), page_size)
-        window = Window(window, book.peak(longest, (lag + 1) * max(width, chunk or longest)) + spare)
+    flying = (lag + 1) * max(width, chunk or longest)
     loop = toy_loop(
         lag=lag,
         page_size=page_size,
@@ -70,7 +75,7 @@ def test_equals_plain_decoding_and_returns_every_page(
         chunk=chunk,
         cache=cache,
         eos=eos,
-        window=window,
+        windows=windows_of(window, page_size, longest, flying, spare),
     )
     aborts = {i + 1: job[3] for i, job in enumerate(jobs) if job[3] is not None}
     for r in drain(loop, jobs, eos, aborts):
@@ -81,9 +86,8 @@ def test_equals_plain_decoding_and_returns_every_page(
             assert (r.output, r.text, r.finish) == (out, text, finish)
     ledger = loop.scheduler.ledger
     assert not ledger.accounts
-    assert len(ledger.free) + ledger.cached == ledger.num_pages
-    assert window is None or len(ledger.window.free) == window.pages
-    replay(ledger.journal, ledger.num_pages, page_size)
+    assert not ledger.counts.held
+    replay(ledger.journal)
 
 
 class Failing:
@@ -111,8 +115,8 @@ class Failing:
     def drop(self):
         self.executor.drop()
 
-    def clear(self, free, window_free):
-        self.executor.clear(free, window_free)
+    def clear(self, free):
+        self.executor.clear(free)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -130,11 +134,9 @@ class Failing:
 )
 def test_failed_and_interrupted_steps_change_no_token(jobs, lag, page_size, width, extra, chunk, window, failures):
     longest = max(len(p) + n for p, n, _, _ in jobs) + (lag + 1) * width
-    if window is not None:
-        flying = (lag + 1) * max(width, chunk or longest)
-        window = Window(window, WindowLedger(Window(window, 1), page_size).peak(longest, flying))
+    windows = windows_of(window, page_size, longest, (lag + 1) * max(width, chunk or longest))
     pages = -(-longest // page_size) + extra
-    loop = toy_loop(lag=lag, page_size=page_size, pages=pages, width=width, rows=4, chunk=chunk, window=window)
+    loop = toy_loop(lag=lag, page_size=page_size, pages=pages, width=width, rows=4, chunk=chunk, windows=windows)
     loop.executor = Failing(loop.executor, failures)
     requests = [
         request(i, prompt, SamplingParams(max_new_tokens=new, stop=stop))
@@ -157,9 +159,9 @@ def test_failed_and_interrupted_steps_change_no_token(jobs, lag, page_size, widt
         else:
             assert (r.output, r.text, r.finish) == (out, text, finish)
     ledger = loop.scheduler.ledger
-    assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
-    replay(ledger.journal, ledger.num_pages, page_size)
-    audit(ledger.journal, ledger.num_pages, page_size)
+    assert not ledger.accounts and not ledger.counts.held
+    replay(ledger.journal)
+    audit(ledger.journal)
 
 
 def test_a_tight_pool_retracts_and_still_gives_the_same_tokens():
@@ -225,14 +227,14 @@ def test_abort_in_every_phase():
 
 
 def test_a_window_holds_a_few_pages_of_a_long_answer_and_bounds_admission():
-    window = Window(4, 14)
-    loop = toy_loop(lag=1, page_size=2, pages=60, width=2, rows=4, chunk=3, window=window)
+    windows = [SlidingWindow(14, 2, 4)]
+    loop = toy_loop(lag=1, page_size=2, pages=60, width=2, rows=4, chunk=3, windows=windows)
     requests = drain(loop, [([i, 1, 2, 3, 4], 20, (), None) for i in range(4)], (), {})
     assert [r.output for r in requests] == [reference(r.prompt, r.params)[0] for r in requests]
     # A row needs 4 + 2 * 3 positions at most, on 6 pages, so two rows run at once where four would fit without.
     assert loop.counters.counts["window.slid"] > 20 and loop.counters.counts["queue.waited"] > 0
-    with pytest.raises(RequestError, match="the request needs up to 6 window pages at once, and the pool has 5"):
-        toy_loop(lag=1, page_size=2, pages=60, width=2, chunk=3, window=Window(4, 5)).add(
+    with pytest.raises(RequestError, match="pool of 10 tokens of sliding-window layers, as 12 are needed at once"):
+        toy_loop(lag=1, page_size=2, pages=60, width=2, chunk=3, windows=[SlidingWindow(5, 2, 4)]).add(
             request(1, [1], SamplingParams(max_new_tokens=30))
         )
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from specmatrix.engine.core.memory.window_ledger import Window
+from specmatrix.engine.core.memory.groups import SlidingWindow
 from specmatrix.engine.core.observe.step_counter import StepCounter
 from specmatrix.engine.core.schedule.output_text import OutputText
 from specmatrix.engine.core.schedule.request import Phase, SamplingParams
@@ -87,11 +87,11 @@ class Unspeakable:
 
 def counters(lag: int, windowed: bool) -> dict[str, int]:
     """Eight requests that end in every way, one of which is aborted while it runs."""
-    window = Window(4, 40) if windowed else None
+    windows = [SlidingWindow(40, 2, 4)] if windowed else []
     loop = toy_loop(
-        lag=lag, page_size=2, pages=30, width=4, rows=5, chunk=4, cache=not windowed, eos=(EOS,), window=window
+        lag=lag, page_size=2, pages=30, width=4, rows=5, chunk=4, cache=not windowed, eos=(EOS,), windows=windows
     )
-    loop.executor = Eventful(2, 30, window)
+    loop.executor = Eventful(loop.scheduler.ledger.groups)
     loop.observers = (StepCounter(loop.counters, context_length=12),)
     requests = [request(rid, [rid % 11, 3, rid * rid % 11, 1, 2][: 2 + rid % 4], p) for rid, p in enumerate(PARAMS, 1)]
     for each in requests:

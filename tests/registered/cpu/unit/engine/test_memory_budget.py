@@ -28,15 +28,14 @@ def tables(llm: LLM) -> int:
 
 def pools(llm: LLM) -> int:
     """Pages and their stamps."""
-    executor = llm.loop.executor
-    made = [*executor.pools, *(group.pool for group in executor.kv.groups[1:])]
+    made = [pool for group in llm.loop.executor.kv.groups for pool in group.pools]
     whole = sum(pool.data.nbytes + (0 if pool.stamps is None else pool.stamps.nbytes) for pool in made)
     return whole - drafts(llm)
 
 
 def drafts(llm: LLM) -> int:
     """Spare slots."""
-    return sum(pool.data[:, pool.spare].nbytes for pool in llm.loop.executor.pools)
+    return sum(pool.data[:, pool.spare].nbytes for pool in llm.loop.executor.kv.full.pools)
 
 
 def judged(llm: LLM) -> list[Need]:

@@ -78,7 +78,7 @@ def pretending():
 
 def at_rest(llm: LLM) -> None:
     ledger = llm.loop.scheduler.ledger
-    assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
+    assert not ledger.accounts and not ledger.counts.held
     assert llm.counters["stamp.checked"] > 0 and llm.counters["stamp.wrong"] == 0
 
 

@@ -97,14 +97,11 @@ def world(page_size=3):
                 row=2,
                 width=1,
                 bound=1,
-                pages=(5, 2, 7),
-                first_page=0,
+                pages=((0, (5, 2, 7)),),
                 generation=9,
                 writers=((0, 9),),
             ),
-            PlanRow(
-                rid=8, account=8, row=1, width=1, bound=1, pages=(3, 6), first_page=0, generation=8, writers=((0, 8),)
-            ),
+            PlanRow(rid=8, account=8, row=1, width=1, bound=1, pages=((0, (3, 6)),), generation=8, writers=((0, 8),)),
         ]
     )
     relay = Relay(4, (), CPU)
@@ -121,8 +118,8 @@ def test_a_round_reads_lengths_and_roots_from_the_relay():
     plan = StepPlan(
         prefill=False,
         rows=(
-            PlanRow(rid=9, account=9, row=2, width=3, bound=8, first_page=3, generation=9),
-            PlanRow(rid=8, account=8, row=1, width=3, bound=5, first_page=2, generation=8),
+            PlanRow(rid=9, account=9, row=2, width=3, bound=8, generation=9),
+            PlanRow(rid=8, account=8, row=1, width=3, bound=5, generation=8),
         ),
         greedy=True,
     )
@@ -143,16 +140,16 @@ def test_a_round_reads_lengths_and_roots_from_the_relay():
 def test_host_tokens_come_row_by_row_in_rounds_only():
     relay, table = world()
     rows = (
-        PlanRow(rid=9, account=9, row=2, width=3, bound=8, first_page=3, generation=9, tokens=(1, 2)),
-        PlanRow(rid=8, account=8, row=1, width=3, bound=5, first_page=2, generation=8, tokens=(3,)),
+        PlanRow(rid=9, account=9, row=2, width=3, bound=8, generation=9, tokens=(1, 2)),
+        PlanRow(rid=8, account=8, row=1, width=3, bound=5, generation=8, tokens=(3,)),
     )
     assert StepBatch.of(StepPlan(prefill=False, rows=rows, greedy=True), relay, table).known == (
         HostTokens(9, (1, 2)),
         HostTokens(8, (3,)),
     )
     untold = (
-        PlanRow(rid=9, account=9, row=2, width=3, bound=8, first_page=3, generation=9),
-        PlanRow(rid=8, account=8, row=1, width=3, bound=5, first_page=2, generation=8),
+        PlanRow(rid=9, account=9, row=2, width=3, bound=8, generation=9),
+        PlanRow(rid=8, account=8, row=1, width=3, bound=5, generation=8),
     )
     assert StepBatch.of(StepPlan(prefill=False, rows=untold, greedy=True), relay, table).known == ()
     prefill = (
@@ -162,7 +159,6 @@ def test_host_tokens_come_row_by_row_in_rounds_only():
             row=2,
             width=4,
             bound=7,
-            first_page=3,
             generation=9,
             start=3,
             tokens=(1, 2, 3, 4),
@@ -180,12 +176,11 @@ def test_a_prefill_reads_starts_from_the_plan_and_pads_into_slot_0():
             row=2,
             width=4,
             bound=7,
-            first_page=3,
             generation=9,
             start=3,
             tokens=(1, 2, 3, 4),
         ),
-        PlanRow(rid=8, account=8, row=1, width=2, bound=3, first_page=2, generation=8, start=1, tokens=(5, 6)),
+        PlanRow(rid=8, account=8, row=1, width=2, bound=3, generation=8, start=1, tokens=(5, 6)),
     )
     batch = StepBatch.of(StepPlan(prefill=True, rows=rows, greedy=True), relay, table)
     assert batch.start.tolist() == [3, 1] and batch.lengths.tolist() == [4, 2]
@@ -205,12 +200,11 @@ def test_padding_past_the_reach_goes_to_slot_0_too():
             row=2,
             width=5,
             bound=5,
-            first_page=3,
             generation=9,
             start=0,
             tokens=(1, 2, 3, 4, 5),
         ),
-        PlanRow(rid=8, account=8, row=1, width=2, bound=5, first_page=2, generation=8, start=3, tokens=(5, 6)),
+        PlanRow(rid=8, account=8, row=1, width=2, bound=5, generation=8, start=3, tokens=(5, 6)),
     )
     batch = StepBatch.of(StepPlan(prefill=True, rows=rows, greedy=True), relay, table)
     assert batch.write_slots(count(5, CPU))[1].tolist() == [slot((3, 6), 3), slot((3, 6), 4), 0, 0, 0]
@@ -220,8 +214,8 @@ def test_padding_has_no_position_past_the_reach():
     """The model has no position there."""
     relay, table = world()
     rows = (
-        PlanRow(rid=9, account=9, row=2, width=9, bound=9, first_page=3, generation=9, start=0, tokens=(1,) * 9),
-        PlanRow(rid=8, account=8, row=1, width=2, bound=8, first_page=2, generation=8, start=6, tokens=(5, 6)),
+        PlanRow(rid=9, account=9, row=2, width=9, bound=9, generation=9, start=0, tokens=(1,) * 9),
+        PlanRow(rid=8, account=8, row=1, width=2, bound=8, generation=8, start=6, tokens=(5, 6)),
     )
     batch = StepBatch.of(StepPlan(prefill=True, rows=rows, greedy=True), relay, table)
     assert batch.padded_kv_len == 12
@@ -233,8 +227,8 @@ def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():
     plan = StepPlan(
         prefill=False,
         rows=(
-            PlanRow(rid=9, account=9, row=2, width=3, bound=8, first_page=3, generation=9),
-            PlanRow(rid=8, account=8, row=1, width=3, bound=5, first_page=2, generation=8),
+            PlanRow(rid=9, account=9, row=2, width=3, bound=8, generation=9),
+            PlanRow(rid=8, account=8, row=1, width=3, bound=5, generation=8),
         ),
         greedy=True,
     )
@@ -253,8 +247,8 @@ def test_write_slots_takes_offsets_of_each_row():
     plan = StepPlan(
         prefill=False,
         rows=(
-            PlanRow(rid=9, account=9, row=2, width=3, bound=8, first_page=3, generation=9),
-            PlanRow(rid=8, account=8, row=1, width=3, bound=5, first_page=2, generation=8),
+            PlanRow(rid=9, account=9, row=2, width=3, bound=8, generation=9),
+            PlanRow(rid=8, account=8, row=1, width=3, bound=5, generation=8),
         ),
         greedy=True,
     )

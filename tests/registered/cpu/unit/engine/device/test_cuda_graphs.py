@@ -97,7 +97,7 @@ def test_drafts_of_the_largest_round_fit_the_spare_slots(algorithm, topk):
     llm = engine(algorithm, topk, **options)
     executor = llm.loop.executor
     executor.run = GraphRunner(executor.run, CudaGraphs(3, CPU, llm.loop.counters))
-    (drafts,) = executor.pools[1:]
+    (drafts,) = executor.kv.full.pools[1:]
     assert len(drafts.spare) and not len(executor.kv.full.pool.spare)
     assert answer(llm) == expected
     assert {shape.batch for _, bundle in executor.graphs.bundles for shape in bundle.graphs} >= {4}

@@ -19,8 +19,7 @@ def row(at, pages, first, writers=()):
         row=at,
         width=1,
         bound=1,
-        pages=pages,
-        first_page=first,
+        pages=((first, pages),),
         generation=at + 50,
         writers=writers,
     )

@@ -7,11 +7,19 @@ import torch
 
 from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
 from specmatrix.engine.device.batch import StepBatch, Verdict, causal_bias, tree_bias
-from specmatrix.engine.device.kv_groups import KVGroup, KVGroups, StampedGroups, routes_of, split
+from specmatrix.engine.device.kv_groups import (
+    KVGroup,
+    KVGroups,
+    StampedGroups,
+    WindowGroup,
+    key_positions,
+    routes_of,
+    split,
+    windowed_bias,
+)
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import Relay
 from specmatrix.engine.device.slot_table import SlotTable
-from specmatrix.engine.device.window_kv import WindowGroup, key_positions, windowed_bias
 from specmatrix.kernels.tree_layout.cases import random_parents
 from specmatrix.kernels.tree_layout.reference import tree_layout
 
@@ -48,11 +56,8 @@ def round_rows():
             row=2,
             width=2,
             bound=8,
-            pages=(5, 2, 7, 1),
-            first_page=0,
+            pages=((0, (5, 2, 7, 1)), (1, (4, 6, 3))),
             generation=9,
-            window_pages=(4, 6, 3),
-            window_first=1,
             writers=((0, 9),),
         ),
         PlanRow(
@@ -61,11 +66,8 @@ def round_rows():
             row=1,
             width=2,
             bound=5,
-            pages=(3, 6, 4),
-            first_page=0,
+            pages=((0, (3, 6, 4)), (0, (1, 2, 5))),
             generation=8,
-            window_pages=(1, 2, 5),
-            window_first=0,
             writers=((0, 8),),
         ),
     )
@@ -131,12 +133,10 @@ def test_padded_positions_write_to_the_padding_slot():
             row=2,
             width=4,
             bound=4,
-            pages=(5, 2),
-            first_page=0,
+            pages=((0, (5, 2)), (0, (4, 6))),
             generation=9,
             start=0,
             tokens=(1, 2, 3, 4),
-            window_pages=(4, 6),
             writers=((0, 9),),
         ),
         PlanRow(
@@ -145,12 +145,10 @@ def test_padded_positions_write_to_the_padding_slot():
             row=1,
             width=1,
             bound=1,
-            pages=(3,),
-            first_page=0,
+            pages=((0, (3,)), (0, (1,))),
             generation=8,
             start=0,
             tokens=(5,),
-            window_pages=(1,),
             writers=((0, 8),),
         ),
     )

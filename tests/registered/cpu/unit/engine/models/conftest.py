@@ -26,9 +26,8 @@ from transformers import (
 from transformers.utils import logging
 
 from specmatrix.engine.device.attention import StepAttention
-from specmatrix.engine.device.kv_groups import SplitAttention
+from specmatrix.engine.device.kv_groups import SplitAttention, windowed_bias
 from specmatrix.engine.device.pool import KVPool
-from specmatrix.engine.device.window_kv import windowed_bias
 from specmatrix.engine.models.eagle3.model import Eagle3
 from specmatrix.engine.models.standalone.model import Standalone
 from specmatrix.engine.models.target import Target

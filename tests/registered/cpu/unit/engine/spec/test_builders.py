@@ -10,9 +10,19 @@ import torch
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, NONE, Topology, Traits, algorithm
+from specmatrix.engine.device.kv_groups import KVGroup, KVGroups
 from specmatrix.engine.device.relay import DraftStateSpec, Relay
+from specmatrix.engine.device.slot_table import SlotTable
 from specmatrix.engine.models.loader import facts, load_target
-from specmatrix.engine.spec.builders import BUILDERS, RELAYS, BuildContext, build_drafter, build_relay, located
+from specmatrix.engine.spec.builders import (
+    BUILDERS,
+    RELAYS,
+    BuildContext,
+    build_drafter,
+    build_relay,
+    located,
+    new_pool,
+)
 from specmatrix.errors import ConfigError
 
 
@@ -20,7 +30,10 @@ def context(zoo, name="NONE", draft=None, **asked: object) -> BuildContext:
     config = EngineConfig("llama-mini", name, draft, page_size=4, max_total_tokens=400, **asked)
     known = facts(zoo("llama-mini"), None if draft is None else zoo(draft), "cpu")
     resolved = resolve(config, known)
-    return BuildContext(algorithm(name), resolved, known, load_target(zoo("llama-mini"), "cpu", torch.float32), zoo)
+    target = load_target(zoo("llama-mini"), "cpu", torch.float32)
+    table = SlotTable(2, 8, 4, torch.device("cpu"), stamps=False)
+    kv = KVGroups([KVGroup(new_pool(resolved, target.kv, resolved.num_pages, stamps=False), table)], ())
+    return BuildContext(algorithm(name), resolved, known, target, kv, zoo)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +52,7 @@ def test_a_builder_makes_the_drafter_of_its_row(zoo, name, draft, carries):
     assert drafter.traits is algorithm(name) and drafter.nodes == built.resolved.num_draft_tokens
     assert [carry.name for carry in drafter.carries] == carries
     assert drafter.key_span == drafter.traits.key_span
-    assert len(built.pools) == int(drafter.traits.own_kv)
+    assert len(built.kv.full.pools) == 1 + drafter.traits.own_kv
 
 
 def test_every_built_in_algorithm_has_a_builder():
@@ -48,16 +61,15 @@ def test_every_built_in_algorithm_has_a_builder():
 
 def test_a_draft_pool_has_the_targets_pages_and_spare_slots(zoo):
     built = context(zoo)
-    pool, draft = built.pool(built.target, stamps=True), built.pool(built.target)
-    assert built.pools == [pool, draft]
-    assert pool.data.shape[1] == draft.data.shape[1] == 4 * (400 // 4 + 1) + built.drafted
-    assert pool.stamps is not None and draft.stamps is None
-    assert pool.data.dtype is torch.float32
+    draft, target = built.pool(built.target, stamps=True), built.kv.full.pool
+    assert built.kv.full.pools == [target, draft] and draft.data.dtype is torch.float32
+    assert target.data.shape[1] == 4 * (400 // 4 + 1) == draft.data.shape[1] - len(draft.spare)
+    assert len(draft.spare) > 0 and draft.stamps is not None and target.stamps is None
 
 
 def test_an_algorithm_without_a_builder_is_refused_with_those_that_run(zoo):
     built = context(zoo)
-    odd = BuildContext(Traits("ODD", "", Topology.TREE), built.resolved, built.facts, built.target, zoo)
+    odd = BuildContext(Traits("ODD", "", Topology.TREE), built.resolved, built.facts, built.target, built.kv, zoo)
     with pytest.raises(ConfigError) as caught:
         build_drafter(odd)
     assert str(caught.value) == (

@@ -296,7 +296,7 @@ def test_ngrams_without_evidence_are_not_measured(measured):
     text = "account 1 of the journal belongs to no answered request"
     assert (outcome.state, outcome.message) == (State.FAIL, text)
     silent = tuple(replace(answer, output_ids=answer.output_ids[:1], accept_lengths=()) for answer in run.answers)
-    nobody = replace(run, answers=silent, journal=([], 1, 1))
+    nobody = replace(run, answers=silent, journal=[])
     outcome = AcceptanceGate().judge(prepared, nobody, baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no request decoded a verify round")
     assert outcome.numbers["rounds"] == 0

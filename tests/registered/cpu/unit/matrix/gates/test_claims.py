@@ -56,7 +56,7 @@ def answered(**changes: object):
         ("readback", lambda _: {"flags": {"depth": 3}}, "the subject claims readback, but does not report depth"),
         ("memory", lambda _: {"memory": None}, "the subject claims memory, but reports none"),
         ("journal", lambda _: {"journal": None}, "the subject claims a journal, but has none"),
-        ("journal", lambda run: {"journal": ([], *run.journal[1:])}, "the subject claims a journal, but has none"),
+        ("journal", lambda run: {"journal": []}, "the subject claims a journal, but has none"),
         ("work", lambda _: {"work": None}, "the subject claims a log of its work, but has none"),
         ("trace", lambda _: {"trace": None}, "the subject claims a trace, but has none"),
         ("counters", lambda _: {"evidence": {"kv.alloc": 0}}, "the subject claims counters, but all are zero"),

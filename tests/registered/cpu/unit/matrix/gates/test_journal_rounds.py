@@ -6,26 +6,26 @@ from specmatrix.matrix.gates.journal_rounds import JournalRound, first_journal_m
 
 # Two prompts of 5 and 6 tokens, a round of both 3 wide, a round of the first alone 6 wide, one 3 wide.
 JOURNAL = [
-    ("open", 1, ()),
-    ("reserve", 1, (5, 1)),
-    ("launch", 1, (5,)),
-    ("open", 2, ()),
-    ("reserve", 2, (6, 2)),
-    ("launch", 2, (6,)),
-    ("settle", 1, (5,)),
-    ("settle", 2, (6,)),
-    ("reserve", 1, (6,)),
-    ("reserve", 2, (6, 3)),
-    ("launch", 1, (3,)),
-    ("launch", 2, (3,)),
-    ("settle", 1, (2,)),
-    ("settle", 2, (1,)),
-    ("close", 2, (2, 3)),
-    ("reserve", 1, (6,)),
-    ("launch", 1, (6,)),
-    ("settle", 1, (1,)),
-    ("reserve", 1, (6,)),
-    ("launch", 1, (3,)),
+    ("open", 1, 0, ()),
+    ("reserve", 1, 5, ((1,),)),
+    ("launch", 1, 5, ()),
+    ("open", 2, 0, ()),
+    ("reserve", 2, 6, ((2,),)),
+    ("launch", 2, 6, ()),
+    ("settle", 1, 5, ()),
+    ("settle", 2, 6, ()),
+    ("reserve", 1, 6, ()),
+    ("reserve", 2, 6, ((3,),)),
+    ("launch", 1, 3, ()),
+    ("launch", 2, 3, ()),
+    ("settle", 1, 2, ()),
+    ("settle", 2, 1, ()),
+    ("close", 2, 0, ()),
+    ("reserve", 1, 6, ()),
+    ("launch", 1, 6, ()),
+    ("settle", 1, 1, ()),
+    ("reserve", 1, 6, ()),
+    ("launch", 1, 3, ()),
 ]
 ROUNDS = [(2, 3), (1, 6), (1, 3)]
 
@@ -72,8 +72,8 @@ def test_other_rounds_are_named(rounds, sentence):
 
 def test_a_reservation_for_the_current_width_is_named():
     narrow = [
-        ("reserve", at, (3, *n[1:])) if (operation, n[:1]) == ("reserve", (6,)) and i > 7 else (operation, at, n)
-        for i, (operation, at, n) in enumerate(JOURNAL)
+        ("reserve", at, 3, pages) if (operation, number) == ("reserve", 6) and i > 7 else (operation, at, number, pages)
+        for i, (operation, at, number, pages) in enumerate(JOURNAL)
     ]
     assert first_journal_mismatch(narrow, ROUNDS, 6) == (
         "verify round 0 in the journal has 2 requests of width 3 with 3 positions reserved; "

@@ -15,9 +15,9 @@ def test_a_sound_run_passes(measured):
     prepared, run, baseline = measured(CELL)
     outcome = GATE.judge(prepared, run, baseline)
     assert outcome.state is State.PASS and outcome.numbers["stamps"] == run.evidence["stamp.checked"] > 0
-    shared = sum(len(numbers) for operation, _, numbers in run.journal[0] if operation == "open")
+    shared = sum(len(pages[0]) for operation, _, _, pages in run.journal if operation == "open" and pages)
     found = {name: outcome.numbers[name] for name in ("pages", "verbs", "shared", "leaked", "wrong_stamps")}
-    known = {"pages": run.memory.pages, "verbs": len(run.journal[0]), "shared": shared}
+    known = {"pages": run.memory.pages, "verbs": len(run.journal), "shared": shared}
     assert found == {**known, "leaked": 0, "wrong_stamps": 0}
 
 
@@ -45,11 +45,13 @@ def test_memory_at_rest_must_add_up(measured, change, sentence):
 
 def test_a_broken_journal_fails(measured):
     prepared, run, baseline = measured(CELL)
-    entries, pages, size = run.journal
-    outcome = GATE.judge(prepared, replace(run, journal=(entries[1:], pages, size)), baseline)
-    text = f"journal entry 0 (reserve): account {entries[1][1]} is not open"
+    entries = run.journal
+    outcome = GATE.judge(prepared, replace(run, journal=[entries[0], *entries[2:]]), baseline)
+    text = f"journal entry 1 (reserve): account {entries[2][1]} is not open"
     assert (outcome.state, outcome.message) == (State.FAIL, text)
-    assert outcome.blame == Blame(next(one.name for one in run.served if one.account == entries[1][1]))
+    assert outcome.blame == Blame(next(one.name for one in run.served if one.account == entries[2][1]))
+    old = GATE.judge(prepared, replace(run, journal=entries[1:]), baseline)
+    assert old.state is State.FAIL and old.message.startswith("a journal begins with its KV groups")
 
 
 def test_the_engines_own_replay_of_its_journal_must_agree(measured, monkeypatch):
@@ -58,12 +60,12 @@ def test_the_engines_own_replay_of_its_journal_must_agree(measured, monkeypatch)
     def outcome():
         return GATE.judge(prepared, run, baseline)
 
-    def broken(entries, pages, size):
+    def broken(entries):
         raise LedgerError("law 1: page 3 has two owners")
 
-    real = gate.replay(*run.journal)
-    real.free.pop()
-    monkeypatch.setattr(gate, "replay", lambda *journal: real)
+    real = gate.replay(run.journal)
+    real.groups[0].free.pop()
+    monkeypatch.setattr(gate, "replay", lambda journal: real)
     pages = (run.memory.pages, run.memory.free, run.memory.cached, run.memory.accounts)
     found = (pages[0], pages[1] - 1, *pages[2:])
     text = f"the engine's own replay gives (pages, free, cached, accounts) = {found}, not {pages}"

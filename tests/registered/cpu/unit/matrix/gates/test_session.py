@@ -21,8 +21,7 @@ CELL = "eagle3.s5.v2.p16.pair.stream.abort_running"
 
 def moved(run, change):
     """The run with its journal changed, entry by entry; None drops an entry."""
-    entries, pages, size = run.journal
-    return replace(run, journal=([new for entry in entries if (new := change(entry)) is not None], pages, size))
+    return replace(run, journal=[new for entry in run.journal if (new := change(entry)) is not None])
 
 
 def test_it_judges_sessions_only_and_stands_in_the_table():
@@ -60,14 +59,14 @@ def test_one_position_too_few_is_named(measured):
     shorted = []
 
     def short(entry):
-        operation, account, numbers = entry
+        operation, account, keep, pages = entry
         if operation == "hold" and not shorted:
             shorted.append(account)
-            return operation, account, (numbers[0] - 1, *numbers[1:])
+            return operation, account, keep - 1, pages
         return entry
 
     outcome = SessionGate().judge(prepared, moved(run, short), baseline)
-    at = next(at for at, entry in enumerate(run.journal[0]) if entry[0] == "hold")
+    at = next(at for at, entry in enumerate(run.journal) if entry[0] == "hold")
     text = f"journal entry {at} (hold, account 1): the freed pages are not those after position 100"
     assert (outcome.state, outcome.message) == (State.FAIL, text)
 
@@ -86,7 +85,7 @@ def retracting(run):
     """The journal entry that holds a retracted turn's account."""
     turn = next(answer for answer in run.answers if answer.retractions and ".turn2" in answer.name)
     first = next(answer for answer in run.answers if answer.name == turn.name.removesuffix(".turn2"))
-    holds = [entry for entry in run.journal[0] if entry[0] == "hold" and entry[1] == first.meta_info["id"]]
+    holds = [entry for entry in run.journal if entry[0] == "hold" and entry[1] == first.meta_info["id"]]
     return holds[1]
 
 
@@ -95,14 +94,14 @@ def holding(run, due, by):
     done = []
 
     def change(entry):
-        operation, account, numbers = entry
+        operation, account, positions, pages = entry
         if entry is due:
             done.append(operation)
-            return operation, account, (numbers[0] + by, *numbers[1:])
+            return operation, account, positions + by, pages
         if not done or account != due[1] or operation in done or operation not in ("reserve", "launch", "settle"):
             return entry
         done.append(operation)
-        return operation, account, (numbers[0] - by, *numbers[1:])
+        return operation, account, positions - by, pages
 
     return moved(run, change)
 
@@ -110,7 +109,7 @@ def holding(run, due, by):
 def test_a_retracted_turn_that_leaves_less_is_named(measured):
     prepared, run, baseline = measured(SNUG)
     due = retracting(run)
-    keep, size = due[2][0], run.journal[2]
+    keep, size = due[2], run.resolved["page_size"]
     assert (keep - 1) // size == keep // size, "the same pages are freed"
     outcome = SessionGate().judge(prepared, holding(run, due, -1), baseline)
     name = next(answer.name for answer in run.answers if answer.retractions and ".turn2" in answer.name)
@@ -122,7 +121,7 @@ def test_a_retracted_turn_that_leaves_less_is_named(measured):
 
 def test_a_turn_that_leaves_more_than_was_shown_is_named(measured):
     prepared, run, baseline = measured(CELL)
-    due = next(entry for entry in run.journal[0] if entry[:2] == ("hold", 1))
+    due = next(entry for entry in run.journal if entry[:2] == ("hold", 1))
     outcome = SessionGate().judge(prepared, holding(run, due, 2), baseline)
     text = "q5 left 104 KV positions; expected 102: its session is 2 tokens too long"
     assert (outcome.state, outcome.message, outcome.blame) == (State.FAIL, text, Blame("q5"))
@@ -132,12 +131,12 @@ def test_a_turn_that_leaves_more_than_was_shown_is_named(measured):
 def test_positions_whose_draft_kv_rests_on_other_tokens_are_computed_again(measured, cell_id, due):
     prepared, run, baseline = measured(cell_id)
     assert SessionGate().judge(prepared, run, baseline).state is State.PASS
-    account = next(entry[1] for entry in run.journal[0] if entry[0] == "resume")
+    account = next(entry[1] for entry in run.journal if entry[0] == "resume")
     done = []
 
     def fewer(entry):
         """One position less is recomputed, and the first step is one position shorter."""
-        operation, whose, numbers = entry
+        operation, whose, positions, pages = entry
         if (
             whose != account
             or operation in done
@@ -145,7 +144,7 @@ def test_positions_whose_draft_kv_rests_on_other_tokens_are_computed_again(measu
         ):
             return entry
         done.append(operation)
-        return operation, whose, (numbers[0] - 1, *numbers[1:])
+        return operation, whose, positions - 1, pages
 
     outcome = SessionGate().judge(prepared, moved(run, fewer), baseline)
     name = next(answer.name for answer in run.answers if answer.meta_info["id"] == account) + ".turn2"
@@ -253,5 +252,5 @@ def test_a_turn_without_an_account_is_named(measured, altered):
 def test_a_broken_journal_is_named(measured):
     prepared, run, baseline = measured(CELL)
     outcome = SessionGate().judge(prepared, moved(run, lambda entry: None if entry[0] == "resume" else entry), baseline)
-    text = "journal entry 82 (reserve): account 2 is held and was not resumed"
+    text = "journal entry 83 (reserve): account 2 is held and was not resumed"
     assert (outcome.state, outcome.message) == (State.FAIL, text)

@@ -27,10 +27,9 @@ def judged(measured, cell, journal=None, **log: object):
 
 def changed(measured, cell, change):
     """The run's journal with `change` applied to its list of entries."""
-    entries, pages, size = measured(cell)[1].journal
-    entries = list(entries)
+    entries = list(measured(cell)[1].journal)
     change(entries)
-    return entries, pages, size
+    return entries
 
 
 def place(entries, operation, nth=0):
@@ -45,7 +44,7 @@ def test_the_account_of_a_run_under_memory_pressure(measured):
     assert numbers["retracted"] == run.evidence["retract.done"] > 0
     assert numbers["evicted"] == run.evidence["prefix.evict"] > 0
     assert numbers["reused"] == run.evidence["prefix.hit"] + run.evidence["session.inherited"]
-    assert 0 < numbers["peak_pages"] <= run.journal[1] and numbers["needless"] == numbers["dropped"] == 0
+    assert 0 < numbers["peak_pages"] <= run.resolved["num_pages"] and numbers["needless"] == numbers["dropped"] == 0
     assert numbers["steps"] >= len(run.work.forwards) and numbers["read"] == sum(
         step.read for step in run.work.forwards
     )
@@ -115,10 +114,10 @@ def test_requests_wait_for_window_pages_of_each_kind(measured, cell):
 @pytest.mark.parametrize("operation", AT_ONCE)
 def test_a_retraction_that_frees_another_account_fails_and_blames_the_youngest(measured, operation):
     cell, outcomes = AT_ONCE[operation], []
-    for at, (found, _, numbers) in enumerate(measured(cell)[1].journal[0]):
+    for at, (found, _, *rest) in enumerate(measured(cell)[1].journal):
         if found == operation:
             journal = changed(
-                measured, cell, lambda entries, at=at, n=numbers: entries.__setitem__(at, (operation, 99, n))
+                measured, cell, lambda entries, at=at, rest=rest: entries.__setitem__(at, (operation, 99, *rest))
             )
             outcomes.append(judged(measured, cell, journal=journal))
     assert {outcome.state for outcome in outcomes} == {State.FAIL}
@@ -221,9 +220,9 @@ def test_a_cached_page_that_is_not_reused_fails_and_blames_its_request(measured)
     cell = "eagle3.s5.v2.m4.burst"
 
     def shorten(entries):
-        at = next(index for index, (operation, _, pages) in enumerate(entries) if operation == "open" and pages)
-        operation, account, pages = entries[at]
-        entries[at] = operation, account, pages[:-1]
+        at = next(index for index, entry in enumerate(entries) if entry[0] == "open" and entry[3])
+        operation, account, positions, (pages,) = entries[at]
+        entries[at] = operation, account, positions - 1, (pages[:-1],)
 
     outcome = judged(measured, cell, journal=changed(measured, cell, shorten))
     text = f"step {outcome.numbers['steps']}: expected that q11 reuses 2 cached tokens; got 1"
@@ -232,15 +231,15 @@ def test_a_cached_page_that_is_not_reused_fails_and_blames_its_request(measured)
 
 def alter(entries, operation, nth, change):
     at = place(entries, operation, nth)
-    found, account, numbers = entries[at]
-    entries[at] = found, account, change(numbers)
+    found, account, number, pages = entries[at]
+    entries[at] = found, account, *change(number, pages)
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         (
-            lambda entries: alter(entries, "reserve", 0, lambda n: (n[0] + 1, *n[1:])),
+            lambda entries: alter(entries, "reserve", 0, lambda n, pages: (n + 1, pages)),
             "36 positions of q4 are reserved; got 37",
         ),
         (
@@ -248,11 +247,11 @@ def alter(entries, operation, nth, change):
             "2 positions of q4 are reserved; got reserve of 2 (2)",
         ),
         (
-            lambda entries: alter(entries, "launch", 0, lambda n: (n[0] - 1,)),
+            lambda entries: alter(entries, "launch", 0, lambda n, pages: (n - 1, pages)),
             "a prompt chunk of q4 with 36 positions is launched; got 35 positions",
         ),
         (
-            lambda entries: alter(entries, "launch", 7, lambda n: (n[0] - 1,)),
+            lambda entries: alter(entries, "launch", 7, lambda n, pages: (n - 1, pages)),
             "a round of q3 with 2 positions is launched; got 1 positions",
         ),
         (
@@ -260,12 +259,12 @@ def alter(entries, operation, nth, change):
             "a round of q4 with 2 positions is launched; got launch of 2 (2)",
         ),
         (
-            lambda entries: alter(entries, "evict", 0, lambda n: (n[0] % 40 + 1,)),
+            lambda entries: alter(entries, "evict", 0, lambda n, pages: (n, ((pages[0][0] % 40 + 1,),))),
             "the page evicted for q4 is a least recently used one; got another",
         ),
         (lambda entries: entries.pop(place(entries, "evict")), "a page is evicted for q4; got reserve of 1 (2)"),
         (
-            lambda entries: alter(entries, "donate", 0, lambda n: (n[0] - 1, *n[1:-1])),
+            lambda entries: alter(entries, "donate", 0, lambda n, pages: (n - 1, (pages[0][:-1],))),
             "9 pages of q4 are cached; got 8",
         ),
         (lambda entries: entries.pop(place(entries, "donate")), "9 pages of q4 are cached; got settle of 2 (32)"),
@@ -276,10 +275,10 @@ def alter(entries, operation, nth, change):
         ),
         (
             lambda entries: entries.insert(place(entries, "evict"), entries[place(entries, "evict")]),
-            "2 positions of q4 are reserved; got evict of 0 (40)",
+            "2 positions of q4 are reserved; got evict of 0 (1)",
         ),
         (
-            lambda entries: entries.insert(place(entries, "close", 2), ("open", 99, ())),
+            lambda entries: entries.insert(place(entries, "close", 2), ("open", 99, 0, ())),
             "nothing more is launched or freed in this step; got open of 99",
         ),
     ],
@@ -300,7 +299,7 @@ def test_pages_that_are_kept_after_the_last_step_are_named(measured):
 
 def test_a_flush_empties_the_cache(measured):
     _, run, _ = measured(TIGHT)
-    moments = (*run.work.moments, Moment(len(run.journal[0]), "flush", 0))
+    moments = (*run.work.moments, Moment(len(run.journal), "flush", 0))
     outcome = judged(measured, TIGHT, moments=moments)
     text = f"step {outcome.numbers['steps']}: expected that the cache is emptied of {run.memory.cached} more pages"
     assert (outcome.state, outcome.message) == (State.FAIL, text + "; got nothing of 0")
@@ -309,11 +308,11 @@ def test_a_flush_empties_the_cache(measured):
 @pytest.mark.parametrize(
     ("operation", "change", "text"),
     [
-        ("resume", lambda at, n: ("open", at, ()), "q4.turn2 resumes its session; got open of 1"),
-        ("resume", lambda at, n: ("resume", at, (1,)), "q4.turn2 computes 0 positions of its session again; got 1"),
-        ("hold", lambda at, n: ("hold", at, (n[0] - 1, *n[1:])), "q4 leaves 206 positions to its session; got 205"),
-        ("hold", lambda at, n: ("close", at, ()), "q4 leaves 206 positions to its session; got close"),
-        ("close", lambda at, n: ("close", 99, ()), "session account 1 is closed for q8.turn2; got close of 99"),
+        ("resume", lambda at, *_: ("open", at, 0, ()), "q4.turn2 resumes its session; got open of 1"),
+        ("resume", lambda at, *_: ("resume", at, 1, ()), "q4.turn2 computes 0 positions of its session again; got 1"),
+        ("hold", lambda at, n, pages: ("hold", at, n - 1, pages), "q4 leaves 206 positions to its session; got 205"),
+        ("hold", lambda at, *_: ("close", at, 0, ()), "q4 leaves 206 positions to its session; got close"),
+        ("close", lambda at, *_: ("close", 99, 0, ()), "session account 1 is closed for q8.turn2; got close of 99"),
     ],
 )
 def test_other_pages_of_sessions_are_named(measured, operation, change, text):
@@ -332,7 +331,7 @@ def test_other_pages_of_sessions_are_named(measured, operation, change, text):
 def test_pages_that_must_be_cached_and_are_closed_instead_are_named(measured):
     def closed(entries):
         at = next(at for at, pair in enumerate(pairwise(entries)) if [each[0] for each in pair] == ["donate", "close"])
-        entries[at] = "close", entries[at][1], ()
+        entries[at] = "close", entries[at][1], 0, ()
 
     message = judged(measured, TIGHT, journal=changed(measured, TIGHT, closed)).message
     assert re.search(r": expected that \d+ pages of q\d+ are cached; got none$", message), message
@@ -350,17 +349,16 @@ def test_a_journal_that_no_engine_could_write_fails(measured):
 
     def spoil(entries):
         at = place(entries, "launch", 5)
-        entries[at] = "launch", entries[at][1], ()
+        entries[at] = "launch", entries[at][1]
 
     outcome = judged(measured, TIGHT, journal=changed(measured, TIGHT, spoil))
-    text = "the journal cannot be followed at entry 20: IndexError: tuple index out of range"
+    text = "the journal cannot be followed at entry 21: IndexError: tuple index out of range"
     assert (outcome.state, outcome.message) == (State.FAIL, f"step {outcome.numbers['steps']}: {text}")
 
 
 def test_an_engine_that_runs_on_after_its_workload_fails(measured):
     _, run, _ = measured(TREE)
-    entries, pages, size = run.journal
-    late = judged(measured, TREE, journal=([*entries, ("open", 99, ())], pages, size))
+    late = judged(measured, TREE, journal=[*run.journal, ("open", 99, 0, ())])
     text = f"step {late.numbers['steps']}: expected that nothing more is launched or freed in this step; got open of 99"
     assert (late.state, late.message, late.blame) == (State.FAIL, text, None)
 
@@ -371,7 +369,7 @@ def test_without_evidence_nothing_is_measured(measured):
     assert (silent.state, silent.message) == (State.NOT_MEASURED, "the subject provides no ledger journal")
     blind = GATE.judge(prepared, replace(run, work=None), baseline)
     assert (blind.state, blind.message) == (State.NOT_MEASURED, "the subject provides no log of its work")
-    unseen = judged(measured, TREE, journal=([], 9, 1), moments=run.work.moments[:1], forwards=())
+    unseen = judged(measured, TREE, journal=[("groups", 0, 1, ((0, 9),))], moments=run.work.moments[:1], forwards=())
     assert (unseen.state, unseen.message) == (State.NOT_MEASURED, "no forward of the networks was seen")
     idle = judged(measured, TREE, moments=(), forwards=())
     assert (idle.state, idle.message) == (State.NOT_MEASURED, "the subject provides no log of its work")

@@ -30,18 +30,18 @@ def rounds(requests, journal):
 
 
 def read(account, tokens):
-    return [("open", account, ()), ("launch", account, (tokens,)), ("settle", account, (tokens,))]
+    return [("open", account, 0, ()), ("launch", account, tokens, ()), ("settle", account, tokens, ())]
 
 
 def step(accepted):
     """A round of the given accounts, with the given number of accepted tokens each."""
-    launches = [("launch", account, (4,)) for account in accepted]
-    return launches + [("settle", account, (count,)) for account, count in accepted.items()]
+    launches = [("launch", account, 4, ()) for account in accepted]
+    return launches + [("settle", account, count, ()) for account, count in accepted.items()]
 
 
 def test_a_round_accepts_the_repeated_text_and_a_bonus_token():
     """ababab: after the prompt aba and the first answer b the index proposes ab; the answer ends inside the draft."""
-    found = rounds([served(1, "abababx", 3)], read(1, 3) + step({1: 3}) + [("close", 1, ())])
+    found = rounds([served(1, "abababx", 3)], read(1, 3) + step({1: 3}) + [("close", 1, 0, ())])
     assert found == {1: [Round(3, False)]}
     found = rounds([served(1, "ababab", 3)], read(1, 3) + step({1: 4}))
     assert found == {1: [Round(3, True)]}
@@ -58,20 +58,20 @@ def test_all_texts_of_a_round_are_read_before_the_first_draft():
 
 def test_what_earlier_workloads_said_is_known():
     requests = [served(1, "abcdefg", 4), served(2, "xabcdz", 2)]
-    journal = read(1, 4) + step({1: 1}) + step({1: 1}) + [("close", 1, ())] + read(2, 2) + step({2: 3})
+    journal = read(1, 4) + step({1: 1}) + step({1: 1}) + [("close", 1, 0, ())] + read(2, 2) + step({2: 3})
     assert rounds(requests, journal)[2] == [Round(3, False)]
     assert rounds(requests[1:], read(2, 2) + step({2: 1}))[2] == [Round(1, False)]
 
 
 def test_a_retracted_request_prefills_its_output():
     requests = [served(1, "aaaaaaaa", 2, retractions=1)]
-    journal = [*read(1, 2), *step({1: 1}), ("close", 1, ()), *read(1, 4), *step({1: 3})]
+    journal = [*read(1, 2), *step({1: 1}), ("close", 1, 0, ()), *read(1, 4), *step({1: 3})]
     assert [one.length for one in rounds(requests, journal)[1]] == [3, 4]
 
 
 def test_a_turn_resumes_its_sessions_account():
     requests = [served(1, "abc", 2), served(2, "abcdabcd", 4, account=1)]
-    journal = [*read(1, 2), ("hold", 1, (2,)), ("resume", 1, (0,)), ("launch", 1, (2,)), ("settle", 1, (2,))]
+    journal = [*read(1, 2), ("hold", 1, 2, ()), ("resume", 1, 0, ()), ("launch", 1, 2, ()), ("settle", 1, 2, ())]
     assert rounds(requests, journal + step({1: 4}))[2] == [Round(4, True)]
 
 
@@ -89,16 +89,16 @@ def test_a_text_that_was_dropped_is_read_from_its_first_token():
 
 
 def test_a_round_that_begins_before_the_one_before_was_read():
-    journal = [*read(1, 3), ("launch", 1, (4,)), ("settle", 1, (2,)), ("settle", 1, (1,))]
+    journal = [*read(1, 3), ("launch", 1, 4, ()), ("settle", 1, 2, ()), ("settle", 1, 1, ())]
     with pytest.raises(ReplayError, match="a round of r1 starts at position 6, but 6 tokens are known"):
-        rounds([served(1, "abcdef", 3)], [*journal, ("launch", 1, (4,))])
+        rounds([served(1, "abcdef", 3)], [*journal, ("launch", 1, 4, ())])
 
 
 def test_an_account_without_a_request():
     with pytest.raises(ReplayError, match="account 7 of the journal belongs to no answered request"):
         rounds([], read(7, 1))
     with pytest.raises(ReplayError, match="account 1 of the journal"):
-        rounds([served(1, "ab", 1)], [*read(1, 1), ("close", 1, ()), *read(1, 1)])
+        rounds([served(1, "ab", 1)], [*read(1, 1), ("close", 1, 0, ()), *read(1, 1)])
 
 
 def test_the_zoos_corpus_is_used_where_the_start_requests_it():

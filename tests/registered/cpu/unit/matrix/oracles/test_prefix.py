@@ -11,7 +11,7 @@ from specmatrix.matrix.oracles.prefix import misread_pages, span_of
 from specmatrix.matrix.subjects.protocol import Served
 
 # Request 1 gives its first two pages of two tokens to the cache; request 2 reads them.
-JOURNAL = [("open", 1, ()), ("reserve", 1, (6, 7, 8, 9)), ("donate", 1, (2, 7, 8)), ("open", 2, (7, 8))]
+JOURNAL = [("open", 1, 0, ()), ("reserve", 1, 6, ((7, 8, 9),)), ("donate", 1, 2, ((7, 8),)), ("open", 2, 4, ((7, 8),))]
 MESSAGE = "account 2 reads cached page 8 at position 2, but account 1 wrote it for other tokens (compared up to "
 
 
@@ -37,7 +37,7 @@ def test_a_page_is_of_the_text_of_its_reader(reader, span, fault):
 
 
 def test_pages_are_read_in_the_order_in_which_they_were_written():
-    swapped = [*JOURNAL[:3], ("open", 2, (8, 7))]
+    swapped = [*JOURNAL[:3], ("open", 2, 4, ((8, 7),))]
     served = (read(1, 1, 1, 1, 1, 1), read(2, 1, 1, 1, 1, 1))
     assert misread_pages(swapped, 2, served, 0)[1].startswith(
         "account 2 reads cached page 8 at position 0, but account 1 wrote it at position 2"
@@ -46,7 +46,7 @@ def test_pages_are_read_in_the_order_in_which_they_were_written():
 
 def test_a_reader_continues_after_the_pages_it_read():
     """Request 2 donates the page after the two that it read, so request 3 reads three."""
-    journal = [*JOURNAL, ("reserve", 2, (4, 5)), ("donate", 2, (1, 5)), ("open", 3, (7, 8, 5))]
+    journal = [*JOURNAL, ("reserve", 2, 4, ((5,),)), ("donate", 2, 1, ((5,),)), ("open", 3, 6, ((7, 8, 5),))]
     texts = [read(n, 1, 2, 3, 4, 5, 6, 7) for n in (1, 2, 3)]
     assert misread_pages(journal, 2, texts, 1) == (5, "")
 
@@ -81,9 +81,9 @@ def test_real_runs_read_their_own_pages_and_one_different_token_is_found(measure
     prepared, run, baseline = measured(cell_id)
     outcome = LedgerGate().judge(prepared, run, baseline)
     assert outcome.state is State.PASS and outcome.numbers["shared"] > 0
-    entries, _, size = run.journal
-    reader, shared = next(
-        (account, numbers) for operation, account, numbers in entries if operation == "open" and numbers
+    entries, size = run.journal, run.resolved["page_size"]
+    reader, (shared,) = next(
+        (account, pages) for operation, account, _, pages in entries if operation == "open" and pages
     )
     last = len(shared) * size + span_of(prepared.cell, run.resolved) - 1
     served = tuple(
@@ -92,7 +92,7 @@ def test_real_runs_read_their_own_pages_and_one_different_token_is_found(measure
     )
     outcome = LedgerGate().judge(prepared, replace(run, served=served), baseline)
     at, page = (len(shared) - 1) * size, shared[-1]
-    writer = next(account for operation, account, numbers in entries if operation == "donate" and page in numbers[1:])
+    writer = next(account for operation, account, _, pages in entries if operation == "donate" and page in pages[0])
     text = (
         f"account {reader} reads cached page {page} at position {at}, but account {writer} wrote it for other tokens "
         f"(compared up to {span_of(prepared.cell, run.resolved)} past the page's end)"

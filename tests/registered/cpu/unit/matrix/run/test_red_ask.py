@@ -58,7 +58,7 @@ def test_the_blamed_request_is_told_token_by_token(told):
 
 
 def test_its_journal_and_pages_are_those_of_the_step_that_yielded_the_token(told):
-    found, entries = told[0].first_red, told[1].engine.journal()[0]
+    found, entries = told[0].first_red, told[1].engine.journal()
     places = [int(line.split()[0]) for line in found.journal]
     assert found.journal == tuple(f"{place} {entry_text(entries[place])}" for place in places)
     assert len({entries[place][1] for place in places}) == 1 and found.round
@@ -75,9 +75,9 @@ def test_every_token_of_every_request_has_its_round(name: str):
     prepared, subject = prepare(cell), ReferenceSubject()
     engine = subject.start(subject.translate(prepared))
     run = run_requests(engine, prepared.requests, frozenset(Capability))
-    entries, _, size = run.journal
+    entries = run.journal
     for served, answer in zip(run.served, run.answers, strict=True):
-        places = [resolved_at(entries, size, served, token) for token in range(len(answer.output_ids))]
+        places = [resolved_at(entries, served, token) for token in range(len(answer.output_ids))]
         assert None not in places and places[0].round == 0
         assert all(entries[one.entry][:2] == ("settle", served.account) for one in places)
         if not answer.retractions:
@@ -169,43 +169,44 @@ def test_long_texts_are_cut():
 # Account 7, beside another one, in pages of 4 positions: a prompt of 10 tokens in two chunks, two rounds, a retraction
 # that leaves two pages in the cache, the rest in two chunks, and a round.
 LIFE = [
-    ("open", 7, ()),
-    ("open", 8, ()),
-    ("reserve", 8, (8, 9, 10)),
-    ("launch", 8, (8,)),
-    ("settle", 8, (8,)),
-    ("reserve", 7, (8, 1, 2)),
-    ("launch", 7, (8,)),
-    ("settle", 7, (8,)),
-    ("reserve", 7, (2, 3)),
-    ("launch", 7, (2,)),
-    ("settle", 7, (2,)),  # 10: the prefill ends with token 0
-    ("reserve", 7, (4, 4)),
-    ("launch", 7, (4,)),
-    ("settle", 7, (3,)),  # 13: round 1, tokens 1 to 3
-    ("reserve", 7, (4, 5)),
-    ("launch", 7, (4,)),
-    ("settle", 7, (1,)),  # 16: round 2, token 4
-    ("donate", 7, (2, 1, 2)),
-    ("close", 7, ()),
-    ("open", 7, (1, 2)),
-    ("reserve", 7, (4, 3)),
-    ("launch", 7, (4,)),
-    ("settle", 7, (4,)),  # 22: a chunk again
-    ("reserve", 7, (3, 4)),
-    ("launch", 7, (3,)),
-    ("settle", 7, (3,)),  # 25: token 5, behind prompt and 5 tokens
-    ("reserve", 7, (2, 5)),
-    ("launch", 7, (2,)),
-    ("settle", 7, (2,)),  # 28: round 3, tokens 6 and 7
+    ("groups", 0, 4, ((0, 12),)),
+    ("open", 7, 0, ()),
+    ("open", 8, 0, ()),
+    ("reserve", 8, 8, ((9, 10),)),
+    ("launch", 8, 8, ()),
+    ("settle", 8, 8, ()),
+    ("reserve", 7, 8, ((1, 2),)),
+    ("launch", 7, 8, ()),
+    ("settle", 7, 8, ()),
+    ("reserve", 7, 2, ((3,),)),
+    ("launch", 7, 2, ()),
+    ("settle", 7, 2, ()),  # 10: the prefill ends with token 0
+    ("reserve", 7, 4, ((4,),)),
+    ("launch", 7, 4, ()),
+    ("settle", 7, 3, ()),  # 13: round 1, tokens 1 to 3
+    ("reserve", 7, 4, ((5,),)),
+    ("launch", 7, 4, ()),
+    ("settle", 7, 1, ()),  # 16: round 2, token 4
+    ("donate", 7, 2, ((1, 2),)),
+    ("close", 7, 0, ()),
+    ("open", 7, 8, ((1, 2),)),
+    ("reserve", 7, 4, ((3,),)),
+    ("launch", 7, 4, ()),
+    ("settle", 7, 4, ()),  # 22: a chunk again
+    ("reserve", 7, 3, ((4,),)),
+    ("launch", 7, 3, ()),
+    ("settle", 7, 3, ()),  # 25: token 5, behind prompt and 5 tokens
+    ("reserve", 7, 2, ((5,),)),
+    ("launch", 7, 2, ()),
+    ("settle", 7, 2, ()),  # 28: round 3, tokens 6 and 7
 ]
 SERVED = Served("a", 7, 7, (), 10, 1)
 
 
 def test_chunks_rounds_and_a_retraction_are_told_apart():
-    places = [(10, 0), *[(13, 1)] * 3, (16, 2), (25, 2), *[(28, 3)] * 2]
-    assert [resolved_at(LIFE, 4, SERVED, token) for token in range(9)] == [*places, None]
-    assert resolved_at(LIFE, 4, replace(SERVED, account=9), 0) is None
+    places = [(11, 0), *[(14, 1)] * 3, (17, 2), (26, 2), *[(29, 3)] * 2]
+    assert [resolved_at(LIFE, SERVED, token) for token in range(9)] == [*places, None]
+    assert resolved_at(LIFE, replace(SERVED, account=9), 0) is None
 
 
 def test_without_a_journal_texts_and_tokens_are_told():
@@ -220,14 +221,14 @@ def test_what_cannot_be_described_keeps_the_verdict_and_says_why():
 
 
 def test_a_turn_begins_behind_what_its_session_kept():
-    steps = [("open", ()), ("settle", (8,)), ("settle", (3,)), ("hold", (10,)), ("resume", (2,)), ("settle", (6,))]
-    entries = [(operation, 7, numbers) for operation, numbers in [*steps, ("settle", (2,))]]
+    steps = [("open", 0), ("settle", 8), ("settle", 3), ("hold", 10), ("resume", 2), ("settle", 6), ("settle", 2)]
+    entries = [(operation, 7, positions, ()) for operation, positions in steps]
     for prompt, places in ((8, [(1, 0), (2, 1), (2, 1), (2, 1)]), (14, [(5, 0), (6, 1), (6, 1), None])):
-        assert [resolved_at(entries, 4, replace(SERVED, prompt=prompt), token) for token in range(4)] == places
+        assert [resolved_at(entries, replace(SERVED, prompt=prompt), token) for token in range(4)] == places
 
 
 def journalled(entries: Sequence, token: int, served: Served = SERVED) -> RedAsk:
-    run = run_with(journal=(entries, 12, 4), served=(replace(served, name="b", account=8), served))
+    run = run_with(journal=entries, served=(replace(served, name="b", account=8), served))
     return red_ask(run, run, [Outcome("finish", State.FAIL, blame=Blame("a", token))])
 
 
@@ -238,9 +239,9 @@ def lines(*places: int) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("token", "round_", "shown", "pages"),
     [
-        (0, 0, (0, 5, 6, 7, 8, 9, 10, 11, 12, 13), AskPages(4, (1, 2, 3), 0, 10, ())),
-        (3, 1, (7, 8, 9, 10, 11, 12, 13, 14, 15, 16), AskPages(4, (1, 2, 3, 4), 0, 13, ())),
-        (7, 3, (22, 23, 24, 25, 26, 27, 28), AskPages(4, (1, 2, 3, 4, 5), 2, 17, ())),
+        (0, 0, (1, 6, 7, 8, 9, 10, 11, 12, 13, 14), AskPages(4, (1, 2, 3), 0, 10, ())),
+        (3, 1, (8, 9, 10, 11, 12, 13, 14, 15, 16, 17), AskPages(4, (1, 2, 3, 4), 0, 13, ())),
+        (7, 3, (23, 24, 25, 26, 27, 28, 29), AskPages(4, (1, 2, 3, 4, 5), 2, 17, ())),
         (8, None, (), None),
     ],
 )
@@ -251,7 +252,7 @@ def test_the_entries_around_the_step_and_the_pages_after_it_are_shown(token, rou
 
 def test_a_request_that_was_not_served_has_no_entries_and_one_of_a_single_token_those_of_its_prefill():
     red = [Outcome("finish", State.FAIL, blame=Blame("a"))]
-    run = run_with(answers=answered((5,)), journal=(LIFE, 12, 4))
+    run = run_with(answers=answered((5,)), journal=LIFE)
     found = red_ask(run, run, red)
     assert (found.note, found.journal, found.pages) == ("", (), None)
     run = replace(run, served=(SERVED,))
@@ -259,9 +260,9 @@ def test_a_request_that_was_not_served_has_no_entries_and_one_of_a_single_token_
 
 
 def test_a_law_that_is_broken_before_the_account_is_open_leaves_no_pages():
-    found = journalled([("launch", 8, (1,)), *LIFE], 3)
+    found = journalled([LIFE[0], ("launch", 8, 1, ()), *LIFE[1:]], 3)
     assert (found.round, found.pages) == (None, None)
-    assert found.journal == ("1 open", "6 reserve 8: pages 1, 2", "7 launch 8")
+    assert found.journal == ("2 open 0", "7 reserve 8: pages 1, 2", "8 launch 8")
 
 
 class Broken(RunningEngine):
@@ -273,7 +274,7 @@ class Broken(RunningEngine):
         self.entries, self.sent = entries, tuple(sent)
 
     def journal(self):
-        return None if self.entries is None else (self.entries, 12, 4)
+        return self.entries
 
     def unfinished(self):
         return self.sent
@@ -286,8 +287,8 @@ ASKS = (RequestSpec("b", "second?", 9), RequestSpec("a", "first?", 9))
 @pytest.mark.parametrize(
     ("end", "name", "ids", "note", "shown", "pages"),
     [
-        (13, "a", (7, 8), "launch 4 of a, with 2 output tokens", (5, 6, 7, 8, 9, 10, 11, 12), (1, 2, 3, 4)),
-        (5, "b", (9,), "settle 8 of b, with 1 output token", (1, 2, 3, 4), (9, 10)),
+        (14, "a", (7, 8), "launch 4 of a, with 2 output tokens", (6, 7, 8, 9, 10, 11, 12, 13), (1, 2, 3, 4)),
+        (6, "b", (9,), "settle 8 of b, with 1 output token", (2, 3, 4, 5), (9, 10)),
     ],
 )
 def test_a_crash_shows_the_request_whose_account_changed_last(end, name, ids, note, shown, pages):
@@ -305,33 +306,35 @@ def test_a_crash_shows_the_request_whose_account_changed_last(end, name, ids, no
 
 
 def test_a_crash_behind_a_broken_law_shows_the_pages_before_it():
-    found = crash_ask(Broken([*LIFE[:10], ("settle", 7, (9,)), ("reserve", 7, (4, 4)), ("close", 9, ())], SENT), ASKS)
+    end = [("settle", 7, 9, ()), ("reserve", 7, 4, ((4,),)), ("close", 9, 0, ())]
+    found = crash_ask(Broken([*LIFE[:11], *end], SENT), ASKS)
     assert found.note == "the last entry of a request is reserve 4: pages 4 of a, with 2 output tokens"
-    assert found.journal == (*lines(0, 5, 6, 7, 8, 9), "10 settle 9", "11 reserve 4: pages 4")
+    assert found.journal == (*lines(1, 6, 7, 8, 9, 10), "11 settle 9", "12 reserve 4: pages 4")
     assert found.pages == AskPages(4, (1, 2, 3), 0, 8, (2,))
 
 
 def test_a_crash_without_a_journal_or_an_entry_of_a_request_shows_none():
-    for entries, sent in ((None, SENT), ([], SENT), (LIFE, ()), (LIFE[1:5], SENT[:1])):
+    for entries, sent in ((None, SENT), ([], SENT), (LIFE, ()), (LIFE[2:6], SENT[:1])):
         assert crash_ask(Broken(entries, sent), ASKS) is None
 
 
 def test_a_broken_law_is_told_with_the_pages_before_it():
-    entries = [("open", 1, ()), ("reserve", 1, (4, 1)), ("launch", 1, (4,)), ("settle", 1, (9,))]
-    run = run_with(journal=(entries, 4, 4), memory=Memory(4, 4, 0, 0), served=(Served("a", 1, 1, (1, 5, 6), 1, 0),))
+    entries = [LIFE[0], ("open", 1, 0, ()), ("reserve", 1, 4, ((1,),)), ("launch", 1, 4, ()), ("settle", 1, 9, ())]
+    run = run_with(journal=entries, memory=Memory(12, 12, 0, 0), served=(Served("a", 1, 1, (1, 5, 6), 1, 0),))
     outcome = LedgerGate().judge(prepare(Cell.from_id("none")), run, run)
     found = red_ask(run, run, [outcome])
     assert outcome.blame == Blame("a")
-    assert found.journal[-1] == "3 settle 9" and found.round is None
+    assert found.journal[-1] == "4 settle 9" and found.round is None
     assert (found.pages.pages, found.pages.in_flight, found.pages.committed) == ((1,), (4,), 0)
 
 
 def test_entries_read_as_sentences():
-    assert entry_text(("reserve", 1, (8, 5, 6))) == "reserve 8: pages 5, 6"
-    assert entry_text(("reserve", 1, (8,))) == "reserve 8"
-    assert entry_text(("hold", 1, (8,))) == "hold 8" and entry_text(("hold", 1, (8, 5))) == "hold 8: pages 5"
-    assert entry_text(("donate", 1, (1, 5))) == "donate 1: pages 5"
-    assert entry_text(("close", 1, ())) == "close" and entry_text(("resume", 1, (2,))) == "resume 2"
+    assert entry_text(("reserve", 1, 8, ((5, 6),))) == "reserve 8: pages 5, 6"
+    assert entry_text(("reserve", 1, 8, ((5, 6), (2,)))) == "reserve 8: pages 5, 6 | 2"
+    assert entry_text(("reserve", 1, 8, ())) == "reserve 8" and entry_text(("settle", 1, 0, ())) == "settle 0"
+    assert entry_text(("hold", 1, 8, ())) == "hold 8" and entry_text(("hold", 1, 8, ((5,),))) == "hold 8: pages 5"
+    assert entry_text(("donate", 1, 1, ((5,),))) == "donate 1: pages 5"
+    assert entry_text(("close", 1, 0, ())) == "close" and entry_text(("resume", 1, 2, ())) == "resume 2"
 
 
 def test_special_tokens_have_texts_too():

@@ -44,7 +44,7 @@ class Scripted(RunningEngine):
         return {"depth": 3}
 
     def journal(self):
-        return [("open", 1, ())], 8, 4
+        return [("groups", 0, 4, ((0, 8),)), ("open", 1, 0, ())]
 
     def trace(self):
         return "behind" if self.asks else "before"
@@ -91,7 +91,7 @@ def test_a_run_holds_what_the_subject_claims(lacking, changed, command):
         readback={"depth": 3},
         evidence={"a": 2, "b": 2},
         memory="memory",
-        journal=([("open", 1, ())], 8, 4),
+        journal=[("groups", 0, 4, ((0, 8),)), ("open", 1, 0, ())],
         work="work",
         resources="resources",
         seconds=found.seconds,
@@ -244,7 +244,7 @@ def test_drive_takes_differences_and_the_whole_journal():
         == sum(len(a.output_ids) for a in first.answers)
     )
     assert first.journal is not None and second.journal is not None
-    assert len(second.journal[0]) > len(first.journal[0])
+    assert len(second.journal) > len(first.journal)
     assert run_requests(engine, requests, frozenset()).journal is None
 
 

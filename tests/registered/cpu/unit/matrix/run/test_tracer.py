@@ -28,12 +28,12 @@ def test_a_trace_shows_what_the_engine_did_and_changes_nothing(name: str):
     prepared, subject = prepare(Cell.from_id(name)), ReferenceSubject()
     command = subject.translate(prepared)
     plain, watched = subject.start(command), subject.start(command)
-    tracer, known = Tracer(watched), len(watched.journal()[0])
+    tracer, known = Tracer(watched), len(watched.journal())
     answers = watched.generate(prepared.requests)
     assert answers == plain.generate(prepared.requests)
     names = {answer.meta_info["id"]: answer.name for answer in answers}
     events = tracer.events(names)
-    entries = [f"{names.get(one[1], 'ledger')}: {entry_text(one)}" for one in watched.journal()[0][known:]]
+    entries = [f"{names.get(one[1], 'ledger')}: {entry_text(one)}" for one in watched.journal()[known:]]
     seen = [line for event in events for line in event.journal]
     assert seen == entries[: len(seen)] and len(entries) - len(seen) <= 2 * len(answers)  # pages are freed behind it
     steps = {event.step for event in events}

@@ -8,6 +8,7 @@ import pytest
 
 from specmatrix import HOME
 from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.memory.groups import FullAttention
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.errors import LedgerError
 from specmatrix.matrix.cells.cell import Cell
@@ -25,7 +26,7 @@ def raised(call) -> BaseException:
 
 
 def test_the_innermost_verb_of_the_ledger_is_named():
-    ledger = Ledger(4, 4)
+    ledger = Ledger(FullAttention(4, 4))
     ledger.open(1)
     assert verb_of(raised(lambda: ledger.settle(1, 1))) == "settle"
     assert verb_of(raised(lambda: ledger.donate(1, 9))) == "donate"

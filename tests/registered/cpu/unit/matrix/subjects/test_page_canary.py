@@ -24,7 +24,7 @@ def served(cell: str) -> tuple[LLM, PageCanary]:
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_write_by_target_or_draft_is_seen(number):
     llm, canary = served("eagle3.s3.k1.n4.v2.p4.pair")
-    pool = llm.loop.executor.pools[number]
+    pool = llm.loop.executor.kv.full.pools[number]
     page = next(iter(llm.loop.scheduler.cache.nodes))
     pool.data[-1, page * 4 + 3, 0, 0, 0] += 1
     assert canary.overwritten == canary.overwritten == 1
@@ -36,7 +36,7 @@ def test_a_write_by_target_or_draft_is_seen(number):
 
 def test_padding_and_pages_of_requests_may_be_written():
     llm, canary = served("none.p4.pair")
-    pool, free = llm.loop.executor.pools[0], llm.loop.scheduler.ledger.free
+    pool, free = llm.loop.executor.kv.full.pool, llm.loop.scheduler.ledger.groups[0].free
     pool.data[:, :4], pool.data[:, free[0] * 4] = 7, 7
     assert canary.overwritten == 0
     llm.generate([PROMPT, PROMPT + " How many?"], PARAMS)
@@ -53,5 +53,5 @@ def test_an_engine_that_takes_new_memory_is_watched_on():
     llm.generate([PROMPT], PARAMS)
     page = next(iter(llm.loop.scheduler.cache.nodes))
     assert canary.watched > before
-    llm.loop.executor.pools[0].data[0, page * 4] += 1
+    llm.loop.executor.kv.full.pool.data[0, page * 4] += 1
     assert canary.overwritten == 1

@@ -125,4 +125,4 @@ def test_a_refused_configuration_starts_no_process():
 def part(rank) -> None:
     """Rank 1 allocates its pages in a different order."""
     if rank.place.rank:
-        rank.held.llm.loop.scheduler.ledger.free.reverse()
+        rank.held.llm.loop.scheduler.ledger.groups[0].free.reverse()

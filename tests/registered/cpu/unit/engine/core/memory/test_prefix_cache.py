@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specmatrix.engine.core.memory.groups import FullAttention
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 
 
 def cache_of(pages=20, size=2, span=0, enabled=True):
-    ledger = Ledger(pages, size, strict=True)
+    ledger = Ledger(FullAttention(pages, size), strict=True)
     return ledger, PrefixCache(ledger, span, enabled)
 
 
@@ -34,7 +35,7 @@ def test_a_prefix_is_found_again():
     assert run(ledger, cache, 1, [1, 2, 3, 4, 5]) == ([], 2)
     pages, given = run(ledger, cache, 2, [1, 2, 3, 4, 6, 7])
     assert len(pages) == 2 and given == 1
-    assert [ledger.writer[page] for page in pages] == [1, 1]
+    assert [ledger.groups[0].writer[page] for page in pages] == [1, 1]
     assert len(cache.match([1, 2, 3, 4, 6, 7, 8])) == 3
     assert cache.match([9, 2, 3]) == []
 
@@ -76,12 +77,12 @@ def test_a_duplicate_stays_private_and_returns_at_the_close():
         ledger.settle(rid, 5)
     assert [cache.insert(rid, [1, 2, 3, 4, 5]) for rid in (1, 2, 3)] == [2, 0, 0]
     assert cache.duplicates == 2
-    assert ledger.accounts[2].shared == 0
+    assert ledger.accounts[2].groups[0].shared == 0
     ledger.close(3)
     ledger.close(2)
-    assert len(ledger.free) == 6
+    assert ledger.counts.free == 6
     ledger.close(1)
-    assert (len(ledger.free), ledger.cached) == (7, 2)
+    assert ledger.counts == (9, 7, 2)
 
 
 def test_a_second_insert_donates_only_new_pages():
@@ -105,7 +106,7 @@ def test_leaves_go_first_and_the_least_recently_used_before_others():
     assert cache.evict(1) == 1  # b was matched before d
     assert [len(cache.match(t)) for t in ([1, 1, 2, 2, 0], [4, 4, 0])] == [1, 1]
     assert cache.evict(9) == 2
-    assert (ledger.cached, len(ledger.free), cache.evict(1)) == (0, 20, 0)
+    assert (ledger.counts, cache.evict(1)) == ((20, 20, 0), 0)
 
 
 def test_a_parent_goes_after_its_last_child():
@@ -118,18 +119,18 @@ def test_a_parent_goes_after_its_last_child():
 def test_pinned_pages_are_not_evicted():
     ledger, cache = cache_of()
     run(ledger, cache, 1, [1, 2, 3, 4, 5], close=False)
-    assert (cache.evictable, cache.evict(5)) == (0, 0)
+    assert (ledger.groups[0].evictable, cache.evict(5)) == (0, 0)
     ledger.close(1)
     ledger.open(2, cache.match([1, 2, 9]))
-    assert (cache.evictable, cache.evict(5)) == (1, 1)
+    assert (ledger.groups[0].evictable, cache.evict(5)) == (1, 1)
     ledger.close(2)
-    assert (cache.evictable, cache.evict(5)) == (1, 1)
+    assert (ledger.groups[0].evictable, cache.evict(5)) == (1, 1)
 
 
 def test_a_cache_that_is_off_keeps_nothing():
     ledger, cache = cache_of(enabled=False)
     assert run(ledger, cache, 1, [1, 2, 3, 4, 5]) == ([], 0)
-    assert cache.match([1, 2, 3, 4, 5]) == [] and ledger.cached == 0
+    assert cache.match([1, 2, 3, 4, 5]) == [] and ledger.counts.cached == 0
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -154,7 +155,7 @@ def test_a_match_is_the_longest_run_of_pages_whose_keys_were_seen(prompts, size,
 
 
 def test_a_chain_of_thousands_of_pages_is_matched_evicted_and_dropped():
-    ledger = Ledger(5_000, 1)
+    ledger = Ledger(FullAttention(5_000, 1))
     cache = PrefixCache(ledger, 1)
     tokens = [index % 7 for index in range(5_001)]
     ledger.open(1)

@@ -6,14 +6,15 @@ import re
 
 import pytest
 
-from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages
+from specmatrix.engine.core.memory.groups import FullAttention
+from specmatrix.engine.core.memory.ledger import Entry, Ledger, OutOfPages
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.errors import LedgerError
 
 
-def journal_of_one() -> list[tuple[str, int, tuple[int, ...]]]:
+def journal_of_one() -> list[Entry]:
     """One request after another, the second on a page of the first, which is evicted at the end; the third is held."""
-    ledger = Ledger(4, 2)
+    ledger = Ledger(FullAttention(4, 2))
     ledger.open(1)
     ledger.reserve(1, 4)
     ledger.launch(1, 4)
@@ -40,20 +41,20 @@ JOURNAL = journal_of_one()
 
 
 def test_replay_accepts_an_honest_journal():
-    assert [operation for operation, _, _ in JOURNAL].count("open") == 3
-    assert replay(JOURNAL, 4, 2).journal == JOURNAL
+    assert [operation for operation, *_ in JOURNAL].count("open") == 3
+    assert replay(JOURNAL).journal == JOURNAL
 
 
 @pytest.mark.parametrize("index", range(len(JOURNAL) - 1))
 def test_replay_refuses_a_missing_operation(index):
     with pytest.raises((LedgerError, OutOfPages)):
-        replay(JOURNAL[:index] + JOURNAL[index + 1 :], 4, 2)
+        replay(JOURNAL[:index] + JOURNAL[index + 1 :])
 
 
 # Verbs of different accounts may change places where neither needs the other; these may not.
 ORDERED = [
     i
-    for i in range(len(JOURNAL) - 1)
+    for i in range(1, len(JOURNAL) - 1)
     if JOURNAL[i][1] == JOURNAL[i + 1][1] or (JOURNAL[i][0], JOURNAL[i + 1][0]) == ("close", "evict")
 ]
 
@@ -62,26 +63,31 @@ ORDERED = [
 def test_replay_refuses_a_swapped_order(index):
     swapped = [*JOURNAL[:index], JOURNAL[index + 1], JOURNAL[index], *JOURNAL[index + 2 :]]
     with pytest.raises((LedgerError, OutOfPages)):
-        replay(swapped, 4, 2)
+        replay(swapped)
 
 
-@pytest.mark.parametrize("operation", ["reserve", "donate", "hold"])
-def test_replay_refuses_a_different_page(operation):
-    index = next(i for i, entry in enumerate(JOURNAL) if entry[0] == operation)
-    rid, numbers = JOURNAL[index][1:]
-    altered = (*numbers[:-1], numbers[-1] + 1)
-    sentence = f"journal entry {index}: {operation} returned pages {numbers[1:]}, but the run recorded {altered[1:]}"
-    with pytest.raises(LedgerError, match=re.escape(sentence)):
-        replay([*JOURNAL[:index], (operation, rid, altered), *JOURNAL[index + 1 :]], 4, 2)
+@pytest.mark.parametrize("operation", ["open", "reserve", "donate", "hold", "resume"])
+def test_replay_refuses_other_numbers_or_pages(operation):
+    index, entry = next((i, entry) for i, entry in enumerate(JOURNAL) if entry[0] == operation)
+    for other in ((*entry[:2], entry[2] - 3, entry[3]), (*entry[:3], ((9,),))):
+        with pytest.raises((LedgerError, OutOfPages)):
+            replay([*JOURNAL[:index], other, *JOURNAL[index + 1 :]])
+
+
+def test_replay_names_the_entry_that_differs():
+    index, (operation, rid, width, _) = next((i, entry) for i, entry in enumerate(JOURNAL) if entry[0] == "reserve")
+    other = (operation, rid, width, ((1, 3),))
+    text = f"journal entry {index}: the run recorded {other}, but its replay gives {JOURNAL[index]}"
+    with pytest.raises(LedgerError, match=f"^{re.escape(text)}$"):
+        replay([*JOURNAL[:index], other])
 
 
 def test_replay_refuses_an_unknown_operation():
-    with pytest.raises(LedgerError, match="journal entry 19: unknown operation 'lend'"):
-        replay([*JOURNAL, ("lend", 3, ())], 4, 2)
+    with pytest.raises(LedgerError, match="journal entry 20: unknown operation 'lend'"):
+        replay([*JOURNAL, ("lend", 3, 0, ())])
 
 
-def test_replay_refuses_a_different_pool():
-    with pytest.raises(LedgerError, match="journal entry 1: reserve returned pages"):
-        replay(JOURNAL, 4, 1)
+@pytest.mark.parametrize("groups", [((0, 3),), ((0, 4), (1, 4, 2, 0))])
+def test_replay_refuses_another_pool(groups):
     with pytest.raises((LedgerError, OutOfPages)):
-        replay(JOURNAL, 3, 2)
+        replay([("groups", 0, 2, groups), *JOURNAL[1:]])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from specmatrix.engine.core.draft.depth import DraftSteps
+from specmatrix.engine.core.memory.groups import FullAttention, SlidingWindow
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.memory.session_kv import SessionKV
-from specmatrix.engine.core.memory.window_ledger import Window
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.scheduler import Scheduler
@@ -16,7 +16,9 @@ from specmatrix.errors import LedgerError
 
 
 def scheduler_of(pages=40, size=2, rows=4, width=3, cache=False, window=None, chunk=None, span=0) -> Scheduler:
-    ledger = Ledger(pages, size, strict=True, window=window)
+    """window: pages, tokens and margin."""
+    windows = [SlidingWindow(window[0], size, *window[1:])] if window else []
+    ledger = Ledger(FullAttention(pages, size), *windows, strict=True)
     return Scheduler(
         ledger,
         PrefixCache(ledger, span, cache),
@@ -39,7 +41,7 @@ def turn(scheduler, rid, tokens, account=0, holds=True, new=20) -> Request:
 def resolve(scheduler, plan, accepted):
     requests = [scheduler.requests[row.rid] for row in plan.rows]
     for row, request in zip(plan.rows, requests, strict=True):
-        scheduler.ledger.settle(row.account, row.width if plan.prefill else accepted)
+        scheduler.settle(row, row.width if plan.prefill else accepted)
         if request.phase is Phase.RUNNING:
             request.output += [7] * (1 if plan.prefill else accepted)
             if plan.prefill:
@@ -76,7 +78,7 @@ def test_a_session_keeps_kv_computed_for_shown_tokens(shown, keep, trimmed):
     request = first_turn(scheduler, shown=shown)  # 5 prompt positions, then a round of 2
     assert request.phase is Phase.DONE and list(scheduler.held.order) == [1]
     account = scheduler.ledger.accounts[1]
-    assert (account.committed, len(account.pages)) == (keep, 4 if keep > 6 else 3)
+    assert (account.committed, len(account.groups[0].pages)) == (keep, 4 if keep > 6 else 3)
     counts = scheduler.counters.counts
     assert (counts["session.held"], counts["session.trimmed"]) == (1, trimmed)
 
@@ -98,19 +100,20 @@ def test_a_round_in_flight_at_the_end_computes_the_last_token():
 def test_the_next_turn_begins_on_the_kept_pages_in_a_new_row():
     scheduler = scheduler_of(cache=True)
     before = first_turn(scheduler)
-    pages = list(scheduler.ledger.accounts[1].pages)
+    pages = list(scheduler.ledger.accounts[1].groups[0].pages)
     other = turn(scheduler, 2, 3, holds=False)
     request = turn(scheduler, 3, [*before.tokens, 50, 51], account=1)
     plan = step(scheduler)
     row = plan.rows[1]
     assert (row.rid, row.account, row.row, row.start, row.tokens) == (3, 1, request.row, 7, (7, 50, 51))
-    assert row.pages[: len(pages)] == tuple(pages) and row.first_page == 0
+    ((first, entered),) = row.pages
+    assert entered[: len(pages)] == tuple(pages) and first == 0
     assert row.writers == ((0, 1), (7, 3)) and row.admit is not None
     assert (request.inherited, request.cached_tokens, request.prefilled) == (7, 7, 10)
     assert scheduler.counters.counts["session.inherited"] == 7
     scheduler.finish(request, Finish("length"))
     # Only the first turn's prompt may enter the prefix cache: draft KV of the seam is not that of the history.
-    assert len(scheduler.held) == 1 and scheduler.ledger.accounts[1].shared == 2
+    assert len(scheduler.held) == 1 and scheduler.ledger.accounts[1].groups[0].shared == 2
     scheduler.finish(other, Finish("length"))
 
 
@@ -128,20 +131,19 @@ def test_positions_whose_draft_kv_waits_for_the_next_tokens_are_computed_again(s
 def test_cached_pages_and_those_behind_the_window_are_not_recomputed():
     scheduler = scheduler_of(cache=True, span=2)
     before = first_turn(scheduler, tokens=7, rounds=0)  # 7 positions computed; tokens up to 8 known, pages up to 6
-    assert scheduler.ledger.accounts[1].shared == 3
+    assert scheduler.ledger.accounts[1].groups[0].shared == 3
     turn(scheduler, 2, [*before.tokens, 50], account=1)
     assert step(scheduler).rows[0].start == 6
-    scheduler = scheduler_of(window=Window(2, 40), span=3, size=1)
+    scheduler = scheduler_of(window=(40, 2), span=3, size=1)
     before = turn(scheduler, 1, 9)
     step(scheduler)
-    scheduler.ledger.slide(1)
     scheduler.finish(before, Finish("length"))
     turn(scheduler, 2, [*before.tokens, 50], account=1)
     assert step(scheduler).rows[0].start == 9
 
 
 @pytest.mark.parametrize("how", ["abort", "retract", "error"])
-@pytest.mark.parametrize("window", [None, Window(4, 60, margin=9)], ids=["full", "windowed"])
+@pytest.mark.parametrize("window", [None, (60, 4, 9)], ids=["full", "windowed"])
 def test_a_turn_that_stops_within_its_recomputation_keeps_what_it_inherited(window, how):
     scheduler = scheduler_of(span=3, chunk=1, window=window)
     before = turn(scheduler, 1, 5)
@@ -149,7 +151,7 @@ def test_a_turn_that_stops_within_its_recomputation_keeps_what_it_inherited(wind
         step(scheduler)
     scheduler.finish(before, Finish("length"))
     account = scheduler.ledger.accounts[1]
-    pages = list(account.pages)
+    pages = list(account.groups[0].pages)
     for rid, steps in enumerate((1, 2, 3, 1, 1), 2):
         request = turn(scheduler, rid, [*before.tokens, 50, 51], account=1)
         for number in range(steps):
@@ -164,7 +166,7 @@ def test_a_turn_that_stops_within_its_recomputation_keeps_what_it_inherited(wind
         else:
             assert scheduler.abort(rid)
         scheduler.check()
-        assert (account.committed, account.pages, account.held) == (7, pages, True)
+        assert (account.committed, account.groups[0].pages, account.held) == (7, pages, True)
 
 
 def test_the_next_turn_waits_until_the_turn_before_is_released():
@@ -193,13 +195,13 @@ def test_an_aborted_first_turn_closes_its_account():
 def test_an_aborted_later_turn_restores_the_sessions_account(rounds):
     scheduler = scheduler_of()
     before = first_turn(scheduler)
-    pages = list(scheduler.ledger.accounts[1].pages)
+    pages = list(scheduler.ledger.accounts[1].groups[0].pages)
     request = turn(scheduler, 2, [*before.tokens, 50, 51], account=1)
     for _ in range(rounds + 1):
         step(scheduler)
     assert scheduler.abort(2) and request.phase is Phase.DONE
     account = scheduler.ledger.accounts[1]
-    assert (account.committed, account.pages, account.held) == (7, pages, True)
+    assert (account.committed, account.groups[0].pages, account.held) == (7, pages, True)
     assert scheduler.counters.counts["session.rolled_back"] == 1
     again = turn(scheduler, 3, [*before.tokens, 60], account=1)
     step(scheduler)
@@ -218,14 +220,15 @@ def test_a_turn_aborted_in_the_queue_leaves_held_pages_alone():
 def test_a_retracted_turn_frees_its_own_part_and_returns_to_what_it_inherited(rounds):
     scheduler = scheduler_of(span=1)
     before = first_turn(scheduler)
-    pages = list(scheduler.ledger.accounts[1].pages)
+    pages = list(scheduler.ledger.accounts[1].groups[0].pages)
     request = turn(scheduler, 2, [*before.tokens, 50, 51], account=1)
     for _ in range(rounds + 1):
         step(scheduler)
     scheduler.retract(request)
     scheduler.check()
     account = scheduler.ledger.accounts[1]
-    assert (account.committed, account.pages, account.held) == (7, pages, True) and request.phase is Phase.WAITING
+    assert (account.committed, account.groups[0].pages, account.held) == (7, pages, True)
+    assert request.phase is Phase.WAITING
     (row,) = step(scheduler).rows
     assert (row.start, row.account, request.inherited, request.cached_tokens) == (6, 1, 7, 6)
     assert row.tokens == (*request.prompt, *[7] * (1 + 2 * rounds))[6:]
@@ -265,12 +268,11 @@ def test_what_a_retracted_turn_spared_goes_before_anybody_else_is_retracted():
 
 
 def test_a_retracted_turn_keeps_nothing_once_its_window_slid():
-    for window, held in ((Window(4, 40), False), (Window(4, 40, margin=9), True)):
+    for window, held in (((40, 4), False), ((40, 4, 9), True)):
         scheduler = scheduler_of(window=window)
         before = first_turn(scheduler)
         request = turn(scheduler, 2, [*before.tokens, *range(9)], account=1)
         step(scheduler)
-        scheduler.ledger.slide(1)
         scheduler.retract(request)
         scheduler.check()
         assert (len(scheduler.held) == 1) == held and scheduler.counters.counts["session.spared"] == held
@@ -303,7 +305,7 @@ def test_a_session_that_was_closed_meanwhile_keeps_nothing():
     step(scheduler)
     request.holds = False
     scheduler.finish(request, Finish("length"))
-    assert not scheduler.held and not scheduler.ledger.accounts and len(scheduler.ledger.free) == 40
+    assert not scheduler.held and not scheduler.ledger.accounts and scheduler.ledger.counts.free == 40
 
 
 def test_idle_sessions_are_dropped_longest_unused_first_before_anybody_is_retracted():
@@ -351,39 +353,38 @@ def test_a_turn_that_needs_every_page_evicts_other_sessions_but_not_its_own():
 def test_cached_pages_that_only_sessions_use_count_as_room():
     scheduler = scheduler_of(pages=16, cache=True)
     first_turn(scheduler, 1, tokens=12, new=5)
-    assert scheduler.ledger.accounts[1].shared == 6
-    assert scheduler.held.droppable(0, ()) == 7 and scheduler.held.droppable(1, ()) == 0
-    assert scheduler.held.droppable(0, scheduler.ledger.accounts[1].pages[:2]) == 5
+    assert scheduler.ledger.accounts[1].groups[0].shared == 6
+    assert scheduler.held.droppable(0, 0, ()) == 7 and scheduler.held.droppable(0, 1, ()) == 0
+    assert scheduler.held.droppable(0, 0, scheduler.ledger.accounts[1].groups[0].pages[:2]) == 5
     turn(scheduler, 2, 25, holds=False, new=4)
     (row,) = step(scheduler).rows
-    assert row.rid == 2 and len(row.pages) == 13 and not scheduler.held
+    assert row.rid == 2 and len(row.pages[0][1]) == 13 and not scheduler.held
     assert scheduler.counters.counts["prefix.evict"] > 0
 
 
 def test_what_a_window_slid_past_cannot_be_rolled_back():
-    for window, held in ((Window(4, 40), False), (Window(4, 40, margin=9), True)):
+    for window, held in (((40, 4), False), ((40, 4, 9), True)):
         scheduler = scheduler_of(window=window)
         before = first_turn(scheduler)
         turn(scheduler, 2, [*before.tokens, *range(9)], account=1)
         step(scheduler)
-        scheduler.ledger.slide(1)
         scheduler.abort(2)
         scheduler.check()
         assert (len(scheduler.held) == 1) == held
 
 
 def test_held_window_pages_are_given_up_for_a_peak():
-    scheduler = scheduler_of(window=Window(4, 12), chunk=9)
+    scheduler = scheduler_of(window=(11, 4), chunk=9)
     first_turn(scheduler, 1)
     first_turn(scheduler, 2)
-    assert scheduler.held.window_pages(0) == 8
+    assert scheduler.held.droppable(1, 0, ()) == 4
     turn(scheduler, 3, 9, holds=False)
     assert step(scheduler).rows[0].rid == 3
     assert list(scheduler.held.order) == [2] and scheduler.counters.counts["session.dropped"] == 1
 
 
 def test_an_account_without_a_user_or_with_two_is_a_bug():
-    ledger = Ledger(8, 2)
+    ledger = Ledger(FullAttention(8, 2))
     held = SessionKV(ledger, Counters())
     ledger.open(1)
     held.check([1])

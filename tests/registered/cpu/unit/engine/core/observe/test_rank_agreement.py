@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from specmatrix.engine.core.memory.groups import FullAttention
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.observe.rank_agreement import PLAN, RESULT, RankComparison, StepDigest, digest
@@ -59,7 +60,7 @@ def test_nothing_is_compared_before_all_have_published_it():
 def test_a_plan_is_published_with_a_digest_of_the_whole_journal_in_its_order():
     published: list[list[StepDigest]] = []
     for rids in ((1, 2), (1, 2), (2, 1)):
-        ledger, mine = Ledger(4, 2), []
+        ledger, mine = Ledger(FullAttention(4, 2)), []
         ledger.open(9)
         observer = RankDigest(ledger, mine.append, Counters())
         for rid in rids:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.engine.core.draft.depth import DraftSteps
+from specmatrix.engine.core.memory.groups import FullAttention
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.observe.counters import Counters
@@ -18,7 +19,7 @@ from specmatrix.errors import RequestError
 def scheduler_of(
     pages=40, size=2, rows=4, width=3, chunk=None, slack=3, cache=False, context=200, host_tokens=False
 ) -> Scheduler:
-    ledger, counters = Ledger(pages, size, strict=True), Counters()
+    ledger, counters = Ledger(FullAttention(pages, size), strict=True), Counters()
     return Scheduler(
         ledger,
         PrefixCache(ledger, 1, cache),
@@ -93,7 +94,7 @@ def test_requests_are_admitted_in_the_order_of_their_arrival():
 
 
 def test_a_later_request_does_not_overtake_one_that_waits_for_pages():
-    scheduler = scheduler_of(pages=14, size=1, slack=0)
+    scheduler = scheduler_of(pages=14, size=1)
     queue(scheduler, 6, 8, 1, max_new_tokens=2)
     assert rids(turn(scheduler)) == [1]
     assert [r.rid for r in scheduler.waiting] == [2, 3]
@@ -105,7 +106,7 @@ def test_a_prefill_row_holds_exactly_what_to_compute():
     (request,) = queue(scheduler, 5)
     (row,) = turn(scheduler).rows
     assert (row.start, row.width, row.bound, row.tokens, row.following) == (0, 5, 5, request.prompt, None)
-    assert row.pages == tuple(scheduler.ledger.accounts[1].pages) and row.first_page == 0
+    assert row.pages == ((0, tuple(scheduler.ledger.accounts[1].groups[0].pages)),)
     assert row.writers == ((0, 1),) and row.last_chunk and row.admit == (request.params, 1)
 
 
@@ -115,8 +116,8 @@ def test_a_round_reserves_behind_everything_in_flight():
     turn(scheduler)
     first, second = scheduler.plan(), scheduler.plan()
     assert [(p.rows[0].width, p.rows[0].bound) for p in (first, second)] == [(3, 7), (3, 10)]
-    assert (first.rows[0].first_page, len(first.rows[0].pages)) == (2, 2)
-    assert (second.rows[0].first_page, len(second.rows[0].pages)) == (4, 1)
+    places = [[(at, len(pages)) for at, pages in plan.rows[0].pages] for plan in (first, second)]
+    assert places == [[(2, 2)], [(4, 1)]]
     assert first.rows[0].admit is None
     resolve(scheduler, first, accepted=1)
     third = scheduler.plan()
@@ -196,11 +197,11 @@ def test_the_youngest_is_retracted_alone_and_the_oldest_goes_on():
 
 
 def test_one_victim_at_a_time():
-    scheduler = scheduler_of(pages=13, size=1, width=2, slack=0)
+    scheduler = scheduler_of(pages=13, size=1, width=2, slack=2)
     oldest, middle, youngest = queue(scheduler, 3, 2, 2, max_new_tokens=6)
     turn(scheduler)
     flying = scheduler.plan()
-    assert rids(flying) == [1, 2, 3] and not scheduler.ledger.free
+    assert rids(flying) == [1, 2, 3] and not scheduler.ledger.counts.free
     for _ in range(2):
         assert scheduler.plan() is None  # request 1 has no room, and the steps of 3 are still in flight
         assert youngest.phase is Phase.DRAINING and middle.phase is Phase.RUNNING
@@ -225,7 +226,7 @@ def test_a_victim_stays_out_of_the_pages_that_rounds_in_flight_need():
     oldest, victim = queue(scheduler, 4, 2, max_new_tokens=6)
     assert rids(turn(scheduler)) == [1, 2]
     earlier, later = scheduler.plan(), scheduler.plan()
-    assert not scheduler.ledger.free
+    assert not scheduler.ledger.counts.free
     resolve(scheduler, earlier, accepted=1)
     assert scheduler.plan() is None and victim.phase is Phase.DRAINING
     resolve(scheduler, later, accepted=1)
@@ -256,7 +257,7 @@ def test_cached_pages_are_evicted_before_anybody_is_retracted():
     (first,) = queue(scheduler, 9, max_new_tokens=2)
     turn(scheduler)
     scheduler.finish(first, Finish("length"))
-    assert scheduler.ledger.cached == 4
+    assert scheduler.ledger.counts.cached == 4
     second = Request(2, tuple(range(50, 68)), SamplingParams(max_new_tokens=2), 0)
     scheduler.add(second)
     turn(scheduler)
@@ -273,7 +274,7 @@ def test_a_cached_prefix_is_not_computed_again():
     scheduler.add(again)
     (row,) = turn(scheduler).rows
     assert (row.start, row.tokens, again.cached_tokens) == (6, again.prompt[6:], 6)
-    assert row.writers == ((0, 1), (6, 2)) and row.generation == 2 and row.first_page == 0
+    assert row.writers == ((0, 1), (6, 2)) and row.generation == 2 and row.pages[0][0] == 0
     assert scheduler.counters.counts["prefix.hit"] == 6
 
 
@@ -299,7 +300,7 @@ def test_abort_while_waiting_running_draining_retracting_and_done():
     assert not scheduler.abort(1) and not scheduler.abort(2) and not scheduler.abort(5)
     resolve(scheduler, plan)
     assert running.phase is Phase.DONE and running.finish == Finish("abort") and not scheduler.has_work
-    assert not scheduler.ledger.accounts and len(scheduler.ledger.free) == 40
+    assert not scheduler.ledger.accounts and scheduler.ledger.counts.free == 40
     counts = scheduler.counters.counts
     assert (counts["abort.waiting"], counts["abort.running"]) == (1, 1)
 
@@ -361,8 +362,8 @@ def test_nothing_to_do_is_no_plan():
         (
             (1,) * 70,
             8,
-            r"prompt plus max_new_tokens \(78\) and 3 speculative positions do not fit the KV pool of 80 tokens; "
-            r"raise max_total_tokens or shorten the request",
+            r"prompt plus max_new_tokens \(78\) and 3 speculative positions do not fit the KV pool of 80 tokens of "
+            r"full-attention layers, as 82 are needed at once; raise max_total_tokens or shorten the request",
         ),
     ],
 )

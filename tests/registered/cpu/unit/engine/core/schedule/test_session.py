@@ -8,6 +8,7 @@ from sys import float_info
 import pytest
 
 from specmatrix.engine.core.draft.depth import DraftSteps
+from specmatrix.engine.core.memory.groups import FullAttention
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.observe.counters import Counters
@@ -26,7 +27,7 @@ class Dialogue:
     """Sessions over a scheduler without a device: the test decides the tokens of a request and when it ends."""
 
     def __init__(self, streaming=True) -> None:
-        ledger = Ledger(50, 2, strict=True)
+        ledger = Ledger(FullAttention(50, 2), strict=True)
         self.scheduler = Scheduler(
             ledger,
             PrefixCache(ledger, 1, True),

@@ -1,13 +1,14 @@
-"""Window accounts: a row owns what a later query reads, no page twice, and gives the rest back."""
+"""Groups with a window: an account owns what a later query reads, no page twice, and gives the rest back."""
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specmatrix.engine.core.memory.ledger import Ledger
+from specmatrix.engine.core.memory.account import GroupPages
+from specmatrix.engine.core.memory.groups import FREE, FullAttention, SlidingWindow, page_groups, window_pages
+from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages
 from specmatrix.engine.core.memory.replay import replay
-from specmatrix.engine.core.memory.window_ledger import Window, WindowLedger, pool_pages
 from specmatrix.errors import LedgerError
 
 PAGES = 40
@@ -19,7 +20,8 @@ class WindowMachine(RuleBasedStateMachine):
     @initialize(size=st.integers(1, 5), tokens=st.integers(1, 9), margin=st.integers(0, 6))
     def start(self, size, tokens, margin):
         self.size, self.tokens, self.margin = size, tokens, margin
-        self.ledger = Ledger(PAGES, size, strict=True, window=Window(tokens, PAGES, margin))
+        self.group = SlidingWindow(PAGES, size, tokens, margin)
+        self.ledger = Ledger(FullAttention(PAGES, size), self.group, strict=True)
         self.flights: dict[int, list[int]] = {}
         self.committed: dict[int, int] = {}
         self.next_rid = 1
@@ -34,10 +36,9 @@ class WindowMachine(RuleBasedStateMachine):
     @rule(data=st.data(), width=st.integers(1, 12))
     def launch(self, data, width):
         rid = data.draw(st.sampled_from(sorted(self.flights)))
-        if self.ledger.shortfall(rid, width):
+        if any(self.ledger.shortfall(rid, width)):
             return
         self.ledger.reserve(rid, width)
-        self.ledger.cover(rid)
         self.ledger.launch(rid, width)
         self.flights[rid].append(width)
 
@@ -48,7 +49,6 @@ class WindowMachine(RuleBasedStateMachine):
         kept = data.draw(st.integers(0, self.flights[rid].pop(0)))
         self.ledger.settle(rid, kept)
         self.committed[rid] += kept
-        self.ledger.slide(rid)
 
     @precondition(lambda self: any(not f for f in self.flights.values()))
     @rule(data=st.data())
@@ -60,25 +60,24 @@ class WindowMachine(RuleBasedStateMachine):
     @invariant()
     def every_position_that_is_read_is_owned_and_no_page_beyond(self):
         for rid, committed in self.committed.items():
-            span = self.ledger.window.spans[rid]
+            span = self.ledger.accounts[rid].groups[1]
             read_from = max(0, committed - self.tokens + 1)
             assert span.first * self.size <= read_from
             # Nothing is kept longer than the margin and the rest of a page ask for.
             assert span.first >= max(0, committed - self.margin - self.tokens + 1) // self.size or not span.pages
-            end = committed + sum(self.flights[rid])
-            assert span.end * self.size >= end
+            assert span.end * self.size >= committed + sum(self.flights[rid])
+            assert span.end == self.ledger.accounts[rid].groups[0].end
 
     @invariant()
     def pages_are_conserved(self):
-        book = self.ledger.window
-        held = [page for span in book.spans.values() for page in span.pages]
-        assert sorted([*held, *book.free]) == list(range(1, PAGES + 1))
+        held = [page for account in self.ledger.accounts.values() for page in account.groups[1].pages]
+        assert sorted([*held, *self.group.free]) == list(range(1, PAGES + 1))
 
     def teardown(self):
         if hasattr(self, "ledger"):
-            again = replay(self.ledger.journal, PAGES, self.size)
-            assert again.window.spans.keys() == self.ledger.window.spans.keys()
-            assert again.window.free == self.ledger.window.free
+            again = replay(self.ledger.journal)
+            assert again.accounts.keys() == self.ledger.accounts.keys()
+            assert [group.free for group in again.groups] == [group.free for group in self.ledger.groups]
 
 
 TestWindow = WindowMachine.TestCase
@@ -87,102 +86,93 @@ TestWindow.settings = settings(max_examples=60, stateful_step_count=40, deadline
 
 def grown(committed: int, *, size: int = 4, tokens: int = 6, margin: int = 0) -> Ledger:
     """A ledger whose request 1 has `committed` positions, one launch."""
-    ledger = Ledger(PAGES, size, window=Window(tokens, PAGES, margin))
+    ledger = Ledger(FullAttention(PAGES, size), SlidingWindow(PAGES, size, tokens, margin))
     ledger.open(1)
     ledger.reserve(1, committed)
-    ledger.cover(1)
     ledger.launch(1, committed)
     ledger.settle(1, committed)
     return ledger
 
 
 @pytest.mark.parametrize(("committed", "margin", "freed"), [(6, 0, 0), (8, 0, 0), (9, 0, 1), (20, 0, 3), (20, 4, 2)])
-def test_slide_frees_full_pages_outside_the_next_querys_window(committed, margin, freed):
+def test_a_settle_frees_full_pages_outside_the_next_querys_window(committed, margin, freed):
     # A query at position 9 with a window of 6 reads 4..9, so page 0 (0..3) goes; one at 8 reads 3..8, so it stays.
     ledger = grown(committed, margin=margin)
-    assert ledger.slide(1) == freed
-    assert ledger.window.spans[1].first == freed
+    assert ledger.accounts[1].groups[1].first == freed
+    pages = () if not freed else ((), tuple(range(1, freed + 1)))
+    assert ledger.journal[-1] == ("settle", 1, committed, pages)
 
 
 def test_what_is_in_flight_keeps_its_window():
     ledger = grown(9)
-    ledger.reserve(1, 8)
-    ledger.cover(1)
-    ledger.launch(1, 8)
-    assert ledger.slide(1) == 1  # positions 9..16 are written, yet the step reads from position 4 on
+    for _ in range(2):
+        ledger.reserve(1, 8)
+        ledger.launch(1, 8)
+    assert ledger.settle(1, 0) == ()  # the step in flight writes positions 9 to 16, yet it reads from position 4 on
+    assert ledger.accounts[1].groups[1].first == 1
 
 
 def test_a_trim_keeps_the_partial_page_and_returns_whether_the_window_reaches():
-    book = WindowLedger(Window(6, PAGES, 4), 4)
-    book.open(1)
-    book.cover(1, 20)
-    book.slide(1, 20)  # first page 2: position 8 on
-    assert book.reaches(1, 16) and book.reaches(1, 13) and not book.reaches(1, 12)
-    assert book.trim(1, 17) == 0
-    assert book.trim(1, 16) == 1
-    book.close(1)
-    assert sorted(book.free) == list(range(1, PAGES + 1))
+    group, own = SlidingWindow(PAGES, 4, 6, 4), GroupPages()
+    group.cover(1, own, 20)
+    group.slide(own, 20)  # first page 2: position 8 on
+    assert group.reaches(own, 16) and group.reaches(own, 13) and not group.reaches(own, 12)
+    assert group.trim(own, 17) == ()
+    assert group.trim(own, 16) == (5,)
+    assert group.reaches(own, 16) and not group.reaches(own, 17)
+    group.close(own)
+    assert sorted(group.free) == list(range(1, PAGES + 1))
 
 
 def test_refusals_name_the_numbers():
-    with pytest.raises(LedgerError, match="a window needs at least one token and one page"):
-        WindowLedger(Window(0, 4), 4)
-    ledger = Ledger(4, 4, window=Window(6, 1))
+    for sizes in ((0,), (1, -1)):
+        with pytest.raises(LedgerError, match="a sliding window needs at least one token"):
+            SlidingWindow(4, 4, *sizes)
+    ledger = Ledger(FullAttention(4, 4), SlidingWindow(1, 4, 6))
     ledger.open(1)
-    ledger.reserve(1, 8)
-    with pytest.raises(LedgerError, match="cover: account 1 needs 2 window pages, 1 are free"):
-        ledger.cover(1)
-    with pytest.raises(LedgerError, match="launch: request 1 would write 8 positions without window pages"):
-        ledger.launch(1, 8)
+    with pytest.raises(OutOfPages, match="account 1 needs 2 sliding-window pages, 1 are free"):
+        ledger.reserve(1, 8)
+    assert ledger.shortfall(1, 8) == [0, 1] and ledger.counts.held == 0, "no group has changed"
 
 
-def test_a_journal_begins_with_the_window_of_no_request():
-    assert Ledger(4, 2, window=Window(6, 4, 1)).journal == [("window", 0, (6, 4, 1))]
-    assert Ledger(4, 2).journal == []
+def test_a_journal_begins_with_the_groups_of_no_request():
+    assert Ledger(*page_groups(4, 2, 6, 5, 1)).journal == [("groups", 0, 2, ((0, 4), (1, 5, 6, 1)))]
+    assert Ledger(*page_groups(4, 2, None, 0, 1)).journal == [("groups", 0, 2, ((0, 4),))]
 
 
-def test_cached_pages_cannot_open_a_windowed_row():
-    ledger = Ledger(4, 2, window=Window(6, 4))
-    ledger.open(1)
-    ledger.reserve(1, 2)
-    ledger.cover(1)
-    ledger.launch(1, 2)
-    ledger.settle(1, 2)
+def test_cached_pages_cannot_open_a_windowed_account():
+    ledger = grown(4)
     (page,) = ledger.donate(1, 1)
-    with pytest.raises(LedgerError, match=rf"open: cached pages \[{page}\] lack KV that the windowed layers read"):
+    with pytest.raises(LedgerError, match=rf"open: cached pages \[{page}\] lack KV that sliding-window layers read"):
         ledger.open(2, [page])
+    ledger.check()
 
 
 def broken(case: str) -> Ledger:
     ledger = grown(20)
-    ledger.slide(1)
     ledger.open(2)
     ledger.reserve(2, 4)
-    ledger.cover(2)
-    book = ledger.window
+    group, one, two = ledger.groups[1], ledger.accounts[1].groups[1], ledger.accounts[2].groups[1]
     if case == "freed too far":
-        book._free(book.spans[1].pages[:1])
-        del book.spans[1].pages[:1]
-        book.spans[1].first += 1
+        page, one.first = one.pages.pop(0), one.first + 1
+        group.owner[page] = FREE
+        group.free.append(page)
     elif case == "past the end":
-        book.cover(2, 12)
+        group.cover(2, two, 12)
     elif case == "shared":
-        book.spans[2].pages[0] = book.spans[1].pages[0]
+        two.pages[0] = one.pages[0]
     elif case == "leaked":
-        book.free.pop()
-    elif case == "forgotten":
-        book.spans.pop(2)
+        group.free.pop()
     return ledger
 
 
 @pytest.mark.parametrize(
     ("case", "law"),
     [
-        ("freed too far", "law 6: account 1 has 20 positions committed, and a query there reads the last 6"),
-        ("past the end", "law 6: account 2 owns window pages past its 4 reserved positions"),
-        ("shared", "law 2: window page 4 is in the rows of 1 and 2"),
-        ("leaked", "law 1: 40 window pages are 36 free and 3 held, and each must have one recorded owner$"),
-        ("forgotten", r"law 6: window accounts \[1\] differ from the ledger's \[1, 2\]"),
+        ("freed too far", "law 6: account 1 has 20 positions committed, and a query there reads from 15"),
+        ("past the end", "law 3: account 2 has 0 positions committed, 0 in flight, and 12 reserved in sliding-window"),
+        ("shared", "law 2: sliding-window page 4 is in the rows of 1 and 2"),
+        ("leaked", "law 1: sliding-window page 2 has 0 owners"),
     ],
 )
 def test_every_law_is_checked(case, law):
@@ -193,11 +183,10 @@ def test_every_law_is_checked(case, law):
 
 def test_a_journal_with_a_window_replays():
     ledger = grown(20)
-    ledger.slide(1)
-    again = replay(ledger.journal, PAGES, 4)
-    assert again.window.free == ledger.window.free and again.window.spans[1].first == 3
-    with pytest.raises(LedgerError, match=r"slide returned pages \(3,\), but the run recorded \(2,\)"):
-        replay([*ledger.journal[:-1], ("slide", 1, (2,))], PAGES, 4)
+    again = replay(ledger.journal)
+    assert again.groups[1].free == ledger.groups[1].free and again.accounts[1].groups[1].first == 3
+    with pytest.raises(LedgerError, match="the run recorded"):
+        replay([*ledger.journal[:-1], ("settle", 1, 20, ((), (1, 2)))])
 
 
 @pytest.mark.parametrize(
@@ -211,4 +200,8 @@ def test_a_journal_with_a_window_replays():
     ],
 )
 def test_a_pool_holds_what_all_rows_can_need_but_no_more_than_its_share(asked, pages):
-    assert pool_pages(6, pages=90, page_size=4, **{"ratio": 1.0, **asked}) == pages
+    assert window_pages(6, pages=90, page_size=4, **{"ratio": 1.0, **asked}) == pages
+
+
+def test_layers_without_a_window_have_no_pool():
+    assert window_pages(None, pages=90, page_size=4, ratio=1.0, rows=2, steps=1, width=4, chunk=8) == 0

@@ -1,0 +1,289 @@
+"""KV groups: layers whose queries read the same earlier positions. Each group has pages of its own.
+
+An account has an entry in every group. What a kind of group keeps, reads and needs is in its class; no other code asks
+which kind a group is.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final, NamedTuple
+
+from specmatrix.engine.core.memory.account import Account, GroupPages
+from specmatrix.errors import LedgerError
+
+FREE: Final = 0
+CACHE: Final = -1
+
+
+class PageCounts(NamedTuple):
+    """How many pages there are, and how many are free and cached."""
+
+    pages: int
+    free: int
+    cached: int
+
+    @property
+    def held(self) -> int:
+        """Pages that accounts own; lost ones would count too."""
+        return self.pages - self.free - self.cached
+
+
+class PageGroup(ABC):
+    """A group's pages, numbered from 1, as page 0 is padding on the device. Each is owned by FREE, CACHE or an account.
+
+    name: in messages. fix: what a user changes if a request needs more pages than there are. sets_aside: admission
+    frees all pages that the running requests may still need, so that none is retracted for lack of them.
+    """
+
+    name: ClassVar[str]
+    fix: ClassVar[str]
+    sets_aside: ClassVar[bool] = False
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        if num_pages < 1 or page_size < 1:
+            raise LedgerError(f"a group needs at least one page of at least one token, got {num_pages} x {page_size}")
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.owner: list[int] = [FREE] * (num_pages + 1)
+        self.free: list[int] = list(range(num_pages, 0, -1))
+        self.pins: dict[int, int] = {}  # cached page -> number of accounts that use it
+        self.writer: dict[int, int] = {}  # cached page -> generation that computed it
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What the journal records of the group: its class, as an index of KINDS, and all sizes but the page size."""
+        return KINDS.index(type(self)), self.num_pages
+
+    @property
+    def counts(self) -> PageCounts:
+        return PageCounts(self.num_pages, len(self.free), len(self.pins))
+
+    @property
+    def evictable(self) -> int:
+        """Cached pages that no account uses."""
+        return sum(not users for users in self.pins.values())
+
+    @abstractmethod
+    def reads_from(self, position: int) -> int:
+        """First position that a query at `position` reads."""
+
+    @abstractmethod
+    def keeps_from(self, committed: int) -> int:
+        """First position that a query may still read once `committed` positions are committed."""
+
+    @abstractmethod
+    def budget(self, known: int, longest: int, flying: int) -> int:
+        """Pages that an admitted request must be able to get. known: positions that it needs for its tokens so far;
+        longest: for all that it may ever have; flying: most positions of unresolved steps."""
+
+    def missing(self, own: GroupPages, end: int) -> int:
+        """Pages that covering every position below `end` adds."""
+        more = -(-end // self.page_size) - own.first - len(own.pages)
+        return more if more > 0 else 0
+
+    def cover(self, rid: int, own: GroupPages, end: int) -> tuple[int, ...]:
+        """Add the missing pages, which must be free, and return them."""
+        added = tuple([self.free.pop() for _ in range(self.missing(own, end))])
+        for page in added:
+            self.owner[page] = rid
+        own.pages.extend(added)
+        return added
+
+    def slide(self, own: GroupPages, committed: int) -> tuple[int, ...]:
+        """Free the pages that no later query reads, and return them."""
+        gone = self.keeps_from(committed) // self.page_size - own.first
+        if gone <= 0:
+            return ()
+        freed = own.pages[:gone]
+        del own.pages[:gone]
+        own.first += len(freed)
+        return self._give_back(freed)
+
+    def trim(self, own: GroupPages, keep: int) -> tuple[int, ...]:
+        """Free the pages that hold no position below `keep`, and return them."""
+        stay = max(0, -(-keep // self.page_size) - own.first)
+        gone = own.pages[stay:]
+        del own.pages[stay:]
+        return self._give_back(gone)
+
+    def reaches(self, own: GroupPages, position: int) -> bool:
+        """Whether every position that a query at `position` reads has a page."""
+        begin = self.reads_from(position)
+        return own.first * self.page_size <= begin and (begin == position or position <= own.end * self.page_size)
+
+    def donate(self, own: GroupPages, count: int, generation: int) -> tuple[int, ...]:
+        """Transfer the first `count` private pages to the cache; the account keeps using them, pinned."""
+        given = tuple(own.pages[own.shared : own.shared + count])
+        for page in given:
+            self.owner[page], self.pins[page], self.writer[page] = CACHE, 1, generation
+        own.shared += count
+        return given
+
+    def evict(self, page: int) -> None:
+        """Free a cached page that no account uses."""
+        del self.pins[page], self.writer[page]
+        self._give_back([page])
+
+    def close(self, own: GroupPages) -> None:
+        """Unpin an account's cached pages and free its private ones."""
+        for page in own.pages[: own.shared]:
+            self.pins[page] -= 1
+        self._give_back(own.pages[own.shared :])
+
+    def _give_back(self, pages: Sequence[int]) -> tuple[int, ...]:
+        for page in reversed(pages):
+            self.owner[page] = FREE
+            self.free.append(page)
+        return tuple(pages)
+
+    def check(self, entries: Sequence[tuple[Account, GroupPages]]) -> None:
+        """Raise LedgerError naming the first law that does not hold. entries: of all accounts in this group."""
+        owned: dict[int, int] = {}
+        users: Counter[int] = Counter()
+        for account, own in entries:
+            for page in own.pages[own.shared :]:
+                if page in owned:
+                    raise LedgerError(
+                        f"law 2: {self.name} page {page} is in the rows of {owned[page]} and {account.rid}"
+                    )
+                owned[page] = account.rid
+            users.update(own.pages[: own.shared])
+            self.check_entry(account, own)
+        self._check_owners(owned)
+        for page, pins in self.pins.items():
+            if pins != users[page]:
+                raise LedgerError(f"law 4: {self.name} page {page} has {pins} pins, but {users[page]} users")
+
+    def check_entry(self, account: Account, own: GroupPages) -> None:
+        """The laws of one account."""
+        rid, committed, size = account.rid, account.committed, self.page_size
+        for page in own.pages[: own.shared]:
+            if page not in self.pins:
+                raise LedgerError(f"law 4: account {rid} uses {self.name} page {page}, which is not cached")
+        for page in own.pages[own.shared :]:
+            if not 1 <= page <= self.num_pages or self.owner[page] != rid:
+                raise LedgerError(f"law 1: account {rid} has {self.name} page {page}, which is not recorded as its own")
+        if committed < own.shared * size:
+            raise LedgerError(
+                f"law 5: account {rid} has {committed} positions committed, and {own.shared * size} in cached pages"
+            )
+        if account.end > own.end * size or own.end != account.groups[0].end:
+            raise LedgerError(
+                f"law 3: account {rid} has {committed} positions committed, {account.flying} in flight, and "
+                f"{own.end * size} reserved in {self.name} pages, of {account.groups[0].end * size} in all groups"
+            )
+        if not self.reaches(own, committed):
+            raise LedgerError(
+                f"law 6: account {rid} has {committed} positions committed, and a query there reads from "
+                f"{self.reads_from(committed)}, but its {self.name} pages begin at {own.first * size}"
+            )
+        if account.held and (account.in_flight or own.end * size - committed >= size):
+            raise LedgerError(
+                f"law 7: account {rid} is held with {committed} positions committed, {account.flying} in flight, and "
+                f"{own.end * size} reserved in {self.name} pages"
+            )
+
+    def _check_owners(self, owned: Mapping[int, int]) -> None:
+        """Law 1. Goes page by page only if a count is wrong: the counts alone need no loop over the pool."""
+        free = set(self.free)
+        held = {**dict.fromkeys(self.pins, CACHE), **owned}
+        whole = (
+            len(self.free) + len(self.pins) + len(owned) == len(free) + len(held) == self.num_pages
+            and self.owner.count(FREE) == len(free) + 1
+            and free.isdisjoint(held)
+            and all(self.owner[page] == owner for page, owner in held.items())
+        )
+        if whole:
+            return
+        claims = Counter([*self.free, *self.pins, *owned])
+        for page in sorted({*claims, *range(1, self.num_pages + 1)}):
+            if not 1 <= page <= self.num_pages:
+                raise LedgerError(
+                    f"law 1: {self.name} page {page} has {claims[page]} owners, and there are {self.num_pages} pages"
+                )
+            if claims[page] != 1 or self.owner[page] != held.get(page, FREE):
+                raise LedgerError(
+                    f"law 1: {self.name} page {page} has {claims[page]} owners and is recorded for {self.owner[page]}"
+                )
+
+
+class FullAttention(PageGroup):
+    """Layers that read every earlier position. A request is admitted with pages for its tokens so far; retraction makes
+    room for more."""
+
+    name = "full-attention"
+    fix = "raise max_total_tokens or shorten the request"
+
+    def reads_from(self, position: int) -> int:
+        return 0
+
+    def keeps_from(self, committed: int) -> int:
+        return 0
+
+    def budget(self, known: int, longest: int, flying: int) -> int:
+        return -(-known // self.page_size)
+
+
+class SlidingWindow(PageGroup):
+    """Layers that read the last `tokens` positions, the query's own included.
+
+    margin: committed positions that a rollback may still undo (sglang#22900 freed by an uncapped frontier). A request
+    is admitted only if it can get the most pages that it ever needs at once.
+    """
+
+    name = "sliding-window"
+    fix = "raise swa_full_tokens_ratio or lower chunked_prefill_size"
+    sets_aside = True
+
+    def __init__(self, num_pages: int, page_size: int, tokens: int, margin: int = 0) -> None:
+        super().__init__(num_pages, page_size)
+        if tokens < 1 or margin < 0:
+            raise LedgerError(f"a sliding window needs at least one token, got {tokens} with a margin of {margin}")
+        self.tokens, self.margin = tokens, margin
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return *super().sizes, self.tokens, self.margin
+
+    def reads_from(self, position: int) -> int:
+        return max(0, position - self.tokens + 1)
+
+    def keeps_from(self, committed: int) -> int:
+        return self.reads_from(committed - self.margin)
+
+    def budget(self, known: int, longest: int, flying: int) -> int:
+        return min(-(-longest // self.page_size), window_peak(self.tokens + self.margin + flying, self.page_size))
+
+
+KINDS: Final[tuple[type[PageGroup], ...]] = (FullAttention, SlidingWindow)
+
+
+def page_groups(pages: int, page_size: int, window: int | None, window_pages: int, margin: int) -> list[PageGroup]:
+    """The groups of an engine's layers, those without a window first. window: its tokens, None without such layers."""
+    groups: list[PageGroup] = [FullAttention(pages, page_size)]
+    if window is not None:
+        groups.append(SlidingWindow(window_pages, page_size, window, margin))
+    return groups
+
+
+def window_peak(live: int, page_size: int) -> int:
+    """Pages for `live` positions, and one more because they may start within a page."""
+    return -(-live // page_size) + 1
+
+
+def window_pages(
+    tokens: int | None, *, pages: int, page_size: int, ratio: float, rows: int, steps: int, width: int, chunk: int
+) -> int:
+    """Number of pages for an engine's windowed layers, 0 if there are none (tokens None).
+
+    The maximum that `rows` requests can hold at once with `steps` prefill chunks or rounds of `width` in flight, but at
+    most `ratio` (SGLang's swa_full_tokens_ratio) times the `pages` of the other layers, and at least one.
+    """
+    if tokens is None:
+        return 0
+    peak = window_peak(tokens + steps * (width + max(width, chunk)), page_size)
+    return max(1, min(math.ceil(ratio * pages), rows * peak))

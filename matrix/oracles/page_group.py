@@ -1,0 +1,126 @@
+"""The audit's pages of one KV group, from the journal alone; shares no code with the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+CACHE: Final = -1
+
+
+class BrokenLawError(Exception):
+    """Carries a broken law's message to the audit, which adds the entry."""
+
+
+def law(holds: bool, message: str) -> None:
+    """BrokenLawError with the message unless the law holds."""
+    if not holds:
+        raise BrokenLawError(message)
+
+
+@dataclass(slots=True)
+class Lane:
+    """One account's pages in the order of positions, from first * size on; the leading `shared` are cached."""
+
+    pages: list[int] = field(default_factory=list)
+    shared: int = 0
+    first: int = 0
+
+
+class PageGroupAudit:
+    """Pages 1..`pages`; one without an owner is free. A query at position q reads from q - tokens + 1, or, with kind 0,
+    everything before it."""
+
+    def __init__(self, size: int, kind: int, pages: int, tokens: int = 0, margin: int = 0) -> None:
+        self.name = ("page", "window page")[kind]
+        self.size, self.pages, self.tokens = size, pages, tokens if kind else None
+        self.owner: dict[int, int] = {}
+        self.users: dict[int, int] = {}  # cached page -> accounts that read it
+        self.lanes: dict[int, Lane] = {}
+
+    def open(self, account: int, shared: tuple[int, ...]) -> None:
+        for page in shared:
+            law(self.owner.get(page) == CACHE, f"{self.name} {page} is shared, but not cached")
+            self.users[page] += 1
+        self.lanes[account] = Lane(list(shared), len(shared))
+
+    def cover(self, account: int, added: tuple[int, ...], end: int) -> None:
+        """Add the pages that positions up to `end` need."""
+        lane = self.lanes[account]
+        needed = max(0, -(-end // self.size) - lane.first - len(lane.pages))
+        law(len(added) == needed, f"{len(added)} {self.name}s are added; expected {needed}")
+        for page in added:
+            law(1 <= page <= self.pages, f"{self.name} {page} does not exist")
+            owner = self.owner.get(page)
+            law(owner is None, f"{self.name} {page} is allocated, but belongs to account {owner}")
+            self.owner[page] = account
+        lane.pages += added
+
+    def writes(self, account: int, end: int) -> None:
+        """Check that pages cover a step's writes up to position `end`."""
+        lane = self.lanes[account]
+        reserved = (lane.first + len(lane.pages)) * self.size
+        law(end <= reserved, f"a step writes up to position {end}, but {reserved} positions have a {self.name}")
+
+    def slide(self, account: int, freed: tuple[int, ...]) -> None:
+        """Free the first pages."""
+        lane = self.lanes[account]
+        law(tuple(lane.pages[: len(freed)]) == freed, f"the freed {self.name}s are not the account's first ones")
+        self._free(freed)
+        del lane.pages[: len(freed)]
+        lane.first += len(freed)
+
+    def reads(self, account: int, position: int) -> None:
+        """Check that there is a page for everything that a query at `position` reads."""
+        lane = self.lanes[account]
+        needs = 0 if self.tokens is None else max(0, position - self.tokens + 1)
+        begin, end = lane.first * self.size, (lane.first + len(lane.pages)) * self.size
+        law(
+            begin <= needs and (needs == position or position <= end),
+            f"a query at position {position} reads from {needs}, but its {self.name}s are those of {begin} to {end}",
+        )
+
+    def room(self, account: int, position: int) -> int:
+        """Number of positions before `position` whose queries still find everything that they read."""
+        begin = self.lanes[account].first * self.size
+        return position if not begin or self.tokens is None else max(0, position - self.tokens + 1 - begin)
+
+    def donate(self, account: int, given: tuple[int, ...], committed: int) -> None:
+        """Give the account's next pages to the cache."""
+        lane = self.lanes[account]
+        end = lane.shared + len(given)
+        law(tuple(lane.pages[lane.shared : end]) == given, f"the donated {self.name}s are not the account's next ones")
+        law(
+            end * self.size <= committed,
+            f"{end} {self.name}s are cached, but only {committed} positions are committed",
+        )
+        for page in given:
+            self.owner[page] = CACHE
+            self.users[page] = 1
+        lane.shared = end
+
+    def cached_positions(self, account: int) -> int:
+        return self.lanes[account].shared * self.size
+
+    def trim(self, account: int, freed: tuple[int, ...], keep: int) -> None:
+        """Free the pages that hold no position below `keep`."""
+        lane = self.lanes[account]
+        stay = max(0, -(-keep // self.size) - lane.first)
+        law(freed == tuple(lane.pages[stay:]), f"the freed {self.name}s are not those after position {keep}")
+        self._free(freed)
+        del lane.pages[stay:]
+
+    def close(self, account: int) -> None:
+        lane = self.lanes.pop(account)
+        for page in lane.pages[: lane.shared]:
+            self.users[page] -= 1
+        self._free(tuple(lane.pages[lane.shared :]))
+
+    def evict(self, page: int) -> None:
+        law(self.owner.get(page) == CACHE, f"{self.name} {page} is evicted, but is not cached")
+        law(self.users[page] == 0, f"{self.name} {page} is evicted while {self.users[page]} accounts read it")
+        del self.users[page], self.owner[page]
+
+    def _free(self, pages: tuple[int, ...]) -> None:
+        for page in pages:
+            del self.owner[page]
