@@ -1,5 +1,6 @@
 # `make run` is the main job: the matrix's pull-request cells. `make test` holds the tests of the CPU tier and the smoke
-# cells, `make quick` those of the engine's pure core. Each sets up .venv by itself.
+# cells, `make quick` those of the engine's pure core. Each sets up .venv by itself, `run` with
+# what it needs only.
 PYTHON ?= python3
 # The CPU build where there is no GPU; elsewhere than on Linux there is no other.
 BUILD := $(if $(shell command -v nvidia-smi),,$(if $(filter Linux,$(shell uname)),+cpu))
@@ -31,13 +32,13 @@ run: .venv/.ready
 		$(BIN)/specmatrix compare $(BASELINE) $(OUT) || true; \
 	fi; exit $$status
 
-test: .venv/.ready
+test: .venv/.tested
 	$(BIN)/python -m pytest tests/registered/cpu -n $(WORKERS) --dist loadfile
 
-quick: .venv/.ready
+quick: .venv/.tested
 	$(BIN)/python -m pytest tests/registered/cpu/unit/engine/core -n $(WORKERS)
 
-lint: .venv/.ready
+lint: .venv/.tested
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
@@ -60,7 +61,7 @@ lint-workflows:
 	check-jsonschema --builtin-schema vendor.buildkite ci/buildkite/pipeline.yml
 	zizmor --offline --config .github/zizmor.yml .github ci/github
 
-setup: .venv/.ready
+setup: .venv/.tested
 
 .venv/.ready: requirements.txt pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12" >&2; exit 2; }
@@ -68,6 +69,11 @@ setup: .venv/.ready
 	$(PIP) $(TORCH) 2>/dev/null || $(PIP) --extra-index-url $(TORCH_INDEX) $(TORCH)
 	$(PIP) --requirement requirements.txt
 	$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# What only tests and lint need takes as long to install as the rest.
+.venv/.tested: requirements-test.txt .venv/.ready
+	$(PIP) --requirement requirements-test.txt
 	@touch $@
 
 clean:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -259,9 +260,10 @@ def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection) -> None:
     become_worker(gpus)
     if job.tree is not None and not HOME.is_relative_to(job.tree.resolve()):
         raise ConfigError(f"the worker imports {HOME}, not the patched packages in {job.tree}")
-    import torch
+    if find_spec("torch") is not None:
+        import torch
 
-    torch.set_num_threads(1)
+        torch.set_num_threads(1)
     if job.options.subject == REFERENCE and not gpus:
         # An error is that of the first cell that needs them.
         with hide_packages("coverage", "scipy"), suppress(Exception):

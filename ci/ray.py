@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread, current_thread, main_thread
 from time import monotonic
@@ -264,9 +265,10 @@ def work(job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, versio
     if different := difference(versions, versions_with(HOME)):  # a node that joined later
         raise ConfigError(different)
     queue.put((number, node, None))
-    import torch
+    if find_spec("torch") is not None:
+        import torch
 
-    torch.set_num_threads(1)
+        torch.set_num_threads(1)
     runner = _runner(job)
     for cell in cells:
         queue.put((number, node, runner.run_cell(cell)))

@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from specmatrix import __version__
 from specmatrix.ci.commands.cli import bisect, merge, plan, review
 from specmatrix.errors import ConfigError, EngineError, shown
+from specmatrix.extras import missing_extra
 from specmatrix.matrix.cli.cell_commands import axes, cells_app, explain
 from specmatrix.matrix.cli.commands.flags import EPILOG
 from specmatrix.matrix.cli.errors import UsageError, misuse, repeated_option
@@ -451,6 +452,10 @@ def main(words: Sequence[str] | None = None) -> int:
         return wrong(str(error))
     except UsageError as error:
         return wrong(f"{misuse(error, given)}; see `{' '.join(('specmatrix', *path))} --help`")
+    except ModuleNotFoundError as error:
+        if (sentence := missing_extra(error)) is None:
+            raise
+        return wrong(sentence)
     except MemoryError:
         return wrong("memory is exhausted; free some, or raise the limit, see `ulimit -a`")
     except OSError as error:

@@ -19,6 +19,7 @@ from specmatrix.ci.planner import Host, read_hosts
 from specmatrix.ci.run_options import WHOLE, RunOptions
 from specmatrix.ci.variants import decided
 from specmatrix.errors import ConfigError, shown
+from specmatrix.extras import require
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cells.tiers import check_parallel, check_seed, visible_gpus
@@ -159,6 +160,8 @@ def check_decide(options: RunOptions) -> None:
 
 def change_of(options: RunOptions) -> SourceChange | None:
     """The change whose cells run first, if any. ConfigError if the cells run other sources."""
+    if options.subject == REFERENCE:
+        require("torch")
     if options.affected is not None and (options.fault or options.subject != REFERENCE):
         option = f"--fault {options.fault}" if options.fault else f"--subject {options.subject}"
         raise ConfigError(

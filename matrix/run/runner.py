@@ -15,13 +15,14 @@ from msgspec import structs
 
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import ConfigError
+from specmatrix.extras import missing_extra
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cells.timed import STARTS
 from specmatrix.matrix.gates.claims import ClaimsGate
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.effective import nearest_first
-from specmatrix.matrix.gates.gate import Gate, Outcome
+from specmatrix.matrix.gates.gate import Gate, Outcome, State
 from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.registry import GATES, applied_gates
@@ -215,7 +216,7 @@ class Runner:
             if has_session_baseline(prepared.cell):
                 run = replace(run, session_baseline=self.baselines.run(prepared.session_baseline))
         gates = self._applied(prepared.cell)
-        verdicts = [gate.judge(prepared, run, baseline) for gate in gates]
+        verdicts = [_verdict(gate, prepared, run, baseline) for gate in gates]
         assert [one.gate for one in verdicts] == [gate.name for gate in gates]
         outcomes = nearest_first(verdicts)
         return judged(prepared, outcomes, engine, run.evidence, command, red_ask(run, baseline, outcomes))
@@ -342,3 +343,13 @@ def resumed(
             got = again.output_ids
             found.setdefault(request.name, []).append((start, got))
     return found
+
+
+def _verdict(gate: Gate, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
+    """What a gate says; NOT MEASURED where it needs a package that is not installed."""
+    try:
+        return gate.judge(prepared, run, baseline)
+    except ModuleNotFoundError as error:
+        if (sentence := missing_extra(error)) is None:
+            raise
+        return Outcome(gate.name, State.NOT_MEASURED, message=sentence)

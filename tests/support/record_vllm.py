@@ -23,7 +23,7 @@ from specmatrix.matrix.subjects.vllm.engine import VllmEngine
 from specmatrix.matrix.subjects.vllm.subject import VllmSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
-FILE: Final = HOME / "tests" / "support" / "vllm_traffic.json"
+FILE: Final = HOME / "tests" / "support" / "vllm_traffic.jsonl"
 # Arrival and prefix hits, rounds of a drafter and their log-probabilities, a stop string, an abort, a preemption, n of
 # greedy requests with streamed reads.
 CELLS: Final = (
@@ -118,7 +118,21 @@ def main() -> None:
         words = [sys.executable, "-m", "tests.support.record_vllm", cell]
         done = subprocess.run(words, capture_output=True, encoding="utf-8", env=environment, check=True)
         found[cell] = json.loads(done.stdout.splitlines()[-1])
-    FILE.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
+    rows = (
+        {"cell": cell, "step": step, "outputs": outputs}
+        for cell, steps in found.items()
+        for step, outputs in enumerate(steps)
+    )
+    FILE.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows), encoding="utf-8")
+
+
+def recorded() -> dict[str, list[list[dict[str, Any]]]]:
+    """The steps of each cell, as the file has them."""
+    found: dict[str, list[list[dict[str, Any]]]] = {cell: [] for cell in CELLS}
+    for line in FILE.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        found[row["cell"]].append(row["outputs"])
+    return found
 
 
 if __name__ == "__main__":

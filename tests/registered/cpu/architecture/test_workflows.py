@@ -89,7 +89,7 @@ def test_the_ray_job_gives_the_tier_what_a_task_needs():
     spec = job["spec"]["rayClusterSpec"]
     (words,) = ours(CI / "kuberay" / "rayjob.yml")
     options = parsed(words)
-    assert options["on"] == "auto" and f"ray=={spec['rayVersion']}" in (HOME / "requirements.txt").read_text()
+    assert options["on"] == "auto" and f"ray=={spec['rayVersion']}" in (HOME / "requirements-test.txt").read_text()
     mounts = spec["headGroupSpec"]["template"]["spec"]["containers"][0]["volumeMounts"]
     assert any(Path(mount["mountPath"]) in options["out"].parents for mount in mounts)
     (group,) = spec["workerGroupSpecs"]
@@ -142,7 +142,8 @@ def test_no_expression_of_a_user_is_pasted_into_a_command():
 
 
 def test_the_comment_needs_no_more_than_its_requirements_and_they_are_pinned_alike():
-    pinned = set((HOME / "requirements.txt").read_text(encoding="utf-8").splitlines())
+    files = HOME / "requirements.txt", HOME / "requirements-test.txt"
+    pinned = {line for file in files for line in file.read_text(encoding="utf-8").splitlines()}
     lines = (CI / "github" / "requirements.txt").read_text(encoding="utf-8").splitlines()
     assert {line for line in lines if not line.startswith("#")} <= pinned
 

