@@ -1,0 +1,17 @@
+"""A GPU without Triton names the extra that brings it."""
+
+import sys
+
+import pytest
+import torch
+
+from specmatrix.errors import ConfigError
+from specmatrix.kernels import backend, tree_layout
+
+
+def test_without_triton_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr(backend, "on_triton", lambda tensor: True)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "specmatrix.kernels.tree_layout.triton", raising=False)
+    with pytest.raises(ConfigError, match=r"requires triton, .*extra `kernels`"):
+        backend.select_backend(tree_layout.eager, torch.zeros(1))
