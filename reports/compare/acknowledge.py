@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Literal
+
+from msgspec import Struct, convert
 
 from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.errors import shown, text_of
 from specmatrix.files import read_text
-from specmatrix.reports.schema import ReportError, check_day
+from specmatrix.reports.schema import MOST_SAID, ReportError, check_day
+from specmatrix.reports.wording import shorten
 
-KINDS: Final = ("rewrite", "lost")
 
-
-@dataclass(frozen=True, slots=True)
-class Acknowledgement:
+class Acknowledgement(Struct, frozen=True, forbid_unknown_fields=True):
     """`what`: a pattern (`*` and `?`) over signatures such as `spec_version: v2 -> v1` for kind `rewrite`, over cell
     ids for kind `lost`. `expiry`: an ISO date, inclusive."""
 
-    kind: str
+    kind: Literal["rewrite", "lost"]
     what: str
     reason: str
     expiry: str
+
+    def __post_init__(self) -> None:
+        if not self.reason.strip():
+            raise ValueError(f"the reason is empty; say why {shown(self.what)} is accepted")
+        check_day("expiry", self.expiry)
 
 
 class Acknowledged:
@@ -52,29 +56,10 @@ def read_acknowledgements(path: Path) -> tuple[Acknowledgement, ...]:
     Raises ReportError for a missing or broken file, an unknown kind, an empty reason or a bad date.
     """
     try:
-        rows = parse_json(read_text(path))
+        return convert(parse_json(read_text(path)), tuple[Acknowledgement, ...])
     except OSError as error:
         raise ReportError(f"cannot read {text_of(path)}: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise ReportError(f"{path} is not JSON: it is not UTF-8 text") from None
+        raise ReportError(f"{path} is no list of acknowledgements: it is not UTF-8 text") from None
     except ValueError as error:
-        raise ReportError(f"{path} is not JSON: {error}") from error
-    if not isinstance(rows, list):
-        raise ReportError(f"{path} must hold a list of acknowledgements, got {type(rows).__name__}")
-    return tuple(_entry(row, f"{path}, entry {number}") for number, row in enumerate(rows, start=1))
-
-
-def _entry(row: object, where: str) -> Acknowledgement:
-    names = ("kind", "what", "reason", "expiry")
-    if not isinstance(row, dict) or sorted(row) != sorted(names) or not all(isinstance(row[n], str) for n in names):
-        raise ReportError(f"{where} must be an object with the strings {', '.join(names)}")
-    entry = Acknowledgement(**row)
-    if entry.kind not in KINDS:
-        raise ReportError(f"{where}: kind must be one of {', '.join(KINDS)}, got {shown(entry.kind)}")
-    if not entry.reason.strip():
-        raise ReportError(f"{where}: the reason is empty; say why {shown(entry.what)} is accepted")
-    try:
-        check_day("expiry", entry.expiry)
-    except ValueError as error:
-        raise ReportError(f"{where}: {error}") from None
-    return entry
+        raise ReportError(f"{path} is no list of acknowledgements: {shorten(str(error), MOST_SAID)}") from None

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations, compress
 from typing import Final, NamedTuple, TypeAlias
 
-from specmatrix.reports.compare.carried import CarriedPairs
 from specmatrix.reports.compare.cell_state import CoverageChange, LostPairs
 from specmatrix.reports.compare.paths import explanation
-from specmatrix.reports.effective import RESOLVED_FIELD, Pair, Value, word
-from specmatrix.reports.schema import RED_STATES, CellResult, Json
+from specmatrix.reports.covered import holders
+from specmatrix.reports.effective import RESOLVED_FIELD, Pair
+from specmatrix.reports.schema import RED_STATES, CellResult
 from specmatrix.reports.store import Report
 from specmatrix.reports.wording import count
 
 _Records: TypeAlias = Mapping[str, tuple[CellResult | None, CellResult | None]]
-SAMPLE: Final = 50
 MOVED: Final = "resolve now to "
 SINGULAR: Final = {"are": "is", "resolve": "resolves"}
 
@@ -33,59 +33,27 @@ def coverage_change(base: Report, head: Report, unchanged: Iterable[str], change
             new.update({cell: after} if after is not None else {})
         elif after is not None:
             steady.append(cell)
-    old_pairs, new_pairs = CarriedPairs(old), CarriedPairs(new)
-    only_old, only_new = old_pairs.pairs() - new_pairs.pairs(), new_pairs.pairs() - old_pairs.pairs()
-    still = _carried(head, steady, only_old | only_new)
-    lost = {pair: old_pairs.cells(pair) for pair in only_old - still}
-    gained = {pair: new_pairs.cells(pair) for pair in only_new - still}
+    was, now = carried(list(old.values())), carried(list(new.values()))
+    moved = was.keys() ^ now.keys()
+    held = holders([values for cell in steady if (values := head.effective(cell)) is not None]) if moved else {}
+    moved = {pair for pair in moved if not held.get(pair[0], 0) & held.get(pair[1], 0)}
+    lost = {pair: _members(list(old), was[pair]) for pair in moved & was.keys()}
+    gained = {pair: _members(list(new), now[pair]) for pair in moved & now.keys()}
     return CoverageChange(
         lost=_by_cause(lost, lambda cell: _fate_of_loss(*changed[cell], old[cell], new.get(cell))),
         gained=_by_cause(gained, lambda cell: _fate_of_gain(*changed[cell], old.get(cell), new[cell])),
     )
 
 
-def _carried(report: Report, cells: Sequence[str], candidates: Collection[Pair]) -> set[Pair]:
-    """Those of `candidates` that at least one passing cell among `cells` covers.
-
-    Most pairs are in many cells, so a sample finds them; only the others are searched for in all cells.
-    """
-    missing = set(candidates)
-    for some in (cells[::SAMPLE], cells):
-        if missing:
-            missing -= _found(report, some, missing)
-    return set(candidates) - missing
+def carried(cells: Sequence[Mapping[str, str]]) -> dict[Pair, int]:
+    """The pairs of (axis, value), sorted by axis, that at least one cell covers, and the cells that do, as bits."""
+    held = sorted(holders(cells).items())
+    return {(a, b): both for (a, own), (b, other) in combinations(held, 2) if a[0] != b[0] and (both := own & other)}
 
 
-def _found(report: Report, cells: Iterable[str], candidates: Collection[Pair]) -> set[Pair]:
-    """As `_carried`. The resolved values of an engine start rule out most pairs for all its cells at once; only the
-    rest is looked up in each cell's axes."""
-    missing = set(candidates)
-    by_start: dict[str, list[tuple[Pair, frozenset[Value]]]] = {}
-    for cell in cells:
-        start = report.start(cell)
-        resolved = report.starts[start].resolved
-        if report[cell].state != "PASS" or resolved is None:
-            continue
-        if start not in by_start:
-            by_start[start] = [(pair, own) for pair in missing if (own := _own(resolved, pair)) is not None]
-        possible = [row for row in by_start[start] if row[0] in missing]
-        if possible:
-            values = report.values(cell).items()
-            missing -= {pair for pair, own in possible if own <= values}
-        by_start[start] = possible
-    return set(candidates) - missing
-
-
-def _own(resolved: Mapping[str, Json], pair: Pair) -> frozenset[Value] | None:
-    """The values of a pair that depend on the cell's own axes; None if the resolved values contradict the pair."""
-    own = []
-    for axis, value in pair:
-        field = RESOLVED_FIELD.get(axis, axis)
-        if field not in resolved:
-            own.append((axis, value))
-        elif word(resolved[field]) != value:
-            return None
-    return frozenset(own)
+def _members(names: Sequence[str], bits: int) -> list[str]:
+    """The names at the places of the bits that are set, the lowest first."""
+    return list(compress(names, map(int, f"{bits:b}"[::-1])))
 
 
 def _by_cause(lost: Mapping[Pair, list[str]], fate: Callable[[str], _Fate]) -> tuple[LostPairs, ...]:

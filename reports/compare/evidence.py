@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -53,7 +53,7 @@ def effects(base: CellResult, head: CellResult, incomparable: Collection[str]) -
             continue
         if old.state == "NOT MEASURED" or new.state == "NOT MEASURED":
             continue
-        found += measure(old, new)
+        found += filter(None, measure(old, new))
     return tuple(found)
 
 
@@ -202,17 +202,6 @@ def _accuracy(old: GateResult, new: GateResult) -> Effect | None:
     return effect(head - base, interval, losing, gaining, "intervals")
 
 
-def _each(measure: Callable[[GateResult, GateResult], Effect | None]) -> Callable[..., Iterator[Effect]]:
-    """A measure of one effect at most, as one of several."""
-
-    def several(old: GateResult, new: GateResult) -> Iterator[Effect]:
-        effect = measure(old, new)
-        if effect is not None:
-            yield effect
-
-    return several
-
-
 def _speed(old: GateResult, new: GateResult) -> Iterator[Effect]:
     """The change of each ratio over the engine starts of both runs."""
     why = obstacle(old.numbers, new.numbers)
@@ -232,7 +221,11 @@ def _speed(old: GateResult, new: GateResult) -> Iterator[Effect]:
         yield Effect(name, before, after, change, ends, found.p_loss, found.p_gain, "starts", note=note)
 
 
-_MEASURES: Final = {"acceptance": _each(_acceptance), "accuracy": _each(_accuracy), SPEED: _speed}
+_MEASURES: Final[dict[str, Callable[[GateResult, GateResult], Iterable[Effect | None]]]] = {
+    "acceptance": lambda old, new: [_acceptance(old, new)],
+    "accuracy": lambda old, new: [_accuracy(old, new)],
+    SPEED: _speed,
+}
 
 
 def _amount(gate: GateResult, name: str) -> float:

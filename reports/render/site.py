@@ -98,15 +98,8 @@ def _write_cells(history: History, folder: Path) -> None:
 
 def _rounded(values: np.ndarray) -> list[float | None]:
     """Four significant digits, and None for what was not measured; empty if nothing was."""
-    import numpy as np
-
-    known = ~np.isnan(values)
-    if not known.any():
-        return []
-    size = np.ones_like(values)
-    size[known] = 10.0 ** (3 - np.floor(np.log10(np.maximum(np.abs(values[known]), 1e-9))))
-    rounded: list[float | None] = (np.round(values * size) / size).tolist()
-    return rounded if known.all() else [value if there else None for value, there in zip(rounded, known, strict=True)]
+    rounded = [None if value != value else float(f"{value:.4g}") for value in values.tolist()]
+    return rounded if any(value is not None for value in rounded) else []
 
 
 def _runs(history: History, pages: frozenset[int]) -> list[list[Json]]:

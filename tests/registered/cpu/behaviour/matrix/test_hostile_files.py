@@ -31,8 +31,8 @@ READERS = {
         "FILE line 1 is not UTF-8; the file is damaged",
     ),
     ("compare", "REPORT", "REPORT", "--acknowledge", "FILE"): (
-        "FILE is not JSON: WHY",
-        "FILE is not JSON: it is not UTF-8 text",
+        "FILE is no list of acknowledgements: WHY",
+        "FILE is no list of acknowledgements: it is not UTF-8 text",
     ),
     ("generate", "Hi", "--speculative-adaptive", "--speculative-adaptive-config", "FILE"): (
         "speculative_adaptive_config FILE is not JSON: WHY",

@@ -1,6 +1,5 @@
 """The states of cells, one by one, through compare() on reports on disk."""
 
-import dataclasses
 import json
 
 import pytest
@@ -209,7 +208,7 @@ def test_lost_cells_are_red_until_acknowledged(against, make_cell):
     comparison = against([both, lost], [both], [accepted])
     assert (comparison.verdict, only(comparison).excused) == ("green", "k16 costs too much")
     assert comparison.unused == ()
-    late = dataclasses.replace(accepted, expiry="2026-08-31")
+    late = replace(accepted, expiry="2026-08-31")
     assert against([both, lost], [both], [late]).verdict == "red"
 
 

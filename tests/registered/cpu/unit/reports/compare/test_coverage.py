@@ -1,11 +1,12 @@
 """Pairs of effective values gained and lost, with their causes."""
 
+import random
 from itertools import combinations
 
 import pytest
 
 from specmatrix.reports.compare import compare
-from specmatrix.reports.compare.coverage import SAMPLE
+from specmatrix.reports.compare.coverage import carried
 from specmatrix.reports.schema import ReasonRecord
 from specmatrix.reports.store import load
 
@@ -84,14 +85,26 @@ def test_a_pair_that_another_cell_still_carries_is_not_lost(coverage, sized):
     assert change.lost == ()
 
 
-@pytest.mark.parametrize("place", [0, 1, SAMPLE - 1, SAMPLE, SAMPLE + 3])
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 200])
+def test_pairs_and_their_cells_are_those_of_a_count_by_cell(count):
+    """Some cells lack an axis."""
+    draw, axes = random.Random(count), {"topk": "1248", "page": "16", "version": "12", "batch": "abc"}
+    rows = ({axis: draw.choice(values) for axis, values in axes.items()} for _ in range(count))
+    cells = [{axis: value for axis, value in row.items() if draw.random() < 0.9} for row in rows]
+    expected = {}
+    for place, values in enumerate(cells):
+        for pair in combinations(sorted(values.items()), 2):
+            expected[pair] = expected.get(pair, 0) | 1 << place
+    assert carried(cells) == expected
+
+
+@pytest.mark.parametrize("place", [0, 1, 7, 8, 12])
 def test_a_pair_is_found_wherever_the_cell_stands_that_still_carries_it(coverage, sized, place):
-    others = [sized(f"other{index}", 1, "v1") for index in range(SAMPLE + 3)]
-    others.insert(place, sized("keeper", 4, "v2"))
-    assert not coverage([sized("loser", 4, "v2"), *others], [sized("loser", 4, "v1"), *others]).lost
-    others.pop(place)
-    lost = coverage([sized("loser", 4, "v2"), *others], [sized("loser", 4, "v1"), *others]).lost
-    assert pair(spec_version="v2", topk="4") in lost[0].pairs
+    others = [sized(f"other{index}", 1, "v1") for index in range(12)]
+    kept = [*others[:place], sized("keeper", 4, "v2"), *others[place:]]
+    assert not coverage([sized("loser", 4, "v2"), *kept], [sized("loser", 4, "v1"), *kept]).lost
+    lost = coverage([*others, sized("loser", 4, "v2")], [*others, sized("loser", 4, "v1")]).lost
+    assert pair(spec_version="v2", topk="4") in lost[0].pairs and lost[0].cells == ("loser",)
 
 
 def test_a_requested_pair_is_searched_in_the_cells_axes(coverage, make_cell):
