@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from specmatrix.benchmarks.metric import Metric
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.zoo.registry import NAMES, verify_models
+from specmatrix.options import Json
 from specmatrix.reports.atomic import check_place, write_text
 from specmatrix.reports.render.console import print_markdown
 from specmatrix.reports.render.progress import waiting
@@ -25,17 +29,28 @@ FILES: Final = ("bench.json", "bench.md")
 SIGNS: Final = {"higher": ">=", "lower": "<="}
 
 
-def main_bench(json_: bool = False, out: Path | None = None, groups: Iterable[str] = GROUPS) -> int:
+def bench(
+    groups: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="benchmarks to run; default: all")] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="run the GPU benchmarks instead")] = False,
+    out: Annotated[Path | None, typer.Option(help="also write bench.json and bench.md here")] = None,
+    json_: Json = False,
+) -> int:
     """Measure, print (JSON with `json_`, else a table) and, with `out`, write bench.json and bench.md there.
 
     Returns 0 if every goal is met, else 1; noisy, red and unmeasured figures do not meet their goal. ConfigError if a
     zoo file is damaged, ReportError if `out` cannot be written.
     """
+    if gpu and groups:
+        raise ConfigError(
+            f"benchmark {shown(groups[0])} cannot be combined with --gpu; give the name or --gpu, not both"
+        )
+    if unknown := next((group for group in groups or () if group not in NAMED), None):
+        raise ConfigError(f"benchmark {shown(unknown)} is unknown; it must be one of {', '.join(NAMED)}")
     verify_models(NAMES)
     if out is not None:
         check_place(out, *FILES)
     found: list[Metric] = []
-    for group in groups:
+    for group in (GPU,) if gpu else groups or GROUPS:
         with waiting(f"measuring {group}"):
             found += _measure(group)()
     record = {"metrics": [metric.as_dict() for metric in found], "machine": _machine()}

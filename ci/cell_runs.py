@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec.structs import replace
 
-from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plans
-from specmatrix.ci.packing import Demand, pack
+from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plan
 from specmatrix.ci.planner import Host, plan
 from specmatrix.ci.run_options import RunOptions
 from specmatrix.errors import ConfigError, shown
@@ -57,17 +56,19 @@ class CellRuns:
     def __call__(self, cells: Sequence[Cell], only: Subset | None = None) -> Generator[CellResult]:
         """The cells' records as they finish, with a progress bar that counts them and the red ones and shows each
         worker's cell. only: the requests that run instead of the options' own."""
-        runs = self if only is None else self._with(options=dataclasses.replace(self.job.options, only=only))
-        if self.cluster is None:
-            for _, record in packed_runs([runs], [cells]):
-                yield record
-            return
-        gpus = find_tier(self.job.options.tier).gpus
-        work = plan(cells, self.durations, self.cluster.hosts, gpus, ranks=self.ranks)
-        execute = self.cluster.run_plan
-        with _counted([runs], [cells], work.seconds) as (show, count):
+        runs = self
+        if only is not None:
+            names = ",".join(only.requests) or None
+            runs = self._with(options=dataclasses.replace(self.job.options, requests=names, tokens=only.tokens))
+        tier = find_tier(self.job.options.tier)
+        hosts: Sequence[Host] = [Host("local", visible_gpus(tier.name), self.workers)]
+        execute: Callable[..., Iterator[CellResult]] = run_plan
+        if self.cluster is not None:
+            hosts, execute = self.cluster.hosts, self.cluster.run_plan
+        work = plan(cells, self.durations, hosts, tier.gpus, ranks=self.ranks)
+        with _counted(runs, cells, work.seconds) as (show, count):
             for record in execute(work, runs.job, show):
-                count(record, 0)
+                count(record)
                 yield runs.with_command(record)
 
     def explained(self, which: Literal["red", "every"]) -> CellRuns:
@@ -89,43 +90,26 @@ class CellRuns:
         return replace(record, repro=again)
 
 
-def packed_runs(runs: Sequence[CellRuns], cells: Sequence[Sequence[Cell]]) -> Generator[tuple[int, CellResult]]:
-    """The records of several tiers' cells, which share this machine's GPUs, each with the number of its tier, and a
-    progress bar for all."""
-    tiers = [find_tier(one.job.options.tier) for one in runs]
-    host = Host("local", gpus=max(visible_gpus(tier.name) for tier in tiers), workers=runs[0].workers)
-    demands = [Demand(some, tier.gpus, one.durations) for one, tier, some in zip(runs, tiers, cells, strict=True)]
-    works = pack(demands, [host], ranks=runs[0].ranks).plans
-    jobs = [one.job for one in runs]
-    planned = max(work.seconds for work in works)
-    with _counted(runs, cells, planned) as (show, count):
-        for number, record in run_plans(list(zip(works, jobs, strict=True)), show):
-            count(record, number)
-            yield number, runs[number].with_command(record)
-
-
 @contextmanager
 def _counted(
-    runs: Sequence[CellRuns], cells: Sequence[Sequence[Cell]], planned: float
-) -> Iterator[tuple[Callable[[list[str]], None], Callable[[CellResult, int], None]]]:
-    """A progress bar for the cells of several parts: what shows the workers' cells, and what counts a record of a part.
-    planned: seconds of all, with the workers that there are. Durations are those of cells that are not timed."""
+    runs: CellRuns, cells: Sequence[Cell], planned: float
+) -> Iterator[tuple[Callable[[list[str]], None], Callable[[CellResult], None]]]:
+    """A progress bar for the cells: what shows the workers' cells, and what counts a record. planned: seconds of all,
+    with the workers that there are. Durations are those of cells that are not timed."""
     red, today = 0, datetime.now(UTC).date().isoformat()
-    expected: dict[Hashable, float] = {
-        (number, cell.id): one.durations.get(cell.id, cell.seconds)
-        for number, (one, part) in enumerate(zip(runs, cells, strict=True))
-        for cell in part
-        if one.job.options.stage != TIMED
-    }
-    with counting(sum(map(len, cells)), "cell", expected=expected, planned=planned) as update:
+    timed = runs.job.options.stage == TIMED
+    expected: dict[Hashable, float] = (
+        {} if timed else {cell.id: runs.durations.get(cell.id, cell.seconds) for cell in cells}
+    )
+    with counting(len(cells), "cell", expected=expected, planned=planned) as update:
 
         def show(workers: list[str]) -> None:
             update(" · ".join(shorten(at, SHOWN) for at in workers), 0, red)
 
-        def count(record: CellResult, part: int) -> None:
+        def count(record: CellResult) -> None:
             nonlocal red
             red += is_red(record, today)
-            update(None, 1, red, (part, record.id))
+            update(None, 1, red, record.id)
 
         yield show, count
 

@@ -1,7 +1,7 @@
 """The local executor: one process per shard of a plan, records streamed back as cells finish.
 
 Workers are spawned with one compute thread each. They take the plan's groups one by one from a common queue, so that
-none is idle while another has groups to spare. Plans of several tiers share the GPUs. If a worker dies or hangs, its
+none is idle while another has groups to spare. If a worker dies or hangs, its
 current cell is recorded as INFRA, the rest of its group returns to the queue, and a new worker takes its place. One
 that does not start is replaced once.
 """
@@ -66,9 +66,8 @@ class ShardJob:
 
 @dataclass(slots=True)
 class Waiting:
-    """What is left of a plan. number: its place among the plans. lanes: those that no worker has had yet."""
+    """What is left of a plan. lanes: those that no worker has had yet."""
 
-    number: int
     job: ShardJob
     queue: list[Group]
     lanes: list[Shard]
@@ -101,26 +100,14 @@ class Worker:
 def run_plan(
     plan: ShardPlan, job: ShardJob, on_progress: Callable[[list[str]], None] = lambda current: None
 ) -> Iterator[CellResult]:
-    """As `run_plans`, of one plan."""
-    for _, record in run_plans([(plan, job)], on_progress):
-        yield record
+    """The records of all cells of the plan, in the order in which they finish. The workers always end with it.
 
-
-def run_plans(
-    plans: Sequence[tuple[ShardPlan, ShardJob]], on_progress: Callable[[list[str]], None] = lambda current: None
-) -> Iterator[tuple[int, CellResult]]:
-    """The records of all cells of the plans, each with the number of its plan, in the order in which they finish. The
-    workers always end with it.
-
-    Plans share the GPUs, wide cells first: a worker starts as soon as no other has any of its GPUs, and ends when its
-    plan has no more cells. on_progress: called with the current cell of each worker whenever they may have changed, and
-    every TICK_SECONDS.
+    on_progress: called with the current cell of each worker whenever they may have changed, and every TICK_SECONDS.
     """
-    works = [Waiting(number, job, plan.queue, list(plan.shards)) for number, (plan, job) in enumerate(plans)]
-    works.sort(key=lambda work: -plans[work.number][0].gpus)
+    work = Waiting(job, plan.queue, list(plan.shards))
     workers: list[Worker] = []
     try:
-        while _start_where_free(workers, works) or workers:
+        while _start_lanes(workers, work) or workers:
             on_progress([worker.current for worker in workers])
             yield from _receive(workers)
     finally:
@@ -129,23 +116,16 @@ def run_plans(
                 _stop(worker)
 
 
-def _start_where_free(workers: list[Worker], works: Sequence[Waiting]) -> bool:
-    """Start the workers that have something to do and whose GPUs no other has; whether there was one."""
+def _start_lanes(workers: list[Worker], work: Waiting) -> bool:
+    """Start the workers that have something to do; whether there was one."""
     found = False
-    for work in works:
-        for lane in list(work.lanes):
-            starting = sum(worker.work is work and worker.group is None for worker in workers)
-            if len(work.queue) <= starting:
-                break
-            if any(lane.places & worker.lane.places for worker in workers):
-                continue
-            work.lanes.remove(lane)
-            _start(workers, work, lane)
-            found = True
+    while work.lanes and len(work.queue) > sum(worker.group is None for worker in workers):
+        _start(workers, work, work.lanes.pop(0))
+        found = True
     return found
 
 
-def _receive(workers: list[Worker]) -> Iterator[tuple[int, CellResult]]:
+def _receive(workers: list[Worker]) -> Iterator[CellResult]:
     """Wait for messages and receive them from every worker that sent one; replace workers that died or hang."""
     timeout = min(worker.heard + worker.work.job.limit for worker in workers) - monotonic()
     ready = wait([worker.connection for worker in workers], min(max(timeout, 0.0), TICK_SECONDS))
@@ -165,7 +145,7 @@ def _receive(workers: list[Worker]) -> Iterator[tuple[int, CellResult]]:
         else:
             _give(workers, worker)
         if message is not None:
-            yield worker.work.number, message
+            yield message
     for worker in [worker for worker in workers if monotonic() - worker.heard > worker.work.job.limit]:
         yield from _replace(workers, worker, f"was silent for more than {worker.work.job.limit:g} s")
 
@@ -177,16 +157,14 @@ def _give(workers: list[Worker], worker: Worker) -> None:
         _stop(worker)
         workers.remove(worker)
         return
-    others = set[tuple[object, ...]]().union(
-        *(other.baselines for other in workers if other.work is worker.work and other is not worker)
-    )
+    others = set[tuple[object, ...]]().union(*(other.baselines for other in workers if other is not worker))
     worker.group = take(queue, worker.baselines, others)
     worker.baselines |= worker.group.baselines
     with suppress(OSError):  # it died; the next message is its end
         worker.connection.send(worker.group.cells)
 
 
-def _replace(workers: list[Worker], worker: Worker, what: str) -> Iterator[tuple[int, CellResult]]:
+def _replace(workers: list[Worker], worker: Worker, what: str) -> Iterator[CellResult]:
     """Record a worker's current cell as INFRA, return the others of its group to the queue and start another worker.
 
     A worker that never became ready loses no cell. If it is the second, a third would not start either; without other
@@ -203,12 +181,12 @@ def _replace(workers: list[Worker], worker: Worker, what: str) -> Iterator[tuple
     if worker.group or not worker.second:
         if work.queue:
             _start(workers, work, worker.lane, second=worker.group is None)
-    elif not work.lanes and not any(other.work is work for other in workers):
+    elif not work.lanes and not workers:
         reason = f"two workers in a row did not start; the second {what}"
         missing = [cell for group in work.queue for cell in group.cells]
         work.queue.clear()
     for cell in missing:
-        yield work.number, lost_cell(cell, work.job, reason)
+        yield lost_cell(cell, work.job, reason)
 
 
 def lost_cell(cell: Cell, job: ShardJob, reason: str) -> CellResult:

@@ -11,21 +11,16 @@ their planned beginnings.
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from itertools import accumulate
 from math import ceil, inf
-from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final, TypeAlias
-
-import msgspec
-import yaml
-from msgspec import Meta, Struct
+from typing import Any, Final
 
 from specmatrix.errors import ConfigError, shown
-from specmatrix.files import read_text
 from specmatrix.matrix.cells.axes import START_AXES, axis
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.reports.wording import shorten
+from specmatrix.reports.schema import ShardRecord
 
 SPLIT: Final = 1.3
 START_SECONDS: Final = 0.5
@@ -33,20 +28,16 @@ START_SECONDS: Final = 0.5
 ALONE: Final = 64
 # Groups at the head of the queue among which a worker chooses.
 AHEAD: Final = 8
-# Hosts, GPUs and workers that a plan may have.
-MOST: Final = 1000
 NO_RANKS: Final[Mapping[str, int]] = MappingProxyType({})
-# A GPU of a host, and which of the workers that share it.
-Place: TypeAlias = tuple[str, int, int]
-NO_PLACES: Final[Mapping[Place, float]] = MappingProxyType({})
 
 
-class Host(Struct, frozen=True, forbid_unknown_fields=True):
+@dataclass(frozen=True, slots=True)
+class Host:
     """One machine: its number of GPUs, and of concurrent workers on its CPU or on each set of GPUs."""
 
     name: str
-    gpus: Annotated[int, Meta(ge=0, le=MOST)] = 0
-    workers: Annotated[int, Meta(ge=1, le=MOST)] = 1
+    gpus: int = 0
+    workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +61,16 @@ def _baseline(cell: Cell) -> tuple[object, ...]:
 
 @dataclass(slots=True)
 class Shard:
-    """The groups of one worker; only `plan` writes it. lane: index of the worker on its host; gpus: device indices.
-    layer: which of the workers that share these GPUs it is. begin: the seconds at which its GPUs are free for it."""
+    """The groups of one worker; only `plan` writes it. lane: index of the worker on its host; gpus: device indices."""
 
     host: str
     lane: int
     gpus: tuple[int, ...]
     groups: list[Group] = field(default_factory=list)
-    layer: int = 0
-    begin: float = 0.0
 
     @property
     def seconds(self) -> float:
         return sum(group.seconds for group in self.groups)
-
-    @property
-    def end(self) -> float:
-        return self.begin + self.seconds
-
-    @property
-    def places(self) -> frozenset[Place]:
-        """What it occupies while it runs: no other shard that runs then has any of it."""
-        return frozenset((self.host, self.layer, gpu) for gpu in self.gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +84,7 @@ class ShardPlan:
     @property
     def seconds(self) -> float:
         """The time until the last shard ends."""
-        return max(shard.end for shard in self.shards)
+        return max(shard.seconds for shard in self.shards)
 
     @property
     def queue(self) -> list[Group]:
@@ -114,7 +93,7 @@ class ShardPlan:
             (begin, place, group)
             for place, shard in enumerate(self.shards)
             for begin, group in zip(
-                accumulate((g.seconds for g in shard.groups), initial=shard.begin), shard.groups, strict=False
+                accumulate((g.seconds for g in shard.groups), initial=0.0), shard.groups, strict=False
             )
         ]
         return [group for *_, group in sorted(begun, key=lambda one: one[:2])]
@@ -135,7 +114,6 @@ def _shard(shard: Shard) -> dict[str, Any]:
         "host": shard.host,
         "lane": shard.lane,
         "gpus": list(shard.gpus),
-        "begin": round(shard.begin, 3),
         "seconds": round(shard.seconds, 3),
         "groups": [
             {"seconds": round(group.seconds, 3), "cells": [cell.id for cell in group.cells]} for group in shard.groups
@@ -167,17 +145,17 @@ def shard_plan(cells: Sequence[Cell], durations: Mapping[str, float], count: int
     return made
 
 
-def read_hosts(path: Path) -> tuple[Host, ...]:
-    """The hosts of a YAML file. ConfigError, one sentence, on whatever is wrong with it."""
-    try:
-        found = msgspec.convert(yaml.safe_load(read_text(path)), tuple[Host, ...])
-    except OSError as error:
-        raise ConfigError(f"cannot read the hosts {shown(str(path))}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"the hosts {shown(str(path))} are invalid: {shorten(str(error), 200)}") from None
-    if twice := next((row.name for row in found if sum(row.name == other.name for other in found) > 1), None):
-        raise ConfigError(f"host {shown(twice)} is listed twice in {path}")
-    return found
+def of_shard(
+    cells: list[Cell], seconds: Mapping[str, float], shard: str, gpus: int
+) -> tuple[ShardRecord | None, list[Cell]]:
+    """The cells of a shard such as 2/4, and what the header says of it; all cells and None for 1/1."""
+    number, total = parse_shard(shard)
+    if total == 1:
+        return None, cells
+    lane = shard_plan(cells, seconds, total, gpus).shards[number - 1]
+    own = {cell for group in lane.groups for cell in group.cells}
+    digest = blake2b("\n".join(sorted(cell.id for cell in cells)).encode(), digest_size=6).hexdigest()
+    return ShardRecord(number, total, len(cells), digest), [cell for cell in cells if cell in own]
 
 
 def plan(
@@ -187,24 +165,21 @@ def plan(
     gpus: int = 0,
     start_seconds: float = START_SECONDS,
     ranks: Mapping[str, int] = NO_RANKS,
-    busy: Mapping[Place, float] = NO_PLACES,
 ) -> ShardPlan:
     """A plan for cells with `gpus` GPUs each; the order of `cells` does not matter.
 
     durations: measured seconds by cell id; the default is the cell's estimate. start_seconds: per engine start. ranks:
-    by cell id, the place of cells that run early. busy: until when places are occupied.
+    by cell id, the place of cells that run early.
     ConfigError if no host has enough GPUs, a cell needs more GPUs, or a duration is not a positive number.
     """
     shards = _lanes(hosts, gpus)
-    for shard in shards:
-        shard.begin = max((busy.get(place, 0.0) for place in shard.places), default=0.0)
     costs = _costs(cells, durations, gpus)
     groups = _groups(costs, start_seconds, set() if gpus else {cell for cell in costs if _rank(cell, ranks) < ALONE})
     average = sum(group.seconds for group in groups) / len(shards)
     parts = [part for group in groups for part in _split(group, costs, average, start_seconds)]
     parts = [replace(part, cells=tuple(sorted(part.cells, key=lambda cell: _rank(cell, ranks)))) for part in parts]
     for part in sorted(parts, key=lambda part: (_rank(part.cells[0], ranks), -part.seconds, part.cells)):
-        min(shards, key=lambda shard: shard.end).groups.append(part)
+        min(shards, key=lambda shard: shard.seconds).groups.append(part)
     longest = max((part.seconds for part in parts), default=0.0)
     return ShardPlan(gpus, tuple(shards), max(longest, sum(part.seconds for part in parts) / len(shards)))
 
@@ -232,7 +207,7 @@ def _lanes(hosts: Sequence[Host], gpus: int) -> list[Shard]:
         sets = host.gpus // gpus if gpus else 1
         for lane in range(sets * host.workers):
             first = lane % sets * gpus
-            lanes.append(Shard(host.name, lane, tuple(range(first, first + gpus)), layer=lane // sets))
+            lanes.append(Shard(host.name, lane, tuple(range(first, first + gpus))))
     if not lanes:
         need = f"{gpus} GPUs" if gpus else "a CPU worker"
         raise ConfigError(f"no host has {need}; hosts: {', '.join(host.name for host in hosts) or 'none'}")

@@ -4,45 +4,95 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated
 
-from specmatrix.matrix.subjects.http.endpoint import Endpoint
-from specmatrix.matrix.workloads.subset import Subset
+import typer
+
+from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
+from specmatrix.matrix.workloads.subset import Subset, subset
+from specmatrix.options import (
+    ApiKey,
+    BaselineUrl,
+    Durations,
+    Json,
+    Junit,
+    Launch,
+    PlantedFault,
+    Seed,
+    SubjectName,
+    Tier,
+    Url,
+)
 from specmatrix.reports.schema import REFERENCE
-
-WHOLE: Final = "1/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of a run, each with its default; the command builds them once.
+    """The options of a run, each with its default. ConfigError if they name half of a server or a subset."""
 
-    tier: one, or several such as `gpu1,gpu2`. cells: a selector or an id. workers: None for as many as there are cores.
-    waivers, durations, hosts, rerun_failed, junit: files. only: the requests that run, None for all. fault: the id of a
-    planted one. affected: a change BASE..HEAD. on: the address of a Ray cluster. starts: of each timed cell.
-    """
+    tier: Tier = "cpu"
+    stage: Annotated[
+        str, typer.Option(help="cells of the lock file: smoke, pr or nightly; product: all possible; speed: timed ones")
+    ] = "pr"
+    out: Annotated[Path, typer.Option(help="folder for report.jsonl, summary.json, report.md, report.html")] = Path(
+        "out"
+    )
+    cells: Annotated[
+        str | None, typer.Option(help="select by id or by an expression like `algorithm=eagle3 and topk in (2, 4)`")
+    ] = None
+    workers: Annotated[
+        int | None,
+        typer.Option(help="worker processes, one compute thread each; on GPUs, per set of GPUs; with --on, per GPU"),
+    ] = None
+    seed: Seed = 0
+    limit: Annotated[int | None, typer.Option(help="run at most this many cells")] = None
+    subject: SubjectName = REFERENCE
+    waivers: Annotated[
+        Path | None, typer.Option(help="YAML file of known failures; default: specmatrix-waivers.yaml, if it is there")
+    ] = None
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="end at the first red cell")] = False
+    rerun_failed: Annotated[
+        Path | None, typer.Option(help="run the cells of this report that are red or did not run")
+    ] = None
+    affected: Annotated[
+        str | None,
+        typer.Option(metavar="BASE[..HEAD]", help="run the cells first that execute the functions of this change"),
+    ] = None
+    fault: PlantedFault = None
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="trace a second run of each red cell, or of the only one, as a page of steps"),
+    ] = False
+    shard: Annotated[str, typer.Option(help="one of several about equally long shards, such as 2/4")] = "1/1"
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="run on a Ray cluster: auto, HOST:PORT or ray://HOST:PORT"),
+    ] = None
+    durations: Durations = None
+    requests: Annotated[
+        str | None,
+        typer.Option(help="only these requests of each cell, by name: q6,q7; with those that they wait for"),
+    ] = None
+    tokens: Annotated[int | None, typer.Option(help="at most this many output tokens of each request")] = None
+    starts: Annotated[
+        int | None, typer.Option(help="stage `speed`: engine starts of each cell; more see smaller changes")
+    ] = None
+    url: Url = None
+    baseline_url: BaselineUrl = None
+    launch: Launch = None
+    api_key: ApiKey = None
+    junit: Junit = None
+    json: Json = False
 
-    tier: str = "cpu"
-    stage: str = "pr"
-    out: Path = Path("out")
-    cells: str | None = None
-    limit: int | None = None
-    rerun_failed: Path | None = None
-    affected: str | None = None
-    seed: int = 0
-    only: Subset | None = None
-    subject: str = REFERENCE
-    endpoint: Endpoint | None = None
-    fault: str | None = None
-    waivers: Path | None = None
-    workers: int | None = None
-    shard: str = WHOLE
-    hosts: Path | None = None
-    on: str | None = None
-    durations: Path | None = None
-    starts: int | None = None
-    fail_fast: bool = False
-    explain: bool = False
-    decide: bool = False
-    junit: Path | None = None
-    json: bool = False
+    def __post_init__(self) -> None:
+        _ = self.only, self.endpoint
+
+    @property
+    def only(self) -> Subset | None:
+        """The requests that run, None for all."""
+        return subset(self.requests, self.tokens)
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """The server under test, if any."""
+        return endpoint_of(self.url, self.baseline_url, self.launch, self.api_key)

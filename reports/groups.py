@@ -25,13 +25,12 @@ class RedGroup(NamedTuple):
     """Red cells with an equal failure: the same first red gate or error, with the same message up to names and numbers.
 
     factors: the shortest conjunctions of axis values that all of them and no green cell have; any of them may be the
-    cause. decided: the cells that tell them apart ran too, as far as there are any.
+    cause.
     """
 
     failure: str
     cells: tuple[CellResult, ...]
     factors: tuple[Conditions, ...]
-    decided: bool = False
 
     @property
     def text(self) -> str:
@@ -44,13 +43,11 @@ class RedGroup(NamedTuple):
         more = len(self.factors) - MOST_NAMED
         text = f"{what}{', all' if len(self.cells) > 1 else ','} at {named}"
         text += f"; or at {more} more" if more > 0 else ""
-        hint = "--decide found no further cell that tells them apart" if self.decided else "--decide tells them apart"
-        return f"{text}, where no cell is green" + (f"; {hint}" if len(self.factors) > 1 else "")
+        return f"{text}, where no cell is green"
 
 
-def red_groups(red: Sequence[CellResult], green: Sequence[CellResult], decided: bool = False) -> tuple[RedGroup, ...]:
-    """The groups of red cells, the largest first; those of one size in the order of their first cells. decided: as in
-    `RedGroup`."""
+def red_groups(red: Sequence[CellResult], green: Sequence[CellResult]) -> tuple[RedGroup, ...]:
+    """The groups of red cells, the largest first; those of one size in the order of their first cells."""
     found: dict[str, list[CellResult]] = {}
     for cell in red:
         found.setdefault(kind_of(cell), []).append(cell)
@@ -60,7 +57,7 @@ def red_groups(red: Sequence[CellResult], green: Sequence[CellResult], decided: 
         factored = len(groups) < MOST_FACTORED
         failing = [effective(cell.axes, cell.resolved) for cell in cells]
         factors = exact_factors(failing, passing) if factored else ()
-        groups.append(RedGroup(kind, tuple(cells), factors, decided))
+        groups.append(RedGroup(kind, tuple(cells), factors))
     return tuple(groups)
 
 

@@ -7,7 +7,9 @@ import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.accuracy.compared import Compared, of_cell, of_launch, of_pair, of_servers
@@ -16,8 +18,9 @@ from specmatrix.matrix.accuracy.paired_run import Asking, paired_run
 from specmatrix.matrix.accuracy.record import FILES, SCHEMA, WEIGHTS, markdown, write_record
 from specmatrix.matrix.accuracy.task import definition
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.subjects.http.endpoint import Endpoint
+from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
 from specmatrix.matrix.zoo.published.pairs import pair_of
+from specmatrix.options import ApiKey, BaselineUrl, Json, Launch, Models
 from specmatrix.reports.atomic import check_place
 from specmatrix.reports.render.console import print_markdown
 
@@ -27,32 +30,63 @@ if TYPE_CHECKING:  # a runtime import would import torch
 DEFAULT_CELL: Final = "eagle3.s3.k1.n4.v2"
 
 
-def main_accuracy(
-    asking: Asking,
-    *,
-    stage: str | None = None,
-    cell: str | None = None,
-    checkpoints: Sequence[str] = (),
-    models: Path | None = None,
-    endpoint: Endpoint | None = None,
-    out: Path | None = None,
-    json_: bool = False,
+def accuracy(
+    data: Annotated[Path, typer.Option(help="the task's questions as JSON Lines")],
+    task: Annotated[str, typer.Option(help="the task's name")] = "gsm8k",
+    train: Annotated[Path | None, typer.Option(help="questions for few-shot examples")] = None,
+    cell: Annotated[str | None, typer.Option(help=f"the cell to evaluate, by id; default: {DEFAULT_CELL}")] = None,
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(help="published checkpoints instead, by a name of `specmatrix checkpoints list`"),
+    ] = None,
+    stage: Annotated[
+        str | None, typer.Option(help="weights: all of these checkpoints, or each --checkpoint, as cells of a report")
+    ] = None,
+    models: Models = None,
+    limit: Annotated[int | None, typer.Option(help="ask at most this many questions")] = None,
+    num_fewshot: Annotated[
+        int | None, typer.Option(help="few-shot examples per prompt; default: 5, for cells of the zoo 0")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 256,
+    url: Annotated[str | None, typer.Option(help="instead: a running server with OpenAI's completions")] = None,
+    baseline_url: BaselineUrl = None,
+    launch: Launch = None,
+    api_key: ApiKey = None,
+    out: Annotated[Path | None, typer.Option(help="also write accuracy.json and accuracy.md here")] = None,
+    json_: Json = False,
 ) -> int:
-    """Run, judge, print (JSON with `json_`, else Markdown) and, with `out`, write accuracy.json and accuracy.md there.
-
-    cell: id of a zoo cell; or checkpoints: the name of a published pair, whose files are in the hub's cache or in
-    `models`; or endpoint: two servers that run, or a command that starts those of the cell or checkpoint; or stage:
-    "weights", every pair or those of `checkpoints`, as cells of a report in `out`.
-    Returns the exit status: 0 if the gate passes, else 1. Invalid input, and a machine without the required GPU, memory
-    or weights, raise EngineError or ReportError with a one-line message for exit status 2.
-    """
+    """0 if the gate passes, else 1. EngineError or ReportError on invalid input, and on a machine without the required
+    GPU, memory or weights."""
+    shots = num_fewshot if num_fewshot is not None else 5 if (checkpoint, stage, url) != (None, None, None) else 0
+    asking, endpoint = (
+        Asking(task, data, train, limit, shots, max_new_tokens),
+        endpoint_of(url, baseline_url, launch, api_key),
+    )
+    checkpoints = checkpoint or []
     check_choice(stage, cell, checkpoints, models, endpoint, out)
     if stage is not None:
         from specmatrix.matrix.accuracy.weights import main_weights
 
         assert out is not None
-        definition(asking.task)
+        definition(task)
         return main_weights(asking, checkpoints, models, out, json_)
+    record = _measured(asking, cell, checkpoints, models, endpoint, out)
+    if json_:
+        print(json.dumps({name: value for name, value in record.items() if name != "answers"}), flush=True)
+    else:
+        print_markdown(markdown(record))
+    return 0 if record["state"] == State.PASS else 1
+
+
+def _measured(
+    asking: Asking,
+    cell: str | None,
+    checkpoints: Sequence[str],
+    models: Path | None,
+    endpoint: Endpoint | None,
+    out: Path | None,
+) -> dict[str, Any]:
+    """The record of what the options name, written to `out` if it is given."""
     running = endpoint is not None and endpoint.url is not None
     # A cell is checked before the questions are read, a checkpoint's files after them.
     wanted = None if running or checkpoints else of_cell(cell or DEFAULT_CELL)
@@ -67,11 +101,7 @@ def main_accuracy(
     record = measure(asking, questions, wanted)
     if out is not None:
         write_record(out, record)
-    if json_:
-        print(json.dumps({name: value for name, value in record.items() if name != "answers"}), flush=True)
-    else:
-        print_markdown(markdown(record))
-    return 0 if record["state"] == State.PASS else 1
+    return record
 
 
 def check_choice(
@@ -112,7 +142,7 @@ def published(name: str, models: Path | None) -> Compared:
 
 
 def measure(asking: Asking, questions: Split, compared: Compared) -> dict[str, Any]:
-    """The JSON-serialisable record of a paired run on one compute thread. EngineError as in `main_accuracy`."""
+    """The JSON-serialisable record of a paired run on one compute thread. EngineError as in `accuracy`."""
     # The following imports torch, for which an invalid command line should not have to wait.
     import torch
 

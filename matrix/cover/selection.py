@@ -12,6 +12,7 @@ from specmatrix.matrix.cells.cell import MEANINGS, Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, LEFT_OUT, expect, explain
 from specmatrix.matrix.cells.enumerate import Prefix, starts
 from specmatrix.matrix.cells.selector import Selector, parse_selector
+from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cells.timed import TIMED, TIMED_CELLS, check_timed
 from specmatrix.matrix.cover.lockfile import STAGES, subject_cells
 from specmatrix.reports.schema import REFERENCE
@@ -106,3 +107,19 @@ def all_cells(may: Callable[[Prefix], bool] | None = None) -> Iterator[Cell]:
     ruled_out = [c for c in CONSTRAINTS if c.kind in LEFT_OUT]
     for start, tails in starts(ruled_out, may):
         yield from (Cell._make(start + tail) for tail in tails)
+
+
+def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None, subject: str = REFERENCE) -> list[Cell]:
+    """The selected cells of a tier and a subject's stage: one GPU per rank, or one or two ranks on a CPU. Subjects have
+    own cells on CPUs only.
+
+    ConfigError if there are none.
+    """
+    gpus = find_tier(tier).gpus
+    chosen = of_gpus(select(stage, cells, limit, REFERENCE if gpus else subject), gpus)
+    if not chosen:
+        ranks = count(gpus, "rank") if gpus else "1 or 2 ranks"
+        raise ConfigError(
+            f"tier {shown(tier)} has none of the selected cells of stage {shown(stage)}; its cells have {ranks}"
+        )
+    return chosen

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
+import typer
 from rich.console import Console
 
 from specmatrix.engine.core.config.suggest import nearest
@@ -20,8 +21,9 @@ from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kill_matrix import Matrix, kill_matrix
 from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.matrix.faults.table import kill_table
+from specmatrix.options import WORKERS, Json, Seed, Stage, Workers
 from specmatrix.reports.atomic import write_text
-from specmatrix.reports.render.console import print_text, table_console
+from specmatrix.reports.render.console import print_answer, table_console
 from specmatrix.reports.render.progress import counting
 from specmatrix.reports.wording import count
 from specmatrix.stopping import Stopped
@@ -30,16 +32,21 @@ FAULTS_FILE: Final = "faults.json"
 NEVER_ALONE: Final = "[red]kills no fault alone[/]"
 
 
-def main_faults(
-    stage: str = "pr",
-    json_: bool = False,
-    only: Sequence[str] = (),
-    seed: int = 0,
-    workers: int = 2,
-    verbose: bool = False,
-    out: Path | None = None,
-    tier: str = "cpu",
-    first: int | None = None,
+def faults(
+    names: Annotated[list[str] | None, typer.Argument(metavar="ID", help="ids of faults; default: all")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="the same as an option; repeatable")] = None,
+    stage: Stage = "pr",
+    seed: Seed = 0,
+    workers: Workers = WORKERS,
+    out: Annotated[Path | None, typer.Option(help="also write faults.json here")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="also print each gate's message")] = False,
+    json_: Json = False,
+    tier: Annotated[str, typer.Option(help="where to plant them: cpu, or gpu1 for GPU-only faults")] = "cpu",
+    first: Annotated[
+        int | None,
+        typer.Option(min=1, help="run this many cells of the stage before a fault's own"),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="only list the faults")] = False,
 ) -> int:
     """Print the kill matrix of a tier's faults (or of the faults `only`), as a table or JSON; return the exit status.
 
@@ -47,16 +54,17 @@ def main_faults(
     print what is complete and raise it again with a message that says how much that is.
 
     1 if a fault survives or only crashes, or if a cell fails without any fault. first: as in `kill_matrix`. ConfigError
-    for an unknown stage or id, more workers than this machine should start, `first` below 1, and a fault that no longer
+    for an unknown stage or id, more workers than this machine should start, and a fault that no longer
     applies.
     """
-    if first is not None and first < 1:
-        raise ConfigError(f"--first must be at least 1, got {first}")
+    wanted = [*(names or ()), *(only or ())]
+    if list_:
+        return list_faults(wanted, tier, json_)
     visible_gpus(tier)
-    faults = select(only, tier)
+    chosen = select(wanted, tier)
     check_parallel("workers", workers)
     check_seed(seed)
-    so_far = Matrix((), (), tuple(fault.id for fault in faults))
+    so_far = Matrix((), (), tuple(fault.id for fault in chosen))
 
     def keep(matrix: Matrix) -> None:
         nonlocal so_far
@@ -72,10 +80,10 @@ def main_faults(
             _show(matrix, table_console(), whole=whole, verbose=verbose)
 
     try:
-        matrix = _run(faults, stage, seed, workers, keep, tier, first)
+        matrix = _run(chosen, stage, seed, workers, keep, tier, first)
     except Stopped as stop:
         show(so_far)
-        raise stop.saying(f"interrupted after {len(so_far.kills)} of {count(len(faults), 'fault')}") from None
+        raise stop.saying(f"interrupted after {len(so_far.kills)} of {count(len(chosen), 'fault')}") from None
     show(matrix)
     return 0 if matrix.ok else 1
 
@@ -97,12 +105,8 @@ def list_faults(only: Sequence[str], tier: str, json_: bool) -> int:
     """List a tier's faults, a line each or as JSON, without planting any. ConfigError for an unknown id."""
     find_tier(tier)
     chosen = select(only, tier)
-    if json_:
-        shown_fields = ("id", "category", "origin", "within", "why")
-        print(json.dumps([{name: getattr(fault, name) for name in shown_fields} for fault in chosen]))
-    else:
-        print_text("\n".join(f"{fault.id}: {fault.why} ({fault.category}, {fault.origin})" for fault in chosen))
-    return 0
+    rows = [{name: getattr(fault, name) for name in ("id", "category", "origin", "within", "why")} for fault in chosen]
+    return print_answer(rows, "\n".join("{id}: {why} ({category}, {origin})".format(**row) for row in rows), json_)
 
 
 def _run(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from textwrap import TextWrapper
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -38,6 +39,15 @@ def print_text(text: str) -> None:
             lines += wrapper.wrap(line) or [""]
         text = "\n".join(lines)
     print(text, flush=True)
+
+
+def print_answer(record: Any, text: str, json_: bool) -> int:  # noqa: ANN401 - what JSON can hold
+    """Print what a command found, as JSON or as text, and return the exit status 0."""
+    if json_:
+        print(json.dumps(record, indent=2), flush=True)
+    else:
+        print_text(text)
+    return 0
 
 
 def print_markdown(text: str) -> None:

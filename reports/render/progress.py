@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from time import monotonic
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,6 +19,7 @@ from rich.table import Column
 
 from specmatrix.reports.wording import count, duration
 
+T = TypeVar("T")
 LINE_SECONDS: Final = 30.0
 # Weight of the expected durations against the pace so far, in seconds: a few quick or slow items say little.
 TRUST_SECONDS: Final = 20.0
@@ -74,6 +75,16 @@ def waiting(text: str) -> Iterator[None]:
             yield
         finally:
             ended.set()
+
+
+def awaited(items: Iterator[T], text: str) -> Iterator[T]:
+    """The same items, with a spinner while the next one is awaited."""
+    while True:
+        with waiting(text):
+            item = next(items, None)
+        if item is None:
+            return
+        yield item
 
 
 def _update(text: str, ended: Event) -> None:

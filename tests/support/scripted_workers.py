@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from specmatrix.ci.local import ShardJob, become_worker, received
+from specmatrix.ci.run_options import RunOptions
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.record import record
@@ -32,6 +33,12 @@ def notes_frozen_objects(cell: Cell, seed: int) -> tuple[RequestSpec, ...]:
     """A cell's requests; how many objects of its process no search for garbage visits is left in a file."""
     Path(os.environ[STARTS], "frozen").write_text(str(gc.get_freeze_count()), encoding="utf-8")
     return workload(cell, seed)
+
+
+class NotingOptions(RunOptions):
+    """Options whose requests are those of `notes_frozen_objects`."""
+
+    only = property(lambda self: notes_frozen_objects)
 
 
 def passes(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:

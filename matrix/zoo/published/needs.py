@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.engine.models.config import ModelConfig, read_model_config
-from specmatrix.engine.models.loader import facts_of
 from specmatrix.matrix.zoo.published.models import Published
 from specmatrix.matrix.zoo.published.pairs import ModelPair
 from specmatrix.matrix.zoo.published.size import bundled, held, stored
 
-Configs: TypeAlias = Mapping[str, ModelConfig]
+if TYPE_CHECKING:  # a runtime import would import torch
+    from specmatrix.engine.models.config import ModelConfig
+
+Configs: TypeAlias = "Mapping[str, ModelConfig]"
 GIB: Final = 2**30
 # bfloat16, which every pair runs in.
 BYTES: Final = 2
@@ -50,11 +51,15 @@ class Needs:
 
 def config_of(model: Published) -> ModelConfig:
     """The model configuration from a published config.json. ConfigError if the engine cannot run it."""
+    from specmatrix.engine.models.config import read_model_config
+
     return read_model_config(model.config, Path(model.repo) / "config.json")
 
 
 def resolved(pair: ModelPair, configs: Configs | None = None) -> Resolved:
     """The resolution on one GPU. configs: model configurations read from files; default: the published ones."""
+    from specmatrix.engine.models.loader import facts_of
+
     target, draft = _both(pair, configs)
     return resolve(pair.config, facts_of(target, draft, "cuda", 1))
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from specmatrix.engine.models.config import ModelConfig
+from typing import TYPE_CHECKING
+
 from specmatrix.engine.models.draft_config import DFLASH_ARCHITECTURES, EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
+
+if TYPE_CHECKING:  # a runtime import would import torch
+    from specmatrix.engine.models.config import ModelConfig
 
 
 def stored(config: ModelConfig, target_layers: int = 0) -> int:

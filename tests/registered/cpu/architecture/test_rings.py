@@ -63,7 +63,7 @@ def test_imports_point_inward():
 
 
 # Each package may import those before it; `specmatrix` itself holds what is below all (BELOW), and the command line.
-BELOW = {"errors", "extras", "files", "git", "stopping", "HOME", "__version__"}
+BELOW = {"errors", "extras", "files", "git", "options", "stopping", "HOME", "__version__"}
 ORDER = ("kernels", "engine", "reports", "matrix", "ci", "benchmarks")
 
 

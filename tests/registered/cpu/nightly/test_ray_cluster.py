@@ -18,13 +18,13 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from specmatrix.ci import ray as executor
-from specmatrix.ci.commands.run import chosen_cells
 from specmatrix.ci.local import ShardJob
 from specmatrix.ci.planner import plan
 from specmatrix.ci.run_options import RunOptions
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import tier
+from specmatrix.matrix.cover.selection import chosen_cells
 from specmatrix.matrix.faults.plant import planted
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.store import load

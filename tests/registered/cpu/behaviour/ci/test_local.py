@@ -17,7 +17,7 @@ from threading import Event, Thread, get_ident
 import pytest
 
 from specmatrix.ci import local
-from specmatrix.ci.commands import tier_run
+from specmatrix.ci import run as command
 from specmatrix.ci.local import ShardJob, Worker, run_plan, visible
 from specmatrix.ci.planner import Host, plan
 from specmatrix.ci.run_options import RunOptions
@@ -57,8 +57,7 @@ def test_every_cell_comes_back_once():
 @pytest.mark.nightly
 def test_a_worker_does_not_search_what_it_imported_for_garbage(tmp_path, monkeypatch):
     monkeypatch.setenv(STARTS, str(tmp_path))
-    options = replace(JOB.options, only=scripted_workers.notes_frozen_objects)
-    job = replace(JOB, options=options)
+    job = replace(JOB, options=scripted_workers.NotingOptions(seed=4, stage="smoke"))
     (record,) = run_plan(plan(CELLS[:1], {}, [Host("here")]), job)
     assert record.state == "PASS"
     assert int((tmp_path / "frozen").read_text()) > 100_000
@@ -272,7 +271,7 @@ def test_two_runs_into_the_same_folder_do_not_disturb_each_other(monkeypatch, tm
             self.partial.touch()
             return path
 
-    monkeypatch.setattr(tier_run, "ReportWriter", Overtaken)
+    monkeypatch.setattr(command, "ReportWriter", Overtaken)
     assert main(words) == 0
 
 
@@ -283,7 +282,7 @@ def test_a_run_that_is_stopped_after_its_report_says_so(monkeypatch, tmp_path, c
             raise Stopped(signal.SIGTERM)
 
     monkeypatch.setattr(local, "work", scripted_workers.passes)
-    monkeypatch.setattr(tier_run, "ReportWriter", StoppedAtTheEnd)
+    monkeypatch.setattr(command, "ReportWriter", StoppedAtTheEnd)
     words = ["run", "--stage", "smoke", "--cells", "none.length", "--workers", "1", "--out", str(tmp_path)]
     assert main(words) == 143
     report = tmp_path / "report.jsonl"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from specmatrix.ci import local
-from specmatrix.ci.commands.run import chosen_cells
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.order import stored_ranks
+from specmatrix.matrix.cover.selection import chosen_cells
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from specmatrix.ci import ray as executor
-from specmatrix.ci.commands.run import chosen_cells
 from specmatrix.ci.planner import Host, plan
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cover.selection import chosen_cells
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run import provenance
@@ -110,13 +110,10 @@ def test_without_ray_the_command_says_how_to_install_it(monkeypatch, capsys):
         (["--workers", "2"], f"{SHARED}; a task of cpu has a CPU core"),
         (["--tier", "gpu2", "--workers", "2"], f"{SHARED}; a task of gpu2 has 2 GPUs"),
         (["--tier", "gpu1", "--workers", "0"], "workers must be between 1 and"),
-        (["--hosts", "HOSTS", "--shard", "a"], "--hosts divides the cells by a file and --on by "),
     ],
 )  # fmt: skip
-def test_options_that_a_cluster_does_not_take_are_refused(words, said, tmp_path, capsys):
-    hosts = tmp_path / "hosts.yaml"
-    hosts.write_text("[{name: a}, {name: b}]")
-    assert main(["run", "--on", "auto", *(str(hosts) if word == "HOSTS" else word for word in words)]) == 2
+def test_options_that_a_cluster_does_not_take_are_refused(words, said, capsys):
+    assert main(["run", "--on", "auto", *words]) == 2
     assert capsys.readouterr().err.startswith(f"specmatrix: {said}")
 
 

@@ -8,11 +8,9 @@ from msgspec.structs import replace
 
 import specmatrix
 from specmatrix.ci import local
-from specmatrix.ci.commands.run import checked_workers, chosen_cells
-from specmatrix.ci.commands.tier_run import of_shard
-from specmatrix.ci.planner import Host
+from specmatrix.ci.planner import of_shard
 from specmatrix.cli import main
-from specmatrix.matrix.cli.options import WORKERS
+from specmatrix.matrix.cover.selection import chosen_cells
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header
@@ -70,30 +68,6 @@ def test_shards_run_apart_merge_to_the_whole_run(monkeypatch, tmp_path, capsys):
     assert (tmp_path / "all/report.md").exists()
 
 
-def test_the_hosts_of_a_file_run_what_the_plan_says_and_merge_to_the_whole_run(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(local, "work", scripted_workers.passes)
-    hosts = tmp_path / "hosts.yaml"
-    hosts.write_text("[{name: large, workers: 2}, {name: small}]\n")
-    where = ["--stage", "smoke", "--cells", SELECTOR, "--hosts", str(hosts)]
-    assert main(["plan", *where, "--json"]) == 0
-    (planned,) = json.loads(capsys.readouterr().out)["plans"]
-    outs = [tmp_path / name for name in ("large", "small")]
-    for out in outs:
-        assert main(["run", *where, "--shard", out.name, "--out", str(out)]) == 0
-        lanes = [lane for lane in planned["shards"] if lane["host"] == out.name]
-        assert set(load(out).ids()) == {cell for lane in lanes for group in lane["groups"] for cell in group["cells"]}
-    assert len(load(outs[0])) > len(load(outs[1]))
-    assert merge(*outs, "--out", tmp_path / "all") == 0
-    assert set(load(tmp_path / "all").ids()) == {cell.id for cell in CELLS}
-
-
-def test_a_host_of_a_file_has_the_workers_that_the_file_says():
-    host = Host("a", workers=3)
-    assert checked_workers(None, "cpu", None, host) == 3
-    assert checked_workers(2, "cpu", None, host) == 2
-    assert checked_workers(None, "cpu", None, None) == WORKERS
-
-
 def test_the_plan_names_the_cells_of_each_shard(capsys):
     words = ["plan", "--stage", "smoke", "--cells", SELECTOR, "--shards", "2"]
     assert main([*words, "--json"]) == 0
@@ -107,18 +81,13 @@ def test_the_plan_names_the_cells_of_each_shard(capsys):
     assert first.startswith("cpu 1/2: ") and second.startswith("cpu 2/2: ") and "cells, about " in first
 
 
-def test_a_plan_divides_gpu_tiers_over_hosts_without_a_gpu_here(tmp_path, capsys):
-    hosts = tmp_path / "hosts.yaml"
-    hosts.write_text("[{name: a, gpus: 4, workers: 2}, {name: b, gpus: 2}]\n")
-    assert main(["plan", "--tier", "gpu1,gpu2", "--hosts", str(hosts), "--json"]) == 0
-    one, two = json.loads(capsys.readouterr().out)["plans"]
-    assert (one["tier"], one["gpus"], len(one["shards"])) == ("gpu1", 1, 10)
-    assert (two["tier"], two["gpus"], len(two["shards"])) == ("gpu2", 2, 5)
-    for plan in (one, two):
+def test_a_plan_divides_gpu_tiers_without_a_gpu_here(capsys):
+    assert main(["plan", "--tier", "gpu1,gpu2", "--shards", "2", "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    assert [(plan["tier"], plan["gpus"], len(plan["shards"])) for plan in plans] == [("gpu1", 1, 2), ("gpu2", 2, 2)]
+    for plan in plans:
         planned = [cell for shard in plan["shards"] for group in shard["groups"] for cell in group["cells"]]
         assert sorted(planned) == sorted(cell.id for cell in chosen_cells(plan["tier"], "pr", None, None))
-    assert main(["plan", "--tier", "gpu2", "--hosts", str(hosts)]) == 0
-    assert capsys.readouterr().out.splitlines()[0].startswith("gpu2 a worker 0: ")
 
 
 def test_durations_come_from_a_report(tmp_path, capsys):
@@ -145,42 +114,6 @@ def test_durations_come_from_a_history(tmp_path, capsys):
     assert plans[0] == plans[1]
     assert main(["plan", "--tier", "gpu1", "--shards", "2", "--durations", str(tmp_path / "history")]) == 2
     assert capsys.readouterr().err.rstrip().endswith("history has no run of tier gpu1")
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["plan"], "give either --shards or --hosts"),
-        (["plan", "--shards", "0"], "--shards must be between 1 and 1000, got 0"),
-        (["plan", "--shards", "2", "--tier", "cpu,cpu"], "tier 'cpu' is given twice; give it once"),
-        (["plan", "--shards", "2", "--tier", "cpu,"], "tier '' is unknown"),
-        (["plan", "--hosts", "{}/none"], "cannot read the hosts '{}/none': No such file or directory"),
-        (["plan", "--hosts", "{}/odd"], "the hosts '{}/odd' are invalid: Object contains unknown field `cpus`"),
-        (["plan", "--hosts", "{}/open"], "the hosts '{}/open' are invalid: while parsi"),
-        (["plan", "--hosts", "{}/twice"], "host 'a' is listed twice in {}/twice"),
-        (["plan", "--tier", "gpu4", "--hosts", "{}/small"], "no host has 4 GPUs; hosts: a"),
-        (["plan", "--shards", "2", "--durations", "{}/none"], "{}/none does not exist; give a report file or a dir"),
-        (["run", "--shard", "1/2", "--decide"], "--decide compares red cells with green ones; it cannot be combined"),
-        (["run", "--shard", "3/2"], "shard must be NUMBER/COUNT with NUMBER from 1 to COUNT, such as 2/4 for"),
-        (["run", "--hosts", "{}/pair"], "--shard must be a host that gets cells, a, b, got '1/1'"),
-        (["run", "--hosts", "{}/pair", "--shard", "c"], "--shard must be a host that gets cells, a, b, got 'c'"),
-        (["run", "--hosts", "{}/empty", "--shard", "a"], "no host has a CPU worker; hosts: none"),
-        (["run", "--hosts", "{}/many", "--shard", "a"], "workers must be between 1 and "),
-        (["run", "--cells", "none", "--shard", "1/2"], "shard count must be at most 1 for these cells, got 2"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_planned_is_refused(words, sentence, tmp_path, capsys):
-    (tmp_path / "odd").write_text("[{name: a, cpus: 4}]")
-    (tmp_path / "open").write_text("[{name: a")
-    (tmp_path / "twice").write_text("[{name: a}, {name: a}]")
-    (tmp_path / "small").write_text("[{name: a, gpus: 2}]")
-    (tmp_path / "pair").write_text("[{name: a}, {name: b}]")
-    (tmp_path / "empty").write_text("[]")
-    (tmp_path / "many").write_text("[{name: a, workers: 1000}]")
-    given = [word.format(tmp_path) for word in words] + ["--out", str(tmp_path / "out")] * (words[0] == "run")
-    assert main(given) == 2
-    assert capsys.readouterr().err.startswith(f"specmatrix: {sentence.format(tmp_path)}")
-    assert not (tmp_path / "out").exists()
 
 
 def test_reports_that_are_not_the_shards_of_one_run_are_refused(tmp_path, capsys):

@@ -5,8 +5,7 @@ import signal
 
 import pytest
 
-from specmatrix.ci import local
-from specmatrix.ci.commands import shrink
+from specmatrix.ci import local, shrink
 from specmatrix.cli import main
 from specmatrix.reports.schema import Header
 from specmatrix.reports.store import load

@@ -6,36 +6,25 @@ lm-eval and the libraries below it read the environment once and warn on import,
 import json
 import subprocess
 import sys
-from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from specmatrix import HOME
-from specmatrix.errors import EngineError
-from specmatrix.matrix.accuracy.command import main_accuracy
-from specmatrix.matrix.accuracy.paired_run import Asking
 from specmatrix.matrix.accuracy.record import markdown
-from specmatrix.matrix.subjects.http.endpoint import Endpoint
 
 pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra `accuracy` is not installed")
 QUESTIONS = HOME / "matrix" / "zoo" / "data" / "test.jsonl"
-OF_TASK = {field.name for field in fields(Asking)}
 RUN = """
 import json, sys
 from pathlib import Path
 from specmatrix.errors import EngineError
-from specmatrix.matrix.accuracy.command import main_accuracy
-from specmatrix.matrix.accuracy.paired_run import Asking
-from specmatrix.matrix.subjects.http.endpoint import Endpoint
-asking, chosen = json.loads(sys.argv[1])
-for asked, names in ((asking, ("data", "train")), (chosen, ("out",))):
-    asked.update({name: Path(asked[name]) for name in names if name in asked})
-if "endpoint" in chosen:
-    chosen["endpoint"] = Endpoint(**chosen["endpoint"])
+from specmatrix.matrix.accuracy.command import accuracy
+asked = json.loads(sys.argv[1])
+asked.update({name: Path(asked[name]) for name in ("data", "train", "out") if name in asked})
 try:
-    sys.exit(main_accuracy(Asking(**asking), **chosen))
+    sys.exit(accuracy(**asked))
 except EngineError as error:
     sys.exit(f"refused: {error}")
 """
@@ -43,9 +32,7 @@ except EngineError as error:
 
 def run(**asked: object):
     values = {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}
-    asking = {"task": "gsm8k"} | {name: value for name, value in values.items() if name in OF_TASK}
-    chosen = {name: value for name, value in values.items() if name not in OF_TASK}
-    command = [sys.executable, "-c", RUN, json.dumps([asking, chosen])]
+    command = [sys.executable, "-c", RUN, json.dumps(values)]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -128,69 +115,6 @@ def test_a_prompt_longer_than_the_context_is_refused(tmp_path):
     assert done.stderr.startswith("refused: prompt 1 has ")
     assert done.stderr.rstrip().endswith("use fewer examples per prompt or fewer new tokens")
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        ({"task": "mmlu"}, "task 'mmlu' is unknown; it must be one of gsm8k"),
-        ({"num_fewshot": 6}, "num_fewshot must be 0 to 5, got 6"),
-        ({"num_fewshot": -1}, "num_fewshot must be 0 to 5, got -1"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
-        ({"limit": 0}, "limit must be at least 1, got 0"),
-        (
-            {"cell": "eagle3.temperature.stop_string"},
-            "cell eagle3.temperature.stop_string sets sampling=temperature finish=stop_string, which the task "
-            "decides; omit it",
-        ),
-        (
-            {"cell": "eagle3.tp2.s3.k4.v2"},
-            "cell eagle3.tp2.s3.k4.v2 must have 1 rank for accuracy, got 2; omit tp2",
-        ),
-        (
-            {"cell": "eagle3", "checkpoints": ["qwen3-8b.dflash"]},
-            "--cell and --checkpoint are mutually exclusive",
-        ),
-        ({"models": Path("x")}, "--models requires --checkpoint"),
-        (
-            {"checkpoints": ["qwen3-8b.dflash", "mistral-7b.ngram"]},
-            "--checkpoint is given 2 times; several need --stage weights",
-        ),
-        ({"stage": "pr", "out": Path("x")}, "stage 'pr' has no accuracy run; it must be weights"),
-        ({"stage": "weights"}, "--stage weights writes a report; give --out"),
-        (
-            {"stage": "weights", "cell": "eagle3", "out": Path("x")},
-            "--stage weights runs published checkpoints; it excludes --cell",
-        ),
-        (
-            {"stage": "weights", "endpoint": Endpoint("http://x"), "out": Path("x")},
-            "--stage weights runs published checkpoints; it excludes --url or --launch",
-        ),
-        (
-            {"stage": "weights", "checkpoints": ["qwen3-8b.dflsh"], "out": Path("x")},
-            "checkpoint 'qwen3-8b.dflsh' is unknown; the closest is qwen3-8b.dflash",
-        ),
-        ({"cell": "eagle3", "endpoint": Endpoint("http://x")}, "--url is what runs; it excludes --cell"),
-        (
-            {"endpoint": Endpoint("http://x")},
-            "--url needs --baseline-url, the same server without speculation: answers are compared",
-        ),
-        ({"data": Path("absent.jsonl")}, "cannot read absent.jsonl: No such file or directory"),
-    ],
-)
-def test_bad_input_is_one_sentence(asked, sentence):
-    words = {"task": "gsm8k", "data": QUESTIONS} | asked
-    with pytest.raises(EngineError) as caught:
-        main_accuracy(
-            Asking(**{name: value for name, value in words.items() if name in OF_TASK}),
-            **{name: value for name, value in words.items() if name not in OF_TASK},
-        )
-    assert str(caught.value) == sentence
-
-
-def test_an_unknown_cell_is_refused():
-    with pytest.raises(EngineError, match=r"^cell id 'eagle9' has an unknown part 'eagle9'; the closest is eagle3"):
-        main_accuracy(Asking("gsm8k", QUESTIONS), cell="eagle9")
 
 
 PAIR = """

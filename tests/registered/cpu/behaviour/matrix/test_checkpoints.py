@@ -32,9 +32,11 @@ def machine(monkeypatch, tmp_path):
 def test_the_list(capsys):
     assert main(["checkpoints", "list"]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split()[0] == "checkpoint" and head.endswith("GPU memory")
+    assert head.split()[0] == "checkpoint" and head.rstrip().endswith("GPU memory")
     assert [row.split()[0] for row in rows] == list(PAIRS)
-    assert rows[0].split()[1:3] == ["gpu1", "meta-llama/Llama-3.1-8B-Instruct"] and rows[0].endswith("29.0 GiB")
+    assert rows[0].split()[1:3] == ["gpu1", "meta-llama/Llama-3.1-8B-Instruct"] and rows[0].rstrip().endswith(
+        "29.0 GiB"
+    )
 
 
 def test_the_list_as_json(capsys):
@@ -82,13 +84,6 @@ def test_a_check_names_all_that_is_missing(machine, capsys, tmp_path):
         ((16,), ["qwen3-8b.eagle3"], "checkpoint qwen3-8b.eagle3 needs 30.4 GiB of GPU memory but this GPU has 16"),
         ((80,), ["qwen3-8b.eagle3"], "Qwen/Qwen3-8B at b968826d9c46dd6066d109eabc6255188de91218 is not in /"),
         ((80,), ["qwen3-8b.eagle3", "--models", "/no/models"], "folder /no/models of checkpoints does not exist"),
-        ((80,), ["qwen"], "checkpoint 'qwen' is unknown; it must be one of "),
-        ((80,), ["qwen3-8b.eagle3", "--limit", "0"], "limit must be at least 1, got 0"),
-        (
-            (80,),
-            ["qwen3-8b.eagle3", "--cell", "eagle3"],
-            "--cell and --checkpoint are mutually exclusive",
-        ),
     ],
 )
 def test_gsm8k_without_its_requirements_is_one_sentence_and_no_pass(machine, capsys, memory, words, sentence):
@@ -96,8 +91,3 @@ def test_gsm8k_without_its_requirements_is_one_sentence_and_no_pass(machine, cap
     assert main([*ASK, *words]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"specmatrix: {sentence}") and err.count("\n") == 1
-
-
-def test_a_place_for_models_needs_a_checkpoint(capsys):
-    assert main(["accuracy", "--data", str(TEST), "--models", "/models"]) == 2
-    assert capsys.readouterr().err == ("specmatrix: --models requires --checkpoint\n")

@@ -14,7 +14,7 @@ import pytest
 
 from specmatrix import HOME
 from specmatrix.cli import main
-from specmatrix.matrix.cli.commands.contract import NoVerdictError, results
+from specmatrix.matrix.cli.contract import NoVerdictError, results
 from specmatrix.matrix.subjects.child_process import ChildProcess
 
 TEXT = (HOME / "examples" / "copy_the_prompt.py").read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def pretended(tmp_path, monkeypatch):
         (tmp_path / "pretended.py").write_text(code, encoding="utf-8")
 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr("specmatrix.matrix.cli.commands.contract.CHILD", "pretended")
+    monkeypatch.setattr("specmatrix.matrix.cli.contract.CHILD", "pretended")
     return write
 
 
@@ -184,25 +184,6 @@ def test_nothing_is_left_of_a_command_that_is_interrupted_or_killed(tmp_path, fi
     _, stderr = process.communicate()
     assert process.returncode == status
     assert stderr == (f"interrupted while {file} ran, which may have sent the signal\n" if status == 130 else "")
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ([], "0 algorithms given; give one Python file that registers algorithms, or one algorithm's name"),
-        (["a", "b"], "2 algorithms given; give one Python file that registers algorithms, or one algorithm's name"),
-        (
-            ["eagle", "--tp-size", "2"],
-            "tp_size must be 1 for contract, got 2; tensor parallelism is tested by cells with tp=2, 4 or 8",
-        ),
-        (["eagle", "--timeout", "0"], "timeout must be a positive number of seconds, got 0"),
-        (["eagle", "--timeout", "nan"], "timeout must be a positive number of seconds, got nan"),
-        (["eagle", "--timeout", "inf"], "timeout must be a positive number of seconds, got inf"),
-    ],
-)
-def test_bad_words_are_refused_in_one_sentence(capsys, words, sentence):
-    assert main(["contract", *words]) == 2
-    assert capsys.readouterr().err == f"specmatrix: {sentence}\n"
 
 
 def child(file: Path, code: str) -> ChildProcess:

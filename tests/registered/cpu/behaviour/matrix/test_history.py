@@ -86,23 +86,6 @@ def test_site_is_written_with_links_to_the_repository(folder, tmp_path, capsys):
     assert out_of(capsys, *words) == f"dashboard of 8 runs of 2 cells: {tmp_path / 'site' / 'index.html'}\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("show", "--last", "0"), "--last must be at least 1, got 0"),
-        (
-            ("trend", "--measure", "speeed"),
-            "measure 'speeed' is unknown; it must be one of acceptance, accuracy, speed",
-        ),
-        (("trend", "--cells", "algorithm=ngram"), "no cell of the history is selected by 'algorithm=ngram'"),
-        (("flaky", "--days", "0"), "--days must be between 1 and 366, got 0"),
-    ],
-)
-def test_bad_input_is_refused_in_one_sentence(folder, capsys, words, why):
-    assert main(["history", *words, "--history", str(folder)]) == 2
-    assert why in capsys.readouterr().err
-
-
-def test_a_repository_that_is_no_address_is_refused(folder, tmp_path, capsys):
-    assert main(["site", str(tmp_path / "site"), "--history", str(folder), "--repository", "javascript:alert(1)"]) == 2
-    assert "--repository must be like https://github.com/owner/name" in capsys.readouterr().err
+def test_cells_that_the_history_lacks_are_named(folder, capsys):
+    assert main(["history", "trend", "--cells", "algorithm=ngram", "--history", str(folder)]) == 2
+    assert "no cell of the history is selected by 'algorithm=ngram'" in capsys.readouterr().err

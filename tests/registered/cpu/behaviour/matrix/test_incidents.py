@@ -9,7 +9,7 @@ from markupsafe import escape
 
 from specmatrix import HOME
 from specmatrix.cli import main
-from specmatrix.matrix.cli.commands import incident as command
+from specmatrix.matrix.incidents import command
 from specmatrix.matrix.incidents.catalogue import INCIDENTS
 from specmatrix.matrix.incidents.incident import Asked, AskedStep, ComparedStep, Incident
 from specmatrix.reports.store import load

@@ -9,7 +9,7 @@ from specmatrix.cli import main
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.matrix.cells.model_facts import model_facts
-from specmatrix.matrix.cli.commands.lengths import lines
+from specmatrix.matrix.zoo.command import lines
 from specmatrix.matrix.zoo.lengths import (
     CHAINS,
     OWN,
@@ -107,26 +107,3 @@ def test_the_command_prints_a_table_or_numbers(capsys, tmp_path):
     assert [(row["draft_tokens"], row["prompts"]) for row in rows] == [(2, 3), (3, 3), (4, 3), (5, 3), (6, 3), (6, 3)]
     own, control = rows[-2:]
     assert control["length"] < 1.1 < own["low"] <= own["length"] <= own["high"]
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ["gpt"],
-            "target 'gpt' has no drafts in the zoo; it must be one of llama-mini, qwen3-mini, deepseek-mini, "
-            "mistral-mini",
-        ),
-        (
-            ["--algorithm", "eagle4"],
-            "algorithm 'eagle4' is not in the table of llama-mini, qwen3-mini, deepseek-mini, mistral-mini; "
-            "it must be one of standalone, eagle, eagle3, dflash, ngram, nextn, nextn.single",
-        ),
-        (["--prompts", "1"], "prompts must be at least 2, got 1"),
-        (["--tokens", "0"], "tokens must be at least 2, got 0"),
-        (["--data", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
-    ],
-)
-def test_a_wrong_request_is_one_sentence(words, sentence, capsys):
-    assert main(["zoo", "acceptance", *words]) == 2
-    assert capsys.readouterr().err == f"specmatrix: {sentence}\n"

@@ -56,42 +56,9 @@ def test_an_explained_cell_has_a_page_of_its_own_that_needs_no_network(red):
     assert data["at"] == {"request": "q6", "token": 2} and len(data["events"]) > 50
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--fault", "bonus-strid"], "fault 'bonus-strid' is unknown in tier cpu; the closest is bonus-stride"),
-        (
-            ["--fault", "bonus-stride", "--subject", "transformers"],
-            "a fault is planted in the reference engine only; subject 'transformers' is another one",
-        ),
-        (
-            ["--decide", "--fail-fast"],
-            "--decide compares red cells with green ones; it cannot be combined with --fail-fast",
-        ),
-        (
-            ["--decide", "--tokens", "3"],
-            "--decide compares red cells with green ones; it cannot be combined with --tokens",
-        ),
-    ],
-)
-def test_what_cannot_run_together_is_refused(words: list[str], sentence: str, tmp_path, capsys):
-    assert main(["run", "--cells", CELL, "--out", str(tmp_path / "out"), *words]) == 2
-    assert sentence in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_failed_cells_of_a_planted_fault_rerun_with_the_same_fault_only(red, tmp_path, capsys):
     words = ["run", "--out", str(tmp_path / "out"), "--rerun-failed", str(red[0])]
     assert main(words) == 2
     assert "is of fault bonus-stride, not none; add --fault bonus-stride" in capsys.readouterr().err
     assert main([*words, "--fault", "path-not-compacted"]) == 2
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.nightly
-def test_further_cells_name_the_cause_of_a_planted_fault(tmp_path, capsys):
-    words = ["run", "--cells", CELL, "--fault", "bonus-stride", "--decide", "--workers", "1", "--out", str(tmp_path)]
-    assert main(words) == 1
-    said = capsys.readouterr().out
-    assert "all at topk > 1 x batch != single, where no cell is green" in said and "--decide" not in said
-    assert 8 < len(list(load(tmp_path))) < 14

@@ -16,7 +16,7 @@ import pytest
 from specmatrix.cli import main
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.tiers import repro
-from specmatrix.matrix.cli.commands import generate
+from specmatrix.matrix.cli import generate
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.reports.repro import as_called
@@ -115,7 +115,7 @@ def test_too_little_memory_is_one_sentence_and_not_red(folder: Path, monkeypatch
         raise MemoryError
 
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("specmatrix.matrix.cli.commands.compare.compare_reports", exhaust)
+    monkeypatch.setattr("specmatrix.matrix.cli.compare.compare_reports", exhaust)
     assert main(["compare", "base", "base"]) == 2
     sentence = "specmatrix: memory is exhausted; free some, or raise the limit, see `ulimit -a`\n"
     assert capsys.readouterr() == ("", sentence)

@@ -13,7 +13,7 @@ from specmatrix.engine.core.memory.session_kv import SessionKV
 from specmatrix.engine.core.schedule.request import Phase
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.session import Sessions
-from specmatrix.matrix.cli.commands.simulate import SHOWN, failure_text
+from specmatrix.matrix.simulation.command import SHOWN, failure_text
 from specmatrix.matrix.simulation.scenario import Abort, ArrivingRequest, draw
 from specmatrix.matrix.simulation.sweep import STRIDE, Sweep, attempt, reduce, sweep
 from specmatrix.matrix.simulation.world import World

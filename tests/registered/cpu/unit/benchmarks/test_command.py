@@ -2,12 +2,12 @@
 
 import json
 
-from specmatrix.benchmarks.command import main_bench, markdown
+from specmatrix.benchmarks.command import bench, markdown
 from specmatrix.benchmarks.metric import Metric, wrong
 
 
 def test_json_has_the_stable_form_and_is_written_too(tmp_path, capsys):
-    status = main_bench(json_=True, out=tmp_path, groups=["overhead"])
+    status = bench(json_=True, out=tmp_path, groups=["overhead"])
     shown = json.loads(capsys.readouterr().out)
     assert shown == json.loads((tmp_path / "bench.json").read_text())
     assert len(shown["metrics"]) == 2

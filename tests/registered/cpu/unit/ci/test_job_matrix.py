@@ -3,8 +3,6 @@
 import json
 import re
 
-import pytest
-
 from specmatrix.cli import main
 
 WORDS = ("plan", "--tier", "cpu,gpu2", "--shards", "2")
@@ -34,24 +32,3 @@ def test_a_longer_job_gets_a_longer_part_of_the_gpu_minutes(capsys):
     words = ["plan", "--tier", "gpu8", "--shards", "2", "--max-gpu-minutes", "12"]
     assert main([*words, "--matrix", "gpu8=b"]) == 2
     assert "--max-gpu-minutes 12 leaves 0 minutes for a job of 8 GPUs" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("--max-gpu-minutes", "0"), "--max-gpu-minutes must be at least 1, got 0"),
-        (("--matrix", "cpu=x"), "--matrix has no runner for tier 'gpu2'; it has cpu"),
-        (("--matrix", "cpu=x,gpu2="), "--matrix has no runner for tier 'gpu2'; it has cpu"),
-        (("--matrix", "h100"), "--matrix must be like cpu=LABEL,gpu1=LABEL, got 'h100'"),
-        (("--matrix", RUNNERS, "--json"), "give it with --shards and without --json"),
-    ],
-)
-def test_bad_options_are_refused_in_one_sentence(capsys, words, why):
-    assert main([*WORDS, *words]) == 2
-    assert why in capsys.readouterr().err
-
-
-def test_a_plan_beyond_the_budget_is_refused(capsys):
-    words = ["plan", "--tier", "gpu1", "--stage", "nightly", "--shards", "4", "--max-gpu-minutes", "2"]
-    assert main(words) == 2
-    assert "GPU minutes with one worker, and --max-gpu-minutes is 2; choose a smaller" in capsys.readouterr().err

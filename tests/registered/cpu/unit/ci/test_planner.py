@@ -1,13 +1,12 @@
 import json
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specmatrix.ci import planner
-from specmatrix.ci.planner import SPLIT, Host, parse_shard, plan, read_hosts, shard_plan, take
+from specmatrix.ci.planner import SPLIT, Host, parse_shard, plan, shard_plan, take
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import GPUS, Cell
 from specmatrix.matrix.cover.lockfile import stage_cells
@@ -169,7 +168,6 @@ def test_as_dict_is_json():
                 "host": "a",
                 "lane": 0,
                 "gpus": [],
-                "begin": 0.0,
                 "seconds": 1.6,
                 "groups": [{"seconds": 0.8, "cells": ["none"]}, {"seconds": 0.8, "cells": ["none.p4"]}],
             }
@@ -221,27 +219,6 @@ def test_a_shard_is_its_number_of_a_count(text):
     assert str(caught.value) == (
         f"shard must be NUMBER/COUNT with NUMBER from 1 to COUNT, such as 2/4 for the second of four, got {text!r}"
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("- {name: a, cpus: 3}", "the hosts 'h' are invalid: Object contains unknown field `cpus` - at `$[0]`"),
-        ("- {name: a, workers: 0}", "the hosts 'h' are invalid: Expected `int` >= 1 - at `$[0].workers`"),
-        ("- {name: a, gpus: 1001}", "the hosts 'h' are invalid: Expected `int` <= 1000 - at `$[0].gpus`"),
-        ("- {name: a}\n- {name: b}\n- {name: a}", "host 'a' is listed twice in h"),
-        (None, "cannot read the hosts 'h': No such file or directory"),
-    ],
-)
-def test_a_bad_file_of_hosts_is_one_sentence(tmp_path, monkeypatch, text, sentence):
-    monkeypatch.chdir(tmp_path)
-    Path("good").write_text("- {name: a, gpus: 8, workers: 2}\n- {name: b}\n")
-    assert read_hosts(Path("good")) == (Host("a", 8, 2), Host("b"))
-    if text is not None:
-        Path("h").write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        read_hosts(Path("h"))
-    assert str(caught.value) == sentence
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

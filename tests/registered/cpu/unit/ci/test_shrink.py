@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from specmatrix.ci.commands.shrink import Shrunk, reduced
 from specmatrix.ci.local import ShardJob
 from specmatrix.ci.run_options import RunOptions
+from specmatrix.ci.shrink import Shrunk, reduced
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specmatrix.ci.commands.run import show_suspects
+from specmatrix.ci.run import show_suspects
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run import executed_lines

@@ -36,11 +36,11 @@ def test_more_starts_have_more_time():
     assert list(limits.values()) == [LIMIT_SECONDS, 9 * LIMIT_SECONDS, 21 * LIMIT_SECONDS]
 
 
-@pytest.mark.parametrize(("stage", "seconds"), [("pr", {(0, CELL.id): 7.0}), ("speed", {})])
+@pytest.mark.parametrize(("stage", "seconds"), [("pr", {CELL.id: 7.0}), ("speed", {})])
 def test_the_seconds_of_a_cell_that_is_timed_are_not_known(monkeypatch, stage, seconds):
     seen = []
     counting = module.counting
-    monkeypatch.setattr(module, "run_plans", lambda works, show: [(0, lost(prepare(CELL), "none"))])
+    monkeypatch.setattr(module, "run_plan", lambda work, job, show: [lost(prepare(CELL), "none")])
     monkeypatch.setattr(module, "counting", lambda *a, **k: (seen.append(k["expected"]), counting(*a, **k))[1])
     with cell_runs(RunOptions(stage=stage), 1, durations={CELL.id: 7.0}) as runs:
         assert len(list(runs([CELL]))) == 1
@@ -52,7 +52,7 @@ def test_the_seconds_of_a_cell_that_is_timed_are_not_known(monkeypatch, stage, s
     [("pr", None, ""), ("speed", None, " --stage speed"), ("speed", 9, " --stage speed --starts 9")],
 )
 def test_the_command_of_a_record_times_the_cell_again(monkeypatch, stage, starts, options):
-    monkeypatch.setattr(module, "run_plans", lambda works, show: [(0, lost(prepare(CELL), "none"))])
+    monkeypatch.setattr(module, "run_plan", lambda work, job, show: [lost(prepare(CELL), "none")])
     with cell_runs(RunOptions(stage=stage, starts=starts), 1) as runs:
         (record,) = runs([CELL])
     assert record.repro == f"specmatrix run --cells 'eagle3.s3.v1'{options} --seed 0 --out \"$(mktemp -d)\""

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from specmatrix.ci.commands.merge import merge
+from specmatrix.ci.merge import merge
 from specmatrix.reports import store
 from specmatrix.reports.cost import cost_of
 from specmatrix.reports.render.run import run_markdown, run_page, view

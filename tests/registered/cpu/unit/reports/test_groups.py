@@ -67,29 +67,12 @@ def test_equal_failures_are_one_group_whatever_their_names_and_numbers(make_cell
     assert groups[1].text == "1 red cell with lossless FAIL, at algorithm=none, where no cell is green"
 
 
-def test_several_candidates_are_named_with_the_option_that_decides(make_cell):
+def test_several_candidates_are_named(make_cell):
     cells = [make_cell("d", axes=axes("none 1 single"), resolved=None)]
     [group] = red_groups(reds(make_cell)[:1], cells)
     assert group.text == (
-        "1 red cell with lossless FAIL, at algorithm=eagle3; or at topk=4; or at batch=ragged, where no cell is green; "
-        "--decide tells them apart"
+        "1 red cell with lossless FAIL, at algorithm=eagle3; or at topk=4; or at batch=ragged, where no cell is green"
     )
-
-
-def test_several_candidates_that_further_cells_left_are_not_sent_for_more(make_cell):
-    cells = [make_cell("d", axes=axes("none 1 single"), resolved=None)]
-    [group] = red_groups(reds(make_cell)[:1], cells, decided=True)
-    assert group.text == (
-        "1 red cell with lossless FAIL, at algorithm=eagle3; or at topk=4; or at batch=ragged, where no cell is green; "
-        "--decide found no further cell that tells them apart"
-    )
-
-
-@pytest.mark.parametrize(("decided", "hint"), [(False, "--decide tells them"), (True, "--decide found no further")])
-def test_a_report_knows_whether_further_cells_ran(decided, hint, make_cell, write_report, tmp_path):
-    cells = [*reds(make_cell)[:1], make_cell("d", axes=axes("none 1 single"), resolved=None)]
-    run = view(load(write_report(tmp_path, cells, decided=decided)))
-    assert hint in run.groups[0].text and hint in run_markdown(run) and hint in run_page(run)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_neither_a_hook_that_runs_this_program_nor_one_of_the_repository_matters
     assert not (tmp_path / "ran").exists()
 
 
-def test_this_package_calls_git_in_one_place_and_for_bisect_run():
+def test_this_package_calls_git_in_one_place():
     folders = ("engine", "kernels", "reports", "matrix", "ci", "benchmarks", "specmatrix")
     found = {
         str(path.relative_to(HOME))
@@ -62,4 +62,4 @@ def test_this_package_calls_git_in_one_place_and_for_bisect_run():
         for path in (HOME / folder).rglob("*.py")
         if '["git"' in path.read_text(encoding="utf-8")
     }
-    assert found == {"specmatrix/git.py", "ci/commands/bisect.py"}
+    assert found == {"specmatrix/git.py"}

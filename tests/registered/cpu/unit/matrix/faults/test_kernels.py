@@ -6,7 +6,7 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.kernels import check
 from specmatrix.matrix.faults import kernels as laws
-from specmatrix.matrix.faults.command import main_faults, select
+from specmatrix.matrix.faults.command import faults, select
 from specmatrix.reports.gate_numbers import GATES
 
 
@@ -53,7 +53,7 @@ def test_reading_where_nothing_is_breaks_a_law_and_other_errors_are_crashes(monk
 def test_a_kernels_fault_is_seen_in_the_interpreter_and_runs_no_cell_there(capsys):
     (fault,) = select(["kernel-node-for-parent"])
     assert fault.cells and fault in select([], "gpu1")
-    assert main_faults(only=[fault.id]) == 0
+    assert faults(only=[fault.id]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "1 of 1 fault killed kernels: only killer of kernel-node-for-parent" in text
     assert not [gate for gate in GATES if f"{gate}: only killer" in text]

@@ -5,8 +5,8 @@ import json
 import msgspec
 import pytest
 
-from specmatrix.ci.commands import mutants as command
-from specmatrix.ci.commands.mutants import main_mutants
+from specmatrix.ci import mutants as command
+from specmatrix.ci.mutants import mutants as main_mutants
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.faults import mutants
 from specmatrix.matrix.faults.mutants import Equivalent, Mutations, equivalents, is_equivalent, named_mutants, sample_of

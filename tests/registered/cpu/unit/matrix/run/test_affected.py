@@ -1,13 +1,10 @@
 """The cells that a change touches: from the functions that cells execute, and the commits of a checkout."""
 
 import subprocess
-from dataclasses import replace
 
 import pytest
 
 from specmatrix import HOME
-from specmatrix.ci.commands.run import change_of
-from specmatrix.ci.run_options import RunOptions
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import stage_cells
@@ -206,11 +203,3 @@ def test_coverage_that_is_missing_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(functions, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--functions needs coverage\.py, which is not installed: pip install"):
         functions.record([Cell.from_id("none.pair")], 1, path=tmp_path / "cells.functions")
-
-
-@pytest.mark.parametrize(("option", "value"), [("fault", "bonus-stride"), ("subject", "transformers")])
-def test_a_change_of_this_engine_orders_only_its_own_cells(option, value):
-    given = RunOptions(affected="HEAD..HEAD", **{option: value})
-    with pytest.raises(ConfigError, match=f"cannot be combined with --{option} {value}$"):
-        change_of(given)
-    assert change_of(replace(given, affected=None)) is None

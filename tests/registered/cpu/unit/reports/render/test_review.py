@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.ci.commands.review import base_of, review
+from specmatrix.ci.review import base_of, review
 from specmatrix.errors import ConfigError
 from specmatrix.reports.compare import compare
 from specmatrix.reports.render.review import MARKER, Annotation, Review, check_run, comment, marked, workflow_commands

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from specmatrix.cli import main
-from specmatrix.matrix.cli.commands import lock as commands
+from specmatrix.matrix.cli import lock as commands
 from specmatrix.reports.render.console import StdoutConsole, print_markdown, print_text
 
 TEXT = "short\n  two words and more words than a line of thirty has\n\n" + "x" * 40
@@ -44,7 +44,7 @@ def test_a_terminal_gets_tables_that_fit(terminal, capsys):
 
 def test_the_reports_on_locks_fit_a_terminal(terminal, monkeypatch, capsys):
     made = SimpleNamespace(ok=True, text=lambda: "cells.lock: complete; smoke 27; pr 300; " + "pairs 2592/2592; " * 6)
-    monkeypatch.setattr(commands, "check", lambda full: made)
+    monkeypatch.setattr(commands, "check_lock", lambda full: made)
     monkeypatch.setattr(commands, "limited_subjects", list)
     assert main(["lock", "--check"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from math import ceil
-from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from specmatrix.ci.commands.run import chosen_cells
-from specmatrix.ci.commands.tier_run import tier_names
-from specmatrix.ci.packing import Demand, pack
-from specmatrix.ci.planner import MOST, Shard, ShardPlan, read_hosts, shard_plan
+import typer
+
+from specmatrix.ci.planner import Shard, ShardPlan, shard_plan
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.order import measured_seconds
+from specmatrix.matrix.cover.selection import chosen_cells
+from specmatrix.options import Durations, Json, Selector, Stage
+from specmatrix.reports.render.console import print_answer
 from specmatrix.reports.wording import count, duration
 
 # Minutes of a job besides its cells, such as the installation, and how much slower than estimated a machine may be.
@@ -24,59 +25,55 @@ SLACK: Final = 3
 INSTALL_SECONDS: Final = 300.0
 
 
-def print_plan(
-    tiers: str,
-    stage: str,
-    cells: str | None,
-    shards: int | None,
-    hosts: Path | None,
-    durations: Path | None,
-    json_: bool,
-    max_gpu_minutes: int | None = None,
-    matrix: str | None = None,
+def plan(
+    shards: Annotated[int, typer.Option(min=1, max=1000, help="number of shards, those of `run --shard`")],
+    tier: Annotated[str, typer.Option(help="tiers, such as gpu1,gpu2")] = "cpu",
+    stage: Stage = "pr",
+    cells: Selector = None,
+    durations: Durations = None,
+    max_gpu_minutes: Annotated[
+        int | None,
+        typer.Option(min=1, help="most GPU minutes of the plan, which its shards share"),
+    ] = None,
+    matrix: Annotated[
+        str | None,
+        typer.Option(metavar="RUNNERS", help="print a job matrix for GitHub Actions, on these: cpu=LABEL,gpu1=LABEL"),
+    ] = None,
+    json_: Json = False,
 ) -> int:
     """Print a plan for each tier, those of hosts packed together: a line per shard, JSON or a job matrix. ConfigError
     or ReportError on a bad option, or if the plan needs more than `max_gpu_minutes`."""
-    if matrix is not None and (shards is None or json_):
-        raise ConfigError("--matrix is a matrix of shards; give it with --shards and without --json")
-    if (shards is None) == (hosts is None):
-        raise ConfigError("give either --shards or --hosts")
-    if shards is not None and not 1 <= shards <= MOST:
-        raise ConfigError(f"--shards must be between 1 and {MOST}, got {shards}")
-    there = () if hosts is None else read_hosts(hosts)
-    demands = {
-        name: Demand(chosen_cells(name, stage, cells, None), find_tier(name).gpus, measured_seconds(durations, name))
-        for name in tier_names(tiers)
+    if matrix is not None and json_:
+        raise ConfigError("--matrix prints JSON itself; give it without --json")
+    plans = {
+        name: shard_plan(chosen_cells(name, stage, cells, None), measured_seconds(durations, name), shards, gpus)
+        for name, gpus in _tiers(tier).items()
     }
-    plans: dict[str, ShardPlan]
-    if shards is None:
-        packed = pack(list(demands.values()), there)
-        plans = dict(zip(demands, packed.plans, strict=True))
-    else:
-        plans = {name: shard_plan(one.cells, one.durations, shards, one.gpus) for name, one in demands.items()}
     if max_gpu_minutes is not None:
         check_budget(plans, max_gpu_minutes)
     if matrix is not None:
         print(json.dumps({"include": job_matrix(plans, read_runners(matrix), max_gpu_minutes)}))
         return 0
-    if json_:
-        whole = {} if shards is not None else {"seconds": round(packed.seconds, 3), "bound": round(packed.bound, 3)}
-        rows = [{"tier": name} | made.as_dict() for name, made in plans.items()]
-        print(json.dumps({"stage": stage, **whole, "plans": rows}))
-        return 0
-    for name, made in plans.items():
-        for shard in made.shards:
-            number = sum(len(group.cells) for group in shard.groups)
-            lane = "" if shards is not None else f" worker {shard.lane}"
-            after = f", after {duration(shard.begin)}" if shard.begin and shard.groups else ""
-            print(f"{name} {shard.host}{lane}: {count(number, 'cell')}, about {duration(shard.seconds)}{after}")
-    return 0
+    lines = [
+        f"{name} {shard.host}: {count(sum(len(group.cells) for group in shard.groups), 'cell')}, "
+        f"about {duration(shard.seconds)}"
+        for name, made in plans.items()
+        for shard in made.shards
+    ]
+    rows = [{"tier": name} | made.as_dict() for name, made in plans.items()]
+    return print_answer({"stage": stage, "plans": rows}, "\n".join(lines), json_)
+
+
+def _tiers(text: str) -> dict[str, int]:
+    """The tiers of `gpu1,gpu2`, with their GPUs. ConfigError if one is unknown or given twice."""
+    names = [find_tier(name.strip()).name for name in text.split(",")]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"tier {shown(twice)} is given twice; give it once")
+    return {name: find_tier(name).gpus for name in names}
 
 
 def check_budget(plans: Mapping[str, ShardPlan], most: int) -> None:
     """ConfigError if the plans need more GPU minutes than `most`, by their estimates."""
-    if most < 1:
-        raise ConfigError(f"--max-gpu-minutes must be at least 1, got {most}")
     needed = sum(made.gpus * shard.seconds for made in plans.values() for shard in made.shards) / 60
     if needed > most:
         raise ConfigError(

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import typer
 import yaml
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import parse_selector
 from specmatrix.matrix.run.waivers import load_waivers
+from specmatrix.options import Json
 from specmatrix.reports.history.changes import ALL_CELLS, NEWEST, SMALLEST, changes
-from specmatrix.reports.history.flaky import Flaky, flaky, sentence
-from specmatrix.reports.history.store import History, add, read
-from specmatrix.reports.render.console import StdoutConsole
+from specmatrix.reports.history.flaky import Flaky, sentence
+from specmatrix.reports.history.flaky import flaky as flaky_cells
+from specmatrix.reports.history.store import History, read
+from specmatrix.reports.history.store import add as add_report
+from specmatrix.reports.render.console import print_answer
 from specmatrix.reports.render.progress import waiting
 from specmatrix.reports.render.site import change_text, write_site
 from specmatrix.reports.schema import RED_STATES, REFERENCE
@@ -25,21 +28,29 @@ from specmatrix.reports.wording import count
 
 # Red cells that a line of `show` names.
 MOST_NAMED: Final = 5
-MOST_DAYS: Final = 366
+FOLDER: Final = Path("history")
+Folder = Annotated[Path, typer.Option("--history", help="folder of the history, a Parquet file per run")]
+Cells = Annotated[str | None, typer.Option(help="only cells of this id or selector")]
 
 
-def add_reports(reports: Sequence[Path], folder: Path) -> int:
+def add(
+    reports: Annotated[list[Path], typer.Argument(metavar="OUT", help="reports, or the folders of runs")],
+    folder: Folder = FOLDER,
+) -> int:
     """Add each report; one that is there already stays as it is."""
     for report in reports:
-        run, new = add(report, folder)
+        run, new = add_report(report, folder)
         print(f"{'added' if new else 'already there:'} {run}")
     return 0
 
 
-def show(folder: Path, cells: str | None, last: int, json_: bool) -> int:
+def show(
+    folder: Folder = FOLDER,
+    cells: Cells = None,
+    last: Annotated[int, typer.Option(min=1, help="number of newest runs to print")] = 20,
+    json_: Json = False,
+) -> int:
     """Print the newest runs, the newest first, with the selected cells that are red."""
-    if last < 1:
-        raise ConfigError(f"--last must be at least 1, got {last}")
     history = read(folder)
     chosen = set(_selected(history, cells))
     rows: list[dict[str, Any]] = []
@@ -57,71 +68,83 @@ def show(folder: Path, cells: str | None, last: int, json_: bool) -> int:
                 ],
             }
         )  # fmt: skip
-    if json_:
-        print(json.dumps({"schema": 1, "runs": rows}, indent=2))
-        return 0
+    lines = []
     for run, row in zip(range(len(history.runs) - 1, -1, -1), rows, strict=False):
         what = f"{row['subject']} {row['tier']} {row['stage']} seed {row['seed']}"
         verdict = f"{row['red']:,} of {count(row['cells'], 'cell')} red"
-        _print(f"{row['created'][:16].replace('T', ' ')}  {history.builds[run]}  {what}  {verdict}")
+        lines.append(f"{row['created'][:16].replace('T', ' ')}  {history.builds[run]}  {what}  {verdict}")
         for cell in row["red_cells"][:MOST_NAMED]:
-            _print(f"  {cell['cell']}: {', '.join(cell['gates'])}{' (waived)' * cell['waived']}")
-        if more := len(row["red_cells"]) - MOST_NAMED:
-            _print(f"  and {more:,} more") if more > 0 else None
-    return 0
+            lines.append(f"  {cell['cell']}: {', '.join(cell['gates'])}{' (waived)' * cell['waived']}")
+        if (more := len(row["red_cells"]) - MOST_NAMED) > 0:
+            lines.append(f"  and {more:,} more")
+    return print_answer({"schema": 1, "runs": rows}, "\n".join(lines), json_)
 
 
-def trend(folder: Path, cells: str | None, measures: Sequence[str], json_: bool) -> int:
+def trend(
+    folder: Folder = FOLDER,
+    cells: Cells = None,
+    measure: Annotated[
+        list[str] | None, typer.Option(help="acceptance, accuracy, speed or seconds; repeatable; default: all")
+    ] = None,
+    json_: Json = False,
+) -> int:
     """Print the change points, the newest first."""
-    for name in measures:
+    for name in measure or ():
         if name not in SMALLEST:
             raise ConfigError(f"measure {shown(name)} is unknown; it must be one of {', '.join(SMALLEST)}")
     history = read(folder)
     with waiting("searching for change points"):
-        found = changes(history, measures or tuple(SMALLEST), _selected(history, cells) if cells else ())
-    if json_:
-        rows = [
-            {
-                "cell": change.cell or None, "measure": change.measure, "old": change.old, "new": change.new,
-                "before": history.builds[change.before], "after": history.builds[change.after],
-                "runs_before": change.lasted[0], "runs_since": change.lasted[1],
-            }
-            for change in found
-        ]  # fmt: skip
-        print(json.dumps({"schema": 1, "changes": rows}, indent=2))
-        return 0
-    for change in found:
-        which = "all cells" if change.cell == ALL_CELLS else change.cell
-        _print(f"{change.measure} of {which}: {change_text(history, change)}, {count(change.lasted[1], 'run')} ago")
-    _print(f"{count(len(found), 'change point')} in the newest {min(NEWEST, len(history.runs))} runs")
-    return 0
+        found = changes(history, measure or tuple(SMALLEST), _selected(history, cells) if cells else ())
+    rows = [
+        {
+            "cell": change.cell or None, "measure": change.measure, "old": change.old, "new": change.new,
+            "before": history.builds[change.before], "after": history.builds[change.after],
+            "runs_before": change.lasted[0], "runs_since": change.lasted[1],
+        }
+        for change in found
+    ]  # fmt: skip
+    lines = [
+        f"{change.measure} of {'all cells' if change.cell == ALL_CELLS else change.cell}: "
+        f"{change_text(history, change)}, {count(change.lasted[1], 'run')} ago"
+        for change in found
+    ]
+    lines.append(f"{count(len(found), 'change point')} in the newest {min(NEWEST, len(history.runs))} runs")
+    return print_answer({"schema": 1, "changes": rows}, "\n".join(lines), json_)
 
 
-def print_flaky(folder: Path, cells: str | None, waivers: Path | None, days: int, json_: bool) -> int:
+def flaky(
+    folder: Folder = FOLDER,
+    cells: Cells = None,
+    waivers: Annotated[Path | None, typer.Option(help="print the waivers that this file lacks, as YAML")] = None,
+    days: Annotated[int, typer.Option(min=1, max=366, help="days until these waivers expire")] = 14,
+    json_: Json = False,
+) -> int:
     """Print the flaky cells, or with `waivers` the entries that this file lacks."""
-    if not 1 <= days <= MOST_DAYS:
-        raise ConfigError(f"--days must be between 1 and {MOST_DAYS}, got {days}")
     history = read(folder)
     chosen = {history.cells[cell] for cell in _selected(history, cells)}
-    found = [row for row in flaky(history) if row.cell in chosen]
+    found = [row for row in flaky_cells(history) if row.cell in chosen]
     if waivers is not None:
         entries = list(_entries(found, waivers, (date.today() + timedelta(days)).isoformat()))
         if entries:
             print(yaml.safe_dump(entries, sort_keys=False, allow_unicode=True, width=120), end="")
         else:
             print(f"# {waivers} lacks no waiver of a flaky cell")
-    elif json_:
-        print(json.dumps({"schema": 1, "flaky": [row._asdict() for row in found]}, indent=2))
-    else:
-        for row in found:
-            _print(f"{row.cell}: {sentence(row)}")
-            red, green = history.runs["run"][row.first_red], history.runs["run"][row.first_green]
-            _print(f"  red in {red}, green in {green}")
-        _print(f"{count(len({row.cell for row in found}), 'flaky cell')} in {count(len(history.runs), 'run')}")
-    return 0
+        return 0
+    lines = []
+    for row in found:
+        red, green = history.runs["run"][row.first_red], history.runs["run"][row.first_green]
+        lines += [f"{row.cell}: {sentence(row)}", f"  red in {red}, green in {green}"]
+    lines.append(f"{count(len({row.cell for row in found}), 'flaky cell')} in {count(len(history.runs), 'run')}")
+    return print_answer({"schema": 1, "flaky": [row._asdict() for row in found]}, "\n".join(lines), json_)
 
 
-def write_dashboard(out: Path, folder: Path, repository: str) -> int:
+def site(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="folder for index.html and what it opens")],
+    folder: Folder = FOLDER,
+    repository: Annotated[
+        str, typer.Option(help="address that commits link to, such as https://github.com/owner/name")
+    ] = "",
+) -> int:
     """Write the dashboard and print where it is."""
     if repository and not repository.startswith(("https://", "http://")):
         raise ConfigError(f"--repository must be like https://github.com/owner/name, got {shown(repository)}")
@@ -160,7 +183,3 @@ def _entries(found: Iterable[Flaky], file: Path, expiry: str) -> Iterable[dict[s
         if (row.cell, row.gate, row.subject) not in there:
             entry = {"cells": row.cell, "gate": row.gate, "kind": "flaky", "reason": sentence(row), "expiry": expiry}
             yield entry if row.subject == REFERENCE else entry | {"subject": row.subject}
-
-
-def _print(line: str) -> None:
-    StdoutConsole(soft_wrap=True, highlight=False).print(line, markup=False)

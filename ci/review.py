@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import urlsplit
+
+import typer
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.files import read_text
 from specmatrix.matrix.run.executed_lines import changed_lines, ranges, suspects
+from specmatrix.options import Acknowledge
 from specmatrix.reports.atomic import check_place, write_text
 from specmatrix.reports.compare import compare, read_acknowledgements
 from specmatrix.reports.cost import CPU_TIER
@@ -34,27 +37,31 @@ CHECK_FILE: Final = "check.json"
 
 
 def review(
-    heads: Sequence[Path],
-    base: Path | None,
-    acknowledged: Path | None,
-    out: Path | None,
-    link: str,
-    annotate: bool,
-    diff: Path | None = None,
+    reports: Annotated[list[Path], typer.Argument(metavar="OUT", help="the runs of a change, one per tier and stage")],
+    base: Annotated[
+        Path | None, typer.Option(help="a report of the base, or a folder of TIER-STAGE.jsonl.gz to choose from")
+    ] = None,
+    acknowledge: Acknowledge = None,
+    out: Annotated[Path | None, typer.Option(help="write comment.md and check.json here")] = None,
+    link: Annotated[str, typer.Option(help="address of the CI run, for the comment")] = "",
+    diff: Annotated[
+        Path | None,
+        typer.Option(help="`git diff -U0` of the change: annotate its lines that only failing cells execute"),
+    ] = None,
+    annotate: Annotated[bool, typer.Option("--annotate", help="print annotations for GitHub Actions")] = False,
 ) -> int:
     """Print the verdict of each run, write `comment.md` and `check.json`, and return 1 if one is red.
 
     A path that exists and holds no whole report is red too: a run that was lost must not look green.
-    base: a report, or a folder of `TIER-STAGE.jsonl.gz`, from which a run that has none is judged alone.
-    diff: of the change, without context, in whose lines it looks for those that only failing cells execute.
+    A run of which the folder `base` has no report is judged alone.
     """
     if link and urlsplit(link).scheme not in ("http", "https"):
         raise ConfigError(f"--link must be an address such as https://github.com/owner/name/actions, got {shown(link)}")
     if out is not None:
         check_place(out, COMMENT_FILE, CHECK_FILE)
-    entries = read_acknowledgements(acknowledged) if acknowledged else ()
+    entries = read_acknowledgements(acknowledge) if acknowledge else ()
     reviews, lost = [], []
-    for path in heads:
+    for path in reports:
         try:
             head = load(path)
         except ReportError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,15 +10,17 @@ from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError
 from specmatrix.files import opened
-from specmatrix.matrix.cli.commands.flags import flags_of
+from specmatrix.matrix.cli.flags import flags_of
 from specmatrix.matrix.subjects.child_process import ChildProcess
-from specmatrix.reports.render.console import StdoutConsole
-from specmatrix.reports.render.progress import waiting
+from specmatrix.options import Json
+from specmatrix.reports.render.progress import awaited
 from specmatrix.reports.wording import count
 from specmatrix.stopping import Stopped
 
@@ -32,14 +33,29 @@ class NoVerdictError(Exception):
     """The process ended or hung before its verdict; the text says how."""
 
 
-def contract(words: list[str], timeout: float, json_: bool) -> int:
+def contract(
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE", help="a Python file that registers algorithms, or an algorithm's name"),
+    ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.001, max=1e6, help="seconds for each engine start; one that takes longer fails the contract"
+        ),
+    ] = 120.0,
+    json_: Json = False,
+) -> int:
     """Run the suite for the algorithms of a file, or for one by name; 0 if every engine start conforms.
 
-    words: the file or the name, and engine flags as typed. timeout: seconds for each engine start. ConfigError on an
-    invalid one.
+    algorithm: the file or the name, and engine flags as typed. ConfigError on an invalid one.
     """
-    word, asked = _parsed(words, timeout)
-    console = StdoutConsole(soft_wrap=True, highlight=False, quiet=json_)
+    word, asked = _parsed(algorithm or [])
+
+    def say(text: str) -> None:
+        if not json_:
+            print(text, flush=True)
+
     algorithms: list[tuple[str, list[dict[str, Any]]]] = []
     reason = None
     with TempDir("contract") as folder:
@@ -48,14 +64,14 @@ def contract(words: list[str], timeout: float, json_: bool) -> int:
         # -P: a file of the current folder must not replace an installed module.
         process = ChildProcess([sys.executable, "-P", "-u", "-m", CHILD, str(file), word, json.dumps(asked)])
         try:
-            starts = _waited(results(process, file, timeout), f"testing {word}")
+            starts = awaited(results(process, file, timeout), f"testing {word}")
             for name, group in groupby(starts, lambda result: str(result["algorithm"])):
                 done: list[dict[str, Any]] = []
                 algorithms.append((name, done))
                 for result in group:
                     done.append(result)
-                    console.print(_line(result), markup=False)
-                console.print(_sum(name, done), markup=False)
+                    say(_line(result))
+                say(_sum(name, done))
         except Stopped as stop:
             # The signal's sender is unknown, and may be the code under test.
             alive = process.wait(0) is None
@@ -64,20 +80,20 @@ def contract(words: list[str], timeout: float, json_: bool) -> int:
             ) from None
         except NoVerdictError as error:
             reason = str(error)
-            console.print(f"NO VERDICT: {reason}", markup=False)
+            say(f"NO VERDICT: {reason}")
         finally:
             process.stop()
     red = reason is not None or any(result["violations"] for _, done in algorithms for result in done)
     output = _printable(process.output_end(OUTPUT_TAIL)) if red else ""
     if output:
-        console.print("end of the output:", *output.splitlines(), sep="\n  ", markup=False)
+        say("\n  ".join(["end of the output:", *output.splitlines()]))
     if json_:
         shown = [_record(name, done) for name, done in algorithms]
         print(json.dumps({"schema": 2, "algorithms": shown, "no_verdict": reason, "output": output}, indent=2))
     return int(red)
 
 
-def _parsed(words: list[str], timeout: float) -> tuple[str, dict[str, str]]:
+def _parsed(words: list[str]) -> tuple[str, dict[str, str]]:
     names, asked = flags_of(words)
     if len(names) != 1:
         given = count(len(names), "algorithm")
@@ -87,8 +103,6 @@ def _parsed(words: list[str], timeout: float) -> tuple[str, dict[str, str]]:
             f"tp_size must be 1 for contract, got {asked['tp_size']}; tensor parallelism is tested by cells with tp=2, "
             "4 or 8"
         )
-    if not 0 < timeout < math.inf:
-        raise ConfigError(f"timeout must be a positive number of seconds, got {timeout:g}")
     with suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
         opened(Path(names[0])).close()  # an unreadable file is the user's mistake, not a missing verdict
     return names[0], asked
@@ -121,16 +135,6 @@ def _ended(status: int) -> str:
         return f"the process ended with exit status {status} before the last result"
     names = {number.value: number.name for number in signal.Signals}
     return f"the process was killed by {names.get(-status, f'signal {-status}')} before the last result"
-
-
-def _waited(starts: Iterator[dict[str, Any]], text: str) -> Iterator[dict[str, Any]]:
-    """The same results, with a progress display while the next one is awaited."""
-    while True:
-        with waiting(text):
-            result = next(starts, None)
-        if result is None:
-            return
-        yield result
 
 
 def _printable(text: str) -> str:

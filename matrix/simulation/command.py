@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
-from typing import Any
+from typing import Annotated, Any
 
-from specmatrix.errors import ConfigError
+import typer
+
 from specmatrix.matrix.simulation.scenario import draw
 from specmatrix.matrix.simulation.sweep import Sweep, SweepFailure, attempt, reduce, sweep
+from specmatrix.options import Json, Minutes
+from specmatrix.reports.render.console import print_answer
 from specmatrix.reports.render.progress import waiting
 from specmatrix.reports.wording import count
 
@@ -30,22 +32,20 @@ SHOWN = (
 )
 
 
-def simulate(minutes: float, seed: int, schedules: int | None, replay: int | None, json_: bool) -> int:
-    """Run, print the coverage or the smallest failing schedule, and return the exit status: 0 if nothing failed.
-
-    ConfigError on an invalid option.
-    """
-    if not 0 < minutes < float("inf"):
-        raise ConfigError(f"minutes must be above 0 and finite, got {minutes}")
-    if schedules is not None and schedules < 1:
-        raise ConfigError(f"schedules must be at least 1, got {schedules}")
-    for name, value in (("seed", seed), ("replay", replay)):
-        if value is not None and value < 0:
-            raise ConfigError(f"{name} must be at least 0, got {value}")
+def simulate(
+    minutes: Minutes = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the schedules")] = 0,
+    schedules: Annotated[int | None, typer.Option(min=1, help="number of schedules, instead of --minutes")] = None,
+    replay: Annotated[
+        int | None, typer.Option(min=0, help="run only this schedule, a number printed on failure")
+    ] = None,
+    json_: Json = False,
+) -> int:
+    """Run, print the coverage or the smallest failing schedule, and return the exit status: 0 if nothing failed."""
     started = time.perf_counter()
     done = _swept(minutes, seed, schedules) if replay is None else _replayed(replay)
     seconds = time.perf_counter() - started
-    print(json.dumps(_record(done, seconds), indent=2) if json_ else _text(done, seconds))
+    print_answer(_record(done, seconds), _text(done, seconds), json_)
     return int(done.failure is not None)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from specmatrix.ci.cell_runs import CellRuns, cell_runs
-from specmatrix.ci.commands.run import chosen_cells
 from specmatrix.ci.run_options import RunOptions
 from specmatrix.ci.variants import NODES
 from specmatrix.errors import ConfigError, shown
@@ -16,12 +17,12 @@ from specmatrix.matrix.cells.cell import RANKS, Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cells.tiers import check_parallel, check_seed, visible_gpus
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.cover.selection import of_gpus
+from specmatrix.matrix.cover.selection import chosen_cells, of_gpus
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.matrix.zoo.registry import verify_cells
+from specmatrix.options import WORKERS, PlantedFault, Seed, Tier, Workers
 from specmatrix.reports.gate_numbers import GATES
-from specmatrix.reports.render.console import StdoutConsole
 from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import RED_STATES, CellResult
 from specmatrix.reports.wording import count, failure, shorten
@@ -77,7 +78,14 @@ class Shrunk:
         return any(self.red([cell], only))
 
 
-def shrink(text: str, tier: str, seed: int, workers: int, gate: str | None, fault: str | None) -> int:
+def shrink(
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="the id of a red cell")],
+    gate: Annotated[str | None, typer.Option(help="the gate that must stay red; default: the first red one")] = None,
+    tier: Tier = "cpu",
+    workers: Workers = WORKERS,
+    seed: Seed = 0,
+    fault: PlantedFault = None,
+) -> int:
     """Print the smallest run of a red cell that is red for the same gate, and its command. ConfigError if the cell is
     not red for it, or on a bad option."""
     if gate is not None and gate not in GATES:
@@ -85,21 +93,20 @@ def shrink(text: str, tier: str, seed: int, workers: int, gate: str | None, faul
     check_parallel("workers", workers)
     check_seed(seed)
     visible_gpus(tier)
-    [cell] = chosen_cells(tier, "nightly", Cell.from_id(text).id, None)
-    verify_cells([cell])
-    console = StdoutConsole(soft_wrap=True, highlight=False)
+    [red] = chosen_cells(tier, "nightly", Cell.from_id(cell).id, None)
+    verify_cells([red])
     with cell_runs(RunOptions(tier=tier, stage=STAGE, seed=seed, fault=fault), workers) as runs:
-        [record] = runs([cell])
-        best = Shrunk(runs, cell, record, _first_red(record, gate))
-        console.print(f"{cell.id}: {best.why}", markup=False)
+        [record] = runs([red])
+        best = Shrunk(runs, red, record, _first_red(record, gate))
+        print(f"{red.id}: {best.why}", flush=True)
         try:
             for line in reduced(best):
-                console.print(line, markup=False)
+                print(line, flush=True)
         except Stopped as stop:
             raise stop.saying(f"interrupted after {count(best.tried, 'run')}; {best.record.repro}") from None
-    console.print(f"{count(best.tried, 'run')}; the smallest that is red for {best.gate or 'the same error'}:")
-    console.print(f"{best.cell.id}: {best.why}", markup=False)
-    console.print(f"  {as_called(best.record.repro)}", markup=False)
+    print(f"{count(best.tried, 'run')}; the smallest that is red for {best.gate or 'the same error'}:")
+    print(f"{best.cell.id}: {best.why}", flush=True)
+    print(f"  {as_called(best.record.repro)}", flush=True)
     return 0
 
 

@@ -7,26 +7,26 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
-from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import torch
+import typer
 
-from specmatrix.engine.algorithm_file import load_algorithms
-from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import EngineConfig, Resolved
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.engine.parallel.client import RankedLLM
-from specmatrix.engine.parallel.group import RankLost, RanksDiverged
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import DRAFTS, MODELS
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.cells.tiers import check_parallel
-from specmatrix.matrix.cli.commands.flags import flags_of
+from specmatrix.matrix.cli.flags import flags_of
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.registry import resolve_path, verify_models
+from specmatrix.options import AlgorithmFile, Threads
 from specmatrix.reports.render.progress import waiting
+
+if TYPE_CHECKING:  # the help of the command needs no torch
+    from specmatrix.engine.api import LLM, Output
+    from specmatrix.engine.parallel.client import RankedLLM
 
 # Number of timed runs, each on a new engine; the fastest counts.
 TIMED: Final = 3
@@ -39,24 +39,39 @@ SPECULATIVE: Final = "speculative_"
 DRAFTER_FIELDS: Final = {"enable_multi_layer_eagle"}
 
 
-def generate(words: list[str], params: SamplingParams, file: Path | None = None, threads: int = 1) -> int:
+def generate(
+    question: Annotated[list[str] | None, typer.Argument(metavar="QUESTION", help="a question in words")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 160,
+    temperature: Annotated[float, typer.Option(help="sampling temperature; 0 is greedy")] = 0.0,
+    seed: Annotated[int, typer.Option(help="sampling seed")] = 0,
+    threads: Threads = 1,
+    speculative_algorithm_file: AlgorithmFile = None,
+) -> int:
     """Stream the answer, then print acceptance length, tokens per second and the speed-up over no drafter.
 
-    words: the question and engine flags as typed. file: registers custom algorithms; if it registers one, that one is
-    the default. ConfigError or RequestError on an invalid one.
+    question: with engine flags as typed. An algorithm that the file registers alone is the default. ConfigError or
+    RequestError on an invalid option.
     """
-    questions, flags = flags_of(words)
-    question = _only(questions)
+    import torch
+
+    from specmatrix.engine.algorithm_file import load_algorithms
+    from specmatrix.engine.parallel.group import RankLost, RanksDiverged
+
+    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    questions, flags = flags_of(question or [])
+    words = _only(questions)
     check_parallel("threads", threads)
     torch.set_num_threads(threads)
-    if file is not None:
-        names = [traits.name for traits in load_algorithms(file)]
+    if speculative_algorithm_file is not None:
+        names = [traits.name for traits in load_algorithms(speculative_algorithm_file)]
         if ALGORITHM not in flags and len(names) > 1:
-            raise ConfigError(f"{file} registers {', '.join(names)}; choose one with --speculative-algorithm")
+            raise ConfigError(
+                f"{speculative_algorithm_file} registers {', '.join(names)}; choose one with --speculative-algorithm"
+            )
         flags.setdefault(ALGORITHM, names[0])
     asked = configuration(flags)
     verify_models((asked.model_path, asked.speculative_draft_model_path))
-    prompt = prompt_of(question)
+    prompt = prompt_of(words)
     # A drafter error is reported once, at the end.
     warnings.filterwarnings("ignore", message="the drafter of ", category=RuntimeWarning)
     try:
@@ -132,6 +147,9 @@ def _without_drafter(config: EngineConfig) -> EngineConfig:
 def _started(asked: EngineConfig) -> Iterator[LLM | RankedLLM]:
     """An engine in this process, or in one process per rank. The caller must keep no reference: the next engine needs
     its memory."""
+    from specmatrix.engine.api import LLM
+    from specmatrix.engine.parallel.client import RankedLLM
+
     if asked.tp_size == 1:
         yield LLM(asked, resolve_path)
         return

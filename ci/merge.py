@@ -4,37 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
+import typer
 from msgspec.structs import replace
 
-from specmatrix.ci.commands.run import show_run
+from specmatrix.ci.run import show_run
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.run.provenance import merged_host
+from specmatrix.options import Json, Junit
 from specmatrix.reports.render.run import write_run
-from specmatrix.reports.schema import REPORT_FILE, Header, Json, ShardRecord
+from specmatrix.reports.schema import REPORT_FILE, Header, ShardRecord
+from specmatrix.reports.schema import Json as JsonValue
 from specmatrix.reports.store import Report, ReportWriter, load
 
 # What shards may differ in: when and where they ran, and which shard each is.
 OWN: Final = ("created", "host", "shard")
 
 
-def merge(sources: Sequence[Path], out: Path, json_: bool, junit: Path | None = None) -> int:
+def merge(
+    reports: Annotated[list[Path], typer.Argument(metavar="OUT", help="the reports of all shards of a run")],
+    out: Annotated[Path, typer.Option(help="folder for the report of the whole run")],
+    junit: Junit = None,
+    json_: Json = False,
+) -> int:
     """Write and print the report of the whole run; the exit status is that of the run.
 
     ConfigError if the reports are not all shards of one run, or if `out` holds one of them.
     """
-    reports = [load(source) for source in sources]
-    for report in reports:
+    shards = [load(source) for source in reports]
+    for report in shards:
         if (out / REPORT_FILE).resolve() == report.path.resolve():
             raise ConfigError(f"--out {out} holds one of the reports that are merged; name another folder")
-    header = merged_header(reports)
+    header = merged_header(shards)
     with ReportWriter(out, header) as writer:
-        for report in reports:
+        for report in shards:
             for cell in report:
                 writer.write(cell)
-        writer.leave_out(cell for report in reports for cell in report.not_run)
-        held = [report.gpu_seconds for report in reports]
+        writer.leave_out(cell for report in shards for cell in report.not_run)
+        held = [report.gpu_seconds for report in shards]
         writer.hold(None if None in held else sum(filter(None, held)))
     view = write_run(load(writer.path))
     show_run(view, out, (), json_, junit)
@@ -71,7 +79,7 @@ def _shard(report: Report) -> ShardRecord:
     return report.header.shard
 
 
-def _same(first: Report, other: Report, name: str, value: Json, its: Json) -> None:
+def _same(first: Report, other: Report, name: str, value: JsonValue, its: JsonValue) -> None:
     if value != its:
         text = f"{first.path} and {other.path} differ in {name}"
         values = f": {value} and {its}" if isinstance(value, str | int) else ""

@@ -10,8 +10,11 @@ from specmatrix.errors import ConfigError
 
 FLAGS: Final = tuple(f"--{name.replace('_', '-')}" for name in KINDS)
 TRUTHS: Final = ("true", "false")
-# The epilog of the help of commands with engine flags; `\b` disables rewrapping.
-EPILOG: Final = "\b\n" + fill(f"Engine flags are accepted too: {', '.join(FLAGS)}", 78, break_on_hyphens=False)
+
+
+def epilog() -> str:
+    """The end of the help of commands that take engine flags; `\b` disables rewrapping."""
+    return "\b\n" + fill(f"Engine flags are accepted too: {', '.join(FLAGS)}", 78, break_on_hyphens=False)
 
 
 def flags_of(words: list[str]) -> tuple[list[str], dict[str, str]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+import typer
 from rich.table import Table
 
 from specmatrix import HOME
@@ -20,6 +21,7 @@ from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.matrix.faults.judges import TESTS
 from specmatrix.matrix.faults.mutants import (
     JUDGED,
+    PATHS,
     Mutant,
     MutantOutcome,
     equivalents,
@@ -30,6 +32,7 @@ from specmatrix.matrix.faults.mutants import (
     sample_of,
 )
 from specmatrix.matrix.run.functions import stored_functions
+from specmatrix.options import WORKERS, Json, Workers
 from specmatrix.reports.atomic import check_place, write_text
 from specmatrix.reports.render.console import StdoutConsole, print_text
 from specmatrix.reports.render.progress import counting
@@ -50,24 +53,29 @@ BY: Final = {
 GOALS: Final = {"cells": 0.8, "cells, tests or the kill matrix": 0.95}
 
 
-def main_mutants(
-    ids: Sequence[str],
-    paths: Sequence[str],
-    size: int,
-    seed: int,
-    workers: int,
-    tests: bool,
-    shard: str,
-    list_: bool,
-    out: Path | None,
-    json_: bool,
+def mutants(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="ID", help="mutants, as --list names them; default: a sample")
+    ] = None,
+    paths: Annotated[
+        list[str] | None, typer.Option(help="files and folders; repeatable  [default: engine/core, engine/spec]")
+    ] = None,
+    sample: Annotated[int, typer.Option(help="mutants to draw")] = 200,
+    seed: Annotated[int, typer.Option(help="seed of the sample, and of the cells' prompts and sampling")] = 0,
+    workers: Workers = WORKERS,
+    tests: Annotated[bool, typer.Option("--tests/--no-tests", help="run the unit tests too")] = True,
+    shard: Annotated[str, typer.Option(metavar="N/COUNT", help="only this part of the sample")] = "1/1",
+    list_: Annotated[bool, typer.Option("--list", help="only list the sample")] = False,
+    out: Annotated[Path | None, typer.Option(help="also write mutants.json here")] = None,
+    json_: Json = False,
 ) -> int:
     """Print what killed the mutants; 1 if a share is below its goal by more than chance.
 
     ConfigError for a bad option, ReportError if `out` cannot be written.
     """
-    if size < 1:
-        raise ConfigError(f"--sample must be at least 1, got {size}")
+    paths = paths or [*PATHS]
+    if sample < 1:
+        raise ConfigError(f"--sample must be at least 1, got {sample}")
     check_parallel("workers", workers)
     check_seed(seed)
     if tests and not (HOME / TESTS).is_dir():
@@ -75,13 +83,12 @@ def main_mutants(
     number, total = parse_shard(shard)
     if out is not None:
         check_place(out, MUTANTS_FILE)
-    drawn, known = (named_mutants(ids), len(ids)) if ids else sample_of(paths, size, seed)
-    marked = equivalents()
-    part = drawn[number - 1 :: total]
-    mutants = [one for one in part if not is_equivalent(one, marked)]
-    settings = {"paths": list(ids or paths), "seed": seed, "of": known, "equivalent": len(part) - len(mutants)}
+    drawn, known = (named_mutants(ids), len(ids)) if ids else sample_of(paths, sample, seed)
+    marked, part = equivalents(), drawn[number - 1 :: total]
+    changes = [one for one in part if not is_equivalent(one, marked)]
+    settings = {"paths": list(ids or paths), "seed": seed, "of": known, "equivalent": len(part) - len(changes)}
     if list_:
-        return _list(mutants, settings, json_)
+        return _list(changes, settings, json_)
     smoke, pr = (of_gpus(in_order(stage_cells(stage)), 0) for stage in STAGES)
     found: list[MutantOutcome] = []
 
@@ -92,15 +99,15 @@ def main_mutants(
             _show(found, settings, tests, complete)
 
     try:
-        with counting(len(mutants), "mutant") as advance:
-            for outcome in run_mutants(mutants, smoke, pr, stored_functions(), seed, workers, tests):
+        with counting(len(changes), "mutant") as advance:
+            for outcome in run_mutants(changes, smoke, pr, stored_functions(), seed, workers, tests):
                 found.append(outcome)
                 if out is not None:
                     write_text(out / MUTANTS_FILE, json.dumps(_data(found, settings), indent=1) + "\n")
                 advance(outcome.id, 1, sum(not one.by for one in found))
     except Stopped as stop:
         show(complete=False)
-        raise stop.saying(f"interrupted after {len(found)} of {count(len(mutants), 'mutant')}") from None
+        raise stop.saying(f"interrupted after {len(found)} of {count(len(changes), 'mutant')}") from None
     show(complete=True)
     if invalid := red_without_mutants(found, seed):
         raise ConfigError(f"red without any mutant, so that kills by it mean nothing: {'; '.join(invalid)}")

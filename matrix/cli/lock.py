@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.tiers import check_parallel
-from specmatrix.matrix.cover.lock import check, extend
+from specmatrix.matrix.cover.lock import check as check_lock
+from specmatrix.matrix.cover.lock import extend as extend_lock
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.order import renew
 from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.matrix.faults.command import select
 from specmatrix.matrix.run.functions import record
 from specmatrix.matrix.subjects.subject_lock import check_own, extend_own, limited_subjects
+from specmatrix.options import WORKERS, Durations, Workers
 from specmatrix.reports.render.console import print_text
 from specmatrix.reports.render.progress import counting, waiting
 from specmatrix.reports.schema import REFERENCE
@@ -23,19 +27,23 @@ RECORDED: Final = "pr"
 
 
 def lock(
-    check_only: bool,
-    extend_it: bool,
-    full: bool,
-    order: Path | None = None,
-    durations: Path | None = None,
-    functions: bool = False,
-    workers: int = 1,
+    check: Annotated[bool, typer.Option("--check", help="only verify it (the default)")] = False,
+    extend: Annotated[bool, typer.Option("--extend", help="append what is missing")] = False,
+    full: Annotated[bool, typer.Option("--full", help="also verify the triples of the nightly stage")] = False,
+    functions: Annotated[
+        bool, typer.Option("--functions", help="record the functions that each cell of stage pr executes")
+    ] = False,
+    order: Annotated[
+        Path | None, typer.Option(metavar="KILLS.json", help="recompute the order of the cells from this kill matrix")
+    ] = None,
+    durations: Durations = None,
+    workers: Workers = WORKERS,
 ) -> int:
     """Print the result and return the exit status: 0 if the lock files are complete.
 
     ConfigError if two of the options are given, or if the kill matrix `order` cannot be read.
     """
-    if sum((check_only, extend_it, functions, order is not None)) > 1:
+    if sum((check, extend, functions, order is not None)) > 1:
         raise ConfigError("--check, --extend, --functions and --order are mutually exclusive")
     if durations is not None and order is None:
         raise ConfigError("--durations is for --order")
@@ -48,13 +56,13 @@ def lock(
         with counting(len(cells), "cell") as advance:
             print(record(cells, workers, lambda ran: advance(None, ran)))
         return 0
-    if extend_it:
+    if extend:
         with waiting("covering every pair and triple"):
-            changes = [extend(), *map(extend_own, limited_subjects())]
+            changes = [extend_lock(), *map(extend_own, limited_subjects())]
         dropped, added = map(sum, zip(*changes, strict=True))
         print(f"dropped {dropped} cells, added {added}")
     with waiting("verifying the cover"):
-        reports = [check(full=full), *map(check_own, limited_subjects())]
+        reports = [check_lock(full=full), *map(check_own, limited_subjects())]
     print_text("\n".join(report.text() for report in reports))
     return int(not all(report.ok for report in reports))
 

@@ -6,14 +6,16 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
 from specmatrix.engine.temp_dir import TempDir
 from specmatrix.matrix.incidents.catalogue import INCIDENTS, incidents
 from specmatrix.matrix.incidents.incident import ComparedStep, Incident
 from specmatrix.matrix.incidents.replay import JudgedStep, replay
+from specmatrix.options import Json
 from specmatrix.reports.atomic import check_place
 from specmatrix.reports.compare import comparison_json
 from specmatrix.reports.render.comparison import COMPARISON_NAME
@@ -23,7 +25,7 @@ from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.wording import count, duration
 
 
-def list_incidents(json_: bool) -> int:
+def list_incidents(json_: Json = False) -> int:
     """List the incidents, a line each or as JSON, without running any."""
     if json_:
         rows = [
@@ -41,7 +43,19 @@ def list_incidents(json_: bool) -> int:
     return 0
 
 
-def run_incidents(name: str, out: Path | None, json_: bool) -> int:
+Out = Annotated[Path | None, typer.Option(help="also keep the reports and the rendered comparisons here")]
+
+
+def run_all(out: Out = None, json_: Json = False) -> int:
+    """As `run all`."""
+    return run("all", out, json_)
+
+
+def run(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a name of the list, or all")],
+    out: Out = None,
+    json_: Json = False,
+) -> int:
     """Replay an incident, or all; 0 if every verdict is the expected one. ConfigError for an unknown name, ReportError
     if `out` cannot be written."""
     chosen = incidents(name)

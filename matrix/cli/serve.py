@@ -5,44 +5,69 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-import torch
+import typer
 
-from specmatrix.engine.algorithm_file import load_algorithms
-from specmatrix.engine.api import LLM
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.tiers import check_parallel
-from specmatrix.matrix.cli.commands.flags import flags_of
-from specmatrix.matrix.cli.commands.generate import ALGORITHM, configuration
+from specmatrix.matrix.cli.flags import flags_of
+from specmatrix.matrix.cli.generate import ALGORITHM, configuration
 from specmatrix.matrix.zoo.registry import resolve_path, verify_models
+from specmatrix.options import AlgorithmFile, Threads
 from specmatrix.reports.render.progress import waiting
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the help of the command needs no torch
+    from specmatrix.engine.api import LLM
     from specmatrix.engine.server.app import ServerOptions
 
 PACKAGES: Final = ("fastapi", "uvicorn", "prometheus_client")
 
 
-def serve(words: list[str], file: Path | None, threads: int, options: Mapping[str, object]) -> int:
+def serve(
+    words: Annotated[list[str] | None, typer.Argument(metavar="FLAG", hidden=True)] = None,
+    host: Annotated[str, typer.Option(help="address to listen on; this one is of this machine only")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on; 0: a free one, which is printed")] = 30000,
+    api_key: Annotated[str | None, typer.Option(help="key that every client must send as a bearer token")] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="the model's name in OpenAI's API; default: --model-path")
+    ] = None,
+    max_queued_requests: Annotated[int, typer.Option(help="requests that wait; further ones get status 429")] = 128,
+    max_connections: Annotated[int, typer.Option(help="HTTP requests at once; further ones get status 429")] = 512,
+    max_body_bytes: Annotated[int, typer.Option(help="longest body; a longer one gets status 413")] = 4 * 2**20,
+    drain_seconds: Annotated[float, typer.Option(help="how long running requests may last after a signal")] = 60.0,
+    threads: Threads = 1,
+    speculative_algorithm_file: AlgorithmFile = None,
+) -> int:
     """Serve until a signal; 0 if every page was freed, 1 if not. ConfigError on what cannot be served."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise ConfigError(f"{missing[0]} is not installed; install the extra: pip install 'specmatrix[serve]'")
+    import torch
+
+    from specmatrix.engine.algorithm_file import load_algorithms
+    from specmatrix.engine.api import LLM
     from specmatrix.engine.server.app import ServerOptions, bind
 
-    others, flags = flags_of(words)
+    others, flags = flags_of(words or [])
     if others:
         raise ConfigError(f"unexpected argument {shown(others[0])}; serve takes flags only")
     check_parallel("threads", threads)
     torch.set_num_threads(threads)
-    if file is not None:
-        load_algorithms(file)
-    chosen = ServerOptions(**options)  # type: ignore[arg-type]  # as the command line has parsed them
+    if speculative_algorithm_file is not None:
+        load_algorithms(speculative_algorithm_file)
+    chosen = ServerOptions(
+        host=host,
+        port=port,
+        key=api_key,
+        model=served_model_name,
+        max_queued_requests=max_queued_requests,
+        max_connections=max_connections,
+        max_body_bytes=max_body_bytes,
+        drain_seconds=drain_seconds,
+    )
     chosen.check()
     asked = configuration({ALGORITHM: "NONE", **flags})  # as SGLang's server, which speculates only if asked to
     if asked.tp_size != 1:

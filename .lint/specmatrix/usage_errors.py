@@ -1,0 +1,1 @@
+../../specmatrix/usage_errors.py

@@ -1,0 +1,102 @@
+"""`specmatrix axes`, `cells list` and `explain`: what may run, what does, and what it resolves to."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.axes import AXES
+from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.cells.constraints import expect, explain_text, read_cell
+from specmatrix.matrix.cells.constraints import explain as constraints_of
+from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.cover.selection import chosen_cells
+from specmatrix.matrix.subjects.protocol import Unsupported
+from specmatrix.matrix.subjects.registry import load_subject
+from specmatrix.matrix.subjects.translations import translated
+from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.options import Json, Selector, SubjectName, Tier
+from specmatrix.reports.render.console import print_answer
+from specmatrix.reports.schema import REFERENCE
+from specmatrix.reports.schema import Json as JsonValue
+from specmatrix.reports.wording import count, duration
+
+
+def axes(json_: Json = False) -> int:
+    """Print every axis with its values, the default first."""
+    rows = [
+        {
+            "axis": axis.name, "scope": axis.scope, "summary": axis.summary, "default": axis.default,
+            "values": [
+                {"value": value.name, "token": value.token, "seconds": value.seconds, "gpus": value.gpus}
+                for value in axis.values
+            ],
+        }
+        for axis in AXES
+    ]  # fmt: skip
+    width = max(len(axis.name) for axis in AXES)
+    lines = [f"{axis.name:{width}}  {axis.scope:7}  {', '.join(axis.names)}" for axis in AXES]
+    lines.append(f"{len(AXES)} axes; the first value is the default")
+    return print_answer({"schema": 1, "axes": rows}, "\n".join(lines), json_)
+
+
+def list_cells(
+    tier: Tier = "cpu",
+    stage: Annotated[str, typer.Option(help="smoke, pr or nightly; product: all possible cells")] = "pr",
+    cells: Selector = None,
+    limit: Annotated[int | None, typer.Option(help="list at most this many cells")] = None,
+    subject: SubjectName = REFERENCE,
+    json_: Json = False,
+) -> int:
+    """Print the cells that a run of these options has: id, what the engine must do, and the reference engine's
+    estimated seconds, or why another subject does not support the cell."""
+    engine = None if subject == REFERENCE else load_subject(subject)
+    found = chosen_cells(tier, stage, cells, limit, subject)
+    rows, lines = list[JsonValue](), list[str]()
+    for cell in found:
+        if engine is None:
+            facts: dict[str, JsonValue] = {"expect": expect(cell), "seconds": cell.seconds}
+            text = f"{expect(cell)}  {cell.seconds:.2f} s"
+        else:
+            made = translated(engine, prepare(cell, tier, workload=engine.requests, subject=engine.name))
+            facts = {"unsupported": made.reason if isinstance(made, Unsupported) else ""}
+            text = f"unsupported: {facts['unsupported']}" if facts["unsupported"] else "runs"
+        rows.append({"id": cell.id, **facts, "axes": cell.values})
+        lines.append(f"{cell.id}  {text}")
+    if engine is None:
+        total = f"about {duration(sum(cell.seconds for cell in found))} on one thread"
+    else:
+        total = f"of which {sum(not line.endswith('  runs') for line in lines)} unsupported"
+    lines.append(f"{count(len(found), 'cell')}, {total}")
+    return print_answer({"schema": 1, "cells": rows}, "\n".join(lines), json_)
+
+
+def explain(
+    cell: Annotated[list[str], typer.Argument(metavar="CELL", help="ids of cells, or axis=value ... of one")],
+    json_: Json = False,
+) -> int:
+    """Explain each cell: an id, or an assignment. Words of one `axis=value` each are one assignment together."""
+    single = [word for word in cell if "=" in word and not word.split()[1:]]
+    texts = [word for word in cell if word not in single]
+    if single:
+        texts.insert(cell.index(single[0]), " ".join(single))
+    rows = [explain_json(read_cell(text)) for text in texts] if json_ else []
+    return print_answer({"schema": 1, "cells": rows}, "" if json_ else "\n\n".join(map(explain_text, texts)), json_)
+
+
+def explain_json(cell: Cell) -> dict[str, JsonValue]:
+    """What a cell resolves to and why; `error` is the engine's if it refuses the cell."""
+    found = constraints_of(cell)
+    record: dict[str, JsonValue] = {
+        "id": cell.id, "axes": cell.values, "resolved": None, "reasons": [], "rewrites": [], "error": None,
+        "constraints": [{"name": each.name, "kind": each.kind, "why": each.why} for each in found],
+    }  # fmt: skip
+    try:
+        fields = resolve(asked(cell), zoo_facts(cell)).as_dict()
+    except ConfigError as error:
+        return record | {"error": str(error)}
+    reasons, rewrites = fields.pop("reasons"), fields.pop("rewrites")
+    return record | {"resolved": fields, "reasons": reasons, "rewrites": rewrites}

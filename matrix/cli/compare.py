@@ -1,0 +1,38 @@
+"""`specmatrix compare`: what changed from one report to another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specmatrix.options import Acknowledge, Json
+from specmatrix.reports.compare import compare as compare_reports
+from specmatrix.reports.compare import comparison_json, read_acknowledgements
+from specmatrix.reports.render.comparison import write_comparison
+from specmatrix.reports.render.console import StdoutConsole
+from specmatrix.reports.render.progress import waiting
+from specmatrix.reports.render.terminal import print_comparison
+from specmatrix.reports.store import load
+
+
+def compare(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="a report, or the folder of a run")],
+    head: Annotated[Path, typer.Argument(metavar="HEAD", help="the report to compare with it")],
+    acknowledge: Acknowledge = None,
+    out: Annotated[Path | None, typer.Option(help="also write comparison.json, .md and .html here")] = None,
+    json_: Json = False,
+) -> int:
+    """0 if the verdict is green. ReportError on a bad report."""
+    entries = read_acknowledgements(acknowledge) if acknowledge else ()
+    with waiting(f"comparing {base} and {head}"):
+        comparison = compare_reports(load(base), load(head), entries)
+        if out is not None:
+            write_comparison(comparison, out)
+    if json_:
+        print(json.dumps(comparison_json(comparison), indent=2))
+    else:
+        print_comparison(comparison, StdoutConsole())
+    return int(comparison.verdict != "green")
