@@ -8,24 +8,23 @@ updated the table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+import msgspec
 
 from specmatrix.matrix.faults.patch import Edit
 from specmatrix.matrix.incidents.promotion import Shortfall
 from specmatrix.reports.compare import Acknowledgement
 
 
-@dataclass(frozen=True, slots=True)
-class CodeState:
+class CodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A state of the code: this checkout with some replacements. Equal states of an incident run once."""
 
     name: str
     edits: tuple[Edit, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PromotedDefault:
+class PromotedDefault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A default that a change promotes, judged by the report of head.
 
     field, condition: of the row of `DEFAULTS`, whose evidence is required. refused: the reasons against it, empty if it
@@ -38,8 +37,7 @@ class PromotedDefault:
     shortfall: Shortfall | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the comparison must say.
 
     cells: id -> state with the gates that turned red, `REGRESSED: lossless, ledger`, for every cell that is not SAME.
@@ -50,17 +48,16 @@ class Expected:
     """
 
     verdict: str
-    cells: Mapping[str, str] = field(default_factory=dict)
+    cells: Mapping[str, str] = {}
     factor: str = ""
-    rewrites: Mapping[str, str] = field(default_factory=dict)
+    rewrites: Mapping[str, str] = {}
     lost_pairs: tuple[str, ...] = ()
     gained_pairs: tuple[str, ...] = ()
     by_default: tuple[str, ...] = ()
     says: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedStep:
+class ComparedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A change as its reviewer sees it: head's report compared with base's.
 
     cells: ids that both run. dropped: cells that base runs and head has deleted; added: the reverse. acknowledged: what
@@ -79,16 +76,14 @@ class ComparedStep:
     promotions: tuple[PromotedDefault, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """EAGLE3 with adaptive steps: the other fields that are set, and how the refusal begins, "" if it runs."""
 
     fields: Mapping[str, Any]
     refusal: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AskedStep:
+class AskedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Configurations that the current engine accepts or refuses, before anything runs."""
 
     name: str
@@ -96,8 +91,7 @@ class AskedStep:
     asked: tuple[Asked, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ContractStep:
+class ContractStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A user's own algorithm under the conformance suite, as `specmatrix contract` shows it.
 
     file: in `matrix/incidents/algorithms`. state: of the engine. refused: part of the error that refuses it.
@@ -115,16 +109,10 @@ class ContractStep:
 Step: TypeAlias = ComparedStep | AskedStep | ContractStep
 
 
-@dataclass(frozen=True, slots=True)
-class Incident:
+class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """origins: the changes. question: what the replay answers."""
 
     name: str
     origins: tuple[str, ...]
     question: str
     steps: tuple[Step, ...]
-
-
-def each(state: str, *cells: str) -> dict[str, str]:
-    """The same state for several cells, for `Expected.cells`."""
-    return dict.fromkeys(cells, state)

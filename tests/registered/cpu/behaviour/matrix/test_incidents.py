@@ -2,10 +2,10 @@
 
 import json
 import re
-from dataclasses import replace
 
 import pytest
 from markupsafe import escape
+from msgspec.structs import replace
 
 from specmatrix import HOME
 from specmatrix.cli import main

@@ -1,18 +1,18 @@
 """Each patch of an incident applies to the current sources, and an unexpected verdict is reported."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.patch import Patch, sources
 from specmatrix.matrix.incidents.catalogue import INCIDENTS, incidents
-from specmatrix.matrix.incidents.incident import ComparedStep, ContractStep, Expected, PromotedDefault, each
+from specmatrix.matrix.incidents.incident import ComparedStep, ContractStep, Expected, PromotedDefault
 from specmatrix.matrix.incidents.replay import ALGORITHMS
 from specmatrix.matrix.incidents.verdict import differences, wrong_promotions
 from specmatrix.reports.compare import CellChange, ChangeState
@@ -114,7 +114,7 @@ def found():
 
 RIGHT = Expected(
     "red",
-    cells={**each("REGRESSED: lossless", "b"), **each("LOST", "c")},
+    cells={"b": "REGRESSED: lossless", "c": "LOST"},
     factor="topk > 1 x spec_version=v2",
     rewrites={"new topk: *": "red"},
     lost_pairs=("spec_version=v1 x topk=1",),
@@ -132,7 +132,7 @@ def test_the_expected_verdict_has_no_difference(found):
     [
         ({"verdict": "green"}, "the verdict is red, expected green"),
         ({"factor": ""}, "the factor is topk > 1 x spec_version=v2, expected none"),
-        ({"cells": each("REGRESSED: lossless", "b")}, "c is LOST, expected no change"),
+        ({"cells": {"b": "REGRESSED: lossless"}}, "c is LOST, expected no change"),
         ({"cells": {**RIGHT.cells, "d": "LOST"}}, "d is unchanged, expected LOST"),
         ({"cells": {**RIGHT.cells, "b": "REGRESSED: ledger"}}, "b is REGRESSED: lossless, expected REGRESSED: ledger"),
         ({"rewrites": {}}, "new topk: [4] -> 1 is red, expected no change"),
