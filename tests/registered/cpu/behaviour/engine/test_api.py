@@ -39,38 +39,11 @@ from tests.support.llama_engines import (
 CHAIN_OF_140 = (140, 1, 141)
 
 
-@pytest.mark.parametrize(("version", "page_size"), [("v1", 5), ("v2", 1)])
-@pytest.mark.parametrize("shape", [NONE, *DRAFTERS], ids=lambda s: "-".join(map(str, s)))
-def test_greedy_tokens_are_those_of_plain_decoding(shape, version, page_size):
-    llm = start_engine(shape, spec_version=version, page_size=page_size)
-    outputs = llm.generate(PROMPTS, GREEDY)
-    assert said(outputs) == plain()
-    at_rest(llm)
-    counters = llm.counters
-    assert (counters["overlap.in_flight"] > 0) == (version == "v2")
-    assert counters["decode.batched"] > 0 and counters["sample.greedy"] == sum(len(o.output_ids) for o in outputs)
-    if shape != NONE:
-        assert counters["spec.accepted"] > counters["decode.round"] / 2
-        assert (counters["tree.branched"] > 0) == (shape[2] > 1)
-
-
 HOT = (
     SamplingParams(max_new_tokens=24, temperature=0.8, seed=11, ignore_eos=True),
     SamplingParams(max_new_tokens=31, temperature=1.2, top_k=12, seed=12, ignore_eos=True),
     SamplingParams(max_new_tokens=27, temperature=1.0, top_p=0.9, seed=2**62, ignore_eos=True),
 )
-
-
-@pytest.mark.parametrize("version", ["v1", "v2"])
-@pytest.mark.parametrize("shape", [NONE, *DRAFTERS], ids=lambda s: "-".join(map(str, s)))
-def test_sampled_tokens_are_those_of_plain_decoding_with_the_same_seeds(shape, version):
-    llm = start_engine(shape, spec_version=version, page_size=3)
-    assert said(llm.generate(PROMPTS, HOT)) == plain(HOT)
-    at_rest(llm)
-    assert llm.counters["sample.random"] == 24 + 31 + 27
-    if shape != NONE:
-        assert llm.counters["spec.rejected"] > 0
-        assert (llm.counters["tree.compacted"] > 0) == (shape[2] > 1)
 
 
 @pytest.mark.parametrize(
@@ -106,35 +79,6 @@ def test_a_seed_decides_and_the_engines_own_is_used_without_one():
     assert first.output_ids == again.output_ids == default.output_ids != second.output_ids
 
 
-@pytest.mark.parametrize("shape", [NONE, DRAFTERS[3]], ids=["none", "tree"])
-def test_greedy_and_sampled_requests_share_a_batch(shape):
-    mixed = (GREEDY, HOT[1], SamplingParams(max_new_tokens=40, temperature=0.0, top_k=3, top_p=0.5))
-    llm = start_engine(shape)
-    outputs = llm.generate(PROMPTS, mixed)
-    assert said(outputs) == plain(mixed)
-    assert outputs[2].output_ids == plain()[2][0], "top_k and top_p do not touch a greedy request"
-    assert llm.counters["sample.greedy"] > 0 and llm.counters["sample.random"] == 31
-
-
-@pytest.mark.parametrize(("shape", "page_size"), list(zip(DRAFTERS, (1, 4, 4, 1), strict=True)), ids=str)
-def test_a_prefix_hit_changes_neither_tokens_nor_acceptance(shape, page_size):
-    """A page whose draft KV was computed for a different following token only lowers acceptance (sglang#10846)."""
-    cold = start_engine(shape, disable_radix_cache=True, page_size=page_size, strict_memory=0)
-    warm = start_engine(shape, page_size=page_size, max_total_tokens=400)
-    tokens = warm.tokenizer.encode(PROMPTS[1])
-    prompts = [tokens, tokens, *([*tokens[:n], *tokens[n + 1 :]] for n in (8, 9, 11, 16))]
-    reply = cold.generate([tokens], GREEDY)[0].output_ids
-    prompts.append([*tokens, *reply[:-1], *warm.tokenizer.encode(PROMPTS[0])[1:]])
-    for number, prompt in enumerate(prompts):
-        (expected,), (got,) = cold.generate([prompt], GREEDY), warm.generate([prompt], GREEDY)
-        assert got.output_ids == expected.output_ids
-        assert got.accept_lengths == expected.accept_lengths
-        assert expected.cached_tokens == 0 and (got.cached_tokens >= 4) == (number > 0)
-        assert got.cached_tokens % page_size == 0
-    assert got.cached_tokens > len(tokens), "a reply is a prefix of the next turn"
-    at_rest(warm)
-
-
 @pytest.mark.parametrize(("shape", "cached"), [(NONE, 12), (DRAFTERS[0], 11), (DRAFTERS[2], 11)])
 def test_a_drafter_that_looks_one_token_ahead_reuses_one_position_less(shape, cached):
     llm = start_engine(shape, page_size=1)
@@ -143,30 +87,6 @@ def test_a_drafter_that_looks_one_token_ahead_reuses_one_position_less(shape, ca
     llm.generate([tokens], GREEDY)
     (out,) = llm.generate([[*tokens[:12], other, other]], GREEDY)
     assert out.cached_tokens == cached
-
-
-@pytest.mark.parametrize("version", ["v1", "v2"])
-@pytest.mark.parametrize("shape", [NONE, DRAFTERS[0], DRAFTERS[3]], ids=lambda s: "-".join(map(str, s)))
-def test_a_tight_pool_retracts_and_gives_the_same_tokens(shape, version):
-    longest = max(len(start_engine().tokenizer.encode(p)) for p in PROMPTS) + 31
-    slack = 2 * max(1, shape[3])
-    llm = start_engine(shape, spec_version=version, page_size=3, max_total_tokens=-(-(longest + slack) // 3) * 3 + 24)
-    outputs = llm.generate(PROMPTS, HOT)
-    assert said(outputs) == plain(HOT)
-    assert llm.counters["retract.done"] > 0
-    assert sum(out.retractions for out in outputs) == llm.counters["retract.done"]
-    assert outputs[0].retractions == 0, "the oldest always proceeds"
-    at_rest(llm)
-
-
-@pytest.mark.parametrize("shape", [NONE, DRAFTERS[1]], ids=["none", "tree"])
-def test_chunked_prefill_gives_the_same_tokens_and_acceptance(shape):
-    whole = start_engine(shape, chunked_prefill_size=-1).generate(PROMPTS, GREEDY)
-    llm = start_engine(shape, chunked_prefill_size=7, page_size=5)
-    chunked = llm.generate(PROMPTS, GREEDY)
-    assert said(chunked) == said(whole) == plain()
-    assert [o.accept_lengths for o in chunked] == [o.accept_lengths for o in whole]
-    assert llm.counters["prefill.chunked"] > 3
 
 
 @pytest.mark.parametrize(

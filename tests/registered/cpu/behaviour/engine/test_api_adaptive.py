@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from itertools import groupby
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from specmatrix import HOME
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.memory.replay import replay
-from specmatrix.engine.core.schedule.request import Finish, SamplingParams
-from specmatrix.engine.core.schedule.session import SessionParams
+from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, padded
 from specmatrix.engine.executor import GraphRunner
 from specmatrix.errors import ConfigError
@@ -39,7 +37,6 @@ QUICK = {
 }
 # Lengths of the first request, of those that make eight of it, and of those that make thirty-two.
 LENGTHS = (90, *(44,) * 7, *(8,) * 24)
-BATCHES = (1, 8, 32, 8, 1)
 
 
 def start_engine(version="v2", algorithm="EAGLE3", config: object = QUICK, target="llama-mini", **more: object) -> LLM:
@@ -85,74 +82,6 @@ def at_rest(llm: LLM) -> None:
     assert llm.counters["stamp.checked"] > 0 and llm.counters["stamp.wrong"] == 0
 
 
-@pytest.mark.parametrize("version", [pytest.param("v1", marks=pytest.mark.nightly), "v2"])
-def test_batches_rise_and_fall_and_the_depth_follows(version):
-    llm = start_engine(version)
-    assert tuple(rising_and_falling(llm)) == plain()
-    at_rest(llm)
-    trace, counters = llm.readback()["adaptive"]["trace"], llm.counters
-    slots = [slot for slot, _ in groupby(record["slot"] for record in trace)]
-    assert slots == [1, 8, 32, 8, 1]
-    assert {record["batch_size"] for record in trace} >= set(BATCHES)
-    widths = {slot: {r["width"] for r in trace if r["slot"] == slot} for slot in (1, 8, 32)}
-    assert widths[32] == {2} and widths[1] <= {2, 4, 8} and widths[8] <= {2, 3, 6}
-    assert len(widths[1] | widths[8]) >= 3
-    assert counters["adaptive.switched_up"] and counters["adaptive.batch_switch"] >= 2
-    state = llm.readback()["adaptive"]
-    assert counters["adaptive.activated"] == counters["decode.round"] == state["activated"] == len(state["rounds"])
-    assert (counters["overlap.in_flight"] > 0) == (version == "v2")
-
-
-@pytest.mark.parametrize(
-    ("target", "algorithm", "version"),
-    [
-        ("llama-mini", "EAGLE", "v1"),
-        pytest.param("qwen3-mini", "EAGLE3", "v2", marks=pytest.mark.nightly),
-        pytest.param("deepseek-mini", "NEXTN", "v2", marks=pytest.mark.nightly),
-    ],
-)
-def test_every_adaptive_drafter_generates_the_same_at_every_depth(target, algorithm, version):
-    """Nine requests of different lengths: the batch shrinks from the second slot into the first."""
-    slots = QUICK | {"5": {"candidate_steps": [1, 2, 5]}, "8": {"candidate_steps": [1]}}
-    llm = start_engine(version, algorithm, slots, target)
-    each = [params(10 + 6 * i) for i in range(9)]
-    plain_llm = start_engine("v1", "NONE", target=target, disable_radix_cache=True)
-    alone = [plain_llm.generate([p], each[i])[0].output_ids for i, p in enumerate(PROMPTS[:9])]
-    outputs = llm.generate(PROMPTS[:9], each)
-    assert [out.output_ids for out in outputs] == alone
-    trace = llm.readback()["adaptive"]["trace"]
-    rounds = sorted(
-        (width, length - 1)
-        for out in outputs
-        for width, length in zip(out.round_widths, out.accept_lengths, strict=True)
-    )
-    assert rounds == sorted((record["width"], drafts) for record in trace for drafts in record["correct"])
-    assert {record["slot"] for record in trace} == {1, 5, 8} and len({record["width"] for record in trace}) > 2
-    assert llm.counters["spec.accepted"] > 0 and not llm.resolved.enable_multi_layer_eagle
-    at_rest(llm)
-
-
-@pytest.mark.parametrize("version", [pytest.param("v1", marks=pytest.mark.nightly), "v2"])
-def test_a_streaming_session_inherits_exactly_under_a_moving_depth(version):
-    llm = start_engine(version, enable_streaming_session=True, chunked_prefill_size=16)
-    fresh = start_engine("v1", "NONE", disable_radix_cache=True)
-    name, history = llm.open_session(1000, streaming=True), []
-    for turn, text in enumerate((PROMPTS[0], "\nQuestion: And half of it?\nAnswer:", "\nQuestion: Twice?\nAnswer:")):
-        (out,) = llm.generate([text], params(23), SessionParams(name))
-        # Others change the batch, and so the slot, between two turns.
-        llm.generate(PROMPTS[1:9], params(6))
-        inherited = len(history)
-        history += llm.tokenizer.encode(text)[1 if turn else 0 :]
-        assert out.output_ids == fresh.generate([history], params(23))[0].output_ids
-        # The last position that is inherited is computed again.
-        assert turn == 0 or inherited - 1 <= out.cached_tokens + 1 <= inherited
-        assert turn == 0 or version == "v1" or out.cached_tokens + 1 == inherited
-        history += out.output_ids
-    llm.close_session(name)
-    assert len({record["width"] for record in llm.readback()["adaptive"]["trace"]}) > 2
-    at_rest(llm)
-
-
 def test_poor_drafts_lower_the_depth():
     llm = start_engine(
         config={"1": {"candidate_steps": [1, 5], "ema_alpha": 0.5, "update_interval": 1, "warmup_batches": 1}}
@@ -163,33 +92,6 @@ def test_poor_drafts_lower_the_depth():
     none = start_engine("v1", "NONE", disable_radix_cache=True)
     assert out.output_ids == none.generate(PROMPTS[:1], hot)[0].output_ids
     assert llm.readback()["adaptive"]["steps"] == 1 and llm.counters["adaptive.switched_down"] > 0
-    at_rest(llm)
-
-
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_the_same_prompt_gives_the_same_tokens_in_every_slot(version):
-    """Each slot has its own depth; one prompt passes through all of them, alone, among eight and among 32."""
-    slots = {"1": {"candidate_steps": [7]}, "8": {"candidate_steps": [3]}, "32": {"candidate_steps": [1]}}
-    llm = start_engine(version, config=slots)
-    for size, width in ((1, 8), (8, 4), (32, 2)):
-        outputs = llm.generate(PROMPTS[:size], params(9))
-        assert [out.output_ids for out in outputs[:7]] == [ids[:9] for ids in plain()[: min(size, 7)]]
-        trace = llm.readback()["adaptive"]["trace"]
-        assert {record["width"] for record in trace if record["batch_size"] == size} == {width}
-    at_rest(llm)
-
-
-def test_retraction_and_abort_under_a_moving_depth():
-    llm = start_engine(max_total_tokens=228, max_running_requests=6, disable_radix_cache=True)
-    rids = [llm.add(PROMPTS[i], params(LENGTHS[i])) for i in range(5)]
-    while llm.step():
-        if len(llm.request(rids[1]).output) >= 3:
-            llm.abort(rids[1])
-    outputs = [llm.take(rid) for rid in rids]
-    assert outputs[1].finish == Finish("abort")
-    assert outputs[1].output_ids == plain()[1][: len(outputs[1].output_ids)]
-    assert [out.output_ids for i, out in enumerate(outputs) if i != 1] == [plain()[i] for i in (0, 2, 3, 4)]
-    assert llm.counters["retract.done"] > 0 and llm.counters["adaptive.switched_up"] > 0
     at_rest(llm)
 
 

@@ -97,10 +97,3 @@ def test_a_page_is_keyed_by_its_own_tokens(zoo, draft, truth):
     (proposals,) = run(llm, [other], [longer], NEW)
     assert llm.loop.counters.counts["prefix.hit"] - before == shared
     check(zoo, draft, proposals, longer, BLOCK)
-
-
-def test_rounds_depend_on_no_timing_page_or_chunk(zoo, draft, truth):
-    prompts, truths = [p for p, _ in truth], [t for _, t in truth]
-    places = [place for name, place in PLACES.items() if name not in ("narrow", "retracted")]
-    first, *others = [run(start_engine(zoo, draft, **place), prompts, truths, NEW) for place in places]
-    assert all(other == first for other in others)

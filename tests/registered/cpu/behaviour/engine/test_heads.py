@@ -154,25 +154,3 @@ def test_a_cached_prompt_drafts_the_same(zoo, drafts, truth, kind):
     drafting = oracle(zoo, drafts[kind], kind, longer)
     for proposal in proposals:
         drafting.check_chain(proposal)
-
-
-def test_a_retracted_request_drafts_as_if_nothing_had_happened(zoo, drafts, truth):
-    """Its draft KV is recomputed for its prompt and all generated tokens."""
-    prompts, truths = [p for p, _ in truth] * 2, [t for _, t in truth] * 2
-    llm = start_engine(zoo, drafts["eagle"], CHAIN, max_total_tokens=150, page_size=5, disable_radix_cache=True)
-    found = run(llm, prompts, truths, NEW)
-    assert llm.loop.counters.counts["retract.done"] > 0
-    for proposals, tokens in zip(found, truths, strict=True):
-        drafting = oracle(zoo, drafts["eagle"], "eagle", tokens)
-        for proposal in proposals:
-            drafting.check_chain(proposal)
-
-
-@pytest.mark.parametrize("kind", ["eagle", "eagle3-deep"])
-@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
-def test_rounds_depend_on_no_timing_page_or_chunk(zoo, drafts, truth, kind, shape):
-    prompts, truths = [p for p, _ in truth], [t for _, t in truth]
-    first, *others = [
-        run(start_engine(zoo, drafts[kind], shape, **place), prompts, truths, NEW) for place in PLACES.values()
-    ]
-    assert all(other == first for other in others)

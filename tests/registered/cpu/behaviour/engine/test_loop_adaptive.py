@@ -117,20 +117,6 @@ def test_width_moves_while_rounds_are_in_flight(lag):
     assert len(widths(loop)) >= 3 and counts["adaptive.activated"] == counts["decode.round"]
 
 
-def test_a_tight_pool_retracts_under_changing_widths():
-    loop = toy_loop(lag=1, page_size=2, pages=26, slots=EAGER, width=4, rows=4)
-    requests = run(loop, [([i, 1, 2], 16, (), None) for i in range(4)])
-    assert loop.counters.counts["retract.done"] > 0 and len(widths(loop)) > 2
-    assert [r.output for r in requests] == [reference(r.prompt, r.params)[0] for r in requests]
-
-
-def test_an_abort_under_changing_widths_leaves_the_others_right():
-    loop = toy_loop(lag=1, page_size=2, pages=80, slots=EAGER, width=4, rows=4)
-    requests = run(loop, [([i, 1], 20, (), 5 if i == 1 else None) for i in range(4)])
-    assert requests[1].finish == Finish("abort") and len(widths(loop)) > 2
-    assert all(r.output == reference(r.prompt, r.params)[0] for r in requests if r is not requests[1])
-
-
 def test_a_round_counts_for_the_slot_of_its_own_batch_and_width():
     """At lag 1 a result arrives after a request joined or left."""
     loop = toy_loop(lag=1, page_size=4, pages=80, slots=EAGER, width=4, rows=4)

@@ -163,14 +163,6 @@ def test_layers_of_a_different_checkpoint_may_be_named(folder, truth, tmp_path):
         drafting.check_chain(proposal)
 
 
-@pytest.mark.parametrize("shape", [(3, 1, 4), (4, 1, 5), (3, 2, 6)])
-def test_rounds_depend_on_no_timing_page_or_chunk(folder, truth, shape):
-    prompts, truths = [p for p, _ in truth], [t for _, t in truth]
-    places = [place for name, place in PLACES.items() if name != "retracted"]
-    first, *others = [run(start_engine(folder, *shape, **place), prompts, truths, NEW) for place in places]
-    assert all(other == first for other in others)
-
-
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_long_cached_prompt_beside_a_long_new_one(folder, steps):
     """The new one's tokens pad the cached one's last token, far past the positions that the models know."""

@@ -33,44 +33,6 @@ def plain():
     return {params: [o.output_ids for o in llm.generate(PROMPTS, params)] for params in (GREEDY, HOT)}
 
 
-@pytest.mark.parametrize(
-    ("params", "asked"),
-    [
-        (GREEDY, {}),
-        (HOT, {"speculative_eagle_topk": 1, "page_size": 3}),
-        (GREEDY, {"speculative_ngram_match_type": "PROB", "page_size": 16}),
-        (HOT, {"speculative_num_steps": 2, "speculative_eagle_topk": 3, "chunked_prefill_size": 7}),
-        (
-            HOT,
-            {
-                "speculative_num_draft_tokens": 5,
-                "speculative_ngram_max_trie_depth": 3,
-                "speculative_ngram_capacity": 40,
-            },
-        ),
-        (GREEDY, {"max_total_tokens": 132, "page_size": 4, "max_running_requests": 3}),
-    ],
-    ids=["default", "chain", "prob", "shallow", "tiny-index", "tight"],
-)
-def test_tokens_are_those_of_plain_decoding(zoo, plain, params, asked):
-    llm = start_engine(zoo, **asked)
-    for _ in range(2):
-        assert [o.output_ids for o in llm.generate(PROMPTS, params)] == plain[params]
-    assert llm.counters["stamp.wrong"] == 0 and llm.counters["stamp.checked"] > 0
-    if "max_total_tokens" in asked:
-        assert llm.counters["retract.done"] > 0
-
-
-@pytest.mark.parametrize(("target", "topk"), [("qwen3-mini", 4), ("deepseek-mini", 1)])
-def test_every_target_keeps_its_tokens(zoo, target, topk):
-    """Sliding windows and latent KV concern only the target."""
-    said = [o.output_ids for o in LLM(EngineConfig(target), zoo).generate(PROMPTS, GREEDY)]
-    llm = LLM(EngineConfig(target, "NGRAM", speculative_eagle_topk=topk, page_size=4, **STRICT), zoo)
-    for _ in range(2):
-        assert [o.output_ids for o in llm.generate(PROMPTS, GREEDY)] == said
-    assert llm.counters["spec.accepted"] > 20 and llm.counters["stamp.wrong"] == 0
-
-
 def test_an_earlier_text_is_accepted_almost_completely(zoo):
     llm = start_engine(zoo)
     first, again = (llm.generate(PROMPTS[:1], GREEDY)[0] for _ in range(2))

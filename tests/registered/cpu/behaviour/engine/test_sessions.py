@@ -134,103 +134,6 @@ def talk(llm: LLM, name: str, text: str, params: SamplingParams):
     return out
 
 
-@pytest.mark.parametrize("page_size", [1, 7, 64])
-@pytest.mark.parametrize("version", ["v1", "v2"])
-@pytest.mark.parametrize("shape", [NONE, CHAIN, TREE], ids=lambda s: "-".join(map(str, s)))
-def test_a_turn_generates_what_the_whole_history_would_and_inherits_all_computed_kv(shape, version, page_size):
-    llm = start_engine(shape, spec_version=version, page_size=page_size, chunked_prefill_size=16)
-    for ends in (ENDS, SHORT):
-        name = llm.open_session(1000, streaming=True)
-        shown = 0
-        for turn, (text, params) in enumerate(zip(TURNS, ends, strict=True)):
-            held = llm.loop.scheduler.ledger.accounts.get(llm.sessions.sessions[name].account)
-            kept = 0 if held is None else held.committed
-            out = talk(llm, name, text, params)
-            assert (out.output_ids, out.text, out.finish) == resent(ends)[turn]
-            assert out.prompt_tokens == shown + len(llm.tokenizer.encode(text)) - (turn > 0)
-            if turn:
-                # v1 has not computed the last token unless it accepted one behind it; v2 always has.
-                assert shown - 1 <= kept <= shown
-                # Draft KV of the last position waited for the turn's first token, unless a cached page holds it.
-                span = min(llm.loop.scheduler.cache.key_span, kept - held.shared * page_size)
-                assert out.cached_tokens == kept - span
-                assert version == "v1" or kept == shown
-                assert version == "v2" or shape != NONE or kept == shown - 1
-            shown = out.prompt_tokens + len(out.output_ids)
-        llm.close_session(name)
-    assert llm.counters["session.inherited"] > 0 and llm.counters["session.held"] == 6
-    assert shape == NONE or version == "v1" or llm.counters["session.trimmed"] > 0
-    at_rest(llm)
-
-
-def sizes(steps: int, topk: int, nodes: int) -> dict[str, object]:
-    names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
-    return dict(zip(names, (steps, topk, nodes), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("target", "algorithm", "draft", "version", "page_size", "shape"),
-    [
-        ("llama-mini", "EAGLE", "llama-mini-eagle", "v2", 7, sizes(3, 3, 8)),
-        ("llama-mini", "DFLASH", "llama-mini-dflash", "v2", 7, {}),
-        ("llama-mini", "NGRAM", None, "v1", 7, {"speculative_num_draft_tokens": 8}),
-        ("qwen3-mini", "NONE", None, "v1", 16, {}),
-        ("qwen3-mini", "STANDALONE", "qwen3-mini-standalone", "v1", 1, sizes(3, 1, 4)),
-        ("qwen3-mini", "EAGLE3", "qwen3-mini-eagle3", "v2", 16, sizes(3, 3, 8)),
-        ("deepseek-mini", "NEXTN", None, "v1", 16, sizes(3, 3, 8)),
-        ("deepseek-mini", "NEXTN", None, "v2", 7, sizes(2, 1, 3)),
-    ],
-    ids=lambda value: "" if isinstance(value, dict) or value is None else str(value),
-)
-def test_every_other_drafter_and_target_generate_and_accept_the_same(
-    target, algorithm, draft, version, page_size, shape
-):
-    """Full and sliding layers, latent attention, blocks and chained layers: rounds as with the history sent again."""
-    path = {} if draft is None else {"speculative_draft_model_path": draft}
-    llm = start_engine(
-        target=target,
-        speculative_algorithm=algorithm,
-        spec_version=version,
-        page_size=page_size,
-        chunked_prefill_size=32,
-        disable_radix_cache=True,
-        **path,
-        **shape,
-    )
-    name = llm.open_session(1000, streaming=True)
-    history: list[int] = []
-    for turn, (text, params) in enumerate(zip(TURNS, ENDS, strict=True)):
-        shown = len(history)
-        history += llm.tokenizer.encode(text)[1 if history else 0 :]
-        (again,) = llm.generate([history], params)
-        out = talk(llm, name, text, params)
-        assert (out.output_ids, out.text, out.finish) == (again.output_ids, again.text, again.finish)
-        # The n-gram index reads every text of the server, so whoever says it second drafts it better.
-        assert algorithm == "NGRAM" or out.accept_lengths == again.accept_lengths
-        inherited = out.cached_tokens + llm.loop.scheduler.cache.key_span
-        assert turn == 0 or shown - (version == "v1") <= inherited <= shown
-        history += out.output_ids
-    assert (llm.counters["window.slid"] > 0) == (target == "qwen3-mini")
-    llm.close_session(name)
-    at_rest(llm)
-
-
-@pytest.mark.parametrize("shape", [STANDALONE, CHAIN, TREE], ids=lambda s: "-".join(map(str, s)))
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_an_inherited_history_drafts_as_well_as_one_sent_again(shape, version):
-    """Draft KV is inherited too, and the slot at the seam is paired with the new turn's first token."""
-    llm = start_engine(shape, spec_version=version, page_size=4, disable_radix_cache=True)
-    name = llm.open_session(1000, streaming=True)
-    history: list[int] = []
-    for text, params in zip(TURNS, ENDS, strict=True):
-        history += llm.tokenizer.encode(text)[1 if history else 0 :]
-        (again,) = llm.generate([history], params)
-        out = talk(llm, name, text, params)
-        assert (out.output_ids, out.accept_lengths) == (again.output_ids, again.accept_lengths)
-        history += out.output_ids
-    assert llm.counters["spec.accepted"] > 30
-
-
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_aborted_turns_leave_the_session_as_it_was(version):
     llm = start_engine(CHAIN, spec_version=version, page_size=4)
@@ -278,34 +181,6 @@ def test_a_turn_may_end_at_the_last_position_of_the_context(shape, version):
     assert out.cached_tokens > 0 and max(out.accept_lengths) > 2
     assert llm.counters["finish.context"] == 1 and plain.counters["finish.context"] == 0
     llm.close_session(name)
-    at_rest(llm)
-
-
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_more_sessions_than_memory_beside_plain_requests(page_size):
-    llm = start_engine(CHAIN, page_size=page_size, max_total_tokens=512, context_length=256, disable_radix_cache=True)
-    names = [llm.open_session(1000, streaming=True) for _ in range(4)]
-    for turn, (text, params) in enumerate(zip(TURNS, ENDS, strict=True)):
-        sessions = [*map(SessionParams, names), None]
-        *outs, plain = llm.generate([text] * 4 + [TURNS[0]], [params] * 4 + [ENDS[0]], sessions)
-        assert {(out.output_ids, out.text, out.finish) for out in outs} == {resent(ENDS)[turn]}
-        assert plain.output_ids == resent(ENDS)[0][0]
-    assert llm.counters["session.dropped"] > 0 and llm.counters["session.inherited"] > 0
-    for name in names:
-        llm.close_session(name)
-    at_rest(llm)
-
-
-def test_a_retracted_turn_generates_the_same_tokens():
-    llm = start_engine(CHAIN, page_size=4, max_total_tokens=256, context_length=240, disable_radix_cache=True)
-    names = [llm.open_session(1000, streaming=True) for _ in range(3)]
-    long = SamplingParams(max_new_tokens=60, ignore_eos=True)
-    first = llm.generate([TURNS[0]] * 3, ENDS[0], [*map(SessionParams, names)])
-    second = llm.generate([TURNS[1]] * 3, long, [*map(SessionParams, names)])
-    assert llm.counters["retract.done"] > 0 and sum(out.retractions for out in second) > 0
-    assert {out.output_ids for out in first} == {resent(ENDS)[0][0]} and len({out.output_ids for out in second}) == 1
-    for name in names:
-        llm.close_session(name)
     at_rest(llm)
 
 
@@ -365,14 +240,6 @@ def test_streaming_sessions_are_off_by_default():
     ):
         llm.open_session(1000, streaming=True)
     assert llm.open_session(1000) == "session-1"
-
-
-def test_text_streams_within_a_session():
-    llm = start_engine(CHAIN)
-    name = llm.open_session(1000, streaming=True)
-    for turn, (text, params) in enumerate(zip(TURNS, ENDS, strict=True)):
-        assert "".join(llm.stream(text, params, SessionParams(name))) == resent(ENDS)[turn][1]
-    assert llm.counters["session.inherited"] > 0
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
