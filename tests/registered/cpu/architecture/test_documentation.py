@@ -24,8 +24,6 @@ from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.selection import select
 from specmatrix.matrix.faults.loader import catalogue
 
-README_LINES = 120
-PICTURE_BYTES = 150_000
 README = HOME / "README.md"
 GUIDES = [*sorted(HOME.glob("*.md")), *sorted(HOME.glob("docs/*.md")), *sorted(HOME.glob("tests/*.md"))]
 PAGES = [*GUIDES, *sorted(HOME.glob("reports/*/*.md"))]
@@ -282,9 +280,3 @@ def test_python_blocks_work(page: Path, text: str):
     code = compile(text, name(page), "exec")
     if page.name not in READS_REPORTS:
         exec(code, {"__name__": "example"})
-
-
-def test_the_readme_is_short_and_its_picture_small():
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= README_LINES
-    pictures = [HOME / target for target in LINK.findall(README.read_text(encoding="utf-8")) if target.endswith(".png")]
-    assert pictures and all(picture.stat().st_size < PICTURE_BYTES for picture in pictures)

@@ -10,7 +10,6 @@ import pytest
 from specmatrix.cli import main
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.session_kv import SessionKV
-from specmatrix.engine.core.schedule.request import Phase
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.session import Sessions
 from specmatrix.matrix.simulation.command import SHOWN, failure_text
@@ -42,16 +41,6 @@ def held_one_short(monkeypatch):
     monkeypatch.setattr(SessionKV, "hold", lambda self, account, keep: hold(self, account, max(1, keep - 1)))
 
 
-def overshoot_kept(monkeypatch):
-    """Tokens accepted past the end stay in the session (sglang#22897)."""
-
-    def kept(self, request):
-        account = self.ledger.accounts[request.account]
-        return account.committed if request.holds and not request.retracting else 0
-
-    monkeypatch.setattr(Scheduler, "kv_to_keep", kept)
-
-
 def page_leaked_by_hold(monkeypatch):
     """The tail of a held account is cut from the row and never freed (sglang#21875)."""
     hold = Ledger.hold
@@ -69,40 +58,6 @@ def sessions_pinned(monkeypatch):
     """Pages held by a session are never taken (sglang#27024): the queue waits forever."""
     monkeypatch.setattr(SessionKV, "drop", lambda self, waiting, spare: False)
     monkeypatch.setattr(SessionKV, "droppable", lambda self, spare, pinned: 0)
-
-
-def released_before_drained(monkeypatch):
-    """A stopped request gives its pages back while a round in flight still writes them."""
-
-    def release(self, requests):
-        for request in requests:
-            if request.phase is Phase.DRAINING:
-                self.ledger.accounts[request.account].in_flight.clear()
-                self._release(request)
-
-    monkeypatch.setattr(Scheduler, "release_drained", release)
-
-
-def rolled_back_to_committed(monkeypatch):
-    """An aborted turn leaves its own tokens' KV to the session (sglang#22273)."""
-    kept = Scheduler.kv_to_keep
-
-    def keep(self, request):
-        found = kept(self, request)
-        aborted = request.finish is not None and request.finish.reason == "abort"
-        return self.ledger.accounts[request.account].committed if found and aborted else found
-
-    monkeypatch.setattr(Scheduler, "kv_to_keep", keep)
-
-
-def drifting(monkeypatch):
-    """A turn that is aborted while it computes the end of its session again takes the rest of it."""
-    kept = Scheduler.kv_to_keep
-    monkeypatch.setattr(
-        Scheduler,
-        "kv_to_keep",
-        lambda self, request: min(kept(self, request), self.ledger.accounts[request.account].committed),
-    )
 
 
 def forgetful(monkeypatch):
@@ -139,12 +94,8 @@ def said_after_its_abort(monkeypatch):
     ("plant", "error", "events"),
     [
         (held_one_short, "its session keeps", 1),
-        (overshoot_kept, "its session keeps", 1),
         (page_leaked_by_hold, "law 1", 1),
         (sessions_pinned, "no request can run and nothing is in flight", 2),
-        (released_before_drained, "", 1),
-        (rolled_back_to_committed, "its session keeps", 3),
-        (drifting, "its session keeps", 3),
         (forgetful, " builds the prompt (", 2),
         (dropped_by_an_abort, "an abort changed the positions of other sessions from {", 3),
         (said_after_its_abort, " before its abort; plain decoding gives [", 2),

@@ -254,41 +254,20 @@ def test_metrics_count_requests_and_pages(server: RunningServer):
         ({"input_ids": [0.5]}, "input_ids.0 is 0.5; allowed: a valid integer or a valid list"),
         ({"input_ids": [[-1]]}, "input_ids.0.0 is -1; allowed: greater than or equal to 0"),
         ({"text": "a", "sampling_params": 1}, "sampling_params is 1; allowed: a valid dictionary or a valid list"),
-        (
-            {"text": "a", "sampling_params": {"max_new_tokens": -1}},
-            "sampling_params.max_new_tokens is -1; allowed: greater than or equal to 0",
-        ),
-        (
-            {"text": "a", "sampling_params": [{"stop": [""], "n": 0}]},
-            "sampling_params.0.stop.0 is ''; allowed: a string with at least 1 character",
-        ),
-        (
-            {"text": "a", "sampling_params": {"logit_bias": {"-": 1}}},
-            "sampling_params.logit_bias.- is '-'; allowed: a string of the pattern '^",
-        ),
+        ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens is -1; allowed"),
+        ({"text": "a", "sampling_params": [{"stop": [""], "n": 0}]}, "sampling_params.0.stop.0 is ''; allowed: a"),
+        ({"text": "a", "sampling_params": {"logit_bias": {"-": 1}}}, "sampling_params.logit_bias.- is '-'; allowed: a"),
         ({"text": "a", "session_params": {}}, "session_params.id is missing"),
         ({"text": "a", "maxNewTokens": 3}, "maxNewTokens is unknown; the OpenAPI description at /openapi.json lists"),
         ({"text": []}, "the prompt is empty; allowed: a text, token ids, or a list of these"),
-        (
-            {"text": "a", "sampling_parms": {}},
-            "sampling_parms is unknown; the OpenAPI description at /openapi.json lists",
-        ),
+        ({"text": "a", "sampling_parms": {}}, "sampling_parms is unknown; the OpenAPI description at /openapi.json"),
         ({"text": "a", "sampling_params": {"top_p": 0}}, "top_p is 0.0; allowed: above 0 and at most 1"),
         ({"text": "a", "sampling_params": {"regex": "a*"}}, "regex is 'a*'; allowed: null, as this engine has no such"),
-        (
-            {"text": "a", "sampling_params": {"skip_special_tokens": False}},
-            "skip_special_tokens is false; allowed: true",
-        ),
+        ({"text": "a", "sampling_params": {"skip_special_tokens": False}}, "skip_special_tokens is false; allowed"),
         ({"text": "a", "rid": ["b", "c"]}, "rid: values 2, prompts 1; allowed: one value, or one per prompt"),
-        (
-            {"text": ["a", "b"], "rid": ["b", "b"]},
-            "rid 'b' belongs to a request that has not ended; choose another one",
-        ),
+        ({"text": ["a", "b"], "rid": ["b", "b"]}, "rid 'b' belongs to a request that has not ended; choose another"),
         ({"input_ids": [999]}, "prompt token 999 is outside the vocabulary"),
-        (
-            {"input_ids": [1] * 9000},
-            "prompt (9000) plus max_new_tokens (128) is 9128 tokens; allowed: at most the",
-        ),
+        ({"input_ids": [1] * 9000}, "prompt (9000) plus max_new_tokens (128) is 9128 tokens; allowed: at most the"),
         (
             {"text": "a", "sampling_params": {"n": 2}, "session_params": {"id": "x"}},
             "n is 2; allowed: 1 for a session's",

@@ -51,22 +51,10 @@ REFUSED = {
         partial(store_kv, torch.zeros(4, 5).t(), SLOTS, KV, checked=True),
         r"store_kv: rows is not contiguous \(strides \[1, 5\]\)",
     ),
-    "store_kv dtype": (
-        partial(store_kv, ROWS, SLOTS, KV.double(), checked=True),
-        "store_kv: kv is float64, must be float32",
-    ),
-    "store_kv index dtype": (
-        partial(store_kv, ROWS, SLOTS.int(), KV, checked=True),
-        "store_kv: slots is int32, must be int64",
-    ),
-    "store_kv range": (
-        partial(store_kv, ROWS, SLOTS + 2, KV, checked=True),
-        r"store_kv: slots holds values from 3 to 5, must be in \[0, 5\)",
-    ),
-    "compact_kv shape": (
-        partial(compact_kv, ROWS[None], SLOTS, SLOTS[:1]),
-        r"compact_kv: source has shape \[2\], must be \[1\]",
-    ),
+    "store_kv dtype": (partial(store_kv, ROWS, SLOTS, KV.double(), checked=True), "store_kv: kv is float64, must be"),
+    "store_kv index dtype": (partial(store_kv, ROWS, SLOTS.int(), KV, checked=True), "store_kv: slots is int32, must"),
+    "store_kv range": (partial(store_kv, ROWS, SLOTS + 2, KV, checked=True), r"store_kv: slots holds values from 3 to"),
+    "compact_kv shape": (partial(compact_kv, ROWS[None], SLOTS, SLOTS[:1]), r"compact_kv: source has shape \[2\]"),
     "compact_kv range": (
         partial(compact_kv, ROWS[None], SLOTS - 2, SLOTS, checked=True),
         r"compact_kv: source holds values from -1 to 1, must be in \[0, 5\)",
@@ -75,14 +63,8 @@ REFUSED = {
         partial(compact_kv, ROWS[None, ::2], SLOTS - 1, SLOTS - 1, checked=True),
         "compact_kv: data is not contiguous",
     ),
-    "plan_reads bias": (
-        partial(plan, bias=torch.zeros(2, 1, 1, 5)),
-        r"paged_attention: bias has shape \[2, 1, 1, 5\], must be \[2, 1, W, 6\]",
-    ),
-    "plan_reads value_dim": (
-        partial(plan, value_dim=9),
-        "paged_attention: value_dim must be between 1 and head_dim 8, got 9",
-    ),
+    "plan_reads bias": (partial(plan, bias=torch.zeros(2, 1, 1, 5)), r"paged_attention: bias has shape \[2, 1, 1, 5\]"),
+    "plan_reads value_dim": (partial(plan, value_dim=9), "paged_attention: value_dim must be between 1 and head_dim 8"),
     "plan_reads heads": (partial(plan, heads=3), "paged_attention: heads must be a multiple of kv_heads 2, got 3"),
     "plan_reads dtype": (
         partial(plan, read_slots=torch.zeros(2, 6, dtype=torch.int32), checked=True),
@@ -96,14 +78,8 @@ REFUSED = {
         lambda: paged_attention(torch.zeros(2, 2, 4, 8), torch.zeros(12, 8), plan()),
         r"paged_attention: q has shape \[2, 2, 4, 8\], must be \[2, 1, 4, 8\]",
     ),
-    "tree_layout shape": (
-        partial(tree_layout, TREE[0]),
-        r"tree_layout: parents has shape \[3\], must be \[B, N >= 1\]",
-    ),
-    "tree_layout root": (
-        partial(tree_layout, torch.tensor([[0, 0]]), checked=True),
-        "tree_layout: parents must be -1 for node 0 and an earlier node for every other",
-    ),
+    "tree_layout shape": (partial(tree_layout, TREE[0]), r"tree_layout: parents has shape \[3\], must be \[B, N >="),
+    "tree_layout root": (partial(tree_layout, torch.tensor([[0, 0]]), checked=True), "tree_layout: parents must be -1"),
     "tree_layout order": (
         partial(tree_layout, torch.tensor([[-1, 2, 0]]), checked=True),
         "tree_layout: parents must be -1 for node 0 and an earlier node for every other",
@@ -112,14 +88,8 @@ REFUSED = {
         partial(tree_layout, torch.tensor([[-1, -1]]), checked=True),
         "tree_layout: parents must be -1 for node 0 and an earlier node for every other",
     ),
-    "accept_path shape": (
-        partial(accept_path, IDS, TREE, IDS[:, :2], 1),
-        r"accept_path: emit has shape \[1, 2\], must be \[1, 3\]",
-    ),
-    "accept_path depth": (
-        partial(accept_path, IDS, TREE, IDS, 3),
-        "accept_path: depth must be between 0 and 2, got 3",
-    ),
+    "accept_path shape": (partial(accept_path, IDS, TREE, IDS[:, :2], 1), r"accept_path: emit has shape \[1, 2\]"),
+    "accept_path depth": (partial(accept_path, IDS, TREE, IDS, 3), "accept_path: depth must be between 0 and 2, got 3"),
     "accept_path equal siblings": (
         partial(accept_path, torch.tensor([[5, 6, 6]]), TREE, IDS, 1, checked=True),
         "accept_path: two children of one node have the same token; siblings must be distinct",
@@ -153,26 +123,14 @@ REFUSED = {
     ),
     "uniform position": (partial(uniform, NONE, NONE), r"uniform: position has shape \[1\], must be \[B, W\]"),
     "uniform seed": (partial(uniform, SLOTS, NONE[None]), r"uniform: seed has shape \[2\], must be \[1\]"),
-    "uniform dtype": (
-        partial(uniform, NONE.int(), NONE[None]),
-        "uniform: seed is int32, must be int64",
-    ),
-    "draw coins": (
-        partial(draw, torch.zeros(1, 3, 5), COINS, ONE, NONE, ONE),
-        r"draw: coins has shape \[1, 2\], must be \[1, 3\]",
-    ),
+    "uniform dtype": (partial(uniform, NONE.int(), NONE[None]), "uniform: seed is int32, must be int64"),
+    "draw coins": (partial(draw, torch.zeros(1, 3, 5), COINS, ONE, NONE, ONE), r"draw: coins has shape \[1, 2\], must"),
     "matmul x": (partial(matmul, ONE, KV), r"matmul: x has shape \[1\], must be \[M, K\]"),
     "matmul weight": (partial(matmul, KV, KV), r"matmul: weight has shape \[2, 4\], must be \[4, N\]"),
-    "matmul out": (
-        partial(matmul, KV, KV.t(), torch.zeros(2, 3)),
-        r"matmul: out has shape \[2, 3\], must be \[2, 2\]",
-    ),
+    "matmul out": (partial(matmul, KV, KV.t(), torch.zeros(2, 3)), r"matmul: out has shape \[2, 3\], must be \[2, 2\]"),
     "matmul add": (partial(matmul, KV, KV.t(), add=True), "matmul: add=True requires out"),
     "matmul dtype": (partial(matmul, KV, KV.t().double(), checked=True), "matmul: weight is float64, must be float32"),
-    "matmul precision": (
-        partial(matmul, KV.double(), KV.t(), checked=True),
-        "matmul: x is float64, must be float32, bfloat16, float16",
-    ),
+    "matmul precision": (partial(matmul, KV.double(), KV.t(), checked=True), "matmul: x is float64, must be float32"),
     "fused_linear rows": (
         lambda: fused_linear(torch.ones(MAX_ROWS + 1, 4), torch.ones(4, 4), torch.ones(MAX_ROWS + 1, 4)),
         r"fused_linear: x has shape \[65, 4\], must be \[<= 64, 4\]",
@@ -181,16 +139,10 @@ REFUSED = {
         lambda: fused_linear(KV, torch.ones(4, 4), torch.ones(1, 4)),
         r"fused_linear: out has shape \[1, 4\], must be \[2, N\]",
     ),
-    "fused_linear weight": (
-        partial(join, torch.ones(4, 3)),
-        r"fused_linear: weight has shape \[4, 3\], must be \[4, 4\]",
-    ),
+    "fused_linear weight": (partial(join, torch.ones(4, 3)), r"fused_linear: weight has shape \[4, 3\], must be \[4"),
     "fused_linear gates": (partial(join, gated=True), r"fused_linear: weight has shape \[4, 4\], must be \[4, 8\]"),
     "fused_linear sums": (partial(join, sums=ONE), r"fused_linear: sums has shape \[1\], must be \[2, parts\]"),
-    "fused_linear rotation": (
-        partial(join, rotation=TURN, heads=2),
-        r"fused_linear: rotation has shape \[2, 2\], must be \[2, <= 4 / \(2 \* 2\)\]",
-    ),
+    "fused_linear rotation": (partial(join, rotation=TURN, heads=2), r"fused_linear: rotation has shape \[2, 2\]"),
     "fused_linear scaled": (
         partial(join, next_norm=NextNorm(torch.ones(4), KV[:1], torch.zeros(2, 1))),
         r"fused_linear: scaled has shape \[1, 4\], must be \[2, 4\]",
@@ -203,20 +155,11 @@ REFUSED = {
         partial(join, add=True, rotation=TURN, heads=1),
         "fused_linear: at most one of rotation, add and gated may be set",
     ),
-    "fused_linear dtype": (
-        partial(join, torch.ones(4, 4).double(), checked=True),
-        "fused_linear: weight is float64, must be float32",
-    ),
+    "fused_linear dtype": (partial(join, torch.ones(4, 4).double(), checked=True), "fused_linear: weight is float64"),
     "rms_norm x": (partial(rms_norm, ONE, KV, 0.1), r"rms_norm: x has shape \[1\], must be \[M, 8\]"),
     "rms_norm weights": (partial(rms_norm, KV, ONE, 0.1), r"rms_norm: weight has shape \[1\], must be \[G, width\]"),
-    "rms_norm out": (
-        partial(rms_norm, KV, ROWS[:1], 0.1, out=KV[:1]),
-        r"rms_norm: out has shape \[1, 4\], must be \[2, 4\]",
-    ),
-    "rms_norm weight": (
-        partial(rms_norm, KV, ROWS[:, :3], 0.1),
-        r"rms_norm: x has shape \[2, 4\], must be \[M, 15\]",
-    ),
+    "rms_norm out": (partial(rms_norm, KV, ROWS[:1], 0.1, out=KV[:1]), r"rms_norm: out has shape \[1, 4\], must be"),
+    "rms_norm weight": (partial(rms_norm, KV, ROWS[:, :3], 0.1), r"rms_norm: x has shape \[2, 4\], must be \[M, 15\]"),
     "rms_norm dtype": (
         partial(rms_norm, KV, ROWS[:1].double(), 0.1, checked=True),
         "rms_norm: weight is float64, must be float32",
@@ -224,25 +167,13 @@ REFUSED = {
     "rotary rows": (partial(rotary, KV, TURN, 2), r"rotary: rows has shape \[2, 4\], must be \[M, >= 8\]"),
     "rotary rotation": (partial(rotary, KV, TURN[:1], 1), r"rotary: rotation has shape \[1, 2\], must be \[2, d / 2\]"),
     "rotary dtype": (partial(rotary, KV, KV[:, :2], 1, checked=True), "rotary: rotation is float32, must be complex64"),
-    "rotary precision": (
-        partial(rotary, KV.double(), TURN, 1, checked=True),
-        "rotary: rows is float64, must be float32, bfloat16, float16",
-    ),
+    "rotary precision": (partial(rotary, KV.double(), TURN, 1, checked=True), "rotary: rows is float64, must be"),
     "silu_mul": (partial(silu_mul, KV[:, :3]), r"silu_mul: gate_up has shape \[2, 3\], must be \[M, 2 \* inner\]"),
     "gather rows": (partial(gather, ROWS, SLOTS[:, None]), r"gather: rows has shape \[2, 1\], must be \[B\]"),
-    "gather range": (
-        partial(gather, ROWS, SLOTS + 2, checked=True),
-        r"gather: rows holds values from 3 to 5, must be in \[0, 5\)",
-    ),
+    "gather range": (partial(gather, ROWS, SLOTS + 2, checked=True), r"gather: rows holds values from 3 to 5, must be"),
     "gather dtype": (partial(gather, ROWS, SLOTS.int(), checked=True), "gather: rows is int32, must be int64"),
-    "scatter values": (
-        partial(scatter, ROWS, SLOTS, KV[:1]),
-        r"scatter: values has shape \[1, 4\], must be \[2, 4\]",
-    ),
-    "scatter dtype": (
-        partial(scatter, ROWS, SLOTS, KV.double(), checked=True),
-        "scatter: values is float64, must be float32",
-    ),
+    "scatter values": (partial(scatter, ROWS, SLOTS, KV[:1]), r"scatter: values has shape \[1, 4\], must be \[2, 4\]"),
+    "scatter dtype": (partial(scatter, ROWS, SLOTS, KV.double(), checked=True), "scatter: values is float64, must be"),
     "draw rows": (
         partial(draw, torch.zeros(1, 2, 5), COINS, ONE, torch.zeros(2, dtype=torch.int64), ONE),
         r"draw: top_k has shape \[2\], must be \[1\]",

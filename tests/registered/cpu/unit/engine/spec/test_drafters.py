@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,12 +11,10 @@ from torch import Tensor
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.draft.tree import max_depth
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.attention import DraftAttention
 from specmatrix.engine.device.batch import StepBatch, prefix_bias
 from specmatrix.engine.spec.drafter import DraftTree, shift_left
-from tests.support.trees import depths
 
 PROMPTS = (
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
@@ -125,38 +122,6 @@ def watched(zoo, *shape: object, **more: object) -> tuple[LLM, Watch]:
     return llm, watch
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s)))
-def test_every_proposal_is_a_valid_tree(zoo, shape, version):
-    algorithm, steps, topk, nodes = shape
-    llm, watch = watched(zoo, *shape, spec_version=version)
-    llm.generate(PROMPTS, SAMPLED)
-    assert len(watch.rounds) >= 3
-    drafter = watch.inner
-    assert (drafter.traits.name, drafter.nodes) == (algorithm, nodes)
-    assert drafter.depth == max_depth(steps, nodes)
-    for batch, tree in ((r.batch, r.tree) for r in watch.rounds):
-        assert tree.tokens.shape == tree.parents.shape == tree.depths.shape == (len(batch.rows), nodes)
-        assert tree.depth == drafter.depth
-        assert torch.equal(tree.tokens[:, :1], batch.root)
-        assert bool(((tree.tokens >= 0) & (tree.tokens < llm.vocab_size)).all())
-        for b, parents in enumerate(tree.parents.tolist()):
-            assert tree.depths[b].tolist() == depths(parents)  # raises unless parents precede their children
-            assert max(depths(parents)) <= tree.depth
-            places = list(zip(parents, tree.tokens[b].tolist(), strict=True))[1:]
-            assert len(set(places)) == len(places), "two siblings draft the same token"
-            assert max((parents.count(p) for p in range(nodes)), default=0) <= max(topk, 1)
-            if tree.ancestors is None:
-                assert parents == list(range(-1, nodes - 1))
-            else:
-                for n, m in itertools.product(range(nodes), repeat=2):
-                    above = n
-                    while above > m:
-                        above = parents[above]
-                    assert bool(tree.ancestors[b, n, m]) == (above == m)
-    assert (tree.ancestors is None) == (topk <= 1)
-
-
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=lambda s: "-".join(map(str, s)))
 def test_draft_forwards_stand_at_the_positions_of_their_tokens(zoo, shape):
     """The first draft step is at position L, the length of the target's KV (sglang#25015)."""
@@ -229,35 +194,6 @@ def test_a_standalone_chain_is_the_drafts_own_greedy_text(zoo, page_size, chunk)
         assert tuple(round_.tree.tokens[0, 1:].tolist()) == said.output_ids
 
 
-@pytest.mark.parametrize(("steps", "topk", "nodes"), [(3, 2, 6), (2, 3, 8)])
-def test_a_standalone_tree_is_the_best_of_all_paths(zoo, steps, topk, nodes):
-    """EAGLE-2's expansion by brute force, every path through a fresh run of the draft model."""
-    llm, watch = watched(zoo, "STANDALONE", steps, topk, nodes, spec_version="v2", page_size=3)
-    alone = start_engine(zoo, model="llama-mini-standalone", disable_radix_cache=True)
-    rid = llm.add(PROMPTS[0], SAMPLED)
-    while llm.step():
-        pass
-    tokens = llm.request(rid).tokens
-    one = SamplingParams(max_new_tokens=1, top_logprobs_num=topk, ignore_eos=True)
-
-    def children(known, path, score):
-        (out,) = alone.generate([[*known, *path]], one)
-        return [((*path, t), score + logprob) for t, logprob in out.top_logprobs[0]]
-
-    for round_ in watch.rounds[:4]:
-        known = tokens[1 : int(round_.batch.start) + 1]
-        candidates = beams = children(known, (), 0.0)
-        for _ in range(steps - 1):
-            grown = [child for path, score in beams for child in children(known, path, score)]
-            candidates = candidates + grown
-            beams = sorted(grown, key=lambda c: -c[1])[:topk]
-        best = {path for path, _ in sorted(candidates, key=lambda c: -c[1])[: nodes - 1]}
-        drafted: list[tuple[int, ...]] = []
-        for parent, token in zip(round_.tree.parents[0].tolist(), round_.tree.tokens[0].tolist(), strict=True):
-            drafted.append(() if parent < 0 else (*drafted[parent], token))
-        assert set(drafted[1:]) == best
-
-
 @dataclass
 class PathByPath(Watch):
     """Compares every proposal with the same search whose paths are drafted separately, as chains from the relay's
@@ -323,28 +259,6 @@ def test_a_chunk_ends_with_the_next_prompt_token_and_only_the_last_with_a_sample
     assert [c.positions[0, 0].item() for c in chunks] == list(range(0, len(prompt), 7))
     written = [token for c in chunks for token in c.tokens[0].tolist()]
     assert written == known[1:]
-
-
-@pytest.mark.parametrize("algorithm", list(MODELS))
-def test_proposals_do_not_depend_on_chunks_pages_timing_or_company(zoo, algorithm):
-    def proposals(company: int, **more: object) -> list[list[int]]:
-        llm, watch = watched(zoo, algorithm, 3, 2, 6, disable_radix_cache=True, **more)
-        rids = [llm.add(prompt, SAMPLED) for prompt in PROMPTS[: 1 + company]]
-        while llm.step():
-            pass
-        row = next(r for r in watch.rounds).batch.rows.tolist()[0]
-        limit = len(llm.request(rids[0]).tokens) - 1
-        return [
-            r.tree.tokens[r.batch.rows.tolist().index(row)].tolist()
-            for r in watch.rounds
-            if row in r.batch.rows and int(r.batch.start[r.batch.rows.tolist().index(row)]) < limit
-        ]
-
-    plain = proposals(0, spec_version="v1")
-    assert len(plain) > 3
-    assert proposals(0, spec_version="v1", chunked_prefill_size=7, page_size=5) == plain
-    assert proposals(0, spec_version="v2", page_size=3) == plain
-    assert proposals(1, spec_version="v1") == plain
 
 
 def test_a_prompt_chunk_is_followed_by_its_next_token_or_the_sampled_one():

@@ -131,25 +131,13 @@ def test_facts_describe_a_block(llama_folder, folder):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (
-            {"dflash_config": {"mask_token_id": 97, "target_layer_ids": [0, 2]}},
-            "mask_token_id 97 has no embedding in the target, whose vocabulary has 97 tokens",
-        ),
-        (
-            {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, 3]}},
-            r"aux layers \[1, 4\] must be in 0..3 for a target of 3 layers",
-        ),
+        ({"dflash_config": {"mask_token_id": 97, "target_layer_ids": [0, 2]}}, "mask_token_id 97 has no embedding in"),
+        ({"dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, 3]}}, r"aux layers \[1, 4\] must be in 0..3"),
         ({"hidden_size": 60}, "target_hidden_size 60 differs from the target's 48"),
         ({"drop": ("hidden_norm.weight",)}, "tensor 'hidden_norm.weight' is missing from the weights"),
         ({"drop": ("layers.1.self_attn.k_norm.weight",)}, "tensor 'layers.1.self_attn.k_norm.weight' is missing"),
-        (
-            {"put": {"lm_head.weight": torch.zeros(97, 48)}},
-            "tensor 'lm_head.weight' does not belong to this architecture",
-        ),
-        (
-            {"put": {"fc.weight": torch.zeros(48, 144)}},
-            r"tensor 'fc.weight' has shape \(48, 144\), but config.json implies \(48, 96\)",
-        ),
+        ({"put": {"lm_head.weight": torch.zeros(97, 48)}}, "tensor 'lm_head.weight' does not belong to this"),
+        ({"put": {"fc.weight": torch.zeros(48, 144)}}, r"tensor 'fc.weight' has shape \(48, 144\), but config.json"),
     ],
 )
 def test_refusals(target, folder, changes, sentence):

