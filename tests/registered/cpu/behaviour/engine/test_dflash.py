@@ -11,7 +11,6 @@ import torch
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.drafter_harness import run
 from tests.support.random_drafts import dflash_shapes, random_weights, save
 from tests.support.uncached_models import WholeDFlash, WholeLlama
@@ -79,21 +78,3 @@ def test_a_block_is_its_formula(zoo, draft, truth, place):
     for proposals, tokens in zip(found, truths, strict=True):
         assert len({p.right for p in proposals}) > 2, "several accepted lengths"
         check(zoo, draft, proposals, tokens, width)
-
-
-def test_a_page_is_keyed_by_its_own_tokens(zoo, draft, truth):
-    """No slot depends on a later token: two texts share every page before their first difference."""
-    llm = start_engine(zoo, draft, page_size=4)
-    prompt, tokens = truth[0]
-    (first,) = run(llm, [prompt], [tokens], NEW)
-    (again,) = run(llm, [prompt], [tokens], NEW)
-    assert [(p.start, p.tokens) for p in again] == [(p.start, p.tokens) for p in first]
-    shared = len(prompt) // 4 * 4 - 4
-    other = [*prompt[:shared], 5, 6, 7]
-    plain = LLM(EngineConfig(str(zoo("llama-mini")), context_length=256, max_total_tokens=1024))
-    (said,) = plain.generate([other], SamplingParams(max_new_tokens=NEW + 20, ignore_eos=True))
-    before = llm.loop.counters.counts["prefix.hit"]
-    longer = [*other, *said.output_ids]
-    (proposals,) = run(llm, [other], [longer], NEW)
-    assert llm.loop.counters.counts["prefix.hit"] - before == shared
-    check(zoo, draft, proposals, longer, BLOCK)

@@ -12,7 +12,6 @@ import torch
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.drafter_harness import Drafting, paths, run
 from tests.support.random_drafts import eagle3_shapes, eagle_shapes, random_weights, save
 from tests.support.uncached_models import WholeEagle, WholeEagle3, WholeLlama
@@ -135,22 +134,3 @@ def test_a_tree_is_its_formulas_after_compaction(zoo, drafts, truth, kind, place
     drafting = oracle(zoo, drafts[kind], kind, tokens)
     for proposal in proposals[::2]:
         assert paths(proposal) == drafting.best(proposal.start, *TREE)
-
-
-@pytest.mark.parametrize("kind", ["eagle", "eagle3-deep"])
-def test_a_cached_prompt_drafts_the_same(zoo, drafts, truth, kind):
-    """A hit must find draft KV that belongs to the same next token (sglang#10846, sglang#19897)."""
-    llm = start_engine(zoo, drafts[kind], CHAIN, page_size=4)
-    prompt, tokens = truth[0]
-    (first,) = run(llm, [prompt], [tokens], NEW)
-    (again,) = run(llm, [prompt], [tokens], NEW)
-    assert llm.loop.counters.counts["prefix.hit"] > 0
-    assert [(p.start, p.tokens) for p in again] == [(p.start, p.tokens) for p in first]
-    other = [*prompt[:-3], 5, 6, 7]  # shares all pages but those that the last tokens reach
-    plain = LLM(EngineConfig(str(zoo("llama-mini")), context_length=256, max_total_tokens=1024))
-    (said,) = plain.generate([other], SamplingParams(max_new_tokens=NEW + 12, ignore_eos=True))
-    longer = [*other, *said.output_ids]
-    (proposals,) = run(llm, [other], [longer], NEW)
-    drafting = oracle(zoo, drafts[kind], kind, longer)
-    for proposal in proposals:
-        drafting.check_chain(proposal)

@@ -76,19 +76,6 @@ def test_the_ends_of_the_grid_fall_inside_runs_and_at_their_ends_by_every_rule()
     assert counters["finish.overshoot"] > 0 and counters["session.trimmed"] > counters["finish.overshoot"]
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2, 3])
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("window", [None, 1, 5])
-def test_kept_kv_is_exact_beside_plain_requests_and_other_sessions(lag, page_size, window):
-    beside = [ArrivingRequest(0, (i, i, 4), 5 + 4 * i, (), None if i % 2 else 1 + i) for i in range(5)]
-    for ends in LENGTHS[:4]:
-        for pages in (60, 300):
-            setup = SimulationSetup(
-                lag, page_size, pages // page_size, 2, rows=3, chunk=2, window=window, spare_window=8
-            )
-            assert any(inherited for _, inherited in talked(setup, ends, beside))
-
-
 SETUPS = st.builds(
     SimulationSetup,
     lag=st.integers(0, 3),

@@ -164,27 +164,11 @@ def test_failed_and_interrupted_steps_change_no_token(jobs, lag, page_size, widt
     audit(ledger.journal)
 
 
-def test_a_tight_pool_retracts_and_still_gives_the_same_tokens():
-    loop = toy_loop(lag=1, page_size=2, pages=14, width=3, rows=4)
-    jobs = [([i, 1, 2], 12, (), None) for i in range(4)]
-    requests = drain(loop, jobs, (), {})
-    assert loop.counters.counts["retract.done"] > 0
-    assert [r.output for r in requests] == [reference(r.prompt, r.params)[0] for r in requests]
-
-
 def test_a_retracted_request_is_not_admitted_into_the_pages_it_gave_up():
     loop = toy_loop(lag=2, page_size=2, pages=18, rows=5)
     jobs = [([4, 10, 10, 4, 10, 5, 7, 0, 8], 9, (), None), ([4], 14, (), None), ([4, 9, 3, 4, 6, 5, 8, 3], 9, (), None)]
     requests = drain(loop, jobs, (), {})
     assert max(r.retractions for r in requests) <= 2
-
-
-def test_prefix_hits_are_counted_and_change_nothing():
-    loop = toy_loop(lag=1, page_size=2, pages=40, rows=1)
-    prompt = [1, 2, 3, 4, 5, 6, 7]
-    requests = drain(loop, [(prompt, 3, (), None), ([*prompt, 8], 3, (), None)], (), {})
-    assert [r.cached_tokens for r in requests] == [0, 6]
-    assert requests[1].output == reference(requests[1].prompt, requests[1].params)[0]
 
 
 def test_lag_leaves_a_step_unread():

@@ -64,54 +64,6 @@ def test_a_drafter_that_breaks_its_protocol_is_read_back():
     assert "proposed a NoneType, not a DraftTree" in engine.readback()["drafter_error"]
 
 
-def test_abort_while_queued():
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("none.m4")))
-    answers = engine.generate([RequestSpec(f"q{i}", PROMPT, 8, abort_after=0 if i == 4 else None) for i in range(5)])
-    assert (answers[4].finish, answers[4].output_ids) == ("abort", ())
-    assert (engine.counters()["abort.waiting"], engine.counters()["queue.waited"]) == (1, 1)
-
-
-def requests_of(streaming: bool, resend: bool = False) -> list[RequestSpec]:
-    """Three turns, the second of which is aborted, beside a plain request; an ordinary session also goes back."""
-    second = " Then he eats 3."
-    turns = [
-        RequestSpec("a1", PROMPT, 9, ignore_eos=True, session=Continuation("a", streaming, resend=resend)),
-        RequestSpec(
-            "a2", second, 9, abort_after=3, after=("a1",), session=Continuation("a", streaming, "a1", resend=resend)
-        ),
-        RequestSpec(
-            "a3", " Why?", 9, ignore_eos=True, after=("a2",), session=Continuation("a", streaming, "a1", resend=resend)
-        ),
-    ]
-    if not streaming:
-        back = Continuation("a", False, "a3", offset=20, drop_previous_output=True, resend=resend)
-        turns.append(RequestSpec("a4", " How?", 7, ignore_eos=True, after=("a3",), session=back))
-    return [*turns, RequestSpec("plain", PROMPT, 12)]
-
-
-@pytest.mark.parametrize("streaming", [True, False])
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_a_session_answers_as_if_its_history_were_sent_again(version: str, streaming: bool):
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id(f"eagle3.{version}.p4")))
-    turns = {answer.name: answer for answer in engine.generate(requests_of(streaming))}
-    memory = engine.memory()
-    assert memory.accounts == 0 and memory.free + memory.cached == memory.pages
-    plain = ReferenceSubject().start_engine(asked(Cell.from_id("none.nocache")))
-    resent = {answer.name: answer for answer in plain.generate(requests_of(streaming, resend=True))}
-    for name, answer in turns.items():
-        assert answer.prompt_ids == resent[name].prompt_ids
-        ends = len(answer.output_ids) if name == "a2" else None
-        assert answer.output_ids == resent[name].output_ids[:ends]
-    assert turns["a2"].finish == "abort" and turns["a3"].prompt_ids[: len(turns["a1"].prompt_ids) + 9] == (
-        turns["a1"].prompt_ids + turns["a1"].output_ids
-    )
-    if streaming:
-        assert turns["a3"].cached_tokens in (len(turns["a1"].prompt_ids) + 8, len(turns["a1"].prompt_ids) + 9)
-        assert engine.counters()["session.rolled_back"] == 1
-    else:
-        assert len(turns["a4"].prompt_ids) == 20 + 2
-
-
 def test_requests_are_sent_once_their_predecessors_have_ended():
     engine = ReferenceSubject().start_engine(asked(Cell.from_id("none.nocache")))
     requests = [
@@ -123,14 +75,6 @@ def test_requests_are_sent_once_their_predecessors_have_ended():
     assert first.meta_info["id"] < third.meta_info["id"] > second.meta_info["id"]
     with pytest.raises(RequestError, match=r"request late waits for \('nobody',\), which did not all end"):
         engine.generate([RequestSpec("late", PROMPT, 3, after=("nobody",))])
-
-
-def test_all_memory_is_free_at_rest():
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.p16")))
-    engine.generate([RequestSpec("a", PROMPT, 30)])
-    memory = engine.memory()
-    assert engine.journal()[0] == ("groups", 0, 16, ((0, memory.pages),))
-    assert memory.free + memory.cached == memory.pages and memory.accounts == 0
 
 
 def test_it_shows_everything_and_the_resolution():

@@ -4,7 +4,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specmatrix.engine.device.attention import StepAttention
 from specmatrix.engine.models.loader import facts
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.model_facts import model_facts
@@ -86,8 +85,6 @@ def test_transformers_loads_it_unchanged_and_gives_the_same_logits(name, monkeyp
     if getattr(shape, "sliding", ()):
         model.config.sliding_window = 120
         assert (model(input_ids=tokens).logits - expected).abs().max() > 1.0
-    # As far as a window reaches; beyond it the engine's masks are its step's.
-    assert (_engine_logits(name, tokens[:, :48]) - expected[:, :48]).abs().max() < 1e-4
 
 
 @torch.inference_mode()
@@ -133,19 +130,6 @@ def test_decoding_with_a_cache_is_decoding_without(name):
     assert (torch.cat(parts, 1) - whole).abs().max() < 1e-4
 
 
-def _engine_logits(name, tokens):
-    from specmatrix.engine.device.pool import KVPool
-    from specmatrix.engine.models.loader import load_target
-
-    model = load_target(CHECKPOINTS / name, "cpu", torch.float32)
-    rows, width = tokens.shape
-    pool = KVPool(model.kv, rows * width + 1, 1, torch.float32, "cpu")
-    slots = 1 + torch.arange(rows * width).view(rows, width)
-    bias = torch.full((width, width), float("-inf")).triu(1).expand(rows, 1, width, width)
-    positions = torch.arange(width).expand(rows, width)
-    return model.logits(model.forward(tokens, positions, StepAttention(pool, slots, slots, bias))[0])
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_cards_name_parameters_data_and_recipe(name):
     known, recipe = card.read(CHECKPOINTS / name), RECIPES[name]
@@ -158,30 +142,6 @@ def test_cards_name_parameters_data_and_recipe(name):
     # Older cards lack what later recipes added; what they say must be what the recipe says.
     plain = recipe_of(recipe, DATA)
     assert all(plain["shape"][key] == value for key, value in known.recipe["shape"].items())
-
-
-@pytest.mark.parametrize(
-    ("name", "share", "line"),
-    [
-        ("llama-mini", 0.831, "accuracy test: 83.1% of 1000 [80.7%, 85.3%]"),
-        ("qwen3-mini", 0.86, "accuracy test: 86.0% of 1000 [83.7%, 88.0%]"),
-        ("deepseek-mini", 0.662, "accuracy test: 66.2% of 1000 [63.2%, 69.1%]"),
-        ("mistral-mini", 0.692, "accuracy test: 69.2% of 1000 [66.3%, 72.0%]"),
-    ],
-)
-def test_the_targets_err_but_not_much(name, share, line):
-    known = card.read(CHECKPOINTS / name)
-    assert 0.60 <= known.accuracy["test"]["share"] == share <= 0.95
-    assert known.accuracy["test"]["total"] == DATA.test_problems
-    assert known.accuracy["heldout"]["share"] > 0
-    assert line in "\n".join(card.lines(known))
-
-
-@pytest.mark.parametrize("name", [name for target in DRAFTS.values() for name in target.values()])
-def test_drafts_pay_and_are_not_perfect(name):
-    lengths = card.read(CHECKPOINTS / name).acceptance["length"]
-    for steps, least in {"1": 1.88, "3": 3.2, "5": 4.0, "7": 4.5}.items():
-        assert least <= lengths.get(steps, 8.0) and lengths.get(steps, 0.0) < int(steps) + 0.98
 
 
 def test_shapes_differ_wherever_a_layout_allows_it():
