@@ -47,8 +47,8 @@ def page_leaked_by_hold(monkeypatch):
 
     def leak(self, rid, keep):
         gone = hold(self, rid, keep)
-        if gone:
-            self.free.remove(gone[0])
+        if gone and gone[0]:
+            self.groups[0].free.remove(gone[0][0])
         return gone
 
     monkeypatch.setattr(Ledger, "hold", leak)
@@ -57,7 +57,7 @@ def page_leaked_by_hold(monkeypatch):
 def sessions_pinned(monkeypatch):
     """Pages held by a session are never taken (sglang#27024): the queue waits forever."""
     monkeypatch.setattr(SessionKV, "drop", lambda self, waiting, spare: False)
-    monkeypatch.setattr(SessionKV, "droppable", lambda self, spare, pinned: 0)
+    monkeypatch.setattr(SessionKV, "droppable", lambda self, group, spare, pinned: 0)
 
 
 def forgetful(monkeypatch):
