@@ -5,8 +5,10 @@ import pytest
 
 from specmatrix.errors import ConfigError
 from specmatrix.kernels import check
+from specmatrix.kernels.registry import KERNELS
 from specmatrix.matrix.faults import kernels as laws
 from specmatrix.matrix.faults.command import faults, select
+from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.reports.gate_numbers import GATES
 
 
@@ -24,6 +26,11 @@ def test_an_operation_keeps_the_laws():
 def test_an_unknown_operation_lists_the_known_ones():
     with pytest.raises(ConfigError, match="operation 'store' is unknown; it must be one of store_kv, compact_kv, "):
         verdict("store")
+
+
+def test_the_catalogue_names_operations_that_exist():
+    known = {kernel.name for kernel in KERNELS}
+    assert {name for fault in catalogue() for name in fault.operations} <= known
 
 
 def test_without_triton_nothing_was_measured(monkeypatch):
