@@ -3,7 +3,7 @@ came out:
 
     python examples/sglang_frontend.py http://127.0.0.1:30000
 
-docs/serving.md says how to install SGLang's package without a GPU; written with sglang 0.5.23.
+docs/engine.md says how to install SGLang's package without a GPU; written with sglang 0.5.23.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Waivers: known failures that do not fail a run until they expire. Waived cells still run.
 
-They are a YAML file in the user's tree, a list of mappings; `docs/accepting-changes.md` shows one.
+They are a YAML file in the user's tree, a list of mappings; `docs/reading-a-report.md` shows one.
 """
 
 from __future__ import annotations

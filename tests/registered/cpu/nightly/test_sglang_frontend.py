@@ -1,5 +1,5 @@
 """SGLang's own client, `RuntimeEndpoint`, unchanged against the server. SPECMATRIX_SGLANG names the folder that holds
-its package; docs/serving.md says how to make it."""
+its package; docs/engine.md says how to make it."""
 
 from __future__ import annotations
 

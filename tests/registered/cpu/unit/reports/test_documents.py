@@ -1,4 +1,4 @@
-"""Pages of `docs/` about reports: the schema page is complete, and the code of the pandas page runs on a real run."""
+"""The page of `docs/` about reports: the schema is complete, and the code of the part on pandas runs on a real run."""
 
 import json
 import re
@@ -20,8 +20,8 @@ RECORDS = [
     if isinstance(found, type) and issubclass(found, schema.ReportRecord) and found is not schema.ReportRecord
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-PAGE = (DOCS / "reading-reports-with-pandas.md").read_text(encoding="utf-8")
-QUESTIONS = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
+PAGE = (DOCS / "report-schema.md").read_text(encoding="utf-8").partition("\n## Reading reports with pandas\n")[2]
+QUESTIONS = re.findall(r"^### (.*)$", PAGE, re.MULTILINE)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
@@ -64,7 +64,7 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_the_code_of_the_pandas_page_answers_its_questions(runs, monkeypatch, capsys, question):
-    section = PAGE.partition(f"## {question}\n")[2].partition("\n## ")[0]
+    section = PAGE.partition(f"### {question}\n")[2].partition("\n### ")[0]
     (code,) = BLOCK.findall(section)
     (shown,) = re.findall(r"^```text\n(.*?)^```\n", section, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(runs)
