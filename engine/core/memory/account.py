@@ -49,7 +49,7 @@ class Account:
     @property
     def end(self) -> int:
         """Position after everything in flight."""
-        return self.committed + self.flying
+        return self.committed + (sum(self.in_flight) if self.in_flight else 0)
 
     @property
     def computed(self) -> int:

@@ -72,10 +72,6 @@ class PageGroup(ABC):
         """First position that a query at `position` reads."""
 
     @abstractmethod
-    def keeps_from(self, committed: int) -> int:
-        """First position that a query may still read once `committed` positions are committed."""
-
-    @abstractmethod
     def budget(self, known: int, longest: int, flying: int) -> int:
         """Pages that an admitted request must be able to get. known: positions that it needs for its tokens so far;
         longest: for all that it may ever have; flying: most positions of unresolved steps."""
@@ -87,21 +83,18 @@ class PageGroup(ABC):
 
     def cover(self, rid: int, own: GroupPages, end: int) -> tuple[int, ...]:
         """Add the missing pages, which must be free, and return them."""
-        added = tuple([self.free.pop() for _ in range(self.missing(own, end))])
+        more = self.missing(own, end)
+        if not more:
+            return ()
+        added = tuple([self.free.pop() for _ in range(more)])
         for page in added:
             self.owner[page] = rid
         own.pages.extend(added)
         return added
 
+    @abstractmethod
     def slide(self, own: GroupPages, committed: int) -> tuple[int, ...]:
-        """Free the pages that no later query reads, and return them."""
-        gone = self.keeps_from(committed) // self.page_size - own.first
-        if gone <= 0:
-            return ()
-        freed = own.pages[:gone]
-        del own.pages[:gone]
-        own.first += len(freed)
-        return self._give_back(freed)
+        """Free the pages that no later query reads once `committed` positions are committed, and return them."""
 
     def trim(self, own: GroupPages, keep: int) -> tuple[int, ...]:
         """Free the pages that hold no position below `keep`, and return them."""
@@ -221,8 +214,8 @@ class FullAttention(PageGroup):
     def reads_from(self, position: int) -> int:
         return 0
 
-    def keeps_from(self, committed: int) -> int:
-        return 0
+    def slide(self, own: GroupPages, committed: int) -> tuple[int, ...]:
+        return ()
 
     def budget(self, known: int, longest: int, flying: int) -> int:
         return -(-known // self.page_size)
@@ -252,7 +245,17 @@ class SlidingWindow(PageGroup):
     def reads_from(self, position: int) -> int:
         return max(0, position - self.tokens + 1)
 
+    def slide(self, own: GroupPages, committed: int) -> tuple[int, ...]:
+        gone = self.keeps_from(committed) // self.page_size - own.first
+        if gone <= 0:
+            return ()
+        freed = own.pages[:gone]
+        del own.pages[:gone]
+        own.first += len(freed)
+        return self._give_back(freed)
+
     def keeps_from(self, committed: int) -> int:
+        """First position that a query may still read, also after a rollback."""
         return self.reads_from(committed - self.margin)
 
     def budget(self, known: int, longest: int, flying: int) -> int:

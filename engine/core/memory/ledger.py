@@ -19,7 +19,7 @@ Laws (`check`), in every group:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Final, TypeAlias
 
@@ -97,7 +97,8 @@ class Ledger:
 
     def shortfall(self, rid: int, width: int) -> list[int]:
         """Free pages missing for a step of `width` positions after everything in flight, by group (0: it fits)."""
-        account, end = self._account(rid), self._end("reserve", rid, width)
+        account = self._account(rid)
+        end = _end("reserve", account, width)
         return [max(0, group.missing(own, end) - len(group.free)) for group, own in self._parts(account)]
 
     def reserve(self, rid: int, width: int) -> Pages:
@@ -105,16 +106,20 @@ class Ledger:
 
         Raises OutOfPages without changing anything.
         """
-        parts, end = self._parts(self._used(rid)), self._end("reserve", rid, width)
-        for group, own in parts:
+        account = self._used(rid)
+        end = _end("reserve", account, width)
+        for group, own in self._parts(account):
             more = group.missing(own, end)
             if more > len(group.free):
                 raise OutOfPages(f"account {rid} needs {more} {group.name} pages, {len(group.free)} are free")
-        return self._record("reserve", rid, width, [group.cover(rid, own, end) for group, own in parts])
+        return self._record(
+            "reserve", rid, width, [group.cover(rid, own, end) for group, own in self._parts(account)]
+        )
 
     def launch(self, rid: int, width: int) -> int:
         """Record the launch of a step that writes up to `width` positions. Returns the bound on the KV length."""
-        account, bound = self._used(rid), self._end("launch", rid, width)
+        account = self._used(rid)
+        bound = _end("launch", account, width)
         for group, own in self._parts(account):
             if group.missing(own, bound):
                 raise LedgerError(
@@ -229,9 +234,9 @@ class Ledger:
             for group, own in self._parts(self.accounts[rid]):
                 group.check_entry(self.accounts[rid], own)
 
-    def _parts(self, account: Account) -> list[tuple[PageGroup, GroupPages]]:
+    def _parts(self, account: Account) -> Iterable[tuple[PageGroup, GroupPages]]:
         """Each group with the account's entry in it."""
-        return list(zip(self.groups, account.groups, strict=True))
+        return zip(self.groups, account.groups, strict=True)
 
     def _demand_cached(self, operation: str, page: int) -> None:
         group = self.groups[0]
@@ -240,12 +245,6 @@ class Ledger:
         if group.owner[page] != CACHE:
             raise LedgerError(f"{operation}: page {page} is not in the cache")
 
-    def _end(self, operation: str, rid: int, width: int) -> int:
-        """Position after a further step of `width` positions."""
-        if width < 1:
-            raise LedgerError(f"{operation}: request {rid} asks for {width} positions")
-        return self._account(rid).end + width
-
     def _account(self, rid: int) -> Account:
         account = self.accounts.get(rid)
         if account is None:
@@ -253,7 +252,7 @@ class Ledger:
         return account
 
     def _used(self, rid: int) -> Account:
-        account = self._account(rid)
+        account = self.accounts.get(rid) or self._account(rid)
         if account.held:
             raise LedgerError(f"account {rid} is held; resume it first")
         return account
@@ -268,3 +267,10 @@ class Ledger:
         if self.strict:
             self.check()
         return entry[3]
+
+
+def _end(operation: str, account: Account, width: int) -> int:
+    """Position after a further step of `width` positions."""
+    if width < 1:
+        raise LedgerError(f"{operation}: request {account.rid} asks for {width} positions")
+    return account.end + width

@@ -365,4 +365,6 @@ class Scheduler:
 
 def _new(account: Account, added: Sequence[Sequence[int]]) -> tuple[NewPages, ...]:
     """The account's latest pages with the index of the first in its row, by group."""
+    if not added:
+        return ()
     return tuple([(own.end - len(pages), tuple(pages)) for own, pages in zip(account.groups, added, strict=False)])
