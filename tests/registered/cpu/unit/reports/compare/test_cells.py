@@ -51,45 +51,29 @@ def test_no_difference_in_words(make_cell, context):
     )
 
 
-def test_a_red_gate_that_is_gone_is_no_improvement(gates, context):
-    """Dropping a failing gate must not make a cell pass."""
-    change = compare_cell(gates(ledger="PASS", lossless="FAIL"), gates(ledger="PASS"), (), context())
-    assert (change.state, change.red) == (ChangeState.REGRESSED, True)
-    assert change.why == "lossless FAIL -> not run: head does not run this gate"
+# Gates of base and head, those that cannot be compared, state, whether it is red, why.
+GONE = "lossless FAIL -> not run: head does not run this gate"
+TWO = {"ledger": "PASS", "accuracy": "PASS"}
+STATES = [
+    ({"ledger": "PASS", "lossless": "FAIL"}, {"ledger": "PASS"}, "", "REGRESSED", True, GONE),
+    ({"ledger": "PASS", "lossless": "PASS"}, {"ledger": "PASS"}, "lossless", "REGRESSED", True, "lossless PASS -> not"),
+    ({"a": "FAIL", "finish": "FAIL"}, {"a": "FAIL", "finish": "PASS"}, "", "IMPROVED", False, "finish FAIL -> PASS"),
+    ({"a": "FAIL", "finish": "PASS"}, {"a": "PASS", "finish": "FAIL"}, "", "REGRESSED", True, "finish PASS -> FAIL"),
+    ({"lossless": "FAIL"}, {"lossless": "NOT MEASURED"}, "", "SAME", False, "FAIL in both"),
+    (TWO, {"ledger": "FAIL", "accuracy": "FAIL"}, "accuracy", "REGRESSED", True, "ledger PASS -> FAIL"),
+    (TWO, {"ledger": "PASS", "accuracy": "FAIL"}, "accuracy", "NOT COMPARABLE", True, "accuracy PASS -> FAIL"),
+]
 
 
-def test_a_gate_that_is_gone_is_gone_under_other_prompts_too(gates, context):
-    change = compare_cell(gates(ledger="PASS", lossless="PASS"), gates(ledger="PASS"), (), context({"lossless"}))
-    assert (change.state, change.red) == (ChangeState.REGRESSED, True)
-
-
-def test_one_of_two_red_gates_turns_green(gates, context):
-    change = compare_cell(gates(ledger="FAIL", finish="FAIL"), gates(ledger="FAIL", finish="PASS"), (), context())
-    assert (change.state, change.why) == (ChangeState.IMPROVED, "finish FAIL -> PASS")
-
-
-def test_one_gate_replaced_by_another_is_regressed(gates, context):
-    change = compare_cell(gates(ledger="FAIL", finish="PASS"), gates(ledger="PASS", finish="FAIL"), (), context())
-    assert (change.state, change.why) == (ChangeState.REGRESSED, "finish PASS -> FAIL")
+@pytest.mark.parametrize(("base", "head", "other", "state", "red", "why"), STATES)
+def test_gates_that_changed_decide_the_state(gates, context, base, head, other, state, red, why):
+    change = compare_cell(gates(**base), gates(**head), (), context({other}))
+    assert (change.state, change.red) == (state, red) and change.why.startswith(why)
 
 
 def test_a_cell_turns_green_without_a_gate(make_cell, context):
     change = compare_cell(make_cell("a", state="FAIL", error="x"), make_cell("a"), (), context())
     assert (change.state, change.why) == (ChangeState.IMPROVED, "FAIL before, PASS now")
-
-
-def test_a_different_kind_of_red_is_still_red(gates, context):
-    change = compare_cell(gates(lossless="FAIL"), gates(lossless="NOT MEASURED"), (), context())
-    assert (change.state, change.red, change.why) == (ChangeState.SAME, False, "FAIL in both")
-    assert [each.head for each in change.gates] == ["NOT MEASURED"]
-
-
-def test_a_comparable_red_gate_outweighs_one_that_is_not(gates, context):
-    base, head = gates(ledger="PASS", accuracy="PASS"), gates(ledger="FAIL", accuracy="FAIL")
-    change = compare_cell(base, head, (), context({"accuracy"}))
-    assert (change.state, change.why) == (ChangeState.REGRESSED, "ledger PASS -> FAIL")
-    change = compare_cell(base, gates(ledger="PASS", accuracy="FAIL"), (), context({"accuracy"}))
-    assert (change.state, change.red) == (ChangeState.NOT_COMPARABLE, True)
 
 
 def test_a_number_outweighs_a_rewrite_and_takes_a_waiver_only_while_it_holds(make_cell, context):

@@ -1,6 +1,7 @@
 """The states of cells, one by one, through compare() on reports on disk."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -16,6 +17,104 @@ ACCEPTED = "the fallback is wanted until the tree gates are green"
 def only(comparison):
     assert len(comparison.changes) == 1
     return comparison.changes[0]
+
+
+def moved(make_cell, **changes: object):
+    resolved = {**(make_cell().resolved or {}), "spec_version": "v1", "lag": 0}
+    reason = ReasonRecord("spec_version", "v1", "trees run on v1")
+    return make_cell("a", **{"resolved": resolved, "reasons": (reason,)} | changes)
+
+
+BROKE = {"error": "it broke", "gates": ()}
+RED = (GateResult("ledger", "PASS"), GateResult("lossless", "FAIL", {}, None, "x"))
+REFUSED = {"resolved": None, "gates": (*RED[:1], GateResult("config", "PASS", {"predicted": "topk 4 needs v1"}))}
+OTHER = {"data_hash": "other"}
+# Base and head as (a function of the fixtures' namespace), state, whether it is red, what is said, head's header.
+STATES = {
+    "a gate fails": (
+        lambda m: m.gated("lossless"), lambda m: m.gated("lossless", "FAIL", message="3 differ"),
+        "REGRESSED", True, "lossless PASS -> FAIL: 3 differ", {}),
+    "a gate measures nothing": (
+        lambda m: m.gated("lossless"), lambda m: m.gated("lossless", "NOT MEASURED"),
+        "REGRESSED", True, "lossless PASS -> NOT MEASURED", {}),
+    "a new gate is red": (
+        lambda m: m.cell("a", gates=RED[:1]), lambda m: m.cell("a", gates=RED),
+        "REGRESSED", True, "lossless not run -> FAIL: x", {}),
+    "a gate no longer runs": (
+        lambda m: m.cell("a"), lambda m: m.cell("a", gates=m.cell().gates[:1]),
+        "REGRESSED", True, "lossless PASS -> not run: head does not run this gate", {}),
+    "an error and green gates": (
+        lambda m: m.cell("a"), lambda m: m.cell("a", state="FAIL", error="no answer", gates=m.cell().gates),
+        "REGRESSED", True, "PASS in base, FAIL in head: no answer", {}),
+    "unmeasured, then an error": (
+        lambda m: m.cell("a", state="NOT MEASURED", **BROKE), lambda m: m.cell("a", state="FAIL", **BROKE),
+        "REGRESSED", True, "NOT MEASURED in base, FAIL in head: it broke", {}),
+    "unmeasured, then a red gate": (
+        lambda m: m.gated("lossless", "NOT MEASURED"), lambda m: m.gated("lossless", "FAIL", message="it broke"),
+        "REGRESSED", True, "lossless NOT MEASURED -> FAIL: it broke", {}),
+    "no machine, then an error": (
+        lambda m: m.cell("a", state="INFRA", **BROKE), lambda m: m.cell("a", state="NOT MEASURED", **BROKE),
+        "REGRESSED", True, "INFRA in base, NOT MEASURED in head: it broke", {}),
+    "no machine, then a red gate": (
+        lambda m: m.cell("a", state="INFRA", **BROKE), lambda m: m.gated("lossless", "FAIL", message="it broke"),
+        "REGRESSED", True, "lossless not run -> FAIL: it broke", {}),
+    "no machine, then green": (
+        lambda m: m.cell("a", state="INFRA"), lambda m: m.cell("a"),
+        "UNKNOWN", False, "the machine failed in base; the cell is PASS in head", {}),
+    "no machine now": (
+        lambda m: m.cell("a"), lambda m: m.cell("a", state="INFRA", gates=(), error="no space"),
+        "INFRA", True, "the machine failed: no space", {}),
+    "no machine in both": (
+        lambda m: m.cell("a", state="INFRA"), lambda m: m.cell("a", state="INFRA"),
+        "INFRA", True, "the machine failed", {}),
+    "a gate that failed passes": (
+        lambda m: m.gated("lossless", "FAIL"), lambda m: m.gated("lossless"),
+        "IMPROVED", False, "lossless FAIL -> PASS", {}),
+    "a gate measures again": (
+        lambda m: m.gated("lossless", "NOT MEASURED"), lambda m: m.gated("lossless"),
+        "IMPROVED", False, "lossless NOT MEASURED -> PASS", {}),
+    "another path without a reason": (
+        lambda m: m.cell("a"), lambda m: moved(m.cell, reasons=()),
+        "REWRITTEN", True, "instead of v2: the engine gives no reason", {}),
+    "a new rewrite": (
+        lambda m: m.cell("a"), lambda m: m.rewritten("a"),
+        "REWRITTEN", True, "rewritten, num_draft_tokens: 6 -> 4: a chain verifies steps + 1 tokens", {}),
+    "another request": (
+        lambda m: m.cell("a"), lambda m: m.cell("a", requested={**m.cell().requested, "spec_version": "v2"}),
+        "REWRITTEN", True, "asked spec_version=v2 instead of absent", {}),
+    "refused now": (
+        lambda m: m.cell("a", gates=RED[:1]), lambda m: m.cell("a", **REFUSED),
+        "REWRITTEN", True, "engine start=refused instead of runs: topk 4 needs v1", {}),
+    "refused before": (
+        lambda m: m.cell("a", **REFUSED), lambda m: m.cell("a", gates=REFUSED["gates"]),
+        "REWRITTEN", True, "engine start=runs instead of refused: topk 4 needs v1", {}),
+    "a red gate counts more than a path": (
+        lambda m: m.cell("a"), lambda m: moved(m.cell, gates=RED),
+        "REGRESSED", True, "lossless PASS -> FAIL: x", {}),
+    "red with other prompts": (
+        lambda m: m.gated("lossless"), lambda m: m.gated("lossless", "FAIL", message="x"),
+        "NOT COMPARABLE", True, "lossless PASS -> FAIL: x", OTHER),
+    "a fact about the engine with other prompts": (
+        lambda m: m.gated("ledger"), lambda m: m.gated("ledger", "FAIL", message="a leak"),
+        "REGRESSED", True, "ledger PASS -> FAIL: a leak", OTHER),
+}  # fmt: skip
+REASONS = {
+    "REGRESSED": "1 cell regressed", "INFRA": "1 cell not measured because the machine failed",
+    "REWRITTEN": "1 cell rewritten without an acknowledgement",
+    "NOT COMPARABLE": "1 cell red in head and not comparable with base",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_a_cell_has_the_state_and_the_words_of_what_changed(against, make_cell, gated, rewritten, case):
+    base, head, state, red, why, header = STATES[case]
+    fixtures = SimpleNamespace(cell=make_cell, gated=gated, rewritten=rewritten)
+    other = make_cell("z", gates=RED[:1])
+    comparison = against([base(fixtures), other], [head(fixtures), other], head_header=header)
+    change = only(comparison)
+    assert (change.state, change.red, comparison.verdict) == (state, red, "red" if red else "green")
+    assert why in change.why and change.repro == "specmatrix run --cells id=a"
+    assert comparison.reasons[:1] == ((REASONS[state],) if red else ())
 
 
 def test_identical_reports_are_the_same(against, make_cell):
@@ -67,58 +166,10 @@ def test_commits_and_releases_are_known(against, make_cell, commit):
     assert against([make_cell("a")], [make_cell("a")], base_header=header, head_header=header).verdict == "green"
 
 
-@pytest.mark.parametrize("state", ["FAIL", "NOT MEASURED"])
-def test_a_gate_that_turns_red_is_regressed(against, gated, state):
-    comparison = against([gated("lossless")], [gated("lossless", state, message="3 tokens differ")])
-    change = only(comparison)
-    assert (change.state, change.red) == (ChangeState.REGRESSED, True)
-    assert change.why == f"lossless PASS -> {state}: 3 tokens differ"
-    assert change.repro == "specmatrix run --cells id=a"
-    assert comparison.verdict == "red"
-    assert comparison.reasons == ("1 cell regressed",)
-
-
-def test_a_new_gate_that_is_red_is_regressed(against, make_cell):
-    head = make_cell("a", state="FAIL", gates=(*make_cell().gates, GateResult("finish", "FAIL", {}, None, "late")))
-    assert only(against([make_cell("a")], [head])).why == "finish not run -> FAIL: late"
-
-
 def test_a_new_gate_that_is_green_changes_nothing(against, make_cell):
     head = make_cell("a", gates=(*make_cell().gates, GateResult("finish", "PASS")))
     comparison = against([make_cell("a")], [head])
     assert (comparison.counts[ChangeState.SAME], comparison.changes) == (1, ())
-
-
-def test_a_gate_that_no_longer_runs_is_regressed(against, make_cell):
-    change = only(against([make_cell("a")], [make_cell("a", gates=make_cell().gates[:1])]))
-    why = "lossless PASS -> not run: head does not run this gate"
-    assert (change.state, change.why) == (ChangeState.REGRESSED, why)
-
-
-def test_a_cell_that_fails_without_a_gate_is_regressed(against, make_cell):
-    change = only(against([make_cell("a")], [make_cell("a", state="FAIL", error="no answer", gates=make_cell().gates)]))
-    assert (change.state, change.why) == (ChangeState.REGRESSED, "PASS in base, FAIL in head: no answer")
-
-
-@pytest.mark.parametrize("why", ["error", "gate"])
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("NOT MEASURED", "FAIL", "NOT MEASURED in base, FAIL in head: it broke"),
-        ("INFRA", "FAIL", "INFRA in base, FAIL in head: it broke"),
-        ("INFRA", "NOT MEASURED", "INFRA in base, NOT MEASURED in head: it broke"),
-    ],
-)
-def test_red_where_nothing_was_known_is_regressed(against, make_cell, gated, why, old, new, words):
-    def cell(state: str):
-        if why == "error" or state == "INFRA":
-            return make_cell("a", state=state, error="it broke", gates=())
-        return gated("lossless", state, message="it broke")
-
-    comparison = against([cell(old), make_cell("b")], [cell(new), make_cell("b")])
-    before = "not run" if old == "INFRA" else old
-    assert only(comparison).why == (words if why == "error" else f"lossless {before} -> {new}: it broke")
-    assert (comparison.verdict, only(comparison).state) == ("red", ChangeState.REGRESSED)
 
 
 @pytest.mark.parametrize("gates", [(), (GateResult("lossless", "PASS"),)])
@@ -128,14 +179,6 @@ def test_a_failure_that_is_measured_no_more_is_not_said_to_be_the_same(against, 
     assert (comparison.verdict, comparison.counts[ChangeState.SAME]) == ("green", 1)
     judged = against([replace(base, evidence={"a": 1})], [replace(head, evidence={"a": 2})])
     assert judged.changes == ()
-
-
-@pytest.mark.parametrize("error", ["exit code -9", "exit code -11"])
-def test_the_machine_failed_in_both_is_no_pass(against, make_cell, error):
-    base, head = (make_cell("a", state="INFRA", error=text) for text in ("exit code -9", error))
-    comparison = against([base, make_cell("b")], [head, make_cell("b")])
-    assert (comparison.verdict, only(comparison).state, only(comparison).red) == ("red", ChangeState.INFRA, True)
-    assert comparison.reasons == ("1 cell not measured because the machine failed",)
 
 
 def test_a_waiver_takes_the_red_and_leaves_the_state(against, gated):
@@ -173,32 +216,6 @@ def test_what_is_red_comes_first(against, make_cell):
     assert [(change.id, change.red) for change in changes] == [("b", True), ("a", True), ("c", False), ("0new", False)]
 
 
-@pytest.mark.parametrize("state", ["FAIL", "NOT MEASURED"])
-def test_a_gate_that_turns_green_is_improved(against, gated, state):
-    change = only(against([gated("lossless", state)], [gated("lossless")]))
-    assert (change.state, change.red, change.why) == (ChangeState.IMPROVED, False, f"lossless {state} -> PASS")
-
-
-def test_infra_is_red_and_no_verdict_about_the_code(against, make_cell):
-    head = make_cell("a", state="INFRA", gates=(), error="no space on the machine")
-    comparison = against([make_cell("a")], [head])
-    assert only(comparison).state is ChangeState.INFRA
-    assert only(comparison).why == "the machine failed: no space on the machine"
-    assert comparison.reasons == ("1 cell not measured because the machine failed",)
-    assert only(against([make_cell("z")], [make_cell("z"), head])).state is ChangeState.INFRA
-
-
-def test_infra_in_base_is_unknown(against, make_cell):
-    comparison = against([make_cell("a", state="INFRA"), make_cell("z")], [make_cell("a"), make_cell("z")])
-    assert only(comparison).why == "the machine failed in base; the cell is PASS in head"
-    assert (only(comparison).state, comparison.verdict) == (ChangeState.UNKNOWN, "green")
-
-
-def test_infra_in_base_and_red_in_head_is_regressed(against, make_cell, gated):
-    comparison = against([make_cell("a", state="INFRA", gates=())], [gated("lossless", "FAIL")])
-    assert (only(comparison).state, comparison.verdict) == (ChangeState.REGRESSED, "red")
-
-
 def test_lost_cells_are_red_until_acknowledged(against, make_cell):
     both, lost = make_cell("kept"), make_cell("eagle3.k16")
     comparison = against([both, lost], [both])
@@ -222,12 +239,6 @@ def test_new_cells_are_green_or_red_by_themselves(against, make_cell, gated):
     assert (only(green).state, green.verdict) == (ChangeState.NEW, "green")
     red = against([make_cell("z")], [make_cell("z"), gated("lossless", "FAIL", message="x")])
     assert (only(red).state, red.reasons) == (ChangeState.NEW, ("1 cell new and red",))
-
-
-def moved(make_cell, **changes: object):
-    resolved = {**(make_cell().resolved or {}), "spec_version": "v1", "lag": 0}
-    reason = ReasonRecord("spec_version", "v1", "trees run on v1")
-    return make_cell("a", resolved=resolved, reasons=(reason,), **changes)
 
 
 def test_a_different_path_is_rewritten_and_red_until_acknowledged(against, make_cell):
@@ -256,46 +267,10 @@ def test_a_path_and_its_rewrite_are_told_once_and_whole_tables_short(against, ma
     assert len(only(comparison).why) < 130 and all(len(reason) < 130 for reason in comparison.reasons)
 
 
-def test_a_path_without_a_reason_is_reported(against, make_cell, change_cell):
-    change = only(against([make_cell("a")], [change_cell(moved(make_cell), reasons=())]))
-    assert change.why.endswith("instead of v2: the engine gives no reason")
-
-
-def test_a_new_rewrite_is_rewritten(against, make_cell, rewritten):
-    comparison = against([make_cell("a")], [rewritten("a")])
-    assert only(comparison).why == "rewritten, num_draft_tokens: 6 -> 4: a chain verifies steps + 1 tokens"
-    assert comparison.verdict == "red"
-
-
 def test_where_the_checkpoints_lie_is_no_path(against, make_cell):
     elsewhere = {**(make_cell().resolved or {}), "model_path": "/other", "random_seed": 3}
     comparison = against([make_cell("a")], [make_cell("a", resolved=elsewhere)])
     assert (comparison.counts[ChangeState.SAME], comparison.changes) == (1, ())
-
-
-def test_a_cell_that_requests_a_different_value_is_rewritten(against, make_cell):
-    other = make_cell("a", requested={**make_cell().requested, "spec_version": "v2"})
-    change = only(against([make_cell("a")], [other]))
-    assert change.state is ChangeState.REWRITTEN
-    assert change.path[0].signature() == "asked spec_version: absent -> v2"
-
-
-@pytest.mark.parametrize("backwards", [False, True])
-def test_refused_and_running_are_different_paths(against, make_cell, backwards):
-    refusal = GateResult("config", "PASS", {"predicted": "topk 4 needs v1"})
-    gates = make_cell().gates
-    pair = [make_cell("a", gates=gates)], [make_cell("a", resolved=None, gates=(*gates, refusal))]
-    comparison = against(*reversed(pair)) if backwards else against(*pair)
-    signature = "engine start: refused -> runs" if backwards else "engine start: runs -> refused"
-    assert only(comparison).path[0].signature() == signature
-    assert only(comparison).path[0].because == "topk 4 needs v1"
-
-
-def test_a_red_gate_counts_more_than_a_rewrite(against, make_cell):
-    red = (GateResult("ledger", "PASS"), GateResult("lossless", "FAIL", {}, None, "x"))
-    change = only(against([make_cell("a")], [moved(make_cell, state="FAIL", gates=red)]))
-    assert change.state is ChangeState.REGRESSED
-    assert change.path[0].signature() == "spec_version: v2 -> v1"
 
 
 def test_other_values_under_one_id_lose_the_cell(against, make_cell):
@@ -332,17 +307,6 @@ def test_other_prompts_or_models_are_not_comparable(against, gated, make_cell, h
     assert only(comparison).why == "accuracy: an input differs"
     assert comparison.counts[ChangeState.SAME] == 1
     assert comparison.verdict == "green"
-
-
-def test_red_under_other_prompts_is_not_comparable_and_red(against, gated):
-    comparison = against([gated("lossless")], [gated("lossless", "FAIL", message="x")], head_header={"data_hash": "o"})
-    assert (only(comparison).state, only(comparison).red) == (ChangeState.NOT_COMPARABLE, True)
-    assert comparison.reasons == ("1 cell red in head and not comparable with base",)
-
-
-def test_facts_about_the_engine_stay_comparable(against, gated):
-    comparison = against([gated("ledger")], [gated("ledger", "FAIL", message="a leak")], head_header={"data_hash": "o"})
-    assert only(comparison).state is ChangeState.REGRESSED
 
 
 def test_the_specimen_defect_is_named_in_words(tmp_path, specimen, write_report):
