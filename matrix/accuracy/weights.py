@@ -43,7 +43,6 @@ from specmatrix.reports.store import ReportWriter, load
 TIER: Final = "gpu1"
 # Plain decoding of 1,319 answers is the longest part; a pair that takes longer hangs.
 PAIR_SECONDS: Final = 7200.0
-POLL_SECONDS: Final = 1.0
 TAIL: Final = 2000
 PROGRAM: Final = ("-m", "specmatrix", "accuracy")
 PREFIX: Final = "specmatrix: "
@@ -109,9 +108,7 @@ def in_process(words: Sequence[str]) -> Ending:
     """Run `specmatrix accuracy` with these words in a process of its own, which PAIR_SECONDS limit."""
     process = ChildProcess([sys.executable, *PROGRAM, *words])
     try:
-        left = PAIR_SECONDS
-        while (code := process.wait(POLL_SECONDS)) is None and left > 0:
-            left -= POLL_SECONDS
+        code = process.wait(PAIR_SECONDS)
     finally:
         process.stop()
     return code, process.output_end(TAIL)

@@ -156,7 +156,6 @@ def test_a_process_of_its_own_says_what_the_machine_lacks(asking, tmp_path, monk
 
 def test_a_process_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr("specmatrix.matrix.accuracy.weights.PAIR_SECONDS", 0.0)
-    monkeypatch.setattr("specmatrix.matrix.accuracy.weights.POLL_SECONDS", 0.05)
     monkeypatch.setattr(sys, "executable", "/bin/sh")
     # `sh -m specmatrix` would not run: a sleep stands for the command.
     monkeypatch.setattr("specmatrix.matrix.accuracy.weights.PROGRAM", ("-c", "sleep 60"))
