@@ -97,7 +97,7 @@ class ReportWriter:
         first = _encode(header, "the header")
         check_place(directory, REPORT_FILE, PARTIAL_FILE, SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE)
         try:
-            self._file = self.partial.open("ab")
+            self._file = open(self.partial, "ab", opener=_at_once)  # noqa: SIM115 - closed by close() or abort()
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Devices report size 0 and cannot be truncated.
             if os.fstat(self._file.fileno()).st_size:
@@ -191,6 +191,11 @@ class ReportWriter:
         raise ReportError(
             f"cannot write {self.path}: {error.strerror} after {len(self._cells)} cells; nothing is left there"
         ) from error
+
+
+def _at_once(path: str, flags: int) -> int:
+    """A descriptor without waiting for the reader of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o644)
 
 
 def cell_to_json(cell: CellResult) -> str:

@@ -112,9 +112,7 @@ class Ledger:
             more = group.missing(own, end)
             if more > len(group.free):
                 raise OutOfPages(f"account {rid} needs {more} {group.name} pages, {len(group.free)} are free")
-        return self._record(
-            "reserve", rid, width, [group.cover(rid, own, end) for group, own in self._parts(account)]
-        )
+        return self._record("reserve", rid, width, [group.cover(rid, own, end) for group, own in self._parts(account)])
 
     def launch(self, rid: int, width: int) -> int:
         """Record the launch of a step that writes up to `width` positions. Returns the bound on the KV length."""
