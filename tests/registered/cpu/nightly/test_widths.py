@@ -110,7 +110,7 @@ def test_the_tail_of_a_chunked_prompt_is_as_long_as_a_round_is_wide(shape: Shape
     chunk = next(size for size in range(shape.nodes + 1, max(lengths)) if lengths[0] % size == shape.nodes)
     found = served(shape, chunk, workloads=1)
     assert faults(found) == []
-    tails = {numbers[0] for _, run, _ in found for operation, _, numbers in run.journal[0] if operation == "launch"}
+    tails = {number for _, run, _ in found for operation, _, number, _ in run.journal if operation == "launch"}
     assert {shape.nodes, chunk} <= tails
 
 

@@ -83,17 +83,17 @@ def accepted_in(journal: Sequence[Entry], ticket: Ticket) -> list[int]:
     output = ticket.output
     prefill, widths = len(ticket.request.prompt) - output.cached_tokens, deque[int]()
     accepted, tokens = list[int](), 1  # the prefill's
-    for operation, account, numbers in journal:
+    for operation, account, number, _ in journal:
         if account != ticket.rid or tokens >= len(output.output_ids):  # what was in flight then is nobody's
             continue
         if operation == "launch":
-            widths.append(numbers[0])
+            widths.append(number)
         elif operation == "settle" and prefill > 0:
             prefill -= widths.popleft()
         elif operation == "settle":
             assert widths.popleft() == 4
-            accepted.append(numbers[0] - 1)
-            tokens += numbers[0]
+            accepted.append(number - 1)
+            tokens += number
     return accepted
 
 
