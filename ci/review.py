@@ -53,7 +53,7 @@ def review(
     """Print the verdict of each run, write `comment.md` and `check.json`, and return 1 if one is red.
 
     A path that exists and holds no whole report is red too: a run that was lost must not look green.
-    A run of which the folder `base` has no report is judged alone.
+    A run without a report in `base` is judged alone.
     """
     if link and urlsplit(link).scheme not in ("http", "https"):
         raise ConfigError(f"--link must be an address such as https://github.com/owner/name/actions, got {shown(link)}")

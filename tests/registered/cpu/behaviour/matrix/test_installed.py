@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from specmatrix import HOME, __version__
+from tests.support.served import served
 
 ROOT = HOME
 TOP = ("engine", "kernels", "matrix", "ci", "reports", "benchmarks")
@@ -178,6 +179,30 @@ def test_without_extras_a_command_runs_or_names_the_missing_package(
     done = python(installed, "-m", "specmatrix", *words, host=[str(required)])
     assert done.returncode == status, done.stdout + done.stderr
     assert sentence in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+def test_cells_of_a_server_are_judged_without_extras(installed: Path, required: Path, python: Run, tmp_path: Path):
+    """As beside a foreign engine: no torch, no transformers, in this process and in its workers."""
+    words = [
+        "run",
+        "--subject",
+        "sglang",
+        "--cells",
+        "eagle3.s3.k1.n4.p4.pair",
+        "--workers",
+        "1",
+        "--out",
+        "out",
+        "--url",
+    ]
+    plain = {"speculative_algorithm": "NONE", "speculative_draft_model_path": None}
+    plain |= dict.fromkeys(("speculative_num_steps", "speculative_eagle_topk"), "auto")
+    assert not (required / "torch").exists()
+    with served() as server, served(**plain) as baseline:
+        urls = server.url, "--baseline-url", baseline.url
+        done = python(installed, "-m", "specmatrix", *words, *urls, host=[str(required)])
+    assert "green: 1 of 1 cell passed" in done.stdout, done.stdout + done.stderr
+    assert "oracle ok, identities ok, lossless ok" in done.stdout
 
 
 @pytest.mark.nightly

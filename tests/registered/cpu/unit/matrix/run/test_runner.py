@@ -243,6 +243,21 @@ def test_a_subject_whose_answers_no_gate_compares_is_not_run(gates: Sequence[Gat
     assert (judged.state, len(subject.starts)) == ("PASS", 2)
 
 
+@pytest.mark.parametrize(("missing", "state"), [("torch.nn", "NOT MEASURED"), ("elsewhere", "INFRA")])
+def test_a_gate_without_its_package_is_not_measured_and_names_the_extra(monkeypatch, missing, state):
+    gate = Sees()
+
+    def judge(*given: object) -> Outcome:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr(gate, "judge", judge)
+    record = runner(Other(), (gate,)).run_cell(Cell.from_id("eagle3.pair"))
+    found = record.gate("work")
+    assert record.state == state
+    if state == "NOT MEASURED":
+        assert found is not None and "torch is not installed" in found.message and "specmatrix[engine]" in found.message
+
+
 def test_a_subject_that_always_drafts_says_so():
     record = runner(Other(Unsupported("it always drafts")), (Sees(),)).run_cell(Cell.from_id("eagle3.pair"))
     error = "baseline: other does not support the cell without speculation: it always drafts"
