@@ -18,6 +18,7 @@ from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plan
 from specmatrix.ci.planner import Host, plan
 from specmatrix.ci.run_options import RunOptions
 from specmatrix.errors import ConfigError, shown
+from specmatrix.extras import require
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import Tier, repro, visible_gpus
 from specmatrix.matrix.cells.tiers import tier as find_tier
@@ -152,12 +153,9 @@ def cell_runs(
 
 
 def _reached(address: str) -> Callable[[Tier, Path, int], AbstractContextManager[Cluster]]:
-    """A connection to a cluster. ConfigError if nothing listens there, or Ray is not installed."""
-    try:
-        from specmatrix.ci.ray import connected, knock
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise ConfigError("--on needs Ray, which is not installed; run: pip install 'specmatrix[ray]'") from None
+    """A connection to a cluster. ConfigError if nothing listens there, or without Ray."""
+    require("ray")
+    from specmatrix.ci.ray import connected, knock
+
     knock(address)
     return partial(connected, address)

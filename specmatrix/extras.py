@@ -14,6 +14,18 @@ EXTRA_OF: Final = {
     "safetensors": "engine",
     "numba": "engine",
     "pandas": "pandas",
+    "pytest": "pytest",
+    "triton": "kernels",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+    "pyarrow": "history",
+    "ruptures": "history",
+    "mutmut": "mutants",
+    "libcst": "mutants",
+    "coverage": "mutants",
+    "lm_eval": "accuracy",
+    "ray": "ray",
 }
 
 

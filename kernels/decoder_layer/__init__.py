@@ -114,7 +114,7 @@ def _loops() -> ModuleType:
         if error.name != "numba":
             raise
         raise ConfigError(
-            "float32 models on a CPU require numba, which is not installed; run: pip install numba"
+            "float32 models on a CPU require numba, which is not installed; run: pip install 'specmatrix[engine]'"
         ) from None
 
 

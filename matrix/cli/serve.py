@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from importlib.util import find_spec
 from socket import socket
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from specmatrix.errors import ConfigError, shown
+from specmatrix.extras import require
 from specmatrix.matrix.cells.tiers import check_parallel
 from specmatrix.matrix.cli.flags import flags_of
 from specmatrix.matrix.cli.generate import ALGORITHM, configuration
@@ -42,9 +42,8 @@ def serve(
     speculative_algorithm_file: AlgorithmFile = None,
 ) -> int:
     """Serve until a signal; 0 if every page was freed, 1 if not. ConfigError on what cannot be served."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"{missing[0]} is not installed; install the extra: pip install 'specmatrix[serve]'")
+    for name in PACKAGES:
+        require(name)
     import torch
 
     from specmatrix.engine.algorithm_file import load_algorithms

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from difflib import unified_diff
 from functools import lru_cache
-from importlib.util import find_spec
 from operator import ne
 from pathlib import Path
 from time import monotonic
@@ -24,6 +23,7 @@ import msgspec
 
 from specmatrix import HOME
 from specmatrix.errors import ConfigError, shown
+from specmatrix.extras import require
 from specmatrix.files import read_text
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.judges import KillChanges, unit_tests_of
@@ -102,8 +102,7 @@ class Mutations:
     """The mutants of one source text, in the order of the text. ConfigError without mutmut."""
 
     def __init__(self, path: str, text: str) -> None:
-        if find_spec("mutmut") is None or find_spec("libcst") is None:
-            raise ConfigError("mutants need mutmut, which is not installed: pip install 'specmatrix[mutants]'")
+        require("mutmut")
         import libcst
         from libcst.metadata import MetadataWrapper, PositionProvider
         from mutmut.mutation.mutators import mutation_operators

@@ -11,13 +11,13 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
+from specmatrix.extras import require
 from specmatrix.files import parsed, read_text
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import LOCK_FILE
@@ -113,8 +113,7 @@ def record(
     Cells of several ranks execute their engine in other processes, and count as executing every function.
     ran: called with the number of cells that ended.
     """
-    if find_spec("coverage") is None:
-        raise ConfigError("--functions needs coverage.py, which is not installed: pip install 'specmatrix[mutants]'")
+    require("coverage")
     alone = [cell for cell in cells if cell.ranks == 1]
     shares = [alone[first : first + SHARE] for first in range(0, len(alone), SHARE)]
     executed: dict[str, list[Function]] = {}

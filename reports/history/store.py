@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from hashlib import blake2b
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from specmatrix.errors import ConfigError, shown
+from specmatrix.errors import shown
+from specmatrix.extras import require
 from specmatrix.reports.atomic import check_place
 from specmatrix.reports.lengths import positive
 from specmatrix.reports.schema import (
@@ -162,13 +164,8 @@ def read(folder: Path) -> History:
 
 def library(name: str) -> Any:  # noqa: ANN401  # these modules have no types
     """A module of the extra `history`. ConfigError if it is missing."""
-    from importlib import import_module
-
-    try:
-        return import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        raise ConfigError(f"{package} is not installed; run: pip install 'specmatrix[history]'") from error
+    require(name.partition(".")[0])
+    return import_module(name)
 
 
 def _name(header: Header, report: Report) -> str:

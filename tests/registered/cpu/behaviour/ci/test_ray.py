@@ -100,7 +100,7 @@ def test_without_ray_the_command_says_how_to_install_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "specmatrix.ci.ray")
     assert main(["run", "--on", "auto"]) == 2
-    said = "specmatrix: --on needs Ray, which is not installed; run: pip install 'specmatrix[ray]'\n"
+    said = "specmatrix: ray is not installed; install the extra: pip install 'specmatrix[ray]'\n"
     assert capsys.readouterr() == ("", said)
 
 

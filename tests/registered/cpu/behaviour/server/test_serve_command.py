@@ -38,7 +38,7 @@ def test_what_cannot_be_served_is_one_sentence(words: list[str], message: str, c
 
 def test_without_its_packages_it_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     find = importlib.util.find_spec
-    monkeypatch.setattr("specmatrix.matrix.cli.serve.find_spec", lambda name: None if name == "uvicorn" else find(name))
+    monkeypatch.setattr("specmatrix.extras.find_spec", lambda name: None if name == "uvicorn" else find(name))
     assert main(["serve"]) == 2
     text = "uvicorn is not installed; install the extra: pip install 'specmatrix[serve]'"
     assert capsys.readouterr().err == f"specmatrix: {text}\n"

@@ -93,7 +93,7 @@ def test_without_numba_a_layer_is_refused_when_it_is_loaded():
         "sys.exit(main(['generate', 'a', '--model-path', 'llama-mini', '--device', 'cpu']))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    sentence = "float32 models on a CPU require numba, which is not installed; run: pip install numba"
+    sentence = "float32 models on a CPU require numba, which is not installed; run: pip install 'specmatrix[engine]'"
     assert (done.returncode, done.stderr) == (2, f"specmatrix: {sentence}\n")
 
 

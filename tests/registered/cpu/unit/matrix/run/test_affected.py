@@ -200,6 +200,6 @@ def test_an_invalid_file_of_functions_is_refused(tmp_path):
 
 
 def test_coverage_that_is_missing_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(functions, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"--functions needs coverage\.py, which is not installed: pip install"):
+    monkeypatch.setattr("specmatrix.extras.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^coverage is not installed.*specmatrix\[mutants\]"):
         functions.record([Cell.from_id("none.pair")], 1, path=tmp_path / "cells.functions")

@@ -82,5 +82,5 @@ def test_only_the_chosen_cells_are_searched():
 
 def test_a_missing_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ruptures", None)
-    with pytest.raises(ConfigError, match=r"ruptures is not installed; run: pip install 'specmatrix\[history\]'"):
+    with pytest.raises(ConfigError, match=r"ruptures is not installed.*specmatrix\[history\]"):
         module.changes(history(np.where(np.arange(40) < 20, 2.0, 1.0)))
