@@ -17,7 +17,7 @@ from specmatrix.benchmarks.metric import Pairs, interleave, own_time, seconds
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.engine.models.target import Target
+from specmatrix.engine.models.causal_lm import CausalLM
 
 # Rounds per repetition; all repetitions of an engine together stay below its next CUDA-graph size.
 ROUNDS: Final = 16
@@ -162,7 +162,7 @@ def targets_kept(most: int = 1) -> Iterator[None]:
     load = specmatrix.engine.build.load_target
     loaded = lru_cache(maxsize=most)(load)
 
-    def kept(*wanted: Any) -> Target:  # noqa: ANN401 - as load_target
+    def kept(*wanted: Any) -> CausalLM:  # noqa: ANN401 - as load_target
         # One target has the positions for rounds of any width.
         *others, positions = wanted
         return loaded(*others, 1 << positions.bit_length())

@@ -14,7 +14,7 @@ from specmatrix.benchmarks.steady import PAIRS, Bench, freed
 from specmatrix.engine.device.attention import StepAttention
 from specmatrix.engine.device.batch import causal_bias
 from specmatrix.engine.device.pool import KVPool
-from specmatrix.engine.models.target import Target
+from specmatrix.engine.models.causal_lm import CausalLM
 
 # Number of requests, verified tokens per request, and the largest allowed cost in decode steps.
 GOALS: Final = ((1, 8, 1.05), (8, 6, 1.15))
@@ -49,7 +49,7 @@ def device_seconds(run: Callable[[], object], device: str) -> float:
         return milliseconds / 1e3
 
 
-def forward(target: Target, batch: int, width: int, length: int) -> Callable[[], Tensor]:
+def forward(target: CausalLM, batch: int, width: int, length: int) -> Callable[[], Tensor]:
     """A forward over the last `width` of `length` + width tokens of each request; returns their argmax [B, W]."""
     device = target.device
     reach = -(-(length + width) // 256) * 256

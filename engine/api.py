@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specmatrix.engine.build import Locate, build, known_facts, located
+from specmatrix.engine.build import EngineSetup, Locate, build, known_facts, located
 from specmatrix.engine.core.config.asked import EngineConfig, Resolved
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.memory.ledger import Entry
@@ -85,9 +85,9 @@ class LLM:
                 "RankedLLM from specmatrix.engine.parallel.client"
             )
         self.tokenizer = tokenizer = Tokenizer(locate(config.model_path))
-        self.loop = build(resolved, known, tokenizer, locate, ranks, publish)
-        audited = publish is not None
-        self._life = LifeCycle(self.loop, config, known, resolved, tokenizer, locate, ranks, audited)
+        setup = EngineSetup(tokenizer, locate, ranks, publish)
+        self.loop = build(resolved, known, setup)
+        self._life = LifeCycle(self.loop, config, known, resolved, setup)
         self._last: dict[str, Any] = {}  # what ran before the memory was released
         self.sessions = Sessions(
             self.loop.scheduler,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -18,20 +19,19 @@ from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.core.schedule.scheduler import Scheduler
-from specmatrix.engine.device.collectives import ALONE, Ranks
-from specmatrix.engine.device.cuda_graphs import CudaGraphs
-from specmatrix.engine.device.graph_cache import GIB
+from specmatrix.engine.device.collectives import Ranks
+from specmatrix.engine.device.cuda_graphs import GIB, CudaGraphs
 from specmatrix.engine.device.kv_groups import KVGroup, KVGroups, StampedGroups, WindowGroup, routes_of, split
 from specmatrix.engine.device.logit_rules import LogitRules
 from specmatrix.engine.device.slot_table import SlotTable
 from specmatrix.engine.device.staging import StagingRing
 from specmatrix.engine.device.sync_counter import SyncCounter
 from specmatrix.engine.device_step import DeviceStep, GuardedStep, Step
-from specmatrix.engine.executor import DeviceExecutor, EagerRunner, GraphRunner, InFlight
+from specmatrix.engine.executor import DeviceExecutor, InFlight, StepRunner
 from specmatrix.engine.loop import Loop
 from specmatrix.engine.memory_budget import afford
+from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.loader import facts, load_target
-from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tokenizer import Detokenizer, Tokenizer
 from specmatrix.engine.rank_digest import AuditedStep, RankDigest
 from specmatrix.engine.spec.builders import BuildContext, Locate, build_drafter, build_relay, located, new_pool
@@ -40,7 +40,7 @@ from specmatrix.engine.spec.guard import Guard
 from specmatrix.errors import ConfigError, shown, text_of
 from specmatrix.files import read_text
 
-__all__ = ["Locate", "build", "known_facts", "located", "rebuild"]
+__all__ = ["EngineSetup", "Locate", "build", "known_facts", "located", "rebuild"]
 
 
 def known_facts(config: EngineConfig, locate: Locate) -> Facts:
@@ -66,20 +66,26 @@ def _slots_text(config: EngineConfig) -> str | None:
         raise ConfigError(f"{file} cannot be read ({why}); pass a JSON file") from None
 
 
-def build(
-    resolved: Resolved,
-    facts: Facts,
-    tokenizer: Tokenizer,
-    locate: Locate,
-    ranks: Ranks = ALONE,
-    publish: Callable[[StepDigest], None] | None = None,
-) -> Loop[InFlight]:
+class EngineSetup(NamedTuple):
+    """What an engine has beside its configuration.
+
+    locate: maps a model's name to its folder. ranks: the ranks that share the target. publish: receives this rank's
+    step digests for comparison; None if nothing is compared.
+    """
+
+    tokenizer: Tokenizer
+    locate: Locate
+    ranks: Ranks
+    publish: Callable[[StepDigest], None] | None
+
+
+def build(resolved: Resolved, facts: Facts, setup: EngineSetup) -> Loop[InFlight]:
     """Load the models and wire ledger, scheduler, executor and loop.
 
-    ranks: the ranks that share the target. publish: receives this rank's step digests for comparison. Raises
-    ConfigError on a bad checkpoint, or if the engine would not fit into memory.
+    Raises ConfigError on a bad checkpoint, or if the engine would not fit into memory.
     """
-    context = _loaded(resolved, facts, tokenizer, locate, ranks)
+    tokenizer, _, ranks, publish = setup
+    context = _loaded(resolved, facts, setup)
     drafter = build_drafter(context)
     counters = Counters()
     groups = page_groups(resolved.num_pages, resolved.page_size, resolved.window, resolved.window_pages, resolved.slack)
@@ -99,7 +105,7 @@ def build(
     observers = [] if publish is None else [RankDigest(ledger, publish, counters)]
     return Loop(
         scheduler,
-        _executor(context, drafter, scheduler, ranks, tokenizer.eos_ids, audited=publish is not None),
+        _executor(context, drafter, scheduler, setup),
         counters,
         lag=resolved.lag,
         eos_ids=tokenizer.eos_ids,
@@ -111,28 +117,20 @@ def build(
 
 
 def rebuild(
-    loop: Loop[InFlight],
-    resolved: Resolved,
-    facts: Facts,
-    tokenizer: Tokenizer,
-    locate: Locate,
-    ranks: Ranks = ALONE,
-    *,
-    drafter: Drafter | None = None,
-    audited: bool = False,
+    loop: Loop[InFlight], resolved: Resolved, facts: Facts, setup: EngineSetup, drafter: Drafter | None
 ) -> DeviceExecutor:
     """Load the models again, with new device buffers, for a loop without requests, sessions and cached pages.
 
-    drafter: the one to keep, None for a new one. audited: whether the loop publishes step digests. ConfigError as for
-    `build`; the loop is as before then.
+    drafter: the one to keep, None for a new one. ConfigError as for `build`; the loop is as before then.
     """
-    context = _loaded(resolved, facts, tokenizer, locate, ranks)
+    context = _loaded(resolved, facts, setup)
     drafter = build_drafter(context) if drafter is None else drafter
-    return _executor(context, drafter, loop.scheduler, ranks, tokenizer.eos_ids, audited)
+    return _executor(context, drafter, loop.scheduler, setup)
 
 
-def _loaded(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate, ranks: Ranks) -> BuildContext:
+def _loaded(resolved: Resolved, facts: Facts, setup: EngineSetup) -> BuildContext:
     """The target's weights, if the whole engine fits into memory."""
+    tokenizer, locate, ranks, _ = setup
     afford(resolved, locate, ranks.size)
     target = load_target(
         locate(resolved.model_path),
@@ -146,21 +144,14 @@ def _loaded(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Loca
     return BuildContext(algorithm(resolved.algorithm), resolved, facts, target, kv, locate, tokenizer)
 
 
-def _executor(
-    context: BuildContext,
-    drafter: Drafter,
-    scheduler: Scheduler,
-    ranks: Ranks,
-    eos_ids: frozenset[int],
-    audited: bool,
-) -> DeviceExecutor:
-    """The executor's stack of steps, with DeviceStep innermost. audited: results include the draft tokens."""
-    resolved, device = context.resolved, context.device
+def _executor(context: BuildContext, drafter: Drafter, scheduler: Scheduler, setup: EngineSetup) -> DeviceExecutor:
+    """The executor's stack of steps, with DeviceStep innermost. With `publish`, results include the draft tokens."""
+    resolved, device, ranks, audited = context.resolved, context.device, setup.ranks, setup.publish is not None
     relay = build_relay(context.traits, _rows(resolved), drafter, device)
     guard = _guard(resolved, drafter, context.target, scheduler.steps)
     hooks: DraftHooks = guard or drafter
     agreed = AgreedDrafts(hooks, ranks)
-    rules = LogitRules(context.target.vocab_size, eos_ids, _rows(resolved), resolved.positions, device)
+    rules = LogitRules(context.target.vocab_size, setup.tokenizer.eos_ids, _rows(resolved), resolved.positions, device)
     plain = DeviceStep(
         context.target, agreed if audited or ranks.size > 1 else hooks, drafter.capture, context.kv, relay, rules, ranks
     )
@@ -169,12 +160,11 @@ def _executor(
         step = GuardedStep(step, guard)
     if audited:
         step = AuditedStep(step, agreed)
-    eager = EagerRunner(step, plain)
     graphs = graphs_for(resolved, device, scheduler.counters)
     return DeviceExecutor(
         plain,
         step,
-        eager if graphs is None else GraphRunner(eager, graphs),
+        StepRunner(step, plain, graphs),
         StagingRing(resolved.lag, device),
         drafter=drafter,
         guard=guard,
@@ -182,7 +172,7 @@ def _executor(
     )
 
 
-def _kv(resolved: Resolved, target: Target) -> KVGroups:
+def _kv(resolved: Resolved, target: CausalLM) -> KVGroups:
     """The target's KV groups: layers without and with a sliding window. All windowed layers have the same window."""
     windows = [target.window_of(layer) for layer in range(target.num_layers)]
     routes = routes_of(windows)
@@ -208,7 +198,7 @@ def graphs_for(resolved: Resolved, device: torch.device, counters: Counters) -> 
     return CudaGraphs(resolved.cuda_graph_max_bs, device, counters, most_bytes=resolved.cuda_graph_max_gb * GIB)
 
 
-def _guard(resolved: Resolved, drafter: Drafter, target: Target, steps: DraftSteps) -> Guard | None:
+def _guard(resolved: Resolved, drafter: Drafter, target: CausalLM, steps: DraftSteps) -> Guard | None:
     """Registered drafters are always checked; built-in ones only under strict_memory."""
     registered = is_registered(resolved.algorithm)
     if not (resolved.strict_memory or registered):

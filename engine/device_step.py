@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Protocol
 
@@ -17,7 +18,7 @@ from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.device.sampling import SamplingRows, chosen_logprobs, pick, top_logprobs
 from specmatrix.engine.device.staging import StepOutput
-from specmatrix.engine.models.target import Target
+from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.spec.drafter import DraftHooks, DraftTree, shared_chain, shift_left
 from specmatrix.engine.spec.guard import Guard
 from specmatrix.engine.spec.verify import verify
@@ -44,31 +45,23 @@ class Step(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class DeviceStep:
     """The step itself, without checks. capture: the target layers whose input states the drafter needs. verify: the
     verifier, which a trace wraps."""
 
+    target: CausalLM
+    drafter: DraftHooks
+    capture: tuple[int, ...]
+    kv: KVGroups
+    relay: Relay
+    rules: LogitRules
+    ranks: Ranks
     repeatable = True
 
-    def __init__(
-        self,
-        target: Target,
-        drafter: DraftHooks,
-        capture: tuple[int, ...],
-        kv: KVGroups,
-        relay: Relay,
-        rules: LogitRules,
-        ranks: Ranks,
-    ) -> None:
-        self.target = target
-        self.drafter = drafter
-        self.capture = capture
-        self.kv = kv
-        self.relay = relay
-        self.rules = rules
-        self.ranks = ranks
+    def __post_init__(self) -> None:
         self.verify = verify
-        self._dtype = kv.full.pool.data.dtype
+        self._dtype = self.kv.full.pool.data.dtype
 
     def run(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
         return self._prefill(plan, batch) if plan.prefill else self._round(plan, batch)

@@ -1,14 +1,13 @@
 """Runs plans on the device. A launch reads nothing from the device; `collect` waits for a step and reads it.
 
-Optional features are layers of a stack that `engine.build` assembles: a step wraps another step to check it, a runner
-wraps another runner to run rounds as CUDA graphs.
+Checks are layers of a stack that `engine.build` assembles: a step wraps another step to check it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -27,15 +26,6 @@ class InFlight(NamedTuple):
 
     plan: StepPlan
     staged: Staged
-
-
-class StepRunner(Protocol):
-    """Runs a plan whose uploads have been started. graphs: the CUDA graphs that it replays, if any."""
-
-    @property
-    def graphs(self) -> CudaGraphs | None: ...
-
-    def __call__(self, plan: StepPlan) -> StepOutput: ...
 
 
 class DeviceExecutor:
@@ -112,44 +102,36 @@ class ReleasedExecutor:
         """No step is in flight."""
 
 
-class EagerRunner:
-    """Runs steps eagerly, kernel by kernel."""
+class StepRunner:
+    """Runs plans whose uploads have been started: rounds as CUDA graphs if there are `graphs`, everything else eagerly.
 
-    graphs = None
+    step: the whole stack of steps; plain: the innermost one."""
 
-    def __init__(self, step: Step, plain: DeviceStep) -> None:
-        self.step = step
-        self.table, self.relay = plain.kv.full.table, plain.relay
-
-    def __call__(self, plan: StepPlan) -> StepOutput:
-        return self.step.run(plan, StepBatch.of(plan, self.relay, self.table))
-
-
-class GraphRunner:
-    """Runs rounds as CUDA graphs, and everything else, such as rounds with adjusted logits, through `eager`."""
-
-    def __init__(self, eager: EagerRunner, graphs: CudaGraphs) -> None:
-        self._eager, self.graphs = eager, graphs
-        self._step, self._table, self._relay = eager.step, eager.table, eager.relay
+    def __init__(self, step: Step, plain: DeviceStep, graphs: CudaGraphs | None = None) -> None:
+        self.step, self.graphs = step, graphs
+        self._table, self._relay = plain.kv.full.table, plain.relay
 
     def __call__(self, plan: StepPlan) -> StepOutput:
-        if plan.prefill:
+        if self.graphs is None or plan.prefill:
             return self._eager(plan)
         # The tensors of adjusted logits are made anew for each batch.
-        if len(plan.rows) > self.graphs.max_batch or plan.adjusts or not self._step.repeatable:
+        if len(plan.rows) > self.graphs.max_batch or plan.adjusts or not self.step.repeatable:
             self.graphs.counters.hit("graph.eager")
             return self._eager(plan)
-        return self._graphed(plan)
+        return self._graphed(plan, self.graphs)
 
-    def _graphed(self, plan: StepPlan) -> StepOutput:
+    def _eager(self, plan: StepPlan) -> StepOutput:
+        return self.step.run(plan, StepBatch.of(plan, self._relay, self._table))
+
+    def _graphed(self, plan: StepPlan, graphs: CudaGraphs) -> StepOutput:
         """Run a round by its graph. Padding requests have row 0, which owns no page and stays empty."""
-        graphs, table, relay = self.graphs, self._table, self._relay
+        table, relay = self._table, self._relay
         rows, generations = graphs.set_rows([row.row for row in plan.rows], [row.generation for row in plan.rows])
         width, padded_kv_len = plan.rows[0].width, pad_kv_len(max(row.bound for row in plan.rows), table.positions)
         relay.settle()
 
         def whole_round() -> StepOutput:
-            output = self._step.run(plan, StepBatch.round(rows, generations, width, padded_kv_len, relay, table))
+            output = self.step.run(plan, StepBatch.round(rows, generations, width, padded_kv_len, relay, table))
             relay.settle()
             relay.length[:1].zero_()
             return output

@@ -7,18 +7,16 @@ The scheduler, its ledger, the counters and the journal stay; everything on the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import torch
 
-from specmatrix.engine.build import Locate, known_facts, rebuild
+from specmatrix.engine.build import EngineSetup, known_facts, rebuild
 from specmatrix.engine.core.config.asked import EngineConfig, Facts, Resolved
 from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.executor import DeviceExecutor, InFlight, ReleasedExecutor
 from specmatrix.engine.loop import Loop
-from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.engine.spec.drafter import Drafter
 from specmatrix.errors import ConfigError, RequestError, shown
 
@@ -28,26 +26,17 @@ TAGS: Final = ("kv_cache", "weights", "cuda_graph")
 PATHS: Final = ("model_path", "draft_path", "reasons")
 
 
+@dataclass(eq=False)
 class LifeCycle:
-    """The verbs over one loop, whose caller guards them. config, facts, resolved: of the running engine; locate: maps a
-    model's name to its folder. audited: whether the loop publishes step digests."""
+    """The verbs over one loop, whose caller guards them. config, facts, resolved: of the running engine."""
 
-    def __init__(
-        self,
-        loop: Loop[InFlight],
-        config: EngineConfig,
-        facts: Facts,
-        resolved: Resolved,
-        tokenizer: Tokenizer,
-        locate: Locate,
-        ranks: Ranks,
-        audited: bool,
-    ) -> None:
-        self.loop = loop
-        self.config, self.facts, self.resolved = config, facts, resolved
-        self.released = False
-        self._tokenizer, self._locate, self._ranks, self._audited = tokenizer, locate, ranks, audited
-        self._kept: Drafter | None = None
+    loop: Loop[InFlight]
+    config: EngineConfig
+    facts: Facts
+    resolved: Resolved
+    setup: EngineSetup
+    released: bool = False
+    _kept: Drafter | None = None
 
     def release(self, tags: Sequence[str] | None) -> None:
         """Free all device memory and the weights. RequestError unless the engine is idle and all tags are given."""
@@ -72,7 +61,7 @@ class LifeCycle:
         if self.released:
             raise RequestError("the engine's memory is released; allowed first: resume_memory_occupation")
         config = self._with_paths(model_path, draft_model_path)
-        facts = known_facts(config, self._locate)
+        facts = known_facts(config, self.setup.locate)
         resolved = resolve(config, facts)
         for field in fields(Resolved):
             old, new = getattr(self.resolved, field.name), getattr(resolved, field.name)
@@ -128,16 +117,7 @@ class LifeCycle:
             torch.cuda.empty_cache()
 
     def _take(self, config: EngineConfig, facts: Facts, resolved: Resolved) -> None:
-        self.loop.executor = rebuild(
-            self.loop,
-            resolved,
-            facts,
-            self._tokenizer,
-            self._locate,
-            self._ranks,
-            drafter=self._kept,
-            audited=self._audited,
-        )
+        self.loop.executor = rebuild(self.loop, resolved, facts, self.setup, self._kept)
         self.config, self.facts, self.resolved = config, facts, resolved
         self.released, self._kept = False, None
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Generic, TypeVar
 
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.observe.step_counter import Delivery, RowOutcome, StepCounter, StepObserver
-from specmatrix.engine.core.schedule.output_text import OutputText, TextStream
-from specmatrix.engine.core.schedule.request import Finish, Phase, Request
+from specmatrix.engine.core.schedule.request import Finish, OutputText, Phase, Request, TextStream
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.step import Executor, Handle, PlanRow, StepPlan, StepResult
 from specmatrix.engine.core.schedule.stop_rules import StopRules
@@ -30,6 +30,7 @@ Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
 
 
+@dataclass(eq=False)
 class Loop(Generic[Handle]):
     """Runs requests to completion. The only writer of Request.output, transcript and logprobs.
 
@@ -38,31 +39,22 @@ class Loop(Generic[Handle]):
     more; None if there was none.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        executor: Executor[Handle],
-        counters: Counters,
-        *,
-        lag: int,
-        eos_ids: frozenset[int],
-        text_stream: Callable[[], TextStream],
-        strict_memory: int = 0,
-        isolates: bool = True,
-        observers: Sequence[StepObserver] = (),
-    ) -> None:
-        self.scheduler = scheduler
-        self.executor = executor
-        self.counters = counters
-        self.lag = lag
-        self.eos_ids = eos_ids
-        self.strict_memory = strict_memory
-        self.isolates = isolates
-        self.observers = (StepCounter(counters, scheduler.context_length), *observers)
+    scheduler: Scheduler
+    executor: Executor[Handle]
+    counters: Counters
+    _: KW_ONLY
+    lag: int
+    eos_ids: frozenset[int]
+    text_stream: Callable[[], TextStream]
+    strict_memory: int = 0
+    isolates: bool = True
+    observers: Sequence[StepObserver] = ()
+
+    def __post_init__(self) -> None:
+        self.observers = (StepCounter(self.counters, self.scheduler.context_length), *self.observers)
         self.interrupts = Interrupts()
         self.broken: str | None = None
         self.pending: deque[tuple[StepPlan, Handle]] = deque()
-        self._text_stream = text_stream
         self._rules: dict[int, StopRules] = {}
         self._abandoned: set[int] = set()
         self._logged = ""  # the last logged failure of a shared step
@@ -71,7 +63,7 @@ class Loop(Generic[Handle]):
     def add(self, request: Request) -> None:
         """Queue a request; raises RequestError if it can never run."""
         self.scheduler.add(request)
-        request.transcript = OutputText(self._text_stream())
+        request.transcript = OutputText(self.text_stream())
         self._rules[request.rid] = StopRules.of(request.params, self.eos_ids)
 
     def abort(self, rid: int) -> bool:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from specmatrix.engine.core.config.json_text import reject_duplicates
 from specmatrix.errors import text_of
 from specmatrix.files import read_bytes
+from specmatrix.json_text import reject_duplicates
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.schema import MOST_SAID, REPORT_FILE, Json, ReportError

@@ -24,8 +24,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, force_setattr, replace
 
-from specmatrix.engine.core.config.json_text import reject_duplicates
 from specmatrix.files import LARGEST, opened
+from specmatrix.json_text import reject_duplicates
 from specmatrix.reports.atomic import check_place, publish
 from specmatrix.reports.effective import Words
 from specmatrix.reports.rules import check_cell

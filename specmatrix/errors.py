@@ -11,6 +11,8 @@ Exception
 """
 
 import signal
+from collections.abc import Iterable
+from difflib import get_close_matches
 from traceback import walk_tb
 from typing import Final
 
@@ -81,3 +83,13 @@ class LedgerError(EngineBug):
 
 class KernelError(EngineBug):
     """A device operation was called outside its contract or broke it."""
+
+
+# Minimum similarity of a suggestion: one letter of four may differ. `nonsense` and `none` have 0.67.
+ALIKE: Final = 0.75
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word most similar to `word`, "" if none is similar enough."""
+    close = get_close_matches(word, list(known), n=1, cutoff=ALIKE)
+    return close[0] if close else ""

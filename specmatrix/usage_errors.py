@@ -8,8 +8,7 @@ from typing import cast
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import shown
+from specmatrix.errors import nearest, shown
 
 # The base class of typer's usage errors, which typer itself does not export.
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])

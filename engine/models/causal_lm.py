@@ -26,6 +26,7 @@ class CausalLM(ABC):
     this machine has no matrix product that guarantees it. positions: how many to prepare, by default the checkpoint's
     context length; drafts need some past its end. ranks: the ranks that share it; `share` is the shape of this rank's
     part, and `weights` may then be on another device. `weights` is empty afterwards.
+    kv: the layout of its pool.
     """
 
     kv: KVLayout

@@ -7,9 +7,9 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, Final
 
-from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.errors import ConfigError, shown
 from specmatrix.files import read_text
+from specmatrix.json_text import parse_json
 
 # Maximum size and maximum number of layers: far above any model, and small enough that loops over them and products of
 # a few of them stay feasible.

@@ -23,24 +23,9 @@ from specmatrix.engine.models.eagle3.model import Eagle3
 from specmatrix.engine.models.llama.model import Llama
 from specmatrix.engine.models.nextn.model import PredictionLayer, prediction_layers
 from specmatrix.engine.models.standalone.model import Standalone
-from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tokenizer import tokenizer_hash
 from specmatrix.engine.models.weights import load_weights
 from specmatrix.errors import ConfigError
-
-__all__ = [
-    "facts",
-    "facts_of",
-    "load_dflash",
-    "load_eagle",
-    "load_eagle3",
-    "load_model_config",
-    "load_nextn",
-    "load_standalone",
-    "load_target",
-    "load_weights",
-]
-
 
 # Replaces the target's embedding of a DFLASH draft's mask token in vLLM.
 MASK_EMBEDDING: Final = "mask_embedding.pt"
@@ -135,7 +120,7 @@ def load_target(
     deterministic: bool = True,
     ranks: Ranks = ALONE,
     positions: int | None = None,
-) -> Target:
+) -> CausalLM:
     """The target model, or a rank's part of it. positions: how many to prepare, by default the checkpoint's context.
 
     ConfigError on a checkpoint that is missing, damaged or of another architecture.
@@ -148,7 +133,7 @@ def load_target(
 # A draft is on its target's device, in its dtype, and as deterministic.
 
 
-def load_standalone(path: str | Path, target: Target) -> Standalone:
+def load_standalone(path: str | Path, target: CausalLM) -> Standalone:
     """A language model as a draft, with as many positions as the target. ConfigError as for a target."""
     config = _expect(path, TARGET_ARCHITECTURES, "a STANDALONE draft")
     if config.windows:
@@ -159,19 +144,19 @@ def load_standalone(path: str | Path, target: Target) -> Standalone:
     return Standalone(_language_model(path, config, *same))
 
 
-def load_eagle(path: str | Path, target: Target) -> Eagle:
+def load_eagle(path: str | Path, target: CausalLM) -> Eagle:
     """An EAGLE head. ConfigError as for a target, or if it does not fit the target's width or vocabulary."""
     config = _expect(path, EAGLE_ARCHITECTURES, "an EAGLE draft", load_draft_config)
     return Eagle(config, load_weights(path, target.device, target.dtype), target)
 
 
-def load_eagle3(path: str | Path, target: Target) -> Eagle3:
+def load_eagle3(path: str | Path, target: CausalLM) -> Eagle3:
     """An EAGLE-3 head. ConfigError as for a target, or if it does not fit the target's width, layers or vocabulary."""
     config = _expect(path, EAGLE3_ARCHITECTURES, "an EAGLE3 draft", load_draft_config)
     return Eagle3(config, load_weights(path, target.device, target.dtype), target)
 
 
-def load_nextn(path: str | Path, target: Target, count: int) -> Sequence[PredictionLayer]:
+def load_nextn(path: str | Path, target: CausalLM, count: int) -> Sequence[PredictionLayer]:
     """The first `count` prediction layers of a target's checkpoint: this target's, or another one of its shape.
 
     Reads nothing else of the checkpoint. ConfigError as for a target, or if there are fewer layers or they do not fit.
@@ -186,7 +171,7 @@ def bundled_prefixes(config: ModelConfig) -> tuple[str, ...]:
     return tuple(f"model.layers.{config.num_layers + i}." for i in range(config.bundled_layers))
 
 
-def load_dflash(path: str | Path, target: Target) -> DFlash:
+def load_dflash(path: str | Path, target: CausalLM) -> DFlash:
     """A DFLASH draft. ConfigError as for a target, or if it does not fit the target's width, layers or vocabulary."""
     config = _expect(path, DFLASH_ARCHITECTURES, "a DFLASH draft")
     if (Path(path) / MASK_EMBEDDING).exists():
@@ -202,7 +187,7 @@ def _language_model(
     deterministic: bool,
     positions: int | None,
     ranks: Ranks = ALONE,
-) -> Target:
+) -> CausalLM:
     kind = TARGETS[config.architecture]
     # A rank's part may fit where the whole model does not.
     weights = load_weights(path, device if ranks.size == 1 else "cpu", dtype)

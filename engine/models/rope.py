@@ -53,23 +53,16 @@ class RopeConfig:
         part = row.get("partial_rotary_factor", fields.raw.get("partial_rotary_factor"))
         if part not in (None, 1):
             raise ConfigError(f"{where}: partial_rotary_factor {shown(part)} is not supported; allowed: 1")
-        values = {"rope_theta": theta}
-        for name in FIELDS[kind]:
-            values[name] = row.get(name, OPTIONAL.get(name))
+        values = {"rope_theta": theta, **{name: row.get(name, OPTIONAL.get(name)) for name in FIELDS[kind]}}
         for name, value in values.items():
             if not is_number(value):
                 raise ConfigError(
                     f"{where}: {name} must be a positive number for rope_type {kind!r}, got {shown(value)}"
                 )
-        return cls(
-            theta=float(theta),
-            kind=kind,
-            factor=float(values.get("factor", 1.0)),
-            low_freq_factor=float(values.get("low_freq_factor", 1.0)),
-            high_freq_factor=float(values.get("high_freq_factor", 4.0)),
-            original_context=int(values.get("original_max_position_embeddings", 8192)),
-            **(_yarn_factors(row, values, where) if kind == "yarn" else {}),
-        )
+        known: dict[str, Any] = {RENAMED[name]: float(value) for name, value in values.items()}
+        if "original_context" in known:
+            known["original_context"] = int(known["original_context"])
+        return cls(kind=kind, **known, **(_yarn_factors(row, values["factor"], where) if kind == "yarn" else {}))
 
 
 FIELDS: Final[dict[str, tuple[str, ...]]] = {
@@ -79,9 +72,15 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
 }
 OPTIONAL: Final = {"beta_fast": 32, "beta_slow": 1}
+# The field of a RopeConfig for each number in config.json.
+RENAMED: Final = {
+    "rope_theta": "theta",
+    "original_max_position_embeddings": "original_context",
+    **{name: name for name in ("factor", "low_freq_factor", "high_freq_factor", *OPTIONAL)},
+}
 
 
-def _yarn_factors(row: Mapping[str, Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _yarn_factors(row: Mapping[str, Any], factor: float, where: str) -> dict[str, Any]:
     """YaRN's own fields of a RopeConfig; mscale and mscale_all_dim are DeepSeek's, and may be absent or 0."""
     given = {name: row.get(name) or 0 for name in ("mscale", "mscale_all_dim", "attention_factor")}
     for name, value in given.items():
@@ -94,13 +93,11 @@ def _yarn_factors(row: Mapping[str, Any], values: Mapping[str, Any], where: str)
         raise ConfigError(f"{where}: truncate must be true or false for rope_type 'yarn', got {shown(truncate)}")
 
     def length(size: float) -> float:
-        return 0.1 * size * math.log(values["factor"]) + 1.0 if values["factor"] > 1 else 1.0
+        return 0.1 * size * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     both = given["mscale"] and given["mscale_all_dim"]
     own = length(given["mscale"]) / length(given["mscale_all_dim"]) if both else length(1.0)
     return {
-        "beta_fast": float(values["beta_fast"]),
-        "beta_slow": float(values["beta_slow"]),
         "truncate": truncate,
         "attention_factor": float(given["attention_factor"] or own),
         "score_factor": length(given["mscale_all_dim"]) ** 2,

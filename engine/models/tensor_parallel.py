@@ -36,7 +36,7 @@ SPLIT: Final[dict[str, tuple[int, Unit]]] = {
 
 
 def share(config: ModelConfig, size: int) -> ModelConfig:
-    """The shape of one rank's part; `engine.core.config.rules.parallel` refuses what cannot be divided."""
+    """The shape of one rank's part; `engine.core.config.rules.devices` refuses what cannot be divided."""
     experts = config.experts
     return replace(
         config,

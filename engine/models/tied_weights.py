@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import FINAL
+from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.config import ModelConfig
-from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.weights import WeightReader
 from specmatrix.errors import ConfigError
 
 
-def shared_embedding(take: WeightReader, config: ModelConfig, target: Target) -> Tensor:
+def shared_embedding(take: WeightReader, config: ModelConfig, target: CausalLM) -> Tensor:
     """[target vocabulary, H]: the draft's own embed_tokens.weight, or the target's if the checkpoint has none.
 
     Raises ConfigError if neither has the draft's width.
@@ -26,7 +26,7 @@ def shared_embedding(take: WeightReader, config: ModelConfig, target: Target) ->
     return target.embedding
 
 
-def shared_head(take: WeightReader, config: ModelConfig, vocab_size: int, target: Target) -> Tensor:
+def shared_head(take: WeightReader, config: ModelConfig, vocab_size: int, target: CausalLM) -> Tensor:
     """[draft vocabulary, H]: the draft's own lm_head.weight, or the target's if the checkpoint has none.
 
     Raises ConfigError if neither has the draft's vocabulary and width.
@@ -42,7 +42,7 @@ def shared_head(take: WeightReader, config: ModelConfig, vocab_size: int, target
     return head
 
 
-def captured_states(config: ModelConfig, target: Target) -> tuple[int, ...]:
+def captured_states(config: ModelConfig, target: CausalLM) -> tuple[int, ...]:
     """The target's states that the draft reads. ConfigError if the target lacks them or has another width."""
     assert config.draft is not None
     states = config.draft.states_of(target.num_layers)

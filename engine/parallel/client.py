@@ -10,12 +10,11 @@ from typing import Any, Final, Self
 
 from specmatrix.engine.api import LLM, Output, Prompt
 from specmatrix.engine.build import Locate, known_facts
-from specmatrix.engine.core.config.asked import EngineConfig, Resolved
+from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
-from specmatrix.engine.parallel.group import PATIENCE, RankGroup
-from specmatrix.engine.parallel.pool import GroupLease
+from specmatrix.engine.parallel.group import PATIENCE, GroupLease, RankGroup
 from specmatrix.engine.parallel.worker import Rank
 
 # Steps of a generation per call to the ranks, which takes 0.1 ms: an interrupt waits for this many steps.
@@ -73,27 +72,28 @@ class RankedLLM:
         timeout: float | None = None,
     ) -> str:
         """As LLM.open_session."""
-        return str(self.call_ranks(_open_session, capacity_of_str_len, session_id, streaming, timeout))
+        return str(self.call_ranks(_method, "open_session", capacity_of_str_len, session_id, streaming, timeout))
 
     def close_session(self, session_id: str) -> None:
         """As LLM.close_session."""
-        self.call_ranks(_close_session, session_id)
+        self.call_ranks(_method, "close_session", session_id)
 
     def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
         """As LLM.release_memory_occupation, on every rank."""
-        self.call_ranks(_release, tags)
+        self.call_ranks(_method, "release_memory_occupation", tags)
 
     def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
         """As LLM.resume_memory_occupation, on every rank."""
-        self.call_ranks(_resume, tags)
+        self.call_ranks(_method, "resume_memory_occupation", tags)
 
     def update_weights_from_disk(self, model_path: str, draft_model_path: str | None = None) -> None:
         """As LLM.update_weights_from_disk, on every rank."""
-        self.resolved = self.call_ranks(_update, model_path, draft_model_path)
+        self.call_ranks(_method, "update_weights_from_disk", model_path, draft_model_path)
+        self.resolved = self.call_ranks(_attribute, "resolved")
 
     def readback(self) -> dict[str, Any]:
         """As LLM.readback, of rank 0."""
-        found: dict[str, Any] = self.call_ranks(_readback)
+        found: dict[str, Any] = self.call_ranks(_method, "readback")
         return found
 
     @property
@@ -183,29 +183,8 @@ def _generation(llm: LLM, *arguments: Any) -> Iterator[list[Output]]:  # noqa: A
             yield outputs
 
 
-def _open_session(rank: Rank, *arguments: Any) -> str:  # noqa: ANN401 - those of LLM.open_session
-    return _llm(rank).open_session(*arguments)
-
-
-def _close_session(rank: Rank, session_id: str) -> None:
-    _llm(rank).close_session(session_id)
-
-
-def _release(rank: Rank, tags: Sequence[str] | None) -> None:
-    _llm(rank).release_memory_occupation(tags)
-
-
-def _resume(rank: Rank, tags: Sequence[str] | None) -> None:
-    _llm(rank).resume_memory_occupation(tags)
-
-
-def _update(rank: Rank, model_path: str, draft_model_path: str | None) -> Resolved:
-    _llm(rank).update_weights_from_disk(model_path, draft_model_path)
-    return _llm(rank).resolved
-
-
-def _readback(rank: Rank) -> dict[str, Any]:
-    return _llm(rank).readback()
+def _method(rank: Rank, name: str, *arguments: object) -> Any:  # noqa: ANN401 - as the method
+    return getattr(_llm(rank), name)(*arguments)
 
 
 def _attribute(rank: Rank, name: str) -> Any:  # noqa: ANN401 - as the attribute

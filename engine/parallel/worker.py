@@ -23,8 +23,8 @@ from torch import distributed
 
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.device.collectives import Ranks
-from specmatrix.engine.exit_with_parent import exit_with_parent
 from specmatrix.engine.parallel.failure import RemoteFailure
+from specmatrix.exit_with_parent import exit_with_parent
 
 # Messages of a rank: a record of its steps, the pickled value of a call (from rank 0 only; a RemoteFailure if it does
 # not pickle), or the RemoteFailure of a call that raised.

@@ -6,6 +6,7 @@ p + 2. A round's first proposal comes from the previous absorb (or prime); steps
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,7 +16,7 @@ from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.engine.core.draft.tree import max_depth
 from specmatrix.engine.device.attention import DraftAttention, StepAttention
 from specmatrix.engine.device.batch import StepBatch, prefix_bias
-from specmatrix.engine.device.pool import KVPool
+from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain, shift_left
 from specmatrix.kernels.argmax import argmax
@@ -27,6 +28,7 @@ from specmatrix.kernels.tree_layout import tree_layout
 class DraftModel(Protocol):
     """A draft network. `hidden` is a target state, or the model's own `out` of the previous step."""
 
+    kv: KVLayout
     carry_width: int
 
     def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor | None, attend: object) -> Tensor:
@@ -42,30 +44,22 @@ class DraftModel(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class AutoregressiveDrafter:
     """Chains (topk 1) and trees (topk > 1) over one draft model whose KV shares the target's slots."""
 
-    def __init__(
-        self,
-        traits: Traits,
-        model: DraftModel,
-        pool: KVPool,
-        *,
-        steps: int,
-        topk: int,
-        nodes: int,
-        capture: tuple[int, ...],
-    ) -> None:
-        self.traits = traits
-        self.model = model
-        self.pool = pool
-        self.steps = steps
-        self.topk = topk
-        self.nodes = nodes
-        self.depth = max_depth(steps, nodes)
-        self.capture = capture if traits.needs_hidden else ()
-        self.key_span = traits.key_span
-        self.carries = self._carries(model.carry_width)
+    traits: Traits
+    model: DraftModel
+    pool: KVPool
+    steps: int
+    topk: int
+    nodes: int
+    capture: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.depth = max_depth(self.steps, self.nodes)
+        self.key_span = self.traits.key_span
+        self.carries = self._carries(self.model.carry_width)
 
     def _carries(self, width: int) -> tuple[DraftStateSpec, ...]:
         """ids [topk] proposals for depth 1, best first; probs [topk] their probabilities (a chain needs none); hidden

@@ -10,7 +10,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from traceback import extract_tb
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -21,10 +21,10 @@ from specmatrix.engine.device.cuda_graphs import padded
 from specmatrix.engine.device.kv_groups import KVGroups
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import Relay
+from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.eagle.model import Eagle
 from specmatrix.engine.models.eagle3.model import Eagle3
 from specmatrix.engine.models.loader import load_dflash, load_eagle, load_eagle3, load_nextn, load_standalone
-from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.engine.spec.autoregressive import AutoregressiveDrafter, DraftModel
 from specmatrix.engine.spec.corpus import read_corpus
@@ -53,18 +53,6 @@ def located(locate: Locate) -> Locate:
     return checked
 
 
-class KeepsKV(Protocol):
-    """A model with its own KV layout."""
-
-    kv: KVLayout
-
-
-class Slots(NamedTuple):
-    """A KV layout that belongs to no single model."""
-
-    kv: KVLayout
-
-
 @dataclass(frozen=True, eq=False)
 class BuildContext:
     """Everything that a builder may use.
@@ -76,7 +64,7 @@ class BuildContext:
     traits: Traits
     resolved: Resolved
     facts: Facts
-    target: Target
+    target: CausalLM
     kv: KVGroups
     locate: Locate
     tokenizer: Tokenizer | None = None
@@ -110,12 +98,12 @@ class BuildContext:
             raise ConfigError(f"speculative_algorithm {self.traits.name} was resolved without a draft checkpoint")
         return self.locate(self.resolved.draft_path)
 
-    def pool(self, model: KeepsKV, stamps: bool = False) -> KVPool:
-        """A pool for the model's KV in the group that sees all positions, with its pages and slot numbers, and spare
+    def pool(self, layout: KVLayout, stamps: bool = False) -> KVPool:
+        """A pool for a draft's KV in the group that sees all positions, with its pages and slot numbers, and spare
         slots for the drafts of one round."""
         r = self.resolved
         spare = padded(r.max_running_requests) * max(r.max_steps * r.topk, r.max_draft_tokens)
-        made = new_pool(r, model.kv, r.num_pages, stamps, spare)
+        made = new_pool(r, layout, r.num_pages, stamps, spare)
         self.kv.full.pools.append(made)
         return made
 
@@ -134,14 +122,10 @@ def new_pool(resolved: Resolved, layout: KVLayout, pages: int, stamps: bool, spa
     )
 
 
-LoadHead: TypeAlias = Callable[[Path, Target], Eagle | Eagle3]
+LoadHead: TypeAlias = Callable[[Path, CausalLM], Eagle | Eagle3]
 Build: TypeAlias = Callable[[BuildContext], Drafter]
 # Builds an algorithm's relay from the number of rows, the drafter and the device.
 RelayOf: TypeAlias = Callable[[int, Drafter, torch.device], Relay]
-
-
-def _plain(context: BuildContext) -> Drafter:
-    return PlainDrafter()
 
 
 def _standalone(context: BuildContext) -> Drafter:
@@ -161,13 +145,13 @@ def _nextn(context: BuildContext) -> Drafter:
     first = layers[0]
     if not r.enable_multi_layer_eagle:
         return autoregressive(context, first, first.aux_layers)
-    pool = context.pool(Slots(replace(first.kv, layers=count)))
+    pool = context.pool(replace(first.kv, layers=count))
     return MultiLayerDrafter(context.traits, layers, pool, first.aux_layers, r.num_draft_tokens)
 
 
 def _dflash(context: BuildContext) -> Drafter:
     model = load_dflash(context.draft_folder, context.target)
-    return BlockDrafter(context.traits, model, context.pool(model), context.verify_tokens)
+    return BlockDrafter(context.traits, model, context.pool(model.kv), context.verify_tokens)
 
 
 def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int, ...]) -> Drafter:
@@ -176,7 +160,7 @@ def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int,
     return AutoregressiveDrafter(
         context.traits,
         model,
-        context.pool(model),
+        context.pool(model.kv),
         steps=resolved.max_steps,
         topk=resolved.topk,
         nodes=resolved.max_draft_tokens,
@@ -221,7 +205,7 @@ def _ngram(context: BuildContext) -> Drafter:
 
 
 BUILDERS: dict[str, Build] = {
-    "NONE": _plain,
+    "NONE": lambda context: PlainDrafter(),
     "NGRAM": _ngram,
     "EAGLE": partial(_head, load_eagle),
     "EAGLE3": partial(_head, load_eagle3),

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.errors import ConfigError
 from specmatrix.files import LARGEST, opened
+from specmatrix.json_text import parse_json
 
 
 def read_corpus(path: Path, tokenizer: Tokenizer, vocab_size: int, max_tokens: int) -> list[list[int]]:

@@ -158,16 +158,7 @@ class Guard:
         rows = self.codes()
         kept: dict[str, Tensor] = dict(state or {})
         for name, shape, dtype, _ in self._carries:
-            tensor = kept.get(name)
-            if not _is_plain(tensor):
-                raise InvalidOutputError(f"did not return its carried tensor {name!r}")
-            if tensor.shape != (len(rows), *shape) or tensor.dtype is not dtype:
-                raise InvalidOutputError(
-                    f"carried {name!r} with shape {tuple(tensor.shape)} and {tensor.dtype}, expected "
-                    f"{(len(rows), *shape)} and {dtype}"
-                )
-            if tensor.device != rows.device:
-                raise InvalidOutputError(f"carried {name!r} on device {tensor.device} in a step on {rows.device}")
+            _check_tensor(f"carried {name!r}", kept.get(name), (len(rows), *shape), dtype, rows.device)
         return kept
 
     def _checked_tree(self, tree: DraftTree, batch: StepBatch) -> DraftTree:
@@ -230,9 +221,11 @@ def _shaped_tree(tree: object, batch: StepBatch) -> DraftTree:
     """A proposal with the shapes and dtypes of the round."""
     if not isinstance(tree, DraftTree):
         raise InvalidOutputError(f"proposed a {type(tree).__name__}, not a DraftTree")
-    for field, tensor in zip(DraftTree._fields[:4], tree[:4], strict=True):
-        if field != "ancestors" or tensor is not None:
-            _check_field(field, tensor, batch)
+    shape = len(batch.rows), batch.width
+    for field, tensor in zip(DraftTree._fields[:3], tree[:3], strict=True):
+        _check_tensor(f"proposed {field}", tensor, shape, torch.int64, batch.rows.device)
+    if tree.ancestors is not None:
+        _check_tensor("proposed ancestors", tree.ancestors, (*shape, batch.width), torch.bool, batch.rows.device)
     longest = batch.width - 1
     least = longest if tree.ancestors is None else min(1, longest)
     if not isinstance(tree.depth, int) or not least <= tree.depth <= longest:
@@ -240,18 +233,14 @@ def _shaped_tree(tree: object, batch: StepBatch) -> DraftTree:
     return tree
 
 
-def _check_field(field: str, tensor: object, batch: StepBatch) -> None:
-    rows, width = len(batch.rows), batch.width
-    shape, dtype = ((rows, width, width), torch.bool) if field == "ancestors" else ((rows, width), torch.int64)
-    if not _is_plain(tensor) or tensor.dtype is not dtype:
-        kind = "a bool" if dtype is torch.bool else "an int64"
-        raise InvalidOutputError(f"proposed {field} that are not {kind} tensor")
-    if tensor.shape != shape:
-        raise InvalidOutputError(
-            f"proposed {field} of shape {tuple(tensor.shape)} in a round of {rows} x {width} nodes"
-        )
-    if tensor.device != batch.rows.device:
-        raise InvalidOutputError(f"proposed {field} on device {tensor.device} in a round on {batch.rows.device}")
+def _check_tensor(did: str, tensor: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    if not _is_plain(tensor):
+        raise InvalidOutputError(f"{did} of type {type(tensor).__name__}, expected a dense tensor")
+    if tensor.shape != shape or tensor.dtype is not dtype:
+        given = f"shape {tuple(tensor.shape)} and {tensor.dtype}"
+        raise InvalidOutputError(f"{did} with {given}, expected {shape} and {dtype}")
+    if tensor.device != device:
+        raise InvalidOutputError(f"{did} on device {tensor.device} in a step on {device}")
 
 
 def _is_plain(tensor: object) -> TypeGuard[Tensor]:

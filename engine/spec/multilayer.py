@@ -9,7 +9,6 @@ page that can be shared is exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,22 +18,8 @@ from specmatrix.engine.device.attention import StepAttention
 from specmatrix.engine.device.batch import StepBatch, causal_bias, count
 from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
-from specmatrix.engine.models.layers import Attend
+from specmatrix.engine.spec.autoregressive import DraftModel
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain, shift_left
-
-
-class ChainLayer(Protocol):
-    """One layer of the chain; its ids are the target's."""
-
-    carry_width: int
-
-    def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor, attend: Attend) -> Tensor:
-        """tokens and positions [B, W], hidden [B, W, carry_width] -> the next layer's input, [B, W, carry_width]."""
-        ...
-
-    def logits(self, out: Tensor) -> Tensor:
-        """[..., carry_width] -> [..., V] float32."""
-        ...
 
 
 class MultiLayerDrafter:
@@ -44,7 +29,7 @@ class MultiLayerDrafter:
     layer_per_step = True
 
     def __init__(
-        self, traits: Traits, layers: Sequence[ChainLayer], pool: KVPool, capture: tuple[int, ...], nodes: int
+        self, traits: Traits, layers: Sequence[DraftModel], pool: KVPool, capture: tuple[int, ...], nodes: int
     ) -> None:
         self.traits, self.layers, self.pool, self.capture, self.nodes = traits, layers, pool, capture, nodes
         self.steps = self.key_span = len(layers)

@@ -29,36 +29,27 @@ class Reader:
     state: int = 0
 
 
+@dataclass(eq=False)
 class NgramDrafter:
     """Irregular trees, or chains for topk 1, padded to `nodes`. Keeps one reader per text, as many as there are rows.
 
     An unknown text is no error: its tokens are read again from the first one.
     """
 
+    traits: Traits
+    options: NgramOptions
+    steps: int
+    topk: int
+    nodes: int
+    rows: int
+    corpus: SuffixAutomaton | None = None
     capture: tuple[int, ...] = ()
     carries: tuple[DraftStateSpec, ...] = ()
 
-    def __init__(
-        self,
-        traits: Traits,
-        options: NgramOptions,
-        *,
-        steps: int,
-        topk: int,
-        nodes: int,
-        rows: int,
-        corpus: SuffixAutomaton | None = None,
-    ) -> None:
-        self.traits = traits
-        self.options = options
-        self.steps = steps
-        self.topk = topk
-        self.nodes = nodes
-        self.depth = max_depth(steps, nodes)
-        self.key_span = traits.key_span
-        self.index = NgramIndex(options)
-        self._corpus = corpus
-        self._rows = rows
+    def __post_init__(self) -> None:
+        self.depth = max_depth(self.steps, self.nodes)
+        self.key_span = self.traits.key_span
+        self.index = NgramIndex(self.options)
         self.readers: dict[int, Reader] = {}
 
     def prime(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor) -> None:
@@ -83,20 +74,20 @@ class NgramDrafter:
         """The reader of a text, brought up to its last token; evicts the least recently used reader if necessary."""
         reader = self.readers.pop(known.key, None) or Reader()
         self.readers[known.key] = reader
-        if len(self.readers) > self._rows:
+        if len(self.readers) > self.rows:
             del self.readers[next(iter(self.readers))]
-        if self._corpus is not None:
+        if self.corpus is not None:
             for token in known.tokens[reader.cursor.seen :]:
-                reader.state = self._corpus.step(reader.state, token)
+                reader.state = self.corpus.step(reader.state, token)
         self.index.learn(reader.cursor, known.tokens)
         return reader
 
     def _draft(self, reader: Reader, width: int) -> NgramDraft:
         """Drafts from the corpus first, within its budget, then from the index; the rest is padding."""
         draft, node = NgramDraft(), 0
-        if self._corpus is not None:
+        if self.corpus is not None:
             budget = min(self.options.external_sam_budget, self.steps, width - 1)
-            for token in self._corpus.follow(reader.state, budget):
+            for token in self.corpus.follow(reader.state, budget):
                 node = draft.add(node, token)
         self.index.extend(draft, reader.cursor, width, self.topk, self.steps)
         draft.pad(width, self.topk, self.steps)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.accuracy.data import Split
 from specmatrix.matrix.accuracy.generation import Answered
 from specmatrix.matrix.zoo.questions import Question
+from specmatrix.temp_dir import TempDir
 
 if TYPE_CHECKING:
     from specmatrix.matrix.accuracy.model import TaskModel

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
 
-from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import ConfigError, shown
+from specmatrix.errors import ConfigError, nearest, shown
 
 
 @dataclass(frozen=True, slots=True)

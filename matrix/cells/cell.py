@@ -6,8 +6,7 @@ from operator import getitem
 from typing import Any, Final, NamedTuple
 
 from specmatrix.engine.core.config.asked import AUTO, Auto, EngineConfig
-from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import ConfigError, shown
+from specmatrix.errors import ConfigError, nearest, shown
 from specmatrix.matrix.cells.axes import AXES, INDEX, NAMES, START_AXES, Axis, axis
 from specmatrix.matrix.cells.start_settings import TEXTS as SLOTS
 from specmatrix.matrix.cells.start_settings import snug

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import ConfigError, shown
+from specmatrix.errors import ConfigError, nearest, shown
 from specmatrix.matrix.cells.axes import INDEX, NAMES, axis
 from specmatrix.matrix.cells.cell import MEANINGS, Cell
 from specmatrix.reports.selector import HELP, SelectorParser

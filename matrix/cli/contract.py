@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError
 from specmatrix.files import opened
 from specmatrix.matrix.cli.flags import flags_of
@@ -23,6 +22,7 @@ from specmatrix.options import Json
 from specmatrix.reports.render.progress import awaited
 from specmatrix.reports.wording import count
 from specmatrix.stopping import Stopped
+from specmatrix.temp_dir import TempDir
 
 CHILD: Final = "specmatrix.matrix.conformance.child"
 POLL_SECONDS: Final = 0.05

@@ -54,8 +54,8 @@ def generate(
     """
     import torch
 
-    from specmatrix.engine.algorithm_file import load_algorithms
     from specmatrix.engine.parallel.group import RankLost, RanksDiverged
+    from specmatrix.engine.plugin import load_algorithms
 
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     questions, flags = flags_of(question or [])

@@ -46,8 +46,8 @@ def serve(
         require(name)
     import torch
 
-    from specmatrix.engine.algorithm_file import load_algorithms
     from specmatrix.engine.api import LLM
+    from specmatrix.engine.plugin import load_algorithms
     from specmatrix.engine.server.app import ServerOptions, bind
 
     others, flags = flags_of(words or [])

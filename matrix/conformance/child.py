@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import torch
 
-from specmatrix.engine.algorithm_file import load_algorithms
 from specmatrix.engine.core.draft.algorithms import Traits, algorithm, known_algorithms
-from specmatrix.engine.exit_with_parent import exit_with_parent
+from specmatrix.engine.plugin import load_algorithms
 from specmatrix.errors import ConfigError, EngineError, shown
+from specmatrix.exit_with_parent import exit_with_parent
 from specmatrix.matrix.cells.cell import DRAFTS, MODELS
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.conformance.process_state import restored_process_state

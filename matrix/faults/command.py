@@ -10,8 +10,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import ConfigError, shown
+from specmatrix.errors import ConfigError, nearest, shown
 from specmatrix.matrix.cells.tiers import check_parallel, check_seed, visible_gpus
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.lockfile import stage_cells

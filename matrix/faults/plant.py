@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
 
 import specmatrix
-from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import VISIBLE
@@ -23,6 +22,7 @@ from specmatrix.matrix.faults.kernels import PREFIX
 from specmatrix.matrix.faults.processes import Processes
 from specmatrix.reports.schema import REFERENCE, CellResult
 from specmatrix.reports.store import cell_from_json
+from specmatrix.temp_dir import TempDir
 
 ROOT: Final = specmatrix.HOME
 # What tests do not read; the rest of a checkout, such as its documentation, is linked beside a copy with tests.

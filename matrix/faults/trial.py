@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import specmatrix.engine
-from specmatrix.engine.exit_with_parent import exit_with_parent
 from specmatrix.errors import ConfigError
+from specmatrix.exit_with_parent import exit_with_parent
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.kernels import PREFIX, check_operations
 from specmatrix.matrix.gates.config import ConfigGate

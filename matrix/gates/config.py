@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from specmatrix.engine.core.config.adaptive_file import dump
 from specmatrix.engine.core.config.asked import AUTO, EngineConfig, Resolved
-from specmatrix.engine.core.config.resolve import explicit, resolve
+from specmatrix.engine.core.config.resolve import SAME, resolve
+from specmatrix.engine.core.config.rules.ngram import FLAGS, PREFIX
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
@@ -133,6 +135,30 @@ def _unrepeatable(prepared: PreparedCell) -> str:
         if new[name] != value:
             return f"{name} is {value}, but {new[name]} when the resolved values are set by flags"
     return ""
+
+
+def explicit(resolved: Resolved) -> EngineConfig:
+    """The configuration that requests exactly these values; it resolves to them without reasons or rewrites.
+
+    Without a drafter the three draft sizes stay `auto`, the only values that NONE accepts.
+    """
+    flags: dict[str, Any] = {name: getattr(resolved, name) for name in SAME}
+    if resolved.num_steps > 0:
+        flags["speculative_num_steps"] = resolved.num_steps
+        flags["speculative_eagle_topk"] = resolved.topk
+        flags["speculative_num_draft_tokens"] = resolved.num_draft_tokens
+    if resolved.adaptive_slots:
+        flags |= {"speculative_adaptive": True, "speculative_adaptive_config": dump(resolved.adaptive_slots)}
+    if resolved.ngram is not None:
+        flags |= {name: getattr(resolved.ngram, name.removeprefix(PREFIX)) for name in FLAGS}
+    return EngineConfig(
+        **flags,
+        speculative_algorithm=resolved.algorithm,
+        speculative_draft_model_path=resolved.draft_path,
+        enable_multi_layer_eagle=resolved.enable_multi_layer_eagle,
+        disable_radix_cache=not resolved.radix_cache,
+        chunked_prefill_size=-1 if resolved.chunked_prefill_size is None else resolved.chunked_prefill_size,
+    )
 
 
 def _window_pages(now: Mapping[str, Any]) -> int:

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import ConfigError, shown
+from specmatrix.errors import ConfigError, nearest, shown
 from specmatrix.matrix.incidents.incident import AskedStep, ComparedStep, ContractStep, Incident, Step
 from specmatrix.reports.yaml_text import parse_yaml
 

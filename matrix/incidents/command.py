@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from specmatrix.engine.temp_dir import TempDir
 from specmatrix.matrix.incidents.catalogue import INCIDENTS, incidents
 from specmatrix.matrix.incidents.incident import ComparedStep, Incident
 from specmatrix.matrix.incidents.replay import JudgedStep, replay
@@ -23,6 +22,7 @@ from specmatrix.reports.render.console import StdoutConsole, print_text
 from specmatrix.reports.render.progress import waiting
 from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.wording import count, duration
+from specmatrix.temp_dir import TempDir
 
 
 def list_incidents(json_: Json = False) -> int:

@@ -13,8 +13,8 @@ from io import StringIO
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from specmatrix.engine.exit_with_parent import exit_with_parent
 from specmatrix.errors import ConfigError
+from specmatrix.exit_with_parent import exit_with_parent
 from specmatrix.matrix.subjects.protocol import Diverged, RunningEngine, Subject
 
 # Statuses of an answer: the result, the message of what refuses the command, a divergence of ranks, or the text of an

@@ -22,8 +22,8 @@ class ChildProcess:
     """A command as the leader of a process group of its own, which `stop` kills as a whole, and on Linux every process
     that it started in another group and that has kept its environment.
 
-    Its standard input is a pipe that only this process holds, for `engine.exit_with_parent`. Its stdout and stderr are
-    read all the time, whatever their size, and only their end is kept.
+    Its standard input is a pipe that only this process holds, for `specmatrix.exit_with_parent`. Its stdout and stderr
+    are read all the time, whatever their size, and only their end is kept.
     """
 
     def __init__(

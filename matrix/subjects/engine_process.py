@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from specmatrix import HOME
 from specmatrix.engine.core.observe.rank_agreement import Agreement
-from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.subjects.child import DIVERGED, DONE, FAILED, REFUSED
 from specmatrix.matrix.subjects.child_process import ChildProcess
@@ -31,6 +30,7 @@ from specmatrix.matrix.subjects.protocol import (
     Trace,
     WorkLog,
 )
+from specmatrix.temp_dir import TempDir
 
 CHILD: Final = "specmatrix.matrix.subjects.child"
 # Runs a module of this package in another interpreter, whose other packages stay its own.

@@ -15,8 +15,7 @@ import torch
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import AUTO, EngineConfig
 from specmatrix.engine.core.schedule.step import StepPlan
-from specmatrix.engine.device.cuda_graphs import CudaGraphs
-from specmatrix.engine.device.graph_cache import GraphShape
+from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape
 from specmatrix.engine.memory_budget import models_of, needs
 from specmatrix.engine.spec.builders import Locate
 from specmatrix.matrix.subjects.protocol import GraphRound, Resources

@@ -13,8 +13,7 @@ from specmatrix.engine.build import known_facts
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.observe.rank_agreement import Agreement
-from specmatrix.engine.parallel.group import PATIENCE, RankGroup, RanksDiverged
-from specmatrix.engine.parallel.pool import GroupLease
+from specmatrix.engine.parallel.group import PATIENCE, GroupLease, RankGroup, RanksDiverged
 from specmatrix.engine.parallel.worker import Rank
 from specmatrix.matrix.subjects.in_process import ManualClock, ReferenceEngine, ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Answer, Diverged, Journal, Memory, RunningEngine, Served, Trace, WorkLog

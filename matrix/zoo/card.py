@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.errors import ConfigError
+from specmatrix.json_text import parse_json
 from specmatrix.reports.stats.proportions import wilson
 
 

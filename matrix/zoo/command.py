@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.zoo import card, registry
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
@@ -19,6 +18,7 @@ from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.options import Json, Minutes
 from specmatrix.reports.render.console import print_answer
 from specmatrix.reports.render.progress import counting, waiting
+from specmatrix.temp_dir import TempDir
 
 if TYPE_CHECKING:  # the help of the commands needs no torch
     from specmatrix.matrix.zoo.lengths import Length

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.errors import EngineError, text_of
 from specmatrix.files import read_text
+from specmatrix.json_text import parse_json
 
 FINAL: Final = re.compile(r"#### \S")
 

@@ -8,9 +8,9 @@ from typing import Literal
 
 from msgspec import Struct, convert
 
-from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.errors import shown, text_of
 from specmatrix.files import read_text
+from specmatrix.json_text import parse_json
 from specmatrix.reports.schema import MOST_SAID, ReportError, check_day
 from specmatrix.reports.wording import shorten
 

@@ -10,7 +10,6 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
-from specmatrix.engine.executor import GraphRunner
 
 ZOO = HOME / "matrix" / "zoo" / "checkpoints"
 PROMPTS = (
@@ -50,7 +49,7 @@ def start_engine(version="v2", graphs=False, **more: object) -> LLM:
     llm = LLM(config, lambda name: ZOO / name)
     if graphs:
         executor = llm.loop.executor
-        executor.run = GraphRunner(executor.run, CudaGraphs(4, torch.device("cpu"), llm.loop.counters))
+        executor.run.graphs = CudaGraphs(4, torch.device("cpu"), llm.loop.counters)
     return llm
 
 

@@ -12,8 +12,7 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.parallel.client import RankedLLM
-from specmatrix.engine.parallel.group import RankGroup, RankLost
-from specmatrix.engine.parallel.pool import end_idle_group
+from specmatrix.engine.parallel.group import RankGroup, RankLost, end_idle_group
 from specmatrix.matrix.zoo.registry import resolve_path
 from tests.support.rank_calls import LAST_WORDS, at_home, dies_in_a_round, hangs_in_a_round, raises_in_a_round
 

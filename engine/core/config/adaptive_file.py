@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from specmatrix.engine.core.config.json_text import parse_json
-from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import ConfigError, shown
+from specmatrix.errors import ConfigError, nearest, shown
+from specmatrix.json_text import parse_json
 
 # Also the maximum static draft depth.
 MAX_STEPS: Final = 255

@@ -7,9 +7,8 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Final, Literal, TypeAlias
 
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot, inline
-from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
-from specmatrix.errors import ConfigError, shown
+from specmatrix.errors import ConfigError, nearest, shown
 
 AUTO: Final = "auto"
 Auto: TypeAlias = Literal["auto"]
@@ -351,9 +350,7 @@ class Resolved:
         values["adaptive_slots"] = [slot.as_dict() for slot in self.adaptive_slots]
         values["ngram"] = None if self.ngram is None else asdict(self.ngram)
         values["reasons"] = [{"field": r.field, "value": r.value, "because": r.because} for r in self.reasons]
-        values["rewrites"] = [
-            {"field": r.field, "asked": r.asked, "got": r.got, "reason": r.reason} for r in self.rewrites
-        ]
+        values["rewrites"] = [asdict(rewrite) for rewrite in self.rewrites]
         return values
 
     def start_hash(self) -> str:

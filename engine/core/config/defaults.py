@@ -7,13 +7,12 @@ matrix accepts or rejects it by the named gates. Policy: SGLang, June 2026 (sgla
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from specmatrix.engine.core.config.asked import AUTO, Reason
 from specmatrix.engine.core.config.context import RuleContext, Value, gram_width
-from specmatrix.engine.core.config.rules.cuda_graph import MOST, graphless, largest_batch, on_gpu
-from specmatrix.engine.core.config.rules.multi_layer import prediction_layers
+from specmatrix.engine.core.config.rules.devices import DEFAULT_GRAPH_BATCH, graphless, largest_batch, on_gpu
+from specmatrix.engine.core.config.rules.draft import prediction_layers
 from specmatrix.engine.core.draft.algorithms import Topology
 from specmatrix.engine.core.draft.tree import tree_pool
 
@@ -22,18 +21,25 @@ TIMING_GATES: Final = ("lossless", "ledger", "effective")
 MAX_AUTO_TOKENS: Final = 65_536
 
 
+STEPS: Final = "speculative_num_steps"
+TOPK: Final = "speculative_eagle_topk"
+NODES: Final = "speculative_num_draft_tokens"
+CHAIN: Final = "a chain verifies its root and one token per step"
+
+
 @dataclass(frozen=True, slots=True)
 class Default:
     """One automatic choice.
 
     field: a field of EngineConfig. condition: when the row applies, in words. when: the same as a predicate.
-    value: the choice. reason: why. evidence: gates that must pass where the row decides.
+    value: the choice, or a function of the context that makes it. reason: why. evidence: gates that must pass where the
+    row decides.
     """
 
     field: str
     condition: str
     when: Callable[[RuleContext], bool]
-    value: Callable[[RuleContext], Value]
+    value: Value | Callable[[RuleContext], Value]
     reason: str
     evidence: tuple[str, ...] = ()
 
@@ -42,27 +48,16 @@ def _always(s: RuleContext) -> bool:
     return True
 
 
-def _constant(value: Value, s: RuleContext) -> Value:
-    return value
-
-
-def _rootless(s: RuleContext) -> bool:
-    return not s.traits.drafts
-
-
 def _shape(
     condition: str, when: Callable[[RuleContext], bool], shape: tuple[int, int, int], reason: str
 ) -> tuple[Default, ...]:
     """Depth, topk and width of a fully automatic draft, which are chosen together."""
-    names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 
     def applies(s: RuleContext) -> bool:
         return s.asked.speculative_num_steps == AUTO and when(s)
 
-    return tuple(
-        Default(name, condition, applies, partial(_constant, value), reason, SPEED_GATES)
-        for name, value in zip(names, shape, strict=True)
-    )
+    pairs = zip((STEPS, TOPK, NODES), shape, strict=True)
+    return tuple(Default(name, condition, applies, value, reason, SPEED_GATES) for name, value in pairs)
 
 
 def _adaptive(s: RuleContext) -> bool:
@@ -88,8 +83,16 @@ def _irregular(s: RuleContext) -> bool:
     return s.traits.irregular
 
 
+def _chain(s: RuleContext) -> bool:
+    return s.chosen[TOPK] == 1
+
+
+def _chain_width(s: RuleContext) -> int:
+    return s.integer(STEPS) + 1
+
+
 def _tree_width(s: RuleContext) -> int:
-    return min(tree_pool(s.integer("speculative_num_steps"), s.integer("speculative_eagle_topk")) + 1, 8)
+    return min(tree_pool(s.integer(STEPS), s.integer(TOPK)) + 1, 8)
 
 
 def _pool_tokens(s: RuleContext) -> int:
@@ -101,64 +104,49 @@ def _pool_tokens(s: RuleContext) -> int:
 
 
 DEFAULTS: Final[tuple[Default, ...]] = (
-    Default("device", "a GPU is visible", on_gpu, lambda s: "cuda", "a GPU is visible"),
-    Default("device", "otherwise", _always, lambda s: "cpu", "no GPU is visible"),
+    Default("device", "a GPU is visible", on_gpu, "cuda", "a GPU is visible"),
+    Default("device", "otherwise", _always, "cpu", "no GPU is visible"),
     Default(
         "dtype",
         "on a GPU",
         lambda s: s.chosen["device"] == "cuda",
-        lambda s: "bfloat16",
+        "bfloat16",
         "16-bit floats are the fastest on GPUs",
         ("lossless", "accuracy"),
     ),
-    Default("dtype", "otherwise", _always, lambda s: "float32", "float32 is exact and the fastest on CPUs"),
+    Default("dtype", "otherwise", _always, "float32", "float32 is exact and the fastest on CPUs"),
     Default("context_length", "always", _always, lambda s: s.facts.context_length, "the model's context length"),
-    Default("page_size", "always", _always, lambda s: 1, "single-token pages waste no memory"),
-    *_shape("no drafter", _rootless, (0, 0, 1), "without a drafter each step verifies only the last token"),
+    Default("page_size", "always", _always, 1, "single-token pages waste no memory"),
+    *_shape(
+        "no drafter",
+        lambda s: not s.traits.drafts,
+        (0, 0, 1),
+        "without a drafter each step verifies only the last token",
+    ),
     Default(
-        "speculative_num_steps",
+        STEPS,
         "multi-layer drafting",
         _layered,
         prediction_layers,
         "multi-layer drafting is as deep as the draft has layers",
         SPEED_GATES,
     ),
+    Default(TOPK, "multi-layer drafting", _layered, 1, "multi-layer drafting drafts a chain"),
+    Default(NODES, "multi-layer drafting", _layered, _chain_width, CHAIN),
     Default(
-        "speculative_eagle_topk", "multi-layer drafting", _layered, lambda s: 1, "multi-layer drafting drafts a chain"
-    ),
-    Default(
-        "speculative_num_draft_tokens",
-        "multi-layer drafting",
-        _layered,
-        lambda s: s.integer("speculative_num_steps") + 1,
-        "a chain verifies its root and one token per step",
-    ),
-    Default(
-        "speculative_num_steps",
+        STEPS,
         "adaptive steps",
         _adaptive,
         lambda s: s.asked_steps,
         "adaptive steps start at the middle candidate",
         SPEED_GATES,
     ),
-    Default("speculative_eagle_topk", "adaptive steps", _adaptive, lambda s: 1, "adaptive steps draft chains"),
+    Default(TOPK, "adaptive steps", _adaptive, 1, "adaptive steps draft chains"),
+    Default(NODES, "adaptive steps", _adaptive, _chain_width, CHAIN),
+    Default(STEPS, "a block drafter", _block, 1, "a block drafter drafts the whole block in one step"),
+    Default(TOPK, "a block drafter", _block, 1, "a block is a chain"),
     Default(
-        "speculative_num_draft_tokens",
-        "adaptive steps",
-        _adaptive,
-        lambda s: s.integer("speculative_num_steps") + 1,
-        "a chain verifies its root and one token per step",
-    ),
-    Default(
-        "speculative_num_steps",
-        "a block drafter",
-        _block,
-        lambda s: 1,
-        "a block drafter drafts the whole block in one step",
-    ),
-    Default("speculative_eagle_topk", "a block drafter", _block, lambda s: 1, "a block is a chain"),
-    Default(
-        "speculative_num_draft_tokens",
+        NODES,
         "a block drafter",
         _block,
         _block_width,
@@ -166,30 +154,17 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         SPEED_GATES,
     ),
     Default(
-        "speculative_num_steps",
+        STEPS,
         "an n-gram tree",
         _irregular,
         lambda s: gram_width(s) - 1,
         "an n-gram tree may use all its nodes on one path",
         SPEED_GATES,
     ),
+    Default(TOPK, "an n-gram tree", _irregular, lambda s: s.asked_topk, "topk is the n-gram breadth", SPEED_GATES),
+    Default(NODES, "an n-gram chain", lambda s: _irregular(s) and _chain(s), _chain_width, CHAIN),
     Default(
-        "speculative_eagle_topk",
-        "an n-gram tree",
-        _irregular,
-        lambda s: s.asked_topk,
-        "topk is the n-gram breadth",
-        SPEED_GATES,
-    ),
-    Default(
-        "speculative_num_draft_tokens",
-        "an n-gram chain",
-        lambda s: _irregular(s) and s.integer("speculative_eagle_topk") == 1,
-        lambda s: s.integer("speculative_num_steps") + 1,
-        "a chain verifies its root and one token per step",
-    ),
-    Default(
-        "speculative_num_draft_tokens",
+        NODES,
         "an n-gram tree",
         _irregular,
         gram_width,
@@ -209,76 +184,46 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         "Llama targets default to a tree of 5 steps, topk 4, 8 draft tokens",
     ),
     *_shape("otherwise", _always, (3, 1, 4), "targets default to a chain of 3 steps"),
-    Default(
-        "speculative_eagle_topk",
-        "explicit steps",
-        _always,
-        lambda s: 1,
-        "explicit steps without topk mean a chain",
-    ),
-    Default(
-        "speculative_num_draft_tokens",
-        "a chain",
-        lambda s: s.chosen["speculative_eagle_topk"] == 1,
-        lambda s: s.integer("speculative_num_steps") + 1,
-        "a chain verifies its root and one token per step",
-    ),
-    Default(
-        "speculative_num_draft_tokens",
-        "a tree",
-        _always,
-        _tree_width,
-        "a tree verifies its root and its best candidates, at most 8 nodes",
-    ),
+    Default(TOPK, "explicit steps", _always, 1, "explicit steps without topk mean a chain"),
+    Default(NODES, "a chain", _chain, _chain_width, CHAIN),
+    Default(NODES, "a tree", _always, _tree_width, "a tree verifies its root and its best candidates, at most 8 nodes"),
     Default(
         "max_running_requests",
         "with a drafter",
         lambda s: s.traits.drafts,
-        lambda s: 48,
+        48,
         "speculation defaults to 48 running requests (sglang#21062); set max_running_requests to change it",
     ),
-    Default(
-        "max_running_requests",
-        "otherwise",
-        _always,
-        lambda s: 64,
-        "plain decoding defaults to 64 running requests",
-    ),
-    Default(
-        "chunked_prefill_size",
-        "always",
-        _always,
-        lambda s: 2048,
-        "prompts longer than 2048 tokens are prefilled in chunks",
-    ),
+    Default("max_running_requests", "otherwise", _always, 64, "plain decoding defaults to 64 running requests"),
+    Default("chunked_prefill_size", "always", _always, 2048, "prompts longer than 2048 tokens are prefilled in chunks"),
     Default(
         "spec_version",
         "max_lag is 0",
         lambda s: s.traits.max_lag == 0,
-        lambda s: "v1",
+        "v1",
         "the drafter needs each step's result before the next step",
     ),
     Default(
         "spec_version",
         "overlap scheduling disabled",
         lambda s: s.asked.disable_overlap_schedule,
-        lambda s: "v1",
+        "v1",
         "overlap scheduling is disabled, so steps run synchronously",
     ),
     Default(
         "spec_version",
         "a tree (topk > 1)",
-        lambda s: s.integer("speculative_eagle_topk") > 1,
-        lambda s: "v1",
+        lambda s: s.integer(TOPK) > 1,
+        "v1",
         "trees (topk > 1) default to v1; set spec_version v2 to overlap them",
         TIMING_GATES,
     ),
-    Default("spec_version", "otherwise", _always, lambda s: "v2", "overlap scheduling is the default", TIMING_GATES),
+    Default("spec_version", "otherwise", _always, "v2", "overlap scheduling is the default", TIMING_GATES),
     Default(
         "cuda_graph_max_bs",
         "no graphs",
         lambda s: graphless(s) is not None,
-        lambda s: 0,
+        0,
         "CUDA graphs need a GPU and rounds that run without the host",
     ),
     Default(
@@ -286,7 +231,7 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         "otherwise",
         _always,
         largest_batch,
-        f"all batch sizes up to max_running_requests run as CUDA graphs, at most {MOST} requests",
+        f"all batch sizes up to max_running_requests run as CUDA graphs, at most {DEFAULT_GRAPH_BATCH} requests",
         TIMING_GATES,
     ),
     Default(
@@ -302,4 +247,5 @@ DEFAULTS: Final[tuple[Default, ...]] = (
 def default_for(field: str, situation: RuleContext) -> Reason:
     """The automatic value of a field and its reason; every field's last row always applies."""
     row = next(row for row in DEFAULTS if row.field == field and row.when(situation))
-    return Reason(field, row.value(situation), row.reason, row.evidence)
+    value = row.value(situation) if callable(row.value) else row.value
+    return Reason(field, value, row.reason, row.evidence)

@@ -1,15 +1,15 @@
 """From the requested to the resolved configuration: pure, total, every value before any decision that depends on it."""
 
+from dataclasses import fields
 from itertools import chain
 from typing import Any, Final
 
-from specmatrix.engine.core.config.adaptive_file import dump
-from specmatrix.engine.core.config.asked import AUTO, EngineConfig, Facts, Reason, Resolved, Rewrite
+from specmatrix.engine.core.config.asked import AUTO, UNASKED, EngineConfig, Facts, Reason, Resolved, Rewrite
 from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.engine.core.config.defaults import DEFAULTS, default_for
 from specmatrix.engine.core.config.rules.adaptive import table_reasons
-from specmatrix.engine.core.config.rules.multi_layer import layer_per_step, layer_reasons
-from specmatrix.engine.core.config.rules.ngram import ngram_flags, ngram_options
+from specmatrix.engine.core.config.rules.draft import layer_per_step, layer_reasons
+from specmatrix.engine.core.config.rules.ngram import ngram_options
 from specmatrix.engine.core.config.rules.table import CAPACITY, RULES
 from specmatrix.engine.core.draft.algorithms import own_check
 from specmatrix.engine.core.memory.groups import window_pages
@@ -17,6 +17,12 @@ from specmatrix.errors import ConfigError, EngineError, described, is_interrupt
 
 # In table order: a field is chosen after everything that its rows read.
 ORDER: Final = tuple(dict.fromkeys(row.field for row in DEFAULTS))
+# What `Resolved` and `EngineConfig` have under the same name and with the same meaning.
+SAME: Final = tuple(
+    field.name
+    for field in fields(Resolved)
+    if field.name in UNASKED and field.name not in ("chunked_prefill_size", "enable_multi_layer_eagle")
+)
 
 
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
@@ -89,38 +95,23 @@ def _resolved(situation: RuleContext, reasons: tuple[Reason, ...], rewrites: tup
     asked = situation.asked
     chosen: dict[str, Any] = situation.chosen
     uncached = any(rewrite.field == "disable_radix_cache" for rewrite in rewrites)
+    same: dict[str, Any] = {name: chosen.get(name, getattr(asked, name)) for name in SAME}
     return Resolved(
-        model_path=asked.model_path,
+        **same,
         draft_path=_draft_path(situation),
         algorithm=situation.traits.name,
         num_steps=chosen["speculative_num_steps"],
         topk=chosen["speculative_eagle_topk"],
         num_draft_tokens=chosen["speculative_num_draft_tokens"],
         lag=1 if chosen["spec_version"] == "v2" else 0,
-        spec_version=chosen["spec_version"],
-        page_size=chosen["page_size"],
         radix_cache=not (asked.disable_radix_cache or uncached),
         chunked_prefill_size=None if chosen["chunked_prefill_size"] == -1 else chosen["chunked_prefill_size"],
-        max_total_tokens=chosen["max_total_tokens"],
         num_pages=chosen["max_total_tokens"] // chosen["page_size"],
-        max_running_requests=chosen["max_running_requests"],
-        context_length=chosen["context_length"],
-        dtype=chosen["dtype"],
-        device=chosen["device"],
-        random_seed=asked.random_seed,
-        strict_memory=asked.strict_memory,
-        kv_stamps=asked.kv_stamps,
-        enable_deterministic_inference=asked.enable_deterministic_inference,
-        enable_streaming_session=asked.enable_streaming_session,
         enable_multi_layer_eagle=situation.traits.layered and layer_per_step(situation)[0],
-        swa_full_tokens_ratio=asked.swa_full_tokens_ratio,
         window=situation.facts.window,
         window_pages=_window_pages(situation),
         adaptive_slots=situation.adaptive.slots if situation.adaptive else (),
         ngram=ngram_options(situation)[0],
-        cuda_graph_max_bs=chosen["cuda_graph_max_bs"],
-        cuda_graph_max_gb=asked.cuda_graph_max_gb,
-        tp_size=asked.tp_size,
         reasons=reasons,
         rewrites=rewrites,
     )
@@ -138,42 +129,4 @@ def _window_pages(situation: RuleContext) -> int:
         steps=lag + 1,
         width=situation.widest,
         chunk=chosen["context_length"] if chunk == -1 else chunk,
-    )
-
-
-def explicit(resolved: Resolved) -> EngineConfig:
-    """The configuration that requests exactly these values; it resolves to them without reasons or rewrites.
-
-    Without a drafter the three draft sizes stay `auto`, the only values that NONE accepts.
-    """
-    drafts = resolved.num_steps > 0
-    return EngineConfig(
-        model_path=resolved.model_path,
-        speculative_algorithm=resolved.algorithm,
-        speculative_draft_model_path=resolved.draft_path,
-        speculative_num_steps=resolved.num_steps if drafts else AUTO,
-        speculative_eagle_topk=resolved.topk if drafts else AUTO,
-        speculative_num_draft_tokens=resolved.num_draft_tokens if drafts else AUTO,
-        enable_multi_layer_eagle=resolved.enable_multi_layer_eagle,
-        speculative_adaptive=bool(resolved.adaptive_slots),
-        speculative_adaptive_config=dump(resolved.adaptive_slots) if resolved.adaptive_slots else None,
-        spec_version=resolved.spec_version,
-        page_size=resolved.page_size,
-        disable_radix_cache=not resolved.radix_cache,
-        swa_full_tokens_ratio=resolved.swa_full_tokens_ratio,
-        chunked_prefill_size=-1 if resolved.chunked_prefill_size is None else resolved.chunked_prefill_size,
-        max_total_tokens=resolved.max_total_tokens,
-        max_running_requests=resolved.max_running_requests,
-        context_length=resolved.context_length,
-        dtype=resolved.dtype,
-        device=resolved.device,
-        cuda_graph_max_bs=resolved.cuda_graph_max_bs,
-        cuda_graph_max_gb=resolved.cuda_graph_max_gb,
-        tp_size=resolved.tp_size,
-        random_seed=resolved.random_seed,
-        strict_memory=resolved.strict_memory,
-        kv_stamps=resolved.kv_stamps,
-        enable_deterministic_inference=resolved.enable_deterministic_inference,
-        enable_streaming_session=resolved.enable_streaming_session,
-        **ngram_flags(resolved.ngram),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -89,27 +89,18 @@ EAGLE: Final = Traits(
     draft_architectures=("ForCausalLMEagle", "EagleModel"),
     adaptive=True,
 )
-EAGLE3: Final = Traits(
+EAGLE3: Final = replace(
+    EAGLE,
     name="EAGLE3",
     summary="a small head drafts from three captured hidden states of the target",
-    topology=Topology.TREE,
-    own_kv=True,
-    needs_hidden=True,
-    key_span=1,
-    draft_weights="checkpoint",
     draft_architectures=("ForCausalLMEagle3",),
-    adaptive=True,
 )
-NEXTN: Final = Traits(
+NEXTN: Final = replace(
+    EAGLE,
     name="NEXTN",
     summary="the multi-token-prediction layers in the target's checkpoint draft",
-    topology=Topology.TREE,
-    own_kv=True,
-    needs_hidden=True,
-    key_span=1,
     draft_weights="bundled",
     draft_architectures=("ForCausalLMNextN",),
-    adaptive=True,
     layered=True,
 )
 STANDALONE: Final = Traits(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from specmatrix.engine.core.memory.groups import PageGroup
@@ -14,6 +15,7 @@ from specmatrix.engine.core.schedule.request import Phase, Request
 from specmatrix.errors import RequestError
 
 
+@dataclass(eq=False)
 class Admission:
     """Checks requests and opens accounts. It takes pages from the cache and from held sessions, never from running
     requests.
@@ -21,30 +23,16 @@ class Admission:
     Sizes are the scheduler's. `waiting` and `active` are its queues, only read here.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        cache: PrefixCache,
-        held: SessionKV,
-        counters: Counters,
-        waiting: Sequence[Request],
-        active: Sequence[Request],
-        *,
-        width: int,
-        slack: int,
-        chunk: int | None,
-        context_length: int,
-    ) -> None:
-        self.ledger = ledger
-        self.cache = cache
-        self.held = held
-        self.counters = counters
-        self.waiting = waiting
-        self.active = active
-        self.width = width
-        self.slack = slack
-        self.chunk = chunk
-        self.context_length = context_length
+    ledger: Ledger
+    cache: PrefixCache
+    held: SessionKV
+    counters: Counters
+    waiting: Sequence[Request]
+    active: Sequence[Request]
+    width: int
+    slack: int
+    chunk: int | None
+    context_length: int
 
     def check(self, request: Request) -> None:
         """Raise RequestError for a request that could not run even alone."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from specmatrix.engine.core.observe.spec_metrics import SpecMetrics
-from specmatrix.engine.core.schedule.output_text import OutputText
 from specmatrix.errors import LedgerError, RequestError, shown
 
 
@@ -192,6 +191,38 @@ class Finish:
     reason: str  # "stop" | "length" | "abort" | "error"
     matched: int | str | None = None
     message: str | None = None
+
+
+class TextStream(Protocol):
+    """Turns tokens into text, however they are grouped. `push` returns the whole text so far."""
+
+    def push(self, tokens: Sequence[int]) -> str: ...
+
+
+class OutputText:
+    """Holds tokens undecoded until the text is read: most texts are read once, at the end."""
+
+    __slots__ = ("_stream", "_text", "_waiting")
+
+    def __init__(self, stream: TextStream) -> None:
+        self._stream = stream
+        self._waiting: list[int] = []
+        self._text = ""
+
+    def take(self, token: int) -> None:
+        """Add the next token."""
+        self._waiting.append(token)
+
+    def read(self) -> str:
+        """The text of all added tokens."""
+        if self._waiting:
+            self._text = self._stream.push(self._waiting)
+            self._waiting = []
+        return self._text
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` characters; no token may follow."""
+        self._text = self.read()[:length]
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)

@@ -7,6 +7,7 @@ request always proceeds. With anything looser, two requests can retract each oth
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.memory.account import Account
@@ -19,6 +20,7 @@ from specmatrix.engine.core.schedule.request import Finish, Phase, Request
 from specmatrix.engine.core.schedule.step import NewPages, PlanRow, StepPlan
 
 
+@dataclass(eq=False)
 class Scheduler:
     """Owns the queues. Writes Request.row, phase, prefilled; calls the ledger's open, reserve, launch and close.
 
@@ -28,48 +30,28 @@ class Scheduler:
     host_tokens: verify rounds carry each row's tokens, for a drafter that reads them on the host.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        cache: PrefixCache,
-        counters: Counters,
-        *,
-        max_running: int,
-        steps: DraftSteps,
-        slack: int,
-        chunk: int | None,
-        context_length: int,
-        host_tokens: bool = False,
-    ) -> None:
-        self.ledger = ledger
-        self.cache = cache
-        self.counters = counters
-        self.max_running = max_running
-        self.steps = steps
-        self.width = steps.max_width
-        self.slack = slack
-        self.chunk = chunk
-        self.context_length = context_length
-        self.host_tokens = host_tokens
+    ledger: Ledger
+    cache: PrefixCache
+    counters: Counters
+    _: KW_ONLY
+    max_running: int
+    steps: DraftSteps
+    slack: int
+    chunk: int | None
+    context_length: int
+    host_tokens: bool = False
+
+    def __post_init__(self) -> None:
+        self.width = self.steps.max_width
         self.requests: dict[int, Request] = {}
         self.waiting: list[Request] = []  # by age
         self.active: list[Request] = []  # running or draining, by age
         # Requests that run alone after a failed step: the step's kind, and the request's token count.
         self.isolated: dict[int, tuple[bool, int]] = {}
-        self.held = SessionKV(ledger, counters)
-        self.admission = Admission(
-            ledger,
-            cache,
-            self.held,
-            counters,
-            self.waiting,
-            self.active,
-            width=self.width,
-            slack=slack,
-            chunk=chunk,
-            context_length=context_length,
-        )
-        self.free_rows = list(range(max_running, 0, -1))  # row 0 is padding
+        self.held = SessionKV(self.ledger, self.counters)
+        owned = self.ledger, self.cache, self.held, self.counters, self.waiting, self.active
+        self.admission = Admission(*owned, self.width, self.slack, self.chunk, self.context_length)
+        self.free_rows = list(range(self.max_running, 0, -1))  # row 0 is padding
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError if it could not run even alone."""

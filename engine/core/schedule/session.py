@@ -147,6 +147,7 @@ class Turn:
     kept: int
 
 
+@dataclass(eq=False)
 class Sessions:
     """The open sessions of one engine.
 
@@ -154,18 +155,12 @@ class Sessions:
     from tokens to the length of their text in characters, which `capacity_of_str_len` limits.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        *,
-        streaming: bool,
-        bos_id: int | None,
-        text_length: Callable[[Sequence[int]], int],
-    ) -> None:
-        self.scheduler = scheduler
-        self.streaming = streaming
-        self.bos_id = bos_id
-        self.text_length = text_length
+    scheduler: Scheduler
+    streaming: bool
+    bos_id: int | None
+    text_length: Callable[[Sequence[int]], int]
+
+    def __post_init__(self) -> None:
         self.sessions: dict[str, Session] = {}
         self.closing: list[Session] = []
         self._busy: list[Session] = []  # open or not

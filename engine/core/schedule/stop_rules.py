@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specmatrix.engine.core.schedule.output_text import OutputText
-from specmatrix.engine.core.schedule.request import Finish, Request, SamplingParams
+from specmatrix.engine.core.schedule.request import Finish, OutputText, Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

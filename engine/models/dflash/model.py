@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.device.pool import KVLayout
-from specmatrix.engine.models.causal_lm import head_logits
+from specmatrix.engine.models.causal_lm import CausalLM, head_logits
 from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.layers import Attend, DecoderLayer, Norm
 from specmatrix.engine.models.rope import pair_up, rotations
-from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tied_weights import captured_states
 from specmatrix.engine.models.weights import WeightReader
 from specmatrix.engine.models.workspace import Workspaces
@@ -26,7 +25,7 @@ class DFlash:
     there (`context`), without a forward. aux_layers: the states that the target must capture for it.
     """
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target) -> None:
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], target: CausalLM) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype
         self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
         self.aux_layers = captured_states(config, target)
@@ -83,7 +82,7 @@ class DFlash:
         return head_logits(hidden, self.head, self.norm.own)
 
 
-def _mask_token(config: ModelConfig, target: Target) -> int:
+def _mask_token(config: ModelConfig, target: CausalLM) -> int:
     assert config.draft is not None and config.draft.mask_token is not None
     mask = config.draft.mask_token
     if mask >= target.vocab_size:

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.device.pool import KVLayout
-from specmatrix.engine.models.causal_lm import head_logits
+from specmatrix.engine.models.causal_lm import CausalLM, head_logits
 from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.layers import Attend, DecoderLayer, Norm
 from specmatrix.engine.models.rope import rotations
-from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tied_weights import captured_states, shared_embedding
 from specmatrix.engine.models.weights import WeightReader
 from specmatrix.engine.models.workspace import Workspaces
@@ -25,7 +24,7 @@ class Eagle:
     aux_layers: what the target must capture for it. carry_width: width of the state carried between draft steps.
     """
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target) -> None:
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], target: CausalLM) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype
         self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
         self.vocab_size = target.vocab_size

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.device.pool import KVLayout
-from specmatrix.engine.models.causal_lm import head_logits
+from specmatrix.engine.models.causal_lm import CausalLM, head_logits
 from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.layers import Attend, DecoderLayer, Norm
 from specmatrix.engine.models.rope import rotations
-from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tied_weights import captured_states, shared_embedding, shared_head
 from specmatrix.engine.models.weights import WeightReader
 from specmatrix.engine.models.workspace import Workspaces
@@ -28,7 +27,7 @@ class Eagle3:
     With `norm_before_residual` the first layer adds to the normalised states (vLLM's speculators).
     """
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target) -> None:
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], target: CausalLM) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype
         self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
         self.carry_width = hidden = config.hidden_size

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.models.causal_lm import head_logits
+from specmatrix.engine.models.causal_lm import CausalLM, head_logits
 from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.deepseek.mla import MLALayer, MLAShape, mla_layout
 from specmatrix.engine.models.layers import Attend, Norm
 from specmatrix.engine.models.rope import rotations
-from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.weights import WeightReader
 from specmatrix.errors import ConfigError
 
@@ -28,7 +27,7 @@ class PredictionLayer:
     aux_layers = (FINAL,)
 
     def __init__(
-        self, config: ModelConfig, take: WeightReader, prefix: str, target: Target, turns: Tensor, index: int
+        self, config: ModelConfig, take: WeightReader, prefix: str, target: CausalLM, turns: Tensor, index: int
     ) -> None:
         self.dtype = target.dtype
         self.index, self.rotations = index, turns
@@ -69,7 +68,7 @@ class PredictionLayer:
 
 
 def prediction_layers(
-    config: ModelConfig, weights: dict[str, Tensor], target: Target, count: int
+    config: ModelConfig, weights: dict[str, Tensor], target: CausalLM, count: int
 ) -> Sequence[PredictionLayer]:
     """The first `count` prediction layers of a checkpoint; they follow its last layer, and each has its own KV.
 

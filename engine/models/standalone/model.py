@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.layers import Attend
-from specmatrix.engine.models.target import Target
 
 
 class Standalone:
@@ -17,7 +17,7 @@ class Standalone:
     carry_width = 0
     aux_layers: tuple[int, ...] = ()
 
-    def __init__(self, model: Target) -> None:
+    def __init__(self, model: CausalLM) -> None:
         self.model = model
         self.kv, self.vocab_size = model.kv, model.vocab_size
         self.device, self.dtype = model.device, model.dtype

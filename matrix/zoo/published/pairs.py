@@ -6,8 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.errors import ConfigError, shown
+from specmatrix.errors import ConfigError, nearest, shown
 from specmatrix.matrix.zoo.published.models import MODELS, TABLE, Published
 
 # Paths of GSM8K's questions and few-shot examples in its repository.

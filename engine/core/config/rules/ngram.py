@@ -1,7 +1,7 @@
 """Configuration rules for n-gram drafting, and the options derived from them (flags: SGLang's)."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from specmatrix.engine.core.config.asked import AUTO, UNASKED, EngineConfig, Reason
 from specmatrix.engine.core.config.context import BREADTH, Rule, RuleContext, bounded, gram_room, gram_width
@@ -28,11 +28,6 @@ def ngram_options(s: RuleContext) -> tuple[NgramOptions | None, tuple[Reason, ..
         because = "the n-gram breadth is topk" if requested else f"the default n-gram breadth is {BREADTH}"
         reasons = (Reason(f"{PREFIX}max_bfs_breadth", breadth, because),)
     return NgramOptions(**asked), reasons
-
-
-def ngram_flags(options: NgramOptions | None) -> dict[str, Any]:
-    """The flags that request exactly these options."""
-    return {} if options is None else {name: getattr(options, name.removeprefix(PREFIX)) for name in FLAGS}
 
 
 def _explicit(asked: EngineConfig) -> list[tuple[str, object]]:

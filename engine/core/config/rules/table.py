@@ -8,12 +8,9 @@ from typing import Final
 
 from specmatrix.engine.core.config.context import Rule, RuleContext, bounded, outside
 from specmatrix.engine.core.config.rules.adaptive import ADAPTING
-from specmatrix.engine.core.config.rules.cuda_graph import GRAPHING
-from specmatrix.engine.core.config.rules.draft import DRAFTING, SHAPES
-from specmatrix.engine.core.config.rules.draft_checkpoint import PAIRING
-from specmatrix.engine.core.config.rules.multi_layer import LAYERING
+from specmatrix.engine.core.config.rules.devices import GRAPHING, SPLITTING
+from specmatrix.engine.core.config.rules.draft import DRAFTING, LAYERING, PAIRING, SHAPES
 from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
-from specmatrix.engine.core.config.rules.parallel import SPLITTING
 
 MAX_PAGE: Final = 256
 MAX_SEED: Final = 2**63 - 1

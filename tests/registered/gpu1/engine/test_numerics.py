@@ -9,7 +9,7 @@ import torch
 
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.batch import count, round_bias
-from specmatrix.engine.device.graph_cache import KEPT
+from specmatrix.engine.device.cuda_graphs import KEPT
 from specmatrix.engine.spec.drafter import shared_chain
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import State

@@ -16,7 +16,6 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, padded
-from specmatrix.engine.executor import GraphRunner
 from specmatrix.errors import ConfigError
 
 ZOO = HOME / "matrix" / "zoo" / "checkpoints"
@@ -156,7 +155,7 @@ def test_a_wrong_file_is_refused_with_its_mistake(tmp_path):
 def test_a_depths_bundle_holds_the_batches_of_the_slots_that_reach_it():
     llm = start_engine()
     executor = llm.loop.executor
-    executor.run = GraphRunner(executor.run, CudaGraphs(32, torch.device("cpu"), llm.loop.counters))
+    executor.run.graphs = CudaGraphs(32, torch.device("cpu"), llm.loop.counters)
     assert rising_and_falling(llm) == rising_and_falling(start_engine())
     reached = {(padded(batch), width) for batch, width in llm.loop.scheduler.steps.rounds}
     bundles = dict(executor.graphs.bundles)

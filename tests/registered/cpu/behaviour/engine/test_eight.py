@@ -10,7 +10,7 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.parallel.client import RankedLLM
-from specmatrix.engine.parallel.pool import end_idle_group
+from specmatrix.engine.parallel.group import end_idle_group
 from tests.support.published_layouts import write
 
 SIZE = 8

@@ -19,8 +19,7 @@ import pytest
 
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.parallel.failure import RankFailed
-from specmatrix.engine.parallel.group import RankGroup, RankLost, RanksDiverged
-from specmatrix.engine.parallel.pool import GroupLease, end_idle_group
+from specmatrix.engine.parallel.group import GroupLease, RankGroup, RankLost, RanksDiverged, end_idle_group
 from specmatrix.engine.parallel.worker import Rank, serve
 from specmatrix.errors import EngineError, RequestError
 from tests.support.rank_calls import InterruptedWaits, echo, os_of

@@ -74,11 +74,6 @@ class Placed:
         return self.head.logits(out)
 
 
-@dataclass
-class LayersWithKV:
-    kv: KVLayout
-
-
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory):
     """Three folders."""
@@ -92,7 +87,7 @@ def start_engine(zoo, heads, monkeypatch):
 
     def chain(context):
         layers = [load_eagle(f, context.target) for f in heads[: context.resolved.num_steps]]
-        pool = context.pool(LayersWithKV(KVLayout(len(layers), 1, 20)))
+        pool = context.pool(KVLayout(len(layers), 1, 20))
         placed = [Placed(head, i) for i, head in enumerate(layers)]
         return MultiLayerDrafter(context.traits, placed, pool, layers[0].aux_layers, context.resolved.num_draft_tokens)
 

@@ -13,7 +13,7 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.parallel.client import RankedLLM
-from specmatrix.engine.parallel.pool import end_idle_group
+from specmatrix.engine.parallel.group import end_idle_group
 from specmatrix.matrix.workloads.build import questions
 
 REQUESTS = 1000

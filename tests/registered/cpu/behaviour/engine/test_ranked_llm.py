@@ -14,8 +14,7 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.parallel.client import RankedLLM
-from specmatrix.engine.parallel.group import RankLost
-from specmatrix.engine.parallel.pool import GroupLease, end_idle_group
+from specmatrix.engine.parallel.group import GroupLease, RankLost, end_idle_group
 from specmatrix.engine.parallel.worker import Rank
 from specmatrix.errors import ConfigError, EngineError, RequestError
 from specmatrix.matrix.zoo.registry import resolve_path

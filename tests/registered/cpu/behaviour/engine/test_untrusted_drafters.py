@@ -115,7 +115,7 @@ class Odd:
     def __init__(self, context) -> None:
         self.traits, self.vocab_size = context.traits, context.target.vocab_size
         self.steps, self.topk, self.nodes = context.resolved.num_steps, 1, context.verify_tokens
-        self.pool = context.pool(context.target)
+        self.pool = context.pool(context.target.kv)
 
     def prime(self, batch, tokens, aux, sampled, following):
         assert aux.shape[:2] == tokens.shape

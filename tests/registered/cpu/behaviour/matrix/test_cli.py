@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specmatrix.cli import COMMANDS, main
-from specmatrix.engine.parallel.pool import GroupLease
+from specmatrix.engine.parallel.group import GroupLease
 from specmatrix.matrix.cli.flags import flags_of
 from specmatrix.matrix.cli.generate import configuration
 from specmatrix.matrix.cover.selection import chosen_cells

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from specmatrix.engine.algorithm_file import load_algorithms
 from specmatrix.engine.core.draft.algorithms import known_algorithms
-from specmatrix.engine.plugin import forget_algorithm
+from specmatrix.engine.plugin import forget_algorithm, load_algorithms
 from specmatrix.errors import ConfigError
 
 GOOD = """

@@ -8,8 +8,7 @@ import pytest
 
 from specmatrix.engine.core.memory.groups import SlidingWindow
 from specmatrix.engine.core.observe.step_counter import StepCounter
-from specmatrix.engine.core.schedule.output_text import OutputText
-from specmatrix.engine.core.schedule.request import Phase, SamplingParams
+from specmatrix.engine.core.schedule.request import OutputText, Phase, SamplingParams
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 from specmatrix.matrix.simulation.toy import ToyExecutor, request, toy_loop
 

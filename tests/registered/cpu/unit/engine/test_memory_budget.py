@@ -13,7 +13,7 @@ import pytest
 from specmatrix.engine import memory_budget as budget
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.device.graph_cache import GIB
+from specmatrix.engine.device.cuda_graphs import GIB
 from specmatrix.engine.memory_budget import Need, fits, models_of, needs
 from specmatrix.errors import ConfigError
 from tests.support.engines import CHECKPOINTS, RUNS, engine

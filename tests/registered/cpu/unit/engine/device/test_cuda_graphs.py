@@ -11,7 +11,6 @@ from specmatrix.engine.build import graphs_for
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, pad_kv_len, padded
-from specmatrix.engine.executor import GraphRunner
 from tests.support.engines import RUNS, answer, engine
 
 CPU = torch.device("cpu")
@@ -51,7 +50,7 @@ def test_an_engine_holds_no_more_than_requested():
     assert "cuda_graph_max_gb" not in llm.readback() and graphs_for(llm.resolved, CPU, llm.loop.counters) is None
     executor = llm.loop.executor
     graphs = graphs_for(replace(llm.resolved, cuda_graph_max_bs=4), CPU, llm.loop.counters)
-    executor.run = GraphRunner(executor.run, graphs)
+    executor.run.graphs = graphs
     assert llm.loop.executor.graphs.bundles.most_bytes == 3 << 30
     shown = llm.readback()
     assert (shown["cuda_graph_max_gb"], shown["cuda_graph_max_bs"]) == (3, 4)
@@ -63,7 +62,7 @@ def test_padding_changes_nothing(algorithm, topk):
     expected = answer(engine(algorithm, topk, **options))
     llm = engine(algorithm, topk, **options)
     executor = llm.loop.executor
-    executor.run = GraphRunner(executor.run, CudaGraphs(4, CPU, llm.loop.counters))
+    executor.run.graphs = CudaGraphs(4, CPU, llm.loop.counters)
     assert answer(llm) == expected
     assert llm.counters["graph.eager"] == llm.counters["decode.round"]
     assert executor.relay.length[0] == 0
@@ -82,7 +81,7 @@ def test_padding_accepts_one_path_if_the_target_only_generates_token_0(algorithm
         logits = executor.target.logits
         executor.target.logits = lambda hidden, logits=logits, likely=likely: logits(hidden) + likely
         if padding:
-            executor.run = GraphRunner(executor.run, CudaGraphs(4, CPU, llm.loop.counters))
+            executor.run.graphs = CudaGraphs(4, CPU, llm.loop.counters)
         said.append(answer(llm))
     assert said[0] == said[1]
 
@@ -96,7 +95,7 @@ def test_drafts_of_the_largest_round_fit_the_spare_slots(algorithm, topk):
     expected = answer(engine(algorithm, topk, **options))
     llm = engine(algorithm, topk, **options)
     executor = llm.loop.executor
-    executor.run = GraphRunner(executor.run, CudaGraphs(3, CPU, llm.loop.counters))
+    executor.run.graphs = CudaGraphs(3, CPU, llm.loop.counters)
     (drafts,) = executor.kv.full.pools[1:]
     assert len(drafts.spare) and not len(executor.kv.full.pool.spare)
     assert answer(llm) == expected
@@ -106,7 +105,7 @@ def test_drafts_of_the_largest_round_fit_the_spare_slots(algorithm, topk):
 def test_adjusted_logits_run_without_a_graph():
     llm = engine("NONE", 1)
     executor = llm.loop.executor
-    executor.run = GraphRunner(executor.run, CudaGraphs(4, CPU, llm.loop.counters))
+    executor.run.graphs = CudaGraphs(4, CPU, llm.loop.counters)
     llm.generate(["a"], SamplingParams(max_new_tokens=3, ignore_eos=True, presence_penalty=1.0))
     assert not list(executor.graphs.bundles) and llm.counters["graph.eager"] == llm.counters["decode.round"] > 1
 
@@ -114,7 +113,7 @@ def test_adjusted_logits_run_without_a_graph():
 def test_a_larger_batch_runs_without_a_graph():
     llm = engine("NONE", 1)
     executor = llm.loop.executor
-    executor.run = GraphRunner(executor.run, CudaGraphs(2, CPU, llm.loop.counters))
+    executor.run.graphs = CudaGraphs(2, CPU, llm.loop.counters)
     expected = answer(engine("NONE", 1))
     assert answer(llm) == expected
     assert {shape.batch for _, bundle in llm.loop.executor.graphs.bundles for shape in bundle.graphs} == {1, 2}

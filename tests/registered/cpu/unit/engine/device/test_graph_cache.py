@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specmatrix.engine.device.graph_cache import GraphBundle, GraphCache, GraphShape
+from specmatrix.engine.device.cuda_graphs import GraphBundle, GraphCache, GraphShape
 
 
 def shape(width: int, batch: int = 1) -> GraphShape:

@@ -28,9 +28,9 @@ from transformers.utils import logging
 from specmatrix.engine.device.attention import StepAttention
 from specmatrix.engine.device.kv_groups import SplitAttention, windowed_bias
 from specmatrix.engine.device.pool import KVPool
+from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.eagle3.model import Eagle3
 from specmatrix.engine.models.standalone.model import Standalone
-from specmatrix.engine.models.target import Target
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
@@ -193,7 +193,7 @@ def eagle_shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 class Paged:
     """Requests of one model over a pool with shuffled pages; every call reads `reach` slots per request."""
 
-    def __init__(self, model: Target | Standalone | Eagle3, requests: int, reach: int, page_size: int = 4) -> None:
+    def __init__(self, model: CausalLM | Standalone | Eagle3, requests: int, reach: int, page_size: int = 4) -> None:
         self.model, self.reach = model, reach
         pages = -(-reach // page_size)
         self.pool = KVPool(model.kv, 1 + requests * pages, page_size, model.dtype, "cpu", spare=requests * 16)

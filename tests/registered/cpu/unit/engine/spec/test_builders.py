@@ -61,7 +61,7 @@ def test_every_built_in_algorithm_has_a_builder():
 
 def test_a_draft_pool_has_the_targets_pages_and_spare_slots(zoo):
     built = context(zoo)
-    draft, target = built.pool(built.target, stamps=True), built.kv.full.pool
+    draft, target = built.pool(built.target.kv, stamps=True), built.kv.full.pool
     assert built.kv.full.pools == [target, draft] and draft.data.dtype is torch.float32
     assert target.data.shape[1] == 4 * (400 // 4 + 1) == draft.data.shape[1] - len(draft.spare)
     assert len(draft.spare) > 0 and draft.stamps is not None and target.stamps is None

@@ -178,10 +178,19 @@ def test_a_chain_must_be_one():
         (lambda tree: tree._replace(depth=5), "proposed depth 5 in a round of 5 nodes"),
         (lambda tree: tree._replace(depth=0), "proposed depth 0 in a round of 5 nodes"),
         (lambda tree: tree._replace(ancestors=None, depth=3), "proposed depth 3 in a round of 5 nodes"),
-        (lambda tree: tree._replace(tokens=tree.tokens[:, 1:]), "proposed tokens of shape (3, 4) in a round of 3 x 5"),
-        (lambda tree: tree._replace(parents=tree.parents.int()), "proposed parents that are not an int64 tensor"),
-        (lambda tree: tree._replace(ancestors=tree.parents), "proposed ancestors that are not a bool tensor"),
-        (lambda tree: tree._replace(depths=tree.depths.to("meta")), "proposed depths on device meta in a round on cpu"),
+        (
+            lambda tree: tree._replace(tokens=tree.tokens[:, 1:]),
+            "proposed tokens with shape (3, 4) and torch.int64, expected (3, 5) ",
+        ),
+        (
+            lambda tree: tree._replace(parents=tree.parents.int()),
+            "proposed parents with shape (3, 5) and torch.int32, expected (3, 5) ",
+        ),
+        (
+            lambda tree: tree._replace(ancestors=tree.parents),
+            "proposed ancestors with shape (3, 5) and torch.int64, expected (3, 5, 5) ",
+        ),
+        (lambda tree: tree._replace(depths=tree.depths.to("meta")), "proposed depths on device meta in a step on cpu"),
     ],
 )
 def test_what_is_no_tree_of_the_round_puts_the_drafter_in_quarantine(change, words):
@@ -214,9 +223,9 @@ SHAPED = "expected (3, 2) and torch.float32"
     ("state", "words"),
     [
         ([1], "carried a list, not a mapping of tensors"),
-        (None, "did not return its carried tensor 'score'"),
-        ({"scores": torch.zeros(3, 2)}, "did not return its carried tensor 'score'"),
-        ({"score": [[0.0, 0.0]] * 3}, "did not return its carried tensor 'score'"),
+        (None, "carried 'score' of type NoneType, expected a dense tensor"),
+        ({"scores": torch.zeros(3, 2)}, "carried 'score' of type NoneType, expected a dense tensor"),
+        ({"score": [[0.0, 0.0]] * 3}, "carried 'score' of type list, expected a dense tensor"),
         ({"score": torch.zeros(2, 2)}, f"carried 'score' with shape (2, 2) and torch.float32, {SHAPED}"),
         ({"score": torch.zeros(3, 2).half()}, f"carried 'score' with shape (3, 2) and torch.float16, {SHAPED}"),
         ({"score": torch.zeros(3, 2, device="meta")}, "carried 'score' on device meta in a step on cpu"),

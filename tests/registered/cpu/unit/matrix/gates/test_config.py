@@ -2,11 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from specmatrix.engine.core.config.resolve import explicit
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates import config as gate
-from specmatrix.matrix.gates.config import ConfigGate
+from specmatrix.matrix.gates.config import ConfigGate, explicit
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.golden.flags import golden_flags
 from specmatrix.matrix.golden.outcomes import REFUSED

@@ -11,8 +11,7 @@ import torch
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.observe.counters import Counters
-from specmatrix.engine.device.cuda_graphs import CudaGraphs
-from specmatrix.engine.device.graph_cache import GIB, GraphCache, GraphShape
+from specmatrix.engine.device.cuda_graphs import GIB, CudaGraphs, GraphCache, GraphShape
 from specmatrix.engine.device.staging import StepOutput
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.gates.gate import State

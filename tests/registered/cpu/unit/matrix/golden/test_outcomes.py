@@ -62,8 +62,7 @@ def moved(groups) -> list[str]:
 def otherwise(field, value):
     """The defaults with a different value in a field's fallback row."""
     return tuple(
-        replace(row, value=lambda s: value) if (row.field, row.condition) == (field, "otherwise") else row
-        for row in DEFAULTS
+        replace(row, value=value) if (row.field, row.condition) == (field, "otherwise") else row for row in DEFAULTS
     )
 
 

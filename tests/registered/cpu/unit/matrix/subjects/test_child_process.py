@@ -24,7 +24,7 @@ from specmatrix.matrix.subjects import child_process
 from specmatrix.matrix.subjects.child_process import ChildProcess
 ChildProcess([sys.executable, "-c", *sys.argv[1:]]).wait(600)
 """
-WITH_PARENT = "from specmatrix.engine.exit_with_parent import exit_with_parent\nexit_with_parent()\n"
+WITH_PARENT = "from specmatrix.exit_with_parent import exit_with_parent\nexit_with_parent()\n"
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.parallel.pool import end_idle_group
+from specmatrix.engine.parallel.group import end_idle_group
 from specmatrix.errors import ConfigError, EngineError
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.run.runner import Runner

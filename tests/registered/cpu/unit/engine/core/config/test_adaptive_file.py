@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, MAX_STEPS, AdaptiveSlot, dump, parse, union
-from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.errors import ConfigError
+from specmatrix.json_text import parse_json
 
 KEYS = (
     "candidate_steps, ema_alpha, update_interval, warmup_batches, down_hysteresis, up_hysteresis, ceiling_coeff, "

@@ -4,7 +4,8 @@ import pytest
 
 from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, Facts
 from specmatrix.engine.core.config.defaults import DEFAULTS
-from specmatrix.engine.core.config.resolve import ORDER, explicit, resolve
+from specmatrix.engine.core.config.resolve import ORDER, resolve
+from specmatrix.matrix.gates.config import explicit
 
 HEAD = DraftFacts("LlamaForCausalLMEagle3", 512, 96)
 MODEL = DraftFacts("LlamaForCausalLM", 512, 64)
@@ -173,4 +174,4 @@ def test_the_pool_holds_every_running_request_up_to_a_limit(asked, tokens):
 
 
 def test_rows_that_may_be_promoted_name_their_evidence():
-    assert all(row.evidence for row in DEFAULTS if row.field == "spec_version" and row.value(None) == "v2")
+    assert all(row.evidence for row in DEFAULTS if row.field == "spec_version" and row.value == "v2")

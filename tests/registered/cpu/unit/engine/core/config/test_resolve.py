@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveSlot
 from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, Facts
 from specmatrix.engine.core.config.context import RuleContext
-from specmatrix.engine.core.config.resolve import explicit, resolve
+from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.table import RULES
 from specmatrix.engine.core.draft.algorithms import Topology, Traits, forget_traits, register_traits
 from specmatrix.engine.core.draft.tree import tree_pool
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.gates.config import explicit
 
 # What an EngineConfig field is called once it is resolved, where the names differ.
 RESOLVED_NAME = {

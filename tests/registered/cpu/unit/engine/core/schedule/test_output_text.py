@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specmatrix.engine.core.schedule.output_text import OutputText
+from specmatrix.engine.core.schedule.request import OutputText
 
 
 class RunDecoder:

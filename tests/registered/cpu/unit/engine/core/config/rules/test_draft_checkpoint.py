@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix.engine.core.config.asked import DraftFacts, EngineConfig, Facts
 from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.engine.core.config.rules.draft_checkpoint import PAIRING
+from specmatrix.engine.core.config.rules.draft import PAIRING
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.errors import ConfigError
 from tests.support.start_configs import HEAD, MODEL, eagle3, facts, refusal, standalone

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, Facts
-from specmatrix.engine.core.config.resolve import explicit, resolve
+from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.gates.config import explicit
 
 
 def facts(layers: int = 3) -> Facts:

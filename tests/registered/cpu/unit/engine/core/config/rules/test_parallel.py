@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from specmatrix.engine.core.config.asked import EngineConfig, Facts
-from specmatrix.engine.core.config.resolve import explicit, resolve
-from specmatrix.engine.core.config.rules.parallel import SPLITTING
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.core.config.rules.devices import SPLITTING
 from specmatrix.engine.core.draft.algorithms import Topology, Traits, forget_traits, register_traits
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.gates.config import explicit
 from tests.support.start_configs import refusal
 
 

@@ -5,9 +5,9 @@ import pytest
 from specmatrix.engine.core.config.asked import DraftFacts, EngineConfig
 from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.engine.core.config.rules.draft_checkpoint import PAIRING
+from specmatrix.engine.core.config.rules.devices import SPLITTING
+from specmatrix.engine.core.config.rules.draft import PAIRING
 from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
-from specmatrix.engine.core.config.rules.parallel import SPLITTING
 from specmatrix.engine.core.config.rules.table import CAPACITY, RULES
 from specmatrix.engine.core.draft.algorithms import Topology, Traits
 from specmatrix.errors import ConfigError

@@ -1,13 +1,59 @@
-"""Configuration rules for tensor parallelism: which models a tp_size can split, and on which machines."""
+"""Configuration rules for CUDA graphs and tensor parallelism: when graphs cannot be used, and which models a tp_size
+can split, on which machines."""
 
 from typing import Final
 
+from specmatrix.engine.core.config.asked import AUTO
 from specmatrix.engine.core.config.context import Rule, RuleContext, bounded
-from specmatrix.engine.core.config.rules.cuda_graph import on_gpu
 from specmatrix.engine.core.draft.algorithms import is_registered
 
-FIELD: Final = "tp_size"
-MOST: Final = 64
+# Largest batch size (requests) with graphs: by default, and at most.
+DEFAULT_GRAPH_BATCH: Final = 160
+MAX_GRAPH_BATCH: Final = 1024
+MAX_RANKS: Final = 64
+
+
+def on_gpu(s: RuleContext) -> bool:
+    """Whether the engine will run on a GPU."""
+    if s.asked.device == AUTO:
+        return s.facts.device_kind == "cuda" and s.facts.gpus > 0
+    return s.asked.device == "cuda"
+
+
+def graphless(s: RuleContext) -> str | None:
+    """Why rounds cannot run as CUDA graphs; None if they can."""
+    if not on_gpu(s):
+        return "CUDA graphs need a GPU"
+    if s.asked.disable_cuda_graph:
+        return "CUDA graphs are disabled"
+    if s.traits.reads_host:
+        return f"{s.traits.name} reads tokens on the host in every round"
+    if is_registered(s.traits.name):
+        return "a registered drafter may do work that a graph cannot capture"
+    return None
+
+
+def largest_batch(s: RuleContext) -> int:
+    """The default for the largest batch size with graphs."""
+    return min(s.integer("max_running_requests"), DEFAULT_GRAPH_BATCH)
+
+
+def _asked(s: RuleContext) -> int:
+    return 0 if s.asked.cuda_graph_max_bs == AUTO else s.asked.cuda_graph_max_bs
+
+
+GRAPHING: Final[tuple[Rule, ...]] = (
+    bounded("cuda_graph_max_bs", 0, MAX_GRAPH_BATCH, "0 disables CUDA graphs"),
+    bounded("cuda_graph_max_gb", 1, 1024, "all graphs share this memory", unit="GiB"),
+    Rule(
+        name="graphs-impossible",
+        field="cuda_graph_max_bs",
+        why="CUDA graphs need a GPU and rounds that run without the host",
+        broken=lambda s: _asked(s) > 0 and graphless(s) is not None,
+        message=lambda s: f"{graphless(s)}, so rounds run without graphs",
+        got=lambda s: 0,
+    ),
+)
 
 
 def unshared(s: RuleContext) -> str | None:
@@ -29,7 +75,7 @@ def unshared(s: RuleContext) -> str | None:
 
 
 SPLITTING: Final[tuple[Rule, ...]] = (
-    bounded(FIELD, 1, MOST, "each rank is a process", unit="ranks"),
+    bounded("tp_size", 1, MAX_RANKS, "each rank is a process", unit="ranks"),
     Rule(
         name="uneven-ranks",
         why="every rank holds an equal part of the model",

@@ -8,7 +8,7 @@ import sys
 
 CHILD = """
 import sys
-from specmatrix.engine.exit_with_parent import exit_with_parent
+from specmatrix.exit_with_parent import exit_with_parent
 exit_with_parent()
 with open(sys.argv[1], "w") as fifo:
     print("up", file=fifo, flush=True)

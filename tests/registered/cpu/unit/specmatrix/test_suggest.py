@@ -1,6 +1,6 @@
 import pytest
 
-from specmatrix.engine.core.config.suggest import nearest
+from specmatrix.errors import nearest
 
 
 @pytest.mark.parametrize(

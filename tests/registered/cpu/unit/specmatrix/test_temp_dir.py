@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.engine.temp_dir import LOCK, TempDir
+from specmatrix.temp_dir import LOCK, TempDir
 
 OTHER = """
 import sys
-from specmatrix.engine.temp_dir import TempDir
+from specmatrix.temp_dir import TempDir
 scratch = TempDir("test")
 (scratch.path / "deep").mkdir()
 (scratch.path / "deep" / "file").touch()

@@ -1,0 +1,1 @@
+../../specmatrix/exit_with_parent.py

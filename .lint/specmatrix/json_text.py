@@ -1,0 +1,1 @@
+../../specmatrix/json_text.py

@@ -1,0 +1,1 @@
+../../specmatrix/temp_dir.py
