@@ -320,7 +320,7 @@ ROW_LIES = {
 }
 BATCH_LIES = {
     NoTree: "proposed a Tensor, not a DraftTree",
-    ForgetsState: "did not return its carried tensor 'score'",
+    ForgetsState: "carried 'score' of type NoneType, expected a dense tensor",
     OddState: "carried a list, not a mapping of tensors",
     raiser("prime", KeyError("score")): "raised KeyError in prime ('score')",
     raiser("propose", ZeroDivisionError("division\nby zero")): "raised ZeroDivisionError in propose (division by zero)",
@@ -335,6 +335,6 @@ BATCH_LIES = {
     Exits: "raised SystemExit in absorb (0)",
     Recurses: "raised RecursionError in propose (maximum recursion depth exceeded)",
     SetsDtype: "changed the default dtype from torch.float32 to torch.float64 in propose",
-    OwnTensors: "proposed tokens that are not an int64 tensor",
-    SparseTokens: "proposed tokens that are not an int64 tensor",
+    OwnTensors: "proposed tokens of type Subclass, expected a dense tensor",
+    SparseTokens: "proposed tokens of type Tensor, expected a dense tensor",
 }
