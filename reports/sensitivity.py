@@ -1,4 +1,4 @@
-"""What a gate that passes would have shown, and what its tests cost in false alarms."""
+"""The smallest effect that a passing gate would have shown, as a fraction, and the false alarms of a run's tests."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
-from typing import Final, NamedTuple
+from typing import Final
 
 from specmatrix.reports.schema import CellResult, GateResult, Header, Json, Number
 from specmatrix.reports.stats import NORMAL, Z95, detectable_drop, zero_count_bound
-from specmatrix.reports.wording import count
 
 # The share of runs with an effect of the stated size that are red.
 POWER: Final = 0.8
-# What is compared exactly: a gate's number of those things, and its noun. A defect that strikes them at random with the
+# What is compared exactly: a gate's number of those things. A defect that strikes them at random with the
 # stated share would have struck one of them in 95 % of runs.
-_COMPARED: Final[Mapping[str, tuple[str, str]]] = {
-    "lossless": ("tokens", "token"),
-    "precision": ("tokens", "token"),
-    "oracle": ("oracle_tokens", "token"),
-    "finish": ("requests", "request"),
-    "identities": ("rounds", "round"),
-    "text": ("characters", "character"),
-    "ledger": ("stamps", "KV position"),
-    "work": ("steps", "step"),
-    "resources": ("rounds", "round"),
-    "ranks": ("planned", "step"),
-    "session": ("sessions", "session"),
-    "adaptive": ("observations", "round"),
+_COMPARED: Final[Mapping[str, str]] = {
+    "lossless": "tokens",
+    "precision": "tokens",
+    "oracle": "oracle_tokens",
+    "finish": "requests",
+    "identities": "rounds",
+    "text": "characters",
+    "ledger": "stamps",
+    "work": "steps",
+    "resources": "rounds",
+    "ranks": "planned",
+    "session": "sessions",
+    "adaptive": "observations",
 }
 # How many tests a gate makes of a cell by each threshold that is the probability of a false alarm.
 _TESTS: Final[Mapping[str, Mapping[str, int]]] = {
@@ -37,14 +36,7 @@ _TESTS: Final[Mapping[str, Mapping[str, int]]] = {
 }
 
 
-class SmallestEffect(NamedTuple):
-    """size: a fraction. text: in words, such as `a defect in 0.56 % of 537 tokens`."""
-
-    size: float
-    text: str
-
-
-def smallest_effect(gate: GateResult, thresholds: Mapping[str, float]) -> SmallestEffect | None:
+def smallest_effect(gate: GateResult, thresholds: Mapping[str, float]) -> float | None:
     """The smallest effect that a passing gate would have shown; None if nothing of it is a sample.
 
     thresholds: of the gate.
@@ -57,15 +49,15 @@ def smallest_effect(gate: GateResult, thresholds: Mapping[str, float]) -> Smalle
         return _shift(gate.numbers, thresholds)
     if gate.name == "acceptance":
         return _lost_rounds(gate, thresholds)
-    name, noun = _COMPARED.get(gate.name, ("", ""))
+    name = _COMPARED.get(gate.name, "")
     # Equality of answers whose drafts were all accepted, or all rejected, proves little of them.
     proving = gate.numbers.get("proving") if gate.name == "lossless" else None
-    return _share(gate.numbers.get(name) if proving is None else proving, noun)
+    return _share(gate.numbers.get(name) if proving is None else proving)
 
 
-def typical(cells: Sequence[CellResult], thresholds: Mapping[str, Mapping[str, float]]) -> dict[str, SmallestEffect]:
+def typical(cells: Sequence[CellResult], thresholds: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """By gate, the smallest effect of the median cell."""
-    found: dict[str, list[SmallestEffect]] = {}
+    found: dict[str, list[float]] = {}
     for cell in cells:
         for gate in cell.gates:
             effect = smallest_effect(gate, thresholds.get(gate.name, {}))
@@ -81,16 +73,6 @@ class FalseAlarms:
 
     tests: int
     at_most: float
-
-    @property
-    def message(self) -> str:
-        """`56 tests of random outcomes: at most 1.1 % of runs without a defect are red by chance`."""
-        if not self.tests:
-            return "no gate of this run tests a random outcome"
-        rate = f"{100 * self.at_most:.2g} %"
-        return (
-            f"{count(self.tests, 'test')} of random outcomes: at most {rate} of runs without a defect are red by chance"
-        )
 
     def to_json(self) -> Json:
         """The form of `summary.json`."""
@@ -108,27 +90,25 @@ def false_alarms(gates: Mapping[str, int], header: Header) -> FalseAlarms:
     return FalseAlarms(sum(tests for tests, _ in spent), min(1.0, at_most))
 
 
-def _share(number: Number | None, noun: str) -> SmallestEffect | None:
+def _share(number: Number | None) -> float | None:
     if not isinstance(number, int | float) or number < 1:
         return None
-    size = zero_count_bound(int(number))
-    return SmallestEffect(size, f"a defect in {_percent(size)} of {count(int(number), noun)}")
+    return zero_count_bound(int(number))
 
 
-def _lost_rounds(gate: GateResult, thresholds: Mapping[str, float]) -> SmallestEffect | None:
+def _lost_rounds(gate: GateResult, thresholds: Mapping[str, float]) -> float | None:
     """Rounds that are compared one by one, or a loss that leaves the allowed band."""
     rounds = gate.numbers.get("rounds")
     if "left" in gate.numbers:
-        return _share(sum(rounds) if isinstance(rounds, list) else rounds, "round")
+        return _share(sum(rounds) if isinstance(rounds, list) else rounds)
     if gate.interval is None or "low" not in thresholds:
         return None
     error = (gate.interval[1] - gate.interval[0]) / (2 * Z95)
     # The interval's low end must not be below the band.
-    size = max(0.0, 1 - thresholds["low"] - (Z95 - NORMAL.inv_cdf(POWER)) * error)
-    return SmallestEffect(size, f"a loss of {_percent(size)}")
+    return max(0.0, 1 - thresholds["low"] - (Z95 - NORMAL.inv_cdf(POWER)) * error)
 
 
-def _drop(numbers: Mapping[str, Number], thresholds: Mapping[str, float]) -> SmallestEffect | None:
+def _drop(numbers: Mapping[str, Number], thresholds: Mapping[str, float]) -> float | None:
     baseline, won, n = numbers.get("baseline"), numbers.get("won"), numbers.get("n")
     if (
         not isinstance(baseline, float)
@@ -137,21 +117,13 @@ def _drop(numbers: Mapping[str, Number], thresholds: Mapping[str, float]) -> Sma
         or "alpha" not in thresholds
     ):
         return None
-    size = detectable_drop(round(baseline * n), won, n, thresholds["alpha"], POWER)
-    return (
-        None if size is None else SmallestEffect(size, f"a drop of {100 * size:.2g} points of {count(n, 'question')}")
-    )
+    return detectable_drop(round(baseline * n), won, n, thresholds["alpha"], POWER)
 
 
-def _shift(numbers: Mapping[str, Number], thresholds: Mapping[str, float]) -> SmallestEffect | None:
+def _shift(numbers: Mapping[str, Number], thresholds: Mapping[str, float]) -> float | None:
     """The largest distance of two cumulative distributions, by the one-term bound of the Kolmogorov-Smirnov test."""
     draws = numbers.get("draws")
     if not isinstance(draws, int) or draws < 1 or "alpha" not in thresholds:
         return None
     critical = math.sqrt(math.log(2 / thresholds["alpha"]) / (2 * draws))
-    size = critical + NORMAL.inv_cdf(POWER) / (2 * math.sqrt(draws))
-    return SmallestEffect(size, f"a shift of {_percent(size)} of the probability in {count(draws, 'draw')}")
-
-
-def _percent(size: float) -> str:
-    return f"{100 * size:.2g} %"
+    return critical + NORMAL.inv_cdf(POWER) / (2 * math.sqrt(draws))

@@ -22,7 +22,7 @@ from specmatrix.reports.schema import (
     Json,
     is_waived,
 )
-from specmatrix.reports.sensitivity import FalseAlarms, false_alarms
+from specmatrix.reports.sensitivity import FalseAlarms, false_alarms, typical
 from specmatrix.reports.store import Report
 
 # Keys of summary.json for the states; part of its stable form.
@@ -40,7 +40,7 @@ class Summary:
     `waived` cells are red under a waiver that has not expired; `states` does not count them, but `by_gate` does, which
     has a row per gate that judged at least one cell. `counters`: what the cells prove together. `coverage`: the
     combinations of axis values that they carry. `cost`: what they took. `false_alarms`: how often chance alone would
-    make it red.
+    make it red. `effects`: by gate, the smallest that the median passing cell would have shown, as a fraction.
     """
 
     header: Header
@@ -54,6 +54,7 @@ class Summary:
     coverage: Coverage
     cost: Cost
     false_alarms: FalseAlarms
+    effects: dict[str, float]
 
     @property
     def red(self) -> int:
@@ -83,6 +84,7 @@ class Summary:
             "coverage": self.coverage.to_json(),
             "cost": self.cost.to_json(),
             "false_alarms": self.false_alarms.to_json(),
+            "smallest_effects": self.effects,
         }
 
 
@@ -104,8 +106,10 @@ def summarise(report: Report) -> Summary:
     by_gate = {name: dict(row) for name, row in gates.items()}
     counters, coverage, cost = counters_of(report), covered(report), cost_of(report)
     alarms = false_alarms({name: sum(row.values()) for name, row in by_gate.items()}, header)
+    effects = typical([cell for cell in report if cell.state == "PASS"], header.thresholds)
+    left = len(report.not_run)
     return Summary(
-        header, len(report), len(report.not_run), states, waived, seconds, by_gate, counters, coverage, cost, alarms
+        header, len(report), left, states, waived, seconds, by_gate, counters, coverage, cost, alarms, effects
     )
 
 

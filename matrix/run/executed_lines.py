@@ -15,7 +15,6 @@ from typing import Any, Final
 from specmatrix import HOME
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
-from specmatrix.reports.neighbour import nearest
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.wording import count
 
@@ -56,7 +55,7 @@ def suspects(
     """
     failing = [cell for cell in red if cell.state == "FAIL" and _traceable(cell)][:MOST_TRACED]
     passing = [cell for cell in cells if cell.state == "PASS" and _traceable(cell)]
-    near = [found.cell.id for found in (nearest(cell, passing) for cell in failing) if found]
+    near = [min(passing, key=lambda other: _distance(cell, other)).id for cell in failing if passing]
     names, green = [cell.id for cell in failing], [*dict.fromkeys([*near, *(c.id for c in passing[:MOST_TRACED])])]
     return (only_red(names, green, changed, tier, seed) if names and green and changed else {}), names, green
 
@@ -84,6 +83,11 @@ def no_suspect(red: int, failing: int, passing: int, changed: Lines) -> str:
         again = f"{failing} failing and {count(passing, 'passing cell')} ran again, traced"
         return f"no changed line is executed by failing cells only: {again}"
     return f"which of the changed lines only failing cells execute is not known: {reason}"
+
+
+def _distance(cell: CellResult, other: CellResult) -> int:
+    """The number of axes in which two cells differ."""
+    return sum(map(ne, cell.axes.values(), other.axes.values()))
 
 
 def _traceable(cell: CellResult) -> bool:

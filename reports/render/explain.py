@@ -31,8 +31,7 @@ def write_explained(run: RunView, directory: Path) -> list[Path]:
 
 def explain_page(run: RunView, cell: CellResult) -> str:
     """The page of one cell."""
-    neighbour = run.neighbours.get(cell.id)
-    return html("explain.html.j2", run=run, cell=cell, page=PAGE_FILE, neighbour=neighbour, data=_data(cell))
+    return html("explain.html.j2", run=run, cell=cell, page=PAGE_FILE, data=_data(cell))
 
 
 def _data(cell: CellResult) -> Json:

@@ -126,7 +126,6 @@ def _environment(**settings: object) -> Environment:
         "build": text.build,
         "tested": text.tested,
         "columns": red_ask.columns,
-        "neighbour": red_ask.neighbour_text,
         "pages": red_ask.pages_text,
         "place": red_ask.place,
         "duration": text.duration,

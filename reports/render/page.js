@@ -147,7 +147,6 @@
     const gates = cell.gates.map((gate) => [
       gate.name, gate.state,
       (gate.message ? `${gate.message}; ` : "")
-        + (gate.effect ? `would have shown ${gate.effect}; ` : "")
         + Object.entries(gate.numbers).filter(([name, value]) => name !== "outcomes" && value !== "")
         .filter(([, value]) => (!Array.isArray(value) || value.length <= 12) && shown(value).length <= 120)
         .map(([name, value]) => `${name} ${shown(short(value))}`).join(", ")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Final, NamedTuple
 
-from specmatrix.reports.neighbour import Neighbour, OneSided
 from specmatrix.reports.schema import AskPages, RedAsk, Token
 from specmatrix.reports.wording import count, shorten, spans
 
-MOST_COUNTERS: Final = 6
 MOST_SPANS: Final = 8
 PROMPT: Final = 70
 
@@ -68,24 +65,6 @@ def pages_text(table: AskPages) -> str:
     runs = spans(table.pages).split(", ")
     pages = ", ".join((["…"] if len(runs) > MOST_SPANS else []) + runs[-MOST_SPANS:])
     return f"pages {pages} ({of} each){cached}; {table.committed} positions committed{flying}"
-
-
-def neighbour_text(found: Neighbour) -> str:
-    """The nearest green cell and the counters that only one of the two hit."""
-    axes = ", ".join(f"{name}={green}" for name, (_, green) in found.axes.items())
-    return f"nearest green cell {found.cell.id} ({axes}): {_counters_text(found.counters)}"
-
-
-def _counters_text(counters: Sequence[OneSided]) -> str:
-    """Which counters were hit in one of two cells only."""
-    here, there = ([each for each in counters if bool(each.red) is side] for side in (True, False))
-    parts = [f"hit only here: {_named(here)}"] * bool(here) + [f"hit only there: {_named(there)}"] * bool(there)
-    return "; ".join(parts) or "the same counters were hit"
-
-
-def _named(counters: Sequence[OneSided]) -> str:
-    words = [f"{each.counter} {each.red or each.green}" for each in counters[:MOST_COUNTERS]]
-    return ", ".join(words) + (f" and {len(counters) - MOST_COUNTERS} more" if len(counters) > MOST_COUNTERS else "")
 
 
 def _shown(token: Token | None) -> str:

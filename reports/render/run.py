@@ -17,7 +17,6 @@ from specmatrix.reports.effective import effective
 from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.groups import RedGroup, red_groups
 from specmatrix.reports.lengths import positive
-from specmatrix.reports.neighbour import MOST_AXES, Neighbour, nearest
 from specmatrix.reports.render.markup import html, markdown
 from specmatrix.reports.render.plots import (
     Point,
@@ -34,13 +33,11 @@ from specmatrix.reports.schema import (
     PAGE_FILE,
     RED_STATES,
     CellResult,
-    GateResult,
     Header,
     Json,
     is_red,
     is_waived,
 )
-from specmatrix.reports.sensitivity import SmallestEffect, smallest_effect, typical
 from specmatrix.reports.speed import speed_text
 from specmatrix.reports.store import Report
 from specmatrix.reports.summary import STATE_KEYS, Summary, summarise, write_summary
@@ -54,8 +51,8 @@ _MOST_LOST: Final = 8
 # Where the pages of traced cells are, and how many there are at most; each holds its cell's whole trace.
 FOLDER: Final = "explain"
 MOST_PAGES: Final = 20
-# Red cells that are compared with every green one.
-MOST_NEIGHBOURS: Final = 4
+# Red cells that a terminal shows in full.
+MAX_EXAMPLES: Final = 4
 
 
 class RewriteRow(NamedTuple):
@@ -79,9 +76,8 @@ class ChoiceRow(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RunView:
     """What every output about one run shows, computed once. `red` cells come first in `cells`, then waived ones, then
-    those that the subject does not support, then the rest in file order. `groups` are the red ones by equal failures,
-    and `neighbours` has the nearest green cell of the first cell of each, if it is near. `effects`: by gate, the
-    smallest that the median cell would have shown."""
+    those that the subject does not support, then the rest in file order. `groups` are the red ones by equal failures;
+    `examples`, the first cells of the largest, are shown in full on a terminal."""
 
     header: Header
     summary: Summary
@@ -93,8 +89,7 @@ class RunView:
     rewrites: tuple[RewriteRow, ...]
     choices: tuple[ChoiceRow, ...]
     groups: tuple[RedGroup, ...]
-    neighbours: dict[str, Neighbour | None]
-    effects: dict[str, SmallestEffect]
+    examples: frozenset[str]
 
     @property
     def verdict(self) -> str:
@@ -178,8 +173,7 @@ def view(report: Report) -> RunView:
         rewrites=_rewrites(cells),
         choices=_choices(cells),
         groups=groups,
-        neighbours={group.cells[0].id: _near(group.cells[0], passing) for group in groups[:MOST_NEIGHBOURS]},
-        effects=typical(passing, report.header.thresholds),
+        examples=frozenset(group.cells[0].id for group in groups[:MAX_EXAMPLES]),
     )
 
 
@@ -223,12 +217,6 @@ def run_page(run: RunView) -> str:
         },
         data={"cells": [_details(cell, row, run.header) for cell, row in zip(shown, values, strict=True)]},
     )
-
-
-def _near(cell: CellResult, passing: Sequence[CellResult]) -> Neighbour | None:
-    """The nearest green cell; None if it is too far away to tell anything."""
-    found = nearest(cell, passing)
-    return None if found is None or len(found.axes) > MOST_AXES else found
 
 
 def _values(cell: CellResult) -> dict[str, str]:
@@ -319,11 +307,6 @@ def _details(cell: CellResult, values: dict[str, str], header: Header) -> Json:
         **{name: getattr(cell, name) for name in ("id", "axes", "repro", "evidence", "error", "requested", "resolved")},
         "waived": None if cell.waived is None else asdict(cell.waived),
         **{name: [asdict(row) for row in getattr(cell, name)] for name in ("reasons", "rewrites")},
-        "gates": [asdict(gate) | _effect(gate, header) for gate in cell.gates],
+        "gates": [asdict(gate) for gate in cell.gates],
         "effective": values,
     }
-
-
-def _effect(gate: GateResult, header: Header) -> Json:
-    found = smallest_effect(gate, header.thresholds.get(gate.name, {}))
-    return {} if found is None else {"effect": found.text}

@@ -12,7 +12,7 @@ from rich.markup import escape
 from specmatrix.reports.compare.cell_state import ChangeState, Comparison
 from specmatrix.reports.effective import pair_text
 from specmatrix.reports.render.markup import tone
-from specmatrix.reports.render.red_ask import ask_lines, neighbour_text
+from specmatrix.reports.render.red_ask import ask_lines
 from specmatrix.reports.render.run import RunView
 from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import CellResult
@@ -77,7 +77,6 @@ def print_run(run: RunView, console: Console) -> None:
         run.summary.coverage.message,
         run.summary.cost.message,
         run.summary.cost.saving,
-        run.summary.false_alarms.message,
     ):
         if text:
             _say(console, f"[dim]{escape(text)}[/dim]")
@@ -96,10 +95,9 @@ def _evidence(cell: CellResult, run: RunView) -> list[str]:
     if log := (cell.error or "").splitlines()[1:]:
         return [shorten(line, 240) for line in log[-LOG_LINES:]]
     raised = [f"raised in {cell.verb}; the whole traceback is in the report"] * bool(cell.verb and cell.traceback)
-    if cell.first_red is None or cell.id not in run.neighbours:
+    if cell.first_red is None or cell.id not in run.examples:
         return raised
-    found = run.neighbours[cell.id]
-    return raised + ask_lines(cell.first_red) + ([] if found is None else [neighbour_text(found)])
+    return raised + ask_lines(cell.first_red)
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:

@@ -102,4 +102,4 @@ def test_every_output_tells_the_groups(make_cell, write_report, tmp_path):
     run = view(load(write_report(tmp_path, [*reds(make_cell), *green(make_cell)])))
     assert "2 red cells with lossless FAIL, all at topk=4" in run_markdown(run)
     assert "2 red cells with lossless FAIL, all at topk=4" in run_page(run)
-    assert [*run.neighbours] == ["a", "c"]
+    assert run.examples == {"a", "c"}

@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from specmatrix.reports.schema import GateResult, Waiver, WaiverRule, is_red
 from specmatrix.reports.store import load
 from specmatrix.reports.summary import summarise, write_summary
@@ -41,6 +43,7 @@ def test_counts_are_stable_and_complete(tmp_path, make_cell, write_report):
         "coverage": {"requested_pairs": 6, "requested_triples": 4, "passing_pairs": 6, "passing_triples": 4},
         "cost": {"core_seconds": 1.0, "gpu_seconds": 0.0, "engine_starts": 0, "cheaper": None},
         "false_alarms": {"tests": 0, "at_most": 0.0},
+        "smallest_effects": {"lossless": pytest.approx(0.011634, rel=1e-3)},
     }  # fmt: skip
 
 

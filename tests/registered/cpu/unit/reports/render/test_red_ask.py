@@ -6,9 +6,8 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from specmatrix.reports.neighbour import MOST_AXES, nearest
 from specmatrix.reports.render.explain import write_explained
-from specmatrix.reports.render.red_ask import ask_lines, neighbour_text, pages_text
+from specmatrix.reports.render.red_ask import ask_lines, pages_text
 from specmatrix.reports.render.run import run_page, view
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.schema import AskPages, GateResult, RedAsk, Timeline, Token, TreeNode
@@ -51,19 +50,18 @@ def shown(tmp_path) -> tuple[str, str]:
 def test_the_terminal_sets_the_tokens_side_by_side(tmp_path):
     lines = shown(tmp_path)[0].splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("  q6 at token 1"))
-    assert lines[start : start + 6] == [
+    assert lines[start : start + 5] == [
         "  q6 at token 1, verify round 2, lag 1: Question: <b>How many?</b>",
         "    expected  'It' >' is'      ' 4'",
         "    got       'It' >'<script>'",
         "    pages 1-3, 9 (4 positions each), 2 cached; 13 positions committed, 8 in flight",
         "    journal: 40 launch 8; 41 settle 1",
-        "  nearest green cell eagle3 (topk=1): hit only here: tree.compacted 3; hit only there: chain 2",
     ]
 
 
 def test_the_page_holds_all_of_it_and_escapes_it(tmp_path):
     page = shown(tmp_path)[1]
-    for text in ("verify round 2, lag 1", "It is 4", "41 settle 1", "margin 0.25", "hit only there: chain 2"):
+    for text in ("verify round 2, lag 1", "It is 4", "41 settle 1", "margin 0.25"):
         assert text in page, text
     assert '<li class="accepted"><code>&#39;It&#39;</code>' in page
     assert "<script>alert" not in page and "<b>How" not in page and "<i>" not in page.split("<script")[0]
@@ -129,24 +127,6 @@ def test_a_crash_tells_of_the_request_that_its_engine_was_at(tmp_path):
     [page] = write_explained(run, tmp_path)
     assert "<h2>Request at the error</h2>" in page.read_text() and '"crashed":true' in page.read_text()
     assert "Request at the error" in page.read_text() and "First red request" not in page.read_text()
-
-
-def test_the_nearest_green_cell_differs_in_the_fewest_axes():
-    found = nearest(RED, [FAR, NEAR])
-    assert found.cell.id == "eagle3" and found.axes == {"topk": ("4", "1")}
-    assert "tree.compacted 3" in neighbour_text(found)
-    assert nearest(RED, []) is None and nearest(RED, [cell(evidence={})]) is None
-
-
-@pytest.mark.parametrize(("differing", "shown"), [(MOST_AXES, True), (MOST_AXES + 1, False)])
-def test_a_green_cell_that_differs_in_many_axes_is_not_shown(differing, shown, tmp_path):
-    far = cell("none", axes=AXES | dict.fromkeys([*AXES][:differing], "other"), evidence={"tree.compacted": 1})
-    run = view(load(write_cells(tmp_path, [far, RED])))
-    out = StringIO()
-    print_run(run, Console(file=out, width=200))
-    for text in (out.getvalue(), run_page(run)):
-        assert ("nearest green cell none" in text) == shown
-    assert nearest(RED, [far]).cell.id == "none"
 
 
 def test_a_request_without_tokens_is_one_line_or_two():
