@@ -22,7 +22,7 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.matrix.subjects.engine_process import EngineProcess
 from specmatrix.matrix.subjects.in_process import checkpoint
-from specmatrix.matrix.subjects.protocol import Ask, EngineCommand
+from specmatrix.matrix.subjects.protocol import EngineCommand, SubjectRequest
 from specmatrix.matrix.subjects.vllm.subject import OFFLINE, ONE_THREAD, VllmSubject
 
 PAIRS: Final = 12
@@ -89,9 +89,9 @@ def _beside_vllm(
     try:
         for batch, goal in goals.items():
             asked = prompts(ours, batch)
-            requests = [Ask(str(place), prompt, VLLM_FIELDS) for place, prompt in enumerate(asked)]
+            requests = [SubjectRequest(str(place), prompt, VLLM_FIELDS) for place, prompt in enumerate(asked)]
 
-            def call(requests: list[Ask] = requests) -> list[tuple[int, ...]]:
+            def call(requests: list[SubjectRequest] = requests) -> list[tuple[int, ...]]:
                 return [answer.output_ids for answer in theirs.generate(requests)]
 
             yield compared(ours, call, asked, names[batch], goal, f"vLLM {subject.version()}")

@@ -19,7 +19,7 @@ from specmatrix.benchmarks.metric import Metric, wrong
 from specmatrix.benchmarks.steady import Bench
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.sampling import SamplingRows, uniform
-from specmatrix.engine.spec.drafter import DraftTree, Verdict
+from specmatrix.engine.spec.drafter import DraftTree, VerifyResult
 
 GOAL: Final = 0.98
 BATCHES: Final = (1, 8, 32)
@@ -72,7 +72,7 @@ def accepted_by_coins(rate: float) -> Iterator[None]:
 
     def tossed(
         logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, ranks: Ranks = ALONE
-    ) -> Verdict:
+    ) -> VerifyResult:
         verdict = verify(logits, tree, start, rows, ranks)
         if not tree.depth:
             return verdict

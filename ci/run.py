@@ -52,12 +52,12 @@ from specmatrix.reports.schema import (
     WaiverRule,
     is_red,
 )
-from specmatrix.reports.stats.shift import LEAST_VALUES
+from specmatrix.reports.stats.shift import MIN_VALUES
 from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
 from specmatrix.reports.wording import count
 from specmatrix.stopping import Stopped
 
-MOST_STARTS: Final = 100
+MAX_STARTS: Final = 100
 
 
 def run_command(**given: Any) -> int:  # noqa: ANN401 - fields of RunOptions
@@ -211,8 +211,8 @@ def timed_workers(options: RunOptions) -> int | None:
         if starts is not None:
             raise ConfigError(f"--starts is for the stage {TIMED!r}; got stage {shown(options.stage)}")
         return workers
-    if starts is not None and not LEAST_VALUES <= starts <= MOST_STARTS:
-        raise ConfigError(f"--starts must be between {LEAST_VALUES} and {MOST_STARTS:,}, got {starts}")
+    if starts is not None and not MIN_VALUES <= starts <= MAX_STARTS:
+        raise ConfigError(f"--starts must be between {MIN_VALUES} and {MAX_STARTS:,}, got {starts}")
     if workers not in (None, 1):
         raise ConfigError(f"stage {TIMED!r} measures one cell at a time; --workers must be 1, got {workers}")
     return None if options.on is not None and find_tier(options.tier).gpus != 1 else 1

@@ -15,15 +15,15 @@ from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.effective import effective
-from specmatrix.reports.groups import MOST_FACTORED, Conditions, RedGroup, axis_of, meets, red_groups
+from specmatrix.reports.groups import MAX_FACTORED, Conditions, RedGroup, axis_of, meets, red_groups
 from specmatrix.reports.schema import RED_STATES, CellResult
 
 # Times that cells are chosen by what is known by then.
 PASSES: Final = 4
 NODES: Final = "draft_tokens"
 # Cells of a group each time, and candidates that they tell apart.
-MOST_CELLS: Final = 10
-MOST_CANDIDATES: Final = 32
+MAX_CELLS: Final = 10
+MAX_CANDIDATES: Final = 32
 
 Change: TypeAlias = tuple[str, str]
 
@@ -42,7 +42,7 @@ def decided(runs: CellRuns, found: Sequence[CellResult]) -> Generator[CellResult
         groups = red_groups([cell for cell in records if cell.state in RED_STATES], green)
         tried = {cell.id for cell in records}
         new: dict[str, Cell] = {}
-        for group in groups[:MOST_FACTORED]:
+        for group in groups[:MAX_FACTORED]:
             if group.factors or not green:
                 for cell in variants(group, {*tried, *new}, find_tier(runs.job.options.tier).gpus):
                     new[cell.id] = cell
@@ -62,7 +62,7 @@ def variants(group: RedGroup, tried: Collection[str], gpus: int = 0) -> list[Cel
     first = Cell.of(group.cells[0].axes)
     named = {axis_of(condition) for conditions in group.factors for condition in conditions}
     if len(group.factors) > 1:
-        return _separating(first, named, group.factors[:MOST_CANDIDATES], tried, gpus)
+        return _separating(first, named, group.factors[:MAX_CANDIDATES], tried, gpus)
     cells = []
     for axis in AXES:
         if axis.name in named:
@@ -77,17 +77,17 @@ def variants(group: RedGroup, tried: Collection[str], gpus: int = 0) -> list[Cel
 def _separating(
     first: Cell, named: Collection[str], factors: Sequence[Conditions], tried: Collection[str], gpus: int
 ) -> list[Cell]:
-    """At most `MOST_CELLS` cells, each of which tells candidates apart that no cell before it does: with one of the
+    """At most `MAX_CELLS` cells, each of which tells candidates apart that no cell before it does: with one of the
     `named` axes changed, or with another one besides where that does not do."""
     own = [change for axis in AXES if axis.name in named for change in _values(axis)]
     other = [change for axis in AXES for change in _values(axis)]
     found: list[Cell] = []
     alike = [list(range(len(factors)))]  # candidates that the cells found so far do not tell apart
     for changes in (zip(own), product(own, other)):
-        if len(found) == MOST_CELLS or max(map(len, alike)) == 1:
+        if len(found) == MAX_CELLS or max(map(len, alike)) == 1:
             break
         met = {cell: _met(cell, factors) for cell in _near(first, changes, tried, gpus)}
-        while met and len(found) < MOST_CELLS:
+        while met and len(found) < MAX_CELLS:
             best = max(met, key=lambda cell: sum(_apart(group, met[cell]) for group in alike))
             if not any(_apart(group, met[best]) for group in alike):
                 break

@@ -88,7 +88,9 @@ def build(resolved: Resolved, facts: Facts, setup: EngineSetup) -> Loop[InFlight
     context = _loaded(resolved, facts, setup)
     drafter = build_drafter(context)
     counters = Counters()
-    groups = page_groups(resolved.num_pages, resolved.page_size, resolved.window, resolved.window_pages, resolved.slack)
+    groups = page_groups(
+        resolved.num_pages, resolved.page_size, resolved.window, resolved.window_pages, resolved.overrun
+    )
     ledger = Ledger(*groups, strict=resolved.strict_memory == 2)
     cache = PrefixCache(ledger, drafter.key_span, resolved.radix_cache)
     scheduler = Scheduler(
@@ -97,7 +99,7 @@ def build(resolved: Resolved, facts: Facts, setup: EngineSetup) -> Loop[InFlight
         counters,
         max_running=resolved.max_running_requests,
         steps=_steps(resolved, drafter, counters),
-        slack=resolved.slack,
+        overrun=resolved.overrun,
         chunk=resolved.chunked_prefill_size,
         context_length=resolved.context_length,
         host_tokens=drafter.traits.reads_host,

@@ -37,7 +37,7 @@ from specmatrix.engine.core.config.asked import Facts
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
 from specmatrix.engine.plugin import BuildContext, Topology, Traits, register_algorithm
-from specmatrix.engine.spec.drafter import DraftTree, Verdict, chain
+from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, chain
 
 COPY = Traits(
     name="COPY",
@@ -89,7 +89,7 @@ class CopyDrafter:
         drafts = text.gather(1, torch.minimum(ahead, batch.start[:, None]))
         return chain(torch.cat((batch.root, drafts), 1))
 
-    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState:
+    def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> DraftState:
         """verdict.tokens [B, W]: the target's token after each node; the rest past verdict.count is overwritten."""
         return {"text": self._write(batch.carried["text"], batch.start + 1, verdict.tokens)}
 

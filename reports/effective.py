@@ -41,10 +41,10 @@ def effective(axes: Mapping[str, Json], resolved: Mapping[str, Json] | None) -> 
     A start axis takes the resolved value whatever was asked; a request axis (batch, sampling, abort) is not in the
     resolved configuration and keeps its own, which the cell's evidence has proved.
     """
-    return Words(resolved or {}).of(axes)
+    return EffectiveValues(resolved or {}).of(axes)
 
 
-class Words:
+class EffectiveValues:
     """What a resolved configuration makes of the axes of the cells that run under it."""
 
     def __init__(self, resolved: Mapping[str, Json]) -> None:

@@ -16,7 +16,7 @@ from specmatrix.files import read_bytes
 from specmatrix.json_text import reject_duplicates
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.gate_numbers import GATES
-from specmatrix.reports.schema import MOST_SAID, REPORT_FILE, Json, ReportError
+from specmatrix.reports.schema import MAX_SAID, REPORT_FILE, Json, ReportError
 from specmatrix.reports.store import Report
 from specmatrix.reports.store import load as load_report
 from specmatrix.reports.wording import shorten
@@ -185,7 +185,7 @@ def _faults(path: Path) -> list[_FaultRecord]:
     except OSError as error:
         raise ReportError(f"cannot read {text_of(path)}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        why = shorten(str(error), MOST_SAID)
+        why = shorten(str(error), MAX_SAID)
         raise ReportError(f"{path} is no kill matrix as `specmatrix faults --json` writes it: {why}") from None
     return matrix.faults
 

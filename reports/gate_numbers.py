@@ -23,13 +23,13 @@ RATIOS: Final[Mapping[str, str]] = {
 
 # How much a gate looked at, by the names of those numbers.
 AMOUNTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "claims": ("answers", "claims"),
+    "claimed_capabilities": ("answers", "claims"),
     "oracle": ("oracle_tokens",),
     "identities": ("rounds",),
     "text": ("characters",),
     "ledger": ("pages", "stamps", "verbs"),
-    "work": ("steps", "forwards"),
-    "rest": ("counts", "sent"),
+    "schedule": ("steps", "forwards"),
+    "leaks": ("counts", "sent"),
     "resources": ("rounds",),
     "ranks": ("ranks", "planned", "read"),
     "session": ("sessions", "attempts"),
@@ -46,13 +46,13 @@ AMOUNTS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 # What a gate that passes found none of.
 FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "claims": ("broken",),
+    "claimed_capabilities": ("broken",),
     "oracle": ("wrong",),
     "identities": ("faults",),
     "text": ("wrong",),
     "ledger": ("leaked", "wrong_stamps", "overwritten"),
-    "work": ("needless",),
-    "rest": ("left",),
+    "schedule": ("needless",),
+    "leaks": ("left",),
     "resources": ("unsteady", "bypassed"),
     "ranks": ("divergent",),
     "session": ("wrong", "apart"),

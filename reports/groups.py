@@ -12,9 +12,9 @@ from specmatrix.reports.schema import CellResult
 from specmatrix.reports.wording import count, failure, shorten
 
 # Groups whose common factors are looked for, the largest first.
-MOST_FACTORED: Final = 4
+MAX_FACTORED: Final = 4
 # Candidates that a sentence names.
-MOST_NAMED: Final = 3
+MAX_NAMED: Final = 3
 # Names of requests and numbers, which differ between equal failures.
 _VARYING: Final = re.compile(r"\b[qwd]\d+(?:\.\w+)*\b|\d[\d.,]*|'[^']*'")
 
@@ -39,8 +39,8 @@ class RedGroup(NamedTuple):
         what = f"{count(len(self.cells), 'red cell')} with {failure_name(first)}"
         if not self.factors:
             return what
-        named = "; or at ".join(" x ".join(each) for each in self.factors[:MOST_NAMED])
-        more = len(self.factors) - MOST_NAMED
+        named = "; or at ".join(" x ".join(each) for each in self.factors[:MAX_NAMED])
+        more = len(self.factors) - MAX_NAMED
         text = f"{what}{', all' if len(self.cells) > 1 else ','} at {named}"
         text += f"; or at {more} more" if more > 0 else ""
         return f"{text}, where no cell is green"
@@ -54,7 +54,7 @@ def red_groups(red: Sequence[CellResult], green: Sequence[CellResult]) -> tuple[
     passing = [effective(cell.axes, cell.resolved) for cell in green]
     groups: list[RedGroup] = []
     for kind, cells in sorted(found.items(), key=lambda item: -len(item[1])):
-        factored = len(groups) < MOST_FACTORED
+        factored = len(groups) < MAX_FACTORED
         failing = [effective(cell.axes, cell.resolved) for cell in cells]
         factors = exact_factors(failing, passing) if factored else ()
         groups.append(RedGroup(kind, tuple(cells), factors))

@@ -7,7 +7,7 @@ from itertools import chain
 
 from specmatrix.errors import ConfigError, text_of
 from specmatrix.reports.gate_numbers import FAULTS, LARGEST, LIMITS, check_numbers
-from specmatrix.reports.schema import GATE_STATES, MOST_SAID, CellResult, GateResult, Header, Waiver
+from specmatrix.reports.schema import GATE_STATES, MAX_SAID, CellResult, GateResult, Header, Waiver
 from specmatrix.reports.selector import recorded
 from specmatrix.reports.wording import shorten
 
@@ -19,7 +19,7 @@ def check_cell(cell: CellResult, header: Header | None = None) -> None:
     threshold."""
     faults = chain(_faults(cell), () if header is None else _broken_rules(header, cell))
     if fault := next(faults, ""):
-        raise ValueError(f"cell {shorten(cell.id, MOST_SAID)!r} {fault}")
+        raise ValueError(f"cell {shorten(cell.id, MAX_SAID)!r} {fault}")
 
 
 def _faults(cell: CellResult) -> Iterator[str]:

@@ -37,7 +37,7 @@ SUMMARY_FILE: Final = "summary.json"
 MARKDOWN_FILE: Final = "report.md"
 PAGE_FILE: Final = "report.html"
 # Characters of an error's text that come from the file.
-MOST_SAID: Final = 240
+MAX_SAID: Final = 240
 # A header's commit if the code is neither in a git checkout nor an installed release.
 UNKNOWN: Final = "unknown"
 
@@ -231,7 +231,7 @@ class AskPages(ReportRecord, frozen=True):
     in_flight: tuple[int, ...]
 
 
-class RedAsk(ReportRecord, frozen=True, omit_defaults=True):
+class FailingRequest(ReportRecord, frozen=True, omit_defaults=True):
     """The first request that a red gate blames, or that an engine was at when it raised (gate CRASH).
 
     `prompt`, `got`, `expected` are texts. `token` is the index of the first wrong output token, None if tokens are not
@@ -327,7 +327,7 @@ class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", t
     error: str | None = None
     verb: str = ""
     traceback: str = ""
-    first_red: RedAsk | None = None
+    first_red: FailingRequest | None = None
     timeline: Timeline | None = None
     seconds: Seconds = 0.0
     engine_starts: Count = 0

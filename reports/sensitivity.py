@@ -23,7 +23,7 @@ _COMPARED: Final[Mapping[str, str]] = {
     "identities": "rounds",
     "text": "characters",
     "ledger": "stamps",
-    "work": "steps",
+    "schedule": "steps",
     "resources": "rounds",
     "ranks": "planned",
     "session": "sessions",

@@ -20,7 +20,7 @@ from specmatrix.reports.gate_numbers import FIGURES, RATIOS, SPEED
 from specmatrix.reports.lengths import positive
 from specmatrix.reports.schema import CellResult, Number
 from specmatrix.reports.stats import Shift, mean_interval, pseudo_median, shift
-from specmatrix.reports.stats.shift import LEAST_VALUES
+from specmatrix.reports.stats.shift import MIN_VALUES
 
 OWN: Final = "own_speed"
 FIXED: Final = (OWN, "plain_speed")
@@ -43,7 +43,7 @@ ON_CPU: Final = DriftShare(0.5, 1.0)
 ON_GPU: Final = DriftShare(0.1, 0.3)
 # Where the fixed work moved by more, other things than the shares above decide what was measured: on a shared H100
 # host, where it took 54 % more, the ratio to plain decoding of an equal engine doubled.
-MOST_DRIFT: Final = 0.25
+MAX_DRIFT: Final = 0.25
 # What must be equal for two measurements to be comparable.
 SETTING: Final = ("clock", "device")
 
@@ -57,7 +57,7 @@ def ratio_shift(base: Mapping[str, Number], head: Mapping[str, Number], measure:
     as a share of that drift is therefore not held against either.
     """
     old, new = by_start(base, measure), by_start(head, measure)
-    if min(len(old), len(new)) < LEAST_VALUES:
+    if min(len(old), len(new)) < MIN_VALUES:
         return None
     values = levels([*old, *new])
     before, after = values[: len(old)], values[len(old) :]
@@ -87,7 +87,7 @@ def obstacle(base: Mapping[str, Number], head: Mapping[str, Number]) -> str:
     if other:
         return f"another {other}"
     moved = drift(base, head)
-    return f"fixed work took {100 * expm1(moved):+.1f} %" if abs(moved) > log1p(MOST_DRIFT) else ""
+    return f"fixed work took {100 * expm1(moved):+.1f} %" if abs(moved) > log1p(MAX_DRIFT) else ""
 
 
 def drift(base: Mapping[str, Number], head: Mapping[str, Number]) -> float:
@@ -99,7 +99,7 @@ def drift(base: Mapping[str, Number], head: Mapping[str, Number]) -> float:
 def level(starts: Sequence[Sequence[float]]) -> tuple[float, tuple[float, float] | None]:
     """The middle of a ratio and its 95 % interval, None for one start."""
     found = levels(starts)
-    if len(found) < LEAST_VALUES:
+    if len(found) < MIN_VALUES:
         return exp(fmean(found)), None
     low, high = mean_interval(found)
     return exp(fmean(found)), (exp(low), exp(high))

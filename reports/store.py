@@ -27,11 +27,11 @@ from msgspec.structs import asdict, force_setattr, replace
 from specmatrix.files import LARGEST, opened
 from specmatrix.json_text import reject_duplicates
 from specmatrix.reports.atomic import check_place, publish
-from specmatrix.reports.effective import Words
+from specmatrix.reports.effective import EffectiveValues
 from specmatrix.reports.rules import check_cell
 from specmatrix.reports.schema import (
     MARKDOWN_FILE,
-    MOST_SAID,
+    MAX_SAID,
     PAGE_FILE,
     RED_STATES,
     REPORT_FILE,
@@ -232,7 +232,7 @@ class Report:
         self.starts: Final[dict[str, StartRecord]] = {}
         self._cells: dict[str, CellResult] = {}
         self._start_of: dict[str, str] = {}
-        self._words: dict[str, Words] = {}
+        self._words: dict[str, EffectiveValues] = {}
 
     def add(self, record: Line) -> None:
         """Take the next line between the header and the end. ValueError if it cannot stand there."""
@@ -280,7 +280,7 @@ class Report:
         """The effective axis values of a cell, whatever became of it."""
         start = self._start_of[cell]
         if start not in self._words:
-            self._words[start] = Words(self.starts[start].resolved or {})
+            self._words[start] = EffectiveValues(self.starts[start].resolved or {})
         return self._words[start].of(self._cells[cell].axes)
 
     def effective(self, cell: str) -> dict[str, str] | None:
@@ -363,7 +363,7 @@ def _read(file: Path) -> bytes:
         if len(data) > most:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     except OSError as error:
-        raise ReportError(f"cannot read {shorten(str(file), MOST_SAID)}: {error.strerror}") from error
+        raise ReportError(f"cannot read {shorten(str(file), MAX_SAID)}: {error.strerror}") from error
     if data[:2] == GZIP:
         data = _unpacked(file, data)
     if not data:
@@ -392,7 +392,7 @@ def _header(file: Path, data: bytes) -> Header:
     except (ValueError, RecursionError) as error:
         raise ReportError(f"{file}, line 1: the first line is not a report header: {_problem(error)}") from error
     if version.schema != SCHEMA:
-        number = shorten(str(version.schema), MOST_SAID)
+        number = shorten(str(version.schema), MAX_SAID)
         raise ReportError(
             f"{file} has report schema {number}, and this version reads schema {SCHEMA}; run the cells again, or read "
             f"the report with {READERS.get(version.schema, 'the version that wrote it')}"
@@ -420,12 +420,12 @@ def _decode(decoder: msgspec.json.Decoder[T], line: bytes, file: Path, where: st
 
 
 def _named(text: str) -> str:
-    return repr(shorten(text, MOST_SAID))
+    return repr(shorten(text, MAX_SAID))
 
 
 def _problem(error: Exception) -> str:
     """Why a line cannot be decoded, which may quote a value of any length."""
-    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else shorten(str(error), MOST_SAID)
+    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else shorten(str(error), MAX_SAID)
 
 
 def _find(path: Path) -> Path:
@@ -438,7 +438,7 @@ def _find(path: Path) -> Path:
     except FileNotFoundError:
         raise ReportError(f"{path} does not exist; give a report file or a directory with {REPORT_FILE}") from None
     except OSError as error:
-        raise ReportError(f"cannot read {shorten(str(path), MOST_SAID)}: {error.strerror}") from error
+        raise ReportError(f"cannot read {shorten(str(path), MAX_SAID)}: {error.strerror}") from error
     whole = (path / REPORT_FILE).exists()
     if (path / PARTIAL_FILE).exists():
         sentence = f"{path} has {'' if whole else 'only '}{PARTIAL_FILE}; the run that wrote it did not finish"

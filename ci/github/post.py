@@ -19,10 +19,10 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 MARKER: Final = "<!-- specmatrix review -->"
-MOST_BYTES: Final = 65_000
+MAX_BYTES: Final = 65_000
 TIMEOUT: Final = 30.0
 PAGE: Final = 100
-MOST_PAGES: Final = 30
+MAX_PAGES: Final = 30
 
 
 class PostError(Exception):
@@ -59,7 +59,7 @@ class GitHub:
 
     def comment(self, pull: int, text: str) -> str:
         """Update the comment that begins with the marker and is by a bot, or write the first one."""
-        for page in range(1, MOST_PAGES + 1):
+        for page in range(1, MAX_PAGES + 1):
             found = self.call("GET", f"issues/{pull}/comments?per_page={PAGE}&page={page}")
             for each in found:
                 # A deleted account is null.
@@ -103,8 +103,8 @@ def post(out: Path, repository: str, sha: str, head: str) -> str:
         check = json.loads((out / "check.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise PostError(f"cannot read the review in {out}: {error}") from error
-    if not text.startswith(MARKER) or len(text.encode()) > MOST_BYTES:
-        raise PostError(f"{out / 'comment.md'} must begin with {MARKER} and have at most {MOST_BYTES:,} bytes")
+    if not text.startswith(MARKER) or len(text.encode()) > MAX_BYTES:
+        raise PostError(f"{out / 'comment.md'} must begin with {MARKER} and have at most {MAX_BYTES:,} bytes")
     github = GitHub(repository, token, address)
     github.call("POST", "check-runs", {**check, "head_sha": sha})
     pull = github.pull(sha, head)

@@ -25,7 +25,7 @@ class HostTokens(NamedTuple):
     tokens: tuple[int, ...]
 
 
-class Verdict(NamedTuple):
+class VerifyResult(NamedTuple):
     """The target's decision about the trees of a round.
 
     path [B, D+1] node indices, root first, padded with their own column number; count [B] accepted rows in

@@ -36,7 +36,7 @@ KEPT: Final = 64
 IDLE_ROUNDS: Final = 4096
 GIB: Final = 1 << 30
 # Default maximum memory of all graphs, in bytes.
-MOST_BYTES: Final = 4 * GIB
+MAX_BYTES: Final = 4 * GIB
 
 
 class GraphShape(NamedTuple):
@@ -91,7 +91,7 @@ class GraphCache(Generic[Graph]):
         self,
         hold: Callable[[GraphBundle[Graph]], int],
         kept: int = KEPT,
-        most_bytes: int = MOST_BYTES,
+        most_bytes: int = MAX_BYTES,
         idle_rounds: int = IDLE_ROUNDS,
     ) -> None:
         self.dropped = 0
@@ -208,7 +208,7 @@ class CudaGraphs:
     """
 
     def __init__(
-        self, max_batch: int, device: torch.device, counters: Counters, kept: int = KEPT, most_bytes: int = MOST_BYTES
+        self, max_batch: int, device: torch.device, counters: Counters, kept: int = KEPT, most_bytes: int = MAX_BYTES
     ) -> None:
         self.max_batch, self.counters = max_batch, counters
         self._given = torch.zeros(2, padded(max_batch), dtype=torch.int64, device=device)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specmatrix.engine.core.schedule.step import PlanRow
 from specmatrix.engine.device.attention import StepAttention
-from specmatrix.engine.device.batch import StepBatch, Verdict, count
+from specmatrix.engine.device.batch import StepBatch, VerifyResult, count
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.slot_table import SlotTable, stamp
 from specmatrix.kernels.decoder_layer import KVArrays
@@ -49,7 +49,7 @@ class KVGroup:
         """Attention over the group's pool. bias [B, 1, W, T] over all positions; positions [B, W]."""
         return StepAttention(self.pool, slots.write, slots.read, bias, start=batch.start)
 
-    def commit(self, slots: GroupSlots, verdict: Verdict) -> None:
+    def commit(self, slots: GroupSlots, verdict: VerifyResult) -> None:
         """Move the accepted path's KV to the front of the block, unless it always is there. A source is never before
         its destination. Drafts' KV stays, as their next extend writes it anew."""
         if verdict.moved is not None:
@@ -155,7 +155,7 @@ class KVGroups:
         parts = [group.attention(batch, own, bias, positions) for group, own in zip(self.groups, slots, strict=True)]
         return StepKV(parts[0] if len(parts) == 1 else SplitAttention(parts, self.routes), slots)
 
-    def commit(self, kv: StepKV, verdict: Verdict) -> None:
+    def commit(self, kv: StepKV, verdict: VerifyResult) -> None:
         """Call at the end of every round: each group keeps what the accepted path left."""
         for group, slots in zip(self.groups, kv.slots, strict=True):
             group.commit(slots, verdict)

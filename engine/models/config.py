@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from specmatrix.engine.models.config_reader import MOST_LAYERS, ConfigReader, read_json
+from specmatrix.engine.models.config_reader import MAX_LAYERS, ConfigReader, read_json
 from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig, read_mla, read_moe
 from specmatrix.engine.models.draft_config import DRAFT_ARCHITECTURES, DraftConfig, read_draft
 from specmatrix.engine.models.rope import RopeConfig, check_frequencies
@@ -21,7 +21,7 @@ HEAD_NORM_ARCHITECTURES: Final = ("Qwen3ForCausalLM", "DFlashDraftModel")
 UNSUPPORTED_SWITCHES: Final = ("attention_bias", "mlp_bias", "quantization_config")
 # Accepted values of `dtype`; the dtype of each tensor is read from its file.
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
-MOST_DIM: Final = 2**16
+MAX_DIM: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ class _ModelConfigReader(ConfigReader):
             )
         if head_dim % 2:
             raise ConfigError(f"{self.file}: head_dim {head_dim} must be even, because rotary embeddings rotate pairs")
-        if head_dim > MOST_DIM:
-            raise ConfigError(f"{self.file}: head_dim must be at most {MOST_DIM}, got {head_dim}")
+        if head_dim > MAX_DIM:
+            raise ConfigError(f"{self.file}: head_dim must be at most {MAX_DIM}, got {head_dim}")
         rope = RopeConfig.read(self)
         check_frequencies(rope, head_dim, str(self.file))
         self._check_unused()
@@ -119,7 +119,7 @@ class _ModelConfigReader(ConfigReader):
             vocab_size=self.size("vocab_size"),
             hidden_size=hidden,
             intermediate_size=self.size("intermediate_size"),
-            num_layers=self.size("num_hidden_layers", most=MOST_LAYERS),
+            num_layers=self.size("num_hidden_layers", most=MAX_LAYERS),
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
@@ -131,7 +131,7 @@ class _ModelConfigReader(ConfigReader):
             windows=read_windows(architecture, self),
             latent=latent,
             experts=read_moe(architecture, self),
-            bundled_layers=0 if latent is None else self.count("num_nextn_predict_layers", 0, MOST_LAYERS),
+            bundled_layers=0 if latent is None else self.count("num_nextn_predict_layers", 0, MAX_LAYERS),
             draft=read_draft(architecture, self),
         )
 
@@ -177,11 +177,11 @@ def read_windows(architecture: str, fields: ConfigReader) -> tuple[int | None, .
 def _mistral(fields: ConfigReader) -> tuple[int | None, ...]:
     if fields.raw.get("sliding_window", MISTRAL_WINDOW) is None:
         return ()
-    return (fields.size("sliding_window", MISTRAL_WINDOW),) * fields.size("num_hidden_layers", most=MOST_LAYERS)
+    return (fields.size("sliding_window", MISTRAL_WINDOW),) * fields.size("num_hidden_layers", most=MAX_LAYERS)
 
 
 def _qwen3(fields: ConfigReader) -> tuple[int | None, ...]:
-    layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
+    layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     used = fields.flag("use_sliding_window", False)
     kinds = fields.raw.get("layer_types")
     if kinds is None:

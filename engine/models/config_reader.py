@@ -14,7 +14,7 @@ from specmatrix.json_text import parse_json
 # Maximum size and maximum number of layers: far above any model, and small enough that loops over them and products of
 # a few of them stay feasible.
 MOST: Final = 2**31 - 1
-MOST_LAYERS: Final = 4096
+MAX_LAYERS: Final = 4096
 # Models compute in float32.
 LARGEST: Final = 2.0**127
 
@@ -89,6 +89,6 @@ class ConfigReader:
 
         def good(ids: object) -> bool:
             listed = isinstance(ids, list) and bool(ids)
-            return listed and all(type(i) is int and 0 <= i < MOST_LAYERS for i in ids)  # type: ignore[attr-defined]  # a list
+            return listed and all(type(i) is int and 0 <= i < MAX_LAYERS for i in ids)  # type: ignore[attr-defined]  # a list
 
         return None if self.raw.get(name) is None else list(self.value(name, good, "a list of layer ids"))

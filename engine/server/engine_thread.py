@@ -28,7 +28,7 @@ log = logging.getLogger("specmatrix.server")
 # How often an idle engine closes sessions that exceeded their timeout.
 IDLE_SECONDS: Final = 1.0
 # Each open session keeps its tokens, so their number is limited.
-MOST_SESSIONS: Final = 1024
+MAX_SESSIONS: Final = 1024
 Result = TypeVar("Result")
 
 
@@ -309,8 +309,8 @@ class EngineThread:
 
         def opened(llm: LLM) -> str:
             known = llm.sessions.sessions
-            if len(known) >= MOST_SESSIONS:
-                raise Busy(f"too many sessions: {len(known)} open; allowed: {MOST_SESSIONS}, so close one first")
+            if len(known) >= MAX_SESSIONS:
+                raise Busy(f"too many sessions: {len(known)} open; allowed: {MAX_SESSIONS}, so close one first")
             self._turns = {session: turns for session, turns in self._turns.items() if session in known}
             return llm.open_session(capacity, name, streaming, timeout)
 

@@ -13,7 +13,7 @@ from specmatrix.errors import RequestError
 # Members of bodies that ask for what this engine lacks; empty values do not.
 COMPLETION_ABSENT: Final = ("suffix",)
 CHAT_ABSENT: Final = ("tools", "functions", "function_call", "audio", "prediction", "web_search_options")
-MOST_LOGPROBS: Final = 100
+MAX_LOGPROBS: Final = 100
 
 
 class StreamOptions(JsonBody):
@@ -43,7 +43,7 @@ class CompletionBody(OpenAICommon):
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
-    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool = False
     best_of: int | None = None
     suffix: str | None = None
@@ -92,7 +92,7 @@ class ChatBody(OpenAICommon):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None

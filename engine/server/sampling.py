@@ -14,7 +14,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(min_length=1)]
 Stop = Text | list[Text]
 Bias = dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Number]
-MOST_COMPLETIONS: Final = 128
+MAX_COMPLETIONS: Final = 128
 
 
 class JsonBody(BaseModel):
@@ -41,7 +41,7 @@ class Common(JsonBody):
     logit_bias: Bias | None = None
     bad_words_ids: list[list[TokenId]] | None = None
     allowed_token_ids: list[TokenId] | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_COMPLETIONS)] = 1
+    n: Annotated[int, Field(ge=1, le=MAX_COMPLETIONS)] = 1
 
 
 # Members that this engine has no counterpart of, with the only value that asks for nothing.

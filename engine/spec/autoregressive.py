@@ -18,7 +18,7 @@ from specmatrix.engine.device.attention import DraftAttention, StepAttention
 from specmatrix.engine.device.batch import StepBatch, prefix_bias
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
-from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain, shift_left
+from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain, shift_left
 from specmatrix.kernels.argmax import argmax
 from specmatrix.kernels.expand_topk import expand_topk
 from specmatrix.kernels.select_tree import select_tree
@@ -77,7 +77,7 @@ class AutoregressiveDrafter:
         assert batch.lengths is not None
         return self._extend(batch, shift_left(tokens, batch.lengths, sampled, following), aux, batch.lengths)
 
-    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState:
+    def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> DraftState:
         # Rows at and past `count` write KV that the next round overwrites before it is read.
         return self._extend(batch, verdict.tokens, aux, verdict.count)
 

@@ -15,7 +15,7 @@ from specmatrix.engine.device.batch import StepBatch, prefix_bias
 from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.device.relay import DraftStateSpec, Relay
 from specmatrix.engine.models.dflash.model import DFlash
-from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain
+from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain
 
 
 class BlockDrafter:
@@ -32,7 +32,7 @@ class BlockDrafter:
     def prime(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor) -> None:
         self._keep(batch, aux)
 
-    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> None:
+    def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> None:
         # Rows at and past `count` write KV that the next round overwrites before it is read.
         self._keep(batch, aux)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.engine.device.batch import StepBatch, count
-from specmatrix.engine.device.batch import Verdict as Verdict
+from specmatrix.engine.device.batch import VerifyResult as VerifyResult
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
 
@@ -46,7 +46,7 @@ class DraftHooks(Protocol):
         """A tree for each request, from the state in the relay."""
         ...
 
-    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState | None:
+    def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> DraftState | None:
         """After verification. aux [B, D+1, A]: captured states along the accepted path."""
         ...
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from specmatrix.engine.device.batch import StepBatch, count
 from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.device.sampling import SamplingRows
-from specmatrix.engine.spec.drafter import Drafter, DraftTree, Verdict, chain
+from specmatrix.engine.spec.drafter import Drafter, DraftTree, VerifyResult, chain
 from specmatrix.engine.spec.torch_settings import read, restore
 from specmatrix.errors import EngineBug, is_interrupt, text_of
 
@@ -95,8 +95,8 @@ class Guard:
         tokens, sampled, following = map(self._lent, (tokens, sampled, following))
         return self._carried("prime", tokens, aux, sampled, following)
 
-    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState | None:
-        return self._carried("absorb", Verdict(*map(self._lent, verdict[:3])), aux)
+    def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> DraftState | None:
+        return self._carried("absorb", VerifyResult(*map(self._lent, verdict[:3])), aux)
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
         own = relay if self._batch is None or self._batch.relay is None else self._batch.relay

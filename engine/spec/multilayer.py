@@ -19,7 +19,7 @@ from specmatrix.engine.device.batch import StepBatch, causal_bias, count
 from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
 from specmatrix.engine.spec.autoregressive import DraftModel
-from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain, shift_left
+from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain, shift_left
 
 
 class MultiLayerDrafter:
@@ -49,7 +49,7 @@ class MultiLayerDrafter:
         assert batch.lengths is not None
         return self._extend(batch, shift_left(tokens, batch.lengths, sampled, following), aux, batch.lengths)
 
-    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState:
+    def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> DraftState:
         # Rows at and past `count` write KV that the next round overwrites before it is read.
         return self._extend(batch, verdict.tokens, aux, verdict.count)
 

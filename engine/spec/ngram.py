@@ -17,7 +17,7 @@ from specmatrix.engine.core.draft.tree import max_depth
 from specmatrix.engine.device.batch import HostTokens, StepBatch
 from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.relay import DraftStateSpec, Relay
-from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain
+from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain
 from specmatrix.kernels.tree_layout import tree_layout
 
 
@@ -55,7 +55,7 @@ class NgramDrafter:
     def prime(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor) -> None:
         return None
 
-    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> None:
+    def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> None:
         return None
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:

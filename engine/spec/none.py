@@ -7,7 +7,7 @@ from torch import Tensor
 from specmatrix.engine.core.draft.algorithms import NONE
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import DraftStateSpec, Relay
-from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain
+from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain
 
 
 class PlainDrafter:
@@ -25,5 +25,5 @@ class PlainDrafter:
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
         return shared_chain(batch.root)
 
-    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> None:
+    def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> None:
         return None

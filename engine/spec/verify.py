@@ -14,14 +14,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from specmatrix.engine.device.batch import Verdict, count
+from specmatrix.engine.device.batch import VerifyResult, count
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.sampling import SamplingRows, pick
 from specmatrix.engine.spec.drafter import DraftTree
 from specmatrix.kernels.accept_path import accept_path
 
 
-def verify(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, ranks: Ranks = ALONE) -> Verdict:
+def verify(
+    logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, ranks: Ranks = ALONE
+) -> VerifyResult:
     """Accept a path of each tree.
 
     logits [B, N, V]; start [B] KV length before the round; rows: None if all rows of the batch are greedy.
@@ -30,13 +32,13 @@ def verify(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | 
     """
     emit = ranks.agreed(pick(logits, None if rows is None else start[:, None] + tree.depths + 1, rows))
     if not tree.depth:
-        return Verdict(tree.depths, _ones(*start.shape, start.device), emit)
+        return VerifyResult(tree.depths, _ones(*start.shape, start.device), emit)
     if tree.ancestors is None:
         hits = (tree.tokens[:, 1:] == emit[:, :-1]).cumprod(1)
-        return Verdict(tree.depths, 1 + hits.sum(1), emit)
+        return VerifyResult(tree.depths, 1 + hits.sum(1), emit)
     path, accepted = accept_path(tree.tokens, tree.parents, emit, tree.depth, tree.ancestors)
     moved = (path != count(path.shape[1], path.device)).any(1)
-    return Verdict(path, accepted, emit.gather(1, path), moved)
+    return VerifyResult(path, accepted, emit.gather(1, path), moved)
 
 
 @cache

@@ -53,7 +53,7 @@ class LinearTile(NamedTuple):
     late: bool = False
 
 
-class Tall(NamedTuple):
+class ByHidden(NamedTuple):
     """Tiles with more rows: for hidden sizes of at least CROWDED, and for smaller ones."""
 
     wide: LinearTile
@@ -63,14 +63,14 @@ class Tall(NamedTuple):
 # By rows and projection: the fastest tiles of a search at 32 and 48 rows of Llama-3.1-8B and Llama-3.2-1B on an H100.
 # `_taller` sets the number of ranges of K.
 TALL: Final = {
-    (32, "heads"): Tall(LinearTile(32, 64, 128, 1, 4, 6, late=True), LinearTile(32, 32, 128, 1, 4, 10, late=True)),
-    (64, "heads"): Tall(LinearTile(64, 64, 64, 1, 4, 10, late=True), LinearTile(64, 32, 64, 1, 4, 10, late=True)),
-    (32, "attended"): Tall(*[LinearTile(32, 32, 128, 1, 4, 10, late=True)] * 2),
-    (64, "attended"): Tall(*[LinearTile(64, 32, 64, 1, 4, 10)] * 2),
-    (32, "gate_up"): Tall(*[LinearTile(32, 64, 128, 1, 8, 4, late=True)] * 2),
-    (64, "gate_up"): Tall(*[LinearTile(64, 64, 128, 1, 8, 3, late=True)] * 2),
-    (32, "down"): Tall(*[LinearTile(32, 64, 128, 1, 4, 4, late=True)] * 2),
-    (64, "down"): Tall(LinearTile(64, 64, 64, 1, 4, 6), LinearTile(64, 32, 128, 1, 4, 6, late=True)),
+    (32, "heads"): ByHidden(LinearTile(32, 64, 128, 1, 4, 6, late=True), LinearTile(32, 32, 128, 1, 4, 10, late=True)),
+    (64, "heads"): ByHidden(LinearTile(64, 64, 64, 1, 4, 10, late=True), LinearTile(64, 32, 64, 1, 4, 10, late=True)),
+    (32, "attended"): ByHidden(*[LinearTile(32, 32, 128, 1, 4, 10, late=True)] * 2),
+    (64, "attended"): ByHidden(*[LinearTile(64, 32, 64, 1, 4, 10)] * 2),
+    (32, "gate_up"): ByHidden(*[LinearTile(32, 64, 128, 1, 8, 4, late=True)] * 2),
+    (64, "gate_up"): ByHidden(*[LinearTile(64, 64, 128, 1, 8, 3, late=True)] * 2),
+    (32, "down"): ByHidden(*[LinearTile(32, 64, 128, 1, 4, 4, late=True)] * 2),
+    (64, "down"): ByHidden(LinearTile(64, 64, 64, 1, 4, 6), LinearTile(64, 32, 128, 1, 4, 6, late=True)),
 }
 
 

@@ -20,7 +20,7 @@ from specmatrix.kernels.dot import dot, wide
 # Numbers of programs that fill a GPU, and that occupy most of it.
 FULL, SOME = 264, 96
 # Columns per program in that count; limits on the number and length of ranges, which end at multiples of UNIT.
-NARROW, MOST_RANGES, SHORTEST_RANGE, UNIT = 32, 8, 512, 128
+NARROW, MAX_RANGES, SHORTEST_RANGE, UNIT = 32, 8, 512, 128
 
 
 class MatmulTile(NamedTuple):
@@ -107,7 +107,7 @@ def tile(rows: int, columns: int, dtype: torch.dtype) -> MatmulTile:
 def ranges(columns: int, depth: int) -> int:
     """The number of ranges of K, enough for a narrow product to occupy a GPU."""
     count = 1
-    while count < MOST_RANGES and triton.cdiv(columns, NARROW) * count < SOME and depth >= 2 * count * SHORTEST_RANGE:
+    while count < MAX_RANGES and triton.cdiv(columns, NARROW) * count < SOME and depth >= 2 * count * SHORTEST_RANGE:
         count *= 2
     return count
 

@@ -21,7 +21,7 @@ from specmatrix.reports.render.progress import Counter, counting
 if TYPE_CHECKING:  # a runtime import would import lm-eval
     from specmatrix.matrix.accuracy.model import TaskModel, Tick
 
-MOST_EXAMPLES: Final = 5
+MAX_EXAMPLES: Final = 5
 # Questions between two looks of the sequential test: they fill a batch several times, and lm-eval takes a second more
 # for each block.
 BLOCK: Final = 64
@@ -39,7 +39,7 @@ class Asking:
     max_new_tokens: int = 256
 
     def __post_init__(self) -> None:
-        for name, low, high in (("num_fewshot", 0, MOST_EXAMPLES), ("max_new_tokens", 1, None), ("limit", 1, None)):
+        for name, low, high in (("num_fewshot", 0, MAX_EXAMPLES), ("max_new_tokens", 1, None), ("limit", 1, None)):
             value = getattr(self, name)
             if value is not None and (value < low or (high is not None and value > high)):
                 allowed = f"at least {low}" if high is None else f"{low} to {high}"

@@ -19,7 +19,7 @@ ALPHA: Final = FALSE_ALARMS / TESTS
 # Power: the share of runs with a true drop that must be red for the drop to count as detectable.
 POWER: Final = 0.8
 # With fewer right answers than this, even losing all of them would not reach ALPHA.
-LEAST_RIGHT: Final = next(lost for lost in count(1) if loss_evidence(lost, 0) > 1 / ALPHA)
+MIN_RIGHT: Final = next(lost for lost in count(1) if loss_evidence(lost, 0) > 1 / ALPHA)
 
 
 class PairingError(EngineError):
@@ -135,10 +135,10 @@ def _test(name: str, good: Callable[[Sample], bool], baseline: Sequence[Sample],
     if p < ALPHA:
         state = State.FAIL
         message = f"the cell loses {lost} questions of {len(before)} and wins {won} (p = {p:.2g}, allowed {ALPHA})"
-    elif name.startswith("right") and sum(before) < LEAST_RIGHT:
+    elif name.startswith("right") and sum(before) < MIN_RIGHT:
         state = State.NOT_MEASURED
         message = (
-            f"the baseline answers {sum(before)} of {len(before)} questions correctly; with fewer than {LEAST_RIGHT} "
+            f"the baseline answers {sum(before)} of {len(before)} questions correctly; with fewer than {MIN_RIGHT} "
             "even losing all of them would not be significant"
         )
     return Test(name, len(before), sum(before), sum(after), lost, won, p, state, message)

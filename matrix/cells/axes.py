@@ -1,6 +1,6 @@
 """The axes of the matrix: one table, each value with its cost.
 
-The first value of an axis is its default. A value's token is its part of a cell's id (`eagle3.s3.k4.n8.v2.ragged`);
+The first value of an axis is its default. A value's token is its part of a cell's id (`eagle3.s3.k4.n8.v2.pair`);
 defaults have no token, except on the first axis, so adding an axis leaves existing ids unchanged.
 Each combination of start axis values needs its own engine start; one start serves all values of the request axes.
 """
@@ -138,8 +138,8 @@ AXES: Final[tuple[Axis, ...]] = (
     Axis(
         "memory",
         "start",
-        "KV memory: tight forces retraction; snug also retracts, but a session's turn keeps its inherited KV",
-        (Value("ample", ""), Value("tight", "tight", 0.5), Value("snug", "snug", 0.5)),
+        "KV memory: tight forces retraction; session_retract does too, but a session's turn keeps its inherited KV",
+        (Value("ample", ""), Value("tight", "tight", 0.5), Value("session_retract", "session_retract", 0.5)),
     ),
     Axis(
         "slots",
@@ -156,15 +156,15 @@ AXES: Final[tuple[Axis, ...]] = (
     Axis(
         "batch",
         "request",
-        "requests: 1, 2, 5 of mixed length, 9, many exam questions, or waves of 1, 8, 32, 8 (after loading the weights "
-        "again) and 1 (after a release and resume of all memory)",
+        "requests: 1, 2, 5 of mixed length, 9, many GSM8K questions, or waves of 1, 8, 32, 8 (after loading the "
+        "weights again) and 1 (after a release and resume of all memory)",
         (
             Value("single", ""),
             Value("pair", "pair", 0.1),
-            Value("ragged", "ragged", 0.3),
+            Value("mixed_lengths", "mixed_lengths", 0.3),
             Value("burst", "burst", 0.5),
-            Value("exam", "exam", 6.0),
-            Value("waves", "waves", 0.8),
+            Value("gsm", "gsm", 6.0),
+            Value("ramp", "ramp", 0.8),
         ),
     ),
     Axis(

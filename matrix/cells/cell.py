@@ -9,7 +9,7 @@ from specmatrix.engine.core.config.asked import AUTO, Auto, EngineConfig
 from specmatrix.errors import ConfigError, nearest, shown
 from specmatrix.matrix.cells.axes import AXES, INDEX, NAMES, START_AXES, Axis, axis
 from specmatrix.matrix.cells.start_settings import TEXTS as SLOTS
-from specmatrix.matrix.cells.start_settings import snug
+from specmatrix.matrix.cells.start_settings import session_retract
 
 # Zoo names: the target of each value of `model`, and its drafts, of which Mistral borrows Llama's.
 MODELS: Final = {
@@ -167,8 +167,8 @@ class Cell(NamedTuple):
     def memory_tokens(self) -> int:
         """Size of the KV memory in tokens, a multiple of the page size."""
         page = int(self.page_size)
-        if self.memory == "snug":
-            return snug(self.model == "qwen3", page).memory
+        if self.memory == "session_retract":
+            return session_retract(self.model == "qwen3", page).memory
         if self.memory == "ample":
             return max(AMPLE_TOKENS, AMPLE_PAGES * page)
         pages = TIGHT_WINDOW_PAGES if self.model == "qwen3" and page > TIGHT_TOKENS else TIGHT_PAGES
@@ -238,9 +238,7 @@ def _unknown_part(token: str) -> str:
     near = near or [part for part in (nearest(token, MEANINGS),) if part]
     if near:
         return f"an unknown part {shown(token)}; the closest {'is' if len(near) == 1 else 'are'} {', '.join(near)}"
-    return (
-        f"an unknown part {shown(token)}; an id is an algorithm and values of other axes, as in eagle3.s3.k4.n8.ragged"
-    )
+    return f"an unknown part {shown(token)}; an id is an algorithm and values of other axes, as in eagle3.s3.k4.n8.pair"
 
 
 def _tokens(axis: Axis) -> str:

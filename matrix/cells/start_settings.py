@@ -1,4 +1,4 @@
-"""What two start axes stand for: the configurations of `adaptive`, and the sizes of snug memory."""
+"""What two start axes stand for: the configurations of `adaptive`, and the sizes of session_retract memory."""
 
 import json
 from typing import Any, Final, NamedTuple
@@ -46,7 +46,7 @@ PAGES: Final = {64: Snug(384, 82, 222), 256: Snug(768, 208, 380)}
 WINDOWED_PAGES: Final = {64: Snug(512, 148, 280), 256: Snug(1280, 460, 600)}
 
 
-def snug(windowed: bool, page_size: int) -> Snug:
+def session_retract(windowed: bool, page_size: int) -> Snug:
     """The sizes for pages of `page_size` tokens."""
     return (WINDOWED_PAGES if windowed else PAGES).get(page_size, SMALL_PAGES)
 

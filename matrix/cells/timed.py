@@ -20,8 +20,8 @@ TIMED_CELLS: Final = (
 UNTIMED: Final = (
     ("algorithm", ("none",), "it is what the others are compared with"),
     ("context", ("short",), "its requests end at the context limit"),
-    ("memory", ("tight", "snug"), "its requests are retracted"),
-    ("batch", ("waves",), "its requests arrive one after the other"),
+    ("memory", ("tight", "session_retract"), "its requests are retracted"),
+    ("batch", ("ramp",), "its requests arrive one after the other"),
     ("session", ("streaming", "branching"), "its requests wait for each other"),
     ("sampling", ("mixed", "rules"), "its requests are of several kinds"),
     ("finish", ("stop_token", "stop_string", "stops"), "its requests end early"),

@@ -27,7 +27,7 @@ from specmatrix.reports.schema import RED_STATES, REFERENCE
 from specmatrix.reports.wording import count
 
 # Red cells that a line of `show` names.
-MOST_NAMED: Final = 5
+MAX_NAMED: Final = 5
 FOLDER: Final = Path("history")
 Folder = Annotated[Path, typer.Option("--history", help="folder of the history, a Parquet file per run")]
 Cells = Annotated[str | None, typer.Option(help="only cells of this id or selector")]
@@ -73,9 +73,9 @@ def show(
         what = f"{row['subject']} {row['tier']} {row['stage']} seed {row['seed']}"
         verdict = f"{row['red']:,} of {count(row['cells'], 'cell')} red"
         lines.append(f"{row['created'][:16].replace('T', ' ')}  {history.builds[run]}  {what}  {verdict}")
-        for cell in row["red_cells"][:MOST_NAMED]:
+        for cell in row["red_cells"][:MAX_NAMED]:
             lines.append(f"  {cell['cell']}: {', '.join(cell['gates'])}{' (waived)' * cell['waived']}")
-        if (more := len(row["red_cells"]) - MOST_NAMED) > 0:
+        if (more := len(row["red_cells"]) - MAX_NAMED) > 0:
             lines.append(f"  and {more:,} more")
     return print_answer({"schema": 1, "runs": rows}, "\n".join(lines), json_)
 

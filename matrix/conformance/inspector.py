@@ -12,7 +12,7 @@ from torch import Tensor
 from specmatrix.engine.api import LLM
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import DraftState, Relay
-from specmatrix.engine.spec.drafter import Drafter, DraftTree, Verdict
+from specmatrix.engine.spec.drafter import Drafter, DraftTree, VerifyResult
 from specmatrix.engine.spec.guard import BATCH
 from specmatrix.matrix.conformance.sync_detector import SyncDetector
 
@@ -67,7 +67,7 @@ class InspectedDrafter:
         tree: DraftTree = self._call("propose", {}, batch, relay)
         return tree
 
-    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState | None:
+    def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> DraftState | None:
         inputs = {f"verdict.{name}": tensor for name, tensor in verdict._asdict().items() if tensor is not None}
         state: DraftState | None = self._call("absorb", inputs, batch, verdict, aux)
         return state

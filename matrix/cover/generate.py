@@ -50,8 +50,8 @@ def cover(strength: int, kept: Iterable[Cell] = (), rules: Sequence[Constraint] 
 def sweep(start: Cell, kept: Iterable[Cell] = ()) -> list[Cell]:
     """New cells that together with `kept` cover every pair of request values, except exams, on this start."""
     factors = {name: [start.values[name]] for name in START_AXES}
-    factors |= {axis.name: [v for v in axis.names if v != "exam"] for axis in AXES if axis.scope == "request"}
-    here = [cell for cell in kept if cell.start_key == start.start_key and cell.batch != "exam"]
+    factors |= {axis.name: [v for v in axis.names if v != "gsm"] for axis in AXES if axis.scope == "request"}
+    here = [cell for cell in kept if cell.start_key == start.start_key and cell.batch != "gsm"]
     return _make(factors, 2, here)
 
 

@@ -28,7 +28,7 @@ from specmatrix.reports.wording import count
 ORDER_FILE: Final = Path(__file__).with_name("cells.order")
 HEAD: Final = "# Cells that run first, with their seconds and the faults that they find; `specmatrix lock --order`\n"
 # The least that a cell costs.
-LEAST_SECONDS: Final = 0.05
+MIN_SECONDS: Final = 0.05
 # A plan has no cell that takes no time.
 SHORTEST: Final = 0.001
 
@@ -106,7 +106,7 @@ def greedy(kills: Mapping[str, set[str]], seconds: Mapping[str, float]) -> list[
     left = dict(kills)
     chosen: list[str] = []
     names = sorted({name for cells in kills.values() for name in cells})
-    costs = {name: max(seconds.get(name, Cell.from_id(name).seconds), LEAST_SECONDS) for name in names}
+    costs = {name: max(seconds.get(name, Cell.from_id(name).seconds), MIN_SECONDS) for name in names}
     while left:
         best = max(names, key=lambda name: sum(name in cells for cells in left.values()) / costs[name])
         chosen.append(best)

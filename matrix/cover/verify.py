@@ -108,7 +108,7 @@ def uncovered_sweep(start: Cell, cells: Iterable[Cell]) -> list[Combination]:
     every = product(*(axis.names for axis in requests))
     names = [axis.name for axis in requests]
     swept = [start._replace(**dict(zip(names, values, strict=True))) for values in every]
-    wanted = _request_pairs(cell for cell in swept if cell.batch != "exam" and not explain(cell))
+    wanted = _request_pairs(cell for cell in swept if cell.batch != "gsm" and not explain(cell))
     held = _request_pairs(cell for cell in cells if cell.start_key == start.start_key and not explain(cell))
     return sorted(wanted - held)
 

@@ -54,7 +54,7 @@ class AccuracyGate:
 
     def applies(self, cell: Cell) -> bool:
         """Exam cells."""
-        return cell.batch == "exam"
+        return cell.batch == "gsm"
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without questions or without the target's card."""

@@ -68,7 +68,7 @@ class AdaptiveGate:
 
 def wave_not_batched(cell: Cell, sizes: Sequence[int]) -> str:
     """A sentence if some wave's requests never share a round although no limit separates them, else ""."""
-    together = (cell.batch, cell.slots, cell.prefill_chunk) == ("waves", "auto", "off")
+    together = (cell.batch, cell.slots, cell.prefill_chunk) == ("ramp", "auto", "off")
     left = iter(sizes)
     for number, wave in enumerate(WAVES):
         if together and sizes and wave not in left:

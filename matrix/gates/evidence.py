@@ -15,7 +15,7 @@ from specmatrix.matrix.cells.start_settings import spares
 from specmatrix.matrix.subjects.protocol import Run
 from specmatrix.matrix.workloads.build import aborted_late
 
-LEAST_ROUNDS: Final = 60
+MIN_ROUNDS: Final = 60
 # More rounds than there are batch shapes, so some shape repeats.
 REPEATED_ROUNDS: Final = 16
 
@@ -67,12 +67,12 @@ def _trained(cell: Cell, run: Run) -> bool:
 
 def _moves(cell: Cell, run: Run) -> bool:
     """Fast-reacting slots over many short answers, with batches of every size."""
-    return cell.adapts and (cell.adaptive, cell.batch, cell.slots) == ("tiers", "waves", "auto")
+    return cell.adapts and (cell.adaptive, cell.batch, cell.slots) == ("tiers", "ramp", "auto")
 
 
 def _leaves_depth(cell: Cell, run: Run) -> bool:
     """The slot for the largest batches has its own depth."""
-    return cell.adapts and cell.adaptive == "table" and (cell.batch, cell.slots) == ("waves", "auto")
+    return cell.adapts and cell.adaptive == "table" and (cell.batch, cell.slots) == ("ramp", "auto")
 
 
 def _flat(cell: Cell, run: Run) -> bool:
@@ -106,7 +106,7 @@ def _must_compact(cell: Cell, run: Run) -> bool:
     depth = run.resolved["num_steps"]
     longest = depth if cell.algorithm == "ngram" else depth + 1
     rounds = sum(length <= longest for answer in run.answers for length in answer.accept_lengths)
-    return _must_branch(cell, run) and depth > 1 and rounds >= LEAST_ROUNDS
+    return _must_branch(cell, run) and depth > 1 and rounds >= MIN_ROUNDS
 
 
 def _lag(lag: int) -> Callable[[Cell, Run], bool]:
@@ -147,8 +147,8 @@ def _starved(cell: Cell, run: Run) -> bool:
     """Two requests run out of memory; with an abort, one of a pair may end before that unless it is aborted late. With
     logit rules, samples of a high temperature may end while the first two texts still fit; the short first turns of two
     sessions fit if one takes far fewer rounds than the other."""
-    late = cell.abort == "none" or aborted_late(cell) or cell.memory == "snug"
-    starved = cell.memory != "ample" and _two_run(cell, run) and (cell.batch in ("ragged", "burst") or late)
+    late = cell.abort == "none" or aborted_late(cell) or cell.memory == "session_retract"
+    starved = cell.memory != "ample" and _two_run(cell, run) and (cell.batch in ("mixed_lengths", "burst") or late)
     if (cell.memory, cell.batch) == ("tight", "pair") and cell.session != "none":
         return starved and _held_at_once(run) > cell.memory_tokens
     if cell.sampling != "rules" or cell.finish == "length":
@@ -194,7 +194,7 @@ def _caches(cell: Cell, run: Run) -> bool:
 
 def _repeats(cell: Cell, run: Run) -> bool:
     """A prompt of at least one page is repeated after more requests than run at once."""
-    waits = cell.slots != "auto" and cell.batch in ("ragged", "burst") and cell.abort == "none"
+    waits = cell.slots != "auto" and cell.batch in ("mixed_lengths", "burst") and cell.abort == "none"
     return waits and not _uncached(cell, run) and cell.memory == "ample" and int(cell.page_size) <= 16
 
 
@@ -204,7 +204,7 @@ def _inherits(cell: Cell, run: Run) -> bool:
 
 
 def _snug_pair(cell: Cell) -> bool:
-    return (cell.memory, cell.batch) == ("snug", "pair")
+    return (cell.memory, cell.batch) == ("session_retract", "pair")
 
 
 def _oversubscribed(cell: Cell, run: Run) -> bool:

@@ -8,31 +8,31 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.gates.acceptance import AcceptanceGate
 from specmatrix.matrix.gates.accuracy import AccuracyGate
 from specmatrix.matrix.gates.adaptive import AdaptiveGate
-from specmatrix.matrix.gates.claims import ClaimsGate
+from specmatrix.matrix.gates.claimed_capabilities import ClaimedCapabilitiesGate
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.distribution import DistributionGate
 from specmatrix.matrix.gates.effective import EffectiveGate
 from specmatrix.matrix.gates.finish import FinishGate
 from specmatrix.matrix.gates.gate import Gate
 from specmatrix.matrix.gates.identities import IdentitiesGate
+from specmatrix.matrix.gates.leaks import LeaksGate
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.precision import PrecisionGate
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.resources import ResourcesGate
-from specmatrix.matrix.gates.rest import RestGate
+from specmatrix.matrix.gates.schedule import ScheduleGate
 from specmatrix.matrix.gates.session import SessionGate
 from specmatrix.matrix.gates.text import TextGate
-from specmatrix.matrix.gates.work import WorkGate
 from specmatrix.matrix.subjects.protocol import Capability, Profile
 
 GATES: Final[tuple[Gate, ...]] = (
     ConfigGate(),
     EffectiveGate(),
     LedgerGate(),
-    WorkGate(),
-    RestGate(),
+    ScheduleGate(),
+    LeaksGate(),
     ResourcesGate(),
     RanksGate(),
     SessionGate(),
@@ -55,7 +55,7 @@ class Applied(NamedTuple):
 
 def applied_gates(profile: Profile) -> Applied:
     """All gates for the reference engine; for another subject those whose needs it claims and does not exclude, with
-    `claims`, which proves the claims, and `oracle`, which proves its baseline. ConfigError on an unknown gate."""
+    `claimed_capabilities` and `oracle`, which proves its baseline. ConfigError on an unknown gate."""
     if Capability.RESOLUTION in profile.capabilities:
         return Applied(GATES, {})
     gates, excluded = [], {}
@@ -92,4 +92,4 @@ def _foreign(profile: Profile) -> tuple[Gate, ...]:
     more: tuple[Gate, ...] = (IdentitiesGate(),)
     if Capability.TOKEN_IDS not in profile.capabilities:
         more = (*more, text)
-    return (ClaimsGate(), oracle, *more, *(own.get(gate.name, gate) for gate in GATES))
+    return (ClaimedCapabilitiesGate(), oracle, *more, *(own.get(gate.name, gate) for gate in GATES))

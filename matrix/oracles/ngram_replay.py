@@ -39,7 +39,7 @@ class Round:
 
 
 @dataclass(slots=True)
-class _Stay:
+class _Running:
     """A request while it holds an account: positions with KV, known tokens, and whether it is prefilling."""
 
     served: Served
@@ -81,8 +81,8 @@ class NgramReplay:
         self._left: dict[int, int] = {}  # remaining stays of a request, by id
         self._known: dict[int, int] = {}
         self._held: dict[int, int] = {}
-        self._stays: dict[int, _Stay] = {}
-        self._batch: list[_Stay] = []  # the round that is launched, but not settled
+        self._running: dict[int, _Running] = {}
+        self._batch: list[_Running] = []  # the round that is launched, but not settled
         self._read: dict[int, int] = {}  # request id to inserted tokens, least recent first
 
     def walk(self, journal: Journal) -> None:
@@ -92,10 +92,10 @@ class NgramReplay:
                 self._begin(account, number)
             elif operation == "resume":
                 self._begin(account, self._held.pop(account) - number)
-            elif operation == "launch" and not self._stays[account].reads:
-                self._launch(self._stays[account])
+            elif operation == "launch" and not self._running[account].reads:
+                self._launch(self._running[account])
             elif operation == "settle":
-                self._settle(self._stays[account], number)
+                self._settle(self._running[account], number)
             elif operation == "hold":
                 self._end(account)
                 self._held[account] = number
@@ -111,51 +111,52 @@ class NgramReplay:
         served = queue[0]
         self._left[served.id] -= 1
         known = self._known.setdefault(served.id, served.prompt)
-        self._stays[account] = _Stay(served, "".join(map(chr, served.tokens)), committed, known)
+        self._running[account] = _Running(served, "".join(map(chr, served.tokens)), committed, known)
 
     def _end(self, account: int) -> None:
         self._held.pop(account, None)
-        stay = self._stays.pop(account, None)
-        if stay is not None:
-            self._known[stay.served.id] = stay.known
+        request = self._running.pop(account, None)
+        if request is not None:
+            self._known[request.served.id] = request.known
 
-    def _launch(self, stay: _Stay) -> None:
-        if stay.committed != stay.known - 1:
+    def _launch(self, request: _Running) -> None:
+        if request.committed != request.known - 1:
             text = (
-                f"a round of {stay.served.name} starts at position {stay.committed}, but {stay.known} tokens are known"
+                f"a round of {request.served.name} starts at position {request.committed}, but {request.known} tokens "
+                "are known"
             )
             raise ReplayError(text)
-        self._batch.append(stay)
+        self._batch.append(request)
 
-    def _settle(self, stay: _Stay, accepted: int) -> None:
+    def _settle(self, request: _Running, accepted: int) -> None:
         if self._batch:
             self._drafted()
-        stay.committed += accepted
-        if not stay.reads:
-            stay.known = min(len(stay.text), stay.known + accepted)
-        elif stay.committed >= stay.known:
-            stay.reads = False
-            stay.known = min(len(stay.text), stay.known + 1)
+        request.committed += accepted
+        if not request.reads:
+            request.known = min(len(request.text), request.known + accepted)
+        elif request.committed >= request.known:
+            request.reads = False
+            request.known = min(len(request.text), request.known + 1)
 
     def _drafted(self) -> None:
         """Insert all texts of the round, row by row, and only then draft."""
-        for stay in self._batch:
-            known = self._read.pop(stay.served.id, 0)
-            self.grams.show(stay.text[: stay.known], known)
-            self._read[stay.served.id] = stay.known
+        for request in self._batch:
+            known = self._read.pop(request.served.id, 0)
+            self.grams.show(request.text[: request.known], known)
+            self._read[request.served.id] = request.known
             if len(self._read) > self._resolved["max_running_requests"]:
                 del self._read[next(iter(self._read))]
         matched = set[bool]()
-        for stay in self._batch:
+        for request in self._batch:
             paths = self.grams.draft(
-                stay.text[: stay.known],
+                request.text[: request.known],
                 self._resolved["num_draft_tokens"],
                 self._resolved["topk"],
                 self._resolved["num_steps"],
             )
             matched.add(self.grams.matched)
-            fits = next(length for length in range(len(stay.ahead), -1, -1) if stay.ahead[:length] in paths)
-            found = Round(fits + 1, fits == len(stay.ahead))
-            self.rounds.setdefault(stay.served.id, []).append(found)
+            fits = next(length for length in range(len(request.ahead), -1, -1) if request.ahead[:length] in paths)
+            found = Round(fits + 1, fits == len(request.ahead))
+            self.rounds.setdefault(request.served.id, []).append(found)
         self.mixed += len(matched) == 2
         self._batch = []

@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
     window: tuple[int, int] | None = None
 
     @property
-    def slack(self) -> int:
+    def overrun(self) -> int:
         """Positions that a request may need past its known tokens: a round for each step that may be in flight."""
         return (self.lag + 1) * self.width
 
@@ -298,7 +298,7 @@ class WorkReplay:
 
     def _pages(self, length: int) -> int:
         """Pages for a text with the rounds that may be in flight after it."""
-        return -(-(length + self.sizes.slack) // self.sizes.page)
+        return -(-(length + self.sizes.overrun) // self.sizes.page)
 
     def _windows_fit(self, request: PlannedRequest) -> bool:
         """Whether every request could hold the most window pages that it can ever need."""
@@ -309,9 +309,9 @@ class WorkReplay:
 
     def _window_peak(self, request: PlannedRequest, tokens: int) -> int:
         """The most window pages that a request can need at once."""
-        sizes, longest = self.sizes, len(request.sent.prompt) + request.sent.new_tokens + self.sizes.slack
+        sizes, longest = self.sizes, len(request.sent.prompt) + request.sent.new_tokens + self.sizes.overrun
         step = max(sizes.width, longest if sizes.chunk is None else sizes.chunk)
-        live = tokens + sizes.slack + (sizes.lag + 1) * step
+        live = tokens + sizes.overrun + (sizes.lag + 1) * step
         return min(-(-longest // sizes.page), -(-live // sizes.page) + 1)
 
     def _match(self, request: PlannedRequest) -> list[int]:

@@ -20,9 +20,9 @@ from specmatrix.reports.wording import count
 
 Lines = dict[str, set[int]]
 # Failing cells, and passing ones beside their neighbours, that run again to tell lines apart.
-MOST_TRACED: Final = 4
+MAX_TRACED: Final = 4
 # Cells that run for it where none passed.
-MOST_BESIDE: Final = 3
+MAX_BESIDE: Final = 3
 _FILES: Final = re.compile(r"^--- (?:a/)?(\S+).*\n\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
 _HUNK: Final = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
@@ -53,10 +53,10 @@ def suspects(
 
     Cells of several ranks run in other processes, and one that crashed may crash this one: neither runs again.
     """
-    failing = [cell for cell in red if cell.state == "FAIL" and _traceable(cell)][:MOST_TRACED]
+    failing = [cell for cell in red if cell.state == "FAIL" and _traceable(cell)][:MAX_TRACED]
     passing = [cell for cell in cells if cell.state == "PASS" and _traceable(cell)]
     near = [min(passing, key=lambda other: _distance(cell, other)).id for cell in failing if passing]
-    names, green = [cell.id for cell in failing], [*dict.fromkeys([*near, *(c.id for c in passing[:MOST_TRACED])])]
+    names, green = [cell.id for cell in failing], [*dict.fromkeys([*near, *(c.id for c in passing[:MAX_TRACED])])]
     return (only_red(names, green, changed, tier, seed) if names and green and changed else {}), names, green
 
 
@@ -68,7 +68,7 @@ def beside(red: Sequence[CellResult], cells: Sequence[CellResult], chosen: Itera
         return []
     ran = {cell.id for cell in cells}
     left = [cell for cell in chosen if cell.id not in ran and cell.tp == "1" and expect(cell) != "refused"]
-    return sorted(left, key=lambda cell: sum(map(ne, cell, failing[0])))[:MOST_BESIDE]
+    return sorted(left, key=lambda cell: sum(map(ne, cell, failing[0])))[:MAX_BESIDE]
 
 
 def no_suspect(red: int, failing: int, passing: int, changed: Lines) -> str:

@@ -10,7 +10,7 @@ from msgspec import structs
 from specmatrix.errors import described
 from specmatrix.matrix.subjects.protocol import Subject, Unsupported
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
-from specmatrix.reports.schema import CellResult, RedAsk, Timeline
+from specmatrix.reports.schema import CellResult, FailingRequest, Timeline
 
 UNTRACED: Final = "only the reference engine with one rank is traced"
 UNLIKE: Final = (
@@ -38,7 +38,7 @@ def traced(subject: Subject, prepared: PreparedCell) -> Timeline:
     drafts; up to its error if it raises one."""
     # Imports torch, which reading a report does not need.
     from specmatrix.matrix.run.requests import completions
-    from specmatrix.matrix.run.tracer import MOST_EVENTS, Tracer
+    from specmatrix.matrix.run.tracer import MAX_EVENTS, Tracer
     from specmatrix.matrix.subjects.in_process import Conversation, ReferenceEngine
 
     command = subject.translate(prepared)
@@ -67,11 +67,11 @@ def traced(subject: Subject, prepared: PreparedCell) -> Timeline:
         note = f"the traced run ended with {described(error)}"
         names = {rid: name for name, rid in talk.rids.items()}
     if tracer.cut:
-        note = "; ".join(filter(None, (note, f"the trace ends after {MOST_EVENTS:,} events")))
+        note = "; ".join(filter(None, (note, f"the trace ends after {MAX_EVENTS:,} events")))
     return Timeline(tracer.events(names), note)
 
 
-def with_tree(ask: RedAsk, timeline: Timeline, unlike: str) -> RedAsk:
+def with_tree(ask: FailingRequest, timeline: Timeline, unlike: str) -> FailingRequest:
     """The request with the draft of the round that yielded its wrong token, in a trace that shows the same tokens; with
     the note `unlike` if it does not."""
     if ask.token is None:

@@ -23,9 +23,9 @@ from specmatrix.reports.schema import (
     CellRecord,
     CellResult,
     CellState,
+    FailingRequest,
     GateResult,
     ReasonRecord,
-    RedAsk,
     RewriteRecord,
     StartRecord,
 )
@@ -47,7 +47,7 @@ def judged(
     engine: RunningEngine | None = None,
     evidence: Mapping[str, int] | None = None,
     command: EngineCommand | None = None,
-    first_red: RedAsk | None = None,
+    first_red: FailingRequest | None = None,
 ) -> CellResult:
     """The record of a cell with gate outcomes; NOT MEASURED without any."""
     states = {outcome.state for outcome in outcomes}
@@ -74,7 +74,7 @@ def crashed(
     command: EngineCommand | None = None,
     engine: RunningEngine | None = None,
     evidence: Mapping[str, int] | None = None,
-    first_red: RedAsk | None = None,
+    first_red: FailingRequest | None = None,
 ) -> CellResult:
     """The record of a cell whose run raised: FAIL for an EngineBug, which the engine detected itself, for a baseline
     that never ends, and for an engine that failed in its own process or refused a command that its subject translated,

@@ -19,24 +19,23 @@ from specmatrix.extras import missing_extra
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cells.timed import STARTS
-from specmatrix.matrix.gates.claims import ClaimsGate
+from specmatrix.matrix.gates.claimed_capabilities import ClaimedCapabilitiesGate
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.effective import nearest_first
 from specmatrix.matrix.gates.gate import Gate, Outcome, State
 from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.registry import GATES, applied_gates
+from specmatrix.matrix.gates.schedule import ScheduleGate
 from specmatrix.matrix.gates.session_baseline import has_session_baseline
-from specmatrix.matrix.gates.work import WorkGate
 from specmatrix.matrix.run.explain import explained
+from specmatrix.matrix.run.failing_request import crashed_request, failing_request
 from specmatrix.matrix.run.record import BaselineError, crashed, judged, record, with_outcome
-from specmatrix.matrix.run.red_ask import crash_ask, red_ask
 from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.run.waivers import waive
 from specmatrix.matrix.subjects.engine_process import EngineProcess, start_engine
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.protocol import (
-    Ask,
     Capability,
     Diverged,
     EngineCommand,
@@ -45,6 +44,7 @@ from specmatrix.matrix.subjects.protocol import (
     Served,
     Stalled,
     Subject,
+    SubjectRequest,
     Unsupported,
 )
 from specmatrix.matrix.subjects.registry import load_subject
@@ -52,7 +52,7 @@ from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, Workload, prepare
 from specmatrix.matrix.workloads.request import RequestSpec
-from specmatrix.reports.schema import RED_STATES, CellResult, RedAsk, WaiverRule
+from specmatrix.reports.schema import RED_STATES, CellResult, FailingRequest, WaiverRule
 
 Explain = Literal["none", "red", "every"]
 UNJUDGED: Final = "no gate that applies to the subject compares the cell's answers"
@@ -140,7 +140,7 @@ class Runner:
     gates: Sequence[Gate] = GATES
     refusal: Callable[[PreparedCell, ConfigError | None], Outcome] = ConfigGate().judge_refusal
     divergence: Callable[[PreparedCell, Agreement | None], Outcome] = RanksGate().judge_agreement
-    stall: Callable[[Stalled], Outcome] = WorkGate().judge_stall
+    stall: Callable[[Stalled], Outcome] = ScheduleGate().judge_stall
     tier: str = "cpu"
     waivers: Sequence[WaiverRule] = ()
     explain: Explain = "none"
@@ -187,7 +187,9 @@ class Runner:
         return structs.replace(result, seconds=perf_counter() - began, engine_starts=starts)
 
     def _judged(self, prepared: PreparedCell, command: EngineCommand) -> CellResult:
-        if self.foreign and not [gate for gate in self._applied(prepared.cell) if not isinstance(gate, ClaimsGate)]:
+        if self.foreign and not [
+            gate for gate in self._applied(prepared.cell) if not isinstance(gate, ClaimedCapabilitiesGate)
+        ]:
             return record(prepared, "UNSUPPORTED", error=UNJUDGED)
         try:
             engine = self._started(command)
@@ -219,15 +221,15 @@ class Runner:
         verdicts = [_verdict(gate, prepared, run, baseline) for gate in gates]
         assert [one.gate for one in verdicts] == [gate.name for gate in gates]
         outcomes = nearest_first(verdicts)
-        return judged(prepared, outcomes, engine, run.evidence, command, red_ask(run, baseline, outcomes))
+        return judged(prepared, outcomes, engine, run.evidence, command, failing_request(run, baseline, outcomes))
 
-    def _interrupted(self, prepared: PreparedCell) -> tuple[dict[str, int], RedAsk | None]:
+    def _interrupted(self, prepared: PreparedCell) -> tuple[dict[str, int], FailingRequest | None]:
         """The counters of an engine that raised, since the cell's start, and the request that it was at."""
         try:
             if self.engine is None or not self.engine.unfinished():
                 return {}, None
             evidence = {name: number - self._counted.get(name, 0) for name, number in self.engine.counters().items()}
-            return evidence, crash_ask(self.engine, prepared.requests)
+            return evidence, crashed_request(self.engine, prepared.requests)
         except Exception:  # an engine with a defect may hold anything, and its error is recorded
             return {}, None
 
@@ -332,7 +334,7 @@ def resumed(
     """`Run.resumed` of a run without drafts, or of one that has no such baseline: asked again from the oracle's token
     wherever a tie parts them. Only requests that continue no history are in the oracle."""
     target, found = plain.cell.target, dict[str, list[tuple[int, tuple[int, ...]]]]()
-    asks = {ask.id: ask for ask in command.asks if isinstance(ask, Ask)}
+    asks = {ask.id: ask for ask in command.asks if isinstance(ask, SubjectRequest)}
     answers = {answer.name: answer for answer in run.answers}
     for request in run.requests:
         ask, start, got = asks.get(request.name), 0, answers[request.name].output_ids

@@ -21,7 +21,7 @@ from specmatrix.reports.speed import level
 # Turns of each start with one request; half as many with a batch.
 TURNS: Final = 32
 # The share of the timed requests whose answers may differ, by ties.
-MOST_DIFFERENT: Final = 0.1
+MAX_DIFFERENT: Final = 0.1
 
 
 def measure(subject: Subject, prepared: PreparedCell, starts: int) -> Outcome:
@@ -105,7 +105,7 @@ def _different(pairs: Sequence[tuple[TimedTurn, TimedTurn]]) -> str:
         for place, texts in enumerate(zip(one.answers, other.answers, strict=True))
     ]
     wrong = [row for row in both if row[2] != row[3]]
-    if len(wrong) <= MOST_DIFFERENT * len(both):
+    if len(wrong) <= MAX_DIFFERENT * len(both):
         return ""
     turn, place, mine, theirs = wrong[0]
     at = first_difference(mine, theirs)

@@ -31,7 +31,7 @@ UNWATCHED: Final = {"kv_stamps": False, "strict_memory": 0}
 # feel what slows an engine: on a busy machine that lost 15 % it lost 1 %.
 ROUNDS, ROWS, MATRICES, WIDTH, OBJECTS = 12, 4, 24, 256, 400
 # A first token that was disturbed leaves at least this share of the time to the others.
-LEAST_REST: Final = 0.1
+MIN_REST: Final = 0.1
 
 Clock = Callable[[], float]
 
@@ -53,7 +53,7 @@ class TimedTurn(NamedTuple):
     @property
     def each(self) -> float:
         """Seconds per output token of a request after its first."""
-        return max(self.seconds - self.first, LEAST_REST * self.seconds) / max(1, self.longest - 1)
+        return max(self.seconds - self.first, MIN_REST * self.seconds) / max(1, self.longest - 1)
 
 
 class StartSamples(NamedTuple):

@@ -14,16 +14,16 @@ from specmatrix.engine.core.observe.step_counter import Delivery
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.sampling import SamplingRows, pick
-from specmatrix.engine.spec.drafter import DraftTree, Verdict
-from specmatrix.matrix.run.red_ask import entry_text, tokens_of
+from specmatrix.engine.spec.drafter import DraftTree, VerifyResult
+from specmatrix.matrix.run.failing_request import entry_text, tokens_of
 from specmatrix.matrix.subjects.in_process import ReferenceEngine
 from specmatrix.reports.gate_numbers import LARGEST
 from specmatrix.reports.schema import Phase, StepEvent, StepRow, Token, TreeNode
 from specmatrix.reports.wording import spans
 
-MOST_EVENTS: Final = 3000
+MAX_EVENTS: Final = 3000
 # Of all drafts together; later rounds show only their widths.
-MOST_NODES: Final = 20_000
+MAX_NODES: Final = 20_000
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Tracer:
         """Trace the running executor: an engine has a new one once its memory or weights are renewed."""
         executor = self._loop.executor
         self._launch, executor.launch = executor.launch, self._traced_launch
-        self._verify: Callable[..., Verdict] = executor.plain.verify
+        self._verify: Callable[..., VerifyResult] = executor.plain.verify
         executor.plain.verify = self._traced_verify
 
     def planned(self, plan: StepPlan, in_flight: int) -> None:
@@ -118,11 +118,11 @@ class Tracer:
 
     def _traced_verify(
         self, logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, ranks: Ranks = ALONE
-    ) -> Verdict:
+    ) -> VerifyResult:
         verdict = self._verify(logits, tree, start, rows, ranks)
         if not (logits.is_cuda and torch.cuda.is_current_stream_capturing()):
             self._nodes += tree.tokens.numel()
-            if self._nodes <= MOST_NODES:
+            if self._nodes <= MAX_NODES:
                 self._trees = _drawn(logits, tree, start, rows, verdict)
         return verdict
 
@@ -136,7 +136,7 @@ class Tracer:
 
     def _note(self, phase: Phase, plan: StepPlan, in_flight: int) -> TracedEvent | None:
         """Add an event with the pages as they are now; None once there are too many."""
-        if len(self._events) >= MOST_EVENTS:
+        if len(self._events) >= MAX_EVENTS:
             self.cut = True
             return None
         rows = []
@@ -191,7 +191,7 @@ def _named(row: TracedRow, name: str) -> StepRow:
 
 
 def _drawn(
-    logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, verdict: Verdict
+    logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, verdict: VerifyResult
 ) -> list[tuple[TreeNode, ...]]:
     """Each row's draft with the target's own draw and margin at every node."""
     draws = pick(logits, None if rows is None else start[:, None] + tree.depths + 1, rows).tolist()

@@ -166,7 +166,7 @@ def toy_loop(
         counters,
         max_running=rows,
         steps=steps,
-        slack=(lag + 1) * steps.max_width,
+        overrun=(lag + 1) * steps.max_width,
         chunk=chunk,
         context_length=10_000,
     )

@@ -140,7 +140,7 @@ class World:
 
     def _fits(self, length: int) -> bool:
         """Whether a request of `length` tokens can run alone; the engine must agree."""
-        fits = length + self.scheduler.slack <= self.setup.pages * self.setup.page_size
+        fits = length + self.scheduler.overrun <= self.setup.pages * self.setup.page_size
         longest = Request(1, (0,) * (length - 1), SamplingParams(max_new_tokens=1), 0)
         try:
             self.scheduler.admission.check(longest)
@@ -261,13 +261,13 @@ class World:
 def _loop(setup: SimulationSetup) -> Loop[StepResult]:
     slots = SLOTS if setup.adaptive else None
     width = setup.steps + 1
-    slack = (setup.lag + 1) * (max(SLOTS[0].candidate_steps) + 1 if slots else width)
+    overrun = (setup.lag + 1) * (max(SLOTS[0].candidate_steps) + 1 if slots else width)
     windows = []
     if setup.window is not None:
         room = setup.pages * setup.page_size
-        step = (setup.lag + 1) * max(slack // (setup.lag + 1), room if setup.chunk is None else setup.chunk)
-        pages = SlidingWindow(1, setup.page_size, setup.window, slack).budget(room, room, step)
-        windows = [SlidingWindow(pages + setup.spare_window, setup.page_size, setup.window, slack)]
+        step = (setup.lag + 1) * max(overrun // (setup.lag + 1), room if setup.chunk is None else setup.chunk)
+        pages = SlidingWindow(1, setup.page_size, setup.window, overrun).budget(room, room, step)
+        windows = [SlidingWindow(pages + setup.spare_window, setup.page_size, setup.window, overrun)]
     return toy_loop(
         lag=setup.lag,
         page_size=setup.page_size,

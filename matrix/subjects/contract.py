@@ -19,7 +19,7 @@ from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import stage_cells, subject_cells
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
-from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, EngineCommand, Subject, Unsupported
+from specmatrix.matrix.subjects.protocol import Answer, Capability, EngineCommand, Subject, SubjectRequest, Unsupported
 from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -101,10 +101,10 @@ def _translated(subject: Subject) -> str:
             continue
         try:
             json.dumps([dict(found.flags), dict(found.checkpoints), dict(found.environment)])
-            json.dumps([dict(ask.fields) for ask in found.asks if isinstance(ask, Ask)])
+            json.dumps([dict(ask.fields) for ask in found.asks if isinstance(ask, SubjectRequest)])
         except TypeError as error:
             return f"the command of {cell.id} is not JSON: {error}"
-        ids = [ask.id for ask in found.asks if isinstance(ask, Ask) and ask.input_ids]
+        ids = [ask.id for ask in found.asks if isinstance(ask, SubjectRequest) and ask.input_ids]
         if ids != [request.name for request in prepared.requests]:
             return f"the asks of {cell.id} must be its requests, in order and with token ids, got {ids!r:.60}"
     return ""
@@ -153,9 +153,9 @@ class _Checks:
             self.engine = EngineProcess(self.subject, self.command)
         return self.engine
 
-    def asks(self) -> list[Ask]:
+    def asks(self) -> list[SubjectRequest]:
         """The command's asks."""
-        return [ask for ask in self.command.asks if isinstance(ask, Ask)]
+        return [ask for ask in self.command.asks if isinstance(ask, SubjectRequest)]
 
     def ids(self) -> str:
         self.answers = tuple(self.running().generate(self.asks()))

@@ -212,7 +212,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SubjectRequest:
     """One request in a subject's own words.
 
     id: the name of its RequestSpec, which the answer has as its name. input_ids: the prompt's tokens, BOS included, so
@@ -241,7 +241,7 @@ class EngineCommand:
 
     flags: Mapping[str, Any]
     checkpoints: Mapping[str, str]
-    asks: tuple[Ask, ...] | tuple[RequestSpec, ...] = ()
+    asks: tuple[SubjectRequest, ...] | tuple[RequestSpec, ...] = ()
     variant: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
 

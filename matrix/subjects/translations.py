@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.subjects.protocol import Ask, Capability, EngineCommand, Subject, Unsupported
+from specmatrix.matrix.subjects.protocol import Capability, EngineCommand, Subject, SubjectRequest, Unsupported
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.reports.wording import count
 
@@ -38,21 +38,23 @@ def translation_table(subject: Subject, cells: Iterable[Cell]) -> str:
         words = [dict(command.flags), models, dict(command.environment)]
         lines = starts.setdefault(" ".join(json.dumps(word, sort_keys=True) for word in words if word), [])
         lines.append(f"  {cell.id}: {count(len(command.asks), 'ask')}")
-        lines += [f"    {_ask_text(ask)}" for ask in _shown([ask for ask in command.asks if isinstance(ask, Ask)])]
+        lines += [
+            f"    {_ask_text(ask)}" for ask in _shown([ask for ask in command.asks if isinstance(ask, SubjectRequest)])
+        ]
     rows = [line for start, lines in starts.items() for line in (start, *lines)]
     rows += [line for reason, ids in reasons.items() for line in (f"UNSUPPORTED: {reason}", *(f"  {id}" for id in ids))]
     return "\n".join(rows) + "\n"
 
 
-def _shown(asks: Sequence[Ask]) -> list[Ask]:
+def _shown(asks: Sequence[SubjectRequest]) -> list[SubjectRequest]:
     """The first asks, and the first of those after them with other fields."""
     others = {frozenset(ask.fields): ask for ask in reversed(asks)}
     return [ask for place, ask in enumerate(asks) if place < SHOWN or others[frozenset(ask.fields)] is ask]
 
 
-def _ask_text(ask: Ask) -> str:
+def _ask_text(ask: SubjectRequest) -> str:
     """An ask in one line: tokens of its prompt, fields, and what else it has."""
     plain = replace(ask, id="", input_ids=(), fields={})
-    more = {} if plain == Ask("", (), {}) else {"after": ask.after, "abort_after": ask.abort_after}
+    more = {} if plain == SubjectRequest("", (), {}) else {"after": ask.after, "abort_after": ask.abort_after}
     text = f"{ask.id} after {count(len(ask.input_ids), 'token')}: {json.dumps(dict(ask.fields), sort_keys=True)}"
     return text + (f" {json.dumps(more)}" if more else "")

@@ -17,7 +17,7 @@ import tokenizers
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
-from specmatrix.matrix.cells.start_settings import snug
+from specmatrix.matrix.cells.start_settings import session_retract
 from specmatrix.matrix.workloads.context_limit import fill_context
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.requirements import OVERLAPS, ruled, stopped, with_chat_rules
@@ -35,16 +35,16 @@ EXAM_QUESTIONS: Final = 48
 LIMITS: Final[dict[str, tuple[int, ...]]] = {
     "single": (96,),
     "pair": (96, 88),
-    "ragged": (96, 64, 88, 72, 80),
+    "mixed_lengths": (96, 64, 88, 72, 80),
     "burst": (96, 64, 88, 72, 80, 96, 64, 88, 72),
-    "exam": (256,) * EXAM_QUESTIONS,
+    "gsm": (256,) * EXAM_QUESTIONS,
 }
 # Limits of the requests added to a burst to make eight streaming sessions and four plain requests.
 FLEET: Final = (80, 96, 64)
 LENGTH_LIMITS: Final = (37, 53, 61, 45, 75)
 TIGHT_LENGTH_LIMITS: Final = (91, 87, 83, 79, 95)
 # Two rounds of the widest tree may write past a request's last token.
-SLACK: Final = 2 * 16
+OVERRUN: Final = 2 * 16
 # Under tight memory, the longest answers among this many shortest prompts: with long prompts, two requests and their
 # rounds would never fit into three pages of 64 tokens.
 TIGHT_POOL: Final = 12
@@ -114,7 +114,7 @@ def workload(cell: Cell, seed: int) -> tuple[RequestSpec, ...]:
 
 def _requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
     """The requests with the model's own context length."""
-    if cell.batch == "waves":
+    if cell.batch == "ramp":
         return in_waves(WAVES, lambda wave, place: _in_wave(cell, wave, place, seed))
     limits = LIMITS[cell.batch]
     if cell.batch == "burst" and cell.session == "streaming":
@@ -128,8 +128,8 @@ def _requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
         place = min(1, len(requests) - 1)
         late = replace(requests[place], abort_after=ABORT_LATE, ignore_eos=True)
         requests[place] = late if aborted_late(cell) else replace(requests[place], abort_after=ABORT_AFTER)
-    if cell.memory == "snug":
-        sizes = snug(cell.model == "qwen3", int(cell.page_size))
+    if cell.memory == "session_retract":
+        sizes = session_retract(cell.model == "qwen3", int(cell.page_size))
         requests = collisions(requests, sizes, _tokens, cell.abort == "running")
     elif cell.session != "none":
         memory = cell.memory_tokens if cell.memory == "tight" else None
@@ -154,12 +154,12 @@ def draws_apply(cell: Cell) -> bool:
     """Whether the workload includes the samples of the distribution gate."""
     plain = (cell.memory, cell.abort, cell.finish, cell.session) == ("ample", "none", "eos", "none")
     ruled = cell.sampling == "rules" and cell.batch == "single"
-    return plain and cell.batch != "waves" and (ruled or cell.sampling in ("temperature", "topk_topp"))
+    return plain and cell.batch != "ramp" and (ruled or cell.sampling in ("temperature", "topk_topp"))
 
 
 def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
     """Name and question index of each request."""
-    if cell.batch == "exam":
+    if cell.batch == "gsm":
         return [(f"q{index}", index) for index in range(count)]
     pool = list(range(ORACLE_PROMPTS))
     if cell.memory != "ample":
@@ -195,7 +195,7 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
         limit = lengths[place % len(lengths)] + more
     if tight:
         # Odd, so that the limit is no multiple of the page size or of a round.
-        room = cell.memory_tokens - SLACK - _lengths(index)[0] - 1
+        room = cell.memory_tokens - OVERRUN - _lengths(index)[0] - 1
         limit = min(limit, room - TIGHT_LATER if _short(cell) else room)
     mixed = "temperature" if place % 2 else "greedy"
     # Under tight memory a request must live long enough to cause retraction, unless the other is aborted early.
@@ -212,7 +212,7 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
         stop=(STOP_STRINGS[stop],) if cell.finish == "stop_string" else (),
         stop_token_ids=(token_id(STOP_TOKENS[stop]),) if cell.finish == "stop_token" else (),
         ignore_eos=cell.finish == "length",
-        answer=answer if cell.batch == "exam" else None,
+        answer=answer if cell.batch == "gsm" else None,
     )
     if cell.finish == "stops":
         # Of all ways, a request alone has one whose text the oracle has.

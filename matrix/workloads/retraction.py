@@ -1,4 +1,4 @@
-"""Two streaming sessions whose second turns compete for snug memory: the younger is retracted and resumes."""
+"""Two streaming sessions whose second turns compete for memory: the younger is retracted and resumes."""
 
 from __future__ import annotations
 

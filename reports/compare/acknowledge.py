@@ -11,7 +11,7 @@ from msgspec import Struct, convert
 from specmatrix.errors import shown, text_of
 from specmatrix.files import read_text
 from specmatrix.json_text import parse_json
-from specmatrix.reports.schema import MOST_SAID, ReportError, check_day
+from specmatrix.reports.schema import MAX_SAID, ReportError, check_day
 from specmatrix.reports.wording import shorten
 
 
@@ -62,4 +62,4 @@ def read_acknowledgements(path: Path) -> tuple[Acknowledgement, ...]:
     except UnicodeDecodeError:
         raise ReportError(f"{path} is no list of acknowledgements: it is not UTF-8 text") from None
     except ValueError as error:
-        raise ReportError(f"{path} is no list of acknowledgements: {shorten(str(error), MOST_SAID)}") from None
+        raise ReportError(f"{path} is no list of acknowledgements: {shorten(str(error), MAX_SAID)}") from None

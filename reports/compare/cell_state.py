@@ -9,7 +9,7 @@ A cell takes the first state of this list that applies:
   and is FAIL; or a gate that base ran is missing in head, or passes there on nothing or on less than half of what it
   looked at in base (`gate_numbers.AMOUNTS`), or the engine's counters are gone in the same way; or a number fell: its
   loss is significant over all changed numbers together (one-sided tests, Benjamini-Hochberg at
-  `FALSE_DISCOVERY_RATE`) and is at least `LEAST_EFFECT`.
+  `FALSE_DISCOVERY_RATE`) and is at least `MIN_EFFECT`.
 - NOT COMPARABLE: the only differences are in gates that depend on an input that differs (see `comparability`).
 - REWRITTEN: no gate is worse, but another configuration runs: a resolved value or a rewrite differs.
 - IMPROVED: a red gate passes now, or a number rose significantly (the mirror image of REGRESSED).
@@ -41,7 +41,7 @@ from specmatrix.reports.wording import count
 
 FALSE_DISCOVERY_RATE: Final = 0.05
 # Relative for acceptance length and speed, in fractions of the questions for accuracy.
-LEAST_EFFECT: Final = {
+MIN_EFFECT: Final = {
     "acceptance": 0.01, "accuracy": 0.01, "speed": 0.025, "output_token": 0.025, "first_token": 0.10,
     "own_speed": 0.035, "plain_speed": 0.035,
 }  # fmt: skip
@@ -285,7 +285,7 @@ class RuleChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ComparedReport:
     """One report of a comparison."""
 
     path: str
@@ -298,8 +298,8 @@ class Comparison:
     """All differences between two reports. `counts` includes every cell of either; `changes` leaves out cells without
     any difference. `verdict`: "green" or "red"; `reasons`: one sentence each on why it is red."""
 
-    base: Side
-    head: Side
+    base: ComparedReport
+    head: ComparedReport
     verdict: str
     reasons: tuple[str, ...]
     counts: dict[ChangeState, int]

@@ -9,7 +9,7 @@ from typing import Final
 
 from specmatrix.reports.compare.acknowledge import Acknowledged
 from specmatrix.reports.compare.cell_state import (
-    LEAST_EFFECT,
+    MIN_EFFECT,
     CellChange,
     ChangeState,
     Effect,
@@ -156,7 +156,7 @@ def _state(
 def _is_quicker_plain(effect: Effect, effects: Sequence[Effect]) -> bool:
     """Whether a ratio to plain decoding fell although the drafter's own speed did not."""
     own = next((each for each in effects if each.gate == OWN), None)
-    return effect.gate in OF_BOTH and own is not None and allowed_loss(own) < LEAST_EFFECT[OWN]
+    return effect.gate in OF_BOTH and own is not None and allowed_loss(own) < MIN_EFFECT[OWN]
 
 
 def _quiet_state(

@@ -1,7 +1,7 @@
 """Common factors of failing cells: short conjunctions of axis values that match them and few passing cells.
 
 Conditions are `axis=value`, `axis != value` and, where every value of the axis is a number, `axis > v` and `axis <
-v`. A beam search joins up to `MOST_CONDITIONS` of them, scored by Fisher's exact test and corrected for all rules tried
+v`. A beam search joins up to `MAX_CONDITIONS` of them, scored by Fisher's exact test and corrected for all rules tried
 (Benjamini-Hochberg). Failures that the first factor does not match are searched again, so that two defects give two
 factors.
 """
@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, Factor
 from specmatrix.reports.stats import benjamini_hochberg, fisher_log
 
-MOST_CONDITIONS: Final = 4
-MOST_FACTORS: Final = 4
+MAX_CONDITIONS: Final = 4
+MAX_FACTORS: Final = 4
 BEAM: Final = 12
 
 Values = Mapping[str, str]
@@ -38,7 +38,7 @@ def common_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tupl
     all_failing = (1 << len(failing)) - 1
     open_cells = all_failing
     found: list[Factor] = []
-    while open_cells and len(found) < MOST_FACTORS:
+    while open_cells and len(found) < MAX_FACTORS:
         rule, p = _best(conditions, open_cells, all_failing, len(failing), len(passing))
         if rule is None:
             break
@@ -51,7 +51,7 @@ def common_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tupl
 
 def exact_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tuple[tuple[str, ...], ...]:
     """The shortest conjunctions that every failing and no passing cell meets, all of one length, up to
-    `MOST_CONDITIONS`; empty if there are none, or nothing to compare.
+    `MAX_CONDITIONS`; empty if there are none, or nothing to compare.
 
     Unlike `common_factors` they need no significance, so that one failure has many of them: each may be the cause.
     """
@@ -73,7 +73,7 @@ def exact_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tuple
         ]
         # A condition says all that another one on its axis says whose cells include its own.
         shared += [rule for rule in own if not any(one.cells & ~rule.cells == 0 for one in own if one is not rule)]
-    for size in range(1, MOST_CONDITIONS + 1):
+    for size in range(1, MAX_CONDITIONS + 1):
         found = [
             tuple(rule.conditions[0] for rule in rules)
             for rules in combinations(shared, size)
@@ -150,7 +150,7 @@ def _best(
         return scores[rule], len(rule.conditions)
 
     beam = sorted(conditions, key=score)[:BEAM]
-    for _ in range(MOST_CONDITIONS - 1):
+    for _ in range(MAX_CONDITIONS - 1):
         wider = [
             _Condition((*rule.conditions, *extra.conditions), rule.cells & extra.cells)
             for rule in beam

@@ -14,12 +14,12 @@ from specmatrix.reports.compare.acknowledge import Acknowledged, Acknowledgement
 from specmatrix.reports.compare.cell_state import (
     CellChange,
     ChangeState,
+    ComparedReport,
     Comparison,
     Effect,
     Factor,
     Mismatch,
     RewriteChange,
-    Side,
 )
 from specmatrix.reports.compare.cells import Context, compare_cell, lost_cell, new_cell
 from specmatrix.reports.compare.common_factors import common_factors
@@ -94,8 +94,8 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     if not reasons and sum(counts[state] for state in _COMPARED) == 0:
         reasons = (f"no cell could be compared: {', '.join(m.name for m in found if m.gates)} differ",)
     return Comparison(
-        base=Side(str(base.path), base.header, len(base)),
-        head=Side(str(head.path), head.header, len(head)),
+        base=ComparedReport(str(base.path), base.header, len(base)),
+        head=ComparedReport(str(head.path), head.header, len(head)),
         verdict="red" if reasons else "green",
         reasons=reasons,
         counts=counts,

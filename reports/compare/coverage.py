@@ -56,16 +56,16 @@ def _members(names: Sequence[str], bits: int) -> list[str]:
     return list(compress(names, map(int, f"{bits:b}"[::-1])))
 
 
-def _by_cause(lost: Mapping[Pair, list[str]], fate: Callable[[str], _Fate]) -> tuple[LostPairs, ...]:
+def _by_cause(lost: Mapping[Pair, list[str]], change_of: Callable[[str], _Reason]) -> tuple[LostPairs, ...]:
     """Group pairs by what happened to the cells that covered them. Causes that a red cell does not explain come first,
     and among them the one with most pairs."""
-    numbers: dict[_Fate, int] = {}
+    numbers: dict[_Reason, int] = {}
     carriers = dict.fromkeys(cell for cells in lost.values() for cell in cells)
-    fate_of = {cell: numbers.setdefault(fate(cell), len(numbers)) for cell in carriers}
-    fates = list(numbers)
+    index_of = {cell: numbers.setdefault(change_of(cell), len(numbers)) for cell in carriers}
+    changes = list(numbers)
     groups: dict[tuple[tuple[_Cause, ...], bool], tuple[list[Pair], dict[str, None]]] = defaultdict(lambda: ([], {}))
     for pair, cells in sorted(lost.items()):
-        met = [fates[each] for each in set(map(fate_of.__getitem__, cells))]
+        met = [changes[each] for each in set(map(index_of.__getitem__, cells))]
         key = tuple(sorted({cause for each in met for cause in each.of(pair)})), all(each.red for each in met)
         found, seen = groups[key]
         found.append(pair)
@@ -105,7 +105,7 @@ class _Cause(NamedTuple):
     reason: str = ""
 
 
-class _Fate(NamedTuple):
+class _Reason(NamedTuple):
     """What happened to a cell that covers pairs in one report only: one cause, or one for each axis whose value
     changed. red: the cell is red in head."""
 
@@ -120,22 +120,22 @@ class _Fate(NamedTuple):
 
 def _fate_of_loss(
     was: CellResult | None, now: CellResult | None, before: Mapping[str, str], after: Mapping[str, str] | None
-) -> _Fate:
+) -> _Reason:
     if now is None:
-        return _Fate("are not in head")
+        return _Reason("are not in head")
     if now.state != "PASS":
-        return _Fate(f"are {now.state} in head", red=now.state in RED_STATES)
-    return _Fate("are refused in head", _moves(now, before, after))
+        return _Reason(f"are {now.state} in head", red=now.state in RED_STATES)
+    return _Reason("are refused in head", _moves(now, before, after))
 
 
 def _fate_of_gain(
     was: CellResult | None, now: CellResult | None, before: Mapping[str, str] | None, after: Mapping[str, str]
-) -> _Fate:
+) -> _Reason:
     if was is None:
-        return _Fate("are new in head")
+        return _Reason("are new in head")
     if was.state != "PASS":
-        return _Fate(f"are PASS in head and {was.state} in base")
-    return _Fate("are refused in base", _moves(now, before, after))
+        return _Reason(f"are PASS in head and {was.state} in base")
+    return _Reason("are refused in base", _moves(now, before, after))
 
 
 def _moves(

@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, Drift
 from specmatrix.reports.stats import benjamini_hochberg
 
-LEAST_CELLS: Final = 8
-LEAST_PROMPTS: Final = 6
+MIN_CELLS: Final = 8
+MIN_PROMPTS: Final = 6
 SOURCES: Final = ("algorithm", "model")
 
 
@@ -35,7 +35,7 @@ def drifts(cells: Iterable[Moves]) -> tuple[Drift, ...]:
     """Groups of cells whose numbers moved together although none of them did significantly.
 
     Per gate: over all cells, and per axis value, with Benjamini-Hochberg over all at `FALSE_DISCOVERY_RATE`. A group
-    needs `LEAST_CELLS` cells and `LEAST_PROMPTS` prompts on which it moved. Drifts do not affect the verdict.
+    needs `MIN_CELLS` cells and `MIN_PROMPTS` prompts on which it moved. Drifts do not affect the verdict.
     """
     by_gate: dict[str, list[Moves]] = defaultdict(list)
     for cell in cells:
@@ -54,14 +54,14 @@ def _of_gate(gate: str, cells: Sequence[Moves]) -> list[Drift]:
     sizes = {("", ""): list(cells)} | {item: inside for item, inside in groups.items() if len(inside) < len(cells)}
     rows = []
     for (axis, value), inside in sizes.items():
-        if len(inside) < LEAST_CELLS:
+        if len(inside) < MIN_CELLS:
             continue
         moves = _by_prompt(inside)
         if axis not in ("", *SOURCES):
             around = _by_prompt([cell for cell in cells if cell.values.get(axis) != value])
             moves = {prompt: move - around[prompt] for prompt, move in moves.items() if prompt in around}
         changed = [move for move in moves.values() if move]
-        if len(changed) >= LEAST_PROMPTS:
+        if len(changed) >= MIN_PROMPTS:
             down = sum(move < 0 for move in changed)
             rows.append(Drift(gate, axis, value, down, len(changed) - down, median(changed), _p_value(changed)))
     return rows

@@ -9,7 +9,7 @@ from functools import partial
 from statistics import median
 from typing import Final
 
-from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, LEAST_EFFECT, TOLERANCE, Effect
+from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, MIN_EFFECT, TOLERANCE, Effect
 from specmatrix.reports.gate_numbers import AMOUNTS, RATIOS, SPEED
 from specmatrix.reports.lengths import length_interval, positive
 from specmatrix.reports.schema import CellResult, GateResult
@@ -31,9 +31,9 @@ from specmatrix.reports.wording import count
 _NOT_OF_THE_CELL: Final = frozenset(
     (
         ("ledger", "verbs"),
-        ("work", "steps"),
-        ("work", "forwards"),
-        ("rest", "sent"),
+        ("schedule", "steps"),
+        ("schedule", "forwards"),
+        ("leaks", "sent"),
         ("resources", "rounds"),
         ("ranks", "planned"),
         ("ranks", "read"),
@@ -102,16 +102,16 @@ def mark_significant(found: Sequence[Effect]) -> list[Effect]:
     for name, change in (("loss", -1), ("gain", 1)):
         values = [getattr(effect, f"p_{name}") for effect in tested.values()]
         for (index, effect), hit in zip(tested.items(), benjamini_hochberg(values, FALSE_DISCOVERY_RATE), strict=True):
-            if hit and change * effect.change >= LEAST_EFFECT[effect.gate]:
+            if hit and change * effect.change >= MIN_EFFECT[effect.gate]:
                 marked[index] = replace(effect, significant=name)
     return marked
 
 
 def smallest_visible(gate: str, interval: tuple[float, float]) -> float:
     """The loss that is found in 39 of 40 comparisons with an interval of this width: at its estimate it must be
-    significant and at least `LEAST_EFFECT`."""
+    significant and at least `MIN_EFFECT`."""
     half = (interval[1] - interval[0]) / 2
-    return max(LEAST_EFFECT[gate], half) + half
+    return max(MIN_EFFECT[gate], half) + half
 
 
 def allowed_loss(effect: Effect) -> float:
@@ -167,7 +167,7 @@ def _acceptance(old: GateResult, new: GateResult) -> Effect | None:
     before, after = length_interval(old), length_interval(new)
     if before is None or after is None:
         alone = any(prompts is not None and len(prompts[0]) == 1 for prompts in (old_prompts, new_prompts))
-        small = abs(change) < LEAST_EFFECT["acceptance"]
+        small = abs(change) < MIN_EFFECT["acceptance"]
         return None if small else effect(change, None, None, None, "one prompt" if alone else "no spread")
     if base == head:
         return None

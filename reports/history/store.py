@@ -52,7 +52,7 @@ RUN_COLUMNS: Final = (
     "run", "created", "commit", "dirty", "tier", "stage", "seed", "subject", "version", "machine", "inputs",
 )  # fmt: skip
 CELL_COLUMNS: Final = ("cell", "state", "red", "waived", "message", *MEASURES)
-_MOST_MESSAGE: Final = 300
+_MAX_MESSAGE: Final = 300
 
 
 class RedCell(NamedTuple):
@@ -199,7 +199,7 @@ def _judged(cell: CellResult, today: str) -> dict[str, Any]:
     if cell.state not in RED_STATES:
         return {"red": "", "waived": False, "message": ""}
     gates = ", ".join(gate.name for gate in cell.gates if gate.state != "PASS") or CRASH
-    return {"red": gates, "waived": is_waived(cell, today), "message": shorten(failure(cell), _MOST_MESSAGE)}
+    return {"red": gates, "waived": is_waived(cell, today), "message": shorten(failure(cell), _MAX_MESSAGE)}
 
 
 def _measured(cell: CellResult) -> dict[str, float | None]:

@@ -16,8 +16,8 @@ from specmatrix.reports.render.markup import html, markdown
 from specmatrix.reports.render.plots import Point, Row, strip_plot
 
 COMPARISON_NAME: Final = "comparison"
-MOST_CELLS: Final = 1000
-MOST_PLOTTED: Final = 60
+MAX_CELLS: Final = 1000
+MAX_PLOTTED: Final = 60
 _PLOTS: Final = {
     "acceptance": "Acceptance length, %",
     "accuracy": "Accuracy, percentage points",
@@ -53,9 +53,9 @@ def comparison_page(comparison: Comparison, sides: tuple[str, str] | None = None
         states=ChangeState,
         notes=_notes,
         drift_text=_drift_text,
-        most_cells=MOST_CELLS,
+        most_cells=MAX_CELLS,
         filters=[state for state in ChangeState if any(change.state is state for change in comparison.changes)],
-        groups=_groups(comparison.changes[:MOST_CELLS]),
+        groups=_groups(comparison.changes[:MAX_CELLS]),
         quiet=(ChangeState.SAME, ChangeState.IMPROVED, ChangeState.NEW),
         plots=[plot for gate, title in _PLOTS.items() if (plot := _plot(comparison.changes, gate, title))],
         data=None,
@@ -86,10 +86,10 @@ def _plot(changes: Sequence[CellChange], gate: str, title: str) -> tuple[str, st
     found = [(change.id, effect) for change in changes for effect in change.effects if effect.gate == gate]
     found.sort(key=lambda pair: pair[1].change)
     rows = []
-    for cell, effect in found[:MOST_PLOTTED]:
+    for cell, effect in found[:MAX_PLOTTED]:
         low, high = effect.interval or (effect.change, effect.change)
         title_text = f"{cell}: {effect_text(effect)}"
         point = Point(100 * effect.change, 100 * low, 100 * high, _TONES[effect.significant], title_text)
         rows.append(Row(cell, (point,)))
-    note = f"The {MOST_PLOTTED} largest losses of {len(found)}." if len(found) > MOST_PLOTTED else ""
+    note = f"The {MAX_PLOTTED} largest losses of {len(found)}." if len(found) > MAX_PLOTTED else ""
     return (title, note, strip_plot(rows, "", zero=0.0)) if rows else None

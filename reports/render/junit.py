@@ -14,7 +14,7 @@ from specmatrix.reports.wording import failure, shorten, waiver_text
 
 # Characters that XML 1.0 cannot hold, not even escaped.
 _FORBIDDEN: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_MOST_MESSAGE: Final = 1000
+_MAX_MESSAGE: Final = 1000
 
 
 def write_junit(run: RunView, path: Path) -> None:
@@ -37,7 +37,7 @@ def junit(run: RunView) -> str:
         red = cell.state in RED_STATES and cell.id not in waived
         kind = "skipped" if not red else "error" if cell.state == "INFRA" else "failure"
         why = f"waived: {waived[cell.id]}; {failure(cell)}" if cell.id in waived else failure(cell)
-        found = SubElement(case, kind, message=_text(shorten(why, _MOST_MESSAGE)))
+        found = SubElement(case, kind, message=_text(shorten(why, _MAX_MESSAGE)))
         if red:
             found.set("type", cell.state)
             found.text = _text(f"{cell.repro}\n{cell.traceback}".strip())

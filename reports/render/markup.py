@@ -13,7 +13,7 @@ from markupsafe import escape as escape_html
 from specmatrix.reports import wording as text
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import pair_text
-from specmatrix.reports.render import red_ask
+from specmatrix.reports.render import failing_request
 from specmatrix.reports.schema import Header
 
 # A comparison that prints to the terminal needs no templates, and Jinja2 takes 0.1 s to import.
@@ -125,9 +125,9 @@ def _environment(**settings: object) -> Environment:
         "arrows": lambda said: str(said).replace("->", "→"),  # an arrow that no line end breaks
         "build": text.build,
         "tested": text.tested,
-        "columns": red_ask.columns,
-        "pages": red_ask.pages_text,
-        "place": red_ask.place,
+        "columns": failing_request.columns,
+        "pages": failing_request.pages_text,
+        "place": failing_request.place,
         "duration": text.duration,
         "failure": text.failure,
         "machine": text.machine,

@@ -18,13 +18,13 @@ from specmatrix.reports.wording import count, shorten
 Scale: TypeAlias = Callable[[float], float]
 
 WIDTH: Final = 644
-MOST_LABEL: Final = 46
+MAX_LABEL: Final = 46
 _CHARACTER: Final = 6.6
 ROW_HEIGHT: Final = 26
 HEAD: Final = 26
 TICK_WIDTH: Final = 46
 # More points in one row would hide each other.
-MOST_POINTS: Final = 120
+MAX_POINTS: Final = 120
 _SIZES: Final = (("steps", "s"), ("topk", "k"), ("draft_tokens", "n"))
 
 
@@ -57,7 +57,7 @@ def strip_plot(
     """
     if not rows:
         return ""
-    labels = [shorten(row.label, MOST_LABEL) for row in rows]
+    labels = [shorten(row.label, MAX_LABEL) for row in rows]
     left = 24 + _CHARACTER * max(map(len, labels))
     right = WIDTH - 24 - _CHARACTER * max(len(row.note) for row in rows)
     low, high, ticks = _scale(rows, [*([] if zero is None else [zero]), *(band or ())], (right - left) / TICK_WIDTH)
@@ -125,8 +125,8 @@ def curve_plot(curves: Sequence[tuple[str, Sequence[float]]]) -> str:
 
 def _points(row: Row, middle: float, x: Scale) -> list[str]:
     points = sorted(row.points, key=lambda point: (point.tone == "bad", point.value))
-    if len(points) > MOST_POINTS:
-        every = math.ceil(len(points) / MOST_POINTS)
+    if len(points) > MAX_POINTS:
+        every = math.ceil(len(points) / MAX_POINTS)
         points = [point for i, point in enumerate(points) if point.tone == "bad" or i % every == 0]
     offset = min(3.0, 16 / max(1, len(points) - 1)) if len(points) > 1 else 0.0
     parts = []

@@ -22,8 +22,8 @@ from specmatrix.reports.wording import count, failure, shorten
 # The first line of the comment, by which the next run finds it.
 MARKER: Final = "<!-- specmatrix review -->"
 # GitHub shows ten annotations of a step, and takes fifty at once for a check run.
-MOST_ANNOTATIONS: Final = 10
-_MOST_MESSAGE: Final = 500
+MAX_ANNOTATIONS: Final = 10
+_MAX_MESSAGE: Final = 500
 
 
 class RedLine(NamedTuple):
@@ -120,13 +120,13 @@ def marked(
     reviews: Sequence[Review], lines: Sequence[Annotation] = (), lost: Sequence[LostRun] = ()
 ) -> list[Annotation]:
     """The first of what is annotated: lost runs, `lines` of the change, then red cells."""
-    gone = [Annotation(f"no report of {name}", shorten(why, _MOST_MESSAGE)) for name, why in lost]
+    gone = [Annotation(f"no report of {name}", shorten(why, _MAX_MESSAGE)) for name, why in lost]
     rows = [(review, row) for review in reviews for row in review.new]
     found = [
-        Annotation(f"{row.cell} ({review.name})", shorten(f"{row.why}; rerun: {row.repro}", _MOST_MESSAGE))
-        for review, row in rows[:MOST_ANNOTATIONS]
+        Annotation(f"{row.cell} ({review.name})", shorten(f"{row.why}; rerun: {row.repro}", _MAX_MESSAGE))
+        for review, row in rows[:MAX_ANNOTATIONS]
     ]
-    return [*gone, *lines, *found][:MOST_ANNOTATIONS]
+    return [*gone, *lines, *found][:MAX_ANNOTATIONS]
 
 
 def workflow_commands(found: Sequence[Annotation]) -> Iterator[str]:

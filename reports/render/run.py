@@ -44,13 +44,13 @@ from specmatrix.reports.summary import STATE_KEYS, Summary, summarise, write_sum
 from specmatrix.reports.wording import count, failure, shorten
 
 # A page with more rows opens too slowly; red cells are never left out before passing ones.
-MOST_ROWS: Final = 4000
-MOST_RED: Final = 200
-_MOST_NOTE: Final = 300
-_MOST_LOST: Final = 8
+MAX_ROWS: Final = 4000
+MAX_RED: Final = 200
+_MAX_NOTE: Final = 300
+_MAX_LOST: Final = 8
 # Where the pages of traced cells are, and how many there are at most; each holds its cell's whole trace.
 FOLDER: Final = "explain"
-MOST_PAGES: Final = 20
+MAX_PAGES: Final = 20
 # Red cells that a terminal shows in full.
 MAX_EXAMPLES: Final = 4
 
@@ -101,7 +101,7 @@ class RunView:
     @property
     def traced(self) -> list[CellResult]:
         """Those whose steps have a page of their own, red ones first."""
-        return [cell for cell in self.cells if cell.timeline is not None][:MOST_PAGES]
+        return [cell for cell in self.cells if cell.timeline is not None][:MAX_PAGES]
 
     @property
     def red_gates(self) -> dict[str, tuple[int, int]]:
@@ -120,7 +120,7 @@ class RunView:
         lines = []
         for loss, cells in found.items():
             names = [name + f" ({times} times)" * (times > 1) for name, times in cells.items()]
-            lines.append(f"ran again, as {loss}: {', '.join(names[:_MOST_LOST])}" + ", …" * (len(names) > _MOST_LOST))
+            lines.append(f"ran again, as {loss}: {', '.join(names[:_MAX_LOST])}" + ", …" * (len(names) > _MAX_LOST))
         return lines
 
     @property
@@ -197,7 +197,7 @@ def run_markdown(run: RunView) -> str:
 
 def run_page(run: RunView) -> str:
     """The report as one HTML file."""
-    shown = run.cells[:MOST_ROWS]
+    shown = run.cells[:MAX_ROWS]
     gates = [gate for gate in dict.fromkeys((*GATES, *run.summary.by_gate)) if gate in run.summary.by_gate]
     values = [_values(cell) for cell in shown]
     return html(
@@ -205,7 +205,7 @@ def run_page(run: RunView) -> str:
         run=run,
         states=STATE_KEYS,
         gate_states=GATE_STATES,
-        most_red=MOST_RED,
+        most_red=MAX_RED,
         explained={cell.id: f"{FOLDER}/{cell.id}.html" for cell in run.traced},
         gates=gates,
         rows=_rows(shown, values, gates, run.header.created),
@@ -280,7 +280,7 @@ def _waiver(cell: CellResult, today: str) -> str:
 def _note(cell: CellResult) -> str:
     """What a row says in words: why it is red, what was rewritten, what was lost before, accuracy and speed."""
     accuracy = accuracy_point(cell)
-    texts = [] if cell.state == "PASS" else [shorten(failure(cell), _MOST_NOTE)]
+    texts = [] if cell.state == "PASS" else [shorten(failure(cell), _MAX_NOTE)]
     texts += [f"rewritten {signature(rewrite)}" for rewrite in cell.rewrites]
     texts += [f"ran again: {loss}" for loss in cell.losses]
     texts += [] if accuracy is None else [accuracy.title.removeprefix(f"{cell.id}: ")]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INDEX_FILE: Final = "index.html"
 CELLS: Final = "cells"
 # Change points that the page lists.
-MOST_CHANGES: Final = 200
+MAX_CHANGES: Final = 200
 
 
 def write_site(history: History, out: Path, repository: str = "") -> Path:
@@ -44,8 +44,8 @@ def write_site(history: History, out: Path, repository: str = "") -> Path:
         "site.html.j2",
         history=history,
         latest=list(_latest(history)),
-        changes=[(change, change_text(history, change)) for change in found[:MOST_CHANGES]],
-        left_out=max(0, len(found) - MOST_CHANGES),
+        changes=[(change, change_text(history, change)) for change in found[:MAX_CHANGES]],
+        left_out=max(0, len(found) - MAX_CHANGES),
         flaky=[(row, sentence(row)) for row in unstable],
         data={
             "repository": repository.rstrip("/"),

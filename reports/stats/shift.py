@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from specmatrix.reports.stats.proportions import check_count
 
 # The fewest values whose spread is known.
-LEAST_VALUES: Final = 2
+MIN_VALUES: Final = 2
 
 
 class Shift(NamedTuple):
@@ -26,7 +26,7 @@ def shift(base: Sequence[float], head: Sequence[float]) -> Shift:
     """The mean of head less that of base.
 
     Interval and p values are those of the t test for unequal spreads (Welch 1947, Biometrika 34:28). Without any spread
-    the interval is a point. ValueError for fewer than `LEAST_VALUES` values on a side.
+    the interval is a point. ValueError for fewer than `MIN_VALUES` values on a side.
     """
     old, new = _mean_square(base), _mean_square(head)
     estimate, error = fmean(head) - fmean(base), sqrt(old + new)
@@ -41,7 +41,7 @@ def shift(base: Sequence[float], head: Sequence[float]) -> Shift:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of a mean by Student's t. ValueError for fewer than `LEAST_VALUES` values."""
+    """The 95 % interval of a mean by Student's t. ValueError for fewer than `MIN_VALUES` values."""
     return _around(fmean(values), sqrt(_mean_square(values)), len(values) - 1)
 
 
@@ -57,7 +57,7 @@ def pseudo_median(values: Sequence[float]) -> float:
 
 def _mean_square(values: Sequence[float]) -> float:
     """The square of the standard error of the mean."""
-    check_count("number of values", len(values), LEAST_VALUES)
+    check_count("number of values", len(values), MIN_VALUES)
     return variance(values) / len(values)
 
 

@@ -32,7 +32,7 @@ CELLS: Final = (
     "eagle3.s3.k1.pair.abort_running",
     "ngram.n4.m4.burst.abort_queued",
     "eagle3.s3.k1.tight.pair",
-    "none.ragged.stops",
+    "none.mixed_lengths.stops",
     "nextn.deepseek.s2.nocache.pair",
 )
 COMPLETION: Final = ("index", "text", "token_ids", "finish_reason", "stop_reason")

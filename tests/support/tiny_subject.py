@@ -17,12 +17,12 @@ from specmatrix.matrix.oracles.finish import ending
 from specmatrix.matrix.oracles.transformers import oracle_of
 from specmatrix.matrix.subjects.protocol import (
     Answer,
-    Ask,
     Capability,
     EngineCommand,
     Profile,
     RunningEngine,
     Subject,
+    SubjectRequest,
     Unsupported,
 )
 from specmatrix.matrix.workloads.build import prompt_ids, questions
@@ -57,7 +57,7 @@ def translate(prepared: PreparedCell) -> EngineCommand | Unsupported:
         return Unsupported("it completes a prompt once, without its log-probabilities")
     flags = {"drafter": cell.algorithm, "depth": shape.num_steps}
     models = {"target": cell.target} | ({"draft": cell.draft} if cell.draft else {})
-    asks = tuple(Ask(r.name, prompt_ids(r), fields(r), r.after, r.abort_after) for r in prepared.requests)
+    asks = tuple(SubjectRequest(r.name, prompt_ids(r), fields(r), r.after, r.abort_after) for r in prepared.requests)
     return EngineCommand(flags, models, asks)
 
 
@@ -119,7 +119,7 @@ class TinyEngine(RunningEngine):
             resolve_path,
         )
 
-    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+    def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         found = {ask.id: self._refused(ask) for ask in asks if len(ask.input_ids) > LONGEST}
         rids = {ask.id: self._add(ask) for ask in asks if ask.id not in found}
         aborts = {rids[ask.id]: ask.abort_after for ask in asks if ask.abort_after is not None}
@@ -137,7 +137,7 @@ class TinyEngine(RunningEngine):
     def counters(self) -> Mapping[str, int]:
         return {name: self.llm.counters[name] for name in ("spec.drafted", "spec.accepted")}
 
-    def _add(self, ask: Ask) -> int:
+    def _add(self, ask: SubjectRequest) -> int:
         from specmatrix.engine.core.schedule.request import SamplingParams
 
         given = ask.fields
@@ -157,11 +157,11 @@ class TinyEngine(RunningEngine):
             ),
         )
 
-    def _refused(self, ask: Ask) -> Answer:
+    def _refused(self, ask: SubjectRequest) -> Answer:
         text = f"the prompt has {len(ask.input_ids)} tokens; allowed: {LONGEST}"
         return Answer(ask.id, ask.input_ids, (), "", "refused", None, 0, (), refusal=text)
 
-    def _answer(self, ask: Ask, rid: int) -> Answer:
+    def _answer(self, ask: SubjectRequest, rid: int) -> Answer:
         done = self.llm.take(rid)
         end = done.finish
         return Answer(
@@ -218,7 +218,7 @@ class ReplayEngine(RunningEngine):
         other = {"depth": 9} if self.fault == "rewrite" else {}
         return {**self.command.flags, **other} if self.fault != "unread" else {"drafter": self.command.flags["drafter"]}
 
-    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+    def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         if self.fault.endswith("crash"):
             print("about to fall over", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -229,7 +229,7 @@ class ReplayEngine(RunningEngine):
         answers = [self._answer(ask) for ask in asks]
         return answers[::-1] if self.fault == "order" else answers
 
-    def _answer(self, ask: Ask) -> Answer:
+    def _answer(self, ask: SubjectRequest) -> Answer:
         base = next(ids for ids in self.known if ask.input_ids[: len(ids)] == ids)
         given = len(ask.input_ids) - len(base)
         text = list(self.known[base][given:])

@@ -20,7 +20,7 @@ SOURCE: Final = "speculative_adaptive_config"
 # JSON's numbers may be infinite or NaN, and integers too large for a float.
 LARGEST: Final = 1e300
 # Characters of a wrong value that an error shows.
-MOST_SHOWN: Final = 80
+MAX_SHOWN: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def _known(values: dict[str, Any], where: str, choices: str) -> None:
 
 def _shown(value: object) -> str:
     text = json.dumps(value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def _depths(value: object) -> bool:

@@ -334,7 +334,7 @@ class Resolved:
         return self.max_steps + 1 if self.adaptive_slots else self.num_draft_tokens
 
     @property
-    def slack(self) -> int:
+    def overrun(self) -> int:
         """Positions that the rounds in flight may reserve past a row's last token."""
         return (self.lag + 1) * self.max_draft_tokens
 

@@ -30,7 +30,7 @@ class Admission:
     waiting: Sequence[Request]
     active: Sequence[Request]
     width: int
-    slack: int
+    overrun: int
     chunk: int | None
     context_length: int
 
@@ -45,11 +45,11 @@ class Admission:
                 f"tokens; allowed: at most the context length, {self.context_length}"
             )
         for group in self.ledger.groups:
-            need = self._budget(group, request, longest + self.slack)
+            need = self._budget(group, request, longest + self.overrun)
             if need > group.num_pages:
                 raise RequestError(
-                    f"prompt plus max_new_tokens ({longest}) and {self.slack} speculative positions do not fit the KV "
-                    f"pool of {group.num_pages * group.page_size} tokens of {group.name} layers, as "
+                    f"prompt plus max_new_tokens ({longest}) and {self.overrun} speculative positions do not fit the "
+                    f"KV pool of {group.num_pages * group.page_size} tokens of {group.name} layers, as "
                     f"{need * group.page_size} are needed at once; {group.fix}"
                 )
 
@@ -74,7 +74,7 @@ class Admission:
     def _fits(self, number: int, request: Request, reused: Sequence[int]) -> bool:
         """Whether a group has enough pages for a request, which will reuse some."""
         group = self.ledger.groups[number]
-        short = self._lacking(number, request, request.num_tokens + self.slack, reused) + self._promised(number)
+        short = self._lacking(number, request, request.num_tokens + self.overrun, reused) + self._promised(number)
         # Unused pages that the request would use are no longer evictable.
         short -= group.evictable - sum(not group.pins.get(page, 1) for page in reused)
         return short <= 0 or short <= self.held.droppable(number, request.account, reused)
@@ -131,12 +131,12 @@ class Admission:
         for request in self.active:
             account = self.ledger.accounts[request.account]
             running = request.phase is Phase.RUNNING
-            known = max(account.committed, request.prefill_target) + self.slack if running else 0
+            known = max(account.committed, request.prefill_target) + self.overrun if running else 0
             promised += max(0, self._budget(group, request, known) - len(account.groups[number].pages))
         return promised
 
     def _budget(self, group: PageGroup, request: Request, known: int) -> int:
         """Pages that a request with `known` positions must be able to get."""
-        longest = len(request.prompt) + request.params.max_new_tokens + self.slack
+        longest = len(request.prompt) + request.params.max_new_tokens + self.overrun
         step = max(self.width, longest if self.chunk is None else self.chunk)
-        return group.budget(known, longest, self.slack // self.width * step)
+        return group.budget(known, longest, self.overrun // self.width * step)

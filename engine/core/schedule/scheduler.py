@@ -25,8 +25,8 @@ class Scheduler:
     """Owns the queues. Writes Request.row, phase, prefilled; calls the ledger's open, reserve, launch and close.
 
     steps: how many positions each verify round writes per request (root included); every reservation is for the widest
-    round. slack: positions that rounds launched before a request's end was known may write past its last token. chunk:
-    tokens of one prefill step.
+    round. overrun: positions that rounds launched before a request's end was known may write past its last token.
+    chunk: tokens of one prefill step.
     host_tokens: verify rounds carry each row's tokens, for a drafter that reads them on the host.
     """
 
@@ -36,7 +36,7 @@ class Scheduler:
     _: KW_ONLY
     max_running: int
     steps: DraftSteps
-    slack: int
+    overrun: int
     chunk: int | None
     context_length: int
     host_tokens: bool = False
@@ -50,7 +50,7 @@ class Scheduler:
         self.isolated: dict[int, tuple[bool, int]] = {}
         self.held = SessionKV(self.ledger, self.counters)
         owned = self.ledger, self.cache, self.held, self.counters, self.waiting, self.active
-        self.admission = Admission(*owned, self.width, self.slack, self.chunk, self.context_length)
+        self.admission = Admission(*owned, self.width, self.overrun, self.chunk, self.context_length)
         self.free_rows = list(range(self.max_running, 0, -1))  # row 0 is padding
 
     def add(self, request: Request) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
 from specmatrix.engine.plugin import BuildContext, Topology, Traits
-from specmatrix.engine.spec.drafter import Drafter, DraftTree, Verdict, chain
+from specmatrix.engine.spec.drafter import Drafter, DraftTree, VerifyResult, chain
 
 TRAITS = Traits(
     name="COUNTING",
@@ -55,7 +55,7 @@ class CountingDrafter:
         drafts = torch.where(unmarked, self.vocab_size, following % self.vocab_size)
         return chain(torch.cat((batch.root, drafts), 1))
 
-    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState:
+    def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> DraftState:
         """Go on from the bonus token."""
         last = verdict.tokens.gather(1, (verdict.count - 1)[:, None])[:, 0]
         return {"next": last, "marked": torch.zeros_like(last)}

@@ -6,18 +6,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final
 
-from specmatrix.matrix.subjects.protocol import Answer, Ask
+from specmatrix.matrix.subjects.protocol import Answer, SubjectRequest
 
 # Requests at once: more than any cell runs together, and fewer than servers queue by default.
 MOST: Final = 64
 
 
 def ask_all(
-    asks: Sequence[Ask], send: Callable[[Ask], Answer], on_answer: Callable[[Ask, Answer], None]
+    asks: Sequence[SubjectRequest],
+    send: Callable[[SubjectRequest], Answer],
+    on_answer: Callable[[SubjectRequest, Answer], None],
 ) -> list[Answer]:
     """The answers in order. Each ask is sent once those that it waits for have ended; on_answer: called in this thread
     for each. ValueError if one waits for what is not among them."""
-    waiting, running, done = list(asks), dict[Future[Answer], Ask](), dict[str, Answer]()
+    waiting, running, done = list(asks), dict[Future[Answer], SubjectRequest](), dict[str, Answer]()
     with ThreadPoolExecutor(max_workers=MOST) as pool:
         while waiting or running:
             due = [ask for ask in waiting if all(name in done for name in ask.after)]

@@ -13,12 +13,12 @@ from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE
 from specmatrix.matrix.subjects.http.launch_flags import other_model, same
 from specmatrix.matrix.subjects.protocol import (
     Answer,
-    Ask,
     Capability,
     EngineCommand,
     Profile,
     RunningEngine,
     Subject,
+    SubjectRequest,
     Unsupported,
 )
 from specmatrix.matrix.workloads.build import prompt_ids
@@ -119,7 +119,7 @@ class OpenAISubject(Subject):
         elif self.endpoint.baseline_url is None and (runs is not None or not self.running):
             yield NO_BASELINE
 
-    def _ask(self, request: RequestSpec) -> Ask:
+    def _ask(self, request: RequestSpec) -> SubjectRequest:
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": request.max_new_tokens,
@@ -139,7 +139,7 @@ class OpenAISubject(Subject):
                 body[theirs] = list(value) if isinstance(value, tuple) else value
         if self.chat:
             body["messages"] = [{"role": "user", "content": request.prompt}]
-        return Ask(request.name, prompt_ids(request), body, request.after)
+        return SubjectRequest(request.name, prompt_ids(request), body, request.after)
 
 
 @dataclass
@@ -196,7 +196,7 @@ class OpenAIEngine(RunningEngine):
         self._server, self._path = Connection(url, key), "/v1/chat/completions" if chat else "/v1/completions"
         self._chat = chat
 
-    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+    def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         """All asks, together where they do not wait for each other."""
         from specmatrix.matrix.subjects.http.asking import ask_all
 
@@ -205,7 +205,7 @@ class OpenAIEngine(RunningEngine):
     def close(self) -> None:
         self._server.close()
 
-    def _send(self, ask: Ask) -> Answer:
+    def _send(self, ask: SubjectRequest) -> Answer:
         from specmatrix.matrix.subjects.http.connection import RefusedAsk
 
         body = dict(ask.fields) | ({} if self._chat else {"prompt": list(ask.input_ids)})

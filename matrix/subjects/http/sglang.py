@@ -10,12 +10,12 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import OTHERS, PRECISION, launch_flags, mismatches
 from specmatrix.matrix.subjects.protocol import (
-    Ask,
     Capability,
     EngineCommand,
     Profile,
     RunningEngine,
     Subject,
+    SubjectRequest,
     Unsupported,
 )
 from specmatrix.matrix.workloads.build import prompt_ids
@@ -144,7 +144,7 @@ def _unread(requests: tuple[RequestSpec, ...]) -> Iterator[str]:
             yield "a turn may end before its abort arrives, which decides what the next turn continues"
 
 
-def _ask(request: RequestSpec) -> Ask:
+def _ask(request: RequestSpec) -> SubjectRequest:
     """A body of /generate without the prompt: sampling_params, and what concerns log-probabilities and streaming.
 
     A request that a session of the reference engine must refuse is not sent, as no gate judges it here; what waits for
@@ -152,7 +152,7 @@ def _ask(request: RequestSpec) -> Ask:
     """
     if request.refused is not None:
         after = request.after if request.beside is None else (*request.after, request.beside)
-        return Ask(request.name, prompt_ids(request), {"sent": False}, after)
+        return SubjectRequest(request.name, prompt_ids(request), {"sent": False}, after)
     sampling: dict[str, Any] = {
         "max_new_tokens": request.max_new_tokens,
         "temperature": request.temperature,
@@ -182,4 +182,4 @@ def _ask(request: RequestSpec) -> Ask:
     }
     if request.closes_after is not None:
         body["closes_after"] = request.closes_after  # not sent: when the engine closes the session
-    return Ask(request.name, prompt_ids(request), body, request.after, request.abort_after, request.session)
+    return SubjectRequest(request.name, prompt_ids(request), body, request.after, request.abort_after, request.session)

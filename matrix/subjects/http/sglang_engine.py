@@ -14,7 +14,7 @@ from specmatrix.matrix.subjects.http.asking import ask_all
 from specmatrix.matrix.subjects.http.connection import Connection, RefusedAsk, launched
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import same
-from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, RunningEngine
+from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RunningEngine, SubjectRequest
 from specmatrix.matrix.workloads.request import Continuation
 from specmatrix.matrix.zoo.registry import resolve_path
 
@@ -67,7 +67,7 @@ class SglangEngine(RunningEngine):
         found = {name: self._running.get(flag) for name, flag in SHAPE.items()}
         return {name: value for name, value in found.items() if value is not None}
 
-    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+    def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         """All asks on an empty prefix cache, together where they do not wait for each other."""
         self._texts.clear()
         with suppress(RefusedAsk):  # while another client's requests run, or if the server has no such endpoint
@@ -104,7 +104,7 @@ class SglangEngine(RunningEngine):
     def _named(self, name: str) -> str:
         return f"{self._prefix}-{name}"
 
-    def _send(self, ask: Ask) -> Answer:
+    def _send(self, ask: SubjectRequest) -> Answer:
         body, ids, tokens = dict(ask.fields), tuple(ask.input_ids), tuple(ask.input_ids)
         here = ask.session
         if not body.get("sent", True):
@@ -130,7 +130,7 @@ class SglangEngine(RunningEngine):
         found = self._server.post("/generate", body)
         return dict(found[0] if isinstance(found, list) else found)
 
-    def _streamed(self, ask: Ask, body: dict[str, Any], pieces: list[str]) -> dict[str, Any]:
+    def _streamed(self, ask: SubjectRequest, body: dict[str, Any], pieces: list[str]) -> dict[str, Any]:
         """The last object of a stream, which is aborted or loses its session after the ask's number of tokens."""
         last: dict[str, Any] = {}
         left, closes = ask.abort_after, body.pop("closes_after", None)
@@ -167,7 +167,7 @@ class SglangEngine(RunningEngine):
             "drop_previous_output": here.drop_previous_output,
         }
 
-    def _ended(self, ask: Ask, answer: Answer) -> None:
+    def _ended(self, ask: SubjectRequest, answer: Answer) -> None:
         """Keep an answer's tokens for those that continue it, and close its session after the last."""
         whole = (*answer.prompt_ids, *answer.output_ids)
         self._texts[ask.id] = whole, len(answer.prompt_ids)
@@ -188,7 +188,9 @@ class SglangEngine(RunningEngine):
         self._lines.pop(here.id, None)
         self._server.post("/close_session", {"session_id": self._named(here.id)})
 
-    def _answer(self, ask: Ask, tokens: tuple[int, ...], found: Mapping[str, Any], pieces: tuple[str, ...]) -> Answer:
+    def _answer(
+        self, ask: SubjectRequest, tokens: tuple[int, ...], found: Mapping[str, Any], pieces: tuple[str, ...]
+    ) -> Answer:
         info = canonical(found["meta_info"])
         reason = info["finish_reason"]
         with self._lock:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, RunningEngine
+from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RunningEngine, SubjectRequest
 from specmatrix.matrix.subjects.transformers.other_vocabulary import with_other_vocabulary
 from specmatrix.matrix.zoo.registry import resolve_path
 
@@ -98,7 +98,7 @@ class TransformersEngine(RunningEngine):
         self._counts: Counter[str] = Counter()
         self._unchunked = False
 
-    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+    def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         """One ask after another. Whatever generate() raises is raised."""
         return [self._answer(ask) for ask in asks]
 
@@ -120,7 +120,7 @@ class TransformersEngine(RunningEngine):
     def close(self) -> None:
         del self.model, self.assistant, self.others
 
-    def _answer(self, ask: Ask) -> Answer:
+    def _answer(self, ask: SubjectRequest) -> Answer:
         log = ForwardLog(self._flags.get("assistant_early_exit"))
         prompt = len(ask.input_ids)
         longest = self.model.config.max_position_embeddings
@@ -167,7 +167,7 @@ class TransformersEngine(RunningEngine):
         layers = self.model.config.num_mtp_layers
         return {"num_steps": layers, "topk": 1, "num_draft_tokens": layers + 1}
 
-    def _call(self, ask: Ask) -> Any:
+    def _call(self, ask: SubjectRequest) -> Any:
         torch.manual_seed(int(ask.fields["seed"]))
         ids = torch.tensor([ask.input_ids])
         arguments = {name: value for name, value in ask.fields.items() if name not in OWN_FIELDS}
@@ -200,7 +200,9 @@ class TransformersEngine(RunningEngine):
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True)).rstrip("�")
 
 
-def ending(ask: Ask, ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> tuple[str, str, int | str | None]:
+def ending(
+    ask: SubjectRequest, ids: Sequence[int], decode: Callable[[Sequence[int]], str]
+) -> tuple[str, str, int | str | None]:
     """(text, finish, matched) of an output, as generate() does not say why it ended. decode: tokens to text."""
     if ids and ids[-1] in (ask.fields["eos_token_id"] or ()):
         return decode(ids[:-1]), "stop", ids[-1]
@@ -236,7 +238,7 @@ def _load(name: str, dtype: str) -> Any:
 
 
 def _logprobs(
-    ask: Ask, output: Any, ids: Sequence[int]
+    ask: SubjectRequest, output: Any, ids: Sequence[int]
 ) -> tuple[tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]:
     """Log-probabilities in nats of the output tokens and of their likeliest alternatives, if the ask requests them.
 

@@ -78,7 +78,7 @@ def own_requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
     if not (ruled or stopped):
         return every
     draws = [request for request in every if request.name.startswith("d")]
-    asked = workload(Cell(batch="ragged", finish="eos" if stopped else cell.finish), seed)[: len(STOPS)]
+    asked = workload(Cell(batch="mixed_lengths", finish="eos" if stopped else cell.finish), seed)[: len(STOPS)]
     rules = [_rules(_answer(request)) if ruled else ({},) for request in asked]
     if ruled and cell.algorithm == "nextn":
         # MTP with two layers may crash after a prompt of one token, which the last rule needs (docs/findings.md).

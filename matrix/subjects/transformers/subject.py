@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.limits import AxisLimit, chains_only, defaults_only
 from specmatrix.matrix.subjects.protocol import (
-    Ask,
     Capability,
     EngineCommand,
     Profile,
     RunningEngine,
     Subject,
+    SubjectRequest,
     Unsupported,
 )
 from specmatrix.matrix.subjects.transformers.requests import own_requests
@@ -232,7 +232,7 @@ def _unread(requests: tuple[RequestSpec, ...]) -> Iterator[str]:
             yield "transformers' generate() has no seed of its own"
 
 
-def _ask(request: RequestSpec, target: str, vocabulary: int) -> Ask:
+def _ask(request: RequestSpec, target: str, vocabulary: int) -> SubjectRequest:
     stops = sorted({*request.stop_token_ids, *(() if request.ignore_eos else eos_ids(target))})
     values: dict[str, Any] = {
         "max_new_tokens": request.max_new_tokens,
@@ -248,7 +248,7 @@ def _ask(request: RequestSpec, target: str, vocabulary: int) -> Ask:
     if request.temperature:
         # 0 is off: transformers' own default is 50.
         values |= {"temperature": request.temperature, "top_k": max(0, request.top_k), "top_p": request.top_p}
-    return Ask(request.name, prompt_ids(request), values, request.after)
+    return SubjectRequest(request.name, prompt_ids(request), values, request.after)
 
 
 def _rules(request: RequestSpec, vocabulary: int) -> dict[str, Any]:

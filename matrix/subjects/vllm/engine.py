@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from specmatrix.errors import ConfigError, text_of
-from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, RunningEngine
+from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RunningEngine, SubjectRequest
 from specmatrix.matrix.subjects.vllm.latent import WIDE, widen
 from specmatrix.matrix.zoo.registry import resolve_path
 
@@ -75,7 +75,7 @@ class Running:
 class Sent:
     """An ask that was sent: its completions, and what vLLM says of the whole request."""
 
-    ask: Ask
+    ask: SubjectRequest
     ids: tuple[str, ...]
     completions: dict[int, Running]
     last: Any = None
@@ -113,7 +113,7 @@ class VllmEngine(RunningEngine):
         depth = spec["num_speculative_tokens"]
         return {"num_steps": 1 if spec["method"] == "dflash" else depth, "topk": 1, "num_draft_tokens": depth + 1}
 
-    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+    def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         """All asks, each once those that it waits for have ended. What vLLM refuses is an answer, all else raises."""
         waiting, sent = list(asks), dict[str, Sent]()
         while waiting or not all(one.ended for one in sent.values()):
@@ -187,7 +187,7 @@ class VllmEngine(RunningEngine):
         (place / CONFIG).write_text(json.dumps({**found, "architectures": [self._command.variant]}), encoding="utf-8")
         return str(place)
 
-    def _send(self, ask: Ask) -> Sent:
+    def _send(self, ask: SubjectRequest) -> Sent:
         """Add an ask. vLLM refuses n > 1 where tokens are not drawn, so these completions are requests of their own."""
         count = int(ask.fields.get("n", 1))
         alone = count > 1 and not ask.fields["temperature"]
@@ -315,7 +315,7 @@ def agree(rounds: Sequence[int], accepted: Sequence[int]) -> bool:
 
 
 def _scores(
-    ask: Ask, output: Any, ids: Sequence[int]
+    ask: SubjectRequest, output: Any, ids: Sequence[int]
 ) -> tuple[tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]:
     """Log-probabilities of the output tokens and their likeliest alternatives, after the temperature."""
     if ask.fields["logprobs"] is None:
@@ -327,7 +327,9 @@ def _scores(
     return chosen, tuple(_best(row, count) for row in rows) if count else ()
 
 
-def _prompt_scores(ask: Ask, last: Any) -> tuple[tuple[float | None, ...], tuple[tuple[tuple[int, float], ...], ...]]:
+def _prompt_scores(
+    ask: SubjectRequest, last: Any
+) -> tuple[tuple[float | None, ...], tuple[tuple[tuple[int, float], ...], ...]]:
     """The same of the prompt's tokens from the first that the ask requests; None for the prompt's first."""
     start = ask.fields.get("prompt_logprob_from")
     if start is None:

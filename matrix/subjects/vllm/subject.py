@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.matrix.subjects.limits import AxisLimit, chains_only, defaults_only
 from specmatrix.matrix.subjects.protocol import (
-    Ask,
     Capability,
     EngineCommand,
     Profile,
     RunningEngine,
     Subject,
+    SubjectRequest,
     Unsupported,
 )
 from specmatrix.matrix.subjects.vllm import environment
@@ -268,7 +268,7 @@ def _unread(prepared: PreparedCell) -> Iterator[str]:
             yield f"vLLM takes temperatures up to {HOTTEST:g}"
 
 
-def _ask(request: RequestSpec) -> Ask:
+def _ask(request: RequestSpec) -> SubjectRequest:
     from specmatrix.matrix.workloads.build import prompt_ids
 
     scored = request.logprobs or request.top_logprobs > 0 or request.prompt_logprobs >= 0
@@ -294,4 +294,4 @@ def _ask(request: RequestSpec) -> Ask:
         values["logit_bias"] = {str(token): bias for token, bias in request.logit_bias}
     if request.bad_words_ids:
         values["bad_words_token_ids"] = [list(word) for word in request.bad_words_ids]
-    return Ask(request.name, prompt_ids(request), values, request.after, request.abort_after)
+    return SubjectRequest(request.name, prompt_ids(request), values, request.after, request.abort_after)

@@ -21,18 +21,11 @@ def test_no_name_holds_a_vague_word():
     assert not bad
 
 
-def test_a_class_name_occurs_once():
-    """Classes of test files may share a name with each other only."""
-    shared, local = classes(*SHARED), classes("tests/registered")
-    assert not {name: paths for name, paths in shared.items() if len(paths) > 1}
-    assert not {name: local[name] for name in shared.keys() & local.keys()}
-
-
-def classes(*folders: str) -> dict[str, list[str]]:
-    """The files that define a class, by its name without underscores in front."""
-    found: dict[str, list[str]] = {}
-    for path in sources(*folders):
+def test_a_class_name_occurs_once_in_its_folder():
+    found: dict[tuple[str, str], list[str]] = {}
+    for path in sources(*SHARED):
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name.lstrip("_"), []).append(path)
-    return found
+                found.setdefault((str(Path(path).parent), node.name.lstrip("_")), []).append(path)
+    assert len(found) > 500
+    assert not {name: paths for name, paths in found.items() if len(paths) > 1}

@@ -16,8 +16,8 @@ from specmatrix.matrix.run.functions import executed_functions, record, stored_f
 
 pytestmark = pytest.mark.nightly
 
-RED = "eagle3.s3.k4.n8.v2.ragged"
-SELECTED = "algorithm in (eagle3, none) and adaptive=off and tp=1 and batch in (ragged, pair)"
+RED = "eagle3.s3.k4.n8.v2.mixed_lengths"
+SELECTED = "algorithm in (eagle3, none) and adaptive=off and tp=1 and batch in (mixed_lengths, pair)"
 
 
 def git(folder, words):
@@ -61,11 +61,11 @@ def test_mutants_die_by_a_gate_a_crash_or_a_test_and_some_live():
         every["self.ema = float(self.steps - 2)"],
         every["self.trace: deque[ObservedRound] = deque(maxlen=None)"],
     ]
-    cells = [Cell.from_id("none.pair"), Cell.from_id("eagle3.tiers.v2.waves.length")]
+    cells = [Cell.from_id("none.pair"), Cell.from_id("eagle3.tiers.v2.ramp.length")]
     found = {one.id: one for one in run_mutants(wrong, cells[:1], cells, stored_functions(), 0, 2)}
     told = [(found[one.id].by, found[one.id].how, found[one.id].cell) for one in wrong]
     assert told[1] == ("smoke", "crash", "none.pair") and told[0][0] == "smoke"
-    assert told[2][::2] == ("pr", "eagle3.tiers.v2.waves.length") and "adaptive" in told[2][1].split()
+    assert told[2][::2] == ("pr", "eagle3.tiers.v2.ramp.length") and "adaptive" in told[2][1].split()
     assert told[3][::2] == ("tests", "") and told[3][1].endswith("_records"), told
 
 

@@ -238,7 +238,7 @@ def test_a_client_gets_the_same(cluster, attempts, client_port, monkeypatch, tmp
 
 
 def test_a_planted_fault_travels_to_the_nodes(cluster, tmp_path):
-    words = ["run", "--cells", "eagle3.s3.k4.n8.v2.ragged", "--fault", "bonus-stride", "--on", cluster.address]
+    words = ["run", "--cells", "eagle3.s3.k4.n8.v2.mixed_lengths", "--fault", "bonus-stride", "--on", cluster.address]
     assert main([*words, "--out", str(tmp_path)]) == 1
     (record,) = load(tmp_path)
     assert record.gate("lossless").state == "FAIL"

@@ -18,13 +18,13 @@ from specmatrix.matrix.workloads.prepared_cell import prepare
 
 # Pairs of cells whose greedy requests must have equal rounds.
 SAME_ROUNDS = (
-    ("eagle3.s3.k4.n8.v2.ragged", "eagle3.s3.k4.n8.v1.ragged"),
-    ("eagle3.s3.k4.n8.v2.ragged", "eagle3.s3.k4.n8.v2.p16.ragged"),
-    ("eagle3.s3.k4.n8.v2.ragged", "eagle3.s3.k4.n8.v2.p64.nocache.c7.ragged"),
-    ("standalone.s3.v2.ragged", "standalone.s3.k1.n4.v1.p4.c32.ragged"),
-    ("dflash.v1.ragged", "dflash.v2.p16.c7.ragged"),
-    ("nextn.deepseek.s2.v1.ragged", "nextn.deepseek.s2.v2.p4.c7.ragged"),
-    ("eagle3.s3.k4.n8.v2.single", "eagle3.s3.k4.n8.v2.ragged"),
+    ("eagle3.s3.k4.n8.v2.mixed_lengths", "eagle3.s3.k4.n8.v1.mixed_lengths"),
+    ("eagle3.s3.k4.n8.v2.mixed_lengths", "eagle3.s3.k4.n8.v2.p16.mixed_lengths"),
+    ("eagle3.s3.k4.n8.v2.mixed_lengths", "eagle3.s3.k4.n8.v2.p64.nocache.c7.mixed_lengths"),
+    ("standalone.s3.v2.mixed_lengths", "standalone.s3.k1.n4.v1.p4.c32.mixed_lengths"),
+    ("dflash.v1.mixed_lengths", "dflash.v2.p16.c7.mixed_lengths"),
+    ("nextn.deepseek.s2.v1.mixed_lengths", "nextn.deepseek.s2.v2.p4.c7.mixed_lengths"),
+    ("eagle3.s3.k4.n8.v2.single", "eagle3.s3.k4.n8.v2.mixed_lengths"),
 )
 CACHED = (("none.v2.m4.burst", "eagle3.s5.v2.m4.burst"), ("none.v2.p4.m4.burst", "standalone.s3.v2.p4.m4.burst"))
 
@@ -73,7 +73,7 @@ def test_drafts_cost_at_most_their_span_of_cached_tokens(plain: str, drafted: st
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("cell", ["eagle3.s{}.v2.ragged", "standalone.s{}.v2.ragged"])
+@pytest.mark.parametrize("cell", ["eagle3.s{}.v2.mixed_lengths", "standalone.s{}.v2.mixed_lengths"])
 def test_deeper_drafts_emit_no_fewer_tokens_per_round(cell: str):
     lengths = []
     for steps in (1, 3, 5):

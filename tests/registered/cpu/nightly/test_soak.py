@@ -11,9 +11,9 @@ import torch
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
+from specmatrix.matrix.gates.leaks import LeaksGate
 from specmatrix.matrix.gates.ledger import LedgerGate
-from specmatrix.matrix.gates.rest import RestGate
-from specmatrix.matrix.gates.work import WorkGate
+from specmatrix.matrix.gates.schedule import ScheduleGate
 from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Served
@@ -46,7 +46,7 @@ def questions(seed: int, count: int) -> list[RequestSpec]:
 
 
 def soaked(rounds: int, count: int) -> list[tuple[Outcome, Outcome, Outcome]]:
-    """The verdicts of `work`, `rest` and `ledger` after each round of requests on one engine."""
+    """The verdicts of `schedule`, `leaks` and `ledger` after each round of requests on one engine."""
     torch.set_num_threads(1)
     prepared, subject = prepare(Cell.from_id(CELL)), ReferenceSubject()
     engine = subject.start_engine(replace(prepared.configuration, max_total_tokens=MEMORY))
@@ -55,7 +55,7 @@ def soaked(rounds: int, count: int) -> list[tuple[Outcome, Outcome, Outcome]]:
     for seed in range(rounds):
         run = run_requests(engine, questions(seed, count), subject.profile.capabilities, history)
         history = run.served
-        judges = WorkGate(), RestGate(), LedgerGate()
+        judges = ScheduleGate(), LeaksGate(), LedgerGate()
         found.append(tuple(gate.judge(prepared, run, run) for gate in judges))
     return found
 

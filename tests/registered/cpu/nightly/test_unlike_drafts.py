@@ -22,7 +22,7 @@ from specmatrix.matrix.gates.acceptance import combination
 from specmatrix.matrix.gates.finish import FinishGate
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.lossless import LosslessGate
-from specmatrix.matrix.gates.work import WorkGate
+from specmatrix.matrix.gates.schedule import ScheduleGate
 from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, naive_check
 from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
@@ -140,7 +140,7 @@ def test_rounds_are_those_of_naive_drafts_of_the_same_files(cell, kind, tmp_path
     name = prepare(Cell.from_id(cell)).cell.draft or "deepseek-mini"
     locate = variant(tmp_path, name, kind(cell))
     prepared, run, baseline = served(cell, locate)
-    for gate in (LosslessGate(), FinishGate(), WorkGate()):
+    for gate in (LosslessGate(), FinishGate(), ScheduleGate()):
         outcome = gate.judge(prepared, run, baseline)
         assert outcome.state is State.PASS, f"{gate.name}: {outcome.message}"
     monkeypatch.setattr(oracle_drafts, "CHECKPOINTS", tmp_path)

@@ -18,10 +18,10 @@ from specmatrix.engine.device.relay import Relay
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.finish import FinishGate
 from specmatrix.matrix.gates.gate import Gate, State
+from specmatrix.matrix.gates.leaks import LeaksGate
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
-from specmatrix.matrix.gates.rest import RestGate
-from specmatrix.matrix.gates.work import WorkGate
+from specmatrix.matrix.gates.schedule import ScheduleGate
 from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Run
@@ -29,7 +29,7 @@ from specmatrix.matrix.workloads.build import prompt_ids
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.workloads.request import RequestSpec
 
-GATES: tuple[Gate, ...] = (LedgerGate(), WorkGate(), RestGate(), FinishGate(), LosslessGate(oracle=None))
+GATES: tuple[Gate, ...] = (LedgerGate(), ScheduleGate(), LeaksGate(), FinishGate(), LosslessGate(oracle=None))
 
 
 class Shape(NamedTuple):
@@ -42,12 +42,12 @@ class Shape(NamedTuple):
 
 
 SHAPES = (
-    Shape("eagle3.s3.k1.n4.v2.p4.ragged.mixed", 4, 1, 5),
-    Shape("standalone.s3.v2.ragged.length", 6, 1, 7),
-    Shape("eagle3.s3.k4.n8.v2.p16.ragged", 3, 4, 7),
-    Shape("eagle.s3.k4.n8.v1.p4.ragged.mixed", 3, 4, 9),
-    Shape("ngram.s3.k4.n8.ragged", 3, 4, 9),
-    Shape("eagle3.s3.k4.n8.v2.p4.ragged", 3, 4, 4),
+    Shape("eagle3.s3.k1.n4.v2.p4.mixed_lengths.mixed", 4, 1, 5),
+    Shape("standalone.s3.v2.mixed_lengths.length", 6, 1, 7),
+    Shape("eagle3.s3.k4.n8.v2.p16.mixed_lengths", 3, 4, 7),
+    Shape("eagle.s3.k4.n8.v1.p4.mixed_lengths.mixed", 3, 4, 9),
+    Shape("ngram.s3.k4.n8.mixed_lengths", 3, 4, 9),
+    Shape("eagle3.s3.k4.n8.v2.p4.mixed_lengths", 3, 4, 4),
 )
 
 

@@ -79,7 +79,7 @@ def test_graphs_survive_what_fills_the_tables_that_rounds_share(mode):
 
 
 def test_what_the_gate_reads_is_there_and_says_what_the_engine_did():
-    prepared, subject = prepare(Cell.from_id("eagle3.s3.k4.n8.v2.fast.ragged"), "gpu1"), ReferenceSubject()
+    prepared, subject = prepare(Cell.from_id("eagle3.s3.k4.n8.v2.fast.mixed_lengths"), "gpu1"), ReferenceSubject()
     running = subject.start_engine(prepared.configuration)
     run = run_requests(running, prepared.requests, subject.profile.capabilities)
     seen = run.resources

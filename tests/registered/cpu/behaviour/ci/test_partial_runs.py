@@ -21,7 +21,7 @@ from specmatrix.reports.store import ReportWriter, load
 from tests.support import scripted_workers
 
 RUN = ["run", "--stage", "smoke", "--workers", "1"]
-FAILS = ("eagle3.s2.k2.n6.v1.ragged", "eagle3.s2.k2.n6.v1.pair")
+FAILS = ("eagle3.s2.k2.n6.v1.mixed_lengths", "eagle3.s2.k2.n6.v1.pair")
 CELLS = ("none.length", *FAILS)
 
 
@@ -47,12 +47,12 @@ def report_of(out: Path, red: str = "", left: tuple[str, ...] = ()) -> None:
 @pytest.fixture
 def ids(tmp_path: Path) -> list[str]:
     """The smoke cells that the tests select."""
-    return [cell.id for cell in chosen_cells("cpu", "smoke", "batch in (ragged, single)", None)]
+    return [cell.id for cell in chosen_cells("cpu", "smoke", "batch in (mixed_lengths, single)", None)]
 
 
 def test_fail_fast_ends_at_the_first_red_cell_and_counts_those_that_did_not_run(ids, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(local, "work", scripted_workers.fails_drafts)
-    assert run(tmp_path, "--cells", "batch in (ragged, single)", "--fail-fast") == 1
+    assert run(tmp_path, "--cells", "batch in (mixed_lengths, single)", "--fail-fast") == 1
     report = load(tmp_path)
     assert len(report.red()) == 1 and list(report.ids())[-1] == report.red()[0]
     left = len(ids) - len(report)
@@ -77,7 +77,7 @@ def test_fail_fast_goes_on_behind_waived_cells(ids, monkeypatch, tmp_path, capsy
     waivers = tmp_path / "waivers.yaml"
     waivers.write_text("- {cells: not algorithm=none, gate: config, reason: known, expiry: 2999-12-31, issue: x#1}\n")
     monkeypatch.setattr(local, "work", scripted_workers.fails_drafts)
-    assert run(tmp_path, "--cells", "batch in (ragged, single)", "--fail-fast", "--waivers", str(waivers)) == 0
+    assert run(tmp_path, "--cells", "batch in (mixed_lengths, single)", "--fail-fast", "--waivers", str(waivers)) == 0
     report = load(tmp_path)
     assert {*report.ids()} == {*ids} and report.red() and not report.not_run
     assert report.waived == len(report.red()) and report[report.red()[0]].waived.issue == "x#1"

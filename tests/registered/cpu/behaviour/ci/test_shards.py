@@ -19,7 +19,7 @@ from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.store import ReportWriter, load
 from tests.support import scripted_workers
 
-SELECTOR = "batch in (ragged, pair)"
+SELECTOR = "batch in (mixed_lengths, pair)"
 CELLS = chosen_cells("cpu", "smoke", SELECTOR, None)
 RUN = ["run", "--stage", "smoke", "--cells", SELECTOR, "--workers", "1"]
 

@@ -79,7 +79,7 @@ def test_a_run_of_some_requests_says_so_in_its_data_and_its_commands(monkeypatch
 
 @pytest.mark.nightly
 def test_a_planted_fault_shrinks_and_its_command_is_red(tmp_path, capsys):
-    assert main(["shrink", "eagle3.s3.k4.n8.v2.ragged", "--fault", "bonus-stride", "--workers", "1"]) == 0
+    assert main(["shrink", "eagle3.s3.k4.n8.v2.mixed_lengths", "--fault", "bonus-stride", "--workers", "1"]) == 0
     command = capsys.readouterr().out.rstrip().splitlines()[-1]
     found = re.search(r"--fault (\S+) --cells '(\S+)'(?: --requests (\S+))?(?: --tokens (\d+))?", command)
     fault, cell, requests, tokens = found.groups()

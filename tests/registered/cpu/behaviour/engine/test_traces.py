@@ -50,8 +50,8 @@ SUBJECTS = (
     ("NGRAM", {"speculative_num_draft_tokens": 6, "speculative_ngram_max_bfs_breadth": 3}),
     ("NEXTN", CHAIN),
 )
-MOST_STEPS = 2000  # of any trace
-MOST_OPEN = 2  # streams, and sessions of each kind
+MAX_STEPS = 2000  # of any trace
+MAX_OPEN = 2  # streams, and sessions of each kind
 PICK = st.integers(0, 5)  # one of those that there are, the latest first
 TIMEOUT = st.sampled_from([None, None, 9.0])
 OFFSET = st.sampled_from([0, 0, 1, 9])
@@ -253,7 +253,7 @@ class EngineTrace(RuleBasedStateMachine):
             self.talks.remove(talk)
             self.llm.close_session(talk.name)
 
-    @precondition(lambda self: len(self.readers) < MOST_OPEN)
+    @precondition(lambda self: len(self.readers) < MAX_OPEN)
     @rule(wanted=WANTED)
     def stream(self, wanted):
         """Begin a stream; its request arrives with the first read."""
@@ -314,16 +314,16 @@ class EngineTrace(RuleBasedStateMachine):
         EngineTrace.met.update(self.llm.counters)
 
     def _until(self, ended):
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             if ended():
                 return
             self.step(1)
-        raise AssertionError(f"it has not ended after {MOST_STEPS} steps")
+        raise AssertionError(f"it has not ended after {MAX_STEPS} steps")
 
     def _talk(self, streaming, pick, timeout):
         """A session of this kind; a new one if `pick` is past those that are open."""
         those = [talk for talk in self.talks if talk.streaming is streaming]
-        if pick % MOST_OPEN < len(those):
+        if pick % MAX_OPEN < len(those):
             return _picked(those, pick)
         name = self.llm.open_session(10_000, streaming=streaming, timeout=timeout)
         self.talks.append(Talk(name, streaming, timeout, self.now))
@@ -357,7 +357,7 @@ class EngineTrace(RuleBasedStateMachine):
     def _fits(self, prompt, new):
         resolved = self.llm.resolved
         length = len(prompt) + new
-        return length <= 256 and length + resolved.slack <= resolved.num_pages * resolved.page_size
+        return length <= 256 and length + resolved.overrun <= resolved.num_pages * resolved.page_size
 
     def _time_out(self):
         """Exactly the sessions close that were idle for too long."""

@@ -11,7 +11,7 @@ from specmatrix.matrix.run.waivers import load_waivers, waive
 from specmatrix.reports.schema import CellRecord, GateResult, Header, StartRecord
 from specmatrix.reports.store import ReportWriter, load
 
-CHAIN, TREE = "eagle3.s3.k1.n4.v2", "eagle3.s3.k4.n8.v2.ragged"
+CHAIN, TREE = "eagle3.s3.k1.n4.v2", "eagle3.s3.k4.n8.v2.mixed_lengths"
 
 
 def write(folder, number, red=(), length=3.0):

@@ -101,7 +101,9 @@ def test_a_silent_downgrade_is_seen_by_the_effective_gate_alone():
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("name", "gate"), [("completion-text-stripped", "text"), ("metrics-withheld", "claims")])
+@pytest.mark.parametrize(
+    ("name", "gate"), [("completion-text-stripped", "text"), ("metrics-withheld", "claimed_capabilities")]
+)
 def test_a_server_of_the_patched_engine_is_judged_over_http(name: str, gate: str):
     (fault,) = select([name])
     (verdict,) = (result := trial(fault.patch, fault.chosen([]), subject=fault.subject)).verdicts

@@ -10,7 +10,7 @@ from specmatrix.cli import main
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.store import load
 
-CELL = "eagle3.s3.k4.n8.v2.ragged"
+CELL = "eagle3.s3.k4.n8.v2.mixed_lengths"
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def test_cells_pass_on_a_server_and_its_baseline_and_the_journal_agrees(server: 
     )
     for found in (pair, aborted, turns):
         assert found.state == "PASS", [(gate.name, gate.message) for gate in found.gates]
-    assert {gate.name for gate in pair.gates} == {"claims", "oracle", "identities", "lossless", "finish"}
+    assert {gate.name for gate in pair.gates} == {"claimed_capabilities", "oracle", "identities", "lossless", "finish"}
     assert (other.state, other.error) == ("UNSUPPORTED", "the server runs speculative_num_steps 3, not 5")
     after = server.llm.counters
     grown = {name: after[name] - before[name] for name in after}
@@ -193,7 +193,7 @@ def test_without_a_baseline_the_oracle_judges_the_run_itself(server: RunningServ
     )
     for one in found:
         assert one.state == "PASS", one
-        assert {gate.name for gate in one.gates} == {"claims", "oracle", "identities", "finish"}
+        assert {gate.name for gate in one.gates} == {"claimed_capabilities", "oracle", "identities", "finish"}
     reason = "there is no server without speculation to compare with; give --baseline-url"
     assert (none.state, none.error) == ("UNSUPPORTED", reason)
     excluded = load_subject("sglang", Endpoint(server.url)).profile.excluded
@@ -223,7 +223,10 @@ def test_chats_are_compared_with_the_baselines(tmp_path: Path):
                 )
             text = pair.gate("text")
             assert pair.state == state and text is not None and text.numbers["characters"] > 50, pair
-            assert [gate.name for gate in pair.gates] == ["claims", "text"] and sampled.state == "UNSUPPORTED"
+            assert [gate.name for gate in pair.gates] == [
+                "claimed_capabilities",
+                "text",
+            ] and sampled.state == "UNSUPPORTED"
 
 
 def alias(server: RunningServer) -> str:

@@ -44,7 +44,7 @@ def test_the_committed_cells_are_planned_close_to_the_bound():
 
 
 def test_ranked_cells_run_first_on_every_worker_and_wait_for_no_others_of_their_start():
-    early = ["none.length", "eagle3.k4", "none.pair.length", "ngram.v2.pair", "dflash.n4.ragged"]
+    early = ["none.length", "eagle3.k4", "none.pair.length", "ngram.v2.pair", "dflash.n4.mixed_lengths"]
     ranks = {name: place for place, name in enumerate(early)}
     cells = [*CELLS, *(cell for cell in map(Cell.from_id, early) if cell not in CELLS)]
     ranked = plan(cells, {}, TWO, ranks=ranks)
@@ -86,12 +86,12 @@ def test_groups_with_equal_requests_share_a_baseline():
     """Of the memory sizes, those that the requests depend on."""
 
     assert baselines("eagle3.s3.p4.pair") == baselines("none.v1.pair.abort_running")
-    assert baselines("none.pair") != baselines("none.ragged") != baselines("none.qwen3.ragged")
+    assert baselines("none.pair") != baselines("none.mixed_lengths") != baselines("none.qwen3.mixed_lengths")
     assert baselines("none.p4.tight.pair") != baselines("none.p16.tight.pair") != baselines("none.p16.pair")
 
 
 def test_of_the_next_groups_a_worker_takes_one_whose_baseline_no_other_has_run():
-    names = ["none.p4.ragged", "none.p16.pair.length", "none.p64.pair.stop_string"]
+    names = ["none.p4.mixed_lengths", "none.p16.pair.length", "none.p64.pair.stop_string"]
     queue = plan(map(Cell.from_id, names), {}, TWO, ranks={name: at for at, name in enumerate(names)}).queue
     assert take(queue, set(), baselines(names[0])).cells == (Cell.from_id(names[1]),)
     assert take(queue, set(), {*baselines(names[0]), *baselines(names[2])}).cells == (Cell.from_id(names[0]),)
@@ -99,7 +99,7 @@ def test_of_the_next_groups_a_worker_takes_one_whose_baseline_no_other_has_run()
 
 
 def test_a_long_group_does_not_wait_for_short_ones_with_other_baselines():
-    names = ["none.p4.ragged", "none.p16.pair.length", "none.p64.pair.stop_string"]
+    names = ["none.p4.mixed_lengths", "none.p16.pair.length", "none.p64.pair.stop_string"]
     queue = plan(map(Cell.from_id, names), {names[0]: 9.0, names[1]: 4.0, names[2]: 5.0}, [Host("a")]).queue
     assert [group.cells[0].id for group in queue] == [names[0], names[2], names[1]]
     taken = [take(queue, set(), baselines(names[0])).cells[0].id for _ in range(3)]

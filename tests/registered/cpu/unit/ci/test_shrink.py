@@ -13,9 +13,9 @@ from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.record import crashed, judged
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.subset import Subset
-from specmatrix.reports.schema import CellResult, RedAsk
+from specmatrix.reports.schema import CellResult, FailingRequest
 
-RED = "eagle3.s3.k4.n8.v2.p16.ragged"
+RED = "eagle3.s3.k4.n8.v2.p16.mixed_lengths"
 Defect = Callable[[Cell, Sequence[str], int], bool]
 
 
@@ -35,7 +35,7 @@ class ScriptedRuns:
                 yield crashed(prepared, KeyError(cell.id) if red else ValueError("another error"))
                 continue
             outcomes = [Outcome("effective", State.FAIL), Outcome("lossless", State.FAIL if red else State.PASS)]
-            ask = RedAsk("lossless", self.blamed, token=self.token) if self.blamed else None
+            ask = FailingRequest("lossless", self.blamed, token=self.token) if self.blamed else None
             yield judged(prepared, outcomes, first_red=ask)
 
 
@@ -54,18 +54,20 @@ def test_only_the_values_that_matter_are_left():
 
 
 def test_values_that_stay_red_one_by_one_but_not_together_are_taken_one_by_one():
-    best = shrunk(ScriptedRuns(lambda cell, names, tokens: cell.page_size == "16" or cell.batch == "ragged"))
-    assert best.cell.id in ("none.p16", "none.ragged")
+    best = shrunk(ScriptedRuns(lambda cell, names, tokens: cell.page_size == "16" or cell.batch == "mixed_lengths"))
+    assert best.cell.id in ("none.p16", "none.mixed_lengths")
 
 
 def test_the_blamed_request_alone_is_tried_first():
-    runs = ScriptedRuns(lambda cell, names, tokens: cell.batch == "ragged" and "q7" in names, blamed="q7#2")
+    runs = ScriptedRuns(lambda cell, names, tokens: cell.batch == "mixed_lengths" and "q7" in names, blamed="q7#2")
     best = shrunk(runs)
-    assert (best.cell.id, best.only.requests) == ("none.ragged", ("q7",))
+    assert (best.cell.id, best.only.requests) == ("none.mixed_lengths", ("q7",))
 
 
 def test_requests_that_fail_together_are_found_by_halving():
-    best = shrunk(ScriptedRuns(lambda cell, names, tokens: cell.batch == "ragged" and {"q5", "q10"} <= set(names)))
+    best = shrunk(
+        ScriptedRuns(lambda cell, names, tokens: cell.batch == "mixed_lengths" and {"q5", "q10"} <= set(names))
+    )
     assert best.only.requests == ("q5", "q10")
 
 

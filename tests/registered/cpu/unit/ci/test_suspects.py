@@ -72,14 +72,14 @@ def test_nothing_runs_again_where_nothing_could_be_concluded(red, green, changed
 
 
 EXECUTED = {"red": {"engine/loop.py": {4, 5}}, "green": {"engine/loop.py": {5}}}
-LEFT = ("none.v2.ragged", "eagle3.tp2.s3.v2.pair", OTHER, "none.qwen3.v2", "eagle3.s3.v2.ragged")
+LEFT = ("none.v2.mixed_lengths", "eagle3.tp2.s3.v2.pair", OTHER, "none.qwen3.v2", "eagle3.s3.v2.mixed_lengths")
 
 
 def test_where_no_cell_passed_the_nearest_that_did_not_run_are_tried(capsys):
     runs = RunsBeside()
     line = f"engine/loop.py:4: executed by {RED}, by none of 2 passing cells beside it"
     assert said(capsys, [RED], [], EXECUTED, left=LEFT, runs=runs) == [line]
-    assert runs == [OTHER, "eagle3.s3.v2.ragged", "none.v2.ragged"]
+    assert runs == [OTHER, "eagle3.s3.v2.mixed_lengths", "none.v2.mixed_lengths"]
     runs = RunsBeside()
     assert said(capsys, [RED], [RANKS], EXECUTED, left=[OTHER], runs=runs) == [
         WHICH + "no cell passed that they could be compared with"

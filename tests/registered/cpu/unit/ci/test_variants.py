@@ -45,7 +45,7 @@ def width(cell: Cell) -> int:
     return prepare(cell).predicted.topk
 
 
-RED = "eagle3.s3.k4.n8.v2.p16.ragged"
+RED = "eagle3.s3.k4.n8.v2.p16.mixed_lengths"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ RED = "eagle3.s3.k4.n8.v2.p16.ragged"
     [
         (lambda cell: cell.page_size != "1", ("page_size > 1",)),
         (lambda cell: cell.page_size == "16", ("page_size=16",)),
-        (lambda cell: cell.batch == "ragged", ("batch=ragged",)),
+        (lambda cell: cell.batch == "mixed_lengths", ("batch=mixed_lengths",)),
         (lambda cell: cell.page_size != "1" and cell.batch != "single", ("page_size > 1", "batch != single")),
         (
             lambda cell: cell.algorithm == "eagle3" and cell.spec_version == "v2",
@@ -77,7 +77,7 @@ def test_green_runs_run_no_further_cell():
 
 def test_two_axes_change_where_one_does_not_tell_candidates_apart():
     """Whatever changes alone, a tree has more than four nodes here, and a chain has not."""
-    found, factors = causes(lambda cell: width(cell) > 1 and cell.batch != "single", "eagle3.s3.k4.n8.v2.ragged")
+    found, factors = causes(lambda cell: width(cell) > 1 and cell.batch != "single", "eagle3.s3.k4.n8.v2.mixed_lengths")
     assert factors == (("topk > 1", "batch != single"),) and len(found) < 25
     deep = [cell.id for cell in found if cell.state == "PASS" and cell.axes["steps"] == "5"]
     assert deep and {Cell.from_id(name).topk for name in deep} == {"auto"}
@@ -93,15 +93,19 @@ def test_candidates_that_no_cell_tells_apart_end():
 
 
 def test_a_cell_of_which_the_candidates_say_the_same_is_not_run():
-    found = list(MarkedRuns(lambda cell: cell.page_size != "1")([Cell.from_id("eagle3.s3.v2.p16.ragged")]))
-    group = RedGroup("x", tuple(found), (("page_size=16", "batch=ragged"), ("page_size > 4", "batch=ragged")))
+    found = list(MarkedRuns(lambda cell: cell.page_size != "1")([Cell.from_id("eagle3.s3.v2.p16.mixed_lengths")]))
+    group = RedGroup(
+        "x", tuple(found), (("page_size=16", "batch=mixed_lengths"), ("page_size > 4", "batch=mixed_lengths"))
+    )
     cells = variants(group, {found[0].id})
-    assert [(cell.page_size, cell.batch) for cell in cells] == [("64", "ragged")]
+    assert [(cell.page_size, cell.batch) for cell in cells] == [("64", "mixed_lengths")]
 
 
 def test_only_cells_of_the_tier_are_tried():
-    one, two = MarkedRuns(lambda cell: True)([Cell.from_id("none.ragged"), Cell.from_id("none.tp2.ragged")])
-    factors = (("numerics=float32",), ("batch=ragged",))
+    one, two = MarkedRuns(lambda cell: True)(
+        [Cell.from_id("none.mixed_lengths"), Cell.from_id("none.tp2.mixed_lengths")]
+    )
+    factors = (("numerics=float32",), ("batch=mixed_lengths",))
     assert [(cell.numerics, cell.batch) for cell in variants(RedGroup("x", (one,), factors), ())] == [
         ("float32", "single")
     ]
@@ -117,15 +121,15 @@ def test_another_value_that_meets_the_candidate_too_tells_nothing():
 
 def test_a_single_candidate_is_tried_alone():
     """Four other axes take their defaults, all red; and three other page sizes are green."""
-    whole, factors = causes(lambda cell: cell.page_size == "16", RED, "eagle3.s3.k4.n8.v2.ragged")
+    whole, factors = causes(lambda cell: cell.page_size == "16", RED, "eagle3.s3.k4.n8.v2.mixed_lengths")
     assert factors == (("page_size=16",),) and len(whole) == 2 + 4 + 3
 
 
 def test_a_candidate_that_is_not_the_cause_alone_gets_its_further_conditions():
-    """Of the cells at first, all at batch=ragged and none else are red."""
-    cells = ("eagle3.s3.k4.n8.v2.ragged", "standalone.s2.k4.n16", "none.length")
-    found, factors = causes(lambda cell: cell.batch == "ragged" and cell.topk == "4", *cells)
-    assert factors == (("topk=4", "batch=ragged"),) and len(found) < 25
+    """Of the cells at first, all at batch=mixed_lengths and none else are red."""
+    cells = ("eagle3.s3.k4.n8.v2.mixed_lengths", "standalone.s2.k4.n16", "none.length")
+    found, factors = causes(lambda cell: cell.batch == "mixed_lengths" and cell.topk == "4", *cells)
+    assert factors == (("topk=4", "batch=mixed_lengths"),) and len(found) < 25
 
 
 def test_what_is_always_red_ends():

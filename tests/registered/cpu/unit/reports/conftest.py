@@ -64,7 +64,7 @@ def cell(name: str = "eagle3.k4", **changes: object) -> CellResult:
         id=name,
         state="PASS",
         start=start,
-        axes={"algorithm": "eagle3", "topk": "4", "spec_version": "auto", "batch": "ragged"},
+        axes={"algorithm": "eagle3", "topk": "4", "spec_version": "auto", "batch": "mixed_lengths"},
         repro=f"specmatrix run --cells id={name}",
         evidence={"speculated": 12},
         gates=(GateResult("ledger", "PASS", {"verbs": 40}), GateResult("lossless", "PASS", {"tokens": 256})),
@@ -114,7 +114,7 @@ class Specimen:
                 "page_size": draw.choice(("1", "4", "16", "64")),
                 "prefix_cache": draw.choice(("on", "on", "off")),
                 "prefill_chunk": draw.choice(("off", "7", "32")),
-                "batch": draw.choice(("single", "pair", "ragged", "burst")),
+                "batch": draw.choice(("single", "pair", "mixed_lengths", "burst")),
                 "sampling": draw.choice(("greedy", "greedy", "temperature")),
                 "abort": draw.choice(("none", "none", "running")),
             }

@@ -14,25 +14,25 @@ def axes(text: str) -> dict[str, str]:
 
 
 def test_the_shortest_conjunctions_that_no_passing_cell_meets_are_the_candidates():
-    failing = [axes("eagle3 4 ragged")]
-    passing = [axes("eagle3 4 single"), axes("eagle3 1 ragged"), axes("none 4 ragged")]
-    assert exact_factors(failing, passing) == (("algorithm=eagle3", "topk=4", "batch=ragged"),)
+    failing = [axes("eagle3 4 mixed_lengths")]
+    passing = [axes("eagle3 4 single"), axes("eagle3 1 mixed_lengths"), axes("none 4 mixed_lengths")]
+    assert exact_factors(failing, passing) == (("algorithm=eagle3", "topk=4", "batch=mixed_lengths"),)
     assert exact_factors(failing, passing[1:]) == (("algorithm=eagle3", "topk=4"),)
-    assert exact_factors(failing, passing[:1]) == (("batch=ragged",),)
-    assert exact_factors(failing, [axes("eagle3 1 single")]) == (("topk=4",), ("batch=ragged",))
+    assert exact_factors(failing, passing[:1]) == (("batch=mixed_lengths",),)
+    assert exact_factors(failing, [axes("eagle3 1 single")]) == (("topk=4",), ("batch=mixed_lengths",))
 
 
 def test_values_that_failing_cells_do_not_share_are_told_by_what_they_exclude():
     failing, passing = (
-        [axes("eagle3 2 ragged"), axes("eagle3 4 pair")],
-        [axes("eagle3 1 ragged"), axes("eagle3 4 single")],
+        [axes("eagle3 2 mixed_lengths"), axes("eagle3 4 pair")],
+        [axes("eagle3 1 mixed_lengths"), axes("eagle3 4 single")],
     )
     assert exact_factors(failing, passing) == (("topk > 1", "batch != single"),)
 
 
 def test_of_conditions_on_an_axis_the_one_that_fewer_cells_meet_is_given():
-    failing = [axes("eagle3 2 ragged"), axes("eagle3 4 pair")]
-    passing = [axes("eagle3 1 ragged"), axes("eagle3 4 single"), axes("eagle3 0 single")]
+    failing = [axes("eagle3 2 mixed_lengths"), axes("eagle3 4 pair")]
+    passing = [axes("eagle3 1 mixed_lengths"), axes("eagle3 4 single"), axes("eagle3 0 single")]
     assert exact_factors(failing, passing) == (("topk > 1", "batch != single"),), "and not topk != 1 too"
 
 
@@ -50,14 +50,14 @@ def red(make_cell, name: str, values: str, message: str):
 
 def reds(make_cell) -> list:
     return [
-        red(make_cell, "a", "eagle3 4 ragged", "3 of 5 requests differ, first q6 at token 2: 79 instead of 340"),
+        red(make_cell, "a", "eagle3 4 mixed_lengths", "3 of 5 requests differ, first q6 at token 2: 79 instead of 340"),
         red(make_cell, "b", "eagle3 4 pair", "1 of 2 requests differ, first q12.again at token 40: 1 instead of 2"),
-        red(make_cell, "c", "none 1 ragged", "a log-probability differs by 0.02 nats"),
+        red(make_cell, "c", "none 1 mixed_lengths", "a log-probability differs by 0.02 nats"),
     ]
 
 
 def green(make_cell) -> list:
-    return [make_cell("d", axes=axes("eagle3 1 ragged"), resolved=None)]
+    return [make_cell("d", axes=axes("eagle3 1 mixed_lengths"), resolved=None)]
 
 
 def test_equal_failures_are_one_group_whatever_their_names_and_numbers(make_cell):
@@ -71,7 +71,8 @@ def test_several_candidates_are_named(make_cell):
     cells = [make_cell("d", axes=axes("none 1 single"), resolved=None)]
     [group] = red_groups(reds(make_cell)[:1], cells)
     assert group.text == (
-        "1 red cell with lossless FAIL, at algorithm=eagle3; or at topk=4; or at batch=ragged, where no cell is green"
+        "1 red cell with lossless FAIL, at algorithm=eagle3; or at topk=4; or at batch=mixed_lengths, "
+        "where no cell is green"
     )
 
 
@@ -79,12 +80,13 @@ def test_several_candidates_are_named(make_cell):
     ("condition", "met"),
     [
         ("topk=4", True), ("topk=2", False), ("topk != 1", True), ("topk != 4", False), ("topk > 2", True),
-        ("topk > 4", False), ("topk < 16", True), ("topk < 4", False), ("batch=ragged", True), ("batch > 1", False),
+        ("topk > 4", False), ("topk < 16", True), ("topk < 4", False), ("batch=mixed_lengths", True),
+        ("batch > 1", False),
         ("steps=3", False), ("steps > 3", False),
     ],
 )  # fmt: skip
 def test_a_condition_holds_of_values(condition: str, met: bool):
-    assert meets(condition, axes("eagle3 4 ragged")) is met
+    assert meets(condition, axes("eagle3 4 mixed_lengths")) is met
 
 
 def test_errors_and_states_differ_in_kind(make_cell):

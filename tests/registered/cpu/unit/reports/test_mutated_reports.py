@@ -30,7 +30,7 @@ from tests.support.mutated_json import TOKENS, with_other_value
 MUTATIONS = 2000
 # One in so many is tried with every change.
 SAMPLE = 32
-REAL = ("dflash", "eagle", "ngram", "standalone.pair", "eagle3.tiers.v2.waves.length", "none.v2.length")
+REAL = ("dflash", "eagle", "ngram", "standalone.pair", "eagle3.tiers.v2.ramp.length", "none.v2.length")
 MOST = 500
 # What shows how much a gate looked at, and what it must not find; written down again, apart from the code under test.
 LOOKED = {

@@ -26,7 +26,7 @@ def effect(name, numbers, thresholds=None, interval=None):
         ("finish", {"requests": 1, "faults": 0}, 1),
         ("acceptance", {"rounds": [16.0, 16.0], "left": 0}, 32),
         ("acceptance", {"rounds": 32, "left": 0}, 32),
-        ("work", {"steps": 53}, 53),
+        ("schedule", {"steps": 53}, 53),
     ],
 )
 def test_a_defect_that_strikes_at_random(gate, numbers, number):

@@ -306,7 +306,12 @@ def test_a_start_that_was_edited_is_not_the_same_under_the_same_id(three, lines,
 def test_effective_values_are_those_of_green_cells_that_ran(tmp_path, make_cell, write_report):
     cells = [make_cell("ran"), make_cell("red", state="FAIL"), make_cell("refused", resolved=None)]
     report = load(write_report(tmp_path, cells))
-    assert report.effective("ran") == {"algorithm": "eagle3", "topk": "4", "spec_version": "v2", "batch": "ragged"}
+    assert report.effective("ran") == {
+        "algorithm": "eagle3",
+        "topk": "4",
+        "spec_version": "v2",
+        "batch": "mixed_lengths",
+    }
     assert report.effective("red") is report.effective("refused") is None
     assert report.values("red") == report.effective("ran")
     assert report.values("refused")["spec_version"] == "auto"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
-from specmatrix.engine.device.batch import StepBatch, Verdict, causal_bias, tree_bias
+from specmatrix.engine.device.batch import StepBatch, VerifyResult, causal_bias, tree_bias
 from specmatrix.engine.device.kv_groups import (
     KVGroup,
     KVGroups,
@@ -177,7 +177,7 @@ def test_compaction_moves_the_slots_of_every_group():
         data.copy_(torch.arange(data.numel()).view(data.shape))
     before = [data.clone() for data in pools]
     path, moved = torch.tensor([[1], [0]]), torch.tensor([True, False])
-    kv.commit(kv.begin(batch, bias, positions), Verdict(path, torch.ones(2).long(), path, moved))
+    kv.commit(kv.begin(batch, bias, positions), VerifyResult(path, torch.ones(2).long(), path, moved))
     for data, old, (to, kept) in zip(pools, before, [(2, 13), (6, 5)], strict=True):
         assert torch.equal(data[:, to], old[:, to + 1]) and torch.equal(data[:, kept], old[:, kept])
 
@@ -189,7 +189,7 @@ def test_the_commit_of_a_chain_moves_nothing():
     for data in pools:
         data.copy_(torch.arange(data.numel()).view(data.shape))
     before = [data.clone() for data in pools]
-    kv.commit(step, Verdict(positions, torch.ones(2).long(), positions))
+    kv.commit(step, VerifyResult(positions, torch.ones(2).long(), positions))
     assert all(map(torch.equal, pools, before))
 
 

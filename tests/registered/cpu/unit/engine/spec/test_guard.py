@@ -13,7 +13,7 @@ import torch
 
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import DraftStateSpec, Relay
-from specmatrix.engine.spec.drafter import DraftTree, Verdict, chain
+from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, chain
 from specmatrix.engine.spec.guard import (
     ANCESTORS,
     BATCH,
@@ -211,7 +211,7 @@ def test_values_that_are_not_finite_are_reported_and_carried_as_zeros(shape):
     guard = guard_of(None, carries=carries)
     guard.drafter.absorb = lambda batch, verdict, aux: {"age": age, "score": score.clone()}
     guard.begin(batch)
-    state = guard.absorb(batch, Verdict(batch.root, batch.rows, batch.root), None)
+    state = guard.absorb(batch, VerifyResult(batch.root, batch.rows, batch.root), None)
     assert guard.codes().tolist() == [0, 1 << FINITE, 1 << FINITE] and guard.error is None
     assert torch.equal(state["score"], torch.where(score == 0.5, score, 0)) and torch.equal(state["age"], age)
 
@@ -237,7 +237,7 @@ def test_what_is_no_state_of_the_drafter_puts_it_in_quarantine(state, words):
     guard.drafter.absorb = lambda batch, verdict, aux: state
     guard.begin(batch)
     with pytest.warns(RuntimeWarning, match="rounds continue without drafts"):
-        assert guard.absorb(batch, Verdict(batch.root, batch.rows, batch.root), None) is None
+        assert guard.absorb(batch, VerifyResult(batch.root, batch.rows, batch.root), None) is None
     assert guard.error.startswith(f"the drafter of ODD {words}; it is not called again")
 
 
@@ -251,7 +251,7 @@ def test_in_quarantine_no_hook_is_called_and_rounds_of_any_width_continue():
         first = asked(guard, batch)
     assert first.tokens.tolist() == [[7, 0, 0], [8, 0, 0]]
     assert asked(guard, batch_of(2, 1)).tokens.tolist() == [[7], [8]]
-    verdict = Verdict(torch.zeros(2, 3).long(), torch.ones(2).long(), torch.zeros(2, 3).long())
+    verdict = VerifyResult(torch.zeros(2, 3).long(), torch.ones(2).long(), torch.zeros(2, 3).long())
     assert guard.absorb(batch, verdict, None) is None
     assert calls == ["propose"] and quarantined == [1]
 

@@ -8,7 +8,7 @@ from specmatrix.matrix.accuracy.task import EXTRACTORS, Sample
 from specmatrix.matrix.accuracy.verdict import (
     ALPHA,
     FALSE_ALARMS,
-    LEAST_RIGHT,
+    MIN_RIGHT,
     PairingError,
     counts,
     overall,
@@ -71,7 +71,7 @@ def test_a_gain_is_no_loss():
 
 
 def test_fewer_right_answers_than_a_loss_needs_are_not_measured():
-    assert LEAST_RIGHT == 12
+    assert MIN_RIGHT == 12
     assert overall(pair(samples(12), samples(12)), "") is State.PASS
     thin = pair(samples(11), samples(11))
     assert overall(thin, "") is State.NOT_MEASURED

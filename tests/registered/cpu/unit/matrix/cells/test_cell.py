@@ -28,19 +28,19 @@ def test_an_id_is_the_content_of_its_cell():
 
 def test_ids_are_readable_and_leave_defaults_out():
     assert Cell().id == "none"
-    cell = Cell.of({"algorithm": "eagle3", "steps": "3", "topk": "4", "draft_tokens": "8", "batch": "ragged"})
-    assert cell.id == "eagle3.s3.k4.n8.ragged"
+    cell = Cell.of({"algorithm": "eagle3", "steps": "3", "topk": "4", "draft_tokens": "8", "batch": "mixed_lengths"})
+    assert cell.id == "eagle3.s3.k4.n8.mixed_lengths"
 
 
 def test_parts_of_an_id_may_come_in_any_order():
-    assert Cell.from_id("ragged.eagle3.s3").id == "eagle3.s3.ragged"
+    assert Cell.from_id("mixed_lengths.eagle3.s3").id == "eagle3.s3.mixed_lengths"
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("eagle3.s4", "cell id 'eagle3.s4' has an unknown part 's4'; the closest are s1, s2, s3, s5"),
-        ("eagle3.raged", "cell id 'eagle3.raged' has an unknown part 'raged'; the closest is ragged"),
+        ("eagle3.raged", "cell id 'eagle3.raged' has an unknown part 'raged'; the closest is mixed_lengths"),
         ("eagle9", "cell id 'eagle9' has an unknown part 'eagle9'; the closest is eagle3"),
         (
             "eagle3.topk",
@@ -120,7 +120,7 @@ def test_config_requests_the_cells_values():
 
 @pytest.mark.parametrize("name", ["table", "tiers", "flat"])
 def test_adaptive_steps_are_requested_by_their_slots(name):
-    cell = Cell.from_id(f"eagle3.{name}.v2.waves.length")
+    cell = Cell.from_id(f"eagle3.{name}.v2.ramp.length")
     assert cell.config() == EngineConfig(
         "llama-mini",
         speculative_algorithm="EAGLE3",
@@ -133,7 +133,7 @@ def test_adaptive_steps_are_requested_by_their_slots(name):
         max_total_tokens=AMPLE_TOKENS,
         random_seed=ENGINE_SEED,
     )
-    assert cell.baseline.id == "none.v2.waves.length"
+    assert cell.baseline.id == "none.v2.ramp.length"
 
 
 def test_the_default_cell_requests_plain_decoding_with_an_automatic_draft():
@@ -143,7 +143,7 @@ def test_the_default_cell_requests_plain_decoding_with_an_automatic_draft():
 
 
 def test_an_engine_has_a_seed_that_its_baseline_lacks():
-    cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.ragged.rules")
+    cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.mixed_lengths.rules")
     seeds = [each.config().random_seed for each in (cell, cell.canonical, cell.session_baseline)]
     assert seeds == [ENGINE_SEED, 0, 0] and ENGINE_SEED > 0
 
@@ -167,7 +167,7 @@ def test_each_model_has_its_own_ngram_match_type():
     }
 
 
-@pytest.mark.parametrize("memory", ["tight", "snug", "ample"])
+@pytest.mark.parametrize("memory", ["tight", "session_retract", "ample"])
 @pytest.mark.parametrize("model", AXES[NAMES.index("model")].names)
 def test_memory_is_a_multiple_of_every_page_size(memory, model):
     for size in AXES[NAMES.index("page_size")].names:
@@ -183,7 +183,7 @@ def test_large_pages_take_more_memory():
 
 
 def test_prices_add_up():
-    assert Cell(batch="exam").seconds > Cell(batch="burst").seconds > Cell().seconds > 0
+    assert Cell(batch="gsm").seconds > Cell(batch="burst").seconds > Cell().seconds > 0
     assert Cell().gpus == 0
 
 

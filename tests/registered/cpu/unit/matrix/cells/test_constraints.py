@@ -33,7 +33,7 @@ ALIKE = 60
 # What several ranks, and requests with logit rules or mixed stops, may run: one more value is the only fault.
 SEVERAL = (
     {"batch": "pair", "session": "streaming", "finish": "length"},
-    {"batch": "ragged"},
+    {"batch": "mixed_lengths"},
     {"algorithm": "eagle3", "batch": "pair"},
     {"algorithm": "eagle3", "batch": "pair", "steps": "3"},
     {"algorithm": "eagle3", "batch": "pair", "steps": "3", "topk": "4"},
@@ -42,7 +42,7 @@ SEVERAL = (
 WINDOWS = tuple(
     {"prefix_cache": "off"} | beside
     for beside in (
-        {"batch": "ragged"},
+        {"batch": "mixed_lengths"},
         *({"algorithm": name, "batch": "pair"} for name in ("none", "standalone", "ngram")),
     )
 )
@@ -126,13 +126,13 @@ def test_the_engine_refuses_with_the_sentence_of_the_lifted_rule(constraint, sta
         ("none.v2.sync", ["v2-needs-overlap"]),
         ("none.v1.sync", ["v1-without-overlap"]),
         ("none.tight", ["alone-under-pressure"]),
-        ("none.snug.pair.stream.length", []),
-        ("none.snug.stream.length", ["snug-for-turns"]),
-        ("none.snug.pair.length", ["snug-for-turns"]),
-        ("none.snug.pair.stream", ["snug-for-turns"]),
+        ("none.session_retract.pair.stream.length", []),
+        ("none.session_retract.stream.length", ["session_retract-for-turns"]),
+        ("none.session_retract.pair.length", ["session_retract-for-turns"]),
+        ("none.session_retract.pair.stream", ["session_retract-for-turns"]),
         ("none.ctx.pair.branch.length", []),
         ("none.ctx.pair", ["context-out-of-reach"]),
-        ("none.ctx.ragged.length", ["context-out-of-reach"]),
+        ("none.ctx.mixed_lengths.length", ["context-out-of-reach"]),
         ("none.ctx.tight.pair.length", ["context-out-of-reach"]),
         ("none.tp2.ctx.pair.length", ["few-ranks-context"]),
         ("none.tp2.pair.branch", []),
@@ -140,13 +140,13 @@ def test_the_engine_refuses_with_the_sentence_of_the_lifted_rule(constraint, sta
         ("none.mixed", ["mixed-alone"]),
         ("none.burst.abort_queued", ["queue-empty"]),
         ("none.m4.burst.abort_queued", []),
-        ("none.exam.length", ["exam-cut-short"]),
-        ("none.tight.exam", ["exam-under-pressure"]),
+        ("none.gsm.length", ["gsm-cut-short"]),
+        ("none.tight.gsm", ["gsm-under-pressure"]),
         ("none.s3.tight.mixed", ["nothing-to-draft", "alone-under-pressure", "mixed-alone"]),
         ("nextn.deepseek.s2", []),
         ("eagle3.tiers.s2", []),
         ("eagle3.tiers.s5", ["steps-no-candidate"]),
-        ("eagle3.table.waves.length", []),
+        ("eagle3.table.ramp.length", []),
         ("eagle3.s2.table", ["steps-no-candidate", "table-of-one-drafter"]),
         ("eagle.table", ["table-of-one-drafter"]),
         ("eagle3.flat", ["adaptive-config-flat"]),
@@ -188,8 +188,8 @@ def test_expect(text, expected):
     [
         ("none.tight", "cell none.tight is redundant (alone-under-pressure): a single request is never retracted"),
         (
-            "none.exam.length",
-            "cell none.exam.length is impossible (exam-cut-short): a truncated or aborted answer cannot be graded",
+            "none.gsm.length",
+            "cell none.gsm.length is impossible (gsm-cut-short): a truncated or aborted answer cannot be graded",
         ),
     ],
 )

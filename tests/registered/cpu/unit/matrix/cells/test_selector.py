@@ -5,7 +5,7 @@ from specmatrix.matrix.cells.axes import NAMES, START_AXES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import HELP, parse_selector
 
-TREE = Cell.from_id("eagle3.s3.k4.n8.v2.ragged")
+TREE = Cell.from_id("eagle3.s3.k4.n8.v2.mixed_lengths")
 CHAIN = Cell.from_id("eagle3.s3.k1.p16")
 PLAIN = Cell.from_id("none.tight.pair")
 CELLS = {"tree": TREE, "chain": CHAIN, "plain": PLAIN}
@@ -86,7 +86,7 @@ def test_a_start_is_ruled_out_or_let_in_only_if_all_of_its_cells_are(text):
     selector = parse_selector(text)
     starts = [Cell.from_id(start) for start in ("eagle3", "eagle3.p4", "eagle3.s3.k4.n8", "none", "none.p16")]
     for start in starts:
-        picked = [selector(start._replace(batch=batch)) for batch in ("single", "pair", "ragged", "burst")]
+        picked = [selector(start._replace(batch=batch)) for batch in ("single", "pair", "mixed_lengths", "burst")]
         for known in (start[: len(START_AXES)], start[:4], ()):
             assert selector.may(known) or not any(picked)
             assert not selector.must(known) or all(picked)

@@ -62,5 +62,5 @@ def test_a_first_token_is_a_request_of_one_token():
 
 
 def test_questions_begin_again_after_the_last():
-    cell = Cell.from_id("eagle3.exam")
+    cell = Cell.from_id("eagle3.gsm")
     assert timed_requests(cell, 999, 2**31 - 1)

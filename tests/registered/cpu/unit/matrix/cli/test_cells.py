@@ -33,10 +33,10 @@ def test_the_cells_of_another_subject_are_its_own_with_what_it_does_not_support(
     own = [cell.id for cell in of_gpus(subject_cells("pr", "transformers"), 0)]
     lines = said(capsys, "cells", "list", "--subject", "transformers").splitlines()
     assert lines[:-1] == [f"{one}  runs" for one in own] and lines[-1] == f"{len(own)} cells, of which 0 unsupported"
-    words = ("cells", "list", "--subject", "transformers", "--stage", "nightly", "--cells", "none.waves.length")
+    words = ("cells", "list", "--subject", "transformers", "--stage", "nightly", "--cells", "none.ramp.length")
     (row,) = json.loads(said(capsys, *words, "--json"))["cells"]
-    assert row["id"] == "none.waves.length" and row["unsupported"].startswith("transformers' assisted generation takes")
-    assert said(capsys, *words).startswith(f"none.waves.length  unsupported: {row['unsupported']}\n1 cell, of which 1 ")
+    assert row["id"] == "none.ramp.length" and row["unsupported"].startswith("transformers' assisted generation takes")
+    assert said(capsys, *words).startswith(f"none.ramp.length  unsupported: {row['unsupported']}\n1 cell, of which 1 ")
 
 
 def test_several_cells_are_explained_in_their_order(capsys):

@@ -12,7 +12,7 @@ import torch
 
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import DraftStateSpec, Relay
-from specmatrix.engine.spec.drafter import Verdict
+from specmatrix.engine.spec.drafter import VerifyResult
 from specmatrix.matrix.conformance.inspector import InspectedDrafter
 from tests.support.misbehaving_drafter import READERS, TRAITS, WRITERS, Pretender
 
@@ -46,7 +46,7 @@ def run(drafter: InspectedDrafter) -> tuple[str, ...]:
     assert batch.relay is not None
     tree = drafter.propose(batch, batch.relay)
     drafter.absorb(
-        batch_of(4), Verdict(tree.depths[:, :3].clone(), torch.tensor([1, 2]), tree.tokens[:, :3].clone()), None
+        batch_of(4), VerifyResult(tree.depths[:, :3].clone(), torch.tensor([1, 2]), tree.tokens[:, :3].clone()), None
     )
     return drafter.violations
 

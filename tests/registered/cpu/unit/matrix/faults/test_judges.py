@@ -37,19 +37,19 @@ def test_imports_are_read_from_the_text(text, whether):
 
 
 def test_a_module_belongs_to_the_gates_that_import_it():
-    assert gates_of("matrix/gates/rest.py") == {"rest"}
+    assert gates_of("matrix/gates/leaks.py") == {"leaks"}
     assert gates_of("matrix/oracles/ledger.py") >= {"ledger", "session"}
-    assert gates_of("matrix/oracles/page_trie.py") >= {"work"}
+    assert gates_of("matrix/oracles/page_trie.py") >= {"schedule"}
     assert gates_of("reports/stats/paired.py") == frozenset()
 
 
 @pytest.mark.parametrize(
     ("second", "told"),
     [
-        ({"rest": ("FAIL", "2 left")}, ""),
-        ({"rest": ("PASS", "")}, "rest of a is PASS, not FAIL"),
+        ({"leaks": ("FAIL", "2 left")}, ""),
+        ({"leaks": ("PASS", "")}, "rest of a is PASS, not FAIL"),
         ({}, "rest of a is gone, not FAIL"),
-        ({"rest": ("FAIL", ""), "work": ("FAIL", "")}, "work of a is FAIL, not gone"),
+        ({"leaks": ("FAIL", ""), "schedule": ("FAIL", "")}, "work of a is FAIL, not gone"),
         ("KeyError: it", "a crashes"),
         (None, "0 of 1 cells end"),
     ],
@@ -59,29 +59,29 @@ def test_a_change_of_the_kill_matrix_is_a_gate_that_sees_a_fault_differently(mon
 
     def trial(change, cells, seed, processes):
         calls.append(change)
-        gates = {"rest": ("FAIL", "1 left")} if len(calls) == 1 or isinstance(second, str) else second
+        gates = {"leaks": ("FAIL", "1 left")} if len(calls) == 1 or isinstance(second, str) else second
         error = second if isinstance(second, str) and len(calls) > 1 else None
         return Trial(() if gates is None else (CellVerdict("a", gates, error, 0.1),), None)
 
     monkeypatch.setattr(judges, "trial", trial)
-    faults = [one for one in catalogue() if one.expected == ("rest",) and one.tier == "cpu"][:1]
+    faults = [one for one in catalogue() if one.expected == ("leaks",) and one.tier == "cpu"][:1]
     skipped = [one for one in catalogue() if one.expected == ("lossless",)][:1]
     changes = KillChanges((*skipped, *faults), [], 0, Processes())
     monkeypatch.setattr(type(faults[0]), "chosen", lambda fault, locked: [])
-    mutant = Mutations("matrix/gates/rest.py", "def judge(left):\n    return left > 0\n")[0]
-    assert changes.first("matrix/gates/rest.py", mutant) == (told and f"{faults[0].id}: {told}")
+    mutant = Mutations("matrix/gates/leaks.py", "def judge(left):\n    return left > 0\n")[0]
+    assert changes.first("matrix/gates/leaks.py", mutant) == (told and f"{faults[0].id}: {told}")
     assert changes.first("reports/stats/paired.py", mutant) == "" and len(calls) == 2
-    changes.first("matrix/gates/rest.py", mutant)
+    changes.first("matrix/gates/leaks.py", mutant)
     assert len(calls) == 3  # the fault alone runs once
     calls.clear()
     monkeypatch.setattr(judges, "trial", lambda change, *rest, processes: calls.append(change) or Trial((), None))
-    many = [one for one in catalogue() if "work" in one.expected or "lossless" in one.expected]
+    many = [one for one in catalogue() if "schedule" in one.expected or "lossless" in one.expected]
     assert KillChanges(many, [], 0, Processes()).first("matrix/gates/gate.py", mutant) == ""
     assert len(many) > 30 and 2 * 12 <= len(calls) <= 2 * 24  # once without the mutant, once with it
 
 
 def test_a_mutant_of_a_judge_meets_unit_tests_and_then_the_kill_matrix(monkeypatch):
-    one = Mutations("matrix/gates/rest.py", "def judge(left):\n    return left > 0\n")[0]
+    one = Mutations("matrix/gates/leaks.py", "def judge(left):\n    return left > 0\n")[0]
 
     def outcome(failed, change, tests=True):
         monkeypatch.setattr(mutants, "failed_test", lambda mutant, places, processes: mutant and failed)

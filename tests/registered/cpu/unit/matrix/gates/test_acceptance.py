@@ -231,15 +231,15 @@ def test_a_missing_combination_is_not_measured(measured, gate):
         ("eagle3.temperature", False),
         ("eagle3.pair.mixed", True),
         ("eagle3.abort_running", False),
-        ("eagle3.s3.waves.length", True),
-        ("none.waves.length", False),
+        ("eagle3.s3.ramp.length", True),
+        ("none.ramp.length", False),
     ],
 )
 def test_it_applies_to_greedy_drafted_requests(gate, cell_id, applies):
     assert gate.applies(Cell.from_id(cell_id)) is applies
 
 
-WAVES = "eagle3.s3.k4.n8.v2.p16.waves.length"
+WAVES = "eagle3.s3.k4.n8.v2.p16.ramp.length"
 
 
 def test_static_rounds_of_waves_are_the_oracles(measured, altered):
@@ -261,7 +261,7 @@ def test_the_file_is_read(tmp_path):
     assert oracle == Oracle(((1, 2, 3),), {("eagle3", 3, 4, 8): ((2, 1),)}, ((-0.5, 0.0, -2.0),))
 
 
-NGRAM = "ngram.ragged.mixed"
+NGRAM = "ngram.mixed_lengths.mixed"
 
 
 def test_rounds_of_ngrams_are_replayed_drawn_ones_too(measured):

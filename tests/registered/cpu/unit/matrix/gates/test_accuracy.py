@@ -10,7 +10,7 @@ from specmatrix.matrix.workloads.build import EXAM_QUESTIONS
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec
 
-CELL = prepare(Cell.from_id("eagle3.exam"))
+CELL = prepare(Cell.from_id("eagle3.gsm"))
 GATE = AccuracyGate(card=lambda target: 0.8)
 
 
@@ -96,7 +96,7 @@ def test_extractors(text, strict, flexible):
 
 @pytest.mark.nightly
 def test_the_reference_engine_passes_its_exam(measured):
-    prepared, run, baseline = measured("standalone.s3.v2.p16.exam")
+    prepared, run, baseline = measured("standalone.s3.v2.p16.gsm")
     outcome = AccuracyGate().judge(prepared, run, baseline)
     assert (outcome.state, outcome.message) == (State.PASS, "")
     assert outcome.numbers["n"] == EXAM_QUESTIONS and outcome.numbers["card_test_share"] == card_accuracy("llama-mini")

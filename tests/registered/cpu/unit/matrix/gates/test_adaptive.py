@@ -12,7 +12,7 @@ from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.subjects.protocol import Observation, Run, Trace
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
-CELL = "eagle3.tiers.v2.waves.length"
+CELL = "eagle3.tiers.v2.ramp.length"
 
 
 def changed(run: Run, index: int, change: Callable[[Observation], Observation]) -> Run:
@@ -41,11 +41,11 @@ def test_it_judges_adaptive_cells_of_the_table():
     "cell_id",
     [
         CELL,
-        pytest.param("eagle3.tiers.v1.waves.length", marks=pytest.mark.nightly),
-        pytest.param("eagle3.table.v2.waves.length", marks=pytest.mark.nightly),
+        pytest.param("eagle3.tiers.v1.ramp.length", marks=pytest.mark.nightly),
+        pytest.param("eagle3.table.v2.ramp.length", marks=pytest.mark.nightly),
         pytest.param("eagle3.flat.v2.pair", marks=pytest.mark.nightly),
-        pytest.param("eagle3.tiers.v2.c7.tight.ragged", marks=pytest.mark.nightly),
-        "eagle3.tiers.v2.ragged.stream.abort_running",
+        pytest.param("eagle3.tiers.v2.c7.tight.mixed_lengths", marks=pytest.mark.nightly),
+        "eagle3.tiers.v2.mixed_lengths.stream.abort_running",
     ],
 )
 def test_real_runs_pass(measured, cell_id):

@@ -31,12 +31,12 @@ def saying(name, outcome):
 
 @pytest.mark.parametrize(
     "cell_id",
-    [CELL, REWRITTEN, UNCACHED, "eagle3.flat.v2.waves.length", "ngram.k2.n6.pair", "nextn.deepseek.s2.v2.ragged"],
+    [CELL, REWRITTEN, UNCACHED, "eagle3.flat.v2.ramp.length", "ngram.k2.n6.pair", "nextn.deepseek.s2.v2.mixed_lengths"],
 )
 def test_the_reviewed_resolution_passes(measured, cell_id):
     outcome = GATE.judge(*measured(cell_id))
     assert (outcome.state, outcome.message) == (State.PASS, "")
-    rewrites = int(cell_id in (REWRITTEN, UNCACHED, "eagle3.flat.v2.waves.length"))
+    rewrites = int(cell_id in (REWRITTEN, UNCACHED, "eagle3.flat.v2.ramp.length"))
     assert outcome.numbers["rewrites"] == rewrites and outcome.numbers["fields"] > 20
 
 
@@ -109,7 +109,11 @@ def test_a_reason_without_an_automatic_choice_fails(measured):
 
 @pytest.mark.parametrize(
     "cell_id",
-    ["eagle3.qwen3.s3.pair", "none.qwen3.v1.nocache.c7.tight.pair", "eagle3.qwen3.tiers.v2.p4.nocache.c7.ragged"],
+    [
+        "eagle3.qwen3.s3.pair",
+        "none.qwen3.v1.nocache.c7.tight.pair",
+        "eagle3.qwen3.tiers.v2.p4.nocache.c7.mixed_lengths",
+    ],
 )
 def test_window_pages_are_worked_out_again(measured, cell_id):
     prepared, run, baseline = measured(cell_id)

@@ -11,7 +11,7 @@ CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 # Together they demand every row of EVIDENCE.
 CELLS = [
     CELL,
-    "none.v1.nocache.c7.ragged.temperature.stop_token.abort_running",
+    "none.v1.nocache.c7.mixed_lengths.temperature.stop_token.abort_running",
     "standalone.s3.p4.m4.burst.mixed",
     "standalone.s3.v1.p16.tight.m4.burst.stop_string.abort_queued",
     "eagle3.s3.k2.n6.v2.ctx.length",
@@ -19,14 +19,14 @@ CELLS = [
     "eagle3.s3.k4.n8.v2.p16.burst",
     "eagle3.s5.v2.p16.pair.stream.abort_running",
     "none.v2.tight.burst.stream",
-    "none.v2.snug.pair.stream.length",
+    "none.v2.session_retract.pair.stream.length",
     "eagle3.qwen3.s3.k4.n8.v2.p16.nocache.pair",
-    "eagle3.tiers.v2.waves.length",
-    "eagle3.table.v1.waves.length",
-    "eagle3.flat.v2.waves.length",
+    "eagle3.tiers.v2.ramp.length",
+    "eagle3.table.v1.ramp.length",
+    "eagle3.flat.v2.ramp.length",
 ]
 # The others show nothing by day that these and the pr cells do not.
-DAILY = {CELL, "none.v2.snug.pair.stream.length", "eagle3.flat.v2.waves.length"}
+DAILY = {CELL, "none.v2.session_retract.pair.stream.length", "eagle3.flat.v2.ramp.length"}
 GATE = EffectiveGate()
 
 
@@ -40,7 +40,7 @@ def test_the_reference_engine_shows_all_evidence(measured, cell_id):
 
 
 def test_a_depth_that_earlier_cells_raised_to_its_end_need_not_rise(measured, with_evidence):
-    prepared, run, baseline = measured("eagle3.flat.v2.waves.length")
+    prepared, run, baseline = measured("eagle3.flat.v2.ramp.length")
     still = with_evidence(run, {"adaptive.switched_up": 0})
     assert GATE.judge(prepared, still, baseline).state is State.FAIL
     for width, state in ((6, State.PASS), (5, State.FAIL)):
@@ -116,8 +116,8 @@ def test_rounds_on_a_gpu_must_be_replayed(measured, with_evidence):
 @pytest.mark.parametrize(
     ("cell_id", "share"),
     [
-        ("standalone.qwen3.s3.k2.n6.v2.p4.nocache.c7.tight.ragged", True),
-        ("standalone.qwen3.s3.k2.n6.v2.p4.nocache.tight.ragged", False),
+        ("standalone.qwen3.s3.k2.n6.v2.p4.nocache.c7.tight.mixed_lengths", True),
+        ("standalone.qwen3.s3.k2.n6.v2.p4.nocache.tight.mixed_lengths", False),
     ],
 )
 def test_windows_of_two_requests_are_in_tight_memory_where_prompts_come_in_chunks(measured, cell_id, share):

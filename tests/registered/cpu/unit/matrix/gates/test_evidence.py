@@ -8,7 +8,7 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.cover.lock import PRESETS
-from specmatrix.matrix.gates.evidence import EVIDENCE, LEAST_ROUNDS
+from specmatrix.matrix.gates.evidence import EVIDENCE, MIN_ROUNDS
 from specmatrix.matrix.subjects.protocol import Answer, Memory, Run
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
@@ -73,23 +73,23 @@ def test_a_text_that_fills_a_page_must_be_cached(cell, tokens, due):
 DEMANDS = [
     (
         "adaptive.switched_down+",
-        "eagle3.tiers.waves.length",
-        "eagle3.tiers.m4.waves.length eagle3.tiers.ragged eagle3.table.waves.length none.waves.length",
+        "eagle3.tiers.ramp.length",
+        "eagle3.tiers.m4.ramp.length eagle3.tiers.mixed_lengths eagle3.table.ramp.length none.ramp.length",
     ),
     (
         "adaptive.switched_up+",
-        "eagle3.tiers.waves.length eagle3.flat.pair eagle3.flat.ragged.length",
+        "eagle3.tiers.ramp.length eagle3.flat.pair eagle3.flat.mixed_lengths.length",
         "eagle3.flat eagle3.flat.pair.temperature eagle3.flat.pair.abort_running eagle3.flat.pair.stop_token",
     ),
     (
         "adaptive.batch_switch+",
-        "eagle3.tiers.waves.length eagle3.table.waves.length",
-        "eagle3.table.m4.waves.length eagle3.table.ragged eagle3.flat.waves.length eagle3.tiers.m4.waves.length",
+        "eagle3.tiers.ramp.length eagle3.table.ramp.length",
+        "eagle3.table.m4.ramp.length eagle3.table.mixed_lengths eagle3.flat.ramp.length eagle3.tiers.m4.ramp.length",
     ),
     (
         "adaptive.batch_switch-",
-        "eagle3.flat.waves.length eagle3.s3.waves.length",
-        "eagle3.tiers.waves.length eagle3.table.waves.length",
+        "eagle3.flat.ramp.length eagle3.s3.ramp.length",
+        "eagle3.tiers.ramp.length eagle3.table.ramp.length",
     ),
     ("spec.drafted+", "ngram eagle3", "none"),
     (
@@ -101,32 +101,37 @@ DEMANDS = [
     ("tree.branched-", "eagle3.s3 none", "eagle3.s3.k4.n8"),
     ("overlap.in_flight+", "eagle3.s3.v2", "eagle3.s3.v1"),
     ("overlap.in_flight-", "eagle3.s3.v1", "eagle3.s3.v2"),
-    ("decode.batched+", "none.ragged none.burst none.ragged.tight", "none none.pair"),
+    ("decode.batched+", "none.mixed_lengths none.burst none.mixed_lengths.tight", "none none.pair"),
     (
         "retract.done+",
-        "none.tight.ragged none.tight.ragged.abort_running none.tight.burst.abort_running none.tight.pair "
-        "none.snug.pair.stream.length none.tight.ragged.rules.length",
-        "none.ragged none.tight.pair.stream none.tight.ragged.rules",
+        "none.tight.mixed_lengths none.tight.mixed_lengths.abort_running none.tight.burst.abort_running "
+        "none.tight.pair none.session_retract.pair.stream.length none.tight.mixed_lengths.rules.length",
+        "none.mixed_lengths none.tight.pair.stream none.tight.mixed_lengths.rules",
     ),
-    ("retract.done-", "none.ragged", "none.tight.ragged none.snug.pair.stream.length"),
+    ("retract.done-", "none.mixed_lengths", "none.tight.mixed_lengths none.session_retract.pair.stream.length"),
     ("prefix.hit-", "none.nocache", "none"),
     (
         "prefix.hit+",
-        "none.m4.ragged none.m4.burst none.p16.m4.ragged",
-        "none.ragged none.nocache.m4.ragged none.m4.ragged.abort_running none.p64.m4.ragged none.tight.m4.ragged",
+        "none.m4.mixed_lengths none.m4.burst none.p16.m4.mixed_lengths",
+        "none.mixed_lengths none.nocache.m4.mixed_lengths none.m4.mixed_lengths.abort_running "
+        "none.p64.m4.mixed_lengths none.tight.m4.mixed_lengths",
     ),
-    ("queue.waited+", "none.m4.ragged none.m4.burst", "none.ragged"),
+    ("queue.waited+", "none.m4.mixed_lengths none.m4.burst", "none.mixed_lengths"),
     (
         "session.inherited+",
-        "none.pair.stream none.snug.pair.stream.length",
-        "none.tight.pair.stream none.snug.ragged.stream.length none.pair.branch none.pair",
+        "none.pair.stream none.session_retract.pair.stream.length",
+        "none.tight.pair.stream none.session_retract.mixed_lengths.stream.length none.pair.branch none.pair",
     ),
     (
         "session.dropped+",
         "none.tight.burst.stream",
-        "none.tight.ragged.stream none.tight.burst.branch none.burst.stream",
+        "none.tight.mixed_lengths.stream none.tight.burst.branch none.burst.stream",
     ),
-    ("session.spared+", "none.snug.pair.stream.length", "none.snug.ragged.stream.length none.pair.stream.length"),
+    (
+        "session.spared+",
+        "none.session_retract.pair.stream.length",
+        "none.session_retract.mixed_lengths.stream.length none.pair.stream.length",
+    ),
     ("session.rolled_back+", "none.pair.stream.abort_running", "none.pair.stream none.tight.pair.stream.abort_running"),
     ("session.timed_out+", "none.pair.stream", "none.pair.branch none.pair"),
     ("session.timed_out-", "none.pair.branch none.pair", "none.pair.stream"),
@@ -135,13 +140,13 @@ DEMANDS = [
     ("sample.greedy+", "none none.pair.mixed", "none.temperature none.rules"),
     ("sample.random+", "none.pair.mixed none.temperature none.rules", "none"),
     ("sample.random-", "none", "none.pair.mixed none.temperature"),
-    ("abort.waiting+", "none.m4.ragged.abort_queued", "none.ragged.abort_running none"),
-    ("abort.running+", "none.ragged.abort_running", "none.m4.ragged.abort_queued none"),
-    ("abort.running-", "none", "none.ragged.abort_running none.m4.ragged.abort_queued"),
+    ("abort.waiting+", "none.m4.mixed_lengths.abort_queued", "none.mixed_lengths.abort_running none"),
+    ("abort.running+", "none.mixed_lengths.abort_running", "none.m4.mixed_lengths.abort_queued none"),
+    ("abort.running-", "none", "none.mixed_lengths.abort_running none.m4.mixed_lengths.abort_queued"),
     (
         "finish.stop_token+",
-        "none none.ragged none.ragged.abort_running none.stop_token none.tight.ragged.stop_token",
-        "none.abort_running none.tight.ragged none.tight.pair.stop_token none.length none.tight.pair.stream",
+        "none none.mixed_lengths none.mixed_lengths.abort_running none.stop_token none.tight.mixed_lengths.stop_token",
+        "none.abort_running none.tight.mixed_lengths none.tight.pair.stop_token none.length none.tight.pair.stream",
     ),
     ("finish.stop_token-", "none.length", "none none.stop_token"),
     ("finish.stop_string+", "none.stop_string none.tight.pair.stop_string", "none none.tight.pair.stream.stop_string"),
@@ -169,7 +174,7 @@ def test_what_each_counter_is_demanded_of(row, cells, others):
 def test_samples_with_rules_may_end_while_two_texts_still_fit(measured, altered, name, always):
     _, run, _ = measured("eagle3.s3.k4.n8")
     (row,) = [row for row in EVIDENCE if row.counter == "retract.done" and row.seen]
-    cell = Cell.from_id(f"none.tight.ragged.{name}")
+    cell = Cell.from_id(f"none.tight.mixed_lengths.{name}")
     for total, asked_for in ((cell.memory_tokens, always), (cell.memory_tokens + 1, True)):
         one = altered(run, 0, prompt_ids=(5,) * 10, output_ids=(5,) * (total // 2 - 10))
         two = replace(one.answers[0], output_ids=(5,) * (total - total // 2 - 10))
@@ -205,10 +210,10 @@ def test_an_index_that_knows_the_text_may_always_be_right_on_its_first_branch(me
     _, run, _ = measured("eagle3.s3.k4.n8")
     (row,) = [row for row in EVIDENCE if row.counter == "tree.compacted" and row.seen]
     cell, depth = Cell.from_id(name), run.resolved["num_steps"]
-    whole = altered(run, 0, accept_lengths=(depth + 1,) * LEAST_ROUNDS)
-    parts = altered(run, 0, accept_lengths=(depth,) * LEAST_ROUNDS)
+    whole = altered(run, 0, accept_lengths=(depth + 1,) * MIN_ROUNDS)
+    parts = altered(run, 0, accept_lengths=(depth,) * MIN_ROUNDS)
     assert row.when(cell, whole) == asked_of_all and row.when(cell, parts)
-    assert not row.when(cell, altered(run, 0, accept_lengths=(depth,) * (LEAST_ROUNDS - 1)))
+    assert not row.when(cell, altered(run, 0, accept_lengths=(depth,) * (MIN_ROUNDS - 1)))
 
 
 def test_a_rollback_may_be_beyond_a_sliding_window(measured):
@@ -236,4 +241,4 @@ def test_two_requests_decode_together_where_their_windows_fit(measured, memory, 
     (row,) = [row for row in EVIDENCE if row.counter == "decode.batched" and row.seen]
     told = {"window": window, "chunked_prefill_size": chunk, "window_pages": pages, "page_size": 16, "lag": 1}
     run = replace(run, resolved={**run.resolved, **told})
-    assert row.when(Cell.from_id(f"eagle3.s3.v2.ragged.{memory}".removesuffix(".ample")), run) == fit
+    assert row.when(Cell.from_id(f"eagle3.s3.v2.mixed_lengths.{memory}".removesuffix(".ample")), run) == fit

@@ -11,7 +11,7 @@ CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 STRING = "eagle3.s3.k4.n8.v2.p16.pair.temperature.stop_string.abort_running"
 TOKEN = "eagle3.s3.k4.n8.v2.p16.pair.mixed.stop_token"
 LENGTH = "eagle3.s3.k2.n6.v2.length"
-ADAPTED = "eagle3.tiers.v2.ragged"
+ADAPTED = "eagle3.tiers.v2.mixed_lengths"
 DRAWN = "none.v1.temperature"
 PLAIN = "none.pair"
 TIGHT = "none.v1.nocache.c7.tight.pair"
@@ -137,7 +137,7 @@ def test_a_missing_answer_is_not_measured(measured):
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the cell has no requests")
 
 
-MIXED = "none.ragged.stops"
+MIXED = "none.mixed_lengths.stops"
 
 
 def test_mixed_stops_all_occur(measured):
@@ -182,7 +182,7 @@ def test_another_engine_may_end_at_the_stop_string_that_ends_first_and_hold_back
     assert GATE.judge(prepared, held, baseline).state is State.PASS
 
 
-SCORED = "none.ragged.rules"
+SCORED = "none.mixed_lengths.rules"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from specmatrix.matrix.oracles.logit_rules import ruled_tokens
 from specmatrix.matrix.oracles.precision import PreciseToken
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
-RULED = "none.ragged.rules"
-TURNS = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"
+RULED = "none.mixed_lengths.rules"
+TURNS = "eagle3.s3.k4.n8.v2.p16.session_retract.pair.stream.length"
 SAMPLED = "eagle3.s3.k4.n8.v2.p16.pair.temperature.stop_string.abort_running"
 
 
@@ -230,7 +230,7 @@ def test_log_probabilities_under_rules_have_a_bound_of_their_own(measured, error
 @pytest.mark.parametrize("numerics", ["fast", "bf16"])
 def test_what_fast_kernels_draw_under_rules_is_not_banned(measured, numerics):
     """It need not be what the baseline draws; what trees in bf16 draw must be."""
-    prepared, run, baseline = measured("eagle3.s3.k4.n8.v2.ragged.rules.stops")
+    prepared, run, baseline = measured("eagle3.s3.k4.n8.v2.mixed_lengths.rules.stops")
     cell = replace(prepared, cell=prepared.cell._replace(numerics=numerics))
     half = {"dtype": "bfloat16", "enable_deterministic_inference": True}
     run, baseline = (replace(one, resolved={**one.resolved, **half}) for one in (run, baseline))
@@ -256,7 +256,7 @@ def test_what_fast_kernels_draw_under_rules_is_not_banned(measured, numerics):
 
 @pytest.mark.parametrize(("topk", "off", "state"), [(4, 0.2, State.PASS), (4, 0.3, State.FAIL), (1, 0.2, State.FAIL)])
 def test_greedy_trees_in_bf16_part_under_logit_rules_at_ties_only(measured, altered, topk, off, state):
-    prepared, run, baseline = measured("eagle3.s3.k4.n8.v2.ragged.rules.stops")
+    prepared, run, baseline = measured("eagle3.s3.k4.n8.v2.mixed_lengths.rules.stops")
     cell = replace(prepared, cell=prepared.cell._replace(numerics="bf16"))
     half = {"dtype": "bfloat16", "enable_deterministic_inference": True, "topk": topk}
     run, baseline = (replace(one, resolved={**one.resolved, **half}) for one in (run, baseline))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specmatrix.matrix.gates.claims import ClaimsGate
+from specmatrix.matrix.gates.claimed_capabilities import ClaimedCapabilitiesGate
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.identities import IdentitiesGate
 from specmatrix.matrix.gates.oracle import OracleGate
@@ -13,14 +13,14 @@ from specmatrix.matrix.gates.resources import ResourcesGate
 
 # Always there, and in some cells only.
 NAMES = {
-    "claims": ("answers broken claims", ""),
+    "claimed_capabilities": ("answers broken claims", ""),
     "oracle": ("oracle_tokens tied_at ties wrong", ""),
     "identities": ("faults rounds", ""),
     "config": ("fields rewrites", ""),
     "effective": ("differences keys required unseen workers", ""),
     "ledger": ("leaked overwritten pages shared stamps verbs watched wrong_stamps", ""),
-    "work": ("computed dropped evicted forwards needless peak_pages read retracted reused steps", ""),
-    "rest": ("counts left sent", ""),
+    "schedule": ("computed dropped evicted forwards needless peak_pages read retracted reused steps", ""),
+    "leaks": ("counts left sent", ""),
     "session": ("apart attempts inherited restored resumed rolled_back sessions wrong", ""),
     "adaptive": ("by_batch deviation down observations replayed rounds slots up widths", ""),
     "lossless": (
@@ -44,9 +44,9 @@ NAMES = {
     ),
 }
 CELLS = (
-    "eagle3.s3.k4.n8.v2.p16.ragged.rules.stops",
+    "eagle3.s3.k4.n8.v2.p16.mixed_lengths.rules.stops",
     "eagle3.s3.v2.tight.pair.stream.abort_running",
-    "eagle3.table.p64.exam.temperature",
+    "eagle3.table.p64.gsm.temperature",
     "eagle.s3.k4.n8.v2.fast.pair.mixed",
     "eagle.tiers.v2.p64.ctx.pair.length",
     "ngram.v2.pair",
@@ -59,7 +59,7 @@ def outcomes(measured):
     found = {}
     for name in CELLS:
         prepared, run, baseline = measured(name)
-        for gate in (ClaimsGate(), OracleGate(), IdentitiesGate(), *GATES):
+        for gate in (ClaimedCapabilitiesGate(), OracleGate(), IdentitiesGate(), *GATES):
             if gate.applies(prepared.cell) and not isinstance(gate, ResourcesGate):
                 found.setdefault(gate.name, []).append(gate.judge(prepared, run, baseline))
     return found
@@ -77,11 +77,11 @@ class KeysRead(dict[str, int]):
         return super().get(key, default)
 
 
-@pytest.mark.parametrize("cell", [cell for cell in CELLS if "exam" not in cell])
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if "gsm" not in cell])
 def test_a_counter_that_a_subject_does_not_report_counts_as_zero(measured, cell):
     prepared, run, baseline = measured(cell)
     found = set()
-    for gate in (ClaimsGate(), IdentitiesGate(), *GATES):
+    for gate in (ClaimedCapabilitiesGate(), IdentitiesGate(), *GATES):
         for name in ("evidence", "readback"):
             reads = KeysRead(getattr(run, name))
             if not gate.applies(prepared.cell):
@@ -96,11 +96,11 @@ def test_a_counter_that_a_subject_does_not_report_counts_as_zero(measured, cell)
     assert found > {"decode.round", "stamp.checked", "stamp.wrong", "pages_overwritten"}
 
 
-@pytest.mark.parametrize("cell", [cell for cell in CELLS if "exam" not in cell])
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if "gsm" not in cell])
 def test_a_number_that_is_just_its_bound_passes(measured, cell):
     prepared, run, baseline = measured(cell)
     found = set()
-    for gate in (ClaimsGate(), OracleGate(), IdentitiesGate(), *GATES):
+    for gate in (ClaimedCapabilitiesGate(), OracleGate(), IdentitiesGate(), *GATES):
         names = [name for name in gate.thresholds if name in NAMES.get(gate.name, ("", ""))[0].split()]
         for name in names if gate.applies(prepared.cell) else ():
             number = gate.judge(prepared, run, baseline).numbers[name]
@@ -116,7 +116,7 @@ def test_every_gate_that_a_cpu_has_judges_here(outcomes):
         == set(NAMES)
         == {gate.name for gate in GATES} - {"ranks", "resources"}
         | {
-            *("claims", "oracle", "identities"),
+            *("claimed_capabilities", "oracle", "identities"),
         }
     )
 

@@ -38,7 +38,7 @@ def test_random_numbers_are_those_of_the_kernels_reference():
 
 
 def test_float32_chooses_the_tokens_of_an_engine_in_float32(measured):
-    prepared, run, _ = measured("eagle3.s3.k4.n8.v2.ragged.mixed")
+    prepared, run, _ = measured("eagle3.s3.k4.n8.v2.mixed_lengths.mixed")
     assert {request.temperature > 0 for request in run.requests} == {False, True}
     for request, answer in zip(run.requests, run.answers, strict=True):
         seed = run.resolved["random_seed"] if request.seed is None else request.seed
@@ -52,7 +52,7 @@ def test_float32_chooses_the_tokens_of_an_engine_in_float32(measured):
 
 
 def test_float32_chooses_the_tokens_of_greedy_requests_with_logit_rules(measured):
-    prepared, run, _ = measured("eagle3.s3.k4.n8.v2.p16.ragged.rules.stops")
+    prepared, run, _ = measured("eagle3.s3.k4.n8.v2.p16.mixed_lengths.rules.stops")
     ruled = [pair for pair in zip(run.requests, run.answers, strict=True) if pair[0].ruled and followed(pair[0])]
     assert len(ruled) > 1
     for request, answer in ruled:

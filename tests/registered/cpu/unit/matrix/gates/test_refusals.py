@@ -11,7 +11,7 @@ from specmatrix.matrix.workloads.request import Refusal
 
 PAIR = "none.v1.pair.stream"
 TIGHT = "none.v2.tight.burst.stream"
-SNUG = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"
+SNUG = "eagle3.s3.k4.n8.v2.p16.session_retract.pair.stream.length"
 
 
 def test_every_class_has_its_sentence():

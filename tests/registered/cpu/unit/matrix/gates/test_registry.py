@@ -18,14 +18,14 @@ def test_a_gate_that_does_not_apply_has_its_reason():
         Profile(TOKENS, {Capability.JOURNAL: "its pages are its own"}, {"accuracy": "it has no exam"})
     )
     assert [gate.name for gate in found.gates] == [
-        "claims",
+        "claimed_capabilities",
         "oracle",
         "lossless",
         "finish",
         "distribution",
     ]
     assert found.excluded["accuracy"] == "it has no exam"
-    assert found.excluded["rest"] == "the subject does not show work"
+    assert found.excluded["leaks"] == "the subject does not show work"
     assert found.excluded["ledger"] == "the subject does not show journal: its pages are its own"
     every = {"identities", *(gate.name for gate in GATES)}
     assert found.excluded.keys() == every - {gate.name for gate in found.gates}
@@ -51,6 +51,6 @@ def test_a_foreign_engine_may_round_in_its_own_way(tie_nats, score_nats):
 
 def test_texts_are_compared_where_there_are_no_token_ids():
     gates = {gate.name: gate for gate in applied_gates(Profile(frozenset())).gates}
-    assert gates.keys() == {"claims", "text"} and gates["text"].target_oracle is not None
+    assert gates.keys() == {"claimed_capabilities", "text"} and gates["text"].target_oracle is not None
     alone = applied_gates(Profile(frozenset(), excluded={"oracle": "its prompts are other tokens"}))
     assert alone.gates[-1].target_oracle is None

@@ -48,7 +48,7 @@ def test_the_gate_judges_engines_of_one_rank_on_a_gpu(measured):
     prepared, run, baseline = measured(CELL)
     assert ResourcesGate().applies(prepared.cell) and not ResourcesGate().applies(Cell(tp="2"))
     record = reference_runner(0).run_cell(Cell.from_id("none.length"))
-    assert record.gate("rest") and record.gate("resources") is None
+    assert record.gate("leaks") and record.gate("resources") is None
     outcome = ResourcesGate().judge(prepared, run, baseline)
     assert (outcome.state, outcome.message) == (
         State.NOT_MEASURED,

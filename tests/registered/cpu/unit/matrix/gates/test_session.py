@@ -29,7 +29,7 @@ def test_it_judges_sessions_only_and_stands_in_the_table():
     assert any(isinstance(gate, SessionGate) for gate in GATES)
 
 
-@pytest.mark.parametrize("cell_id", [CELL, "none.v1.pair.stream", "standalone.s3.p4.c7.ragged.branch.mixed"])
+@pytest.mark.parametrize("cell_id", [CELL, "none.v1.pair.stream", "standalone.s3.p4.c7.mixed_lengths.branch.mixed"])
 def test_real_sessions_pass(measured, cell_id):
     prepared, run, baseline = measured(cell_id)
     outcome = SessionGate().judge(prepared, run, baseline)
@@ -71,7 +71,7 @@ def test_one_position_too_few_is_named(measured):
     assert (outcome.state, outcome.message) == (State.FAIL, text)
 
 
-SNUG = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"
+SNUG = "eagle3.s3.k4.n8.v2.p16.session_retract.pair.stream.length"
 
 
 def test_a_retracted_turn_returns_to_what_it_inherited(measured):

@@ -18,7 +18,7 @@ from specmatrix.matrix.workloads.request import RequestSpec
     ("cell_id", "has"),
     [
         ("eagle3.s3.pair.stream", True),
-        ("nextn.deepseek.s2.v2.snug.pair.stream.length.abort_running", True),
+        ("nextn.deepseek.s2.v2.session_retract.pair.stream.length.abort_running", True),
         ("eagle3.pair.branch.mixed", True),
         ("eagle3.nocache.pair.branch", False),
         ("eagle3.tight.pair.stream", False),
@@ -34,7 +34,7 @@ def test_turns_that_find_kv_to_draft_from_have_a_session_baseline(cell_id, has):
 
 
 def test_the_session_baseline_has_the_drafters_shape_and_nothing_else():
-    cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.c7.snug.pair.stream.length")
+    cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.c7.session_retract.pair.stream.length")
     assert cell.session_baseline.id == "eagle3.s3.k4.n8.v1.nocache"
 
 

@@ -16,7 +16,7 @@ from specmatrix.matrix.run.verb import traceback_of
 from specmatrix.matrix.subjects.engine_process import EngineFailed
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, Stalled
 from specmatrix.matrix.workloads.prepared_cell import prepare
-from specmatrix.reports.schema import CRASH, GateResult, ReasonRecord, RedAsk, RewriteRecord, StartRecord
+from specmatrix.reports.schema import CRASH, FailingRequest, GateResult, ReasonRecord, RewriteRecord, StartRecord
 
 
 def test_a_gpu_tier_requests_the_same_in_float32_on_a_gpu_and_limits_graphs_where_slots_are_few():
@@ -94,7 +94,7 @@ def raised_below(depth: int) -> Exception:
 @pytest.mark.parametrize("baseline", [False, True])
 def test_who_failed_decides_the_state_of_a_crash(error, subject, state, text, verb, baseline):
     cause, command = raised(error), EngineCommand({"depth": 3}, {})
-    ask = RedAsk(CRASH, "q1")
+    ask = FailingRequest(CRASH, "q1")
     found = crashed(
         prepare(Cell.from_id("eagle3"), subject=subject),
         BaselineError(cause) if baseline else cause,
@@ -130,17 +130,19 @@ def test_a_record_has_what_was_requested_of_a_subject_and_what_its_engine_resolv
         (EngineCommand({"depth": 3}, models), {"depth": 3, "checkpoints": models, "variant": ""}),
         (EngineCommand({"depth": 3}, {}, variant="v"), {"depth": 3}),
     ):
-        outcomes = [Outcome("work", State.PASS, {"steps": 3, "first": None}, (0, 1), "fine", accept="make it so")]
-        found = judged(prepare(Cell()), outcomes, Started(), {"x": 1}, command, RedAsk("work", "q1"))
+        outcomes = [Outcome("schedule", State.PASS, {"steps": 3, "first": None}, (0, 1), "fine", accept="make it so")]
+        found = judged(prepare(Cell()), outcomes, Started(), {"x": 1}, command, FailingRequest("schedule", "q1"))
         reasons = (ReasonRecord("depth", 4, "it fits"),)
         rewrites = (RewriteRecord("depth", 3, 4, "it is even"),)
         assert found.start == StartRecord(requested, {"depth": 4}, "abc", reasons, rewrites)
-        assert found.gates == (GateResult("work", "PASS", {"steps": 3, "first": "none"}, (0, 1), "fine", "make it so"),)
+        assert found.gates == (
+            GateResult("schedule", "PASS", {"steps": 3, "first": "none"}, (0, 1), "fine", "make it so"),
+        )
         assert (found.state, found.error, found.evidence, found.first_red) == (
             "PASS",
             None,
             {"x": 1},
-            RedAsk("work", "q1"),
+            FailingRequest("schedule", "q1"),
         )
     again = with_outcome(found, Outcome("speed", State.FAIL, {}, None, "slow"))
     assert again == structs.replace(

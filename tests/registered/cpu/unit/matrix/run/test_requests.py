@@ -12,7 +12,15 @@ from specmatrix.matrix.run.requests import completions, run_requests, served
 from specmatrix.matrix.run.runner import resumed
 from specmatrix.matrix.subjects.engine_process import EngineFailed
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, EngineCommand, Run, RunningEngine, Served
+from specmatrix.matrix.subjects.protocol import (
+    Answer,
+    Capability,
+    EngineCommand,
+    Run,
+    RunningEngine,
+    Served,
+    SubjectRequest,
+)
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 
@@ -79,7 +87,7 @@ EARLIER = Served("z", 1, 1, (1,), 1, 0)
         (Capability.RANKS, {"ranks": None}),
     ],
 )
-@pytest.mark.parametrize("command", [None, EngineCommand({"depth": 3}, {}, (Ask("a", (1,), {}),))])
+@pytest.mark.parametrize("command", [None, EngineCommand({"depth": 3}, {}, (SubjectRequest("a", (1,), {}),))])
 def test_a_run_holds_what_the_subject_claims(lacking, changed, command):
     engine, claims = Scripted(ANSWERS, {"a": 3}), EVERY - {lacking}
     found = run_requests(engine, REQUESTS, claims, (EARLIER,), command)
@@ -196,9 +204,9 @@ class Ties:
 
 def test_an_answer_goes_on_from_the_oracles_text_behind_each_tie():
     class Continues(RunningEngine):
-        given: list[Ask] = []  # noqa: RUF012
+        given: list[SubjectRequest] = []  # noqa: RUF012
 
-        def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+        def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
             self.given += asks
             return [answer("a", *range(len(self.given), 9))]
 
@@ -206,8 +214,8 @@ def test_an_answer_goes_on_from_the_oracles_text_behind_each_tie():
     run = run_requests(
         Scripted([answer(name, 50) for name in names]), [RequestSpec(name, "?", 4) for name in names], EVERY
     )
-    first = Ask("a", (1, 2), {"best": 2}, ("b",), 3, Continuation("s", True))
-    command = EngineCommand({}, {}, (Ask("b", (3,), {}), first, RequestSpec("c", "?", 4)))  # type: ignore[arg-type]
+    first = SubjectRequest("a", (1, 2), {"best": 2}, ("b",), 3, Continuation("s", True))
+    command = EngineCommand({}, {}, (SubjectRequest("b", (3,), {}), first, RequestSpec("c", "?", 4)))  # type: ignore[arg-type]
     engine, ties, plain = Continues(), Ties(), prepare(Cell.from_id("none.qwen3.nocache.pair"))
     found = resumed(engine, command, plain, run, ties)  # type: ignore[arg-type]
     assert found == {"a": [(3, tuple(range(1, 9))), (5, tuple(range(2, 9)))]}

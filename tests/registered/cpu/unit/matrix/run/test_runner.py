@@ -11,7 +11,7 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import LedgerError
 from specmatrix.matrix.cells.cell import Cell, asked
-from specmatrix.matrix.gates.claims import ClaimsGate
+from specmatrix.matrix.gates.claimed_capabilities import ClaimedCapabilitiesGate
 from specmatrix.matrix.gates.gate import Gate, Outcome, State
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
@@ -22,7 +22,6 @@ from specmatrix.matrix.run.runner import UNJUDGED, Runner, known_shape, referenc
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
 from specmatrix.matrix.subjects.protocol import (
     Answer,
-    Ask,
     Capability,
     Diverged,
     EngineCommand,
@@ -30,6 +29,7 @@ from specmatrix.matrix.subjects.protocol import (
     Run,
     RunningEngine,
     Subject,
+    SubjectRequest,
     Unsupported,
 )
 from specmatrix.matrix.subjects.registry import load_subject
@@ -187,7 +187,7 @@ class Other(Subject):
     def __init__(self, plain: Unsupported | None = None, error: Exception | None = None, **profile: bool) -> None:
         self.plain, self.error, self.profile = plain, error, replace(self.profile, **profile)
         self.starts: list[EngineCommand] = []
-        self.asks: list[Sequence[Ask]] = []
+        self.asks: list[Sequence[SubjectRequest]] = []
 
     def version(self) -> str:
         return "1.5"
@@ -195,7 +195,7 @@ class Other(Subject):
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         if self.plain is not None and prepared.cell.algorithm == "none":
             return self.plain
-        asks = tuple(Ask(request.name, (1,), {}) for request in prepared.requests)
+        asks = tuple(SubjectRequest(request.name, (1,), {}) for request in prepared.requests)
         return EngineCommand({"drafter": prepared.cell.algorithm}, {}, asks)
 
     def start(self, command: EngineCommand) -> RunningEngine:
@@ -209,7 +209,7 @@ class OtherEngine(RunningEngine):
     def __init__(self, subject: Other) -> None:
         self.subject = subject
 
-    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+    def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         if self.subject.error is not None:
             error, self.subject.error = self.subject.error, None
             raise error
@@ -220,7 +220,7 @@ class OtherEngine(RunningEngine):
 class Sees:
     """A gate that keeps what it judges, with a state."""
 
-    name, needs = "work", frozenset()
+    name, needs = "schedule", frozenset()
     thresholds: Mapping[str, float] = {}
 
     def __init__(self, state: State = State.PASS) -> None:
@@ -234,7 +234,7 @@ class Sees:
         return Outcome(self.name, self.state)
 
 
-@pytest.mark.parametrize("gates", [(), (ClaimsGate(),)])
+@pytest.mark.parametrize("gates", [(), (ClaimedCapabilitiesGate(),)])
 def test_a_subject_whose_answers_no_gate_compares_is_not_run(gates: Sequence[Gate]):
     subject = Other()
     record = runner(subject, gates).run_cell(Cell.from_id("eagle3.pair"))
@@ -252,7 +252,7 @@ def test_a_gate_without_its_package_is_not_measured_and_names_the_extra(monkeypa
 
     monkeypatch.setattr(gate, "judge", judge)
     record = runner(Other(), (gate,)).run_cell(Cell.from_id("eagle3.pair"))
-    found = record.gate("work")
+    found = record.gate("schedule")
     assert record.state == state
     if state == "NOT MEASURED":
         assert found is not None and "torch is not installed" in found.message and "specmatrix[engine]" in found.message
@@ -296,7 +296,7 @@ def test_the_oracle_judges_the_baseline_or_what_has_none_itself(oracle: bool, re
     assert (gate.baseline.resumed, gate.run.resumed) == (resumed, {})
     assert [answer.output_ids for answer in gate.baseline.answers] == [(0,), (1,)]
     assert (len(subject.starts), made.baselines.starts) == ((2, 1) if has_baseline else (1, 0))
-    assert subject.asks[1 + has_baseline :] == [[Ask("b", (1, 5), {})]] * oracle
+    assert subject.asks[1 + has_baseline :] == [[SubjectRequest("b", (1, 5), {})]] * oracle
 
 
 def test_ranks_that_diverge_are_the_red_of_their_cell_and_the_next_one_gets_a_fresh_start():
@@ -312,7 +312,7 @@ def test_ranks_that_diverge_are_the_red_of_their_cell_and_the_next_one_gets_a_fr
 
 def test_waivers_hold_for_the_subject_that_runs():
     red = (Sees(State.FAIL),)
-    rule = WaiverRule("algorithm=eagle3", "known", "2999-12-31", "work", subject="other", versions=">=1,<2")
+    rule = WaiverRule("algorithm=eagle3", "known", "2999-12-31", "schedule", subject="other", versions=">=1,<2")
     for subject, waived in ((Other(), Waiver("known", "2999-12-31")), (ReferenceSubject(), None)):
         made = runner(subject, red)
         made.waivers = (rule,)
@@ -351,7 +351,7 @@ def test_an_engine_that_never_ends_is_red_in_a_few_steps_and_the_next_cell_runs(
     stalled, fine = map(runner(Stalling(plain=False)).run_cell, cells)
     assert (stalled.state, stalled.error) == ("FAIL", None)
     (gate,) = stalled.gates
-    assert (gate.name, gate.state) == ("work", "FAIL") and gate.numbers["steps"] < 20
+    assert (gate.name, gate.state) == ("schedule", "FAIL") and gate.numbers["steps"] < 20
     assert gate.message.startswith("the requests have not ended after") and "a has had 0 output tokens" in gate.message
     assert fine.state == "PASS"
 

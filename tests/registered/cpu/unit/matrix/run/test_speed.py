@@ -14,7 +14,7 @@ from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.run import speed, timed_pair
 from specmatrix.matrix.run.provenance import this_host
 from specmatrix.matrix.run.runner import Runner
-from specmatrix.matrix.run.speed import MOST_DIFFERENT, TURNS, compares, device_name, judged, samples
+from specmatrix.matrix.run.speed import MAX_DIFFERENT, TURNS, compares, device_name, judged, samples
 from specmatrix.matrix.run.timed_pair import (
     PairProcess,
     PairStart,
@@ -31,12 +31,12 @@ from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProces
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import (
     Answer,
-    Ask,
     Capability,
     EngineCommand,
     Profile,
     RunningEngine,
     Subject,
+    SubjectRequest,
     Unsupported,
 )
 from specmatrix.matrix.subjects.tensor_parallel import RankedSubject
@@ -141,7 +141,7 @@ class Scripted(Subject):
         self.log: list[object] = []
 
     def translate(self, prepared):
-        asks = tuple(Ask(one.name, (1,), {"limit": one.max_new_tokens}) for one in prepared.requests)
+        asks = tuple(SubjectRequest(one.name, (1,), {"limit": one.max_new_tokens}) for one in prepared.requests)
         return EngineCommand({"cell": prepared.cell.id}, {}, asks)
 
     def start(self, command):
@@ -468,7 +468,7 @@ def test_few_answers_may_differ_by_ties():
         base = [sample(answers=((1, 2, 4 if turn < wrong else 3),)) for turn in range(20)]
         return judged(starts_of([sample()] * 20, base, [1.0] * 20), "cpu", 0, compare).state
 
-    least = int(20 * MOST_DIFFERENT)
+    least = int(20 * MAX_DIFFERENT)
     assert [state(0), state(least), state(least + 1)] == [State.PASS, State.PASS, State.FAIL]
     assert state(20, compare=False) is State.PASS
 

@@ -12,15 +12,15 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.run import tracer as trace_module
 from specmatrix.matrix.run.explain import UNLIKE, UNLIKE_GRAPHS, UNTRACED, explained, traced, with_tree
+from specmatrix.matrix.run.failing_request import entry_text, tokens_of
 from specmatrix.matrix.run.record import lost
-from specmatrix.matrix.run.red_ask import entry_text, tokens_of
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.run.tracer import Tracer
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Answer, Profile, RunningEngine, Unsupported
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec
-from specmatrix.reports.schema import RedAsk, StepEvent, StepRow, Timeline, Token, TreeNode
+from specmatrix.reports.schema import FailingRequest, StepEvent, StepRow, Timeline, Token, TreeNode
 
 
 @pytest.mark.parametrize("name", ["eagle3.s3.k4.n8.v2.p4.tight.pair", "ngram.c7.v1.pair.mixed"])
@@ -48,7 +48,7 @@ def test_a_trace_shows_what_the_engine_did_and_changes_nothing(name: str):
 
 
 def test_the_draws_along_the_accepted_path_are_the_tokens_of_the_round():
-    timeline = traced(ReferenceSubject(), prepare(Cell.from_id("eagle3.s3.k4.n8.v2.ragged")))
+    timeline = traced(ReferenceSubject(), prepare(Cell.from_id("eagle3.s3.k4.n8.v2.mixed_lengths")))
     drafts = {
         (event.step, row.request): row.tree
         for event in timeline.events
@@ -75,7 +75,9 @@ def test_a_red_token_has_the_draft_of_the_round_that_yielded_it():
         for begin, end in pairwise(accumulate(answer.accept_lengths, initial=1)):
             for place in range(begin, min(end, len(ids))):
                 first = max(0, place - 4)
-                ask = RedAsk("lossless", answer.name, token=place, first=first, got_tokens=tokens_of(ids[first:end]))
+                ask = FailingRequest(
+                    "lossless", answer.name, token=place, first=first, got_tokens=tokens_of(ids[first:end])
+                )
                 found = with_tree(ask, timeline, UNLIKE)
                 draws = tuple(node.draw.id for node in found.tree if node.accepted)
                 assert draws[: len(ids) - begin] == ids[begin:end] and found == replace_struct(ask, tree=found.tree)
@@ -101,7 +103,7 @@ TIMELINE = Timeline(
         event("resolve", 3, a=yielded(6, 9)),
     )
 )
-ASK = RedAsk("lossless", "a", token=5, first=4, got_tokens=tokens_of([7, 8, 9]), note="it was wrong")
+ASK = FailingRequest("lossless", "a", token=5, first=4, got_tokens=tokens_of([7, 8, 9]), note="it was wrong")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ def test_a_trace_ends_with_the_error_of_its_run(monkeypatch):
     assert {event.event for event in found.events} == {"schedule", "launch"}
     names = {request.name for request in prepare(Cell.from_id("none")).requests}
     assert {row.request for event in found.events for row in event.rows} == names
-    monkeypatch.setattr(trace_module, "MOST_EVENTS", 1)
+    monkeypatch.setattr(trace_module, "MAX_EVENTS", 1)
     found = traced(ReferenceSubject(), prepare(Cell.from_id("none")))
     assert found.note == f"{error}; the trace ends after 1 events"
 
@@ -196,7 +198,7 @@ def test_a_trace_ends_with_the_error_of_its_run(monkeypatch):
 def test_a_long_trace_says_where_it_ends(monkeypatch):
     whole = len(traced(ReferenceSubject(), prepare(Cell.from_id("none"))).events)
     for most, note in ((5, "the trace ends after 5 events"), (whole, "")):
-        monkeypatch.setattr(trace_module, "MOST_EVENTS", most)
+        monkeypatch.setattr(trace_module, "MAX_EVENTS", most)
         found = traced(ReferenceSubject(), prepare(Cell.from_id("none")))
         assert (len(found.events), found.note) == (most, note)
 

@@ -50,7 +50,7 @@ def judged(fault: str, cell: Cell = DRAFTED, **limits: float) -> CellResult:
 def test_a_faultless_subject_is_green_and_its_command_is_recorded():
     found = judged("")
     assert (found.state, found.error) == ("PASS", None)
-    assert [gate.name for gate in found.gates] == ["claims", "oracle", "lossless", "finish"]
+    assert [gate.name for gate in found.gates] == ["claimed_capabilities", "oracle", "lossless", "finish"]
     assert found.requested["drafter"] == "eagle3" and found.requested["checkpoints"]["draft"] == "llama-mini-eagle3"
     assert found.resolved == {"drafter": "eagle3", "depth": 3} and not found.rewrites
     assert found.repro.startswith("specmatrix run --subject replay --cells 'eagle3.s3.k1' ")
@@ -102,7 +102,7 @@ def test_an_unsupported_cell_has_a_reason_and_no_gates():
 )
 def test_a_claim_that_does_not_hold_is_red(fault, message):
     found = judged(fault)
-    claims = found.gate("claims")
+    claims = found.gate("claimed_capabilities")
     assert found.state == "FAIL" and claims is not None and claims.state == "FAIL"
     assert re.fullmatch(message, claims.message)
 
@@ -250,4 +250,8 @@ def test_a_tie_is_counted_and_the_comparison_goes_on_along_the_oracles_text():
 def test_reports_and_waivers_know_every_gate_of_a_subject():
     applied = map(applied_gates, (load_subject("transformers").profile, NATIVE, TEXTS))
     names = {name for found in applied for name in (*(gate.name for gate in found.gates), *found.excluded)}
-    assert names - {gate.name for gate in REFERENCE_GATES} == {"claims", "oracle", "identities", "text"} <= set(GATES)
+    assert (
+        names - {gate.name for gate in REFERENCE_GATES}
+        == {"claimed_capabilities", "oracle", "identities", "text"}
+        <= set(GATES)
+    )

@@ -19,7 +19,7 @@ from specmatrix.matrix.subjects.tensor_parallel import RankedEngine, RankedSubje
 from specmatrix.matrix.workloads.request import RequestSpec
 
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
-CELL = Cell.from_id("eagle3.tp2.s3.k4.n8.v2.p16.ragged")
+CELL = Cell.from_id("eagle3.tp2.s3.k4.n8.v2.p16.mixed_lengths")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,7 +19,7 @@ from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.oracles.transformers import oracle_index
 from specmatrix.matrix.run.record import judged, lost
 from specmatrix.matrix.run.waivers import load_waivers, waive
-from specmatrix.matrix.subjects.protocol import Answer, Ask, EngineCommand, Unsupported
+from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, SubjectRequest, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.transformers.engine import FORBIDDEN, ForwardLog, TransformersEngine, ending
 from specmatrix.matrix.subjects.transformers.other_vocabulary import MORE, with_other_vocabulary
@@ -126,7 +126,7 @@ def test_a_pass_knows_its_cache_by_the_name_of_each_release(name):
 
 
 def test_an_ending_is_read_from_the_tokens():
-    ask = Ask("a", (0,), {"eos_token_id": [3], "max_new_tokens": 4, "stop_strings": ["cd", "bc"]})
+    ask = SubjectRequest("a", (0,), {"eos_token_id": [3], "max_new_tokens": 4, "stop_strings": ["cd", "bc"]})
 
     def decode(ids):
         return "".join("abcdefg"[token] for token in ids)

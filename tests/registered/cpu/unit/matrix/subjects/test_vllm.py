@@ -257,7 +257,7 @@ def test_preemptions_are_counted():
 
 
 def test_completions_and_streamed_reads():
-    _, answers = replayed("none.ragged.stops")
+    _, answers = replayed("none.mixed_lengths.stops")
     several = next(answer for answer in answers if answer.further)
     assert len(several.further) == 1 and several.further[0].output_ids == several.output_ids
     streamed = next(answer for answer in answers if answer.pieces)

@@ -10,7 +10,7 @@ from specmatrix.matrix.oracles.transformers import oracle_index, oracle_of
 from specmatrix.matrix.workloads.build import (
     DRAWS,
     EXAM_QUESTIONS,
-    SLACK,
+    OVERRUN,
     draws_apply,
     questions,
     token_id,
@@ -20,7 +20,7 @@ from specmatrix.matrix.workloads.build import (
 from specmatrix.matrix.workloads.sessions import WAVES
 
 CELLS = [cell for cell in stage_cells("nightly") if expect(cell) != "refused"]
-SIZES = {"single": 1, "pair": 2, "ragged": 5, "burst": 9, "exam": EXAM_QUESTIONS, "waves": sum(WAVES)}
+SIZES = {"single": 1, "pair": 2, "mixed_lengths": 5, "burst": 9, "gsm": EXAM_QUESTIONS, "ramp": sum(WAVES)}
 
 
 def size(cell):
@@ -54,14 +54,14 @@ def test_every_workload_fits_its_cell(seed):
             DRAWS if draws_apply(cell) else 0
         ), cell.id
         if cell.memory == "tight":
-            assert max(longest(own)) + SLACK <= cell.memory_tokens, cell.id
+            assert max(longest(own)) + OVERRUN <= cell.memory_tokens, cell.id
 
 
 @pytest.mark.parametrize("start", ["none.v2.p256.tight", "none.qwen3.nocache.p256.c32.tight", "none.p64.tight"])
 @pytest.mark.parametrize("seed", [0, 1, 17])
 def test_two_requests_never_fit_tight_memory_to_their_ends(start, seed):
     """Each fills more than half, so two of them need the same last page; for large pages, turns do."""
-    for batch in ("pair", "ragged.stream", "burst.branch") if "p256" in start else ("pair", "burst"):
+    for batch in ("pair", "mixed_lengths.stream", "burst.branch") if "p256" in start else ("pair", "burst"):
         cell = Cell.from_id(f"{start}.{batch}.length")
         first = [request for request in workload(cell, seed) if ".turn" not in request.name and request.refused is None]
         assert 2 * min(longest(first)) > cell.memory_tokens, cell.id
@@ -69,7 +69,7 @@ def test_two_requests_never_fit_tight_memory_to_their_ends(start, seed):
 
 def test_it_is_a_pure_function_and_reads_no_start_value_but_the_size_of_memory():
     request = {axis.name for axis in AXES if axis.scope == "request"}
-    cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.ragged.mixed.stop_string.abort_running")
+    cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.mixed_lengths.mixed.stop_string.abort_running")
     plain = Cell(**{name: value for name, value in cell.values.items() if name in request})
     assert workload(cell, 3) == workload(cell, 3) == workload(plain, 3)
 
@@ -98,7 +98,7 @@ def test_later_turns_of_mixed_sessions_have_rules(kind):
 
 
 def test_rules_ask_for_completions_seeds_and_scores_of_prompts():
-    requests = workload(Cell.from_id("none.ragged.rules"), 3)
+    requests = workload(Cell.from_id("none.mixed_lengths.rules"), 3)
     assert [request.seed for request in requests] == [3000, 0, 3002, None, 3004]
     assert [request.prompt_logprobs for request in requests] == [0, -1, 0, -1, 9]
     assert [request.logprobs for request in requests] == [True, True, False, True, True]
@@ -153,14 +153,14 @@ def test_each_way_of_finishing_and_aborting_is_requested():
     assert workload(Cell.from_id("none.length"), 0)[0].ignore_eos
     assert workload(Cell.from_id("none.stop_string"), 0)[0].stop == ("\n####",)
     assert workload(Cell.from_id("none.stop_token"), 0)[0].stop_token_ids == (token_id("####"),)
-    assert [request.abort_after for request in workload(Cell.from_id("none.m4.ragged.abort_queued"), 0)] == [
+    assert [request.abort_after for request in workload(Cell.from_id("none.m4.mixed_lengths.abort_queued"), 0)] == [
         None
     ] * 4 + [0]
     assert [request.abort_after for request in workload(Cell.from_id("none.pair.abort_running"), 0)] == [None, 5]
 
 
 def test_mixed_alternates():
-    assert [request.temperature for request in workload(Cell.from_id("none.ragged.mixed"), 0)] == [
+    assert [request.temperature for request in workload(Cell.from_id("none.mixed_lengths.mixed"), 0)] == [
         0.0,
         0.8,
         0.0,
@@ -170,7 +170,7 @@ def test_mixed_alternates():
 
 
 def test_exams_have_answers():
-    requests = workload(Cell.from_id("none.exam"), 5)
+    requests = workload(Cell.from_id("none.gsm"), 5)
     assert [request.answer for request in requests] == [answer for _, answer in questions()[:EXAM_QUESTIONS]]
 
 

@@ -59,13 +59,13 @@ def test_the_plain_form_of_requests():
 
 def test_a_baseline_completes_each_prompt_once_and_with_a_seed():
     requests = (RequestSpec("a", "?", 4, 0.7, seed=0, n=3), RequestSpec("b", "?", 4, 0.7, seed=None, n=2))
-    cell = Cell.from_id("none.ragged.rules")
+    cell = Cell.from_id("none.mixed_lengths.rules")
     plain = prepare(cell, workload=lambda *_: requests).baseline.requests
     assert [(one.name, one.seed, one.n) for one in plain] == [
         *(("a", 0, 1), ("a#1", 1, 1), ("a#2", 2, 1)),
         *(("b", ENGINE_SEED, 1), ("b#1", ENGINE_SEED + 1, 1)),
     ]
-    v1 = prepare(Cell.from_id("none.v1.ragged.rules"), workload=lambda *_: requests).baseline.requests
+    v1 = prepare(Cell.from_id("none.v1.mixed_lengths.rules"), workload=lambda *_: requests).baseline.requests
     assert [one.seed for one in v1] == [0, 1, 2, 0, 1]
 
 

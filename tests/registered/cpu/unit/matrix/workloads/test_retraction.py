@@ -1,17 +1,17 @@
-"""Two sessions in snug memory: their second turns collide for every seed, page size and window, and one fits to its
+"""Two sessions in scarce memory: their second turns collide for every seed, page size and window, and one fits to its
 end."""
 
 import pytest
 
 from specmatrix.matrix.cells.cell import MODELS, Cell
-from specmatrix.matrix.cells.start_settings import snug, spares
-from specmatrix.matrix.workloads.build import SLACK, tokenizer, workload
+from specmatrix.matrix.cells.start_settings import session_retract, spares
+from specmatrix.matrix.workloads.build import OVERRUN, tokenizer, workload
 from specmatrix.matrix.workloads.request import Refusal
 from specmatrix.matrix.workloads.retraction import EARLIER, MORE
 from specmatrix.matrix.workloads.sessions import REPLIES
 
 # Positions of two rounds in flight of the widest tree that windowed layers let run beside another.
-WINDOWED_SLACK = 2 * 8
+WINDOWED_OVERRUN = 2 * 8
 
 
 def pages(tokens, size):
@@ -28,22 +28,22 @@ def turns(cell, seed=0):
 @pytest.mark.parametrize("model", MODELS)
 def test_the_end_of_one_fits_beside_the_first_turn_of_the_other_and_no_two_ends_fit(model, size):
     windowed = model == "qwen3"
-    room, slack = snug(windowed, size), WINDOWED_SLACK if windowed else SLACK
+    room, overrun = session_retract(windowed, size), WINDOWED_OVERRUN if windowed else OVERRUN
     total = room.memory // size
-    assert Cell(model=model, page_size=str(size), memory="snug").memory_tokens == room.memory == total * size
-    assert pages(room.second + slack, size) + pages(room.first, size) <= total
+    assert Cell(model=model, page_size=str(size), memory="session_retract").memory_tokens == room.memory == total * size
+    assert pages(room.second + overrun, size) + pages(room.first, size) <= total
     assert pages(room.second, size) + pages(room.second - 1, size) > total
     said = len(tokenizer().encode(REPLIES[0]).ids)
     # Both second turns are admitted, so what was inherited is in use when the two collide.
-    assert 2 * pages(room.first + said + slack // 2 + 1, size) <= total
+    assert 2 * pages(room.first + said + overrun // 2 + 1, size) <= total
     assert spares(windowed, size) == (not windowed or size == 256)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 17])
 @pytest.mark.parametrize("start", ["none", "none.p64", "none.p256", "none.qwen3.p64.nocache.c7"])
 def test_first_turns_end_at_one_length_and_the_second_ones_begin_together(start, seed):
-    cell = Cell.from_id(f"{start}.snug.pair.stream.length")
-    room, lines = snug(cell.model == "qwen3", int(cell.page_size)), turns(cell, seed)
+    cell = Cell.from_id(f"{start}.session_retract.pair.stream.length")
+    room, lines = session_retract(cell.model == "qwen3", int(cell.page_size)), turns(cell, seed)
     for line in lines:
         first, second, *rest = line
         assert 1 + len(tokenizer().encode(first.prompt).ids) + first.max_new_tokens == room.first
@@ -51,12 +51,12 @@ def test_first_turns_end_at_one_length_and_the_second_ones_begin_together(start,
         assert room.first + said == room.second
         assert {one[0].name for one in lines} < set(second.after) and second.after == lines[0][1].after
         later = sum(len(tokenizer().encode(request.prompt).ids) + request.max_new_tokens for request in rest)
-        assert room.second + later + SLACK <= room.memory
+        assert room.second + later + OVERRUN <= room.memory
         assert all(request.ignore_eos for request in line)
 
 
 def test_an_aborted_second_turn_has_come_back_by_then_and_the_third_follows_the_first():
-    cell = Cell.from_id("none.p4.snug.pair.stream.length.abort_running")
+    cell = Cell.from_id("none.p4.session_retract.pair.stream.length.abort_running")
     one, two = turns(cell)
     plain = turns(cell._replace(abort="none"))[1]
     assert [request.abort_after for request in one] == [None] * 4
@@ -66,6 +66,8 @@ def test_an_aborted_second_turn_has_come_back_by_then_and_the_third_follows_the_
 
 def test_sessions_refuse_here_too():
     attempts = {
-        request.refused for request in workload(Cell.from_id("none.snug.pair.stream.length"), 0) if request.refused
+        request.refused
+        for request in workload(Cell.from_id("none.session_retract.pair.stream.length"), 0)
+        if request.refused
     }
     assert Refusal.POOL in attempts and Refusal.IN_FLIGHT in attempts

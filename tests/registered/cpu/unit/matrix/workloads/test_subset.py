@@ -8,7 +8,7 @@ from specmatrix.matrix.cells.tiers import repro
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.subset import Subset, needed, subset
 
-RAGGED = Cell.from_id("eagle3.ragged")
+RAGGED = Cell.from_id("eagle3.mixed_lengths")
 
 
 def names(cell: Cell, *requests: str, tokens: int | None = None) -> list[str]:
@@ -21,7 +21,7 @@ def test_everything_is_the_whole_workload():
 
 def test_named_requests_keep_their_order_and_what_they_wait_for():
     assert names(RAGGED, "q7", "q5") == ["q5", "q7"]
-    for cell in (Cell.from_id("eagle3.pair.stream"), Cell.from_id("eagle3.pair.branch"), Cell.from_id("eagle3.waves")):
+    for cell in (Cell.from_id("eagle3.pair.stream"), Cell.from_id("eagle3.pair.branch"), Cell.from_id("eagle3.ramp")):
         whole = workload(cell, 0)
         last = whole[-1]
         kept = names(cell, last.name)
@@ -31,7 +31,7 @@ def test_named_requests_keep_their_order_and_what_they_wait_for():
 
 
 def test_tokens_limit_every_request():
-    requests = Subset(tokens=3)(Cell.from_id("eagle3.ragged.stops"), 0)
+    requests = Subset(tokens=3)(Cell.from_id("eagle3.mixed_lengths.stops"), 0)
     assert {request.max_new_tokens for request in requests} == {3}
     assert all(request.min_new_tokens <= 3 for request in requests)
     whole = workload(RAGGED, 0)
@@ -57,7 +57,7 @@ def test_bad_options_are_refused(requests, tokens, sentence: str):
 
 def test_an_unknown_request_is_refused_with_the_known_ones():
     with pytest.raises(
-        ConfigError, match=r"cell eagle3\.ragged has no request 'q99'; it has q5, q6, q7, q10, q5\.again$"
+        ConfigError, match=r"cell eagle3\.mixed_lengths has no request 'q99'; it has q5, q6, q7, q10, q5\.again$"
     ):
         names(RAGGED, "q99")
 

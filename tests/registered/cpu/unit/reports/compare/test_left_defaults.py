@@ -40,7 +40,7 @@ def test_a_default_that_moves_leaves_its_path_without_cells(against, cell):
         ("asked",),
         True,
     )
-    assert ("batch", "ragged") in left.values and "spec_version" not in dict(left.values)
+    assert ("batch", "mixed_lengths") in left.values and "spec_version" not in dict(left.values)
     assert (
         left.sentence == "no cell runs spec_version=v1 by default any more (1 did); 1 cell requests it, such as asked"
     )
@@ -49,9 +49,9 @@ def test_a_default_that_moves_leaves_its_path_without_cells(against, cell):
 def test_what_another_cell_still_reaches_by_default_is_not_left(against, cell):
     steady = cell("steady", "v1", batch="pair")
     comparison = against([cell("a", "v1"), steady], [cell("a", "v2"), steady])
-    assert comparison.left == (LeftDefault("spec_version", "v1", (("batch", "ragged"),), ("a",), (), False),)
+    assert comparison.left == (LeftDefault("spec_version", "v1", (("batch", "mixed_lengths"),), ("a",), (), False),)
     assert comparison.left[0].sentence == (
-        "no cell runs spec_version=v1 by default with batch=ragged any more (1 did); none requests it"
+        "no cell runs spec_version=v1 by default with batch=mixed_lengths any more (1 did); none requests it"
     )
     steady = cell("steady", "v1")
     assert against([cell("a", "v1"), steady], [cell("a", "v2"), steady]).left == ()

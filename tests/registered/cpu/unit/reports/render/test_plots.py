@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from specmatrix.reports.render.plots import MOST_POINTS, Point, Row, curve_plot, glyph, strip_plot
+from specmatrix.reports.render.plots import MAX_POINTS, Point, Row, curve_plot, glyph, strip_plot
 
 
 def point(value, tone="good"):
@@ -66,7 +66,7 @@ def test_many_points_are_thinned_but_red_ones_stay():
     many = [point(1 + index / 1000) for index in range(1000)] + [point(3.0, "bad") for _ in range(7)]
     svg = strip_plot([Row("a", tuple(many))], "")
     assert len(marks(svg, "bad")) == 7
-    assert len(marks(svg, "good")) <= MOST_POINTS
+    assert len(marks(svg, "good")) <= MAX_POINTS
 
 
 def test_a_glyph_stays_in_its_column():

@@ -18,7 +18,7 @@ from specmatrix.reports.render.plots import (
     ratio_point,
     shape,
 )
-from specmatrix.reports.render.run import MOST_ROWS, run_markdown, run_page, view, write_run
+from specmatrix.reports.render.run import MAX_ROWS, run_markdown, run_page, view, write_run
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import (
@@ -285,9 +285,9 @@ def test_hostile_text_stays_text(run_of, make_cell, prose):
 
 
 def test_a_page_leaves_out_green_cells_before_red_ones(tmp_path, run_of, make_cell):
-    cells = [make_cell(f"g{index}") for index in range(MOST_ROWS)] + [make_cell("red", state="FAIL")]
+    cells = [make_cell(f"g{index}") for index in range(MAX_ROWS)] + [make_cell("red", state="FAIL")]
     page = Page(run_page(run_of(cells)))
-    assert len([row for row in page.all("tr") if "data-row" in row]) == MOST_ROWS
+    assert len([row for row in page.all("tr") if "data-row" in row]) == MAX_ROWS
     assert json.loads(page.data)["cells"][0]["id"] == "red"
     assert "Omitted here, but listed in report.jsonl: 1 passing cell." in page.text
 

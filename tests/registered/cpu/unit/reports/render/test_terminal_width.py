@@ -67,7 +67,7 @@ def test_a_table_of_checkpoints_that_does_not_fit_becomes_a_list(terminal, capsy
 @pytest.mark.parametrize(
     "command",
     [
-        ("explain", "eagle3.s3.k4.n8.v2.ragged"),
+        ("explain", "eagle3.s3.k4.n8.v2.mixed_lengths"),
         ("faults", "--list"),
         ("checkpoints", "list"),
         ("checkpoints", "show", "llama-3.1-8b.eagle3"),

@@ -25,7 +25,7 @@ def scheduler_of(pages=40, size=2, rows=4, width=3, cache=False, window=None, ch
         Counters(),
         max_running=rows,
         steps=DraftSteps.static(width - 1, width, Counters()),
-        slack=width,
+        overrun=width,
         chunk=chunk,
         context_length=400,
     )

@@ -17,7 +17,7 @@ from specmatrix.errors import RequestError
 
 
 def scheduler_of(
-    pages=40, size=2, rows=4, width=3, chunk=None, slack=3, cache=False, context=200, host_tokens=False
+    pages=40, size=2, rows=4, width=3, chunk=None, overrun=3, cache=False, context=200, host_tokens=False
 ) -> Scheduler:
     ledger, counters = Ledger(FullAttention(pages, size), strict=True), Counters()
     return Scheduler(
@@ -26,7 +26,7 @@ def scheduler_of(
         counters,
         max_running=rows,
         steps=DraftSteps.static(width - 1, width, counters),
-        slack=slack,
+        overrun=overrun,
         chunk=chunk,
         context_length=context,
         host_tokens=host_tokens,
@@ -179,7 +179,7 @@ def test_a_plan_holds_whether_rows_sample_and_the_requested_logprobs():
 
 
 def test_the_youngest_is_retracted_alone_and_the_oldest_goes_on():
-    scheduler = scheduler_of(pages=14, size=1, width=2, slack=0)
+    scheduler = scheduler_of(pages=14, size=1, width=2, overrun=0)
     oldest, middle, youngest = queue(scheduler, 2, 2, 2, max_new_tokens=8)
     assert rids(turn(scheduler)) == [1, 2, 3]
     turn(scheduler)
@@ -197,7 +197,7 @@ def test_the_youngest_is_retracted_alone_and_the_oldest_goes_on():
 
 
 def test_one_victim_at_a_time():
-    scheduler = scheduler_of(pages=13, size=1, width=2, slack=2)
+    scheduler = scheduler_of(pages=13, size=1, width=2, overrun=2)
     oldest, middle, youngest = queue(scheduler, 3, 2, 2, max_new_tokens=6)
     turn(scheduler)
     flying = scheduler.plan()
@@ -214,7 +214,7 @@ def test_one_victim_at_a_time():
 @pytest.mark.parametrize(("pages", "admitted"), [(25, []), (26, [2])])
 def test_a_new_request_leaves_room_for_every_round_in_flight(pages, admitted):
     """4 tokens and 10 positions of two rounds are running; 2 tokens and 10 positions are queued."""
-    scheduler = scheduler_of(pages=pages, size=1, width=5, slack=10)
+    scheduler = scheduler_of(pages=pages, size=1, width=5, overrun=10)
     queue(scheduler, 4, max_new_tokens=6)
     assert rids(turn(scheduler)) == [1]
     scheduler.add(Request(2, (2, 100), SamplingParams(max_new_tokens=6), seed=2))
@@ -222,7 +222,7 @@ def test_a_new_request_leaves_room_for_every_round_in_flight(pages, admitted):
 
 
 def test_a_victim_stays_out_of_the_pages_that_rounds_in_flight_need():
-    scheduler = scheduler_of(pages=26, size=1, width=5, slack=10)
+    scheduler = scheduler_of(pages=26, size=1, width=5, overrun=10)
     oldest, victim = queue(scheduler, 4, 2, max_new_tokens=6)
     assert rids(turn(scheduler)) == [1, 2]
     earlier, later = scheduler.plan(), scheduler.plan()
@@ -253,7 +253,7 @@ def test_no_request_is_admitted_while_a_victim_drains():
 
 
 def test_cached_pages_are_evicted_before_anybody_is_retracted():
-    scheduler = scheduler_of(pages=12, size=2, cache=True, width=2, slack=0)
+    scheduler = scheduler_of(pages=12, size=2, cache=True, width=2, overrun=0)
     (first,) = queue(scheduler, 9, max_new_tokens=2)
     turn(scheduler)
     scheduler.finish(first, Finish("length"))

@@ -34,7 +34,7 @@ class Dialogue:
             Counters(),
             max_running=4,
             steps=DraftSteps.static(0, 1, Counters()),
-            slack=1,
+            overrun=1,
             chunk=None,
             context_length=200,
         )

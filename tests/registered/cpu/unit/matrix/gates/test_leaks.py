@@ -1,13 +1,13 @@
-"""The gate `rest` sees what ended requests leave behind."""
+"""The gate `leaks` sees what ended requests leave behind."""
 
 from dataclasses import replace
 
 import pytest
 
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.gates.rest import COUNTED, RestGate
+from specmatrix.matrix.gates.leaks import COUNTED, LeaksGate
 
-GATE = RestGate()
+GATE = LeaksGate()
 CELL = "none.v1.p4.pair.stream"
 
 

@@ -1,4 +1,4 @@
-"""The gate `work` sees every departure of steps, pages and forwards from what the workload needs."""
+"""The gate `schedule` sees every departure of steps, pages and forwards from what the workload needs."""
 
 import re
 from dataclasses import replace
@@ -9,13 +9,13 @@ import pytest
 from specmatrix.engine.device.cuda_graphs import padded
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, State
-from specmatrix.matrix.gates.work import WorkGate
+from specmatrix.matrix.gates.schedule import ScheduleGate
 from specmatrix.matrix.oracles.forwards import graph_batch
 from specmatrix.matrix.subjects.protocol import Moment, Stalled, StepForwards
 
-GATE = WorkGate()
+GATE = ScheduleGate()
 TIGHT = "standalone.s1.k1.v2.p4.tight.burst"
-TREE = "eagle3.s3.k4.n8.v2.ragged"
+TREE = "eagle3.s3.k4.n8.v2.mixed_lengths"
 
 
 def judged(measured, cell, journal=None, **log: object):
@@ -56,10 +56,10 @@ def test_the_account_of_a_run_under_memory_pressure(measured):
     ("cell", "runs", "needs"),
     [
         (TREE, "2 requests by 8", "2 x 4, 2 x 4, 2 x 4"),
-        ("dflash.n4.ragged", "1 requests by 4", "1 x 4, 1 x 4"),
+        ("dflash.n4.mixed_lengths", "1 requests by 4", "1 x 4, 1 x 4"),
         ("ngram.v2.pair", "1 requests by 12", ""),
-        ("nextn.deepseek.s2.v2.ragged", "1 requests by 3", "1 x 4, 1 x 4"),
-        ("eagle3.qwen3.s3.v2.p4.nocache.c7.tight.ragged", "1 requests by 4", "1 x 1, 1 x 1, 1 x 4"),
+        ("nextn.deepseek.s2.v2.mixed_lengths", "1 requests by 3", "1 x 4, 1 x 4"),
+        ("eagle3.qwen3.s3.v2.p4.nocache.c7.tight.mixed_lengths", "1 requests by 4", "1 x 1, 1 x 1, 1 x 4"),
     ],
 )
 def test_every_kind_of_drafter_needs_its_own_forwards(measured, cell, runs, needs):
@@ -76,16 +76,16 @@ def test_every_kind_of_drafter_needs_its_own_forwards(measured, cell, runs, need
 
 
 # Requests that are retracted with nothing in flight: a session's turn, and one that keeps nothing.
-AT_ONCE = {"hold": "none.v1.p256.snug.pair.stream.length", "close": "none.v1.tight.pair.length"}
+AT_ONCE = {"hold": "none.v1.p256.session_retract.pair.stream.length", "close": "none.v1.tight.pair.length"}
 
 
 @pytest.mark.parametrize(
     "cell",
     [
-        "none.snug.pair.stream.length",
+        "none.session_retract.pair.stream.length",
         *AT_ONCE.values(),
-        "dflash.c7.ragged",
-        "dflash.m4.ragged.abort_queued",
+        "dflash.c7.mixed_lengths",
+        "dflash.m4.mixed_lengths.abort_queued",
         "standalone.qwen3.s1.k2.v1.p64.nocache.tight.pair.stream.mixed.abort_running",  # sessions give up their windows
     ],
 )
@@ -100,13 +100,13 @@ def test_retracted_turns_aborts_and_chunks_that_share_a_budget_are_predicted(mea
     "cell",
     [
         "ngram.qwen3.s3.n16.sync.p16.nocache.c7.tight.pair.branch.mixed.length.abort_running",
-        "ngram.qwen3.v1.p4.nocache.c7.tight.ragged.branch.temperature.length.abort_running",
-        "ngram.qwen3.s5.k2.n16.sync.p16.nocache.c7.snug.m4.ragged.stream.topk_topp.length.abort_queued",
-        "standalone.qwen3.s3.k2.n6.v2.p4.nocache.c7.tight.ragged",
+        "ngram.qwen3.v1.p4.nocache.c7.tight.mixed_lengths.branch.temperature.length.abort_running",
+        "ngram.qwen3.s5.k2.n16.sync.p16.nocache.c7.session_retract.m4.mixed_lengths.stream.topk_topp.length.abort_queued",
+        "standalone.qwen3.s3.k2.n6.v2.p4.nocache.c7.tight.mixed_lengths",
     ],
 )
 def test_requests_wait_for_window_pages_of_each_kind(measured, cell):
-    """One page more or less for a request, or another share of slack or lag, admits another one in some of these."""
+    """One page more or less for a request, or another share of overrun or lag, admits another one in some of these."""
     outcome = judged(measured, cell)
     assert (outcome.state, outcome.message) == (State.PASS, "")
 
@@ -151,7 +151,7 @@ def test_a_second_target_forward_fails(measured):
     assert judged(measured, TREE, forwards=again).message == text
 
 
-@pytest.mark.parametrize(("cell", "scored"), [(TREE, False), ("none.ragged.rules", True)])
+@pytest.mark.parametrize(("cell", "scored"), [(TREE, False), ("none.mixed_lengths.rules", True)])
 def test_a_prefill_with_the_logits_of_too_many_or_too_few_positions_fails(measured, cell, scored):
     first, *others = measured(cell)[1].work.forwards
     ((requests, width),) = first.target

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import Final, NamedTuple
 
-from specmatrix.reports.schema import AskPages, RedAsk, Token
+from specmatrix.reports.schema import AskPages, FailingRequest, Token
 from specmatrix.reports.wording import count, shorten, spans
 
-MOST_SPANS: Final = 8
+MAX_SPANS: Final = 8
 PROMPT: Final = 70
 
 
@@ -21,13 +21,13 @@ class Column(NamedTuple):
     apart: bool
 
 
-def columns(ask: RedAsk) -> list[Column]:
+def columns(ask: FailingRequest) -> list[Column]:
     """The tokens around the break, side by side; "" where a side has ended."""
     pairs = zip_longest(ask.expected_tokens, ask.got_tokens)
     return [Column(ask.first + i, _shown(one), _shown(other), one != other) for i, (one, other) in enumerate(pairs)]
 
 
-def place(ask: RedAsk) -> str:
+def place(ask: FailingRequest) -> str:
     """Where the request broke: `q6 at token 2, verify round 2, lag 1`; its end where no token is at fault."""
     where = " at its end (its tokens are right)" * bool(ask.got_tokens)
     words = [ask.request + (where if ask.token is None else f" at token {ask.token}")]
@@ -37,7 +37,7 @@ def place(ask: RedAsk) -> str:
     return ", ".join(words)
 
 
-def ask_lines(ask: RedAsk) -> list[str]:
+def ask_lines(ask: FailingRequest) -> list[str]:
     """The request on a terminal, at most six lines."""
     lines = [f"{place(ask)}: {shorten(ask.prompt, PROMPT)}" if ask.prompt else place(ask)]
     rows = columns(ask)
@@ -63,7 +63,7 @@ def pages_text(table: AskPages) -> str:
     flying = f", {' + '.join(map(str, table.in_flight))} in flight" if table.in_flight else ""
     of = count(table.page_size, "position")
     runs = spans(table.pages).split(", ")
-    pages = ", ".join((["…"] if len(runs) > MOST_SPANS else []) + runs[-MOST_SPANS:])
+    pages = ", ".join((["…"] if len(runs) > MAX_SPANS else []) + runs[-MAX_SPANS:])
     return f"pages {pages} ({of} each){cached}; {table.committed} positions committed{flying}"
 
 

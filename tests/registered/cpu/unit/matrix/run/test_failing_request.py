@@ -12,7 +12,15 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Outcome, State
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
-from specmatrix.matrix.run.red_ask import MOST_TEXT, crash_ask, decoded, entry_text, red_ask, resolved_at, tokens_of
+from specmatrix.matrix.run.failing_request import (
+    MAX_TEXT,
+    crashed_request,
+    decoded,
+    entry_text,
+    failing_request,
+    resolved_at,
+    tokens_of,
+)
 from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
@@ -20,7 +28,7 @@ from specmatrix.matrix.subjects.protocol import Answer, Capability, Memory, Run,
 from specmatrix.matrix.workloads.build import BOS_ID, prompt_ids
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec
-from specmatrix.reports.schema import CRASH, AskPages, RedAsk
+from specmatrix.reports.schema import CRASH, AskPages, FailingRequest
 
 WRONG, AT = 79, 7
 
@@ -69,7 +77,7 @@ def test_its_journal_and_pages_are_those_of_the_step_that_yielded_the_token(told
     assert sum(found.pages.in_flight) <= free
 
 
-@pytest.mark.parametrize("name", ["eagle3.s3.k4.n8.v2.p4.tight.pair", "ngram.c7.p4.ragged", "none.stream.pair"])
+@pytest.mark.parametrize("name", ["eagle3.s3.k4.n8.v2.p4.tight.pair", "ngram.c7.p4.mixed_lengths", "none.stream.pair"])
 def test_every_token_of_every_request_has_its_round(name: str):
     cell = Cell.from_id(name)
     prepared, subject = prepare(cell), ReferenceSubject()
@@ -102,9 +110,9 @@ def answered(ids: Sequence[int], name: str = "a", text: str = "its text") -> tup
 def test_only_red_outcomes_blame():
     passing = Outcome("lossless", State.PASS, blame=Blame("a"))
     unblamed = Outcome("config", State.FAIL)
-    assert red_ask(run_with(), run_with(), [passing, unblamed]) is None
+    assert failing_request(run_with(), run_with(), [passing, unblamed]) is None
     later = [Outcome(name, state, blame=Blame("a")) for name, state in (("x", State.NOT_MEASURED), ("y", State.FAIL))]
-    assert red_ask(run_with(), run_with(), [passing, unblamed, *later]).gate == "x", "the first that is red"
+    assert failing_request(run_with(), run_with(), [passing, unblamed, *later]).gate == "x", "the first that is red"
 
 
 IDS = tuple(range(300, 330))
@@ -132,7 +140,7 @@ def test_the_tokens_around_the_break_are_shown(blame, got, expected, token, firs
     run = run_with(answers=answered(got), resolved={"lag": 1})
     base = run_with(answers=answered(expected, text="the baseline's"))
     given = got if blame.got is None else blame.got
-    assert red_ask(run, base, [Outcome("lossless", State.FAIL, blame=blame)]) == RedAsk(
+    assert failing_request(run, base, [Outcome("lossless", State.FAIL, blame=blame)]) == FailingRequest(
         "lossless",
         "a",
         prompt="Q",
@@ -150,17 +158,17 @@ def test_the_tokens_around_the_break_are_shown(blame, got, expected, token, firs
 def test_a_request_without_an_answer_has_no_tokens():
     outcome = Outcome("lossless", State.FAIL, blame=Blame("a"))
     none = run_with(answers=answered((), "b"))
-    found = red_ask(none, run_with(answers=answered(IDS)), [outcome])
+    found = failing_request(none, run_with(answers=answered(IDS)), [outcome])
     assert (found.got, found.got_tokens, found.token, found.expected) == ("", (), 0, decoded(IDS))
-    found = red_ask(run_with(answers=answered(IDS)), none, [outcome])
+    found = failing_request(run_with(answers=answered(IDS)), none, [outcome])
     assert (found.got, found.got_tokens, found.token, found.expected) == ("its text", tokens_of(IDS[:8]), 0, "")
 
 
 def test_long_texts_are_cut():
     outcome = Outcome("finish", State.FAIL, blame=Blame("a"))
-    for size, shown in ((MOST_TEXT, "x" * MOST_TEXT), (MOST_TEXT + 1, "x" * (MOST_TEXT - 1) + "…")):
+    for size, shown in ((MAX_TEXT, "x" * MAX_TEXT), (MAX_TEXT + 1, "x" * (MAX_TEXT - 1) + "…")):
         text = "x" * size
-        found = red_ask(
+        found = failing_request(
             run_with(requests=(RequestSpec("a", text, 2),), answers=answered((), text=text)), run_with(), [outcome]
         )
         assert found.prompt == found.got == shown
@@ -210,14 +218,14 @@ def test_chunks_rounds_and_a_retraction_are_told_apart():
 
 
 def test_without_a_journal_texts_and_tokens_are_told():
-    found = red_ask(run_with(), run_with(), [Outcome("finish", State.FAIL, blame=Blame("a"))])
+    found = failing_request(run_with(), run_with(), [Outcome("finish", State.FAIL, blame=Blame("a"))])
     assert (found.request, found.token, found.journal, found.pages, found.round) == ("a", None, (), None, None)
     assert [one.id for one in found.got_tokens] == [5, 6]
 
 
 def test_what_cannot_be_described_keeps_the_verdict_and_says_why():
-    found = red_ask(run_with(), run_with(), [Outcome("finish", State.FAIL, blame=Blame("ghost"))])
-    assert found == RedAsk("finish", "ghost", note="the request could not be described: StopIteration")
+    found = failing_request(run_with(), run_with(), [Outcome("finish", State.FAIL, blame=Blame("ghost"))])
+    assert found == FailingRequest("finish", "ghost", note="the request could not be described: StopIteration")
 
 
 def test_a_turn_begins_behind_what_its_session_kept():
@@ -227,9 +235,9 @@ def test_a_turn_begins_behind_what_its_session_kept():
         assert [resolved_at(entries, replace(SERVED, prompt=prompt), token) for token in range(4)] == places
 
 
-def journalled(entries: Sequence, token: int, served: Served = SERVED) -> RedAsk:
+def journalled(entries: Sequence, token: int, served: Served = SERVED) -> FailingRequest:
     run = run_with(journal=entries, served=(replace(served, name="b", account=8), served))
-    return red_ask(run, run, [Outcome("finish", State.FAIL, blame=Blame("a", token))])
+    return failing_request(run, run, [Outcome("finish", State.FAIL, blame=Blame("a", token))])
 
 
 def lines(*places: int) -> tuple[str, ...]:
@@ -253,10 +261,10 @@ def test_the_entries_around_the_step_and_the_pages_after_it_are_shown(token, rou
 def test_a_request_that_was_not_served_has_no_entries_and_one_of_a_single_token_those_of_its_prefill():
     red = [Outcome("finish", State.FAIL, blame=Blame("a"))]
     run = run_with(answers=answered((5,)), journal=LIFE)
-    found = red_ask(run, run, red)
+    found = failing_request(run, run, red)
     assert (found.note, found.journal, found.pages) == ("", (), None)
     run = replace(run, served=(SERVED,))
-    assert red_ask(run, run, red).round == 0
+    assert failing_request(run, run, red).round == 0
 
 
 def test_a_law_that_is_broken_before_the_account_is_open_leaves_no_pages():
@@ -293,7 +301,7 @@ ASKS = (RequestSpec("b", "second?", 9), RequestSpec("a", "first?", 9))
 )
 def test_a_crash_shows_the_request_whose_account_changed_last(end, name, ids, note, shown, pages):
     flights, committed = {"a": ((4,), 10), "b": ((), 8)}[name]
-    assert crash_ask(Broken(LIFE[:end], SENT), ASKS) == RedAsk(
+    assert crashed_request(Broken(LIFE[:end], SENT), ASKS) == FailingRequest(
         CRASH,
         name,
         prompt={"a": "first?", "b": "second?"}[name],
@@ -307,7 +315,7 @@ def test_a_crash_shows_the_request_whose_account_changed_last(end, name, ids, no
 
 def test_a_crash_behind_a_broken_law_shows_the_pages_before_it():
     end = [("settle", 7, 9, ()), ("reserve", 7, 4, ((4,),)), ("close", 9, 0, ())]
-    found = crash_ask(Broken([*LIFE[:11], *end], SENT), ASKS)
+    found = crashed_request(Broken([*LIFE[:11], *end], SENT), ASKS)
     assert found.note == "the last entry of a request is reserve 4: pages 4 of a, with 2 output tokens"
     assert found.journal == (*lines(1, 6, 7, 8, 9, 10), "11 settle 9", "12 reserve 4: pages 4")
     assert found.pages == AskPages(4, (1, 2, 3), 0, 8, (2,))
@@ -315,14 +323,14 @@ def test_a_crash_behind_a_broken_law_shows_the_pages_before_it():
 
 def test_a_crash_without_a_journal_or_an_entry_of_a_request_shows_none():
     for entries, sent in ((None, SENT), ([], SENT), (LIFE, ()), (LIFE[2:6], SENT[:1])):
-        assert crash_ask(Broken(entries, sent), ASKS) is None
+        assert crashed_request(Broken(entries, sent), ASKS) is None
 
 
 def test_a_broken_law_is_told_with_the_pages_before_it():
     entries = [LIFE[0], ("open", 1, 0, ()), ("reserve", 1, 4, ((1,),)), ("launch", 1, 4, ()), ("settle", 1, 9, ())]
     run = run_with(journal=entries, memory=Memory(12, 12, 0, 0), served=(Served("a", 1, 1, (1, 5, 6), 1, 0),))
     outcome = LedgerGate().judge(prepare(Cell.from_id("none")), run, run)
-    found = red_ask(run, run, [outcome])
+    found = failing_request(run, run, [outcome])
     assert outcome.blame == Blame("a")
     assert found.journal[-1] == "4 settle 9" and found.round is None
     assert (found.pages.pages, found.pages.in_flight, found.pages.committed) == ((1,), (4,), 0)

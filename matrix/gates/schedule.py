@@ -24,14 +24,14 @@ THRESHOLDS: Final = {
 
 
 @dataclass
-class WorkGate:
+class ScheduleGate:
     """Predicts every step with a second scheduler, and compares what was admitted, reused, evicted, retracted, computed
     and read with the journal and with the forwards that ran.
 
     The journal starts with the engine, so needless work in an earlier cell of the same start also fails here.
     """
 
-    name: str = "work"
+    name: str = "schedule"
     needs: frozenset[Capability] = frozenset({Capability.JOURNAL, Capability.WORK})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
 

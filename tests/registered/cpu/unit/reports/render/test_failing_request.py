@@ -7,15 +7,15 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from specmatrix.reports.render.explain import write_explained
-from specmatrix.reports.render.red_ask import ask_lines, pages_text
+from specmatrix.reports.render.failing_request import ask_lines, pages_text
 from specmatrix.reports.render.run import run_page, view
 from specmatrix.reports.render.terminal import print_run
-from specmatrix.reports.schema import AskPages, GateResult, RedAsk, Timeline, Token, TreeNode
+from specmatrix.reports.schema import AskPages, FailingRequest, GateResult, Timeline, Token, TreeNode
 from specmatrix.reports.store import load
 
 from ..conftest import cell, write_cells
 
-ASK = RedAsk(
+ASK = FailingRequest(
     "lossless",
     "q6",
     prompt="Question: <b>How many?</b>",
@@ -34,7 +34,7 @@ ASK = RedAsk(
         TreeNode(0, Token(7, "<i>"), Token(5, "It"), 0.25, False),
     ),
 )
-AXES = {"algorithm": "eagle3", "topk": "4", "spec_version": "auto", "batch": "ragged"}
+AXES = {"algorithm": "eagle3", "topk": "4", "spec_version": "auto", "batch": "mixed_lengths"}
 RED = cell("eagle3.k4", state="FAIL", first_red=ASK, evidence={"tree.compacted": 3, "spec.accepted": 9})
 NEAR = cell("eagle3", axes=AXES | {"topk": "1"}, evidence={"spec.accepted": 9, "chain": 2})
 FAR = cell("none", axes=dict.fromkeys(AXES, "other"), evidence={"tree.compacted": 1})
@@ -110,7 +110,7 @@ def test_an_error_shows_its_verb_and_traceback_and_a_golden_the_command_that_acc
 
 
 def test_a_crash_tells_of_the_request_that_its_engine_was_at(tmp_path):
-    ask = RedAsk(
+    ask = FailingRequest(
         "crash", "q6", prompt="How many kites?", got=" First", note="the journal's last entry is settle 4 of q6"
     )
     crashed = replace(
@@ -130,7 +130,7 @@ def test_a_crash_tells_of_the_request_that_its_engine_was_at(tmp_path):
 
 
 def test_a_request_without_tokens_is_one_line_or_two():
-    assert ask_lines(RedAsk("ledger", "q1", note="it could not be shown")) == ["q1", "  it could not be shown"]
+    assert ask_lines(FailingRequest("ledger", "q1", note="it could not be shown")) == ["q1", "  it could not be shown"]
 
 
 @pytest.mark.parametrize(

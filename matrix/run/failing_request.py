@@ -14,7 +14,7 @@ from specmatrix.matrix.oracles.ledger import Audit, AuditError, audit
 from specmatrix.matrix.subjects.protocol import Answer, Journal, JournalEntry, Run, RunningEngine, Served
 from specmatrix.matrix.workloads.build import tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
-from specmatrix.reports.schema import CRASH, AskPages, RedAsk, Token
+from specmatrix.reports.schema import CRASH, AskPages, FailingRequest, Token
 from specmatrix.reports.wording import count
 
 # Tokens shown before the first wrong one, and from it on.
@@ -23,7 +23,7 @@ AFTER: Final = 8
 # Entries of the journal shown up to the step, and after it.
 ENTRIES_BEFORE: Final = 7
 ENTRIES_AFTER: Final = 3
-MOST_TEXT: Final = 2000
+MAX_TEXT: Final = 2000
 
 
 class Settled(NamedTuple):
@@ -33,7 +33,7 @@ class Settled(NamedTuple):
     round: int
 
 
-def red_ask(run: Run, baseline: Run, outcomes: Sequence[Outcome]) -> RedAsk | None:
+def failing_request(run: Run, baseline: Run, outcomes: Sequence[Outcome]) -> FailingRequest | None:
     """The first request that a red outcome blames; None if none blames any."""
     for outcome in outcomes:
         if outcome.state is not State.PASS and outcome.blame is not None:
@@ -41,11 +41,11 @@ def red_ask(run: Run, baseline: Run, outcomes: Sequence[Outcome]) -> RedAsk | No
                 return _described(outcome.gate, outcome.blame, run, baseline)
             except Exception as error:  # a run with a defect may hold anything, and keeps its verdict
                 note = f"the request could not be described: {described(error)}"
-                return RedAsk(outcome.gate, outcome.blame.request, note=note)
+                return FailingRequest(outcome.gate, outcome.blame.request, note=note)
     return None
 
 
-def crash_ask(engine: RunningEngine, requests: Sequence[RequestSpec]) -> RedAsk | None:
+def crashed_request(engine: RunningEngine, requests: Sequence[RequestSpec]) -> FailingRequest | None:
     """The request whose ledger account an engine changed last before it raised; None if it shows none."""
     sent = {one.account: one for one in engine.unfinished()}
     journal = engine.journal()
@@ -57,12 +57,12 @@ def crash_ask(engine: RunningEngine, requests: Sequence[RequestSpec]) -> RedAsk 
     output = one.tokens[one.prompt :]
     note = f"the last entry of a request is {entry_text(last)} of {one.name}, with {count(len(output), 'output token')}"
     got, lag = _cut(decoded(output)), engine.resolved.get("lag")
-    found = RedAsk(CRASH, one.name, prompt=_cut(prompt), got=got, lag=lag, note=note)
+    found = FailingRequest(CRASH, one.name, prompt=_cut(prompt), got=got, lag=lag, note=note)
     end, table = _audited(journal, None)
     return _with_entries(found, journal, one.account, len(journal) if end is None else end, table)
 
 
-def _described(gate: str, blame: Blame, run: Run, baseline: Run) -> RedAsk:
+def _described(gate: str, blame: Blame, run: Run, baseline: Run) -> FailingRequest:
     request = next(each for each in run.requests if each.name == blame.request)
     mine, base = _answer(run, request.name), _answer(baseline, request.name)
     got = blame.got if blame.got is not None else mine.output_ids if mine else ()
@@ -71,7 +71,7 @@ def _described(gate: str, blame: Blame, run: Run, baseline: Run) -> RedAsk:
     at = blame.token if blame.token is not None else first_difference(got, expected)
     middle = max(0, len(got) - 1) if at is None else at
     first = max(0, middle - BEFORE)
-    found = RedAsk(
+    found = FailingRequest(
         gate,
         request.name,
         prompt=_cut(request.prompt),
@@ -88,7 +88,7 @@ def _described(gate: str, blame: Blame, run: Run, baseline: Run) -> RedAsk:
     return found if served is None or run.journal is None else _with_journal(found, run.journal, served, middle)
 
 
-def _with_journal(found: RedAsk, journal: Journal, served: Served, token: int) -> RedAsk:
+def _with_journal(found: FailingRequest, journal: Journal, served: Served, token: int) -> FailingRequest:
     """Add the round that resolved a token, the ledger's entries around it and the page table after it.
 
     If an entry of the account breaks a law, the entries around that one and the page table before it.
@@ -110,7 +110,7 @@ def _audited(journal: Journal, end: int | None) -> tuple[int | None, Audit]:
         return broken.index, audit(journal[: broken.index])
 
 
-def _with_entries(found: RedAsk, entries: Journal, account: int, end: int, table: Audit) -> RedAsk:
+def _with_entries(found: FailingRequest, entries: Journal, account: int, end: int, table: Audit) -> FailingRequest:
     own = [index for index, entry in enumerate(entries) if entry[1] == account]
     shown = [index for index in own if index < end][-ENTRIES_BEFORE:] + [i for i in own if i >= end][:ENTRIES_AFTER]
     return replace(
@@ -177,4 +177,4 @@ def _answer(run: Run, name: str) -> Answer | None:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

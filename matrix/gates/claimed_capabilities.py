@@ -24,10 +24,10 @@ SPARE: Final = 2
 
 
 @dataclass
-class ClaimsGate:
+class ClaimedCapabilitiesGate:
     """What the subject claims to show is there, and shows that rounds with drafts ran in a cell with a drafter."""
 
-    name: str = "claims"
+    name: str = "claimed_capabilities"
     needs: frozenset[Capability] = frozenset()
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
 

@@ -25,13 +25,13 @@ COUNTED: Final = frozenset(
 
 
 @dataclass
-class RestGate:
+class LeaksGate:
     """Every count of `alive` in the readback is zero, and none of COUNTED is missing.
 
     The counts are the engine's own, except the number of request objects, which weak references count.
     """
 
-    name: str = "rest"
+    name: str = "leaks"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.WORK})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
 

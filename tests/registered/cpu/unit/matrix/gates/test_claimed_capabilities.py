@@ -1,10 +1,10 @@
-"""Gate `claims`: a subject that counts drafts must have some wherever its drafter should run."""
+"""Gate `claimed_capabilities`: a subject that counts drafts must have some wherever its drafter should run."""
 
 from dataclasses import replace
 
 import pytest
 
-from specmatrix.matrix.gates.claims import ClaimsGate
+from specmatrix.matrix.gates.claimed_capabilities import ClaimedCapabilitiesGate
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.subjects.protocol import Capability
 
@@ -16,7 +16,7 @@ def judged(measured, cell: str, drafted: int | None, accepted: int = 0, **change
     totals = {} if drafted is None else {"spec.drafted": drafted, "spec.accepted": accepted}
     answers = tuple(replace(answer, **changes) for answer in run.answers)
     subject = replace(run, capabilities=frozenset({Capability.TOTALS}), evidence=totals, flags={}, answers=answers)
-    return ClaimsGate().judge(prepared, subject, baseline)
+    return ClaimedCapabilitiesGate().judge(prepared, subject, baseline)
 
 
 @pytest.mark.parametrize("cell", ["eagle3.s3.k1", "ngram"])
@@ -67,8 +67,8 @@ def answered(**changes: object):
 def test_a_claim_without_its_evidence_is_red(measured, claim, change, text):
     prepared, run, baseline = measured("eagle3.flat.v2")
     run = replace(run, capabilities=frozenset({Capability(claim)}))
-    assert ClaimsGate().judge(prepared, run, baseline).state is State.PASS
-    outcome = ClaimsGate().judge(prepared, replace(run, **change(run)), baseline)
+    assert ClaimedCapabilitiesGate().judge(prepared, run, baseline).state is State.PASS
+    outcome = ClaimedCapabilitiesGate().judge(prepared, replace(run, **change(run)), baseline)
     (answer,) = run.answers
     text = text.format(name=answer.name, tokens=len(answer.output_ids))
     assert (outcome.state, outcome.message) == (State.FAIL, text)
@@ -84,7 +84,7 @@ def test_rounds_that_emitted_too_little_are_red(measured, missing, retractions):
     rounds = tokens - 1 - missing
     fewer = answered(accept_lengths=(1,) * rounds, retractions=retractions)(run)
     claimed = replace(run, capabilities=frozenset({Capability.ROUNDS}), **fewer)
-    outcome = ClaimsGate().judge(prepared, claimed, baseline)
+    outcome = ClaimedCapabilitiesGate().judge(prepared, claimed, baseline)
     text = f"the rounds of {answer.name} emitted {rounds} tokens and its prefill 1, but it has {tokens}"
     red = missing > retractions
     assert (outcome.state, outcome.message) == ((State.FAIL, text) if red else (State.PASS, ""))
@@ -92,7 +92,7 @@ def test_rounds_that_emitted_too_little_are_red(measured, missing, retractions):
 
 def test_without_requests_nothing_is_claimed(measured):
     prepared, run, baseline = measured("eagle3.s3.k1")
-    outcome = ClaimsGate().judge(prepared, replace(run, requests=()), baseline)
+    outcome = ClaimedCapabilitiesGate().judge(prepared, replace(run, requests=()), baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the cell has no requests")
 
 
@@ -100,5 +100,7 @@ def test_what_is_not_claimed_is_not_asked_for(measured):
     prepared, run, baseline = measured("eagle3.s3.k1")
     bare = replace(run, memory=None, journal=None, work=None, trace=None, evidence={}, flags={"depth": 3})
     answers = tuple(replace(answer, accept_lengths=(), output_ids=()) for answer in run.answers)
-    outcome = ClaimsGate().judge(prepared, replace(bare, answers=answers, capabilities=frozenset()), baseline)
+    outcome = ClaimedCapabilitiesGate().judge(
+        prepared, replace(bare, answers=answers, capabilities=frozenset()), baseline
+    )
     assert (outcome.state, outcome.message) == (State.PASS, "")
