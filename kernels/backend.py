@@ -19,7 +19,7 @@ _everywhere = False
 
 def select_backend(eager: ModuleType, tensor: Tensor) -> ModuleType:
     """The module that implements an operation for `tensor`: `eager` (torch), or the triton module beside it."""
-    return _triton_module(eager.__name__) if on_triton(tensor) else eager
+    return triton_module(eager.__name__) if on_triton(tensor) else eager
 
 
 def on_triton(tensor: Tensor) -> bool:
@@ -28,7 +28,7 @@ def on_triton(tensor: Tensor) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _triton_module(eager: str) -> ModuleType:
+def triton_module(eager: str) -> ModuleType:
     # Imported lazily: triton may be missing on CPU hosts, and it reads TRITON_INTERPRET at its first import.
     try:
         return import_module(eager.removesuffix("eager") + "triton")
