@@ -29,6 +29,7 @@ def on_triton(tensor: Tensor) -> bool:
 
 @lru_cache(maxsize=64)
 def triton_module(eager: str) -> ModuleType:
+    """The triton module beside this eager one. ConfigError without triton, which names the extra that brings it."""
     # Imported lazily: triton may be missing on CPU hosts, and it reads TRITON_INTERPRET at its first import.
     try:
         return import_module(eager.removesuffix("eager") + "triton")
