@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from specmatrix.engine.core.config.adaptive_file import inline
-from specmatrix.engine.core.config.asked import EngineConfig, Facts, Resolved
+from specmatrix.engine.core.config.asked import GIB, EngineConfig, Facts, Resolved
 from specmatrix.engine.core.draft.algorithms import algorithm, is_registered
 from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.memory.groups import page_groups
@@ -20,7 +20,7 @@ from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.device.collectives import Ranks
-from specmatrix.engine.device.cuda_graphs import GIB, CudaGraphs
+from specmatrix.engine.device.cuda_graphs import CudaGraphs
 from specmatrix.engine.device.kv_groups import KVGroup, KVGroups, StampedGroups, WindowGroup, routes_of, split
 from specmatrix.engine.device.logit_rules import LogitRules
 from specmatrix.engine.device.slot_table import SlotTable

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 import torch
 
-from specmatrix.engine.core.config.asked import Resolved
+from specmatrix.engine.core.config.asked import GIB, Resolved
 from specmatrix.engine.core.draft.algorithms import algorithm
-from specmatrix.engine.device.cuda_graphs import GIB, padded
+from specmatrix.engine.device.cuda_graphs import padded
 from specmatrix.engine.models.config import ModelConfig, load_model_config
 from specmatrix.engine.models.eagle.formats import load_draft_config
 from specmatrix.engine.models.loader import bundled_prefixes

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from specmatrix.engine.core.config.asked import GIB
 from specmatrix.engine.core.schedule.session import Sessions
-from specmatrix.engine.device.cuda_graphs import GIB
 from specmatrix.engine.executor import DeviceExecutor, InFlight
 from specmatrix.engine.loop import Loop
 

@@ -23,6 +23,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from specmatrix.engine.core.config.asked import GIB
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.staging import StepOutput
@@ -34,7 +35,6 @@ Graph = TypeVar("Graph")
 KEPT: Final = 64
 # Rounds without use after which a graph or a bundle may be dropped to make room.
 IDLE_ROUNDS: Final = 4096
-GIB: Final = 1 << 30
 # Default maximum memory of all graphs, in bytes.
 MAX_BYTES: Final = 4 * GIB
 

@@ -32,6 +32,7 @@ ALIASES: Final = {
 PLAIN: Final = (str, int, float, bool, type(None))
 LONGEST_INTEGER: Final = 127  # bits
 LONGEST_PATH: Final = 4096  # characters; the limit of most systems
+GIB: Final = 1 << 30  # the unit of cuda_graph_max_gb, in bytes
 TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from specmatrix.engine.core.config.asked import GIB
 from specmatrix.matrix.zoo.published.expected import ACCURACY, LENGTHS
 from specmatrix.matrix.zoo.published.models import MODELS, Published
-from specmatrix.matrix.zoo.published.needs import GIB, SPARE, Needs, needs
+from specmatrix.matrix.zoo.published.needs import SPARE, Needs, needs
 from specmatrix.matrix.zoo.published.pairs import PAIRS, ModelPair, pair_of
 from specmatrix.matrix.zoo.published.store import fetch
 from specmatrix.options import Json, Models

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
+from specmatrix.engine.core.config.asked import GIB
 from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.eagle.formats import load_draft_config
 from specmatrix.engine.models.weights import count_numbers
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.published.models import MODELS, Published
-from specmatrix.matrix.zoo.published.needs import GIB, Configs, config_of, needs
+from specmatrix.matrix.zoo.published.needs import Configs, config_of, needs
 from specmatrix.matrix.zoo.published.pairs import ModelPair
 from specmatrix.matrix.zoo.published.size import possible, stored
 from specmatrix.matrix.zoo.published.store import find

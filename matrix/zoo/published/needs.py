@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from specmatrix.engine.core.config.asked import Resolved
+from specmatrix.engine.core.config.asked import GIB, Resolved
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.matrix.zoo.published.models import Published
 from specmatrix.matrix.zoo.published.pairs import ModelPair
@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # a runtime import would import torch
     from specmatrix.engine.models.config import ModelConfig
 
 Configs: TypeAlias = "Mapping[str, ModelConfig]"
-GIB: Final = 2**30
 # bfloat16, which every pair runs in.
 BYTES: Final = 2
 # An allowance for what is not computed: CUDA, graphs, the activations of the widest step, and copies during loading.

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specmatrix.cli import main
-from specmatrix.matrix.zoo.published.needs import GIB
+from specmatrix.engine.core.config.asked import GIB
 from specmatrix.matrix.zoo.published.pairs import PAIRS
 from specmatrix.matrix.zoo.registry import TEST
 
