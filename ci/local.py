@@ -1,6 +1,6 @@
 """The local executor: one process per shard of a plan, records streamed back as cells finish.
 
-Workers are spawned with one compute thread each. They take the plan's groups one by one from a common queue, so that
+Workers have one compute thread each. They take the plan's groups one by one from a common queue, so that
 none is idle while another has groups to spare. If a worker dies or hangs, its
 current cell is recorded as INFRA, the rest of its group returns to the queue, and a new worker takes its place. One
 that does not start is replaced once.
@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
-from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from threading import Thread
 from time import monotonic
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, Literal
 
 from specmatrix import HOME
+from specmatrix.child_process import ChildProcess, start
 from specmatrix.ci.planner import Group, Shard, ShardPlan, take
 from specmatrix.ci.run_options import RunOptions
 from specmatrix.errors import ConfigError
@@ -37,7 +34,7 @@ from specmatrix.matrix.run.record import lost
 from specmatrix.matrix.run.waivers import waive
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.schema import REFERENCE, CellResult, WaiverRule
-from specmatrix.stopping import SIGNALS, deferred
+from specmatrix.stopping import deferred
 
 if TYPE_CHECKING:
     from specmatrix.matrix.run.runner import Runner
@@ -84,8 +81,8 @@ class Worker:
 
     work: Waiting
     lane: Shard
-    process: BaseProcess
-    connection: Connection
+    process: ChildProcess
+    connection: Connection[tuple[Cell, ...], CellResult | None]
     second: bool
     heard: float
     group: Group | None = None
@@ -131,10 +128,9 @@ def _receive(workers: list[Worker]) -> Iterator[CellResult]:
     ready = wait([worker.connection for worker in workers], min(max(timeout, 0.0), TICK_SECONDS))
     for worker in [worker for worker in workers if worker.connection in ready]:
         try:
-            message: CellResult | None = worker.connection.recv()
+            message = worker.connection.recv()
         except (EOFError, OSError):  # OSError: it died in the middle of a message
-            worker.process.join(EXIT_SECONDS)
-            code = worker.process.exitcode
+            code = worker.process.wait(EXIT_SECONDS)
             what = "closed its pipe without ending" if code is None else f"died with exit code {code}"
             yield from _replace(workers, worker, what)
             continue
@@ -198,44 +194,23 @@ def lost_cell(cell: Cell, job: ShardJob, reason: str) -> CellResult:
 
 def _start(workers: list[Worker], waiting: Waiting, lane: Shard, second: bool = False) -> None:
     """Start a worker and add it to `workers`."""
-    ours, theirs = get_context("spawn").Pipe()
-    process = get_context("spawn").Process(target=work, args=(waiting.job, lane.gpus, theirs), daemon=True)
-    # Ctrl-C signals every process of the terminal; a worker inherits the blocked SIGINT, so it never handles it. The
-    # shared resource tracker unblocks signals when it starts, so it is started first.
-    resource_tracker.ensure_running()
+    tree = waiting.job.tree
+    # A cell of the CPU tier must not see a GPU, and lanes of a GPU tier must not see each other's.
+    environment = dict.fromkeys(THREADS, "1") | {VISIBLE: visible(lane.gpus, os.environ.get(VISIBLE))}
+    imports = sys.path if tree is None else [str(tree), *sys.path]
     with deferred():  # a signal leaves no worker behind that is in no list
-        signals = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            with _importing(waiting.job.tree):
-                process.start()
-            workers.append(Worker(waiting, lane, process, ours, second, monotonic()))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-    # Otherwise the pipe would stay open in this process, and the worker's death would go unnoticed.
-    theirs.close()
-
-
-@contextmanager
-def _importing(tree: Path | None) -> Iterator[None]:
-    """Let a process that starts now import its packages from `tree`: it inherits this process's import path."""
-    path = sys.path[:]
-    if tree is not None:
-        sys.path.insert(0, str(tree))
-    try:
-        yield
-    finally:
-        sys.path[:] = path
+        # The run's standard output is its result, which may be JSON.
+        started = start(work, waiting.job, lane.gpus, environment=environment, imports=imports, shown=True)
+        workers.append(Worker(waiting, lane, *started, second, monotonic()))
 
 
 def _stop(worker: Worker) -> None:
-    worker.process.kill()
-    worker.process.join()
+    worker.process.stop()
     worker.connection.close()
 
 
-def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection) -> None:
-    """The main function of a worker: send None when ready, then each cell's record. The parent handles Ctrl-C."""
-    become_worker(gpus)
+def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection[CellResult | None, tuple[Cell, ...]]) -> None:
+    """What a worker runs: it sends None when it is ready, then each cell's record."""
     if job.tree is not None and not HOME.is_relative_to(job.tree.resolve()):
         raise ConfigError(f"the worker imports {HOME}, not the patched packages in {job.tree}")
     if find_spec("torch") is not None:
@@ -286,36 +261,14 @@ def job_runner(job: ShardJob) -> Runner:
     return runner
 
 
-def received(connection: Connection) -> Iterator[Cell]:
+def received(connection: Connection[CellResult | None, tuple[Cell, ...]]) -> Iterator[Cell]:
     """The cells of the groups that the parent sends, until it ends."""
     with suppress(EOFError, OSError):
         while True:
             yield from connection.recv()
 
 
-def become_worker(gpus: Sequence[int]) -> None:
-    """Set what belongs to the process: its end, signals, standard output, threads and visible GPUs."""
-    Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    # The run's standard output is its result, which may be JSON.
-    if sys.stdout and sys.stderr:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    for name in THREADS:
-        os.environ[name] = "1"
-    # A cell of the CPU tier must not see a GPU, and lanes of a GPU tier must not see each other's.
-    os.environ[VISIBLE] = visible(gpus, os.environ.get(VISIBLE))
-
-
 def visible(gpus: Sequence[int], inherited: str | None) -> str:
     """CUDA_VISIBLE_DEVICES of a worker; `inherited`: the value of this process, None if unset."""
     names = None if inherited is None else inherited.split(",")
     return ",".join(str(gpu) if names is None else names[gpu] for gpu in gpus)
-
-
-def _end_with_parent() -> None:
-    """Exit this worker immediately when its parent process ends, as its results are no longer needed."""
-    parent = parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)

@@ -6,25 +6,22 @@ import math
 import os
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from pickle import dumps, loads
 from typing import Any, Final
 
 import torch
 
+from specmatrix.child_process import OUTPUT_TAIL, ChildProcess, start
 from specmatrix.engine.core.observe.rank_agreement import Agreement, RankComparison
-from specmatrix.engine.parallel.failure import RemoteFailure
-from specmatrix.engine.parallel.worker import STACK_SIGNAL, Rank, RankSpec, Sent
+from specmatrix.engine.parallel.worker import STACK_SIGNAL, Rank, RankSpec, Sent, run_rank
 from specmatrix.errors import EngineError, RequestError, text_of
+from specmatrix.remote import RemoteFailure
 from specmatrix.temp_dir import TempDir
 
 # Seconds without a message from any rank: the first steps on a GPU compile kernels.
@@ -60,9 +57,8 @@ class RankGroup:
         self.size, self.device, self.patience = size, device, patience
         self.ended: str | None = None
         scratch = TempDir("ranks")
-        self._logs = [scratch.path / f"rank{rank}.log" for rank in range(size)]
         self.comparison = RankComparison(size)
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[ChildProcess] = []
         self._connections: list[Connection[Any, Sent]] = []
         self._finalizer = weakref.finalize(self, _end, self.processes, scratch)
         self._inside = threading.RLock()
@@ -73,7 +69,9 @@ class RankGroup:
         threads = max(1, torch.get_num_threads() // size)
         try:
             for rank in range(size):
-                self._start(RankSpec(rank, size, device, threads, scratch.path / "meeting"))
+                process, connection = start(run_rank, RankSpec(rank, size, device, threads, scratch.path / "meeting"))
+                self.processes.append(process)
+                self._connections.append(connection)
             self._collect()
         except BaseException:
             self._end("they did not start")
@@ -90,7 +88,7 @@ class RankGroup:
 
         An EngineError that all ranks raise is raised here. RanksDiverged if they differ, RankLost if one died or is
         silent; both end all ranks, as does any exception but an EngineError, and every later call raises RankLost. An
-        exception that does not survive pickling becomes an EngineError or a RankFailed with its text.
+        exception that does not survive pickling becomes an EngineError or a RemoteError with its text.
         An interrupted call (KeyboardInterrupt) gets DRAIN seconds to finish, so that the group stays usable; a second
         interrupt, or a call that takes longer, ends it. Raises EngineError while another call runs, and RequestError if
         an argument cannot be pickled.
@@ -129,7 +127,7 @@ class RankGroup:
     @property
     def alive(self) -> bool:
         """False once the ranks were ended, or one of them has ended."""
-        return self.ended is None and all(process.poll() is None for process in self.processes)
+        return self.ended is None and all(process.wait(0) is None for process in self.processes)
 
     def close(self) -> None:
         """End the ranks; has no effect the second time. Raises EngineError while another thread calls them."""
@@ -140,29 +138,10 @@ class RankGroup:
                 for connection in self._connections:
                     with suppress(BrokenPipeError, ConnectionResetError):  # it has already ended
                         connection.send_bytes(b"")
-                with suppress(subprocess.TimeoutExpired):
-                    for process in self.processes:
-                        process.wait(GRACE)
+                for process in self.processes:
+                    process.wait(GRACE)
             finally:
                 self._end("they were closed")
-
-    def _start(self, place: RankSpec) -> None:
-        ours, theirs = Pipe()
-        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-        with self._logs[place.rank].open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "specmatrix.engine.parallel.worker", str(theirs.fileno())],
-                stdin=subprocess.PIPE,  # it ends with this process
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # Ctrl-C goes to the caller only
-            )
-        theirs.close()
-        self.processes.append(process)
-        self._connections.append(ours)
-        ours.send(place)
 
     def _exchange(self, message: bytes) -> Any:  # noqa: ANN401 - as the call
         self._answers = {}
@@ -223,7 +202,7 @@ class RankGroup:
             try:
                 kind, value = connection.recv()
             except (EOFError, OSError):  # during a message, or between two
-                raise self._lost((rank,), f"exit code {self.processes[rank].wait()}", "died with") from None
+                raise self._lost((rank,), f"exit code {self.processes[rank].wait(GRACE)}", "died with") from None
             if kind == "digest":
                 self.comparison.add(rank, value)
             else:
@@ -283,19 +262,18 @@ class RankGroup:
         if self.ended is not None:  # closed during a call, by a signal handler
             return self._gone()
         for rank in ranks:
-            if self.processes[rank].poll() is None:
-                self.processes[rank].send_signal(STACK_SIGNAL)
+            self.processes[rank].send_signal(STACK_SIGNAL)
         time.sleep(0.2)  # a live rank logs its stack meanwhile
         said = " and ".join(f"rank {rank}" for rank in ranks) + f" of {self.size} {verb} {what}"
-        logs = [f"log of rank {rank}:\n{self._tail(rank)}" for rank in ranks]
         self._end(said)
+        logs = [f"log of rank {rank}:\n{self._tail(rank)}" for rank in ranks]
         return RankLost("\n".join([said, *logs]))
 
     def _gone(self) -> RankLost:
         return RankLost(f"the {self.size} ranks have ended: {self.ended}")
 
     def _tail(self, rank: int) -> str:
-        lines = self._logs[rank].read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = self.processes[rank].output_end(OUTPUT_TAIL).splitlines()
         return "\n".join(lines[-LOG_LINES:]) or "(empty)"
 
     def _end(self, cause: str) -> None:
@@ -311,14 +289,12 @@ def _limit_sending(connection: Connection[Any, Sent], seconds: float) -> None:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
-def _end(processes: list[subprocess.Popen[bytes]], scratch: TempDir) -> None:
+def _end(processes: list[ChildProcess], scratch: TempDir) -> None:
     # Kill all before waiting: a process with a GPU takes a second to end.
     for process in processes:
         process.kill()
     for process in processes:
-        process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+        process.stop()
     scratch.close()
 
 

@@ -1,4 +1,4 @@
-"""The main program of one rank: `python -P -m specmatrix.engine.parallel.worker FD`, with FD its end of a pipe.
+"""What the process of one rank runs.
 
 It joins the other ranks, then runs the calls it receives one after another: a function of this rank and its arguments.
 Its output is its log. STACK_SIGNAL makes it log its stack.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -23,8 +21,7 @@ from torch import distributed
 
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.device.collectives import Ranks
-from specmatrix.engine.parallel.failure import RemoteFailure
-from specmatrix.exit_with_parent import exit_with_parent
+from specmatrix.remote import RemoteFailure, attempt
 
 # Messages of a rank: a record of its steps, the pickled value of a call (from rank 0 only; a RemoteFailure if it does
 # not pickle), or the RemoteFailure of a call that raised.
@@ -59,13 +56,11 @@ class Rank:
         return Ranks(self.place.rank, self.place.size, ordered)
 
 
-def main(descriptor: int) -> None:
-    """Join the other ranks and serve calls, until the parent ends or sends an empty call."""
+def run_rank(place: RankSpec, connection: Connection[Sent, Any]) -> None:
+    """Join the other ranks and serve calls, until the parent sends an empty one."""
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL)
-    exit_with_parent()
-    connection: Connection[Sent, Any] = Connection(descriptor)
-    serve(_join(connection.recv(), connection), connection)
+    serve(_join(place, connection), connection)
     distributed.destroy_process_group()
     # The interpreter's normal shutdown takes torch a second.
     os._exit(0)
@@ -80,16 +75,18 @@ def serve(rank: Rank, connection: Connection[Sent, Any]) -> None:
 
 def _answer(rank: Rank, call: bytes) -> Sent:
     """Run a pickled call: function, arguments, and the caller's clock."""
-    try:
-        function, arguments, rank.now = loads(call)
-        value = function(rank, *arguments)
-    except Exception as error:  # The caller decides; this rank continues if it is called again.
-        traceback.print_exc()
-        return "raised", RemoteFailure.of(error)
+    kind, value = attempt(_run, rank, call)
+    if kind == "raised":
+        return kind, value
     try:
         return "done", dumps(None if rank.place.rank else value)
-    except Exception as error:  # The ranks agree nevertheless.
+    except Exception as error:  # the ranks agree nevertheless
         return "done", RemoteFailure.of(error)
+
+
+def _run(rank: Rank, call: bytes) -> object:
+    function, arguments, rank.now = loads(call)
+    return function(rank, *arguments)
 
 
 def _join(place: RankSpec, connection: Connection[Sent, Any]) -> Rank:
@@ -103,7 +100,3 @@ def _join(place: RankSpec, connection: Connection[Sent, Any]) -> Rank:
         BACKENDS[place.device], init_method=place.meeting.as_uri(), rank=place.rank, world_size=place.size
     )
     return Rank(place, lambda record: connection.send(("digest", record)))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

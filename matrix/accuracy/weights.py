@@ -13,13 +13,13 @@ from typing import Any, Final, TypeAlias
 
 from msgspec.structs import replace
 
+from specmatrix.child_process import ChildProcess
 from specmatrix.matrix.accuracy.data import Split
 from specmatrix.matrix.accuracy.paired_run import Asking
 from specmatrix.matrix.accuracy.record import FILES, WEIGHTS
 from specmatrix.matrix.accuracy.task import EXTRACTORS
 from specmatrix.matrix.accuracy.verdict import ALPHA
 from specmatrix.matrix.run.provenance import run_header
-from specmatrix.matrix.subjects.child_process import ChildProcess
 from specmatrix.matrix.zoo.published.expected import COLLAPSE, collapsed
 from specmatrix.matrix.zoo.published.pairs import PAIRS, ModelPair, pair_of
 from specmatrix.reports.render.console import StdoutConsole

@@ -14,10 +14,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from specmatrix.child_process import ChildProcess
 from specmatrix.errors import ConfigError
 from specmatrix.files import opened
 from specmatrix.matrix.cli.flags import flags_of
-from specmatrix.matrix.subjects.child_process import ChildProcess
 from specmatrix.options import Json
 from specmatrix.reports.render.progress import awaited
 from specmatrix.reports.wording import count

@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from specmatrix.matrix.subjects.child_process import ChildProcess
+from specmatrix.child_process import ChildProcess
 
 OUTPUT_TAIL: Final = 300  # characters
 STOPPED: Final = "the trial was stopped"

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import socket
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Final
 
-from specmatrix import HOME
+from specmatrix.child_process import start
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.subjects.child import DIVERGED, DONE, FAILED, REFUSED
-from specmatrix.matrix.subjects.child_process import ChildProcess
+from specmatrix.matrix.subjects.child import serve
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Diverged,
@@ -30,14 +25,9 @@ from specmatrix.matrix.subjects.protocol import (
     Trace,
     WorkLog,
 )
+from specmatrix.remote import qualified
 from specmatrix.temp_dir import TempDir
 
-CHILD: Final = "specmatrix.matrix.subjects.child"
-# Runs a module of this package in another interpreter, whose other packages stay its own.
-FOREIGN: Final = (
-    "import runpy, sys; place, module = sys.argv[1:3]; del sys.argv[1:3]; sys.path.insert(0, place); "
-    "import specmatrix; sys.path.remove(place); runpy.run_module(module, run_name='__main__', alter_sys=True)"
-)
 OUTPUT_TAIL: Final = 2000  # characters
 EXIT_SECONDS: Final = 5.0
 # Share of a core below which an engine waits instead of computing.
@@ -63,22 +53,11 @@ class EngineProcess(RunningEngine):
     def __init__(self, subject: Subject, command: EngineCommand) -> None:
         self._subject, self._command = subject, command
         self.answer_seconds = subject.profile.answer_seconds
-        ours, theirs = socket.socketpair()
+        self._connection: Connection | None = None
         self._temporary = TempDir("engine")
-        environment = {**os.environ, "TMPDIR": str(self._temporary.path), **command.environment}
-        if python := subject.python():
-            environment.pop("PYTHONPATH", None)
-            place = HOME if (HOME / "specmatrix").is_dir() else HOME.parent
-            words = [python, "-uP", "-c", FOREIGN, str(place), CHILD]
-        else:  # what this process can import, that one can
-            environment["PYTHONPATH"] = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
-            words = [sys.executable, "-uP", "-m", CHILD]
-        with theirs:
-            words.append(str(theirs.fileno()))
-            self._process = ChildProcess(words, environment=environment, pass_fds=(theirs.fileno(),))
-        self._connection: Connection | None = Connection(ours.detach())
+        environment = {"TMPDIR": str(self._temporary.path), **command.environment}
+        self._process, self._connection = start(serve, subject, environment=environment, python=subject.python())
         try:
-            self._connection.send(subject)
             self._call("start", command, seconds=subject.profile.start_seconds)
             self._readback: Mapping[str, Any] = self._call("readback")
             self._own: Mapping[str, Any] = self._call("resolved")
@@ -172,20 +151,18 @@ class EngineProcess(RunningEngine):
             self._connection.send((method, arguments))
             if not self._answers(self._connection, limit):
                 raise self._failure(f"{method} took more than {limit:g} s", method)
-            status, result = self._connection.recv()
+            kind, value = self._connection.recv()
         except (EOFError, OSError):
             code = self._process.wait(EXIT_SECONDS)
             how = "closed its connection" if code is None else f"ended with status {code}"
             raise self._failure(f"the engine {how} during {method}", method) from None
-        if status == DONE:
-            return result
-        if status == DIVERGED:
-            raise Diverged(result)
-        if status == REFUSED and method == "start":
-            raise ConfigError(result)
-        assert status in (FAILED, REFUSED)
-        said, trace = result if status == FAILED else (result, "")
-        raise self._failure(f"{method} failed with {said}", method, trace)
+        if kind == "done":
+            return value
+        # An exception of the engine's own packages is not unpickled: it could import them here.
+        error = value.exception() if value.refusal or value.kind == qualified(Diverged) else None
+        if isinstance(error, Diverged) or (isinstance(error, ConfigError) and method == "start"):
+            raise error
+        raise self._failure(f"{method} failed with {value.text}", method, value.trace)
 
     def _answers(self, connection: Connection, limit: float) -> bool:
         """Whether an answer comes: within `limit` seconds, or, while the engine shares its host with others, within as

@@ -326,6 +326,9 @@ class Diverged(Exception):
         super().__init__(agreement.divergence)
         self.agreement = agreement
 
+    def __reduce__(self) -> tuple[type[Diverged], tuple[Agreement]]:
+        return type(self), (self.agreement,)
+
 
 class Stalled(Exception):
     """An engine took more steps than its workload can take, so it cannot end.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from specmatrix.ci.local import ShardJob, become_worker, received
+from specmatrix.ci.local import ShardJob, received
 from specmatrix.ci.run_options import RunOptions
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
@@ -43,7 +43,6 @@ class NotingOptions(RunOptions):
 
 def passes(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """A worker without a defect."""
-    become_worker(gpus)
     connection.send(None)
     for cell in received(connection):
         green = Outcome("config", State.PASS)
@@ -53,7 +52,6 @@ def passes(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
 
 def fails_drafts(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """Every cell with a drafter is red, or waived."""
-    become_worker(gpus)
     connection.send(None)
     for cell in received(connection):
         red = cell.algorithm != "none"
@@ -87,7 +85,6 @@ def dies_in_a_message(job: ShardJob, gpus: Sequence[int], connection: Connection
 def is_terminated(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """SIGTERM when it is ready; the second worker passes."""
     if first():
-        become_worker(gpus)
         connection.send(None)
         os.kill(os.getpid(), signal.SIGTERM)
     passes(job, gpus, connection)
@@ -112,7 +109,6 @@ def falls_silent(job: ShardJob, gpus: Sequence[int], connection: Connection) -> 
 
 def prints(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """Half a megabyte on each standard stream and on descriptor 1."""
-    become_worker(gpus)
     for _ in range(1000):
         os.write(1, b"noise" * 100 + b"\n")
         print("noise" * 100, flush=True)
@@ -130,7 +126,6 @@ def first() -> bool:
 def occupies_gpus(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """Leaves a file for each cell, with its tier and GPUs and when it began and ended. A cell of several GPUs ends when
     `BESIDE` cells of one GPU have."""
-    become_worker(gpus)
     connection.send(None)
     folder = Path(os.environ[STARTS])
     for cell in received(connection):
@@ -148,7 +143,6 @@ def occupies_gpus(job: ShardJob, gpus: Sequence[int], connection: Connection) ->
 def wide_ones_die(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """A worker of several GPUs dies with its first cell, and those of one GPU pass."""
     if len(gpus) > 1:
-        become_worker(gpus)
         connection.send(None)
         connection.recv()
         os._exit(4)

@@ -11,8 +11,8 @@ from typing import Any, Final, Self
 
 import httpx
 
+from specmatrix.child_process import ChildProcess
 from specmatrix.errors import ConfigError, shown, text_of
-from specmatrix.matrix.subjects.child_process import ChildProcess
 from specmatrix.matrix.subjects.http.endpoint import FLAGS, SPEC_VERSION, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import spec_version
 

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any, Final
 from uuid import uuid4
 
-from specmatrix.matrix.subjects.child_process import ChildProcess
+from specmatrix.child_process import ChildProcess
 from specmatrix.matrix.subjects.http.asking import ask_all
 from specmatrix.matrix.subjects.http.connection import Connection, RefusedAsk, launched
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, Endpoint

@@ -25,7 +25,7 @@ RINGS = {
     "engine/models": DEVICE | TENSORS,
     "engine/spec": SPEC | TENSORS,
     "engine/server": SPEC | {"engine", "__version__", "jinja2"} | HTTP,
-    "engine": SPEC | TENSORS | {"engine", "temp_dir", "exit_with_parent"},
+    "engine": SPEC | TENSORS | {"engine", "temp_dir", "child_process", "remote"},
 }
 # The clock, the environment and the world outside have no place where everything must replay.
 OUTSIDE = {"time", "datetime", "os", "random", "secrets", "socket", "subprocess", "threading", "asyncio", "locale"}
@@ -64,7 +64,19 @@ def test_imports_point_inward():
 
 # Each package may import those before it; `specmatrix` itself holds what is below all (BELOW), and the command line.
 BELOW = {
-    *("errors", "exit_with_parent", "extras", "files", "git", "json_text", "options", "stopping", "temp_dir"),
+    *(
+        "child_process",
+        "errors",
+        "exit_with_parent",
+        "extras",
+        "files",
+        "git",
+        "json_text",
+        "options",
+        "remote",
+        "stopping",
+        "temp_dir",
+    ),
     *("HOME", "__version__"),
 }
 ORDER = ("kernels", "engine", "reports", "matrix", "ci", "benchmarks")

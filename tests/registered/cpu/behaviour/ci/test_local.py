@@ -1,6 +1,7 @@
 """The local executor runs every cell once, whatever happens to its worker."""
 
 import json
+import os
 import re
 import signal
 import sys
@@ -8,14 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from io import StringIO
-from multiprocessing import active_children
 from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Event, Thread, get_ident
 
 import pytest
 
+from specmatrix.child_process import ChildProcess
 from specmatrix.ci import local
 from specmatrix.ci import run as command
 from specmatrix.ci.local import ShardJob, Worker, run_plan, visible
@@ -30,6 +30,7 @@ from specmatrix.reports.schema import CellResult, ReportError
 from specmatrix.reports.store import ReportWriter, load
 from specmatrix.stopping import Stopped, stoppable
 from tests.support import scripted_workers
+from tests.support.child_processes import children
 from tests.support.scripted_workers import STARTS
 
 JOB = ShardJob(RunOptions(seed=4, stage="smoke"))
@@ -51,7 +52,7 @@ def test_every_cell_comes_back_once():
     assert sorted(record.id for record in records) == sorted(cell.id for cell in CELLS)
     assert {record.state for record in records} <= {"PASS", "FAIL", "NOT MEASURED"}
     assert all("--seed 4" in record.repro for record in records)
-    assert not active_children()
+    assert not children()
 
 
 @pytest.mark.nightly
@@ -67,9 +68,8 @@ def test_a_worker_does_not_search_what_it_imported_for_garbage(tmp_path, monkeyp
 def test_worker_that_dies_costs_one_cell():
     records = started(1)
     first = next(records)
-    (worker,) = active_children()
-    assert worker.pid is not None
-    worker.kill()
+    (worker,) = children()
+    os.kill(worker, signal.SIGKILL)
     rest = list(records)
     lost = [record for record in rest if record.state == "INFRA"]
     assert sorted([first.id, *(record.id for record in rest)]) == sorted(cell.id for cell in CELLS)
@@ -91,7 +91,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., l
         monkeypatch.setenv(STARTS, str(tmp_path))
         records = list(run_plan(plan(CELLS, {}, [Host("here")]), JOB, on_progress))
         assert sorted(record.id for record in records) == sorted(cell.id for cell in CELLS)
-        assert not active_children()
+        assert not children()
         return [(record.state, record.error) for record in records]
 
     return outcome
@@ -177,11 +177,11 @@ def test_a_run_that_is_stopped_while_it_starts_a_worker_leaves_none(receiver, sc
         other.start()
     with pytest.raises(Stopped), stoppable():
         scripted(scripted_workers.passes)
-    assert not active_children()
+    assert not children()
 
 
 def test_a_run_that_is_stopped_whenever_it_ends_a_worker_leaves_none(scripted, monkeypatch):
-    def started(work: object, lane: object, process: BaseProcess, *fields: object) -> Worker:
+    def started(work: object, lane: object, process: ChildProcess, *fields: object) -> Worker:
         kill = process.kill
         monkeypatch.setattr(process, "kill", lambda: (signal.raise_signal(signal.SIGTERM), kill()))
         return Worker(work, lane, process, *fields)  # type: ignore[arg-type]
@@ -189,7 +189,7 @@ def test_a_run_that_is_stopped_whenever_it_ends_a_worker_leaves_none(scripted, m
     monkeypatch.setattr(local, "Worker", started)
     with pytest.raises(Stopped), stoppable():
         scripted(scripted_workers.passes)
-    assert not active_children()
+    assert not children()
 
 
 def test_what_workers_print_is_no_part_of_the_result(scripted, capfd):
@@ -215,7 +215,7 @@ def test_interrupt_ends_the_workers_and_goes_on_to_the_caller(monkeypatch):
     next(records)
     with pytest.raises(KeyboardInterrupt):
         records.throw(KeyboardInterrupt)  # type: ignore[attr-defined]  # run_plan is a generator
-    assert not active_children()
+    assert not children()
 
 
 @pytest.mark.nightly
@@ -223,7 +223,7 @@ def test_leaving_early_ends_the_workers():
     records = started(2)
     next(records)
     records.close()  # type: ignore[attr-defined]  # run_plan is a generator
-    assert not active_children()
+    assert not children()
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ class Terminal(StringIO):
     workers = -1
 
     def write(self, text: str) -> int:
-        self.workers = len(active_children())
+        self.workers = len(children())
         return super().write(text)
 
 
@@ -261,7 +261,7 @@ def test_two_runs_into_the_same_folder_do_not_disturb_each_other(monkeypatch, tm
     with ReportWriter(tmp_path, run_header("cpu", "smoke", 0, GATES)):
         assert main(words) == 2
         assert capsys.readouterr() == ("", f"specmatrix: another run is writing a report in {tmp_path}\n")
-        assert not active_children()
+        assert not children()
 
     class Overtaken(ReportWriter):
         """The next run starts as soon as this one has written its report."""

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pickle import PicklingError
 from socket import SHUT_RDWR, socket
@@ -18,10 +19,10 @@ from socket import SHUT_RDWR, socket
 import pytest
 
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
-from specmatrix.engine.parallel.failure import RankFailed
 from specmatrix.engine.parallel.group import GroupLease, RankGroup, RankLost, RanksDiverged, end_idle_group
-from specmatrix.engine.parallel.worker import Rank, serve
+from specmatrix.engine.parallel.worker import Rank, RankSpec, serve
 from specmatrix.errors import EngineError, RequestError
+from specmatrix.remote import RemoteError
 from tests.support.rank_calls import InterruptedWaits, echo, os_of
 
 AWAITED, RELEASED = threading.Event(), threading.Event()
@@ -38,18 +39,15 @@ def group() -> Iterator[RankGroup]:
 class RankThread(threading.Thread):
     """Replaces the process of a rank by a thread where a test only needs its answers; it starts at once."""
 
-    stdin = None
-
-    def __init__(self, command: list[str], **_: object) -> None:
+    def __init__(self, place: RankSpec, connection: Connection) -> None:
         super().__init__(daemon=True)
-        self.connection: Connection = Connection(os.dup(int(command[-1])))
+        self.place, self.connection = place, connection
         self.code: int | None = None
         self.start()
 
     def run(self) -> None:
-        place = self.connection.recv()
         with suppress(OSError, EOFError):  # killed
-            serve(Rank(place, lambda record: self.connection.send(("digest", record))), self.connection)
+            serve(Rank(self.place, lambda record: self.connection.send(("digest", record))), self.connection)
         self.kill(0)
 
     def kill(self, code: int = -9) -> None:
@@ -58,13 +56,22 @@ class RankThread(threading.Thread):
             with socket(fileno=os.dup(self.connection.fileno())) as end:
                 end.shutdown(SHUT_RDWR)
 
-    def poll(self) -> int | None:
-        return self.code
+    def stop(self) -> None:
+        self.kill()
 
     def wait(self, timeout: float | None = None) -> int | None:
         return self.code
 
     def send_signal(self, number: int) -> None: ...
+
+    def output_end(self, characters: int) -> str:
+        return ""
+
+
+def rank_thread(function: object, place: RankSpec) -> tuple[RankThread, Connection]:
+    """As `start` of `child_process.py`."""
+    ours, theirs = Pipe()
+    return RankThread(place, theirs), ours
 
 
 class InterruptsOnce:
@@ -85,7 +92,7 @@ class InterruptsOnce:
 @pytest.fixture
 def threads(monkeypatch) -> RankGroup:
     """Two ranks that are threads."""
-    monkeypatch.setattr("specmatrix.engine.parallel.group.subprocess.Popen", RankThread)
+    monkeypatch.setattr("specmatrix.engine.parallel.group.start", rank_thread)
     return RankGroup(2, "cpu")
 
 
@@ -128,9 +135,9 @@ def test_an_exception_that_cannot_be_sent_is_described(threads: RankGroup):
         threads.call(refuse_oddly)
     assert type(refused.value) is EngineError
     assert threads.call(echo, 3) == 3, "a refusal ends nobody"
-    with pytest.raises(RankFailed) as caught:
+    with pytest.raises(RemoteError) as caught:
         threads.call(fail_oddly)
-    assert "fail_oddly.<locals>.Odd: <exception str() failed>\nTraceback " in str(caught.value)
+    assert "Odd: its text is unavailable\nTraceback " in str(caught.value)
     assert not threads.alive
 
 
@@ -148,7 +155,7 @@ def test_a_value_that_cannot_be_sent_is_an_error_of_its_call(threads: RankGroup)
     assert not threads.alive, "arguments that do not unpickle are an error on the ranks"
 
 
-ALONE = f"{RequestError.__module__}.RequestError: rank 1 alone"
+ALONE = "RequestError: rank 1 alone"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +207,7 @@ def test_an_interrupt_that_cannot_be_awaited_ends_the_ranks(threads: RankGroup, 
         monkeypatch.setattr(threads.comparison, "add", InterruptsOnce(threads.comparison.add))
     with pytest.raises(KeyboardInterrupt):
         threads.call(tell_and_answer if moment == "in a message" else hang)
-    assert not threads.alive and {process.poll() for process in threads.processes} == {-9}
+    assert not threads.alive and {process.wait(0) for process in threads.processes} == {-9}
     with pytest.raises(RankLost, match=r"^the 2 ranks have ended: a call was interrupted by KeyboardInterrupt$"):
         threads.call(os_of)
 
@@ -272,9 +279,7 @@ def test_ranks_that_differ_are_ended_before_they_wait_for_each_other(group: Rank
 
 @pytest.mark.nightly
 def test_ranks_end_with_their_caller(group: RankGroup):
-    (stdin,) = [group.processes[1].stdin]
-    assert stdin is not None
-    stdin.close()
+    group.processes[1].stdin.close()
     assert group.processes[1].wait(10) == -signal.SIGKILL, "it leads a process group, which ends with it"
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from specmatrix import HOME
+from specmatrix.child_process import ChildProcess
 from specmatrix.cli import main
 from specmatrix.matrix.cli.contract import NoVerdictError, results
-from specmatrix.matrix.subjects.child_process import ChildProcess
 
 TEXT = (HOME / "examples" / "copy_the_prompt.py").read_text(encoding="utf-8")
 PROPOSE = "        text = batch.carried"

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from specmatrix.child_process import ChildProcess
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.registry import GATES as REFERENCE_GATES
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.oracles.transformers import oracle_of
 from specmatrix.matrix.run.runner import KEPT, Runner
-from specmatrix.matrix.subjects.child_process import ChildProcess
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.http.openai import TEXTS
 from specmatrix.matrix.subjects.http.sglang import NATIVE

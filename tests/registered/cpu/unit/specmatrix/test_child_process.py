@@ -11,8 +11,8 @@ from time import monotonic
 
 import pytest
 
-from specmatrix.matrix.subjects import child_process
-from specmatrix.matrix.subjects.child_process import OUTPUT_TAIL, ChildProcess
+from specmatrix import child_process
+from specmatrix.child_process import OUTPUT_TAIL, ChildProcess
 
 # A process that is alive holds the FIFO's write end open.
 HOLDS = "import os, sys; held = open(sys.argv[1], 'w'); held.write('up\\n'); held.flush()\n"
@@ -20,8 +20,8 @@ FOREVER = "while True: pass\n"
 GRANDCHILDREN = HOLDS + "for _ in range(3): os.fork()\n"
 STARTER = """
 import sys
-from specmatrix.matrix.subjects import child_process
-from specmatrix.matrix.subjects.child_process import ChildProcess
+from specmatrix import child_process
+from specmatrix.child_process import ChildProcess
 ChildProcess([sys.executable, "-c", *sys.argv[1:]]).wait(600)
 """
 WITH_PARENT = "from specmatrix.exit_with_parent import exit_with_parent\nexit_with_parent()\n"
@@ -135,7 +135,7 @@ def test_a_killed_parent_ends_the_process_and_what_it_started(fifo: Path):
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the system does not tell")
 def test_what_a_process_left_behind_that_starts_some_itself_ends_with_the_first(fifo: Path):
     """A child process of a child process has a group and a mark of its own; the first one kills it all the same."""
-    starts = "import sys\nfrom specmatrix.matrix.subjects.child_process import ChildProcess\n"
+    starts = "import sys\nfrom specmatrix.child_process import ChildProcess\n"
     code = f"{starts}ChildProcess([sys.executable, '-c', {HOLDS + FOREVER!r}, sys.argv[1]])\n"
     process = start(f"import os\n{code}os._exit(0)", fifo)
     with fifo.open() as reader:

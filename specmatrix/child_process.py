@@ -5,13 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import Thread
-from typing import IO, Final
+from socket import socketpair
+from threading import Thread, current_thread
+from typing import IO, Any, Final
 from uuid import uuid4
 
+from specmatrix import HOME
+
+PROGRAM: Final = "specmatrix.child"
+# Runs a module of this package in another interpreter, whose other packages stay its own.
+FOREIGN: Final = (
+    "import runpy, sys; place, module = sys.argv[1:3]; del sys.argv[1:3]; sys.path.insert(0, place); "
+    "import specmatrix; sys.path.remove(place); runpy.run_module(module, run_name='__main__', alter_sys=True)"
+)
 MARK: Final = "SPECMATRIX_STARTED_AS"
 OUTPUT_TAIL: Final = 16384  # bytes
 READER_SECONDS: Final = 1.0
@@ -23,7 +34,8 @@ class ChildProcess:
     that it started in another group and that has kept its environment.
 
     Its standard input is a pipe that only this process holds, for `specmatrix.exit_with_parent`. Its stdout and stderr
-    are read all the time, whatever their size, and only their end is kept.
+    are read all the time, whatever their size, and only their end is kept; with `shown` they go to this process's
+    stderr.
     """
 
     def __init__(
@@ -32,6 +44,7 @@ class ChildProcess:
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
+        shown: bool = False,
     ) -> None:
         self._mark = uuid4().hex
         given = os.environ if environment is None else environment
@@ -40,15 +53,17 @@ class ChildProcess:
             cwd=folder,
             env={**given, MARK: f"{os.environ.get(MARK, '')}{self._mark}"},
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stdout=2 if shown else subprocess.PIPE,
+            stderr=None if shown else subprocess.STDOUT,
             pass_fds=pass_fds,
             start_new_session=True,  # Ctrl-C in the terminal reaches this process alone
         )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._stdin, self._tail = self._process.stdin, b""
-        self._reader = Thread(target=self._read, args=(self._process.stdout,), daemon=True)
-        self._reader.start()
+        assert self._process.stdin is not None
+        self.pid, self.stdin, self._tail = self._process.pid, self._process.stdin, b""
+        self._reader: Thread | None = None
+        if self._process.stdout is not None:
+            self._reader = Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+            self._reader.start()
 
     def wait(self, seconds: float) -> int | None:
         """Its exit status, -N if signal N killed it; None if it still runs after this time."""
@@ -64,19 +79,27 @@ class ChildProcess:
             with suppress(OSError):  # it has ended
                 # After the name in brackets: state, parent, group, and the times as 12th and 13th.
                 words = path.read_bytes().rpartition(b") ")[2].split()
-                if int(words[2]) == self._process.pid:
+                if int(words[2]) == self.pid:
                     found = (found or 0.0) + (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
         return found
 
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process itself, if it still runs."""
+        self._process.send_signal(number)
+
     def pause(self) -> None:
         """Suspend every process of its group; `stop` still ends them."""
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def kill(self) -> None:
+        """Kill every process of its group, without waiting for their end."""
+        # No process is left; macOS reports that as PermissionError.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def stop(self) -> None:
         """Kill what still runs of it, and wait for its end."""
-        # No process is left; macOS reports that as PermissionError.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self.kill()
         self._process.wait()
         for _ in range(PASSES):  # one may start another before it is killed
             for pid in (others := self._others()):
@@ -84,9 +107,10 @@ class ChildProcess:
                     os.kill(pid, signal.SIGKILL)
             if not others:
                 break
-        self._stdin.close()
+        self.stdin.close()
         # A process that left the group may still hold the pipe.
-        self._reader.join(READER_SECONDS)
+        if self._reader is not None and self._reader is not current_thread():  # that of a garbage collection
+            self._reader.join(READER_SECONDS)
 
     def _others(self) -> list[int]:
         """Living processes with this one's mark in their environment, which an ended one has no more. Those that they
@@ -106,3 +130,39 @@ class ChildProcess:
         with output:
             while chunk := os.read(output.fileno(), 65536):
                 self._tail = (self._tail + chunk)[-OUTPUT_TAIL:]
+
+
+def start(
+    function: Callable[..., object],
+    *arguments: object,
+    environment: Mapping[str, str] | None = None,
+    imports: Sequence[str] | None = None,
+    python: str | None = None,
+    shown: bool = False,
+) -> tuple[ChildProcess, Connection[Any, Any]]:
+    """A process that runs function(*arguments, connection), and this side's end of that connection.
+
+    function: found by its name on this process's import path, or on `imports`; with `python` by that interpreter, which
+    has its own packages and this one. environment: changes of this process's. shown: as for ChildProcess.
+    """
+    given = {**os.environ, **(environment or {})}
+    if python:
+        given.pop("PYTHONPATH", None)
+        place = HOME if (HOME / "specmatrix").is_dir() else HOME.parent
+        words = [python, "-uP", "-c", FOREIGN, str(place), PROGRAM]
+    else:
+        given["PYTHONPATH"] = os.pathsep.join(place or str(Path.cwd()) for place in imports or sys.path)
+        words = [sys.executable, "-uP", "-m", PROGRAM]
+    ours, theirs = socketpair()
+    with theirs:
+        words.append(str(theirs.fileno()))
+        process = ChildProcess(words, environment=given, pass_fds=(theirs.fileno(),), shown=shown)
+    connection: Connection[Any, Any] = Connection(ours.detach())
+    try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it ended at once; whoever receives from it finds out
+            connection.send((function, arguments))
+    except BaseException:
+        connection.close()
+        process.stop()
+        raise
+    return process, connection

@@ -1,0 +1,1 @@
+../../specmatrix/child.py

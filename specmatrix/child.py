@@ -1,0 +1,27 @@
+"""The program of a child process: `python -m specmatrix.child FD` receives a function and its arguments through the
+connection with file descriptor FD, and calls it with that connection as last argument. It ends with its parent."""
+
+from __future__ import annotations
+
+import os
+import sys
+from io import StringIO
+from multiprocessing.connection import Connection
+from typing import Any
+
+from specmatrix.exit_with_parent import exit_with_parent
+
+
+def main(descriptor: int) -> None:
+    """Call what the parent sends."""
+    exit_with_parent()
+    # Standard input is the parent's; reading from it would wait for the parent's end.
+    sys.stdin = StringIO()
+    os.set_inheritable(descriptor, False)
+    connection: Connection[Any, Any] = Connection(descriptor)
+    function, arguments = connection.recv()
+    function(*arguments, connection)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
