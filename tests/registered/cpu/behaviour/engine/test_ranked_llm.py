@@ -169,14 +169,14 @@ def test_a_spare_group_that_lost_a_rank_serves_no_engine():
     spare.close()
     victim = processes[1]
     victim.kill()
-    victim.wait()
+    victim.wait(10)
     fresh = GroupLease(2, "cpu")
     assert fresh.group.processes is not processes and fresh.group.call(os_of) == fresh.group.processes[0].pid
     fresh.close()
 
 
 def test_a_start_that_cannot_run_starts_no_rank(monkeypatch):
-    monkeypatch.setattr("specmatrix.engine.parallel.group.subprocess", None)
+    monkeypatch.setattr("specmatrix.engine.parallel.group.start", None)
     with pytest.raises(ConfigError, match=r"^tp_size 2 cannot split a target with 3 key-value heads"):
         RankedLLM(EngineConfig("qwen3-mini", tp_size=2), resolve_path)
 
@@ -198,6 +198,6 @@ def left_on_ranks(rank: Rank) -> tuple[int, int]:
 
 def refuse_elsewhere(name: str) -> Path:
     """Refuses on the ranks only, as their machine may."""
-    if Path(sys.argv[0]).name == "worker.py":
+    if Path(sys.argv[0]).name == "child.py":
         raise ConfigError("refused on the ranks")
     return resolve_path(name)

@@ -62,17 +62,6 @@ def test_an_honest_file_passes_though_it_floods_and_leaves_processes_and_threads
     os.close(reader)
 
 
-@pytest.mark.nightly
-def test_closed_descriptors_are_a_violation_and_the_verdict_comes(tmp_path, capsys):
-    """The hook closes all of them and the duplicates that would restore them, so that later starts have none."""
-    file = written(tmp_path, "print('my own')", "import os; os.closerange(0, 99)")
-    assert main(["contract", file]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("    the drafter of COPY closed the file descriptors 0, 1, 2, ")
-    assert lines[-3] == "COPY VIOLATES the contract in 3 of 3 engine starts"
-    assert lines[-2:] == ["end of the output:", "  my own"]
-
-
 STARTS = (
     {"algorithm": "A", "start": "chain, v2", "tokens_per_round": 1.25, "violations": ["it did this", "and that"]},
     {"algorithm": "A", "start": "tree, v2", "tokens_per_round": 2.0, "violations": []},
@@ -220,10 +209,8 @@ def test_results_come_before_the_end_and_after_the_last_one_nothing_counts(tmp_p
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("top", "propose", "violation"), [
-    ("import os, signal; os.environ.clear(); signal.signal(signal.SIGTERM, signal.SIG_IGN)", "pass",
-     "the import of {file} changed the environment variables .* and the signal handlers of SIGTERM"),
-    ("", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)",
-     "the drafter of COPY changed the signal handler of SIGINT in propose"),
+    ("import os; os.chdir('/')", "pass", "the import of {file} changed the working directory from .* to "),
+    ("", "import random; random.seed(3)", "the drafter of COPY changed Python's random number generator"),
 ])  # fmt: skip
 def test_a_process_wide_change_by_a_file_is_a_violation(tmp_path, capsys, top, propose, violation):
     file = written(tmp_path, top, propose)
