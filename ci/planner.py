@@ -237,7 +237,7 @@ def _group(cells: Sequence[Cell], costs: Mapping[Cell, float], start_seconds: fl
 
 
 def _split(group: Group, costs: Mapping[Cell, float], average: float, start_seconds: float) -> list[Group]:
-    """The group itself, or even parts of about an average shard, each with an engine start of its own."""
+    """The group itself, or even parts of about an average shard, each with its own engine start."""
     if group.seconds <= SPLIT * average or len(group.cells) == 1:
         return [group]
     parts: list[list[Cell]] = [[] for _ in range(min(ceil(group.seconds / average), len(group.cells)))]

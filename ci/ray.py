@@ -56,7 +56,7 @@ PROBE_SECONDS: Final = 120.0
 NODE_SECONDS: Final = 300.0
 # Times that a cell may lose its worker or node.
 ATTEMPTS: Final = 3
-# A task on GPUs has a process of its own, which takes seconds to start, so it holds groups for about this long.
+# A task on GPUs has its own process, which takes seconds to start, so it holds groups for about this long.
 TASK_SECONDS: Final = 30.0
 ADDRESS: Final = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 HEAD: Final = "node:__internal_head__"

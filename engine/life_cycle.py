@@ -68,10 +68,10 @@ class LifeCycle:
             if old != new and field.name not in PATHS:
                 raise ConfigError(
                     f"model_path {shown(model_path)} resolves to {field.name} {shown(new)} instead of {shown(old)}; "
-                    "weights of another shape need an engine of their own"
+                    "weights of another shape need their own engine"
                 )
         if facts.tokenizer_hash != self.facts.tokenizer_hash:
-            raise ConfigError(f"model_path {shown(model_path)} has another tokenizer, which needs an engine of its own")
+            raise ConfigError(f"model_path {shown(model_path)} has another tokenizer, which needs its own engine")
         old = self.config, self.facts, self.resolved
         self._drop()
         try:

@@ -76,7 +76,7 @@ class Loop(Generic[Handle]):
         self.scheduler.isolated.pop(rid, None)
 
     def alive(self) -> dict[str, int]:
-        """How much is held for requests; all zero at rest, once every ended request is forgotten."""
+        """Resources held, by kind; all zero when idle."""
         scheduler, drafter = self.scheduler, getattr(self.executor, "drafter", None)
         return {
             "requests": len(scheduler.requests),

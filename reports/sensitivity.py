@@ -1,4 +1,4 @@
-"""The smallest effect that a passing gate would have shown, as a fraction, and the false alarms of a run's tests."""
+"""Minimum detectable effects of passing gates, as fractions, and a run's false alarms."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TESTS: Final[Mapping[str, Mapping[str, int]]] = {
 
 
 def smallest_effect(gate: GateResult, thresholds: Mapping[str, float]) -> float | None:
-    """The smallest effect that a passing gate would have shown; None if nothing of it is a sample.
+    """Minimum detectable effect; None if deterministic.
 
     thresholds: of the gate.
     """
@@ -56,7 +56,7 @@ def smallest_effect(gate: GateResult, thresholds: Mapping[str, float]) -> float 
 
 
 def typical(cells: Sequence[CellResult], thresholds: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """By gate, the smallest effect of the median cell."""
+    """The median cell's minimum detectable effect, by gate."""
     found: dict[str, list[float]] = {}
     for cell in cells:
         for gate in cell.gates:

@@ -1,4 +1,4 @@
-"""A process that runs code that may do anything; nothing of it outlives this process."""
+"""Runs untrusted code in a process tree that dies with its parent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PASSES: Final = 100
 
 
 class ChildProcess:
-    """A command as the leader of a process group of its own, which `stop` kills as a whole, and on Linux every process
+    """A command as the leader of its own process group, which `stop` kills as a whole, and on Linux every process
     that it started in another group and that has kept its environment.
 
     Its standard input is a pipe that only this process holds, for `specmatrix.exit_with_parent`. Its stdout and stderr

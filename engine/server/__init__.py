@@ -1,1 +1,1 @@
-"""The HTTP server: SGLang's native endpoints and OpenAI's, over one engine in a thread of its own."""
+"""The HTTP server: SGLang's native endpoints and OpenAI's, over one engine in its own thread."""

@@ -112,7 +112,7 @@ class Server(uvicorn.Server):
             limit.cancel()
 
     async def _limit_drain(self) -> None:
-        """Abort what still runs, which sends each client the end of its answer, then close what nobody reads."""
+        """Abort running requests, which ends each client's response, then close unread streams."""
         await asyncio.sleep(self._drain_seconds)
         self.cut_off = await self._engine.abort_all()
         await asyncio.sleep(READ_SECONDS)

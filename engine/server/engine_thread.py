@@ -1,4 +1,4 @@
-"""One engine in a thread of its own, and the requests of an asyncio event loop that it serves."""
+"""One engine in its own thread, and the requests of an asyncio event loop that it serves."""
 
 from __future__ import annotations
 

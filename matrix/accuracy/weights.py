@@ -1,4 +1,4 @@
-"""The stage `weights`: the published pairs of a tier as cells of one report, each run in a process of its own."""
+"""The stage `weights`: the published pairs of a tier as cells of one report, each run in its own process."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def command(asking: Asking, pair: ModelPair, models: Path | None, folder: Path |
 
 
 def in_process(words: Sequence[str]) -> Ending:
-    """Run `specmatrix accuracy` with these words in a process of its own, which PAIR_SECONDS limit."""
+    """Run `specmatrix accuracy` with these words in its own process, which PAIR_SECONDS limit."""
     process = ChildProcess([sys.executable, *PROGRAM, *words])
     try:
         code = process.wait(PAIR_SECONDS)

@@ -24,7 +24,7 @@ DRAFTS: Final = {
     ("qwen3", "eagle3"): "qwen3-mini-eagle3",
     ("mistral", "standalone"): "llama-mini-standalone",
 }
-# The n-gram lookup per model, so that every mode is covered without an axis of its own: most recent match first, most
+# The n-gram lookup per model, so that every mode is covered without its own axis: most recent match first, most
 # frequent match first, matches in a corpus first.
 CORPUS: Final = "gsm-mini-train"
 GRAMS: Final[dict[str, dict[str, Any]]] = {
@@ -42,7 +42,7 @@ SHORT_CONTEXT: Final = 192
 # Ample memory holds all requests of the largest workload at once; more only slows the ledger checks.
 AMPLE_TOKENS: Final = 12_288
 AMPLE_PAGES: Final = 128
-# Of every engine but those started as v1, as baselines are: these have seed 0, and give each request a seed of its own.
+# Of every engine but those started as v1, as baselines are: these have seed 0, and give each request its own seed.
 ENGINE_SEED: Final = 17
 # Settings that the gates need on every engine, besides batch-invariant results: KV stamps, ledger checks, and sessions,
 # which any cell of a start may open.

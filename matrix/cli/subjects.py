@@ -93,7 +93,7 @@ def check(name: Name, url: Url = None, launch: Launch = None, api_key: ApiKey = 
 
 
 def install(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="a subject with an environment of its own: vllm")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a subject with its own environment: vllm")],
     into: Annotated[
         Path | None, typer.Option(help="folder of the environment; default: SPECMATRIX_VLLM, or the user's cache")
     ] = None,

@@ -1,4 +1,4 @@
-"""Runs the states of an incident, each in a process of its own, and judges its steps."""
+"""Runs the states of an incident, each in its own process, and judges its steps."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class JudgedStep:
 
 
 def replay(incident: Incident, folder: Path, seed: int = 0) -> Iterator[JudgedStep]:
-    """The incident's steps, judged in order; each leaves its reports and its comparison in a folder of its own.
+    """The incident's steps, judged in order; each leaves its reports and its comparison in its own folder.
 
     ConfigError if a patch does not apply, or a process ends before its last cell. ReportError if `folder` cannot be
     written.

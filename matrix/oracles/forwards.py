@@ -50,7 +50,7 @@ class SparePositions(NamedTuple):
 
 
 def graph_batch(requests: int) -> int:
-    """The batch that a CUDA graph for so many requests has: a power of two up to 8, then a multiple of 8."""
+    """Padded graph batch size: a power of two up to 8, then a multiple of 8."""
     return next((size for size in (1, 2, 4) if size >= requests), -(-requests // 8) * 8)
 
 

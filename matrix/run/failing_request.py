@@ -123,7 +123,7 @@ def _with_entries(found: FailingRequest, entries: Journal, account: int, end: in
 def resolved_at(entries: Journal, served: Served, token: int) -> Settled | None:
     """The entry that settles the step of a request's output token; None if there is none.
 
-    The prefill, and each one after a retraction, ends with a token of its own; a round adds what it accepts.
+    The prefill, and each one after a retraction, ends with its own token; a round adds what it accepts.
     """
     committed = emitted = rounds = 0
     prefilling = False

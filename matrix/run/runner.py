@@ -57,7 +57,7 @@ from specmatrix.reports.schema import RED_STATES, CellResult, FailingRequest, Wa
 Explain = Literal["none", "red", "every"]
 UNJUDGED: Final = "no gate that applies to the subject compares the cell's answers"
 SHAPE: Final = ("num_steps", "topk", "num_draft_tokens")
-# Baseline engines in processes of their own that a runner keeps: one of vLLM's takes 1.6 GB.
+# Baseline engines in their own processes that a runner keeps: one of vLLM's takes 1.6 GB.
 KEPT: Final = 2
 
 

@@ -148,7 +148,7 @@ class TimedPair:
 
 
 class PairStart:
-    """Starts a pair in a process of its own, for `PairProcess`."""
+    """Starts a pair in its own process, for `PairProcess`."""
 
     def __init__(self, subject: Subject, prepared: PreparedCell) -> None:
         self.subject, self.profile = subject, subject.profile
@@ -173,7 +173,7 @@ class PairStart:
 
 
 class PairProcess(EngineProcess):
-    """A pair in a process of its own, which ends with it. EngineFailed if it crashes or hangs."""
+    """A pair in its own process, which ends with it. EngineFailed if it crashes or hangs."""
 
     def __init__(self, subject: Subject, prepared: PreparedCell) -> None:
         super().__init__(PairStart(subject, prepared), EngineCommand({}, {}, ()))  # type: ignore[arg-type]  # no Subject

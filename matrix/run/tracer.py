@@ -90,7 +90,7 @@ class Tracer:
     def planned(self, plan: StepPlan, in_flight: int) -> None:
         self._steps[id(plan)] = self._count
         self._count += 1
-        if plan.prefill:  # after a retraction it yields a token of its own
+        if plan.prefill:  # after a retraction it yields its own token
             for row in plan.rows:
                 self._last.pop(row.rid, None)
         self._note("schedule", plan, in_flight)

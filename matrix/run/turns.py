@@ -1,4 +1,4 @@
-"""Calls by turns, so that disturbances of the machine affect all alike."""
+"""Interleaves calls so that noise affects all sides equally."""
 
 from __future__ import annotations
 

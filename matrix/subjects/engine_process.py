@@ -1,4 +1,4 @@
-"""A running engine in a process of its own, under time limits."""
+"""A running engine in its own process, under time limits."""
 
 from __future__ import annotations
 
@@ -200,5 +200,5 @@ class EngineProcess(RunningEngine):
 
 
 def start_engine(subject: Subject, command: EngineCommand) -> RunningEngine:
-    """The command's engine, in a process of its own unless the profile has it in this one."""
+    """The command's engine, in its own process unless the profile has it in this one."""
     return subject.start(command) if subject.profile.in_process else EngineProcess(subject, command)

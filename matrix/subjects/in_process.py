@@ -333,7 +333,7 @@ class Conversation:
         return still
 
     def _runs(self, name: str) -> bool:
-        """Whether it was sent as a request of its own, and has not ended."""
+        """Whether it was sent as its own request, and has not ended."""
         return name in self.rids and not self._ended(name)
 
     def _ended(self, name: str) -> bool:

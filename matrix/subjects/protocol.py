@@ -1,6 +1,6 @@
 """The protocol between the matrix and an engine under test: translate, start, generate, read back, count, close.
 
-Imports the standard library only, as an engine may run in an interpreter of its own. `docs/subjects.md` shows a whole
+Imports the standard library only, as an engine may run in its own interpreter. `docs/subjects.md` shows a whole
 subject.
 """
 
@@ -257,7 +257,7 @@ class RunningEngine(Protocol):
     """An engine that has been started. Counters and journal cover the time since its start.
 
     Only `generate` is required; a subclass leaves out what its subject does not claim. Values must be picklable if the
-    engine runs in a process of its own.
+    engine runs in its own process.
     """
 
     @property

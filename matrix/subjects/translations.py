@@ -15,7 +15,7 @@ from specmatrix.reports.wording import count
 
 # Of a cell's asks, and each other one with fields of its own; the rest differ from these in prompt, seed and length.
 SHOWN: Final = 3
-NOT_REFUSED: Final = "a combination that the reference engine must refuse, by rules of its own"
+NOT_REFUSED: Final = "a combination that the reference engine must refuse, by its own rules"
 
 
 def translated(subject: Subject, prepared: PreparedCell) -> EngineCommand | Unsupported:

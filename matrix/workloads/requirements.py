@@ -43,7 +43,7 @@ LATER_TURN_RULES: Final[tuple[dict[str, Any], ...]] = (
 # Stop strings that occur in answers and begin or end with the same token, or contain one another.
 OVERLAPPING: Final = ("<<", "=<", "=<<", "####", "\n####")
 OVERLAPS: Final = 2  # the place of a request with these
-# Its last character is a token of its own.
+# Its last character is its own token.
 TWO_TOKEN_STOP: Final = ".\n"
 # Beginnings of each occur in answers, so that a reader must wait for the next token; the whole does not.
 BEGUN: Final = ("\n\n", " 1~~")

@@ -100,7 +100,7 @@ class RunView:
 
     @property
     def traced(self) -> list[CellResult]:
-        """Those whose steps have a page of their own, red ones first."""
+        """Those whose steps have their own page, red ones first."""
         return [cell for cell in self.cells if cell.timeline is not None][:MAX_PAGES]
 
     @property

@@ -39,7 +39,7 @@ def eagle_shapes(c: dict[str, Any]) -> Shapes:
 
 
 def eagle3_shapes(c: dict[str, Any], states: int) -> Shapes:
-    """Without an embedding and, where draft_vocab_size is absent, without a head of its own."""
+    """Without an embedding and, where draft_vocab_size is absent, without its own head."""
     hidden = c["hidden_size"]
     found: Shapes = {"norm.weight": (hidden,), "fc.weight": (hidden, states * c["target_hidden_size"])}
     found |= layer_shapes("midlayer.", c, ("input_layernorm", "hidden_norm"), wide=2)

@@ -31,7 +31,7 @@ def cluster_of(
         patch.setenv("PYTHONPATH", str(attempts.parent))
         patch.setenv(ATTEMPTS, str(attempts))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        # Workers that no task of ours would get, as it has an environment of its own.
+        # Workers that no task of ours would get, as it has its own environment.
         patch.setenv("RAY_prestart_worker_first_driver", "0")
         patch.delenv(VISIBLE, raising=False)
         first = options(num_cpus=head) | {"ray_client_server_port": client_port}

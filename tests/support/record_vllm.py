@@ -108,7 +108,7 @@ def record(cell: str) -> list[list[dict[str, Any]]]:
 
 
 def main() -> None:
-    """Record every cell, each in a process of its own, or one cell to standard output."""
+    """Record every cell, each in its own process, or one cell to standard output."""
     if len(sys.argv) > 1:
         print(f"\n{json.dumps(record(sys.argv[1]))}")
         return

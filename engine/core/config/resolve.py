@@ -77,7 +77,7 @@ def _choose(situation: RuleContext, rewritten: dict[str, Any]) -> tuple[Reason, 
 
 
 def _draft_path(situation: RuleContext) -> str | None:
-    """The draft's path: that of the target's checkpoint for bundled weights without a path of their own."""
+    """The draft's path: that of the target's checkpoint for bundled weights without their own path."""
     asked = situation.asked
     bundled = situation.traits.draft_weights == "bundled"
     return asked.speculative_draft_model_path or (asked.model_path if bundled else None)

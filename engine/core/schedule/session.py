@@ -210,7 +210,7 @@ class Sessions:
             self._sweep()
 
     def alive(self) -> dict[str, int]:
-        """Sessions that are open, that wait for their last turn's end, and that have a request."""
+        """Sessions that are open, closing, and busy with a request."""
         return {"sessions": len(self.sessions), "closing": len(self.closing), "busy_sessions": len(self._busy)}
 
     def judge(self, params: SessionParams, tokens: Sequence[int]) -> Turn:

@@ -73,7 +73,7 @@ def other_model(cell: Cell, *names: object) -> Iterator[str]:
 
 
 def spec_version(flags: Mapping[str, Any]) -> str:
-    """The spec version of a command's flags, for servers that choose it by an option of its own."""
+    """The spec version of a command's flags, for servers that choose it by its own option."""
     return {True: "v1", False: "v2", None: "auto"}[flags.get("disable_overlap_schedule")]
 
 

@@ -81,7 +81,7 @@ class TransformersEngine(RunningEngine):
         self.tokenizer = AutoTokenizer.from_pretrained(resolve_path(command.checkpoints["target"]))
         draft = command.checkpoints.get("draft")
         self.assistant: Any = None if draft is None else _load(draft, dtype)
-        # Drafts with a vocabulary of their own, and their tokenizers, by do_sample: sampling prunes its draft for good.
+        # Drafts with their own vocabulary, and their tokenizers, by do_sample: sampling prunes its draft for good.
         self.others: list[tuple[Any, Any]] = []
         if draft is not None and command.variant:
             drafts = [_load(draft, dtype) for _ in (False, True)]

@@ -1,4 +1,4 @@
-"""Gives a draft model a vocabulary of its own, for universal assisted decoding: the same tokens under other ids."""
+"""Gives a draft model its own vocabulary, for universal assisted decoding: the same tokens under other ids."""
 
 from __future__ import annotations
 

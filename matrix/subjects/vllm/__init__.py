@@ -1,1 +1,1 @@
-"""vLLM with its own speculative decoding as a subject, in an environment of its own."""
+"""vLLM with its own speculative decoding as a subject, in its own environment."""

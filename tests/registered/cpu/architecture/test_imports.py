@@ -73,7 +73,7 @@ def test_no_string_names_a_module_by_a_second_name():
 
 
 def test_imports_in_strings_name_what_exists():
-    """Such code runs in processes of its own, some of it at night only."""
+    """Such code runs in its own processes, some of it at night only."""
     wrong = []
     for path in SOURCES:
         for line in (line for node in texts(path) for line in IN_STRINGS.findall(node.value)):

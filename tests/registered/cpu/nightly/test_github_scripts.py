@@ -31,7 +31,7 @@ def write(folder, cells, red=(), shard=None):
 
 @pytest.fixture
 def script(tmp_path):
-    """Runs a script in a folder of its own, with this interpreter's specmatrix."""
+    """Runs a script in its own folder, with this interpreter's specmatrix."""
     program = tmp_path / "specmatrix"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m specmatrix "$@"\n')
     program.chmod(0o755)

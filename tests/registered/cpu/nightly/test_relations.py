@@ -30,7 +30,7 @@ CACHED = (("none.v2.m4.burst", "eagle3.s5.v2.m4.burst"), ("none.v2.p4.m4.burst",
 
 
 def ran(cell: str) -> Run:
-    """A cell's run on an engine of its own."""
+    """A cell's run on its own engine."""
     torch.set_num_threads(1)
     prepared, subject = prepare(Cell.from_id(cell.removesuffix(".single"))), ReferenceSubject()
     return run_requests(subject.start_engine(prepared.configuration), prepared.requests, subject.profile.capabilities)

@@ -1,7 +1,7 @@
 """Verification widths of 5, 7 and 9, a tree that may be one chain of its whole depth, chunks whose tails are as long as
 a round is wide, and several workloads in turn.
 
-The lock has no such sizes: each gate judges an engine of its own, whose first workload is served again at the end.
+The lock has no such sizes: each gate judges its own engine, whose first workload is served again at the end.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def test_another_shape_and_a_draft_without_one_are_refused(tmp_path: Path):
     words = tokenizer["model"]["vocab"]
     words["A"], words["B"] = words["B"], words["A"]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    with pytest.raises(ConfigError, match="has another tokenizer, which needs an engine of its own"):
+    with pytest.raises(ConfigError, match="has another tokenizer, which needs its own engine"):
         llm.update_weights_from_disk(str(folder))
 
 

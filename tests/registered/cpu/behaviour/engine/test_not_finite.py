@@ -53,7 +53,7 @@ def sometimes(request, tmp_path_factory, zoo) -> Path:
 
 
 def alone(folder: Path) -> list[tuple[tuple[int, ...], Finish]]:
-    """Each prompt's tokens and end in an engine of its own without a drafter."""
+    """Each prompt's tokens and end in its own engine without a drafter."""
     found = []
     for prompt in PROMPTS:
         (out,) = LLM(EngineConfig(str(folder), **SIZES)).generate([prompt], PARAMS)

@@ -1,4 +1,4 @@
-"""`accuracy` end to end on questions that the model was trained for, in a process of its own as a user runs it.
+"""`accuracy` end to end on questions that the model was trained for, in its own process as a user runs it.
 
 lm-eval and the libraries below it read the environment once and warn on import, which is why it is not this process.
 """

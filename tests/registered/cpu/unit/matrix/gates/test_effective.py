@@ -52,7 +52,7 @@ def test_a_depth_that_earlier_cells_raised_to_its_end_need_not_rise(measured, wi
 @pytest.mark.parametrize("row", EVIDENCE, ids=lambda row: f"{row.counter}{'+' if row.seen else '-'}")
 def test_each_missing_piece_of_evidence_alone_turns_the_cell_red(measured, with_evidence, row):
     found = [measured(cell_id) for cell_id in CELLS]
-    # Two ranks show what one does, and one row more; they run in processes of their own.
+    # Two ranks show what one does, and one row more; they run in their own processes.
     found.append((prepare(found[0][0].cell._replace(tp="2")), *found[0][1:]))
     prepared, run, baseline = next(one for one in found if row.when(one[0].cell, one[1]))
     turned = with_evidence(run, dict.fromkeys(row.counter.split("|"), 0 if row.seen else 1))

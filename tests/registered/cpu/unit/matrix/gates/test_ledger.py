@@ -73,7 +73,7 @@ def test_the_engines_own_replay_of_its_journal_must_agree(measured, monkeypatch)
     monkeypatch.setattr(gate, "replay", broken)
     text = "the engine's own replay of the journal fails: law 1: page 3 has two owners"
     assert (outcome().state, outcome().message) == (State.FAIL, text)
-    # Another engine allocates pages in an order of its own.
+    # Another engine allocates pages in its own order.
     foreign = GATE.judge(replace(prepared, subject="other"), run, baseline)
     assert foreign.state is State.PASS
 

@@ -25,7 +25,7 @@ SMALL = load_subject("transformers-dynamic")
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """Locks are read and written in a folder of their own."""
+    """Locks are read and written in their own folder."""
     place = tmp_path / "cells.lock"
     place.write_bytes(LOCK_FILE.read_bytes())
     monkeypatch.setattr(lockfile, "LOCK_FILE", place)

@@ -93,7 +93,7 @@ def test_a_rank_that_is_killed_or_hangs_makes_its_cell_infra(number: int, said: 
     record = runner.run_cell(CELL)
     assert record.state == "INFRA" and record.error is not None and record.error.startswith(said)
     assert record.gates == ()
-    assert runner.run_cell(Cell.from_id("none")).state == "PASS", "the next cell has an engine of its own"
+    assert runner.run_cell(Cell.from_id("none")).state == "PASS", "the next cell has its own engine"
     runner.close()
 
 

@@ -1,4 +1,4 @@
-"""When each step of a chain is drafted by a prediction layer of its own."""
+"""When each step of a chain is drafted by its own prediction layer."""
 
 from __future__ import annotations
 
