@@ -25,7 +25,7 @@ MAX_DIFFERENT: Final = 0.1
 
 
 def measure(subject: Subject, prepared: PreparedCell, starts: int) -> Outcome:
-    """The speed of a cell over several starts of each engine. FAIL if its answers with a drafter and without differ, NOT
+    """A cell's speed over several starts of each engine. FAIL if its answers with a drafter and without differ, NOT
     MEASURED without tokens."""
     turns = TURNS // (1 if prepared.cell.batch == "single" else 2)
     found = list(samples(subject, prepared, turns, starts))
