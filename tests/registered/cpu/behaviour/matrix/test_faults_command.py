@@ -58,14 +58,14 @@ def test_a_fault_that_is_named_twice_is_planted_once():
 
 
 def test_the_table_fits_its_terminal():
-    """Names are not cut, in 64 columns too."""
+    """Names are not cut, in 72 columns too."""
     one, longest = catalogue()[0], max(catalogue(), key=lambda fault: len(fault.id))
     kills = (
         Kill(one, DETECTORS[5:10], None, {}, 12.34),
         Kill(longest, (), "SIGSEGV", {}, 1234.5),
         Kill(longest, DETECTORS, None, {}, 0.0),
     )
-    for width in (64, 80, WIDE):
+    for width in (72, 80, WIDE):
         console = Console(width=width, file=StringIO())
         console.print(kill_table(Matrix(kills, ())))
         text = console.file.getvalue()

@@ -40,7 +40,10 @@ def test_parts_of_an_id_may_come_in_any_order():
     ("text", "sentence"),
     [
         ("eagle3.s4", "cell id 'eagle3.s4' has an unknown part 's4'; the closest are s1, s2, s3, s5"),
-        ("eagle3.raged", "cell id 'eagle3.raged' has an unknown part 'raged'; the closest is mixed_lengths"),
+        (
+            "eagle3.mixed_length",
+            "cell id 'eagle3.mixed_length' has an unknown part 'mixed_length'; the closest is mixed_lengths",
+        ),
         ("eagle9", "cell id 'eagle9' has an unknown part 'eagle9'; the closest is eagle3"),
         (
             "eagle3.topk",

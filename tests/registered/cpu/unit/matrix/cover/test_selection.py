@@ -112,7 +112,7 @@ def test_an_empty_selector_is_not_every_cell(text: str):
 
 
 def test_the_product_is_narrowed_value_by_value_without_losing_a_cell():
-    text = "algorithm=none and model=llama and page_size=16 and overlap=off and batch in (pair, waves) and slots=4"
+    text = "algorithm=none and model=llama and page_size=16 and overlap=off and batch in (pair, ramp) and slots=4"
     selector = parse_selector(text)
     asked: list[Prefix] = []
 

@@ -16,7 +16,7 @@ def test_tests_that_import_a_module_run_first_then_the_nearest_then_its_package(
     assert unit_tests_of("matrix/oracles/adaptive.py")[1:] == ((f"{UNIT}/matrix/oracles",), (f"{UNIT}/matrix",))
     assert f"{UNIT}/matrix/oracles/test_adaptive.py" in unit_tests_of("matrix/oracles/adaptive.py")[0]
     assert f"{UNIT}/ci/test_suspects.py" in unit_tests_of("matrix/run/executed_lines.py")[0], "of another package"
-    assert f"{UNIT}/matrix/gates/test_work.py" in unit_tests_of("matrix/oracles/work.py")[0]
+    assert f"{UNIT}/matrix/gates/test_schedule.py" in unit_tests_of("matrix/oracles/work.py")[0]
     assert unit_tests_of("engine/core/absent/deeper/one.py") == ((f"{UNIT}/engine/core",), (f"{UNIT}/engine",))
     assert unit_tests_of("absent/one.py") == ((f"{UNIT}/absent",),)
 
@@ -47,9 +47,9 @@ def test_a_module_belongs_to_the_gates_that_import_it():
     ("second", "told"),
     [
         ({"leaks": ("FAIL", "2 left")}, ""),
-        ({"leaks": ("PASS", "")}, "rest of a is PASS, not FAIL"),
-        ({}, "rest of a is gone, not FAIL"),
-        ({"leaks": ("FAIL", ""), "schedule": ("FAIL", "")}, "work of a is FAIL, not gone"),
+        ({"leaks": ("PASS", "")}, "leaks of a is PASS, not FAIL"),
+        ({}, "leaks of a is gone, not FAIL"),
+        ({"leaks": ("FAIL", ""), "schedule": ("FAIL", "")}, "schedule of a is FAIL, not gone"),
         ("KeyError: it", "a crashes"),
         (None, "0 of 1 cells end"),
     ],
@@ -89,6 +89,6 @@ def test_a_mutant_of_a_judge_meets_unit_tests_and_then_the_kill_matrix(monkeypat
         [found] = run_mutants([one], [], [], None, 0, 1, tests)
         return found.by, found.how
 
-    assert outcome("test_x.py::test", "f: rest of a is PASS, not FAIL") == ("tests", "test_x.py::test")
-    assert outcome("", "f: rest of a is PASS, not FAIL") == ("faults", "f: rest of a is PASS, not FAIL")
+    assert outcome("test_x.py::test", "f: leaks of a is PASS, not FAIL") == ("tests", "test_x.py::test")
+    assert outcome("", "f: leaks of a is PASS, not FAIL") == ("faults", "f: leaks of a is PASS, not FAIL")
     assert outcome("test_x.py::test", "", tests=False) == outcome("", "") == ("", "")

@@ -121,7 +121,7 @@ def written(**changed: str) -> str:
         ),
         (written(reason="3"), "reason of waiver 1 of w.yaml must be a text, got 3"),
         (written(reason='" "'), "reason of waiver 1 of w.yaml must be a text, got ' '"),
-        (written(gate="leaks"), "gate of waiver 1 of w.yaml must be one of claims, oracle, identities, text, ledger, "),
+        (written(gate="drips"), "gate of waiver 1 of w.yaml must be one of claimed_capabilities, oracle, identities, "),
         (written(kind="often"), "kind of waiver 1 of w.yaml must be known or flaky, got 'often'"),
         (written(expiry="soon"), "expiry of waiver 1 of w.yaml must be a date such as 2026-12-31, got 'soon'"),
         (
