@@ -36,7 +36,8 @@ def test_an_unknown_gate_is_refused():
         applied_gates(Profile(TOKENS, excluded={"tokens": "why not"}))
     names = ", ".join(gate.name for gate in GATES)
     assert str(caught.value) == (
-        f"the profile excludes gate 'tokens', which is unknown; known are claimed_capabilities, oracle, identities, {names}"
+        "the profile excludes gate 'tokens', which is unknown; known are claimed_capabilities, oracle, identities, "
+        f"{names}"
     )
 
 
