@@ -81,18 +81,6 @@ COMMANDS: Final[Mapping[str, Row]] = {
         alone="matrix.cli.subjects:subjects",
     ),
     "faults": Command("matrix.faults.command:faults", "Plant faults and report which gates detect each."),
-    "mutants": Command("ci.mutants:mutants", "Report what kills small random changes of the code."),
-    "incident": Subcommands(
-        "Replay real incidents.",
-        {
-            "list": Command("matrix.incidents.command:list_incidents", "List the incidents."),
-            "run": Command(
-                "matrix.incidents.command:run",
-                "Replay an incident, and print the comparisons that its reviewers would have seen.",
-            ),
-            "all": Command("matrix.incidents.command:run_all", "Replay every incident, as `run all`."),
-        },
-    ),
     "accuracy": Command("matrix.accuracy.command:accuracy", "Measure task accuracy with and without speculation."),
     "generate": Command(
         "matrix.cli.generate:generate", "Answer a question and measure the speed-up by speculation.", engine_flags=True

@@ -25,8 +25,6 @@ from specmatrix.reports.store import cell_from_json
 from specmatrix.temp_dir import TempDir
 
 ROOT: Final = specmatrix.HOME
-# What tests do not read; the rest of a checkout, such as its documentation, is linked beside a copy with tests.
-NOT_BESIDE: Final = (".git", ".lint", ".venv", "out")
 PACKAGES: Final = ("engine", "kernels", "matrix", "ci", "reports")
 # Makes Triton interpret its kernels without a GPU (as `kernels.backend`, which needs torch).
 INTERPRETER: Final = "TRITON_INTERPRET"
@@ -64,21 +62,15 @@ class Plantable(Protocol):
 
 
 @contextmanager
-def planted(patch: Plantable | None, tests: bool = False) -> Iterator[Path]:
+def planted(patch: Plantable | None) -> Iterator[Path]:
     """A copy of the packages, laid out as a checkout, with the patch made (None: unchanged). ConfigError if it does not
-    apply. tests: with the tests, and links to the rest of the checkout that they read."""
+    apply."""
     with TempDir("fault") as tree:
         for package in PACKAGES:
             shutil.copytree(ROOT / package, tree / package)
         (tree / "specmatrix").mkdir()
         for path in Path(specmatrix.__file__).parent.glob("*.py"):
             shutil.copy(path, tree / "specmatrix")
-        if tests:
-            shutil.copytree(ROOT / "tests", tree / "tests")
-            shutil.copy(ROOT / "pyproject.toml", tree)
-            for path in ROOT.iterdir():
-                if path.name not in NOT_BESIDE and not (tree / path.name).exists():
-                    (tree / path.name).symlink_to(path)
         if patch is not None:
             for path in patch.apply(tree):
                 # With equal size and mtime Python would load the old byte code.

@@ -10,7 +10,7 @@ from specmatrix import HOME
 # What the repository ships, by its folders at the top.
 PACKAGES = ("engine", "kernels", "matrix", "ci", "reports", "benchmarks")
 # All code but the tests themselves, which may name what they test alike.
-SHARED = (*PACKAGES, "specmatrix", "examples", "tests/support")
+SHARED = (*PACKAGES, "specmatrix", "examples", "tools", "tests/support")
 
 
 def sources(*folders: str) -> list[str]:

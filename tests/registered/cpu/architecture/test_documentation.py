@@ -33,7 +33,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 SPAN = re.compile(r"`([^`\n]+)`")
 INNER = re.compile(r"\$\(([^)]*)\)")
-FOLDERS = r"\.ci|\.github|benchmarks|ci|docs|engine|examples|kernels|matrix|reports|specmatrix|tests"
+FOLDERS = r"\.ci|\.github|benchmarks|ci|docs|engine|examples|kernels|matrix|reports|specmatrix|tests|tools"
 ROOM = re.compile(rf"(?:{FOLDERS})/[\w./-]*")
 # Programs of other projects.
 FOREIGN = {"curl", "git", "jq", "kubectl", "mktemp", "npm", "playwright", "ray", "vllm"}
@@ -122,7 +122,8 @@ def check_pip(words: list[str]) -> None:
 def check_module(words: list[str]) -> None:
     found = importlib.util.find_spec(words[0])
     assert found is not None and found.origin is not None, words[0]
-    source = Path(found.origin).read_text(encoding="utf-8")
+    place = Path(found.origin)
+    source = (place.with_name("__main__.py") if place.name == "__init__.py" else place).read_text(encoding="utf-8")
     assert all(f'"{word}"' in source for word in words if word.startswith("--"))
 
 
@@ -175,7 +176,7 @@ def quick(one: Shown) -> bool:
         return bool(one.said)  # a model is loaded for each, so only where a page shows the answer
     if words[:1] in (["run"], ["accuracy"]):
         return any(line.startswith("specmatrix: ") for line in one.said)
-    listed = head in ("zoo list", "checkpoints list", "incident list", "lock --check") and "--full" not in words
+    listed = head in ("zoo list", "checkpoints list", "lock --check") and "--full" not in words
     return listed or words[:1] in (["explain"], ["tests"]) or "--list" in words or "--schedules" in words
 
 

@@ -4,7 +4,7 @@ import ast
 
 from tests.support.sources import sources, tree
 
-PACKAGES = ("engine", "kernels", "matrix", "reports", "ci", "benchmarks", "specmatrix", "examples")
+PACKAGES = ("engine", "kernels", "matrix", "reports", "ci", "benchmarks", "specmatrix", "examples", "tools")
 RUNS = ("run", "Popen", "check_output")
 
 

@@ -21,11 +21,10 @@ ROOMS = (
     "simulation",
     "accuracy",
     "faults",
-    "incidents",
     "plugin",
     "cli",
 )
-MAX_ROOMS = 16
+MAX_ROOMS = 15
 
 
 def modules() -> dict[str, str]:

@@ -12,7 +12,7 @@ from tests.support.sources import PACKAGES, source, sources, tree
 
 CODE_LINES = 400
 FUNCTION_LINES = 60
-FOLDERS = (*PACKAGES, "specmatrix", "examples", "tests")
+FOLDERS = (*PACKAGES, "specmatrix", "examples", "tools", "tests")
 
 
 def code_lines(text: str) -> int:

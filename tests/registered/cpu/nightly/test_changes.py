@@ -7,12 +7,12 @@ import pytest
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.faults import judges, mutants
 from specmatrix.matrix.faults.command import select
-from specmatrix.matrix.faults.mutants import MutantOutcome, Mutations, check_tests, red_without_mutants, run_mutants
-from specmatrix.matrix.faults.plant import ROOT, environment, planted, trial
-from specmatrix.matrix.faults.processes import Processes
+from specmatrix.matrix.faults.plant import environment, planted, trial
 from specmatrix.matrix.run.functions import executed_functions, record, stored_functions
+from tools.mutants import judging
+from tools.mutants.judging import Judge, Outcome
+from tools.mutants.mutations import mutations
 
 pytestmark = pytest.mark.nightly
 
@@ -51,9 +51,8 @@ def test_a_red_run_of_a_change_names_its_lines_that_only_failing_cells_execute(t
     assert line.endswith(f": executed by {RED}, by none of 2 passing cells beside it")
 
 
-def test_mutants_die_by_a_gate_a_crash_or_a_test_and_some_live():
-    path = "engine/core/draft/depth.py"
-    own = Mutations(path, (ROOT / path).read_text(encoding="utf-8"))
+def test_mutants_die_by_a_gate_a_crash_or_a_test():
+    own = mutations("engine/core/draft/depth.py")
     every = {one.after.strip(): one for one in map(own.__getitem__, range(len(own)))}
     wrong = [
         every["self.adapts = width is not None"],
@@ -62,23 +61,22 @@ def test_mutants_die_by_a_gate_a_crash_or_a_test_and_some_live():
         every["self.trace: deque[ObservedRound] = deque(maxlen=None)"],
     ]
     cells = [Cell.from_id("none.pair"), Cell.from_id("eagle3.tiers.v2.ramp.length")]
-    found = {one.id: one for one in run_mutants(wrong, cells[:1], cells, stored_functions(), 0, 2)}
-    told = [(found[one.id].by, found[one.id].how, found[one.id].cell) for one in wrong]
-    assert told[1] == ("smoke", "crash", "none.pair") and told[0][0] == "smoke"
-    assert told[2][::2] == ("pr", "eagle3.tiers.v2.ramp.length") and "adaptive" in told[2][1].split()
-    assert told[3][::2] == ("tests", "") and told[3][1].endswith("_records"), told
+    found = {one.id: one for one in Judge(0, cells).outcomes(wrong, 2)}
+    told = [found[one.id] for one in wrong]
+    assert told[1] == Outcome(wrong[1].id, "cells", "crash", "none.pair") and told[0].by == "cells"
+    assert (told[2].by, told[2].cell) == ("cells", "eagle3.tiers.v2.ramp.length") and "adaptive" in told[2].how
+    assert told[3].by == "tests" and told[3].how.endswith("_records"), told
 
 
-def test_what_is_red_without_a_mutant_kills_none(monkeypatch):
-    outcome = MutantOutcome("engine/loop.py:1#0", "", "", "smoke", RED, "lossless", 1, 1.0)
-    assert red_without_mutants([outcome, outcome], 0) == ()
+def test_a_cell_that_is_red_without_a_mutant_kills_none(monkeypatch):
+    [mutant] = [mutations("engine/core/draft/depth.py")[0]]
+    monkeypatch.setattr(Judge, "failed_test", lambda self, mutant, places: "")
+    monkeypatch.setattr(Judge, "killed_by_cell", lambda self, mutant: Outcome(mutant.id, "cells", "lossless", RED))
+    assert len([*Judge(0, cells=()).outcomes([mutant], 1)]) == 1
     broken = select(["path-not-compacted"])[0].patch
-    monkeypatch.setattr(mutants, "trial", lambda patch, *rest: trial(broken, *rest))
-    [told] = red_without_mutants([outcome], 0)
-    assert told.startswith(f"{RED}: ") and "lossless" in told
-    monkeypatch.setattr(judges, "TESTS", "tests/registered/cpu/absent")
-    with pytest.raises(ConfigError, match=r"^a unit test fails without any mutant, so that it would kill them all: "):
-        check_tests(["engine/loop.py"], Processes())
+    monkeypatch.setattr(judging, "trial", lambda patch, *rest: trial(broken, *rest))
+    with pytest.raises(ConfigError, match=f"red without any mutant: {RED}"):
+        [*Judge(0, cells=()).outcomes([mutant], 1)]
 
 
 def test_cells_execute_what_they_need_whichever_ran_before():

@@ -210,11 +210,11 @@ def test_the_terminal_shows_the_same(eventful):
 def test_the_terminal_says_what_is_acknowledged_and_a_common_command_once(compared, make_cell, rewritten):
     accepted = Acknowledgement("rewrite", "num_draft_tokens: *", "as in sglang#1", "2026-12-31")
     base = [make_cell("a"), make_cell("b"), make_cell("z", repro="other")]
-    head = [replace(rewritten(name), repro="specmatrix incident run x") for name in ("a", "b")]
+    head = [replace(rewritten(name), repro="specmatrix run --cells x") for name in ("a", "b")]
     comparison = compared(base, [*head, replace(rewritten("z"), repro="other")], [accepted])
     for text in (comparison_markdown(comparison), comparison_page(comparison)):
         assert text.count("acknowledged: as in sglang") == 3
-    lines, called = printed(comparison).splitlines(), f"  {as_called('specmatrix incident run x')}"
+    lines, called = printed(comparison).splitlines(), f"  {as_called('specmatrix run --cells x')}"
     assert [line for line in lines if line.startswith("  ")] == [called, "  other"]
     assert sum(line.endswith("; acknowledged: as in sglang#1") for line in lines) == 4
     assert lines.index(called) == next(i for i, line in enumerate(lines) if " b: " in line) + 1

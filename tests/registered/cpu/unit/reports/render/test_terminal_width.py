@@ -73,7 +73,6 @@ def test_a_table_of_checkpoints_that_does_not_fit_becomes_a_list(terminal, capsy
         ("checkpoints", "show", "llama-3.1-8b.eagle3"),
         ("subjects",),
         ("subjects", "show", "openai"),
-        ("incident", "list"),
     ],
 )
 def test_commands_fit_a_terminal(terminal, command, capsys):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from specmatrix.engine.core.config.asked import EngineConfig, Facts
 from specmatrix.engine.plugin import BuildContext, register_algorithm
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.incidents.algorithms.counting import TRAITS, CountingDrafter, marking_relay
+from tools.incidents.algorithms.counting import TRAITS, CountingDrafter, marking_relay
 
 checked: list[EngineConfig] = []
 

@@ -6,7 +6,7 @@ from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import Relay
 from specmatrix.engine.plugin import register_algorithm
 from specmatrix.engine.spec.drafter import DraftTree
-from specmatrix.matrix.incidents.algorithms.counting import TRAITS, CountingDrafter, marking_relay
+from tools.incidents.algorithms.counting import TRAITS, CountingDrafter, marking_relay
 
 
 class LyingDrafter(CountingDrafter):

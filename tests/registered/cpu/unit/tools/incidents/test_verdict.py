@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from specmatrix.errors import ConfigError
-from specmatrix.matrix.incidents.promotion import Shortfall, refusals, without
-from specmatrix.matrix.incidents.replay import evidence_of
 from specmatrix.reports.schema import CellRecord, GateResult, StartRecord
+from tools.incidents.incident import PromotedDefault, Shortfall
+from tools.incidents.replay import promotion
+from tools.incidents.verdict import refusals, without
 
 EVIDENCE = ("lossless", "ledger")
 
@@ -53,21 +53,17 @@ def test_other_gates_and_cells_do_not_matter():
     assert refusals(["a", "b"], EVIDENCE, [WHOLE[0], finish, other]) == ()
 
 
-def test_nothing_required_is_no_proof():
-    assert refusals([], EVIDENCE, WHOLE) == ("no cell is required, so nothing would prove it",)
-    assert refusals(["a"], (), WHOLE) == ("the default names no gate as its evidence",)
-
-
 def test_a_shortfall_takes_away_what_it_says():
     assert [each.id for each in without(WHOLE, Shortfall("a"))] == ["b"]
     assert Shortfall("a").text == "if a were missing"
     assert Shortfall("a", "ledger", "NOT MEASURED").text == "if ledger of a were NOT MEASURED"
 
 
-def test_the_evidence_is_that_of_the_row():
-    assert evidence_of("spec_version", "a tree (topk > 1)") == ("lossless", "ledger", "effective")
-    with pytest.raises(ConfigError) as caught:
-        evidence_of("spec_version", "a bush")
-    assert str(caught.value) == (
-        "no default of spec_version has the condition 'a bush'; engine/core/config/defaults.py lists them"
-    )
+def test_a_promoted_default_needs_the_evidence_of_its_row():
+    gates = tuple(GateResult(gate, "PASS") for gate in ("lossless", "ledger", "effective"))
+    whole = [replace(record(name), gates=gates) for name in ("a", "b")]
+    row = PromotedDefault("spec_version", "a tree (topk > 1)")
+    line, reasons = promotion(row, ["a", "b"], whole)
+    assert line.endswith(": accepted: lossless, ledger, effective PASS in all 2 cells") and not reasons
+    line, reasons = promotion(replace(row, shortfall=Shortfall("b")), ["a", "b"], whole)
+    assert ", if b were missing: refused: the run is partial" in line and len(reasons) == 1

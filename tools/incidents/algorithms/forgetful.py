@@ -7,7 +7,7 @@ from dataclasses import replace
 from specmatrix.engine.device.relay import Relay
 from specmatrix.engine.plugin import register_algorithm
 from specmatrix.engine.spec.drafter import Drafter
-from specmatrix.matrix.incidents.algorithms.counting import TRAITS, CountingDrafter
+from tools.incidents.algorithms.counting import TRAITS, CountingDrafter
 
 
 def relay(rows: int, drafter: Drafter) -> Relay:

@@ -2,19 +2,31 @@
 
 An incident is a sequence of steps. Most compare two states of the code, which are patches of this checkout in the form
 of the fault catalogue. Each state is judged by a golden table that is regenerated for it, as in a change whose author
-updated the table.
+updated the table. A file of `catalogue/` has the fields of `Incident` but its name; `states` are the edits of each
+`CodeState` by its name, which steps refer to; `expected.cells` has the cells by their state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from specmatrix.matrix.faults.patch import Edit
-from specmatrix.matrix.incidents.promotion import Shortfall
 from specmatrix.reports.compare import Acknowledgement
+from specmatrix.reports.yaml_text import parse_yaml
+
+FOLDER: Final = Path(__file__).parent / "catalogue"
+# In the order of their dates.
+NAMES: Final = (
+    "session-inheritance",
+    "overlap-by-default",
+    "extension-points",
+    "trees-on-overlap",
+    "adaptive-slots",
+)
 
 
 class CodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,6 +34,19 @@ class CodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     edits: tuple[Edit, ...] = ()
+
+
+class Shortfall(NamedTuple):
+    """What a report lacks: the result of a gate in a cell, or with gate "" the cell. what: "missing" (the gate did not
+    run) or "NOT MEASURED"."""
+
+    cell: str
+    gate: str = ""
+    what: Literal["missing", "NOT MEASURED"] = "missing"
+
+    @property
+    def text(self) -> str:
+        return f"if {self.gate and self.gate + ' of '}{self.cell} were {self.what}"
 
 
 class PromotedDefault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,7 +119,7 @@ class AskedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ContractStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A user's own algorithm under the conformance suite, as `specmatrix contract` shows it.
 
-    file: in `matrix/incidents/algorithms`. state: of the engine. refused: part of the error that refuses it.
+    file: in `algorithms/`. state: of the engine. refused: part of the error that refuses it.
     violated: part of a violation. Both are empty if it satisfies the contract.
     """
 
@@ -116,3 +141,20 @@ class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     origins: tuple[str, ...]
     question: str
     steps: tuple[Step, ...]
+
+
+def incident(name: str) -> Incident:
+    """The incident of a file of the catalogue."""
+    found = parse_yaml((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), own=True)
+    states = {state: {"name": state, "edits": edits} for state, edits in found["states"].items()}
+    steps = tuple(_step(row, states) for row in found["steps"])
+    return Incident(name, tuple(found["origins"]), found["question"], steps)
+
+
+def _step(row: dict[str, Any], states: dict[str, Any]) -> Step:
+    kind: type[Step] = AskedStep if "asked" in row else ContractStep if "file" in row else ComparedStep
+    row |= {part: states[row[part]] for part in ("base", "head", "state") if part in row}
+    if expected := row.get("expected"):
+        by_state = expected.get("cells", {})
+        expected["cells"] = {cell: state for state, cells in by_state.items() for cell in cells}
+    return msgspec.convert(row, kind)

@@ -1,1 +1,0 @@
-"""Real incidents as data, replayed on this engine."""

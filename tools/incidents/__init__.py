@@ -1,0 +1,1 @@
+"""Real incidents as data, and their replay on this engine."""

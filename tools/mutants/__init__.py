@@ -1,0 +1,1 @@
+"""Small random changes of the sources, by mutmut's operators, and what kills them."""
