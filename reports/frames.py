@@ -69,7 +69,7 @@ class Runs:
                 "id": cell.id,
                 "state": cell.state,
                 "expect": cell.expect,
-                "start": report.start(cell.id),
+                "start": names[id(cell.start)],
                 "seconds": cell.seconds,
                 "error": cell.error,
                 "waived": None if cell.waived is None else cell.waived.reason,
@@ -78,6 +78,7 @@ class Runs:
                 **{f"effective_{axis}": value for axis, value in _effective(report, cell.id).items()},
             }
             for run, report in self._reports()
+            for names in [{id(start): start.digest for start in report.starts}]
             for cell in report
         )
 
@@ -116,16 +117,16 @@ class Runs:
             {
                 **(start.resolved or {}),
                 "run": run,
-                "start": name,
-                "cells": used[name],
+                "start": start.digest,
+                "cells": used[id(start)],
                 "resolved_hash": start.resolved_hash,
                 "reasons": [f"{row.field}={row.value}: {row.because}" for row in start.reasons],
                 "rewrites": [signature(row) for row in start.rewrites],
                 **{f"requested_{field}": value for field, value in start.requested.items()},
             }
             for run, report in self._reports()
-            for used in [Counter(map(report.start, report.ids()))]
-            for name, start in report.starts.items()
+            for used in [Counter(id(cell.start) for cell in report)]
+            for start in report.starts
         ).pipe(_in_front, ("run", "start", "cells", "resolved_hash", "reasons", "rewrites"))
 
     def kills(self) -> DataFrame:
@@ -191,7 +192,7 @@ def _faults(path: Path) -> list[_FaultRecord]:
 
 
 def _effective(report: Report, cell: str) -> dict[str, str]:
-    if report.starts[report.start(cell)].resolved is None:
+    if report[cell].resolved is None:
         return {}
     values = report.values(cell)
     return {axis: values[axis] for axis in report[cell].axes}

@@ -1,7 +1,8 @@
-"""Records of `report.jsonl`, schema 2; `docs/report-schema.md` describes them for readers outside this repository.
+"""Records of `report.jsonl`, schema 3; `docs/report-schema.md` describes them for readers outside this repository.
 
 A report is a JSON Lines file: one header line, then start lines and cell lines, and one end line. A start line holds
-what the cells of an engine start share, and precedes the first cell that names its id.
+what the cells of an engine start share, and precedes the first cell that names its number; the header holds the values
+of axes that a cell does not name.
 
 Numbers of a gate, where plots and comparisons read them (other gates may hold any numbers):
 
@@ -25,13 +26,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
+from hashlib import blake2b
 from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct, field
+from msgspec.json import encode
 
 from specmatrix.reports.gate_numbers import LARGEST
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 REPORT_FILE: Final = "report.jsonl"
 SUMMARY_FILE: Final = "summary.json"
 MARKDOWN_FILE: Final = "report.md"
@@ -182,7 +185,7 @@ class GateResult(ReportRecord, frozen=True, omit_defaults=True):
     accept: str = ""
 
 
-class StartRecord(ReportRecord, frozen=True):
+class StartRecord(ReportRecord, frozen=True, tag_field="kind", tag="start"):
     """An engine start: what all cells that ran on it share.
 
     `requested` is the configuration that was asked for, `resolved` the one that the engine chose (None if it refused
@@ -194,6 +197,11 @@ class StartRecord(ReportRecord, frozen=True):
     resolved_hash: str | None = None
     reasons: tuple[ReasonRecord, ...] = ()
     rewrites: tuple[RewriteRecord, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """12 hexadecimal digits over the content, in which 1, 1.0 and true differ."""
+        return blake2b(encode(self, order="deterministic"), digest_size=6).hexdigest()
 
 
 StartT = TypeVar("StartT")
@@ -306,13 +314,13 @@ class Timeline(ReportRecord, frozen=True, omit_defaults=True):
 class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", tag="cell", omit_defaults=True):
     """One cell: what was asked, what proved that it ran, and how each gate judged it.
 
-    `start` is the engine start that it ran on; in a report's line it is the start line's id. `evidence` holds the
-    engine's counters, as differences over the cell; a counter that it lacks is zero. `error` says in one sentence what
-    stopped a cell without a verdict, or why the subject does not support it; `verb` is the engine's operation that
-    raised it, `traceback` where. `first_red` is the first request that a
-    red gate blames, None if none blames any. `timeline` is of a traced run, None without one. `seconds` is wall time;
-    `engine_starts` are those for this cell, its baseline's included; `losses` has a sentence on each earlier attempt
-    that lost its worker or node of a cluster. These vary from run to run and come last.
+    `start` is the engine start that it ran on; in a report's line it is the number of the start line. `evidence` holds
+    the engine's counters, as differences over the cell; a counter that it lacks is zero. `error` says in one sentence
+    what stopped a cell without a verdict, or why the subject does not support it; `verb` is the engine's operation that
+    raised it, `traceback` where. `first_red` is the first request that a red gate blames, None if none blames any.
+    `timeline` is of a traced run, None without one. `seconds` is wall time; `engine_starts` are those for this cell,
+    its baseline's included; `losses` has a sentence on each earlier attempt that lost its worker or node of a cluster.
+    These vary from run to run and come last.
     """
 
     id: str
@@ -368,7 +376,7 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     under test; `fault` is the id of the defect that was planted in it, "" for none. `created`
     is an ISO 8601 time with zone. `thresholds` and `waivers` are the rules that held. `counters` is None where the
     stage demands none, `shard` for a run of all selected cells, `cheaper` where no stage is or only a part of one ran.
-    `decided`: besides the selected cells those ran that tell the candidate causes of red ones apart.
+    `axes`: the values that a cell has on the axes that its line does not name.
     """
 
     schema: int = SCHEMA
@@ -391,7 +399,7 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     shard: ShardRecord | None = None
     cheaper: CheaperStage | None = None
     repository: str = ""
-    decided: bool = False
+    axes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_time("created", self.created)
@@ -401,24 +409,16 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
             raise ValueError(f"gpus of host must be a list, got {self.host['gpus']!r:.60}")
 
 
-class StartLine(StartRecord, frozen=True, tag_field="kind", tag="start", kw_only=True):
-    """A start with the id by which cells name it: 12 hexadecimal digits over its content."""
-
-    id: str
-
-
 class End(ReportRecord, frozen=True, tag_field="kind", tag="end", omit_defaults=True):
-    """The last line: the number of cells, the sum of their evidence, the ids of selected cells that did not run,
-    because `--fail-fast` ended the run, how many red cells are waived (None: not counted), the seconds for which the
-    run held its GPUs, times their number (None on the CPU tier, or unknown), and the SHA-256 digest of all lines before
-    this one ("": every cell is checked when it is read)."""
+    """The last line: the number of cells, the sum of their evidence, the SHA-256 digest of all lines before this one,
+    the ids of selected cells that did not run, because `--fail-fast` ended the run, and the seconds for which the run
+    held its GPUs, times their number (None on the CPU tier, or unknown)."""
 
     cells: Count
     evidence: Mapping[str, Count]
+    digest: str
     not_run: tuple[str, ...] = ()
-    waived: Count | None = None
     gpu_seconds: Seconds | None = None
-    digest: str = ""
 
 
 def is_waived(cell: CellResult, today: str) -> bool:

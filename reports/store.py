@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import json
 import os
 import zlib
-from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from gzip import GzipFile
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from io import BytesIO
 from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from types import EllipsisType, TracebackType
-from typing import Any, Final, Self, TypeAlias, TypeVar, cast
+from typing import Any, Final, Self, TypeAlias, cast
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict, force_setattr, replace
+from msgspec.structs import force_setattr, replace
 
 from specmatrix.files import LARGEST, opened
-from specmatrix.json_text import reject_duplicates
 from specmatrix.reports.atomic import check_place, publish
 from specmatrix.reports.effective import EffectiveValues
 from specmatrix.reports.rules import check_cell
@@ -39,20 +38,16 @@ from specmatrix.reports.schema import (
     SUMMARY_FILE,
     CellRecord,
     CellResult,
+    Count,
     End,
     Header,
     ReportError,
-    StartLine,
     StartRecord,
-    is_waived,
 )
-from specmatrix.reports.wording import count, shorten
+from specmatrix.reports.wording import shorten
 
-T = TypeVar("T")
-Line: TypeAlias = Header | StartLine | CellRecord[str] | End
+Line: TypeAlias = StartRecord | CellRecord[Count]
 PARTIAL_FILE: Final = REPORT_FILE + ".partial"
-# The last version that reads an older schema.
-READERS: Final = {1: "commit a470250 of specmatrix, the last one that reads schema 1"}
 GZIP: Final = b"\x1f\x8b"
 
 
@@ -62,13 +57,14 @@ class _Version(Struct, tag_field="kind", tag="header"):
     schema: int
 
 
-_LINE: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Line)
+_LINES: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Line)
 _WHOLE: Final = msgspec.json.Decoder(CellResult)
 _HEADER: Final = msgspec.json.Decoder(Header)
 _END: Final = msgspec.json.Decoder(End)
 _VERSION: Final = msgspec.json.Decoder(_Version)
-# What a cell says but for the start, and for what varies from run to run.
-_CONTENT: Final = attrgetter(*CellRecord.__struct_fields__[: CellRecord.__struct_fields__.index("seconds")])
+# What a cell says but for its id, its start, and what varies from run to run.
+_FIELDS: Final = CellRecord.__struct_fields__
+_CONTENT: Final = attrgetter("state", *_FIELDS[_FIELDS.index("axes") : _FIELDS.index("seconds")])
 
 
 class ReportWriter:
@@ -87,14 +83,13 @@ class ReportWriter:
         self.partial: Final = directory / PARTIAL_FILE
         self._header = header
         self._cells: set[str] = set()
-        self._starts: set[str] = set()
+        self._starts: dict[bytes, int] = {}
         self._evidence: Counter[str] = Counter()
-        self._waived = 0
         self._not_run: tuple[str, ...] = ()
         self._began = monotonic()
         self._gpu_seconds: float | EllipsisType | None = ...
         self._digest = sha256()
-        first = _encode(header, "the header")
+        first = _encode(header, "the header", _HEADER)
         check_place(directory, REPORT_FILE, PARTIAL_FILE, SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE)
         try:
             self._file = open(self.partial, "ab", opener=_at_once)  # noqa: SIM115 - closed by close() or abort()
@@ -114,21 +109,22 @@ class ReportWriter:
         if cell.id in self._cells:
             raise ReportError(f"cell {cell.id!r} is in the report twice; a cell is written once")
         what = f"cell {cell.id!r}"
-        values = asdict(cell.start)
-        key = blake2b(_encode(StartLine(id="", **values), what), digest_size=6).hexdigest()
+        start = _encode(cell.start, what, _LINES)
+        number = self._starts.get(start, len(self._starts))
         evidence = {name: count for name, count in cell.evidence.items() if count}
-        line = _encode(replace(cell, start=key, evidence=evidence, seconds=round(cell.seconds, 6)), what)
+        axes = {name: value for name, value in cell.axes.items() if self._header.axes.get(name) != value}
+        record = replace(cell, start=number, axes=axes, evidence=evidence, seconds=round(cell.seconds, 6))
+        line = _encode(record, what, _LINES)
         try:
             check_cell(cell, self._header)
         except ValueError as fault:
             raise ReportError(str(fault)) from None
-        if key not in self._starts:
-            self._append(_encode(StartLine(id=key, **values), what))
-            self._starts.add(key)
+        if start not in self._starts:
+            self._append(start)
+            self._starts[start] = number
         self._append(line)
         self._cells.add(cell.id)
         self._evidence.update(evidence)
-        self._waived += cell.state in RED_STATES and is_waived(cell, self._header.created)
 
     def leave_out(self, cells: Iterable[str]) -> None:
         """Name selected cells that the run ended before; the report then is not a pass."""
@@ -146,8 +142,8 @@ class ReportWriter:
             gpus = len(named) if isinstance(named, list) else 0
             held = round((monotonic() - self._began) * gpus, 3) if gpus else None
         digest = self._digest.hexdigest()
-        end = End(len(self._cells), self._evidence, self._not_run, self._waived, held, digest)
-        self._append(_encode(end, "the end line"))
+        end = End(len(self._cells), self._evidence, digest, self._not_run, held)
+        self._append(_encode(end, "the end line", _END))
         try:
             # Pages of an earlier run must not remain next to this one's report.
             for stale in (SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE):
@@ -208,7 +204,7 @@ def cell_from_json(text: str) -> CellResult:
     return _WHOLE.decode(text)
 
 
-def _encode(record: Struct, what: str, reader: msgspec.json.Decoder[Any] = _LINE) -> bytes:
+def _encode(record: Struct, what: str, reader: msgspec.json.Decoder[Any]) -> bytes:
     """A record on one line, without the newline. Raises ReportError for what `reader` would not read back."""
     try:
         body = msgspec.to_builtins(record)
@@ -223,34 +219,22 @@ def _encode(record: Struct, what: str, reader: msgspec.json.Decoder[Any] = _LINE
 
 
 class Report:
-    """A report from disk: its header, its engine starts by id, and its cells by id in file order."""
+    """A report from disk: its header, its engine starts, and its cells by id in file order."""
 
-    def __init__(self, path: Path, header: Header, end: End) -> None:
+    def __init__(self, path: Path, header: Header, records: Iterable[Line], end: End) -> None:
         self.path, self.header = path, header
-        self.evidence, self.not_run = end.evidence, end.not_run
-        self.waived, self.gpu_seconds = end.waived, end.gpu_seconds
-        self.starts: Final[dict[str, StartRecord]] = {}
+        self.evidence, self.not_run, self.gpu_seconds = end.evidence, end.not_run, end.gpu_seconds
+        self.starts: Final[list[StartRecord]] = []
         self._cells: dict[str, CellResult] = {}
-        self._start_of: dict[str, str] = {}
-        self._words: dict[str, EffectiveValues] = {}
-
-    def add(self, record: Line) -> None:
-        """Take the next line between the header and the end. ValueError if it cannot stand there."""
-        if isinstance(record, CellRecord):
-            name = _named(record.id)
-            if record.id in self._cells:
-                raise ValueError(f"cell {name} is in the report already")
-            if record.start not in self.starts:
-                raise ValueError(f"cell {name} names start {_named(record.start)}, which no line before it has")
-            self._start_of[record.id] = record.start
-            # The line names its start; in memory a cell holds it.
+        self._words: dict[int, EffectiveValues] = {}
+        for record in records:
+            if isinstance(record, StartRecord):
+                self.starts.append(record)
+                continue
+            # A line has the number of its start and the axes on which it differs; in memory a cell holds both whole.
             force_setattr(record, "start", self.starts[record.start])
+            force_setattr(record, "axes", {**header.axes, **record.axes})
             self._cells[record.id] = cast(CellResult, record)
-        elif isinstance(record, StartLine) and record.id not in self.starts:
-            fields = StartRecord.__struct_fields__
-            self.starts[record.id] = StartRecord(**{name: getattr(record, name) for name in fields})
-        else:
-            raise ValueError("a second header, end line or start of the same id")
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -268,20 +252,16 @@ class Report:
         """All cell ids in file order."""
         return self._cells.keys()
 
-    def start(self, cell: str) -> str:
-        """The id of a cell's start."""
-        return self._start_of[cell]
-
     def red(self) -> list[str]:
         """The ids of all cells that fail the run if they are not waived, in file order."""
         return [cell.id for cell in self if cell.state in RED_STATES]
 
     def values(self, cell: str) -> dict[str, str]:
         """The effective axis values of a cell, whatever became of it."""
-        start = self._start_of[cell]
-        if start not in self._words:
-            self._words[start] = EffectiveValues(self.starts[start].resolved or {})
-        return self._words[start].of(self._cells[cell].axes)
+        found = self._cells[cell]
+        if id(found.start) not in self._words:
+            self._words[id(found.start)] = EffectiveValues(found.resolved or {})
+        return self._words[id(found.start)].of(found.axes)
 
     def effective(self, cell: str) -> dict[str, str] | None:
         """The effective axis values of a cell that ran and passed, else None."""
@@ -290,69 +270,51 @@ class Report:
 
     def same(self, other: Report, cells: Iterable[str]) -> list[str]:
         """Those of `cells` that say the same in both reports, running time aside."""
-        shared = {name for name, start in self.starts.items() if other.starts.get(name) == start}
-        return [
-            cell
-            for cell in cells
-            if (start := self._start_of[cell]) in shared
-            and other._start_of[cell] == start
-            and _CONTENT(self._cells[cell]) == _CONTENT(other._cells[cell])
-        ]
+        equal: dict[tuple[int, int], bool] = {}
+        found = []
+        for name in cells:
+            mine, theirs = self._cells[name], other._cells[name]
+            if (key := (id(mine.start), id(theirs.start))) not in equal:
+                equal[key] = mine.start.digest == theirs.start.digest
+            if equal[key] and _CONTENT(mine) == _CONTENT(theirs):
+                found.append(name)
+        return found
 
 
 def load(path: Path | str) -> Report:
     """Read the report `path`, a file (plain or compressed by gzip) or a directory that holds `report.jsonl`.
 
-    Raises ReportError, one sentence, if it is missing, empty, cut off, from another schema, changed after it was
-    written, holds a broken line or a cell twice, or has not as many cells as its end line says. Where the end line has
-    no digest, every cell is checked as the writer checks it.
+    Raises ReportError, one sentence, if it is missing, empty, cut off, from another schema, or changed after it was
+    written. What a cell must not say is checked where it is written; the digest tells that nothing was changed since.
     """
     file = _find(Path(path))
     data = _read(file)
-    header = _header(file, data)
+    begin, header = _header(file, data)
     at, end = _end(file, data)
-    body = memoryview(data)[:at]
-    if end.digest and sha256(body).hexdigest() != end.digest:
+    if sha256(memoryview(data)[:at]).hexdigest() != end.digest:
         raise ReportError(f"{file} was changed after it was written, or copied badly; run the cells again")
-    report = Report(file, header, end)
-    for number, record in enumerate(_lines(file, body, trusted=bool(end.digest)), 1):
-        try:
-            if number > 1:
-                report.add(record)
-            if not end.digest and isinstance(record, CellRecord):
-                check_cell(report[record.id], header)
-        except ValueError as error:
-            raise ReportError(f"{file}, line {number}: {_problem(error)}") from None
-    _check_end(report, end)
+    try:
+        with _gc_paused():
+            report = Report(file, header, _LINES.decode_lines(memoryview(data)[begin:at]), end)
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"{file}: {_problem(error)}") from None
+    except IndexError:
+        raise ReportError(f"{file} has a cell before its start") from None
+    if end.cells != len(report):
+        raise ReportError(f"{file} has {len(report)} cells, and its end line says {end.cells}")
     return report
 
 
-def _check_end(report: Report, end: End) -> None:
-    """ReportError if the end line does not say what the cells say."""
-    path = report.path
-    if end.cells != len(report):
-        raise ReportError(f"{path} has {len(report)} cells, and its end line says {end.cells}")
-    if ran := next((cell for cell in end.not_run if cell in report), None):
-        raise ReportError(f"{path} has cell {_named(ran)}, and its end line says that it did not run")
-    if end.digest:
-        return
-    counted = Counter[str]()
-    for cell in report:
-        counted.update(cell.evidence)
-    if +counted != +Counter(end.evidence):
-        raise ReportError(f"{path}: the counters of its cells do not add up to those of its end line")
-    waived = sum(is_waived(report[cell], report.header.created) for cell in report.red())
-    if end.waived not in (None, waived):
-        raise ReportError(f"{path} has {count(waived, 'waived cell')}, and its end line says {end.waived}")
-
-
-def _lines(file: Path, body: memoryview, trusted: bool) -> Iterable[Line]:
-    """The lines before the end line. trusted: they are as this package wrote them."""
-    if trusted:
-        with suppress(ValueError):  # another version of this package: the line is named below
-            return _LINE.decode_lines(body)
-    lines = bytes(body).split(b"\n")[:-1]
-    return (_decode(_LINE, line, file, f"line {number}") for number, line in enumerate(lines, 1))
+@contextmanager
+def _gc_paused() -> Iterator[None]:
+    """Without collections, which would look for cycles among the records of a report again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _read(file: Path) -> bytes:
@@ -383,44 +345,29 @@ def _unpacked(file: Path, data: bytes) -> bytes:
     return found
 
 
-def _header(file: Path, data: bytes) -> Header:
-    line = data[: data.find(b"\n") + 1 or len(data)]
-    if line.startswith(BOM_UTF8):
-        raise ReportError(f"{file} begins with a byte order mark; save it as UTF-8 without one")
+def _header(file: Path, data: bytes) -> tuple[int, Header]:
+    """The length of the first line, and the header in it."""
+    size = data.find(b"\n") + 1 or len(data)
     try:
-        version = _VERSION.decode(line)
+        if (schema := _VERSION.decode(data[:size]).schema) == SCHEMA:
+            return size, _HEADER.decode(data[:size])
     except (ValueError, RecursionError) as error:
         raise ReportError(f"{file}, line 1: the first line is not a report header: {_problem(error)}") from error
-    if version.schema != SCHEMA:
-        number = shorten(str(version.schema), MAX_SAID)
-        raise ReportError(
-            f"{file} has report schema {number}, and this version reads schema {SCHEMA}; run the cells again, or read "
-            f"the report with {READERS.get(version.schema, 'the version that wrote it')}"
-        )
-    return _decode(_HEADER, line, file, "line 1")
+    raise ReportError(
+        f"{file} has report schema {shorten(str(schema), MAX_SAID)}, and this version reads schema {SCHEMA}; run the "
+        "cells again, or read the report with the version that wrote it"
+    )
 
 
 def _end(file: Path, data: bytes) -> tuple[int, End]:
     """Offset of the end line, and the line. ReportError if the last line is none."""
     at = data.rfind(b"\n", 0, len(data) - 1) + 1
-    with suppress(ValueError, RecursionError):
-        if data[-1:] == b"\n" and _END.decode(data[at:]):
-            return at, _decode(_END, data[at:], file, "the end line")
-    raise ReportError(f"{file} has no end line; it was cut off while it was written or copied")
-
-
-def _decode(decoder: msgspec.json.Decoder[T], line: bytes, file: Path, where: str) -> T:
-    """A line, which has no object with a key twice: the decoder alone would silently keep the last value."""
     try:
-        record = decoder.decode(line)
-        json.loads(line, object_pairs_hook=reject_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise ReportError(f"{file}, {where}: {_problem(error)}") from None
-    return record
-
-
-def _named(text: str) -> str:
-    return repr(shorten(text, MAX_SAID))
+        if data.endswith(b"\n"):
+            return at, _END.decode(data[at:])
+    except (ValueError, RecursionError):
+        pass
+    raise ReportError(f"{file} has no end line; it was cut off while it was written or copied")
 
 
 def _problem(error: Exception) -> str:

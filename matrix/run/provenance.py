@@ -15,6 +15,7 @@ from typing import Final
 from specmatrix import HOME, __version__
 from specmatrix.errors import ConfigError
 from specmatrix.git import git
+from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, own_lock_file
 from specmatrix.matrix.gates.gate import Gate
@@ -55,6 +56,7 @@ def run_header(
         counters=demanded(stage, find_tier(tier).gpus) if described.name == REFERENCE else None,
         subject=described,
         repository=web_address(_git("remote", "get-url", "origin")),
+        axes={axis.name: axis.default for axis in AXES},
     )
 
 

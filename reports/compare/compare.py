@@ -68,7 +68,8 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     common = [cell for cell in before if cell in after]
     lost = [cell for cell in before if cell not in after]
     # If an input differs, equal records may mean different results. A cell without a result did not stay as it was.
-    same = [] if blocked else base.same(head, [cell for cell in common if head[cell].state != "INFRA"])
+    failed = {cell.id for cell in head if cell.state == "INFRA"}
+    same = [] if blocked else base.same(head, [cell for cell in common if cell not in failed])
     equal = set(same)
     differing = [cell for cell in common if cell not in equal]
     new = [cell for cell in after if cell not in before]

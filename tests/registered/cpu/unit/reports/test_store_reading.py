@@ -1,8 +1,9 @@
 """Reports read back: what was written, or one sentence that names the file and the line."""
 
+import gc
 import gzip
-import hashlib
 import json
+from hashlib import sha256
 from typing import get_args
 
 import pytest
@@ -14,6 +15,7 @@ import specmatrix.reports.store
 from specmatrix.reports.gate_numbers import LARGEST
 from specmatrix.reports.schema import (
     GATE_STATES,
+    SCHEMA,
     CellRecord,
     CellResult,
     CellState,
@@ -93,23 +95,13 @@ HEADERS = st.builds(
 
 
 @pytest.fixture
-def lines(unsealed):
-    """The lines of a report without its digest."""
-    return lambda directory: unsealed((directory / "report.jsonl").read_text()).split("\n")[:-1]
-
-
-def put(directory, rows):
-    (directory / "report.jsonl").write_text("".join(row + "\n" for row in rows))
-
-
-@pytest.fixture
 def three(tmp_path, make_cell, write_report):
     """Header, start, cells a, b and c, end: lines 1 to 6."""
     return write_report(tmp_path / "run", [make_cell("a"), make_cell("b", state="FAIL"), make_cell("c")])
 
 
 @pytest.mark.parametrize("examples", [25, pytest.param(500, marks=pytest.mark.nightly)])
-def test_any_records_are_read_back_as_they_were_written(tmp_path, lines, examples):
+def test_any_records_are_read_back_as_they_were_written(tmp_path, examples):
     @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow], deadline=None)
     @given(header=HEADERS, cells=CELLS)
     def read_back(header, cells):
@@ -121,8 +113,6 @@ def test_any_records_are_read_back_as_they_were_written(tmp_path, lines, example
         report = load(tmp_path)
         assert (report.header, list(report)) == (header, cells)
         assert report.same(report, report.ids()) == [cell.id for cell in cells]
-        put(tmp_path, lines(tmp_path))
-        assert list(load(tmp_path)) == cells
 
     read_back()
 
@@ -145,162 +135,101 @@ def test_a_place_without_a_report_is_named(tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "<html>\n", "{}\n", "[1]\n", '{"kind":"cell"}\n', "PK\x03\x04", "\n\n"])
+@pytest.mark.parametrize(
+    "text", ["", "<html>\n", "{}\n", "[1]\n", '{"kind":"cell"}\n', "PK\x03\x04", "\n\n", "\ufeff{}\n", "[" * 100_000]
+)
 def test_a_file_that_is_no_report_is_named(tmp_path, text):
     (tmp_path / "report.jsonl").write_text(text)
     with pytest.raises(ReportError, match=r"report.jsonl(, line 1: the first line is not a report header| is empty)"):
         load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("schema", "reader"),
-    [(1, "commit a470250 of specmatrix, the last one that reads schema 1"), (3, "the version that wrote it")],
-)
-def test_a_report_of_another_schema_is_refused_with_the_version_that_reads_it(three, lines, schema, reader):
-    rows = lines(three)
-    put(three, [rows[0].replace('"schema":2', f'"schema":{schema}'), *rows[1:]])
-    sentence = (
-        f"report.jsonl has report schema {schema}, and this version reads schema 2; run the cells again, or read the "
-        f"report with {reader}$"
-    )
-    with pytest.raises(ReportError, match=sentence):
+@pytest.mark.parametrize("schema", [1, 2, 4, 10**30])
+def test_a_report_of_another_schema_is_refused(three, resealed, schema):
+    resealed(three / "report.jsonl", (f'"schema":{SCHEMA}', f'"schema":{schema}'))
+    with pytest.raises(ReportError, match=rf"report schema {schema}, .* reads schema {SCHEMA}; .* the version that"):
         load(three)
 
 
-def test_every_cut_is_seen(three):
+def test_every_cut_and_every_missing_line_is_seen(three):
     whole = (three / "report.jsonl").read_bytes()
     for size in [*range(1, len(whole), 97), len(whole) - 1]:
         (three / "report.jsonl").write_bytes(whole[:size])
         with pytest.raises(ReportError, match=r"not a report header|has no end line; it was cut off while it was"):
             load(three)
+    lines = whole.splitlines(keepends=True)
+    for number in range(1, 5):
+        (three / "report.jsonl").write_bytes(b"".join(lines[:number] + lines[number + 1 :]))
+        with pytest.raises(ReportError, match="was changed after it was written"):
+            load(three)
 
 
-@pytest.mark.parametrize("rows", [(0, 1, 3, 4, 5), (0, 1, 2, 3, 4)])
-def test_missing_lines_are_seen(three, lines, rows):
-    put(three, [lines(three)[row] for row in rows])
-    with pytest.raises(ReportError, match=r"has 2 cells, and its end line says 3|has no end line"):
+@pytest.mark.parametrize(("old", "new"), [('"FAIL"', '"PASS"'), ('"tokens":256', '"tokens":255'), ("\n", "\n ")])
+def test_a_report_that_was_changed_after_it_was_written_is_refused(three, old, new):
+    path = three / "report.jsonl"
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(ReportError, match=r"report.jsonl was changed after it was written, or copied badly; run "):
         load(three)
 
 
-@pytest.mark.parametrize(
-    ("rows", "sentence"),
-    [
-        ((0, 1, 2, 3, 2, 5), r"line 5: cell 'a' is in the report already"),
-        ((0, 2, 1, 3, 4, 5), r"line 2: cell 'a' names start '\w+', which no line before it has"),
-        ((0, 1, 1, 2, 3, 4, 5), r"line 3: a second header, end line or start of the same id"),
-        ((0, 1, 2, 0, 3, 4, 5), r"line 4: a second header, end line or start of the same id"),
-        ((0, 1, 2, 5, 3, 4, 5), r"line 4: a second header, end line or start of the same id"),
-    ],
-)
-def test_lines_that_come_twice_or_out_of_order_are_seen(three, lines, rows, sentence):
-    put(three, [lines(three)[row] for row in rows])
-    with pytest.raises(ReportError, match=sentence):
-        load(three)
+def test_the_digest_is_the_sha256_of_all_lines_before_the_end_line(three):
+    *rows, end = (three / "report.jsonl").read_bytes().splitlines(keepends=True)
+    assert json.loads(end)["digest"] == sha256(b"".join(rows)).hexdigest()
 
 
-@pytest.mark.parametrize(
-    ("broken", "sentence"),
-    [
-        ("", "Input data was truncated"),
-        ('{"kind":"ce', "Input data was truncated"),
-        ('{"kind":"cells","id":"b"}', r"Invalid value 'cells' - at `\$.kind`"),
-        ("[1]", "Expected `object`, got `array`"),
-        ("<<<<<<< head", "JSON is malformed"),
-        ('{"kind":"cell","id":"b","state":"OK","start":"x"}', "Invalid enum value 'OK'"),
-    ],
-)
-def test_a_broken_line_is_named_by_its_number(three, lines, broken, sentence):
-    rows = lines(three)
-    put(three, [*rows[:3], broken, *rows[4:]])
-    with pytest.raises(ReportError, match=f"report.jsonl, line 4: {sentence}"):
-        load(three)
-
-
-CELL_FAULTS = [
-    ('"state":"PASS"', '"state":"FAIL","state":"PASS"', "key 'state' occurs twice in one object"),
-    ('"verbs":40', '"verbs":40,"v\\u0065rbs":40', "key 'verbs' occurs twice in one object"),
+FAULTS = [
+    ('"kind":"start"', '"kind":"header"', r"Invalid value 'header' - at `\$\[0\].kind`"),
+    ('{"kind":"cell"', '<<<<<<< head\n{"kind":"cell"', "JSON is malformed"),
+    ('{"kind":"cell"', '[1]\n{"kind":"cell"', "Expected `object`, got `array`"),
+    ('"state":"PASS"', '"state":"OK"', "Invalid enum value 'OK'"),
+    ('"start":0', '"start":1', "has a cell before its start"),
+    ('"start":0', '"start":-1', "Expected `int` >= 0"),
+    ('"id":"b"', '"id":"a"', "has 2 cells, and its end line says 3"),
     ('"repro":', '"repo":', "Object contains unknown field `repo`"),
-    ('"gates":[', '"gates":7,"g":[', r"Expected `array`, got `int` - at `\$.gates`"),
-    ('"axes":{', '"axes":{"a":1,', r"Expected `str`, got `int` - at `\$.axes"),
+    ('"topk":"4"', '"topk":4', "Expected `str`, got `int`"),
     ('"verbs":40', '"verbs":1e999', "Number out of range"),
-    ('"verbs":40', f'"verbs":1{"0" * 6000}', "Integer value out of range"),
     ('"verbs":40', f'"verbs":{"[" * 200_000}{"]" * 200_000}', "maximum recursion depth exceeded"),
-    ('"speculated":12', '"speculated":-1', r"Expected `int` >= 0 - at `\$.evidence"),
-    ('"seconds":0.25', '"seconds":1e308', r"Expected `float` <= 1000000000.0 - at `\$.seconds"),
-    ('"seconds":0.25', '"seconds":-1', r"Expected `float` >= 0.0 - at `\$.seconds"),
-    ('"speculated":12', '"speculated":1.5', r"Expected `int`, got `float` - at `\$.evidence"),
+    ('"speculated":12', '"speculated":-1', "Expected `int` >= 0"),
+    ('"seconds":0.25', '"seconds":1e308', "Expected `float` <= 1000000000.0"),
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "sentence"), CELL_FAULTS, ids=range(len(CELL_FAULTS)))
-def test_a_broken_cell_is_named(three, lines, old, new, sentence):
-    rows = lines(three)
-    put(three, [*rows[:3], rows[3].replace(old, new, 1), *rows[4:]])
-    with pytest.raises(ReportError, match=f"report.jsonl, line 4: {sentence}"):
+@pytest.mark.parametrize(("old", "new", "words"), FAULTS, ids=range(len(FAULTS)))
+def test_a_line_that_no_report_has_is_refused(three, resealed, old, new, words):
+    path = three / "report.jsonl"
+    resealed(path, (old, new))
+    with pytest.raises(ReportError, match=rf"report.jsonl.*{words}"):
+        load(three)
+    assert gc.isenabled()
+
+
+def test_a_line_that_is_no_text_is_named(three):
+    *lines, end = (three / "report.jsonl").read_bytes().replace(b'"id":"b"', b'"id":"\xff"').splitlines(keepends=True)
+    end = json.dumps(json.loads(end) | {"digest": sha256(b"".join(lines)).hexdigest()}).encode() + b"\n"
+    (three / "report.jsonl").write_bytes(b"".join([*lines, end]))
+    with pytest.raises(ReportError, match="it is not UTF-8 text"):
         load(three)
 
 
-@pytest.mark.parametrize(
-    ("at", "key", "where"), [(0, "commit", "line 1"), (1, "resolved_hash", "line 2"), (-1, "cells", "the end line")]
-)
-def test_a_key_that_stands_twice_is_refused_in_every_line(three, lines, at, key, where):
-    rows = lines(three)
-    record = json.loads(rows[at])
-    rows[at] = rows[at].replace(f'"{key}":', f'"{key}":{json.dumps(record[key])},"{key}":')
-    put(three, rows)
-    with pytest.raises(ReportError, match=f"report.jsonl, {where}: key '{key}' occurs twice in one object$"):
-        load(three)
-
-
-def test_a_line_that_is_no_text_is_named(three, lines):
-    text = "\n".join([*lines(three), ""]).encode()
-    (three / "report.jsonl").write_bytes(text.replace(b'"id":"b"', b'"id":"\xff"'))
-    with pytest.raises(ReportError, match="line 4: it is not UTF-8 text"):
-        load(three)
-
-
-def test_keys_in_any_order_and_with_spaces_read_the_same(three, lines):
-    whole = list(load(three))
-    values = [load(three).values(cell.id) for cell in whole]
-    put(three, [json.dumps(dict(reversed(json.loads(row).items()))) for row in lines(three)])
+def test_keys_in_any_order_and_with_spaces_read_the_same(three, resealed):
+    whole = load(three)
+    path = three / "report.jsonl"
+    path.write_text("".join(json.dumps(dict(reversed(json.loads(row).items()))) + "\n" for row in path.read_text().splitlines()))
+    resealed(path)
     turned = load(three)
-    assert [turned.values(cell.id) for cell in whole] == values
-    assert list(turned) == whole
+    assert list(turned) == list(whole)
+    assert [turned.values(cell) for cell in turned.ids()] == [whole.values(cell) for cell in whole.ids()]
 
 
-def test_lines_are_the_same_where_only_the_running_time_differs(tmp_path, make_cell, write_report):
-    base = [make_cell(name, seconds=1.0) for name in "abcde"]
+def test_cells_are_the_same_where_only_the_running_time_differs(tmp_path, make_cell, write_report):
+    base = [make_cell(name, seconds=1.0) for name in "abcdef"]
+    slow = (GateResult("ledger", "PASS", {"verbs": 40, "seconds": 3}), *make_cell().gates[1:])
     head = [
         make_cell("a", seconds=2.5e-05), make_cell("b", error="x"), make_cell("c", evidence={}),
-        make_cell("d", resolved={"topk": 1}), make_cell("e", gates=make_cell().gates[:1]),
+        make_cell("d", resolved={"topk": 1}), make_cell("e", gates=make_cell().gates[:1]), make_cell("f", gates=slow),
     ]  # fmt: skip
     sides = [load(write_report(tmp_path / name, cells)) for name, cells in (("base", base), ("head", head))]
-    assert sides[0].same(sides[1], "abcde") == ["a"]
-
-
-@pytest.mark.parametrize(
-    ("mine", "theirs"),
-    [
-        ({"verbs": 1, "seconds": 3}, {"verbs": 1, "seconds": 4}),
-        ({"verbs": 1, "seconds": "}"}, {"verbs": 1, "seconds": 4}),
-    ],
-)
-def test_only_the_running_time_is_left_out_of_account(tmp_path, lines, make_cell, write_report, mine, theirs):
-    """A number of a gate that is called like it, at the end of a line that has no running time."""
-    sides = []
-    for name, numbers in (("base", mine), ("head", theirs)):
-        cell = make_cell("a", seconds=0.5, evidence={}, gates=(GateResult("ledger", "PASS", numbers),))
-        directory = write_report(tmp_path / name, [cell])
-        put(directory, [row.replace(',"seconds":0.5}', "}") for row in lines(directory)])
-        sides.append(load(directory))
-    assert sides[0].same(sides[1], "a") == []
-
-
-def test_a_start_that_was_edited_is_not_the_same_under_the_same_id(three, lines, tmp_path):
-    other = tmp_path / "other"
-    other.mkdir()
-    put(other, [row.replace('"page_size":1', '"page_size":4') for row in lines(three)])
-    assert load(three).same(load(other), "abc") == []
+    assert sides[0].same(sides[1], "abcdef") == ["a"]
 
 
 def test_effective_values_are_those_of_green_cells_that_ran(tmp_path, make_cell, write_report):
@@ -315,19 +244,6 @@ def test_effective_values_are_those_of_green_cells_that_ran(tmp_path, make_cell,
     assert report.effective("red") is report.effective("refused") is None
     assert report.values("red") == report.effective("ran")
     assert report.values("refused")["spec_version"] == "auto"
-
-
-@pytest.mark.parametrize(("old", "new"), [('"FAIL"', '"PASS"'), ('"tokens":256', '"tokens":255'), ("\n", "\n ")])
-def test_a_report_that_was_changed_after_it_was_written_is_refused(three, old, new):
-    path = three / "report.jsonl"
-    path.write_text(path.read_text().replace(old, new, 1))
-    with pytest.raises(ReportError, match=r"report.jsonl was changed after it was written, or copied badly; run "):
-        load(three)
-
-
-def test_the_digest_is_the_sha256_of_all_lines_before_the_end_line(three):
-    *rows, end = (three / "report.jsonl").read_bytes().splitlines(keepends=True)
-    assert json.loads(end)["digest"] == hashlib.sha256(b"".join(rows)).hexdigest()
 
 
 def test_a_compressed_report_reads_as_the_plain_one(tmp_path, make_cell, write_report):

@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import signal
@@ -114,39 +115,13 @@ def test_a_cell_is_written_once(tmp_path, make_cell, make_header):
 
 
 @pytest.mark.parametrize(("reason", "expiry"), [("other", "2026-12-31"), ("drafts leak on abort", "9999-12-31")])
-def test_a_waiver_is_one_that_the_run_declared(tmp_path, make_cell, make_header, unsealed, reason, expiry):
+def test_a_waiver_is_one_that_the_run_declared(tmp_path, make_cell, make_header, reason, expiry):
     good = make_cell("a", state="FAIL", waived=Waiver("drafts leak on abort", "2026-12-31"))
     fault = f"cell 'a' is waived until {expiry} for a reason that no waiver of the header gives"
     with ReportWriter(tmp_path, make_header()) as writer:
         with pytest.raises(ReportError, match=fault):
             writer.write(replace(good, waived=Waiver(reason, expiry)))
         writer.write(good)
-    forged = unsealed((tmp_path / "report.jsonl").read_text()).replace(
-        '"waived":{"reason":"drafts leak on abort","expiry":"2026-12-31"}',
-        f'"waived":{{"reason":"{reason}","expiry":"{expiry}"}}',
-    )
-    (tmp_path / "report.jsonl").write_text(forged)
-    with pytest.raises(ReportError, match=f"line 3: {fault}"):
-        load(tmp_path)
-
-
-def test_the_end_line_counts_waived_cells_and_another_count_is_an_error(tmp_path, make_cell, make_header, unsealed):
-    known = Waiver("known", "2026-12-31", "a/b#1")
-    rules = (WaiverRule("topk=4", "known", "2026-12-31", issue="a/b#1"), WaiverRule("topk=4", "old", "2026-08-31"))
-    with ReportWriter(tmp_path, make_header(waivers=rules)) as writer:
-        writer.write(make_cell("passes", waived=known))
-        writer.write(make_cell("red", state="FAIL", waived=known))
-        writer.write(make_cell("expired", state="FAIL", waived=Waiver("old", "2026-08-31")))
-        with pytest.raises(ReportError, match="for a reason that no waiver of the header gives"):
-            writer.write(make_cell("other", state="FAIL", waived=Waiver("known", "2026-12-31", "a/b#2")))
-    path = tmp_path / "report.jsonl"
-    text = unsealed(path.read_text())
-    assert load(tmp_path).waived == 1 and load(tmp_path)["red"].waived == known
-    path.write_text(text.replace('"waived":1}', '"waived":2}'))
-    with pytest.raises(ReportError, match="has 1 waived cell, and its end line says 2"):
-        load(tmp_path)
-    path.write_text(text.replace(',"waived":1}', "}").replace('"2026-12-31","issue":"a/b#1"}', '"2026-12-31"}'))
-    assert load(tmp_path).waived is None and len(load(tmp_path)) == 3
 
 
 @pytest.mark.parametrize(
@@ -263,9 +238,18 @@ def test_zero_counters_are_left_out_and_a_start_is_written_once(tmp_path, make_c
     assert report["c"].resolved == {"topk": 1}
 
 
-def test_the_same_start_has_the_same_id_in_every_report(tmp_path, make_cell, write_report):
-    sides = [load(write_report(tmp_path / name, [make_cell(name)])) for name in ("a", "b")]
-    assert sides[0].starts == sides[1].starts and sides[0].start("a") == sides[1].start("b")
+def test_a_cell_names_only_values_that_are_not_those_of_the_header(tmp_path, make_cell, make_header):
+    usual = make_cell().axes | {"sampling": "greedy"}
+    other = dict(reversed((usual | {"topk": "1", "tp": "2"}).items()))
+    with ReportWriter(tmp_path, make_header(axes=usual)) as writer:
+        writer.write(make_cell("a", axes=usual))
+        writer.write(make_cell("b", axes=other))
+        with pytest.raises(ReportError, match="cell 'c' has no value of axis sampling"):
+            writer.write(make_cell("c"))
+    lines = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
+    assert [line["axes"] for line in lines if line["kind"] == "cell"] == [{}, {"tp": "2", "topk": "1"}]
+    report = load(tmp_path)
+    assert [report["a"].axes, report["b"].axes] == [usual, other]
 
 
 def test_a_cell_travels_between_processes_with_its_start(make_cell):
@@ -319,9 +303,7 @@ def test_a_value_that_holds_itself_or_is_too_deep_is_refused(tmp_path, make_cell
 @pytest.mark.parametrize(("ratio", "state", "good"), [
     (0.95, "PASS", True), (0.2, "PASS", False), (1.2, "PASS", False), (0.2, "FAIL", True),
 ])  # fmt: skip
-def test_a_gate_passes_only_within_the_thresholds_of_its_run(
-    tmp_path, make_cell, make_header, unsealed, ratio, state, good
-):
+def test_a_gate_passes_only_within_the_thresholds_of_its_run(tmp_path, make_cell, make_header, ratio, state, good):
     limits = {"acceptance": {"low": 0.97, "high": 1.03, "moved_low": 0.9, "moved_high": 1.1}}
     gates = (GateResult("acceptance", state, {"length": 2.0, "ratio": ratio}),)
     bad = make_cell("a", state=state, gates=gates)
@@ -334,30 +316,3 @@ def test_a_gate_passes_only_within_the_thresholds_of_its_run(
             else:
                 with pytest.raises(ReportError, match=f"^{re.escape(fault)}$"):
                     writer.write(bad)
-    # What was written without the rule is not read with it.
-    file, loose = tmp_path / "report.jsonl", '"moved_low":"0.9","moved_high":null'
-    text = unsealed(file.read_text())
-    assert loose in text
-    file.write_text(text.replace(loose, '"moved_low":0.9,"moved_high":1.1'))
-    if good:
-        assert len(load(tmp_path)) == 1
-    else:
-        with pytest.raises(ReportError, match=f"line 3: {re.escape(fault)}$"):
-            load(tmp_path)
-
-
-def test_the_counters_of_the_cells_add_up_to_the_end_line(tmp_path, make_cell, make_header, unsealed):
-    with ReportWriter(tmp_path, make_header()) as writer:
-        for name in ("a", "b"):
-            writer.write(make_cell(name, evidence={"verify.rounds": 2, "tree.branched": 1}))
-    file = tmp_path / "report.jsonl"
-    text = unsealed(file.read_text())
-    for wrong in (
-        text.replace('"verify.rounds":4', '"verify.rounds":5'),
-        text.replace('"tree.branched":2', '"tree.other":2'),
-        text.replace('"verify.rounds":2', '"verify.rounds":1', 1),
-    ):
-        assert wrong != text
-        file.write_text(wrong)
-        with pytest.raises(ReportError, match=r"the counters of its cells do not add up to those of its end line$"):
-            load(tmp_path)
