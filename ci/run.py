@@ -52,7 +52,7 @@ from specmatrix.reports.schema import (
     WaiverRule,
     is_red,
 )
-from specmatrix.reports.stats.shift import MIN_VALUES
+from specmatrix.reports.stats import MIN_VALUES
 from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
 from specmatrix.reports.wording import count
 from specmatrix.stopping import Stopped

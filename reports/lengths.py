@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specmatrix.reports.gate_numbers import LARGEST
 from specmatrix.reports.schema import GateResult, Number
-from specmatrix.reports.stats.bootstrap import ROUNDING
+from specmatrix.reports.stats import ROUNDING
 
 
 def length_interval(gate: GateResult) -> tuple[float, float] | None:

@@ -19,8 +19,7 @@ from typing import Final, NamedTuple
 from specmatrix.reports.gate_numbers import FIGURES, RATIOS, SPEED
 from specmatrix.reports.lengths import positive
 from specmatrix.reports.schema import CellResult, Number
-from specmatrix.reports.stats import Shift, mean_interval, pseudo_median, shift
-from specmatrix.reports.stats.shift import MIN_VALUES
+from specmatrix.reports.stats import MIN_VALUES, Shift, mean_interval, pseudo_median, shift
 
 OWN: Final = "own_speed"
 FIXED: Final = (OWN, "plain_speed")

@@ -37,7 +37,7 @@ from specmatrix.reports.schema import (
     RewriteRecord,
     StartRecord,
 )
-from specmatrix.reports.stats.proportions import wilson
+from specmatrix.reports.stats import wilson
 from specmatrix.reports.store import ReportWriter, load
 
 TIER: Final = "gpu1"

@@ -7,7 +7,7 @@ from typing import Any
 
 from specmatrix.errors import ConfigError
 from specmatrix.json_text import parse_json
-from specmatrix.reports.stats.proportions import wilson
+from specmatrix.reports.stats import wilson
 
 
 @dataclass(frozen=True, slots=True)

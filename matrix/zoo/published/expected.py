@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from specmatrix.matrix.zoo.published.models import TABLE
-from specmatrix.reports.stats.proportions import wilson
+from specmatrix.reports.stats import wilson
 
 # The probability of a share as low as measured, if the figure is true, below which it is a collapse. At 74 % and 1,319
 # questions that is a share 4.5 points lower; other examples move it by less.

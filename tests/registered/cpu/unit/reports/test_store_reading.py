@@ -214,7 +214,8 @@ def test_a_line_that_is_no_text_is_named(three):
 def test_keys_in_any_order_and_with_spaces_read_the_same(three, resealed):
     whole = load(three)
     path = three / "report.jsonl"
-    path.write_text("".join(json.dumps(dict(reversed(json.loads(row).items()))) + "\n" for row in path.read_text().splitlines()))
+    rows = map(json.loads, path.read_text().splitlines())
+    path.write_text("".join(json.dumps(dict(reversed(row.items()))) + "\n" for row in rows))
     resealed(path)
     turned = load(three)
     assert list(turned) == list(whole)

@@ -27,7 +27,7 @@ def test_a_module_belongs_to_the_gates_that_import_it():
     assert gates_of("matrix/gates/leaks.py") == {"leaks"}
     assert gates_of("matrix/oracles/ledger.py") >= {"ledger", "session"}
     assert gates_of("matrix/oracles/page_trie.py") >= {"schedule"}
-    assert gates_of("reports/stats/paired.py") == set()
+    assert gates_of("reports/stats.py") == set()
 
 
 def verdict(gates, error=None):
@@ -53,7 +53,7 @@ def test_a_mutant_meets_a_few_faults_of_its_own_gates_and_each_runs_once_without
     calls = []
     monkeypatch.setattr(judging, "trial", lambda change, *_, processes: calls.append(change) or Trial((), None))
     judge = Judge(0)
-    assert judge.changed_fault(MUTANT._replace(path="reports/stats/paired.py")) == "" and not calls
+    assert judge.changed_fault(MUTANT._replace(path="reports/stats.py")) == "" and not calls
     assert judge.changed_fault(MUTANT._replace(path="matrix/gates/gate.py")) == ""
     own = {one.patch for one in catalogue()}
     assert MAX_FAULTS < len(calls) <= 2 * MAX_FAULTS and sum(change in own for change in calls) == len(calls) / 2
