@@ -1,6 +1,5 @@
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -69,6 +68,7 @@ def test_an_earlier_run_stays_until_the_new_one_is_complete(tmp_path, make_cell,
         (tmp_path / name).write_text("old")
     earlier = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
     interrupted = ReportWriter(tmp_path, make_header())
+    interrupted.write(make_cell("dead"))
     interrupted.abort()
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir() if each != interrupted.partial} == earlier
     with ReportWriter(tmp_path, make_header()) as writer:
@@ -88,16 +88,6 @@ def test_a_directory_with_an_interrupted_run_is_not_that_of_the_run_before(
     assert list(load(tmp_path / "report.jsonl").ids()) == ["old"]
 
 
-def test_a_new_run_starts_over_a_dead_one(tmp_path, make_cell, make_header):
-    dead = ReportWriter(tmp_path, make_header())
-    for number in range(5):
-        dead.write(make_cell(f"dead{number}"))
-    dead.abort()
-    with ReportWriter(tmp_path, make_header()) as writer:
-        writer.write(make_cell("alive"))
-    assert list(load(tmp_path).ids()) == ["alive"]
-
-
 def test_two_runs_cannot_write_in_one_place(tmp_path, make_cell, make_header):
     with ReportWriter(tmp_path, make_header()) as first:
         with pytest.raises(ReportError, match=f"another run is writing a report in {tmp_path}"):
@@ -114,39 +104,35 @@ def test_a_cell_is_written_once(tmp_path, make_cell, make_header):
     assert len(load(tmp_path)) == 1
 
 
-@pytest.mark.parametrize(("reason", "expiry"), [("other", "2026-12-31"), ("drafts leak on abort", "9999-12-31")])
-def test_a_waiver_is_one_that_the_run_declared(tmp_path, make_cell, make_header, reason, expiry):
-    good = make_cell("a", state="FAIL", waived=Waiver("drafts leak on abort", "2026-12-31"))
-    fault = f"cell 'a' is waived until {expiry} for a reason that no waiver of the header gives"
-    with ReportWriter(tmp_path, make_header()) as writer:
-        with pytest.raises(ReportError, match=fault):
-            writer.write(replace(good, waived=Waiver(reason, expiry)))
-        writer.write(good)
+KNOWN = Waiver("known", "2026-12-31", "a/b#1")
 
 
 @pytest.mark.parametrize(
-    ("cells", "words"),
+    ("cells", "waiver", "words"),
     [
-        ("topk=1", "by a waiver of the header that selects other cells, topk=1$"),
-        ("none.v2", "by a waiver of the header that selects other cells, none.v2$"),
-        ("not (topk=4 or batch=pair)", "by a waiver of the header that selects other cells, not "),
-        (
-            "((((",
-            r"by a rule that cannot be read: selector '\(\(\(\(': expected an axis, got the end; write axis=value",
-        ),
-        ("topk in (1, 4) and algorithm!=none", ""),
-        ("v2.eagle3", ""),
+        ("topk=4", replace(KNOWN, reason="other"), "for a reason that no waiver of the header gives"),
+        ("topk=4", replace(KNOWN, expiry="9999-12-31"), "for a reason that no waiver of the header gives"),
+        ("topk=4", replace(KNOWN, issue="a/b#2"), "for a reason that no waiver of the header gives"),
+        ("topk=1", KNOWN, "selects other cells, topk=1$"),
+        ("none.v2", KNOWN, "selects other cells, none.v2$"),
+        ("not (topk=4 or batch=pair)", KNOWN, "selects other cells, not "),
+        ("((((", KNOWN, "by a rule that cannot be read: selector .* expected an axis"),
+        ("topk in (1, 4) and algorithm!=none", KNOWN, ""),
+        ("v2.eagle3", replace(KNOWN, issue=""), ""),
     ],
 )
-def test_a_waiver_holds_for_the_cells_that_its_selector_selects(tmp_path, make_cell, make_header, cells, words):
-    rule = WaiverRule(cells, "known", "2026-12-31")
-    waived = make_cell("eagle3.v2", state="FAIL", waived=Waiver("known", "2026-12-31"))
+def test_a_waiver_is_declared_for_the_cells_that_its_selector_selects(
+    tmp_path, make_cell, make_header, cells, waiver, words
+):
+    rule = WaiverRule(cells, KNOWN.reason, KNOWN.expiry, issue=KNOWN.issue)
+    waived = make_cell("eagle3.v2", state="FAIL", waived=waiver)
     with ReportWriter(tmp_path, make_header(waivers=(rule,))) as writer:
         if words:
-            with pytest.raises(ReportError, match=f"^cell 'eagle3.v2' is waived (until 2026-12-31 )?{words}"):
+            with pytest.raises(ReportError, match=f"^cell 'eagle3.v2' is waived .*{words}"):
                 writer.write(waived)
         else:
             writer.write(waived)
+    assert len(load(tmp_path)) == (not words)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +145,8 @@ def test_a_waiver_holds_for_the_cells_that_its_selector_selects(tmp_path, make_c
         ("distribution", "alpha", 1e-4, "serial_p", 1e-4, 9e-5),
         ("distribution", "logprob_nats", 1e-3, "logprob_gap", 1e-3, 0.1),
         ("adaptive", "average", 1e-9, "deviation", 0, 1e-8),
+        ("acceptance", "moved_low", 0.9, "ratio", 0.95, 0.2),
+        ("acceptance", "moved_high", 1.1, "ratio", 1.1, 1.2),
     ],
 )
 def test_a_gate_does_not_pass_beyond_a_threshold_of_the_header(
@@ -177,6 +165,9 @@ def test_a_gate_does_not_pass_beyond_a_threshold_of_the_header(
         # Half precision does not allow to compare log-probabilities with another library's.
         if gate == "lossless":
             writer.write(cell(bad, "bfloat16"))
+    for rules in ({}, {gate: {threshold: str(limit)}}, {gate: {threshold: None}}):
+        with ReportWriter(tmp_path, make_header(thresholds=rules)) as writer:
+            writer.write(cell(bad))
 
 
 def test_a_closed_report_takes_nothing(tmp_path, make_cell, make_header):
@@ -298,21 +289,3 @@ def test_a_value_that_holds_itself_or_is_too_deep_is_refused(tmp_path, make_cell
         for value in (around, deep):
             with pytest.raises(ReportError, match="cell 'x' cannot be written as JSON: maximum recursion depth"):
                 writer.write(make_cell("x", requested={"value": value}))
-
-
-@pytest.mark.parametrize(("ratio", "state", "good"), [
-    (0.95, "PASS", True), (0.2, "PASS", False), (1.2, "PASS", False), (0.2, "FAIL", True),
-])  # fmt: skip
-def test_a_gate_passes_only_within_the_thresholds_of_its_run(tmp_path, make_cell, make_header, ratio, state, good):
-    limits = {"acceptance": {"low": 0.97, "high": 1.03, "moved_low": 0.9, "moved_high": 1.1}}
-    gates = (GateResult("acceptance", state, {"length": 2.0, "ratio": ratio}),)
-    bad = make_cell("a", state=state, gates=gates)
-    fault = f"cell 'a' passes acceptance with ratio {ratio}, and the header allows "
-    fault += "0.9 at least" if ratio < 1 else "1.1 at most"
-    for rules, fine in ((limits, good), ({}, True), ({"acceptance": {"moved_low": "0.9", "moved_high": None}}, True)):
-        with ReportWriter(tmp_path, make_header(thresholds=rules)) as writer:
-            if fine:
-                writer.write(bad)
-            else:
-                with pytest.raises(ReportError, match=f"^{re.escape(fault)}$"):
-                    writer.write(bad)
