@@ -91,129 +91,90 @@ def write_cells(directory: Path, cells: list[CellResult], **header_changes: obje
     return directory
 
 
-class Specimen:
-    """Draws a matrix of cells; equal arguments give equal cells.
+AXES = {
+    "algorithm": ("none", "standalone", "eagle3", "eagle3"),
+    "steps": ("auto", "2", "3", "5"),
+    "topk": ("1", "1", "2", "4"),
+    "spec_version": ("auto", "auto", "v1", "v2"),
+    "page_size": ("1", "4", "16", "64"),
+    "prefix_cache": ("on", "on", "off"),
+    "prefill_chunk": ("off", "7", "32"),
+    "batch": ("single", "pair", "mixed_lengths", "burst"),
+    "sampling": ("greedy", "greedy", "temperature"),
+    "abort": ("none", "none", "running"),
+}
+
+
+def drawn_cells(policy: str = "v2", stride: bool = False, damage: str = "") -> list[CellResult]:
+    """80 cells of a matrix; equal arguments give equal cells.
 
     policy: "v2" (every drafter on v2), or "v1" (trees on v1 with a stated reason). stride: trees on v2 with several
     requests lose text. damage: cells whose id contains this text lose acceptance and accuracy.
     """
+    draw = random.Random(7)
+    found: dict[str, CellResult] = {}
+    while len(found) < 80:
+        axes = {"algorithm": draw.choice(AXES["algorithm"])}
+        for axis, values in [*AXES.items()][1:]:
+            plain = axes["algorithm"] == "none" and axis in ("steps", "topk")
+            axes[axis] = "auto" if plain else draw.choice(values)
+        words = [text for axis, text in axes.items() if axis == "algorithm" or text not in ("auto", "off", "on")]
+        found[".".join(words)] = drawn_cell(".".join(words), axes, policy, stride, damage)
+    return list(found.values())
 
-    def __init__(self, policy: str = "v2", stride: bool = False, damage: str = "", cells: int = 80) -> None:
-        self.policy, self.stride, self.damage = policy, stride, damage
-        self.wanted = cells
 
-    def cells(self) -> list[CellResult]:
-        draw = random.Random(7)
-        found: dict[str, CellResult] = {}
-        while len(found) < self.wanted:
-            algorithm = draw.choice(("none", "standalone", "eagle3", "eagle3"))
-            axes = {
-                "algorithm": algorithm,
-                "steps": "auto" if algorithm == "none" else draw.choice(("auto", "2", "3", "5")),
-                "topk": "auto" if algorithm == "none" else draw.choice(("1", "1", "2", "4")),
-                "spec_version": draw.choice(("auto", "auto", "v1", "v2")),
-                "page_size": draw.choice(("1", "4", "16", "64")),
-                "prefix_cache": draw.choice(("on", "on", "off")),
-                "prefill_chunk": draw.choice(("off", "7", "32")),
-                "batch": draw.choice(("single", "pair", "mixed_lengths", "burst")),
-                "sampling": draw.choice(("greedy", "greedy", "temperature")),
-                "abort": draw.choice(("none", "none", "running")),
-            }
-            each = self.cell(axes)
-            found[each.id] = each
-        return list(found.values())
+def drawn_cell(name: str, axes: dict[str, str], policy: str, stride: bool, damage: str) -> CellResult:
+    """The cell of these axes, with numbers that its name decides."""
+    draw = random.Random(name)
+    topk = 0 if axes["algorithm"] == "none" else int(axes["topk"])
+    steps = 0 if not topk else 3 if axes["steps"] == "auto" else int(axes["steps"])
+    version, reasons = axes["spec_version"], ()
+    if version == "auto":
+        held = topk > 1 and policy == "v1"
+        version = "v1" if held else "v2"
+        reasons = (ReasonRecord("spec_version", version, TOPK_ON_V1 if held else DEFAULT_V2),)
+    resolved = {
+        "model_path": "/data/zoo/llama-mini", "algorithm": axes["algorithm"].upper(), "num_steps": steps, "topk": topk,
+        "lag": int(version == "v2"), "spec_version": version, "page_size": int(axes["page_size"]),
+        "radix_cache": axes["prefix_cache"] == "on", "dtype": "float32",
+        "chunked_prefill_size": None if axes["prefill_chunk"] == "off" else int(axes["prefill_chunk"]),
+    }  # fmt: skip
+    requested = {"model_path": "llama-mini", "speculative_algorithm": axes["algorithm"].upper()}
+    broken = stride and topk > 1 and version == "v2" and axes["batch"] != "single"
+    lossless = GateResult("lossless", "PASS", {"tokens": 1280, "ties": draw.randrange(2)})
+    if broken:
+        message = "3 of 1280 tokens differ from plain decoding"
+        lossless = GateResult("lossless", "FAIL", {"tokens": 1280, "divergent": 3}, None, message)
+    gates = [GateResult("ledger", "PASS", {"verbs": draw.randrange(200, 900)}), lossless, GateResult("config", "PASS")]
+    if topk:
+        worse = broken or bool(damage and damage in name)
+        gates += [drawn_acceptance(draw, steps, worse, broken), drawn_accuracy(draw, worse, broken)]
+    return cell(
+        name, gates=tuple(gates), axes=axes, requested=requested, resolved=resolved, reasons=reasons,
+        resolved_hash=f"{draw.getrandbits(48):012x}", repro=f"specmatrix run --tier cpu --cells id={name} --seed 0",
+        evidence={"speculated": 40 * bool(topk), "tree_compacted": 12 * (topk > 1)}, seconds=0.5,
+    )  # fmt: skip
 
-    def cell(self, axes: dict[str, str]) -> CellResult:
-        name = ".".join(
-            value for axis, value in axes.items() if axis == "algorithm" or value not in ("auto", "off", "on")
-        )
-        draw = random.Random(name)
-        topk = 0 if axes["algorithm"] == "none" else int(axes["topk"])
-        steps = 0 if not topk else 3 if axes["steps"] == "auto" else int(axes["steps"])
-        width = 1 if not topk else steps + 1 if topk == 1 else 8
-        version, reasons = self.version(axes["spec_version"], topk)
-        resolved = {
-            "model_path": "/data/zoo/llama-mini", "draft_path": None, "algorithm": axes["algorithm"].upper(),
-            "num_steps": steps, "topk": topk, "num_draft_tokens": width, "lag": int(version == "v2"),
-            "spec_version": version, "page_size": int(axes["page_size"]), "radix_cache": axes["prefix_cache"] == "on",
-            "chunked_prefill_size": None if axes["prefill_chunk"] == "off" else int(axes["prefill_chunk"]),
-            "max_running_requests": 48, "dtype": "float32", "device": "cpu",
-        }  # fmt: skip
-        broken = self.stride and topk > 1 and version == "v2" and axes["batch"] != "single"
-        waived = None
-        gates = self.gates(draw, name, topk, steps, broken)
-        state = "FAIL" if any(gate.state == "FAIL" for gate in gates) else "PASS"
-        requested = {"model_path": "llama-mini", "speculative_algorithm": axes["algorithm"].upper()}
-        start = StartRecord(requested, resolved, f"{draw.getrandbits(48):012x}", reasons)
-        return CellRecord(
-            id=name, state=state, start=start, axes=axes,
-            repro=f"specmatrix run --tier cpu --cells id={name} --seed 0", waived=waived,
-            evidence={"speculated": 40 * bool(topk), "tree_compacted": 12 * (topk > 1)}, gates=gates,
-            seconds=round(draw.uniform(0.05, 0.9), 4),
-        )  # fmt: skip
 
-    def version(self, asked: str, topk: int) -> tuple[str, tuple[ReasonRecord, ...]]:
-        if asked != "auto":
-            return asked, ()
-        if topk > 1 and self.policy == "v1":
-            return "v1", (ReasonRecord("spec_version", "v1", TOPK_ON_V1),)
-        return "v2", (ReasonRecord("spec_version", "v2", DEFAULT_V2),)
+def drawn_acceptance(draw: random.Random, steps: int, worse: bool, broken: bool) -> GateResult:
+    rate = 0.72 * (0.9 if worse else 1.0)
+    mean, reference = (1 + sum(each ** (depth + 1) for depth in range(steps)) for each in (rate, 0.72))
+    emitted = [draw.randrange(60, 128) for _ in range(24)]
+    rounds = [max(1, round(count / (mean * draw.uniform(0.93, 1.07)))) for count in emitted]
+    length = sum(emitted) / sum(rounds)
+    rates = [round(rate * 0.97**depth, 4) for depth in range(steps)]
+    numbers = {"length": length, "reference": reference, "per_position": rates, "emitted": emitted, "rounds": rounds}
+    state, message = ("FAIL", "acceptance fell below its reference") if broken else ("PASS", "")
+    return GateResult("acceptance", state, numbers, (length * 0.97, length * 1.03), message)
 
-    def gates(self, draw: random.Random, name: str, topk: int, steps: int, broken: bool) -> tuple[GateResult, ...]:
-        lossless = {"tokens": 1280, "divergent": 3 if broken else 0, "ties": draw.randrange(2), "first_divergence": ""}
-        message = ""
-        if broken:
-            lossless["first_divergence"] = f"prompt 2, token {draw.randrange(9, 60)}: 417 instead of 88, margin 1.93"
-            message = "3 of 1280 tokens differ from plain decoding"
-        rows = [
-            GateResult("ledger", "PASS", {"verbs": draw.randrange(200, 900)}),
-            GateResult("lossless", "FAIL" if broken else "PASS", lossless, None, message),
-            GateResult("finish", "PASS", {"finished": 9}),
-            GateResult("config", "PASS"),
-            GateResult("effective", "PASS", {"counters": 4}),
-        ]
-        if topk:
-            rows += [self.acceptance(draw, name, topk, steps, broken), self.accuracy(draw, name, broken)]
-        return tuple(rows)
 
-    def acceptance(self, draw: random.Random, name: str, topk: int, steps: int, broken: bool) -> GateResult:
-        rate = (0.55 if "standalone" in name else 0.72) + 0.05 * (topk > 1)
-        plain = rate
-        rate *= 0.85 if broken else 0.9 if self.damage and self.damage in name else 1.0
-        per_position = [round(rate * 0.97**depth, 4) for depth in range(steps)]
-        mean = 1 + sum(rate ** (depth + 1) for depth in range(steps))
-        reference = 1 + sum(plain ** (depth + 1) for depth in range(steps))
-        emitted = [draw.randrange(60, 128) for _ in range(24)]
-        rounds = [max(1, round(count / (mean * draw.uniform(0.93, 1.07)))) for count in emitted]
-        length = sum(emitted) / sum(rounds)
-        numbers = {
-            "length": round(length, 4), "reference": round(reference, 4), "per_position": per_position,
-            "emitted": emitted, "rounds": rounds,
-        }  # fmt: skip
-        low, high = length * 0.97, length * 1.03
-        if broken:
-            return GateResult("acceptance", "FAIL", numbers, (low, high), "acceptance fell below its reference")
-        return GateResult("acceptance", "PASS", numbers, (low, high))
-
-    def accuracy(self, draw: random.Random, name: str, broken: bool) -> GateResult:
-        right = 0.66 if broken else 0.78
-        outcomes = "".join("1" if draw.random() < right else "0" for _ in range(200))
-        if self.damage and self.damage in name:
-            outcomes = "".join("0" if index % 9 == 0 else bit for index, bit in enumerate(outcomes))
-        share = outcomes.count("1") / 200
-        lost = 25 if broken else 1
-        numbers = {
-            "accuracy": share,
-            "baseline": share + (lost - 1) / 200,
-            "n": 200,
-            "lost": lost,
-            "won": 1,
-            "outcomes": outcomes,
-        }
-        interval = (round(share - 0.058, 4), round(share + 0.055, 4))
-        return GateResult(
-            "accuracy", "FAIL" if broken else "PASS", numbers, interval, "25 lost, 1 won" if broken else ""
-        )
+def drawn_accuracy(draw: random.Random, worse: bool, broken: bool) -> GateResult:
+    outcomes = "".join("1" if draw.random() < 0.78 else "0" for _ in range(200))
+    if worse:
+        outcomes = "".join("0" if index % 9 == 0 else bit for index, bit in enumerate(outcomes))
+    share = outcomes.count("1") / 200
+    numbers = {"accuracy": share, "baseline": share, "n": 200, "lost": 1, "won": 1, "outcomes": outcomes}
+    return GateResult("accuracy", "FAIL" if broken else "PASS", numbers, (share - 0.058, share + 0.055))
 
 
 @pytest.fixture
@@ -252,8 +213,8 @@ def resealed() -> Callable[..., None]:
 
 
 @pytest.fixture
-def specimen() -> type[Specimen]:
-    return Specimen
+def specimen() -> Callable[..., list[CellResult]]:
+    return drawn_cells
 
 
 @pytest.fixture

@@ -310,8 +310,8 @@ def test_other_prompts_or_models_are_not_comparable(against, gated, make_cell, h
 
 
 def test_the_specimen_defect_is_named_in_words(tmp_path, specimen, write_report):
-    base = load(write_report(tmp_path / "base", specimen().cells()))
-    head = load(write_report(tmp_path / "head", specimen(stride=True).cells()))
+    base = load(write_report(tmp_path / "base", specimen()))
+    head = load(write_report(tmp_path / "head", specimen(stride=True)))
     comparison = compare(base, head)
     assert [factor.text for factor in comparison.factors] == [
         "red at topk > 1 x spec_version=v2 x batch != single: 16 of 16 failing cells, 0 of 64 passing"
@@ -320,8 +320,8 @@ def test_the_specimen_defect_is_named_in_words(tmp_path, specimen, write_report)
 
 
 def test_a_change_of_policy_is_named_in_words(tmp_path, specimen, write_report):
-    base = load(write_report(tmp_path / "base", specimen().cells()))
-    head = load(write_report(tmp_path / "head", specimen(policy="v1").cells()))
+    base = load(write_report(tmp_path / "base", specimen()))
+    head = load(write_report(tmp_path / "head", specimen(policy="v1")))
     comparison = compare(base, head)
     assert comparison.counts[ChangeState.REWRITTEN] == 14
     assert comparison.counts[ChangeState.SAME] == 66
@@ -332,8 +332,8 @@ def test_a_change_of_policy_is_named_in_words(tmp_path, specimen, write_report):
 
 
 def test_the_record_holds_everything_as_json(tmp_path, specimen, write_report):
-    base = load(write_report(tmp_path / "base", specimen().cells()))
-    head = load(write_report(tmp_path / "head", specimen(stride=True, policy="v1").cells()))
+    base = load(write_report(tmp_path / "base", specimen()))
+    head = load(write_report(tmp_path / "head", specimen(stride=True, policy="v1")))
     record = json.loads(json.dumps(comparison_record(compare(base, head))))
     assert list(record)[:4] == ["schema", "verdict", "reasons", "states"]
     assert len(record["changes"]) == sum(record["states"].values()) - record["states"]["SAME"]

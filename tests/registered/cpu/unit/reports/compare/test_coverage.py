@@ -174,8 +174,8 @@ def test_requested_values_do_not_count(coverage, make_cell):
 def test_every_lost_pair_is_really_lost(tmp_path, specimen, write_report):
     """Against a brute-force count over all cells of the example report."""
 
-    base = load(write_report(tmp_path / "base", specimen().cells()))
-    head = load(write_report(tmp_path / "head", specimen(policy="v1", stride=True).cells()[9:]))
+    base = load(write_report(tmp_path / "base", specimen()))
+    head = load(write_report(tmp_path / "head", specimen(policy="v1", stride=True)[9:]))
 
     def carried(report):
         rows = (sorted((report.effective(cell) or {}).items()) for cell in report.ids())

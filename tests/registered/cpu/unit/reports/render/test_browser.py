@@ -52,7 +52,7 @@ def browser() -> Iterator[Any]:
 def pages(tmp_path, specimen, write_report):
     """A page of each kind, by name; the run is red."""
     for name, stride in (("base", False), ("head", True)):
-        write_report(tmp_path / name, specimen(stride=stride).cells(), repository="https://host.example/a/b")
+        write_report(tmp_path / name, specimen(stride=stride), repository="https://host.example/a/b")
     base, head = load(tmp_path / "base"), load(tmp_path / "head")
     write_run(head)
     assert view(head).red

@@ -31,8 +31,8 @@ def compared(tmp_path, write_report):
 @pytest.fixture
 def eventful(compared, specimen, make_cell, rewritten):
     """One of each: regressed, lost, new, rewritten, infra, improved, changed inputs and rules."""
-    base = specimen().cells()
-    head = specimen(policy="v1", damage=".64").cells()[4:]
+    base = specimen()
+    head = specimen(policy="v1", damage=".64")[4:]
     head[0] = replace(head[0], state="INFRA", gates=(), error="no memory")
     base.append(make_cell("better", state="FAIL", gates=(GateResult("lossless", "FAIL"),)))
     head += [make_cell("better", gates=(GateResult("lossless", "PASS"),)), rewritten("fresh")]
@@ -145,7 +145,7 @@ def test_every_changed_cell_has_one_repro_line(eventful):
 
 
 def test_markdown_of_no_change_is_short(compared, specimen):
-    text = comparison_markdown(compared(specimen().cells(), specimen().cells()))
+    text = comparison_markdown(compared(specimen(), specimen()))
     assert text.startswith("## ✅ specmatrix compare: green,")
     assert "SAME 80" in text and len(text) < 400
 
@@ -227,7 +227,7 @@ def test_a_waiver_is_no_acknowledgement(compared, make_cell):
 
 
 def test_the_terminal_names_lost_pairs_and_inputs(compared, specimen):
-    lines = printed(compared(specimen().cells(), specimen(stride=True).cells(), data_hash="other"))
+    lines = printed(compared(specimen(), specimen(stride=True), data_hash="other"))
     assert "data differs: the prompts differ, so their results cannot be compared" in lines
     assert "5 pairs lost, 10 cells are FAIL in head" in lines
 

@@ -123,7 +123,7 @@ def run_of(tmp_path, write_report):
 
 @pytest.fixture
 def red_run(run_of, specimen):
-    return run_of(specimen(stride=True).cells())
+    return run_of(specimen(stride=True))
 
 
 def printed(run):
@@ -175,7 +175,7 @@ def test_markdown_names_red_cells_with_reason_and_command(red_run):
 
 
 def test_markdown_of_a_green_run_is_short(run_of, specimen):
-    text = run_markdown(run_of(specimen().cells()))
+    text = run_markdown(run_of(specimen()))
     assert text.startswith("## ✅ specmatrix cpu / pr: green, 80 of 80 cells passed\n")
     assert len(text) < 2_000 and "### Red cells" not in text
 
@@ -302,7 +302,7 @@ def test_terminal_commands_are_never_wrapped(red_run):
 
 
 def test_files_beside_the_report(tmp_path, specimen, write_report):
-    report = load(write_report(tmp_path, specimen(stride=True).cells()))
+    report = load(write_report(tmp_path, specimen(stride=True)))
     run = write_run(report)
     assert run.verdict == "red"
     assert sorted(each.name for each in tmp_path.iterdir()) == [
