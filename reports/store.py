@@ -302,6 +302,8 @@ def load(path: Path | str) -> Report:
         raise ReportError(f"{file} has a cell before its start") from None
     if end.cells != len(report):
         raise ReportError(f"{file} has {len(report)} cells, and its end line says {end.cells}")
+    if ran := next((cell for cell in end.not_run if cell in report), None):
+        raise ReportError(f"{file} has cell {shorten(ran, MAX_SAID)!r}, and its end line says that it did not run")
     return report
 
 

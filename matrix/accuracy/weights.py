@@ -198,4 +198,5 @@ def header_of(questions: Split, pairs: Sequence[ModelPair]) -> Header:
     digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:12]
     header = run_header(TIER, WEIGHTS, 0, ())
     rules = {"accuracy": {"alpha": ALPHA, "collapse": COLLAPSE}}
-    return replace(header, data_hash=questions.digest, lock_hash=digest, zoo_hash=digest, thresholds=rules)
+    hashes = {"data_hash": questions.digest, "lock_hash": digest, "zoo_hash": digest}
+    return replace(header, **hashes, thresholds=rules, axes={})

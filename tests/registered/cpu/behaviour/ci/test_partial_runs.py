@@ -80,9 +80,9 @@ def test_fail_fast_goes_on_behind_waived_cells(ids, monkeypatch, tmp_path, capsy
     assert run(tmp_path, "--cells", "batch in (mixed_lengths, single)", "--fail-fast", "--waivers", str(waivers)) == 0
     report = load(tmp_path)
     assert {*report.ids()} == {*ids} and report.red() and not report.not_run
-    assert report.waived == len(report.red()) and report[report.red()[0]].waived.issue == "x#1"
+    assert report[report.red()[0]].waived.issue == "x#1"
     lines = capsys.readouterr().out.splitlines()
-    assert ", 0 failed, " in lines[0] and f", {report.waived} waived; " in lines[0]
+    assert ", 0 failed, " in lines[0] and f", {len(report.red())} waived; " in lines[0]
     assert {f"waived FAIL {cell}: known (x#1), until 2999-12-31" for cell in report.red()} < {*lines}
     assert run(tmp_path / "again", "--rerun-failed", str(tmp_path)) == 2
 

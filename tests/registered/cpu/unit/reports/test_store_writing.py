@@ -235,8 +235,6 @@ def test_a_cell_names_only_values_that_are_not_those_of_the_header(tmp_path, mak
     with ReportWriter(tmp_path, make_header(axes=usual)) as writer:
         writer.write(make_cell("a", axes=usual))
         writer.write(make_cell("b", axes=other))
-        with pytest.raises(ReportError, match="cell 'c' has no value of axis sampling"):
-            writer.write(make_cell("c"))
     lines = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
     assert [line["axes"] for line in lines if line["kind"] == "cell"] == [{}, {"tp": "2", "topk": "1"}]
     report = load(tmp_path)
