@@ -18,8 +18,8 @@ from specmatrix.reports.store import ReportWriter, load
 SILENT = "it is a pipe, and nothing was written to it for 0.02 s"
 
 HEADER = Header(
-    tier="cpu", stage="pr", seed=0, created="2026-01-01T00:00:00+00:00", commit="v1.0", dirty=False, versions={}, host={},
-    lock_hash="", data_hash="", zoo_hash="",
+    tier="cpu", stage="pr", seed=0, created="2026-01-01T00:00:00+00:00", commit="v1.0", dirty=False, versions={},
+    host={}, lock_hash="", data_hash="", zoo_hash="",
 )  # fmt: skip
 
 
