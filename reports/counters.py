@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
-from specmatrix.reports.schema import CounterDemand, Json
+from specmatrix.reports.schema import CounterDemand
 from specmatrix.reports.store import Report
 from specmatrix.reports.wording import count
 
@@ -22,10 +22,6 @@ class CounterVerdict:
     message: str
     unhit: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Json]:
-        """The form of `summary.json`."""
-        return asdict(self) | {"unhit": list(self.unhit), "broken": list(self.broken)}
 
 
 @dataclass(frozen=True, slots=True)

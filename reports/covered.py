@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from specmatrix.reports.effective import Value, effective, word
-from specmatrix.reports.schema import Json
 from specmatrix.reports.store import Report
 
 
@@ -22,10 +21,6 @@ class Coverage:
     requested_triples: int
     passing_pairs: int
     passing_triples: int
-
-    def to_json(self) -> dict[str, Json]:
-        """The form in `summary.json`."""
-        return asdict(self)
 
     @property
     def message(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Final
 
-from specmatrix.reports.schema import CellResult, GateResult, Header, Json, Number
+from specmatrix.reports.schema import CellResult, GateResult, Header, Number
 from specmatrix.reports.stats import NORMAL, Z95, detectable_drop, zero_count_bound
 
 # The share of runs with an effect of the stated size that are red.
@@ -73,10 +73,6 @@ class FalseAlarms:
 
     tests: int
     at_most: float
-
-    def to_json(self) -> Json:
-        """The form of `summary.json`."""
-        return {"tests": self.tests, "at_most": self.at_most}
 
 
 def false_alarms(gates: Mapping[str, int], header: Header) -> FalseAlarms:

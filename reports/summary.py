@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -80,10 +80,10 @@ class Summary:
             "stage": self.header.stage,
             "subject": self.header.subject.name,
             "by_gate": self.by_gate,
-            "counters": self.counters.to_json(),
-            "coverage": self.coverage.to_json(),
+            "counters": asdict(self.counters),
+            "coverage": asdict(self.coverage),
             "cost": self.cost.to_json(),
-            "false_alarms": self.false_alarms.to_json(),
+            "false_alarms": asdict(self.false_alarms),
             "smallest_effects": self.effects,
         }
 

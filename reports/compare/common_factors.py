@@ -16,6 +16,7 @@ from operator import and_
 from typing import Final, NamedTuple
 
 from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, Factor
+from specmatrix.reports.covered import holders
 from specmatrix.reports.stats import benjamini_hochberg, fisher_log
 
 MAX_CONDITIONS: Final = 4
@@ -59,12 +60,13 @@ def exact_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tuple
         return ()
     everything, all_failing = (1 << len(failing) + len(passing)) - 1, (1 << len(failing)) - 1
     shared: list[_Condition] = []
-    for axis in dict.fromkeys(axis for values in failing for axis in values):
-        holders = _holders([*failing, *passing], axis)
+    named = {axis for cell in failing for axis in cell}
+    for axis, values in _holders([*failing, *passing]).items():
+        if axis not in named:
+            continue
         # Of conditions that the same cells meet, the first; a threshold says more than "not this value".
         rows = {
-            mask: text
-            for text, mask in reversed((*_thresholds(axis, holders), *_equalities(axis, holders, everything)))
+            mask: text for text, mask in reversed((*_thresholds(axis, values), *_equalities(axis, values, everything)))
         }
         own = [
             _Condition((text,), mask)
@@ -86,47 +88,43 @@ def exact_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tuple
 
 def _conditions(cells: Sequence[Values]) -> list[_Condition]:
     """Every condition that some but not all cells meet."""
-    axes = dict.fromkeys(axis for values in cells for axis in values)
     everything = (1 << len(cells)) - 1
     rules: list[_Condition] = []
-    for axis in axes:
-        holders = _holders(cells, axis)
-        for text, mask in (*_thresholds(axis, holders), *_equalities(axis, holders, everything)):
+    for axis, values in _holders(cells).items():
+        for text, mask in (*_thresholds(axis, values), *_equalities(axis, values, everything)):
             if 0 < mask < everything and all(mask != rule.cells for rule in rules):
                 rules.append(_Condition((text,), mask))
     return rules
 
 
-def _holders(cells: Sequence[Values], axis: str) -> dict[str, int]:
-    """Value to a bit mask of the cells that have it."""
-    bits: dict[str, bytearray] = {}
-    for index, values in enumerate(cells):
-        if axis in values:
-            row = bits.setdefault(values[axis], bytearray(len(cells) // 8 + 1))
-            row[index >> 3] |= 1 << (index & 7)
-    return {value: int.from_bytes(row, "little") for value, row in bits.items()}
+def _holders(cells: Sequence[Values]) -> dict[str, dict[str, int]]:
+    """Axis to value to a bit mask of the cells that have it."""
+    found: dict[str, dict[str, int]] = {}
+    for (axis, value), mask in holders(cells).items():
+        found.setdefault(axis, {})[value] = mask
+    return found
 
 
-def _thresholds(axis: str, holders: Mapping[str, int]) -> list[tuple[str, int]]:
+def _thresholds(axis: str, held: Mapping[str, int]) -> list[tuple[str, int]]:
     """`axis > v` and `axis < v` between neighbouring values, if all values are numbers."""
-    if len(holders) < 3 or not all(is_number(value) for value in holders):
+    if len(held) < 3 or not all(is_number(value) for value in held):
         return []
-    ordered = sorted(holders, key=float)
+    ordered = sorted(held, key=float)
     # A threshold that leaves one value is clearer as an equality.
-    above = [(f"{axis} > {ordered[cut - 1]}", _union(holders, ordered[cut:])) for cut in range(1, len(ordered) - 1)]
-    below = [(f"{axis} < {ordered[cut]}", _union(holders, ordered[:cut])) for cut in range(2, len(ordered))]
+    above = [(f"{axis} > {ordered[cut - 1]}", _union(held, ordered[cut:])) for cut in range(1, len(ordered) - 1)]
+    below = [(f"{axis} < {ordered[cut]}", _union(held, ordered[:cut])) for cut in range(2, len(ordered))]
     return above + below
 
 
-def _equalities(axis: str, holders: Mapping[str, int], everything: int) -> list[tuple[str, int]]:
-    rows = [(f"{axis}={value}", mask) for value, mask in holders.items()]
-    return rows + [(f"{axis} != {value}", everything & ~mask) for value, mask in holders.items()]
+def _equalities(axis: str, held: Mapping[str, int], everything: int) -> list[tuple[str, int]]:
+    rows = [(f"{axis}={value}", mask) for value, mask in held.items()]
+    return rows + [(f"{axis} != {value}", everything & ~mask) for value, mask in held.items()]
 
 
-def _union(holders: Mapping[str, int], values: Sequence[str]) -> int:
+def _union(held: Mapping[str, int], values: Sequence[str]) -> int:
     mask = 0
     for value in values:
-        mask |= holders[value]
+        mask |= held[value]
     return mask
 
 

@@ -92,10 +92,6 @@ def test_the_locked_cells_keep_to_the_budget_of_false_alarms(stage):
     assert false_alarms(judged, SimpleNamespace(thresholds=damaged)) == FalseAlarms(found.tests, 0)
 
 
-def test_the_form_in_json():
-    assert FalseAlarms(44, 0.0081).to_json() == {"tests": 44, "at_most": 0.0081}
-
-
 def test_equal_engines_are_red_no_more_often_than_stated():
     """Answers that two samplings give at random, under both of the gate's extractors."""
     draw = np.random.default_rng(5)
