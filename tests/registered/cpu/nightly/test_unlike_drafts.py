@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.acceptance import combination
 from specmatrix.matrix.gates.finish import FinishGate
@@ -154,40 +153,3 @@ def test_rounds_are_those_of_naive_drafts_of_the_same_files(cell, kind, tmp_path
         assert any(check.place is not None for check in followed(prepared, run)), (
             "the zoo's drafts accept other numbers"
         )
-
-
-@pytest.mark.parametrize(
-    ("cell", "change", "sentence"),
-    [
-        ("standalone.s3.v2", {"vocab_size": 600}, "the draft's vocabulary has 600 tokens, the target's has 768"),
-        ("eagle3.s3.v2", {"draft_vocab_size": 800}, "the draft's head has 800 tokens, more than the target's 768"),
-    ],
-)
-def test_another_vocabulary_is_refused_in_one_sentence(cell, change, sentence, tmp_path):
-    name = str(Cell.from_id(cell).draft)
-    locate = variant(tmp_path, name, lambda weights, config: config.update(change))
-    with pytest.raises(ConfigError, match=sentence):
-        ReferenceSubject(locate).start_engine(prepare(Cell.from_id(cell)).configuration)
-
-
-@pytest.mark.parametrize("cell", ["standalone.s3.v2", "eagle3.s3.v2"])
-def test_a_head_padded_beyond_its_vocabulary_is_refused(cell, tmp_path):
-    def pad(weights: Weights, config: dict[str, Any]) -> None:
-        weights["lm_head.weight"] = torch.nn.functional.pad(weights["lm_head.weight"], (0, 0, 0, 64), value=9.0)
-
-    locate = variant(tmp_path, str(Cell.from_id(cell).draft), pad)
-    with pytest.raises(ConfigError, match="lm_head"):
-        ReferenceSubject(locate).start_engine(prepare(Cell.from_id(cell)).configuration)
-
-
-@pytest.mark.parametrize("cell", ["standalone.s3.v2", "eagle.s3.k1.n4.v2", "eagle3.s3.v2", "dflash.v2"])
-def test_a_missing_weight_is_refused_by_name(cell, tmp_path):
-    gone = []
-
-    def drop(weights: Weights, config: dict[str, Any]) -> None:
-        gone.append(next(name for name in weights if name.endswith("o_proj.weight")))
-        del weights[gone[0]]
-
-    locate = variant(tmp_path, str(Cell.from_id(cell).draft), drop)
-    with pytest.raises(ConfigError, match="o_proj"):
-        ReferenceSubject(locate).start_engine(prepare(Cell.from_id(cell)).configuration)

@@ -135,4 +135,4 @@ def test_what_only_a_later_workload_shows_is_seen(monkeypatch):
             scheduler.free_rows.pop()
 
     monkeypatch.setattr(Scheduler, "release_drained", forgets)
-    assert any("rest: 1 rows left" in fault for fault in faults(served(shape, workloads=1)))
+    assert any(fault.startswith("workload 0: leaks: 1 rows left") for fault in faults(served(shape, workloads=1)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
+from specmatrix.engine.core.schedule.step import StepPlan
 from specmatrix.engine.device.batch import (
     LONGEST_TRIANGLE,
     HostTokens,
@@ -20,6 +20,7 @@ from specmatrix.engine.device.relay import Relay
 from specmatrix.engine.device.slot_table import SlotTable
 from specmatrix.kernels.tree_layout.cases import random_parents
 from specmatrix.kernels.tree_layout.reference import tree_layout
+from tests.support.plan_rows import plan_row
 
 CPU = torch.device("cpu")
 
@@ -90,19 +91,7 @@ def world(page_size=3):
     """Rows 2 and 1 own scattered pages; the relay holds lengths that differ from any plan."""
     table = SlotTable(4, 12, page_size, CPU, stamps=False)
     table.extend(
-        [
-            PlanRow(
-                rid=9,
-                account=9,
-                row=2,
-                width=1,
-                bound=1,
-                pages=((0, (5, 2, 7)),),
-                generation=9,
-                writers=((0, 9),),
-            ),
-            PlanRow(rid=8, account=8, row=1, width=1, bound=1, pages=((0, (3, 6)),), generation=8, writers=((0, 8),)),
-        ]
+        [plan_row(9, 2, 1, 1, (0, (5, 2, 7)), writers=((0, 9),)), plan_row(8, 1, 1, 1, (0, (3, 6)), writers=((0, 8),))]
     )
     relay = Relay(4, (), CPU)
     relay.publish(torch.tensor([2, 1]), torch.tensor([4, 2]), torch.tensor([[77], [66]]))
@@ -115,14 +104,7 @@ def slot(pages, position, page_size=3):
 
 def test_a_round_reads_lengths_and_roots_from_the_relay():
     relay, table = world()
-    plan = StepPlan(
-        prefill=False,
-        rows=(
-            PlanRow(rid=9, account=9, row=2, width=3, bound=8, generation=9),
-            PlanRow(rid=8, account=8, row=1, width=3, bound=5, generation=8),
-        ),
-        greedy=True,
-    )
+    plan = StepPlan(prefill=False, rows=(plan_row(9, 2, 3, 8), plan_row(8, 1, 3, 5)), greedy=True)
     batch = StepBatch.of(plan, relay, table)
     assert batch.rows.tolist() == [2, 1] and batch.start.tolist() == [4, 2]
     assert batch.root.tolist() == [[77], [66]]
@@ -139,49 +121,20 @@ def test_a_round_reads_lengths_and_roots_from_the_relay():
 
 def test_host_tokens_come_row_by_row_in_rounds_only():
     relay, table = world()
-    rows = (
-        PlanRow(rid=9, account=9, row=2, width=3, bound=8, generation=9, tokens=(1, 2)),
-        PlanRow(rid=8, account=8, row=1, width=3, bound=5, generation=8, tokens=(3,)),
-    )
+    rows = (plan_row(9, 2, 3, 8, tokens=(1, 2)), plan_row(8, 1, 3, 5, tokens=(3,)))
     assert StepBatch.of(StepPlan(prefill=False, rows=rows, greedy=True), relay, table).known == (
         HostTokens(9, (1, 2)),
         HostTokens(8, (3,)),
     )
-    untold = (
-        PlanRow(rid=9, account=9, row=2, width=3, bound=8, generation=9),
-        PlanRow(rid=8, account=8, row=1, width=3, bound=5, generation=8),
-    )
+    untold = (plan_row(9, 2, 3, 8), plan_row(8, 1, 3, 5))
     assert StepBatch.of(StepPlan(prefill=False, rows=untold, greedy=True), relay, table).known == ()
-    prefill = (
-        PlanRow(
-            rid=9,
-            account=9,
-            row=2,
-            width=4,
-            bound=7,
-            generation=9,
-            start=3,
-            tokens=(1, 2, 3, 4),
-        ),
-    )
+    prefill = (plan_row(9, 2, 4, 7, start=3, tokens=(1, 2, 3, 4)),)
     assert StepBatch.of(StepPlan(prefill=True, rows=prefill, greedy=True), relay, table).known == ()
 
 
 def test_a_prefill_reads_starts_from_the_plan_and_pads_into_slot_0():
     relay, table = world()
-    rows = (
-        PlanRow(
-            rid=9,
-            account=9,
-            row=2,
-            width=4,
-            bound=7,
-            generation=9,
-            start=3,
-            tokens=(1, 2, 3, 4),
-        ),
-        PlanRow(rid=8, account=8, row=1, width=2, bound=3, generation=8, start=1, tokens=(5, 6)),
-    )
+    rows = (plan_row(9, 2, 4, 7, start=3, tokens=(1, 2, 3, 4)), plan_row(8, 1, 2, 3, start=1, tokens=(5, 6)))
     batch = StepBatch.of(StepPlan(prefill=True, rows=rows, greedy=True), relay, table)
     assert batch.start.tolist() == [3, 1] and batch.lengths.tolist() == [4, 2]
     assert (batch.width, batch.padded_kv_len) == (4, 12)
@@ -193,19 +146,7 @@ def test_a_prefill_reads_starts_from_the_plan_and_pads_into_slot_0():
 
 def test_padding_past_the_reach_goes_to_slot_0_too():
     relay, table = world()
-    rows = (
-        PlanRow(
-            rid=9,
-            account=9,
-            row=2,
-            width=5,
-            bound=5,
-            generation=9,
-            start=0,
-            tokens=(1, 2, 3, 4, 5),
-        ),
-        PlanRow(rid=8, account=8, row=1, width=2, bound=5, generation=8, start=3, tokens=(5, 6)),
-    )
+    rows = (plan_row(9, 2, 5, 5, start=0, tokens=(1, 2, 3, 4, 5)), plan_row(8, 1, 2, 5, start=3, tokens=(5, 6)))
     batch = StepBatch.of(StepPlan(prefill=True, rows=rows, greedy=True), relay, table)
     assert batch.write_slots(count(5, CPU))[1].tolist() == [slot((3, 6), 3), slot((3, 6), 4), 0, 0, 0]
 
@@ -213,10 +154,7 @@ def test_padding_past_the_reach_goes_to_slot_0_too():
 def test_padding_has_no_position_past_the_reach():
     """The model has no position there."""
     relay, table = world()
-    rows = (
-        PlanRow(rid=9, account=9, row=2, width=9, bound=9, generation=9, start=0, tokens=(1,) * 9),
-        PlanRow(rid=8, account=8, row=1, width=2, bound=8, generation=8, start=6, tokens=(5, 6)),
-    )
+    rows = (plan_row(9, 2, 9, 9, start=0, tokens=(1,) * 9), plan_row(8, 1, 2, 8, start=6, tokens=(5, 6)))
     batch = StepBatch.of(StepPlan(prefill=True, rows=rows, greedy=True), relay, table)
     assert batch.padded_kv_len == 12
     assert batch.positions.tolist() == [[*range(9)], [6, 7, 8, 9, 10, 11, 11, 11, 11]]
@@ -224,14 +162,7 @@ def test_padding_has_no_position_past_the_reach():
 
 def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():
     relay, table = world()
-    plan = StepPlan(
-        prefill=False,
-        rows=(
-            PlanRow(rid=9, account=9, row=2, width=3, bound=8, generation=9),
-            PlanRow(rid=8, account=8, row=1, width=3, bound=5, generation=8),
-        ),
-        greedy=True,
-    )
+    plan = StepPlan(prefill=False, rows=(plan_row(9, 2, 3, 8), plan_row(8, 1, 3, 5)), greedy=True)
     batch = StepBatch.of(plan, relay, table)
     for width in (3, 2):
         positions, write, bias = batch.causal(width, torch.float64)
@@ -244,14 +175,7 @@ def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():
 
 def test_write_slots_takes_offsets_of_each_row():
     relay, table = world()
-    plan = StepPlan(
-        prefill=False,
-        rows=(
-            PlanRow(rid=9, account=9, row=2, width=3, bound=8, generation=9),
-            PlanRow(rid=8, account=8, row=1, width=3, bound=5, generation=8),
-        ),
-        greedy=True,
-    )
+    plan = StepPlan(prefill=False, rows=(plan_row(9, 2, 3, 8), plan_row(8, 1, 3, 5)), greedy=True)
     offsets = torch.tensor([[0, 2], [1, 0]])
     assert StepBatch.of(plan, relay, table).write_slots(offsets).tolist() == [
         [slot((5, 2, 7), 4), slot((5, 2, 7), 6)],

@@ -62,11 +62,7 @@ def test_the_same_rows_come_back_at_once_and_are_there_for_others():
 
 def test_a_drafters_state_comes_back_by_row():
     relay = relay_of()
-    state = {
-        "ids": torch.tensor([[1, 2], [3, 4]]),
-        "hidden": torch.rand(2, 3, 4).half(),
-        "age": torch.tensor([8, 9]),
-    }
+    state = {"ids": torch.tensor([[1, 2], [3, 4]]), "hidden": torch.rand(2, 3, 4).half(), "age": torch.tensor([8, 9])}
     relay.stash(torch.tensor([4, 2]), state)
     again = relay.state(torch.tensor([2, 4]))
     assert list(again) == ["ids", "hidden", "age"]

@@ -6,23 +6,14 @@ import pytest
 import torch
 
 import specmatrix.engine.device.slot_table
-from specmatrix.engine.core.schedule.step import PlanRow
 from specmatrix.engine.device.slot_table import SlotTable, stamp
+from tests.support.plan_rows import plan_row
 
 CPU = torch.device("cpu")
 
 
 def row(at, pages, first, writers=()):
-    return PlanRow(
-        rid=at + 50,
-        account=at + 50,
-        row=at,
-        width=1,
-        bound=1,
-        pages=((first, pages),),
-        generation=at + 50,
-        writers=writers,
-    )
+    return plan_row(at + 50, at, 1, 1, (first, pages), writers=writers)
 
 
 @pytest.mark.parametrize("few", [0, 1, 3, 9])

@@ -22,6 +22,7 @@ from specmatrix.engine.device.relay import Relay
 from specmatrix.engine.device.slot_table import SlotTable
 from specmatrix.kernels.tree_layout.cases import random_parents
 from specmatrix.kernels.tree_layout.reference import tree_layout
+from tests.support.plan_rows import plan_row
 
 CPU = torch.device("cpu")
 SIZE, WINDOW = 2, 3
@@ -50,26 +51,8 @@ def world(rows: tuple[PlanRow, ...], starts: dict[int, int], prefill: bool = Fal
 def round_rows():
     # Row 2 holds positions 0..5, its first window page (0, 1) is gone; row 1 holds 0..2.
     return (
-        PlanRow(
-            rid=9,
-            account=9,
-            row=2,
-            width=2,
-            bound=8,
-            pages=((0, (5, 2, 7, 1)), (1, (4, 6, 3))),
-            generation=9,
-            writers=((0, 9),),
-        ),
-        PlanRow(
-            rid=8,
-            account=8,
-            row=1,
-            width=2,
-            bound=5,
-            pages=((0, (3, 6, 4)), (0, (1, 2, 5))),
-            generation=8,
-            writers=((0, 8),),
-        ),
+        plan_row(9, 2, 2, 8, (0, (5, 2, 7, 1)), (1, (4, 6, 3)), writers=((0, 9),)),
+        plan_row(8, 1, 2, 5, (0, (3, 6, 4)), (0, (1, 2, 5)), writers=((0, 8),)),
     )
 
 
@@ -127,30 +110,8 @@ def test_slots_come_from_the_window_table():
 
 def test_padded_positions_write_to_the_padding_slot():
     rows = (
-        PlanRow(
-            rid=9,
-            account=9,
-            row=2,
-            width=4,
-            bound=4,
-            pages=((0, (5, 2)), (0, (4, 6))),
-            generation=9,
-            start=0,
-            tokens=(1, 2, 3, 4),
-            writers=((0, 9),),
-        ),
-        PlanRow(
-            rid=8,
-            account=8,
-            row=1,
-            width=1,
-            bound=1,
-            pages=((0, (3,)), (0, (1,))),
-            generation=8,
-            start=0,
-            tokens=(5,),
-            writers=((0, 8),),
-        ),
+        plan_row(9, 2, 4, 4, (0, (5, 2)), (0, (4, 6)), start=0, tokens=(1, 2, 3, 4), writers=((0, 9),)),
+        plan_row(8, 1, 1, 1, (0, (3,)), (0, (1,)), start=0, tokens=(5,), writers=((0, 8),)),
     )
     batch, kv = world(rows, {}, prefill=True)
     assert kv.groups[1].slots(batch).write.tolist() == [[8, 9, 12, 13], [2, 0, 0, 0]]

@@ -83,20 +83,6 @@ def test_a_session_keeps_kv_computed_for_shown_tokens(shown, keep, trimmed):
     assert (counts["session.held"], counts["session.trimmed"]) == (1, trimmed)
 
 
-def test_a_round_in_flight_at_the_end_computes_the_last_token():
-    scheduler = scheduler_of()
-    request = turn(scheduler, 1, 5)
-    step(scheduler)
-    first, extra = scheduler.plan(), scheduler.plan()
-    resolve(scheduler, first, 2)
-    scheduler.finish(request, Finish("length"))
-    assert request.phase is Phase.DRAINING
-    resolve(scheduler, extra, 3)
-    assert request.phase is Phase.DONE and request.num_tokens == 8
-    assert scheduler.ledger.accounts[1].committed == 8
-    assert scheduler.counters.counts["session.trimmed"] == 2
-
-
 def test_the_next_turn_begins_on_the_kept_pages_in_a_new_row():
     scheduler = scheduler_of(cache=True)
     before = first_turn(scheduler)
@@ -169,53 +155,6 @@ def test_a_turn_that_stops_within_its_recomputation_keeps_what_it_inherited(wind
         assert (account.committed, account.groups[0].pages, account.held) == (7, pages, True)
 
 
-def test_the_next_turn_waits_until_the_turn_before_is_released():
-    scheduler = scheduler_of()
-    before = turn(scheduler, 1, 5)
-    step(scheduler)
-    flying = scheduler.plan()
-    scheduler.finish(before, Finish("length"))
-    request = turn(scheduler, 2, [*before.tokens, 50], account=1)
-    assert scheduler.plan() is None and request.phase is Phase.WAITING
-    resolve(scheduler, flying, 1)
-    assert step(scheduler).rows[0].start == 6 and request.inherited == 6
-
-
-def test_an_aborted_first_turn_closes_its_account():
-    scheduler = scheduler_of()
-    request = turn(scheduler, 1, 5)
-    step(scheduler)
-    assert scheduler.abort(1) and request.phase is Phase.DONE
-    assert (
-        not scheduler.held and not scheduler.ledger.accounts and scheduler.counters.counts["session.rolled_back"] == 0
-    )
-
-
-@pytest.mark.parametrize("rounds", [0, 1, 3])
-def test_an_aborted_later_turn_restores_the_sessions_account(rounds):
-    scheduler = scheduler_of()
-    before = first_turn(scheduler)
-    pages = list(scheduler.ledger.accounts[1].groups[0].pages)
-    request = turn(scheduler, 2, [*before.tokens, 50, 51], account=1)
-    for _ in range(rounds + 1):
-        step(scheduler)
-    assert scheduler.abort(2) and request.phase is Phase.DONE
-    account = scheduler.ledger.accounts[1]
-    assert (account.committed, account.groups[0].pages, account.held) == (7, pages, True)
-    assert scheduler.counters.counts["session.rolled_back"] == 1
-    again = turn(scheduler, 3, [*before.tokens, 60], account=1)
-    step(scheduler)
-    assert again.inherited == 7
-
-
-def test_a_turn_aborted_in_the_queue_leaves_held_pages_alone():
-    scheduler = scheduler_of()
-    before = first_turn(scheduler)
-    journal = len(scheduler.ledger.journal)
-    turn(scheduler, 2, [*before.tokens, 50], account=1)
-    assert scheduler.abort(2) and len(scheduler.ledger.journal) == journal and 1 in scheduler.held
-
-
 @pytest.mark.parametrize("rounds", [0, 1, 3])
 def test_a_retracted_turn_frees_its_own_part_and_returns_to_what_it_inherited(rounds):
     scheduler = scheduler_of(span=1)
@@ -236,17 +175,6 @@ def test_a_retracted_turn_frees_its_own_part_and_returns_to_what_it_inherited(ro
     assert [counts[f"session.{name}"] for name in ("spared", "restored", "rolled_back")] == [1, 1, 0]
     scheduler.finish(request, Finish("length"))
     assert scheduler.ledger.accounts[1].committed == request.num_tokens - 1
-
-
-def test_a_retracted_first_turn_gives_everything_back():
-    scheduler = scheduler_of()
-    request = turn(scheduler, 1, 5)
-    step(scheduler)
-    scheduler.retract(request)
-    scheduler.check()
-    assert not scheduler.ledger.accounts and not scheduler.held and scheduler.counters.counts["session.spared"] == 0
-    (row,) = step(scheduler).rows
-    assert (row.start, request.inherited, row.width) == (0, 0, 6) and scheduler.counters.counts["session.restored"] == 0
 
 
 def test_what_a_retracted_turn_spared_goes_before_anybody_else_is_retracted():
@@ -276,36 +204,6 @@ def test_a_retracted_turn_keeps_nothing_once_its_window_slid():
         scheduler.retract(request)
         scheduler.check()
         assert (len(scheduler.held) == 1) == held and scheduler.counters.counts["session.spared"] == held
-
-
-def test_a_turn_retracted_and_then_aborted_returns_to_what_it_inherited():
-    scheduler = scheduler_of()
-    before = first_turn(scheduler)
-    request = turn(scheduler, 2, [*before.tokens, 50], account=1)
-    flying = scheduler.plan()
-    scheduler.retract(request)
-    assert scheduler.abort(2)
-    resolve(scheduler, flying, 1)
-    assert scheduler.ledger.accounts[1].committed == 7  # aborted while it drained
-    request = turn(scheduler, 3, [*before.tokens, 50], account=1)
-    step(scheduler)
-    scheduler.retract(request)
-    assert scheduler.abort(3) and scheduler.ledger.accounts[1].committed == 7  # aborted in the queue
-    request = turn(scheduler, 4, [*before.tokens, 50], account=1)
-    step(scheduler)
-    scheduler.retract(request)
-    step(scheduler)
-    assert scheduler.abort(4) and scheduler.ledger.accounts[1].committed == 7  # aborted when it ran again
-
-
-def test_a_session_that_was_closed_meanwhile_keeps_nothing():
-    scheduler = scheduler_of()
-    before = first_turn(scheduler)
-    request = turn(scheduler, 2, [*before.tokens, 50], account=1)
-    step(scheduler)
-    request.holds = False
-    scheduler.finish(request, Finish("length"))
-    assert not scheduler.held and not scheduler.ledger.accounts and scheduler.ledger.counts.free == 40
 
 
 def test_idle_sessions_are_dropped_longest_unused_first_before_anybody_is_retracted():
@@ -360,17 +258,6 @@ def test_cached_pages_that_only_sessions_use_count_as_room():
     (row,) = step(scheduler).rows
     assert row.rid == 2 and len(row.pages[0][1]) == 13 and not scheduler.held
     assert scheduler.counters.counts["prefix.evict"] > 0
-
-
-def test_what_a_window_slid_past_cannot_be_rolled_back():
-    for window, held in (((40, 4), False), ((40, 4, 9), True)):
-        scheduler = scheduler_of(window=window)
-        before = first_turn(scheduler)
-        turn(scheduler, 2, [*before.tokens, *range(9)], account=1)
-        step(scheduler)
-        scheduler.abort(2)
-        scheduler.check()
-        assert (len(scheduler.held) == 1) == held
 
 
 def test_held_window_pages_are_given_up_for_a_peak():

@@ -64,50 +64,35 @@ def test_decoding_needs_a_whole_prefill(phase, prefilled, decoding):
     assert request(phase=phase, prefilled=prefilled, prefill_target=3).decoding is decoding
 
 
+# Of each parameter what is allowed, and values outside of it or of another type.
+REFUSED: dict[str, tuple[str, list[object]]] = {
+    "max_new_tokens": ("an integer in [1, 2**63)", [0, 2.5, True]),
+    "temperature": (HEAT, [-0.1, 1e-40, 2.0**126 * 1.01, 10**400, float("inf"), float("nan"), "x", False]),
+    "top_k": (TOP_K, [0, -2, 2**63, 1.5, True]),
+    "top_p": ("above 0 and at most 1", [0.0, 1.5, float("nan"), None]),
+    "seed": ("an integer in [0, 2**63)", [-1, 2**63, 1.0]),
+    "stop": ("a list of texts, none empty", [("x", ""), ("x", "\ud800"), "ab", (1,)]),
+    "stop_token_ids": ("a list of token ids in [0, 50)", [(3, 50), (-1,), 3, (1.0,)]),
+    "top_logprobs_num": ("an integer in [0, 50]", [-1, 51, None]),
+    "min_new_tokens": ("an integer in [0, 2**63)", [-1, 1.0]),
+    "min_p": ("a number from 0 to 1", [1.01, float("nan"), True]),
+    "presence_penalty": ("a number from -2 to 2", [-2.1, float("nan"), None]),
+    "frequency_penalty": ("a number from -2 to 2", [2.1, float("inf"), "1"]),
+    "repetition_penalty": ("a number from 0.01 to 2", [0, float("nan"), True]),
+    "logit_bias": (BIAS, [{50: 1.0}, {3: 100.1}, {3: float("nan")}, [(3, 1.0)], {"3": 1.0}, {3: True}]),
+    "bad_words_ids": (WORDS, [((1, 50),), ((),), ((1.0,),), (3,)]),
+    "allowed_token_ids": (ALLOWED_IDS, [(), (-1,), 3]),
+    "n": ("an integer in [1, 1024]", [0, 1025, 2.0]),
+    "logprob_start_len": ("-1 (off), or an integer in [0, 2**63)", [-2, False]),
+    "ignore_eos": ("true or false", [1]),
+    "return_logprob": ("true or false", ["yes"]),
+    "no_stop_trim": ("true or false", [1]),
+}
+
+
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
-    [
-        ("max_new_tokens", 0, "an integer in [1, 2**63)"),
-        ("temperature", -0.1, HEAT),
-        ("temperature", 1e-40, HEAT),
-        ("temperature", 2.0**126 * 1.01, HEAT),
-        ("temperature", 10**400, HEAT),
-        ("temperature", float("inf"), HEAT),
-        ("temperature", float("nan"), HEAT),
-        ("top_k", 0, TOP_K),
-        ("top_k", -2, TOP_K),
-        ("top_k", 2**63, TOP_K),
-        ("top_p", 0.0, "above 0 and at most 1"),
-        ("top_p", 1.5, "above 0 and at most 1"),
-        ("top_p", float("nan"), "above 0 and at most 1"),
-        ("seed", -1, "an integer in [0, 2**63)"),
-        ("seed", 2**63, "an integer in [0, 2**63)"),
-        ("stop", ("x", ""), "a list of texts, none empty"),
-        ("stop", ("x", "\ud800"), "a list of texts, none empty"),
-        ("stop_token_ids", (3, 50), "a list of token ids in [0, 50)"),
-        ("stop_token_ids", (-1,), "a list of token ids in [0, 50)"),
-        ("top_logprobs_num", -1, "an integer in [0, 50]"),
-        ("top_logprobs_num", 51, "an integer in [0, 50]"),
-        ("min_new_tokens", -1, "an integer in [0, 2**63)"),
-        ("min_p", 1.01, "a number from 0 to 1"),
-        ("min_p", float("nan"), "a number from 0 to 1"),
-        ("presence_penalty", -2.1, "a number from -2 to 2"),
-        ("presence_penalty", float("nan"), "a number from -2 to 2"),
-        ("frequency_penalty", 2.1, "a number from -2 to 2"),
-        ("frequency_penalty", float("inf"), "a number from -2 to 2"),
-        ("repetition_penalty", 0, "a number from 0.01 to 2"),
-        ("repetition_penalty", float("nan"), "a number from 0.01 to 2"),
-        ("logit_bias", {50: 1.0}, BIAS),
-        ("logit_bias", {3: 100.1}, BIAS),
-        ("logit_bias", {3: float("nan")}, BIAS),
-        ("bad_words_ids", ((1, 50),), WORDS),
-        ("bad_words_ids", ((),), WORDS),
-        ("allowed_token_ids", (), ALLOWED_IDS),
-        ("allowed_token_ids", (-1,), ALLOWED_IDS),
-        ("n", 0, "an integer in [1, 1024]"),
-        ("n", 1025, "an integer in [1, 1024]"),
-        ("logprob_start_len", -2, "-1 (off), or an integer in [0, 2**63)"),
-    ],
+    [(name, value, allowed) for name, (allowed, values) in REFUSED.items() for value in values],
 )
 def test_a_parameter_outside_its_range_is_named_with_what_is_allowed(name, value, allowed):
     with pytest.raises(RequestError, match=f"^{re.escape(f'{name} is {shown(value)}; allowed: {allowed}')}$"):
@@ -169,42 +154,3 @@ def test_what_parameters_imply():
     assert SamplingParams().greedy and not SamplingParams(temperature=0.1).greedy
     assert not SamplingParams().wants_logprobs and not SamplingParams().adjusts
     assert SamplingParams(return_logprob=True).wants_logprobs and SamplingParams(top_logprobs_num=1).wants_logprobs
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "allowed"),
-    [
-        ("max_new_tokens", 2.5, "an integer in [1, 2**63)"),
-        ("max_new_tokens", True, "an integer in [1, 2**63)"),
-        ("temperature", "x", HEAT),
-        ("temperature", False, HEAT),
-        ("top_k", 1.5, TOP_K),
-        ("top_k", True, TOP_K),
-        ("top_p", None, "above 0 and at most 1"),
-        ("seed", 1.0, "an integer in [0, 2**63)"),
-        ("stop", "ab", "a list of texts, none empty"),
-        ("stop", (1,), "a list of texts, none empty"),
-        ("stop_token_ids", 3, "a list of token ids in [0, 50)"),
-        ("stop_token_ids", (1.0,), "a list of token ids in [0, 50)"),
-        ("ignore_eos", 1, "true or false"),
-        ("return_logprob", "yes", "true or false"),
-        ("top_logprobs_num", None, "an integer in [0, 50]"),
-        ("min_new_tokens", 1.0, "an integer in [0, 2**63)"),
-        ("min_p", True, "a number from 0 to 1"),
-        ("presence_penalty", None, "a number from -2 to 2"),
-        ("frequency_penalty", "1", "a number from -2 to 2"),
-        ("repetition_penalty", True, "a number from 0.01 to 2"),
-        ("logit_bias", [(3, 1.0)], BIAS),
-        ("logit_bias", {"3": 1.0}, BIAS),
-        ("logit_bias", {3: True}, BIAS),
-        ("bad_words_ids", ((1.0,),), WORDS),
-        ("bad_words_ids", (3,), WORDS),
-        ("allowed_token_ids", 3, ALLOWED_IDS),
-        ("n", 2.0, "an integer in [1, 1024]"),
-        ("no_stop_trim", 1, "true or false"),
-        ("logprob_start_len", False, "-1 (off), or an integer in [0, 2**63)"),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_refused(name, value, allowed):
-    with pytest.raises(RequestError, match=re.escape(f"{name} is {value!r}; allowed: {allowed}")):
-        SamplingParams(**{name: value}).validate(50)

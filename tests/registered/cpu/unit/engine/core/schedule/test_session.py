@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from sys import float_info
 
 import pytest
 
@@ -137,14 +136,6 @@ def test_a_turn_that_is_not_allowed_disturbs_nothing(params, sentence):
     assert world.say((3,), 4).prompt == (1, 2, 3)
 
 
-def test_limits_are_allowed():
-    world = Dialogue()
-    world.open("brief", timeout=float_info.min)
-    world.open(timeout=float_info.max, capacity=5)
-    world.say((1,), 2)
-    assert world.say((1, 1, 1), 4).prompt == (1, 2, 1, 1, 1)
-
-
 def test_one_request_in_flight():
     world = Dialogue()
     world.open()
@@ -190,12 +181,6 @@ def test_a_session_that_cannot_be_opened(values, sentence):
     assert list(world.sessions.sessions) == ["taken"]
 
 
-def test_a_name_is_found_for_a_session_without_one():
-    world = Dialogue()
-    world.open("session-1")
-    assert [world.open(None), world.open(None)] == ["session-2", "session-3"]
-
-
 def test_close_frees_held_pages_and_forgets_the_name():
     world = Dialogue()
     world.open()
@@ -226,20 +211,6 @@ def test_close_waits_for_the_turn_in_flight(queued):
     assert request.phase is Phase.DONE and not world.scheduler.ledger.accounts and not world.sessions.closing
 
 
-def test_close_with_a_queued_turn_that_is_aborted_while_the_turn_before_drains():
-    world = Dialogue()
-    world.open()
-    first = world.run(world.add((1,)), 2, held_back=True)
-    second = world.add((3,))
-    world.sessions.close("s")
-    world.scheduler.abort(second.rid)
-    world.sessions.reap(0.0)
-    assert first.phase is Phase.DRAINING
-    world.drain()
-    world.sessions.reap(0.0)
-    assert not world.scheduler.ledger.accounts
-
-
 def test_an_idle_session_is_closed_after_its_timeout():
     world = Dialogue()
     world.open(timeout=10, now=100.0)
@@ -253,16 +224,6 @@ def test_an_idle_session_is_closed_after_its_timeout():
     world.sessions.reap(510.1)
     assert list(world.sessions.sessions) == ["other"] and not world.scheduler.held
     assert world.scheduler.counters.counts["session.timed_out"] == 1
-
-
-def test_a_session_is_used_when_its_turn_begins():
-    world = Dialogue()
-    world.open(timeout=10, now=100.0)
-    world.run(world.add((1,), now=109.0), 2)
-    world.sessions.reap(119.0)
-    assert world.sessions.sessions
-    world.sessions.reap(119.1)
-    assert not world.sessions.sessions
 
 
 def tree() -> Dialogue:
@@ -363,13 +324,3 @@ def test_an_ended_request_leaves_its_session_the_tokens_that_are_its_own():
     line = world.sessions.sessions["line"]
     assert second.prompt[: first.num_tokens] == tuple(first.tokens)
     assert (line.turn, line.live, line.history) == (None, [], tuple(second.tokens))
-
-
-def test_a_request_that_still_drains_is_whole_and_may_be_continued():
-    world = Dialogue()
-    world.open(streaming=False)
-    root = world.run(world.add([1, 2]), 3, held_back=True)
-    world.sessions.reap(0)
-    assert world.sessions.sessions["s"].tree[root.rid].request is root
-    assert world.add([4], rid=root.rid).prompt == (1, 2, 3, 4)
-    world.drain()

@@ -75,49 +75,6 @@ def test_a_stop_inside_a_run_that_crosses_the_limit_is_a_stop():
         assert (count, text, finish.reason) == (2, "a", "stop")
 
 
-def test_a_stop_at_the_limit_is_a_stop():
-    assert deliver([0, 0, 1], SamplingParams(max_new_tokens=3, stop=("b",)))[2] == Finish("stop", "b")
-    assert deliver([0, 0, 1], SamplingParams(max_new_tokens=3, stop_token_ids=(1,)))[2] == Finish("stop", 1)
-
-
-def test_the_limit_ends_a_run():
-    assert deliver([0, 0, 1, 1], SamplingParams(max_new_tokens=2)) == (2, "aa", Finish("length"))
-
-
-def test_a_stop_token_goes_before_a_stop_string():
-    params = SamplingParams(stop=("b",), stop_token_ids=(1,))
-    assert deliver([0, 1], params) == (2, "a", Finish("stop", 1))
-
-
-def test_a_stop_string_across_tokens_is_cut_where_it_starts():
-    assert deliver([6, 0, 1, 0], SamplingParams(stop=("ca",))) == (2, "c", Finish("stop", "ca"))
-
-
-def test_of_overlapping_stop_strings_the_earliest_wins_and_then_the_longest():
-    assert deliver([4], SamplingParams(stop=("bc", "abc"))) == (1, "", Finish("stop", "abc"))
-    assert deliver([4], SamplingParams(stop=("c", "bc"))) == (1, "a", Finish("stop", "bc"))
-    assert deliver([4], SamplingParams(stop=("b", "bc"))) == (1, "a", Finish("stop", "bc"))
-
-
-def test_a_stop_token_leaves_no_text():
-    assert deliver([0, 4], SamplingParams(stop_token_ids=(4,))) == (2, "a", Finish("stop", 4))
-
-
-def test_a_kept_stop_stays_without_what_follows_it():
-    keep = {"no_stop_trim": True}
-    assert deliver([0, 4], SamplingParams(stop_token_ids=(4,), **keep)) == (2, "aabc", Finish("stop", 4))
-    assert deliver([0, 7], SamplingParams(stop=("bc",), **keep)) == (2, "abc", Finish("stop", "bc"))
-    assert deliver([0, 7], SamplingParams(stop=("ca", "b", "bca"), **keep)) == (2, "abca", Finish("stop", "bca"))
-
-
-def test_the_end_of_sequence_stops_unless_it_is_ignored():
-    eos = frozenset({1})
-    assert deliver([0, 1, 0], SamplingParams(), eos) == (2, "a", Finish("stop", 1))
-    assert deliver([0, 1, 0], SamplingParams(ignore_eos=True), eos) == (3, "aba", None)
-    ignoring_but_asked = SamplingParams(ignore_eos=True, stop_token_ids=(1,))
-    assert deliver([0, 1, 0], ignoring_but_asked, eos)[2] == Finish("stop", 1)
-
-
 @pytest.mark.parametrize(
     ("text", "stop", "length"),
     [
