@@ -281,6 +281,19 @@ class Report:
         return found
 
 
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Without collections, which would look for cycles among the records of a report again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@gc_paused()
 def load(path: Path | str) -> Report:
     """Read the report `path`, a file (plain or compressed by gzip) or a directory that holds `report.jsonl`.
 
@@ -294,8 +307,7 @@ def load(path: Path | str) -> Report:
     if sha256(memoryview(data)[:at]).hexdigest() != end.digest:
         raise ReportError(f"{file} was changed after it was written, or copied badly; run the cells again")
     try:
-        with _gc_paused():
-            report = Report(file, header, _LINES.decode_lines(memoryview(data)[begin:at]), end)
+        report = Report(file, header, _LINES.decode_lines(memoryview(data)[begin:at]), end)
     except (ValueError, RecursionError) as error:
         raise ReportError(f"{file}: {_problem(error)}") from None
     except IndexError:
@@ -305,18 +317,6 @@ def load(path: Path | str) -> Report:
     if ran := next((cell for cell in end.not_run if cell in report), None):
         raise ReportError(f"{file} has cell {shorten(ran, MAX_SAID)!r}, and its end line says that it did not run")
     return report
-
-
-@contextmanager
-def _gc_paused() -> Iterator[None]:
-    """Without collections, which would look for cycles among the records of a report again and again."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _read(file: Path) -> bytes:

@@ -39,7 +39,7 @@ from specmatrix.reports.schema import (
     Json,
     ReportError,
 )
-from specmatrix.reports.store import Report
+from specmatrix.reports.store import Report, gc_paused
 from specmatrix.reports.wording import count, shorten, shorten_rewrite
 
 _RANK: Final = {
@@ -54,6 +54,7 @@ _COMMIT: Final = re.compile(r"(?!0+$)[0-9a-f]{7,64}|v\d+\.[\w.+-]{1,40}", re.ASC
 _FAILURES = (ChangeState.REGRESSED, ChangeState.NEW, ChangeState.NOT_COMPARABLE)
 
 
+@gc_paused()
 def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgement] = ()) -> Comparison:
     """What changed from `base` to `head`; `cell_state` defines every state and the verdict.
 
