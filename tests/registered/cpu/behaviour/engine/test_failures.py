@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.schedule.request import Finish, SamplingParams
+from specmatrix.engine.core.schedule.request import Finish
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.parallel.client import RankedLLM
-from specmatrix.errors import ConfigError, EngineError, KernelError, LedgerError, RequestError
+from specmatrix.errors import ConfigError, EngineError, KernelError, LedgerError
 from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, plant, start_engine
 
 
@@ -219,40 +217,6 @@ def again_prompt(failed, llm: LLM, new: list[int]) -> list[int]:
     history = session.history[: failed.prompt_tokens + len(failed.output_ids)]
     assert history[failed.prompt_tokens :] == failed.output_ids
     return [*history, *new]
-
-
-def test_what_is_no_request_is_refused(whole):
-    llm = start_engine()
-    huge = "an integer of thousands of digits"
-    for call, sentence in (
-        (lambda: llm.add("a", SamplingParams(max_new_tokens=10**5000)), f"max_new_tokens is {huge}; allowed: an "),
-        (lambda: llm.add(None), "the prompt is None; allowed: a string or a list of token ids"),
-        (lambda: llm.add(b"ab"), "the prompt is b'ab'; allowed: a string or a list of token ids"),
-        (lambda: llm.add(memoryview(b"ab")), "the prompt is <memory"),
-        (lambda: llm.add([5, True]), "prompt token True is of type bool; allowed: int in [0, 768)"),
-        (lambda: llm.add([np.int64(3)]), "prompt token np.int64(3) is of type int64; allowed: int in [0, 768)"),
-        (lambda: llm.add([5, "a"]), "prompt token 'a' is of type str; allowed: int in [0, 768)"),
-        (lambda: llm.add(Broken([5])), "the prompt cannot be read (OSError: gone); allowed: a string or a list of"),
-        (lambda: llm.add("a", {}), "params is {}; allowed: SamplingParams"),
-        (lambda: llm.generate(["a"], 5), "params is 5; allowed: SamplingParams, or a list with one per prompt"),
-        (lambda: llm.generate(5), "prompts is 5; allowed: a list of strings or of token id lists"),
-        (lambda: llm.generate([None]), "the prompt is None; allowed"),
-    ):
-        with pytest.raises(RequestError) as caught:
-            call()
-        assert str(caught.value).startswith(sentence)
-    assert llm.generate([BrokenText(PROMPTS[0])], PARAMS)[0].text == whole[0]
-    at_rest(llm)
-
-
-class Broken(list):
-    def __iter__(self) -> Iterator[int]:
-        raise OSError("gone")
-
-
-class BrokenText(str):
-    def encode(self, *_: str) -> bytes:
-        raise OSError("gone")
 
 
 @pytest.mark.parametrize("make", [LLM, lambda config: RankedLLM(config, Path)])

@@ -46,11 +46,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "eagle3-shared": (
         "EAGLE3",
         EAGLE3
-        | {
-            "hidden_size": 128,
-            "num_hidden_layers": 2,
-            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]},
-        },
+        | {"hidden_size": 128, "num_hidden_layers": 2, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}},
         (2, 3),
     ),
     "eagle3-last": (

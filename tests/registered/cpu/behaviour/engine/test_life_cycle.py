@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from specmatrix.engine.api import LLM
@@ -181,9 +180,7 @@ def test_another_shape_and_a_draft_without_one_are_refused(tmp_path: Path):
     llm = LLM(EngineConfig(model_path="llama-mini"), resolve_path)
     with pytest.raises(RequestError, match="draft_model_path is given, but the engine has no draft model"):
         llm.update_weights_from_disk("llama-mini", "llama-mini-eagle3")
-    with pytest.raises(
-        ConfigError, match="resolves to radix_cache False instead of True; weights of another shape need"
-    ):
+    with pytest.raises(ConfigError, match="resolves to radix_cache False instead of True; weights of another shape"):
         llm.update_weights_from_disk("qwen3-mini")
     folder = tmp_path / "model"
     shutil.copytree(resolve_path("llama-mini"), folder)
@@ -193,15 +190,6 @@ def test_another_shape_and_a_draft_without_one_are_refused(tmp_path: Path):
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     with pytest.raises(ConfigError, match="has another tokenizer, which needs its own engine"):
         llm.update_weights_from_disk(str(folder))
-
-
-def test_an_n_gram_index_outlives_the_device_memory():
-    llm = LLM(asked(Cell.from_id("ngram")), resolve_path)
-    answers(llm)
-    again = sum(len(lengths) for _, lengths, _ in answers(llm))
-    llm.release_memory_occupation()
-    llm.resume_memory_occupation()
-    assert sum(len(lengths) for _, lengths, _ in answers(llm)) <= again
 
 
 @pytest.mark.nightly
@@ -219,13 +207,3 @@ def test_two_ranks_release_resume_and_load_together():
         with pytest.raises(ConfigError, match="is neither a folder nor in the zoo"):
             llm.update_weights_from_disk("nowhere")
         assert answers(llm)[0][:2] == before[0][:2]
-
-
-def test_sampled_answers_are_the_same_after_a_resume(llm: LLM):
-    sampled = SamplingParams(max_new_tokens=30, temperature=0.9, seed=4)
-    llm.flush_cache()
-    before = [o.output_ids for o in llm.generate(PROMPTS, sampled)]
-    torch.manual_seed(3)
-    llm.release_memory_occupation()
-    llm.resume_memory_occupation()
-    assert [o.output_ids for o in llm.generate(PROMPTS, sampled)] == before

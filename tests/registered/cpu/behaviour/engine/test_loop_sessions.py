@@ -4,13 +4,10 @@ chunk ended."""
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.matrix.simulation.scenario import Abort, ArrivingRequest, Close, Scenario, SimulationSetup
-from specmatrix.matrix.simulation.toy import VOCAB, reference
+from specmatrix.matrix.simulation.scenario import ArrivingRequest, Scenario, SimulationSetup
+from specmatrix.matrix.simulation.toy import reference
 from specmatrix.matrix.simulation.world import World, run
 
 TURNS = ((1, 2, 5), (4,), (3, 7, 7, 0, 9))
@@ -74,77 +71,3 @@ def test_the_ends_of_the_grid_fall_inside_runs_and_at_their_ends_by_every_rule()
         Scenario(SimulationSetup(1, 4, 80, 4), tuple(ArrivingRequest(9 * i, (1, i), 1 + i, (), i) for i in range(9)))
     )
     assert counters["finish.overshoot"] > 0 and counters["session.trimmed"] > counters["finish.overshoot"]
-
-
-SETUPS = st.builds(
-    SimulationSetup,
-    lag=st.integers(0, 3),
-    page_size=st.sampled_from([1, 2, 4, 16]),
-    pages=st.integers(6, 40),
-    steps=st.integers(0, 4),
-    adaptive=st.booleans(),
-    rows=st.integers(1, 3),
-    chunk=st.sampled_from([None, 1, 4]),
-    cache=st.booleans(),
-    key_span=st.integers(0, 2),
-    eos=st.booleans(),
-    window=st.sampled_from([None, None, 2, 5]),
-    spare_window=st.integers(0, 4),
-    timeout=st.sampled_from([None, 3]),
-)
-
-
-class SessionMachine(RuleBasedStateMachine):
-    """Events and steps in any order; the world checks the invariants."""
-
-    @initialize(setup=SETUPS)
-    def start(self, setup):
-        self.world = World(setup)
-        self.done = False
-
-    @rule(
-        tokens=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6),
-        new=st.integers(1, 12),
-        stop=st.sampled_from([(), (), ("ab",), ("c",)]),
-        session=st.sampled_from([None, 0, 0, 1]),
-    )
-    def ask(self, tokens, new, stop, session):
-        self.world.reap()
-        self.world.fire(ArrivingRequest(0, tuple(tokens), new, stop, session))
-
-    @rule(back=st.integers(1, 3))
-    def abort(self, back):
-        if len(self.world.asked) >= back:
-            self.world.fire(Abort(0, len(self.world.asked) - back))
-
-    @rule(session=st.integers(0, 1))
-    def close(self, session):
-        self.world.reap()
-        self.world.fire(Close(0, session))
-
-    @rule(count=st.integers(1, 8))
-    def step(self, count):
-        for _ in range(count):
-            self.world.now += 1
-            self.world.reap()
-            if self.world.loop.busy:
-                self.world.step()
-
-    @invariant()
-    def every_law_holds(self):
-        if hasattr(self, "world"):
-            self.world.scheduler.check()
-
-    def teardown(self):
-        if not hasattr(self, "world"):
-            return
-        for _ in range(3000):
-            if not self.world.loop.busy:
-                break
-            self.world.step()
-        self.world.finish()
-        self.world.audit()
-
-
-SessionMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None, derandomize=True)
-TestSessions = SessionMachine.TestCase

@@ -12,8 +12,7 @@ import torch
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.errors import ConfigError
-from tests.support.drafter_harness import Drafting, Proposal, paths, run
+from tests.support.drafter_harness import Drafting, Proposal, run
 from tests.support.random_drafts import deepseek_shapes, random_weights, save
 from tests.support.uncached_models import WholeDeepseek
 
@@ -79,11 +78,6 @@ def start_engine(folder: Path, steps: int, topk: int, nodes: int, **more: object
     return LLM(EngineConfig(str(folder), "NEXTN", None, steps, topk, nodes, **asked))
 
 
-def first_layer(folder: Path, tokens: list[int]) -> Drafting:
-    whole = WholeDeepseek(folder)
-    return Drafting(whole.prediction(0), tokens, whole.final(tokens))
-
-
 def check_layers(folder: Path, proposals: list[Proposal], tokens: list[int], steps: int) -> None:
     """Layer m over all positions: token p + 1 + m, drafts where the text ends, and the states of layer m - 1."""
     whole = WholeDeepseek(folder)
@@ -109,45 +103,6 @@ def test_a_layer_per_step_is_its_formula(folder, truth, place, steps):
     assert (llm.loop.counters.counts["retract.done"] > 0) == (place == "retracted")
     for proposals, tokens in zip(found, truths, strict=True):
         check_layers(folder, proposals, tokens, steps)
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_the_first_layer_goes_on_by_itself_beyond_the_layers(folder, truth, place):
-    llm = start_engine(folder, 4, 1, 5, **PLACES[place])
-    assert llm.resolved.enable_multi_layer_eagle is llm.readback()["enable_multi_layer_eagle"] is False
-    copies = 2 if place == "retracted" else 1
-    prompts, truths = [p for p, _ in truth] * copies, [t for _, t in truth] * copies
-    for proposals, tokens in zip(run(llm, prompts, truths, NEW), truths, strict=True):
-        drafting = first_layer(folder, tokens)
-        for proposal in proposals:
-            drafting.check_chain(proposal)
-
-
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_the_first_layer_drafts_trees(folder, truth, version):
-    llm = start_engine(folder, 3, 2, 6, spec_version=version, page_size=5)
-    prompt, tokens = truth[0]
-    (proposals,) = run(llm, [prompt], [tokens], NEW)
-    assert llm.loop.counters.counts["tree.compacted"] > 0
-    drafting = first_layer(folder, tokens)
-    for proposal in proposals[::2]:
-        assert paths(proposal) == drafting.best(proposal.start, 3, 2, 6)
-
-
-def test_the_draft_path_resolves_by_itself(folder):
-    llm = start_engine(folder, 2, 1, 3)
-    assert llm.resolved.draft_path == str(folder)
-    (reason,) = (r for r in llm.resolved.reasons if r.field == "speculative_draft_model_path")
-    assert reason.because == "the target's checkpoint contains the draft's layers"
-
-
-def test_a_target_without_prediction_layers_is_refused(zoo):
-    with pytest.raises(ConfigError) as caught:
-        start_engine(zoo("llama-mini"), 2, 1, 3)
-    assert str(caught.value) == (
-        "speculative_algorithm NEXTN drafts with prediction layers from the target's checkpoint, and "
-        f"{zoo('llama-mini')} (LlamaForCausalLM) has none; set speculative_draft_model_path"
-    )
 
 
 def test_layers_of_a_different_checkpoint_may_be_named(folder, truth, tmp_path):

@@ -12,11 +12,10 @@ import pytest
 from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.engine.parallel.group import GroupLease, RankLost, end_idle_group
 from specmatrix.engine.parallel.worker import Rank
-from specmatrix.errors import ConfigError, EngineError, RequestError
+from specmatrix.errors import ConfigError, EngineError
 from specmatrix.matrix.zoo.registry import resolve_path
 from tests.support.rank_calls import InterruptedWaits, echo, os_of
 
@@ -24,54 +23,12 @@ AWAITED, RELEASED = threading.Event(), threading.Event()
 PROMPTS = ["Question: Ann has 3 pens and buys 4. How many pens has she?\nAnswer:", "Question: Tom has 12 apples."]
 PARAMS = SamplingParams(max_new_tokens=12)
 TWO = EngineConfig("llama-mini", "EAGLE3", "llama-mini-eagle3", tp_size=2, page_size=4)
-TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nobody_left() -> Iterator[None]:
     yield
     end_idle_group()
-
-
-@pytest.mark.nightly
-def test_one_engine_over_two_ranks_generates_what_one_rank_generates():
-    config = EngineConfig(
-        "llama-mini", "EAGLE3", "llama-mini-eagle3", page_size=4, enable_streaming_session=True, **TREE
-    )
-    one = LLM(config, resolve_path)
-    two = RankedLLM(EngineConfig(**{**values(config), "tp_size": 2}), resolve_path)
-    assert [o.output_ids for o in two.generate(PROMPTS, PARAMS)] == [
-        o.output_ids for o in one.generate(PROMPTS, PARAMS)
-    ]
-    shown = two.readback()
-    assert (shown["tp_size"], one.readback()["tp_size"]) == (2, 1)
-    assert two.counters["rank.step"] > 1 and not one.counters["rank.step"]
-    assert two.counters["spec.accepted"] == one.counters["spec.accepted"] > 0
-    agreement = two.group.agreement
-    assert agreement.divergence is None and agreement.planned == agreement.read == two.counters["rank.step"]
-    assert len(set(agreement.digests)) == 1
-    session = two.open_session(1000, streaming=True)
-    turns = [two.generate([text], PARAMS, SessionParams(session))[0] for text in (PROMPTS[0], " And then?")]
-    two.close_session(session)
-    assert two.counters["session.inherited"] > 0 and len(turns[1].output_ids) == 12
-    grown = one.generate(PROMPTS[:1], PARAMS)[0].text
-    assert "".join(two.stream(PROMPTS[0], PARAMS)) == grown
-    reader = two.stream(PROMPTS[0], PARAMS)
-    assert grown.startswith(next(reader))
-    reader.close()
-    assert "".join(two.stream(PROMPTS[0], PARAMS)) == grown, "who stopped reading disturbs nobody"
-    assert two.group.agreement.divergence is None and two.drafter_error is None
-    with pytest.raises(RequestError, match="is not open"):
-        two.generate(PROMPTS[:1], PARAMS, SessionParams(session))
-    refused = two.stream(PROMPTS[0], SamplingParams(max_new_tokens=-1))
-    with pytest.raises(RequestError, match="max_new_tokens"):
-        next(refused)
-    assert two.call_ranks(left_on_ranks) == (0, 0)
-    processes = two.group.processes
-    two.close()
-    spare = GroupLease(2, "cpu")
-    assert spare.group.processes is processes and spare.group.agreement.planned == 0
-    spare.close()
 
 
 @pytest.mark.nightly
@@ -185,10 +142,6 @@ def test_one_process_is_no_engine_of_two_ranks():
     said = "^tp_size 2 needs one process per rank, and LLM runs in one process; use RankedLLM from specmatrix.engine."
     with pytest.raises(ConfigError, match=said):
         LLM(EngineConfig("llama-mini", tp_size=2), resolve_path)
-
-
-def values(config: EngineConfig) -> dict[str, object]:
-    return {name: getattr(config, name) for name in config.__dataclass_fields__}
 
 
 def left_on_ranks(rank: Rank) -> tuple[int, int]:

@@ -1,11 +1,14 @@
-"""Sessions end to end on the zoo's models: every turn generates what one request with its whole history would."""
+"""Sessions end to end: stamps of an earlier turn, what stays alive, and a turn that is closed or refused.
+
+That every turn generates what one request with its whole history would is shown by cells, `test_traces` and
+`test_loop_sessions`.
+"""
 
 from __future__ import annotations
 
 import gc
 import re
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -14,7 +17,7 @@ from specmatrix import HOME
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.memory.replay import replay
-from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
+from specmatrix.engine.core.schedule.request import Finish, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.errors import RequestError
@@ -25,18 +28,16 @@ TURNS = (
     "\nQuestion: Cora had 19 keys before. How many keys does she have now?\nAnswer:",
     "\nQuestion: She loses 3 keys. How many keys are left?\nAnswer:",
 )
-# Ends inside a run and at its end, by length; by the model's own end; the first turn ends with its prefill in `SHORT`.
+# Ends inside a run and at its end, by length; by the model's own end.
 ENDS = (
     SamplingParams(max_new_tokens=13, ignore_eos=True),
     SamplingParams(max_new_tokens=60),
     SamplingParams(max_new_tokens=8, ignore_eos=True),
 )
-SHORT = (SamplingParams(max_new_tokens=1), *ENDS[1:])
-NONE, CHAIN, TREE = ("NONE", 0, 0, 0), ("EAGLE3", 3, 1, 4), ("EAGLE3", 3, 3, 8)
-STANDALONE = ("STANDALONE", 5, 1, 6)
+NONE, CHAIN = ("NONE", 0, 0, 0), ("EAGLE3", 3, 1, 4)
 
 
-def start_engine(shape=NONE, *, target="llama-mini", clock=None, **more: object) -> LLM:
+def start_engine(shape=NONE, **more: object) -> LLM:
     algorithm, steps, topk, nodes = shape
     drafts: dict[str, object] = {"speculative_algorithm": algorithm}
     if algorithm != "NONE":
@@ -53,8 +54,7 @@ def start_engine(shape=NONE, *, target="llama-mini", clock=None, **more: object)
         "kv_stamps": True,
         "enable_streaming_session": True,
     }
-    config = EngineConfig(target, **(asked | drafts | more))
-    return LLM(config, lambda name: ZOO / name, *(() if clock is None else (clock,)))
+    return LLM(EngineConfig("llama-mini", **(asked | drafts | more)), lambda name: ZOO / name)
 
 
 @cache
@@ -134,56 +134,6 @@ def talk(llm: LLM, name: str, text: str, params: SamplingParams):
     return out
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_aborted_turns_leave_the_session_as_it_was(version):
-    llm = start_engine(CHAIN, spec_version=version, page_size=4)
-    name = llm.open_session(1000, "s", streaming=True)
-    shown = 0
-    for turn, (text, params) in enumerate(zip(TURNS, ENDS, strict=True)):
-        rid = llm.add(text, SamplingParams(max_new_tokens=50, ignore_eos=True), SessionParams(name))
-        for _ in range(4):
-            llm.step()
-        with pytest.raises(RequestError, match=f"^session 's' has request {rid} in flight"):
-            llm.add(text, None, SessionParams(name))
-        assert llm.abort(rid)
-        while llm.step():
-            pass
-        assert llm.take(rid).finish == Finish("abort")
-        out = talk(llm, name, text, params)
-        assert (out.output_ids, out.text, out.finish) == resent(ENDS)[turn]
-        assert turn == 0 or shown - 1 <= out.cached_tokens + 1 <= shown
-        shown = out.prompt_tokens + len(out.output_ids)
-    assert llm.counters["session.rolled_back"] == 2 and llm.counters["session.refused"] == 3
-    llm.close_session(name)
-    at_rest(llm)
-
-
-@pytest.mark.parametrize("version", ["v1", "v2"])
-@pytest.mark.parametrize("shape", [STANDALONE, TREE], ids=lambda s: "-".join(map(str, s)))
-def test_a_turn_may_end_at_the_last_position_of_the_context(shape, version):
-    """Drafts reach past it; one more token is refused, and the session continues."""
-    long = SamplingParams(max_new_tokens=40, ignore_eos=True)
-    plain = start_engine(disable_radix_cache=True, spec_version="v1")
-    history = plain.tokenizer.encode(TURNS[0])
-    history += plain.generate([history], ENDS[0])[0].output_ids
-    history += plain.tokenizer.encode(TURNS[1])[1:]
-    (again,) = plain.generate([history], long)
-    context = len(history) + 40
-    llm = start_engine(shape, spec_version=version, page_size=16, context_length=context)
-    name = llm.open_session(1000, "s", streaming=True)
-    talk(llm, name, TURNS[0], ENDS[0])
-    with pytest.raises(
-        RequestError, match=rf"is {context + 1} tokens; allowed: at most the context length, {context}$"
-    ):
-        talk(llm, name, TURNS[1], replace(long, max_new_tokens=41))
-    out = talk(llm, name, TURNS[1], long)
-    assert (out.output_ids, out.text, out.finish) == (again.output_ids, again.text, again.finish)
-    assert out.cached_tokens > 0 and max(out.accept_lengths) > 2
-    assert llm.counters["finish.context"] == 1 and plain.counters["finish.context"] == 0
-    llm.close_session(name)
-    at_rest(llm)
-
-
 def test_close_with_a_turn_in_flight_and_refusals_disturb_no_other_request():
     llm = start_engine(CHAIN)
     name = llm.open_session(400, "s", streaming=True)
@@ -210,54 +160,4 @@ def test_close_with_a_turn_in_flight_and_refusals_disturb_no_other_request():
     while llm.step():
         pass
     assert llm.take(rid).output_ids == resent(ENDS)[1][0]
-    at_rest(llm)
-
-
-def test_an_idle_session_times_out_by_the_clock_it_was_given():
-    now = [0.0]
-    llm = start_engine(clock=lambda: now[0])
-    llm.open_session(1000, "s", streaming=True, timeout=5)
-    now[0] = 4.0
-    rid = llm.add(TURNS[0], ENDS[0], SessionParams("s"))
-    now[0] = 60.0
-    while llm.step():
-        pass
-    assert llm.request(rid).phase is Phase.DONE
-    now[0] = 65.0
-    llm.step()
-    assert len(llm.loop.scheduler.held) == 1
-    now[0] = 65.5
-    with pytest.raises(RequestError, match=r"^session 's' is not open; open it with open_session$"):
-        llm.add(TURNS[1], None, SessionParams("s"))
-    assert llm.open_session(1000, "s") == "s" and llm.counters["session.timed_out"] == 1
-    at_rest(llm)
-
-
-def test_streaming_sessions_are_off_by_default():
-    llm = start_engine(enable_streaming_session=False)
-    with pytest.raises(
-        RequestError, match=r"^streaming sessions are disabled; start the engine with --enable-streaming"
-    ):
-        llm.open_session(1000, streaming=True)
-    assert llm.open_session(1000) == "session-1"
-
-
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_an_ordinary_session_branches_and_its_prefix_comes_from_the_cache(version):
-    llm = start_engine(CHAIN, spec_version=version, page_size=4, enable_streaming_session=False)
-    name = llm.open_session(1000)
-    root = llm.add(TURNS[0], ENDS[0], SessionParams(name))
-    while llm.step():
-        pass
-    llm.take(root)
-    outs = llm.generate([TURNS[1], TURNS[2], TURNS[1]], ENDS[1], SessionParams(name, rid=root))
-    assert outs[0].output_ids == outs[2].output_ids == resent(ENDS)[1][0]
-    assert outs[1].prompt_tokens == outs[0].prompt_tokens + len(llm.tokenizer.encode(TURNS[2])) - len(
-        llm.tokenizer.encode(TURNS[1])
-    )
-    assert all(out.cached_tokens >= 40 for out in outs)
-    again = SessionParams(name, rid=root, replace=True, drop_previous_output=True)
-    (out,) = llm.generate([TURNS[1]], ENDS[1], again)
-    assert out.prompt_tokens == outs[0].prompt_tokens - 13
-    assert sorted(llm.sessions.sessions[name].tree) == [root, root + 4]
     at_rest(llm)

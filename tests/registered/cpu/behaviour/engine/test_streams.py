@@ -5,28 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specmatrix.engine.core.schedule.request import SamplingParams
-from tests.support.llama_engines import (
-    DRAFTERS,
-    GREEDY,
-    NONE,
-    PROMPTS,
-    at_rest,
-    plain,
-    said,
-    start_engine,
-)
-
-
-@pytest.mark.parametrize("shape", [NONE, DRAFTERS[1]], ids=["none", "tree"])
-@pytest.mark.parametrize("stop", [(), ("\n####",), ("><", ">>")])
-def test_a_stream_adds_up_to_the_text(shape, stop):
-    params = SamplingParams(max_new_tokens=40, stop=stop)
-    (whole,) = start_engine(shape).generate([PROMPTS[0]], params)
-    llm = start_engine(shape)
-    parts = list(llm.stream(PROMPTS[0], params))
-    assert "".join(parts) == whole.text and len(parts) > 2 and all(parts)
-    assert not llm.loop.scheduler.requests, "a streamed request is forgotten once it has ended"
-    assert not stop or (whole.finish.matched in stop and whole.finish.matched not in whole.text)
+from tests.support.llama_engines import DRAFTERS, GREEDY, PROMPTS, at_rest, plain, said, start_engine
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
