@@ -46,9 +46,11 @@ def test_runs_differ_by_their_path(tmp_path, make_cell, write_report):
 def test_effective_values_stand_beside_requested_ones_and_are_missing_where_nothing_ran(
     tmp_path, make_cell, write_report
 ):
-    cells = [make_cell("ran"), make_cell("refused", resolved=None, resolved_hash=None)]
-    frame = specmatrix.load(write_report(tmp_path, cells)).cells().set_index("id")
-    assert frame["spec_version"].tolist() == ["auto", "auto"]
+    cells = [make_cell("ran"), make_cell("again"), make_cell("refused", resolved=None, resolved_hash=None)]
+    runs = specmatrix.load(write_report(tmp_path, cells))
+    frame = runs.cells().set_index("id")
+    assert frame["spec_version"].tolist() == ["auto"] * 3
+    assert runs.starts().set_index("start")["cells"][frame["start"]].tolist() == [2, 2, 1]
     assert frame["effective_spec_version"]["ran"] == "v2"
     assert frame["effective_spec_version"].isna()["refused"]
 
