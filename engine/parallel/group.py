@@ -266,15 +266,13 @@ class RankGroup:
         time.sleep(0.2)  # a live rank logs its stack meanwhile
         said = " and ".join(f"rank {rank}" for rank in ranks) + f" of {self.size} {verb} {what}"
         self._end(said)
-        logs = [f"log of rank {rank}:\n{self._tail(rank)}" for rank in ranks]
-        return RankLost("\n".join([said, *logs]))
+        for rank in ranks:
+            log = self.processes[rank].output_end(OUTPUT_TAIL).splitlines()[-LOG_LINES:]
+            said = "\n".join([said, f"log of rank {rank}:", *(log or ["(empty)"])])
+        return RankLost(said)
 
     def _gone(self) -> RankLost:
         return RankLost(f"the {self.size} ranks have ended: {self.ended}")
-
-    def _tail(self, rank: int) -> str:
-        lines = self.processes[rank].output_end(OUTPUT_TAIL).splitlines()
-        return "\n".join(lines[-LOG_LINES:]) or "(empty)"
 
     def _end(self, cause: str) -> None:
         """End the ranks; the first cause is kept."""
