@@ -58,20 +58,27 @@ def allowed(
 @cache
 def feasible(strength: int, rules: tuple[Constraint, ...] = CONSTRAINTS) -> frozenset[Combination]:
     """Every combination of `strength` values of different axes that occurs in a cell that no rule forbids."""
+    if strength == 1:
+        return frozenset((value,) for pair in feasible(2, rules) for value in pair)
     pivots = PIVOTS if rules == CONSTRAINTS else SUBJECT_PIVOTS
+    groups = components(rules, pivots)
     every = product(*(AXES[NAMES.index(name)].names for name in pivots))
-    return frozenset().union(*(_feasible(strength, pivots, chosen, rules) for chosen in every))
+    return frozenset().union(*(_feasible(strength, pivots, chosen, rules, groups) for chosen in every))
 
 
 def _feasible(
-    strength: int, pivots: Sequence[str], chosen: Sequence[str], rules: Sequence[Constraint]
+    strength: int,
+    pivots: Sequence[str],
+    chosen: Sequence[str],
+    rules: Sequence[Constraint],
+    groups: Sequence[tuple[str, ...]],
 ) -> set[Combination]:
     """The feasible combinations in cells with the chosen values of the pivots."""
     # Per set of axes within one component: the combinations of their values that occur.
     occurring: dict[tuple[str, ...], list[Combination]] = {(): [()]}
     occurring |= {(name,): [((name, value),)] for name, value in zip(pivots, chosen, strict=True)}
     home: dict[str, tuple[str, ...]] = {name: (name,) for name in pivots}
-    for component in components(rules, pivots):
+    for component in groups:
         rows = allowed(component, chosen, rules, pivots)
         if not rows:
             return set()

@@ -176,8 +176,10 @@ def quick(one: Shown) -> bool:
         return bool(one.said)  # a model is loaded for each, so only where a page shows the answer
     if words[:1] in (["run"], ["accuracy"]):
         return any(line.startswith("specmatrix: ") for line in one.said)
-    listed = head in ("zoo list", "checkpoints list", "lock --check") and "--full" not in words
-    return listed or words[:1] in (["explain"], ["tests"]) or "--list" in words or "--schedules" in words
+    if head == "lock --check":
+        return bool(one.said) and "--full" not in words  # seconds for each
+    listed = head in ("zoo list", "checkpoints list")
+    return listed or words[:1] == ["explain"] or "--list" in words or "--schedules" in words
 
 
 def masked(line: str) -> str:
