@@ -45,13 +45,11 @@ NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
 @dataclass(frozen=True, slots=True)
 class CellRuns:
     """Runs cells as its job says, on `workers` workers; the fault is planted in the job's tree. durations: seconds by
-    cell id, estimates by default. ranks: the places of the cells that run early, the stored ones by default. cluster:
-    where they run, None for this machine."""
+    cell id, estimates by default. cluster: where they run, None for this machine."""
 
     job: ShardJob
     workers: int
     durations: Mapping[str, float] = field(default_factory=dict)
-    ranks: Mapping[str, int] = field(default_factory=stored_ranks)
     cluster: Cluster | None = None
 
     def __call__(self, cells: Sequence[Cell], only: Subset | None = None) -> Generator[CellResult]:
@@ -66,7 +64,7 @@ class CellRuns:
         execute: Callable[..., Iterator[CellResult]] = run_plan
         if self.cluster is not None:
             hosts, execute = self.cluster.hosts, self.cluster.run_plan
-        work = plan(cells, self.durations, hosts, tier.gpus, ranks=self.ranks)
+        work = plan(cells, self.durations, hosts, tier.gpus, ranks=stored_ranks())
         with _counted(runs, cells, work.seconds) as (show, count):
             for record in execute(work, runs.job, show):
                 count(record)

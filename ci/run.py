@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
-import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -26,9 +24,7 @@ from specmatrix.matrix.cells.timed import TIMED
 from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
 from specmatrix.matrix.cover.selection import chosen_cells
 from specmatrix.matrix.gates.registry import GATES, applied_gates
-from specmatrix.matrix.run.affected import SourceChange, affected_ranks, read_change, sentence
-from specmatrix.matrix.run.executed_lines import beside, no_suspect, ranges, suspects
-from specmatrix.matrix.run.functions import stored_functions
+from specmatrix.matrix.run.executed_lines import Lines, beside, no_suspect, ranges, read_change, suspects
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.waivers import load_waivers
 from specmatrix.matrix.subjects.protocol import Subject
@@ -77,13 +73,14 @@ def run(options: RunOptions) -> int:
     at_once = checked_workers(timed_workers(options), options.tier, options.on)
     if options.on is None:
         visible_gpus(options.tier)
+    if options.subject == REFERENCE:
+        require("torch")
     seconds, change = measured_seconds(options.durations, options.tier), change_of(options)
     with cell_runs(options, at_once, seconds, rules) as runs:
         chosen = chosen_by(options) if options.rerun_failed is None else failed_cells(options.rerun_failed, options)
         check_seed(options.seed)
         part, chosen = of_shard(chosen, seconds, options.shard, gpus)
         verify_cells(chosen)
-        runs = runs if change is None else _affected_first(runs, change, chosen)
         parts = (part, engine, options.cells, options.limit, options.rerun_failed)
         less = cheaper_stage(options.stage, gpus) if all(one is None for one in parts) else None
         header = replace(header_of(runs, engine, rules, part), cheaper=less)
@@ -133,31 +130,22 @@ def header_of(
     return replace(header, fault=asked.fault or "", shard=part, dirty=header.dirty or bool(asked.fault), host=host)
 
 
-def change_of(options: RunOptions) -> SourceChange | None:
-    """The change whose cells run first, if any. ConfigError if the cells run other sources."""
-    if options.subject == REFERENCE:
-        require("torch")
-    if options.affected is not None and (options.fault or options.subject != REFERENCE):
+def change_of(options: RunOptions) -> Lines | None:
+    """The changed lines of which a red run names some, if any. ConfigError if the cells run other sources."""
+    if options.change is None:
+        return None
+    if options.fault or options.subject != REFERENCE:
         option = f"--fault {options.fault}" if options.fault else f"--subject {options.subject}"
-        raise ConfigError(
-            f"--affected orders cells by a change of this engine's sources; it cannot be combined with {option}"
-        )
+        raise ConfigError(f"--change is of this engine's sources; it cannot be combined with {option}")
     try:
-        return None if options.affected is None else read_change(options.affected)
+        return read_change(options.change)
     except ConfigError as error:
-        raise ConfigError(f"--affected: {error}") from error
-
-
-def _affected_first(runs: CellRuns, change: SourceChange, cells: Sequence[Cell]) -> CellRuns:
-    """The runs with the cells first that execute a change; says how many they are."""
-    ranks, touched = affected_ranks(change, stored_functions(), [cell.id for cell in cells], runs.ranks)
-    print(sentence(change, touched, len(cells)), file=sys.stderr)
-    return dataclasses.replace(runs, ranks=ranks)
+        raise ConfigError(f"--change: {error}") from error
 
 
 def show_suspects(
     view: RunView,
-    change: SourceChange,
+    change: Lines,
     tier: str,
     seed: int,
     chosen: Sequence[Cell],
@@ -165,11 +153,11 @@ def show_suspects(
 ) -> None:
     """Print the changed lines that only a red run's failing cells execute, found by running a few cells again, or why
     there are none. Where none passed, as `fail_fast` ended the run, a few of the `chosen` cells run now."""
-    near = beside(view.red, view.cells, chosen) if change.lines else []
+    near = beside(view.red, view.cells, chosen) if change else []
     cells = (*view.cells, *(runs(near) if near else ()))
-    found, names, green = suspects(view.red, cells, change.lines, tier, seed)
+    found, names, green = suspects(view.red, cells, change, tier, seed)
     if view.red and not found:
-        print(no_suspect(len(view.red), len(names), len(green), change.lines))
+        print(no_suspect(len(view.red), len(names), len(green), change))
     for path, lines in found.items():
         for first, last in ranges(lines):
             place = f"{path}:{first}" + (f"-{last}" if last > first else "")

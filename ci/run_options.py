@@ -54,9 +54,9 @@ class RunOptions:
     rerun_failed: Annotated[
         Path | None, typer.Option(help="run the cells of this report that are red or did not run")
     ] = None
-    affected: Annotated[
+    change: Annotated[
         str | None,
-        typer.Option(metavar="BASE[..HEAD]", help="run the cells first that execute the functions of this change"),
+        typer.Option(metavar="BASE[..HEAD]", help="name the lines of this change that only failing cells execute"),
     ] = None
     fault: PlantedFault = None
     explain: Annotated[

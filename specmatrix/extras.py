@@ -21,9 +21,6 @@ EXTRA_OF: Final = {
     "prometheus_client": "serve",
     "pyarrow": "history",
     "ruptures": "history",
-    "mutmut": "mutants",
-    "libcst": "mutants",
-    "coverage": "mutants",
     "lm_eval": "accuracy",
     "ray": "ray",
 }

@@ -3,58 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.tiers import check_parallel
 from specmatrix.matrix.cover.lock import check as check_lock
 from specmatrix.matrix.cover.lock import extend as extend_lock
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.order import renew
-from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.matrix.faults.command import select
-from specmatrix.matrix.run.functions import record
 from specmatrix.matrix.subjects.subject_lock import check_own, extend_own, limited_subjects
-from specmatrix.options import WORKERS, Durations, Workers
+from specmatrix.options import Durations
 from specmatrix.reports.render.console import print_text
-from specmatrix.reports.render.progress import counting, waiting
+from specmatrix.reports.render.progress import waiting
 from specmatrix.reports.schema import REFERENCE
-
-# The stage whose cells' functions are recorded.
-RECORDED: Final = "pr"
 
 
 def lock(
     check: Annotated[bool, typer.Option("--check", help="only verify it (the default)")] = False,
     extend: Annotated[bool, typer.Option("--extend", help="append what is missing")] = False,
     full: Annotated[bool, typer.Option("--full", help="also verify the triples of the nightly stage")] = False,
-    functions: Annotated[
-        bool, typer.Option("--functions", help="record the functions that each cell of stage pr executes")
-    ] = False,
     order: Annotated[
         Path | None, typer.Option(metavar="KILLS.json", help="recompute the order of the cells from this kill matrix")
     ] = None,
     durations: Durations = None,
-    workers: Workers = WORKERS,
 ) -> int:
     """Print the result and return the exit status: 0 if the lock files are complete.
 
     ConfigError if two of the options are given, or if the kill matrix `order` cannot be read.
     """
-    if sum((check, extend, functions, order is not None)) > 1:
-        raise ConfigError("--check, --extend, --functions and --order are mutually exclusive")
+    if sum((check, extend, order is not None)) > 1:
+        raise ConfigError("--check, --extend and --order are mutually exclusive")
     if durations is not None and order is None:
         raise ConfigError("--durations is for --order")
     if order is not None:
         print(renew(order, declared(), durations))
-        return 0
-    if functions:
-        check_parallel("workers", workers)
-        cells = of_gpus(stage_cells(RECORDED), 0)
-        with counting(len(cells), "cell") as advance:
-            print(record(cells, workers, lambda ran: advance(None, ran)))
         return 0
     if extend:
         with waiting("covering every pair and triple"):

@@ -9,10 +9,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import ne
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 from specmatrix import HOME
+from specmatrix.errors import ConfigError, shown
+from specmatrix.git import commit_of, git
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.reports.schema import CellResult
@@ -23,25 +26,41 @@ Lines = dict[str, set[int]]
 MAX_TRACED: Final = 4
 # Cells that run for it where none passed.
 MAX_BESIDE: Final = 3
-_FILES: Final = re.compile(r"^--- (?:a/)?(\S+).*\n\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
-_HUNK: Final = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
+_FILES: Final = re.compile(r"^\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
+_HUNK: Final = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
+# A diff that `changed_lines` reads, whatever the user's settings.
+_DIFF: Final = (
+    *("diff", "--relative", "--unified=0", "--no-color", "--no-ext-diff", "--no-renames"),
+    *("--src-prefix=a/", "--dst-prefix=b/"),
+)
 
 
-def changed_lines(diff: str, before: bool = False) -> Lines:
+def read_change(revisions: str, root: Path = HOME) -> Lines:
+    """The `changed_lines` of BASE..HEAD of a checkout, or of its files as they are now since BASE. ConfigError if git
+    knows no such commits, or if HEAD is not checked out."""
+    base, dots, head = revisions.partition("..")
+    head = head.removeprefix(".")
+    old = commit_of(root, base or "HEAD")
+    if not dots:
+        return changed_lines(git(root, *_DIFF, old))
+    new = commit_of(root, head or "HEAD")
+    if new != commit_of(root, "HEAD"):
+        raise ConfigError(f"{shown(head)} is not checked out, so the cells would run other sources")
+    if revisions.startswith(f"{base}..."):
+        old = git(root, "merge-base", old, new)
+    return changed_lines(git(root, *_DIFF, old, new))
+
+
+def changed_lines(diff: str) -> Lines:
     """The lines of Python files that a unified diff without context adds or changes, by path from the root; of a pure
-    deletion the line in front of it.
-
-    before: those that it removes or changes instead, as the old files count them.
-    """
+    deletion the line in front of it."""
     found: Lines = {}
     for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE):
         names = _FILES.search(part)
-        name = "" if names is None else names[1 if before else 2]
-        if name.endswith(".py"):
+        if names is not None and names[1].endswith(".py"):
             for hunk in _HUNK.finditer(part):
-                first, number = hunk.group(1, 2) if before else hunk.group(3, 4)
-                least = 0 if before else 1
-                found.setdefault(name, set()).update(range(int(first), int(first) + max(least, int(number or 1))))
+                first, number = int(hunk[1]), int(hunk[2] or 1)
+                found.setdefault(names[1], set()).update(range(first, first + max(1, number)))
     return {path: lines - {0} for path, lines in found.items() if lines - {0}}
 
 

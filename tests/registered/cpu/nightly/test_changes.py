@@ -9,7 +9,6 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.command import select
 from specmatrix.matrix.faults.plant import environment, planted, trial
-from specmatrix.matrix.run.functions import executed_functions, record, stored_functions
 from tools.mutants import judging
 from tools.mutants.judging import Judge, Outcome
 from tools.mutants.mutations import mutations
@@ -25,10 +24,8 @@ def git(folder, words):
     subprocess.run(["git", *settings, *words.split()], cwd=folder, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize(
-    ("fault", "touched"), [("bonus-stride", "all 3 cells"), ("path-not-compacted", "1 of 3 cells")]
-)
-def test_a_red_run_of_a_change_names_its_lines_that_only_failing_cells_execute(tmp_path, fault, touched):
+@pytest.mark.parametrize(("fault", "named"), [("bonus-stride", True), ("path-not-compacted", False)])
+def test_a_red_run_of_a_change_names_its_lines_that_only_failing_cells_execute(tmp_path, fault, named):
     with planted(None) as tree:
         (tree / "pyproject.toml").touch()
         git(tree, "init -q -b main")
@@ -36,7 +33,7 @@ def test_a_red_run_of_a_change_names_its_lines_that_only_failing_cells_execute(t
         git(tree, "commit -qm base")
         [changed] = select([fault])[0].patch.apply(tree)
         git(tree, "commit -qam head")
-        words = ["run", "--affected", "HEAD~1..HEAD", "--stage", "smoke", "--cells", SELECTED, "--workers", "1"]
+        words = ["run", "--change", "HEAD~1..HEAD", "--stage", "smoke", "--cells", SELECTED, "--workers", "1"]
         done = subprocess.run(
             [sys.executable, "-m", "specmatrix", *words, "--out", str(tmp_path / "out")],
             cwd=tree,
@@ -46,9 +43,13 @@ def test_a_red_run_of_a_change_names_its_lines_that_only_failing_cells_execute(t
         )
         name = changed.relative_to(tree)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert f"1 changed function in engine and kernels: {touched} execute them" in done.stderr
-    [line] = [line for line in done.stdout.splitlines() if line.startswith(f"{name}:")]
-    assert line.endswith(f": executed by {RED}, by none of 2 passing cells beside it")
+    lines = [line for line in done.stdout.splitlines() if line.startswith((f"{name}:", "no changed line "))]
+    if named:
+        assert [line.endswith(f": executed by {RED}, by none of 2 passing cells beside it") for line in lines] == [True]
+    else:  # the line before a deletion is one that every cell executes
+        assert lines == [
+            "no changed line is executed by failing cells only: 1 failing and 2 passing cells ran again, traced"
+        ]
 
 
 def test_mutants_die_by_a_gate_a_crash_or_a_test():
@@ -77,21 +78,3 @@ def test_a_cell_that_is_red_without_a_mutant_kills_none(monkeypatch):
     monkeypatch.setattr(judging, "trial", lambda patch, *rest: trial(broken, *rest))
     with pytest.raises(ConfigError, match=f"red without any mutant: {RED}"):
         [*Judge(0, cells=()).outcomes([mutant], 1)]
-
-
-def test_cells_execute_what_they_need_whichever_ran_before():
-    cells = [Cell.from_id(name) for name in ("ngram.pair", "none.pair")]
-    both, alone = executed_functions(cells), executed_functions(cells[1:])
-    assert both["none.pair"] == alone["none.pair"]
-    index = {name for path, name in both["ngram.pair"] if path == "engine/core/draft/ngram_index.py"}
-    assert index and not [path for path, _ in both["none.pair"] if path == "engine/core/draft/ngram_index.py"]
-    assert ("engine/core/config/resolve.py", "resolve") in alone["none.pair"]
-    assert ("engine/device/batch.py", "_triangle") in alone["none.pair"]  # which is cached
-
-
-def test_a_fresh_process_records_nothing_of_its_first_run_only(tmp_path):
-    file = tmp_path / "cells.functions"
-    assert record([Cell.from_id("none.pair")], 1, path=file).startswith("cells.functions: 1 cell executes ")
-    stored = stored_functions(file)
-    assert stored.executing(("engine/device/batch.py", "_triangle")) == {"none.pair"}
-    assert not stored.executing(("engine/core/config/adaptive_file.py", "parse"))

@@ -9,7 +9,6 @@ from specmatrix.ci.run import show_suspects
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run import executed_lines
-from specmatrix.matrix.run.affected import SourceChange
 from specmatrix.matrix.run.record import judged, lost
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.schema import CellResult
@@ -38,9 +37,7 @@ def said(capsys, red, green, executed=None, changed=CHANGED, left=(), runs=None)
         again = pytest.fail if executed is None else lambda cells, *_: executed["red" if RED in cells else "green"]
         patch.setattr(executed_lines, "executed", again)
         chosen = [Cell.from_id(name) for name in (*red, *green, *left)]
-        show_suspects(
-            view, SourceChange(changed, frozenset(), 0), "cpu", 0, chosen, pytest.fail if runs is None else runs
-        )
+        show_suspects(view, changed, "cpu", 0, chosen, pytest.fail if runs is None else runs)
     return capsys.readouterr().out.splitlines()
 
 

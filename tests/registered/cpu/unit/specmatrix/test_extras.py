@@ -10,15 +10,12 @@ from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.extras import EXTRA_OF, require
 
-# By what they are imported as, where the distribution has another name; libcst comes with mutmut.
-DISTRIBUTION = {"libcst": "mutmut"}
-
 
 def test_the_extra_that_is_named_brings_the_package(monkeypatch):
     extras = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     monkeypatch.setattr("specmatrix.extras.find_spec", lambda name: None)
     for package, extra in EXTRA_OF.items():
         brought = {canonicalize_name(Requirement(text).name) for text in extras[extra]}
-        assert canonicalize_name(DISTRIBUTION.get(package, package)) in brought, package
+        assert canonicalize_name(package) in brought, package
         with pytest.raises(ConfigError, match=rf"^{package} is not installed; .*'specmatrix\[{extra}\]'$"):
             require(package)

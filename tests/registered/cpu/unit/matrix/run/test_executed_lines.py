@@ -1,10 +1,14 @@
 """Changed lines that only failing cells execute."""
 
+import subprocess
 import sys
 import threading
 
+import pytest
+
 from specmatrix import HOME
-from specmatrix.matrix.run.executed_lines import changed_lines, executed, only_red, ranges
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.run.executed_lines import changed_lines, executed, only_red, ranges, read_change
 
 DIFF = """\
 diff --git a/engine/loop.py b/engine/loop.py
@@ -38,9 +42,57 @@ INDEX, LOOP = "engine/core/draft/ngram_index.py", "engine/loop.py"
 
 def test_changed_lines_are_those_of_the_new_files_and_in_front_of_deletions():
     assert changed_lines(DIFF) == {"engine/loop.py": {10, 21, 22, 23, 43}}
-    assert changed_lines(DIFF, before=True) == {"engine/loop.py": {10, 40, 41}, "engine/gone.py": {1, 2}}
     assert changed_lines(DIFF.replace("+43,0", "+0,0")) == {"engine/loop.py": {10, 21, 22, 23}}
     assert changed_lines("") == {} and changed_lines("no diff at all") == {}
+
+
+def git(folder, words):
+    settings = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *settings, *words.split()], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """Three commits: a file, a change of two of its lines and of notes, and a deletion."""
+    (tmp_path / "engine").mkdir()
+    file = tmp_path / "engine" / "tree.py"
+    git(tmp_path, "init -q -b main")
+    for text, message in (("1\n2\n3\n4\n5\n", "one"), ("1\nb\n3\nd\n5\n", "two"), ("1\nb\n3\nd\n", "three")):
+        file.write_text(text)
+        (tmp_path / "notes.md").write_text(message)
+        git(tmp_path, "add .")
+        git(tmp_path, f"commit -qm {message}")
+    return tmp_path
+
+
+def test_a_change_is_between_two_commits_or_of_the_files_as_they_are(checkout):
+    path = "engine/tree.py"
+    assert read_change("HEAD~2..HEAD", checkout) == {path: {2, 4}}
+    assert read_change("HEAD~1..", checkout) == read_change("HEAD~1...HEAD", checkout) == {path: {4}}
+    assert read_change("HEAD", checkout) == read_change("HEAD..HEAD", checkout) == {}
+    (checkout / path).write_text("a\nb\n3\nd\n")
+    assert read_change("HEAD", checkout) == {path: {1}}
+    git(checkout, "commit -qam four")
+    git(checkout, "mv engine part")
+    git(checkout, "commit -qm five")
+    (checkout / "deeper").mkdir()
+    git(checkout, "mv part deeper/engine")
+    git(checkout, "commit -qm six")
+    (checkout / "deeper" / path).write_text("a\nb\nc\nd\n")
+    assert read_change("HEAD", checkout / "deeper") == {path: {3}}
+
+
+@pytest.mark.parametrize(
+    ("revisions", "text"),
+    [
+        ("nowhere..HEAD", "'nowhere' is not a commit of"),
+        ("HEAD~1..HEAD~1", "'HEAD~1' is not checked out, so the cells would run other sources"),
+        ("--help", "'--help' is not a commit of"),
+    ],
+)
+def test_commits_that_cannot_be_compared_are_refused(checkout, revisions, text):
+    with pytest.raises(ConfigError, match=text):
+        read_change(revisions, checkout)
 
 
 def test_ranges_join_neighbours():
