@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -87,9 +87,13 @@ def run(options: RunOptions) -> int:
         header = header if only is None else replace(header, data_hash=hash_of(only, chosen, options, header.data_hash))
         traced = runs.explained("every" if len(chosen) == 1 else "red") if options.explain else runs
         view = write_run(load(write_report(options.out, header, chosen, traced(chosen), options.fail_fast)))
-        show_run(view, options.out, write_explained(view, options.out), options.json, options.junit)
+        named: list[str] = []
         if change is not None and not options.json and not gpus:
-            show_suspects(view, change, options.tier, options.seed, chosen, runs)
+            named += suspect_lines(view, change, options.tier, options.seed, chosen, runs)
+    # A cluster takes what is printed while it is connected.
+    show_run(view, options.out, write_explained(view, options.out), options.json, options.junit)
+    for line in named:
+        print(line)
     return int(view.verdict != "green")
 
 
@@ -143,25 +147,25 @@ def change_of(options: RunOptions) -> Lines | None:
         raise ConfigError(f"--change: {error}") from error
 
 
-def show_suspects(
+def suspect_lines(
     view: RunView,
     change: Lines,
     tier: str,
     seed: int,
     chosen: Sequence[Cell],
     runs: Callable[[Sequence[Cell]], Iterable[CellResult]],
-) -> None:
-    """Print the changed lines that only a red run's failing cells execute, found by running a few cells again, or why
-    there are none. Where none passed, as `fail_fast` ended the run, a few of the `chosen` cells run now."""
+) -> Iterator[str]:
+    """Sentences on the changed lines that only a red run's failing cells execute, found by running a few cells again,
+    or why there are none. Where none passed, as `fail_fast` ended the run, a few of the `chosen` cells run now."""
     near = beside(view.red, view.cells, chosen) if change else []
     cells = (*view.cells, *(runs(near) if near else ()))
     found, names, green = suspects(view.red, cells, change, tier, seed)
     if view.red and not found:
-        print(no_suspect(len(view.red), len(names), len(green), change))
+        yield no_suspect(len(view.red), len(names), len(green), change)
     for path, lines in found.items():
         for first, last in ranges(lines):
             place = f"{path}:{first}" + (f"-{last}" if last > first else "")
-            print(f"{place}: executed by {', '.join(names)}, by none of {count(len(green), 'passing cell')} beside it")
+            yield f"{place}: executed by {', '.join(names)}, by none of {count(len(green), 'passing cell')} beside it"
 
 
 def hash_of(only: Subset, cells: Sequence[Cell], options: RunOptions, data_hash: str) -> str:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specmatrix.ci.run import show_suspects
+from specmatrix.ci.run import suspect_lines
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run import executed_lines
@@ -29,7 +29,7 @@ class RunsBeside(list):
         return iter([record(name, State.FAIL if name == OTHER else State.PASS) for name in self])
 
 
-def said(capsys, red, green, executed=None, changed=CHANGED, left=(), runs=None) -> list[str]:
+def said(red, green, executed=None, changed=CHANGED, left=(), runs=None) -> list[str]:
     failing = [record(name, State.FAIL) if name != BROKEN else lost(prepare(Cell.from_id(name)), "x") for name in red]
     view = SimpleNamespace(red=failing, cells=[*failing, *(record(name, State.PASS) for name in green)])
     with pytest.MonkeyPatch.context() as patch:
@@ -37,19 +37,18 @@ def said(capsys, red, green, executed=None, changed=CHANGED, left=(), runs=None)
         again = pytest.fail if executed is None else lambda cells, *_: executed["red" if RED in cells else "green"]
         patch.setattr(executed_lines, "executed", again)
         chosen = [Cell.from_id(name) for name in (*red, *green, *left)]
-        show_suspects(view, changed, "cpu", 0, chosen, pytest.fail if runs is None else runs)
-    return capsys.readouterr().out.splitlines()
+        return [*suspect_lines(view, changed, "cpu", 0, chosen, pytest.fail if runs is None else runs)]
 
 
-def test_lines_that_only_failing_cells_execute_are_named(capsys):
+def test_lines_that_only_failing_cells_execute_are_named():
     executed = {"red": {"engine/loop.py": {4, 5, 9}}, "green": {"engine/loop.py": {9}}}
-    assert said(capsys, [RED], [GREEN], executed) == [
+    assert said([RED], [GREEN], executed) == [
         f"engine/loop.py:4-5: executed by {RED}, by none of 1 passing cell beside it"
     ]
 
 
-def test_a_green_run_says_nothing_of_the_lines(capsys):
-    assert said(capsys, [], [GREEN]) == []
+def test_a_green_run_says_nothing_of_the_lines():
+    assert said([], [GREEN]) == []
 
 
 WHICH = "which of the changed lines only failing cells execute is not known: "
@@ -64,28 +63,28 @@ WHICH = "which of the changed lines only failing cells execute is not known: "
         ([RED], [GREEN], {}, "the change has none in a Python file"),
     ],
 )
-def test_nothing_runs_again_where_nothing_could_be_concluded(red, green, changed, sentence, capsys):
-    assert said(capsys, red, green, changed=changed) == [WHICH + sentence]
+def test_nothing_runs_again_where_nothing_could_be_concluded(red, green, changed, sentence):
+    assert said(red, green, changed=changed) == [WHICH + sentence]
 
 
 EXECUTED = {"red": {"engine/loop.py": {4, 5}}, "green": {"engine/loop.py": {5}}}
 LEFT = ("none.v2.mixed_lengths", "eagle3.tp2.s3.v2.pair", OTHER, "none.qwen3.v2", "eagle3.s3.v2.mixed_lengths")
 
 
-def test_where_no_cell_passed_the_nearest_that_did_not_run_are_tried(capsys):
+def test_where_no_cell_passed_the_nearest_that_did_not_run_are_tried():
     runs = RunsBeside()
     line = f"engine/loop.py:4: executed by {RED}, by none of 2 passing cells beside it"
-    assert said(capsys, [RED], [], EXECUTED, left=LEFT, runs=runs) == [line]
+    assert said([RED], [], EXECUTED, left=LEFT, runs=runs) == [line]
     assert runs == [OTHER, "eagle3.s3.v2.mixed_lengths", "none.v2.mixed_lengths"]
     runs = RunsBeside()
-    assert said(capsys, [RED], [RANKS], EXECUTED, left=[OTHER], runs=runs) == [
+    assert said([RED], [RANKS], EXECUTED, left=[OTHER], runs=runs) == [
         WHICH + "no cell passed that they could be compared with"
     ]
     assert runs == [OTHER], "it fails too"
 
 
-def test_a_sentence_says_that_no_line_separates_the_cells(capsys):
+def test_a_sentence_says_that_no_line_separates_the_cells():
     executed = {"red": {"engine/loop.py": {4, 5}}, "green": {"engine/loop.py": {4, 5, 9}}}
-    assert said(capsys, [RED, OTHER], [GREEN], executed) == [
+    assert said([RED, OTHER], [GREEN], executed) == [
         "no changed line is executed by failing cells only: 2 failing and 1 passing cell ran again, traced"
     ]
