@@ -1,7 +1,6 @@
 """Choice of cells: enumeration of the runnable ones, a t-wise cover by covertable, and negative cells."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from itertools import combinations, product
 from math import prod
 from typing import Any, Final
@@ -9,7 +8,6 @@ from typing import Any, Final
 from specmatrix.matrix.cells.axes import AXES, NAMES, START_AXES
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, Constraint, explain
-from specmatrix.matrix.cells.enumerate import starts
 
 # Another salt gives another cover of about the same size; this one is as good as any.
 SALT: Final = "specmatrix"
@@ -27,14 +25,6 @@ SWEEPS: Final[dict[str, tuple[str, ...]]] = {
         "eagle3.s5.k2.n16.v2.c32.m4",
     ),
 }
-
-
-def enumerate_cells() -> Iterator[Cell]:
-    """Every cell that runs as requested, in axis order; prefixes are pruned as soon as a constraint applies."""
-    make = partial(tuple.__new__, Cell)
-    for start, tails in starts(CONSTRAINTS):
-        for tail in tails:
-            yield make(start + tail)
 
 
 def cover(strength: int, kept: Iterable[Cell] = (), rules: Sequence[Constraint] = CONSTRAINTS) -> list[Cell]:

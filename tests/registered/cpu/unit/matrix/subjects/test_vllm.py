@@ -18,10 +18,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from specmatrix import HOME
+from specmatrix.child_process import FOREIGN
 from specmatrix.cli import main
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.subjects.engine_process import FOREIGN, EngineFailed, EngineProcess
+from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Unsupported
 from specmatrix.matrix.subjects.registry import installed_subject, load_subject
 from specmatrix.matrix.subjects.vllm import environment
