@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, Final, NamedTuple, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -26,7 +26,8 @@ from specmatrix.usage_errors import UsageError, misuse, repeated_option
 
 
 class Command(NamedTuple):
-    """A function of specmatrix, as `module:name`, which is imported when the command is called or asked for its help.
+    """A function of specmatrix, as `module:name`, which is imported when the command is called or asked for its help;
+    "" for a word that only stands before others.
 
     engine_flags: words that are no option of its own are passed on, as they may be flags of the engine.
     """
@@ -36,96 +37,67 @@ class Command(NamedTuple):
     engine_flags: bool = False
 
 
-class Subcommands(NamedTuple):
-    """Commands behind a word. alone: the function without any of them."""
-
-    help: str
-    commands: Mapping[str, Command]
-    alone: str = ""
-
-
-Row: TypeAlias = Command | Subcommands
-
-# In the order of `--help` and of the README's table.
-COMMANDS: Final[Mapping[str, Row]] = {
+# In the order of `--help` and of the table of docs/running.md; a command of two words is behind the first.
+COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command("ci.run:run_command", "Run cells and write their report."),
     "plan": Command("ci.plan:plan", "Divide the cells of tiers into shards."),
     "merge": Command("ci.merge:merge", "Merge the reports of shards into that of the whole run."),
     "shrink": Command("ci.shrink:shrink", "Find the smallest form of a red cell that stays red."),
     "compare": Command("matrix.cli.compare:compare", "Compare the results and the coverage of two runs."),
     "review": Command("ci.review:review", "Write what the reviewer of a pull request sees."),
-    "history": Subcommands(
-        "Keep many runs; print change points and flaky cells.",
-        {
-            "add": Command("matrix.cli.history:add", "Add reports to the history."),
-            "show": Command("matrix.cli.history:show", "Print the newest runs and their red cells."),
-            "trend": Command("matrix.cli.history:trend", "Print the change points of what was measured."),
-            "flaky": Command("matrix.cli.history:flaky", "Name the cells that flip although nothing changed."),
-        },
-    ),
+    "history": Command("", "Keep many runs; print change points and flaky cells."),
+    "history add": Command("matrix.cli.history:add", "Add reports to the history."),
+    "history show": Command("matrix.cli.history:show", "Print the newest runs and their red cells."),
+    "history trend": Command("matrix.cli.history:trend", "Print the change points of what was measured."),
+    "history flaky": Command("matrix.cli.history:flaky", "Name the cells that flip although nothing changed."),
     "site": Command("matrix.cli.history:site", "Write a dashboard of the history."),
     "axes": Command("matrix.cli.cells:axes", "List the axes of the matrix and their values."),
-    "cells": Subcommands(
-        "List the cells of the lock file.",
-        {"list": Command("matrix.cli.cells:list_cells", "List the cells that a run of the same options has.")},
-    ),
+    "cells": Command("", "List the cells of the lock file."),
+    "cells list": Command("matrix.cli.cells:list_cells", "List the cells that a run of the same options has."),
     "explain": Command("matrix.cli.cells:explain", "Print what cells resolve to, and the constraints on them."),
     "lock": Command("matrix.cli.lock:lock", "Prove or extend the lock file, the list of cells that run."),
-    "subjects": Subcommands(
-        "List, show, check and install the engines that cells run on.",
-        {
-            "show": Command("matrix.cli.subjects:show", "Show what one subject can show and which gates judge it."),
-            "check": Command("matrix.cli.subjects:check", "Run the contract suite for subjects."),
-            "install": Command("matrix.cli.subjects:install", "Make the environment of a subject."),
-        },
-        alone="matrix.cli.subjects:subjects",
-    ),
+    "subjects": Command("matrix.cli.subjects:subjects", "List, show, check and install the engines that cells run on."),
+    "subjects show": Command("matrix.cli.subjects:show", "Show what one subject can show and which gates judge it."),
+    "subjects check": Command("matrix.cli.subjects:check", "Run the contract suite for subjects."),
+    "subjects install": Command("matrix.cli.subjects:install", "Make the environment of a subject."),
     "faults": Command("matrix.faults.command:faults", "Plant faults and report which gates detect each."),
     "accuracy": Command("matrix.accuracy.command:accuracy", "Measure task accuracy with and without speculation."),
     "generate": Command(
-        "matrix.cli.generate:generate", "Answer a question and measure the speed-up by speculation.", engine_flags=True
+        "matrix.cli.generate:generate", "Answer a question and measure the speed-up by speculation.", True
     ),
-    "serve": Command("matrix.cli.serve:serve", "Serve a model over HTTP, as SGLang and OpenAI do.", engine_flags=True),
-    "contract": Command(
-        "matrix.cli.contract:contract", "Run the conformance suite for draft algorithms.", engine_flags=True
-    ),
+    "serve": Command("matrix.cli.serve:serve", "Serve a model over HTTP, as SGLang and OpenAI do.", True),
+    "contract": Command("matrix.cli.contract:contract", "Run the conformance suite for draft algorithms.", True),
     "simulate": Command("matrix.simulation.command:simulate", "Simulate random schedules on a toy device."),
     "bench": Command("benchmarks.command:bench", "Run the benchmarks and compare each figure with its goal."),
-    "zoo": Subcommands(
-        "List, verify, train and measure the fixture models.",
-        {
-            "list": Command("matrix.zoo.command:list_models", "Print the model cards."),
-            "verify": Command("matrix.zoo.command:verify", "Verify the checksums of every model."),
-            "acceptance": Command(
-                "matrix.zoo.command:acceptance",
-                "Measure the acceptance lengths of each draft, and of random drafts for comparison.",
-            ),
-            "train": Command("matrix.zoo.command:train", "Train models from their recipes."),
-        },
+    "zoo": Command("", "List, verify, train and measure the fixture models."),
+    "zoo list": Command("matrix.zoo.command:list_models", "Print the model cards."),
+    "zoo verify": Command("matrix.zoo.command:verify", "Verify the checksums of every model."),
+    "zoo acceptance": Command(
+        "matrix.zoo.command:acceptance",
+        "Measure the acceptance lengths of each draft, and of random drafts for comparison.",
     ),
-    "checkpoints": Subcommands(
-        "List and check published checkpoints for the GPU tiers.",
-        {
-            "list": Command(
-                "matrix.zoo.published.command:list_pairs", "List targets and drafts with their memory requirements."
-            ),
-            "show": Command("matrix.zoo.published.command:show", "Print a checkpoint's source and requirements."),
-            "check": Command("matrix.zoo.published.command:check", "Report what this machine lacks to run them."),
-        },
+    "zoo train": Command("matrix.zoo.command:train", "Train models from their recipes."),
+    "checkpoints": Command("", "List and check published checkpoints for the GPU tiers."),
+    "checkpoints list": Command(
+        "matrix.zoo.published.command:list_pairs", "List targets and drafts with their memory requirements."
     ),
+    "checkpoints show": Command("matrix.zoo.published.command:show", "Print a checkpoint's source and requirements."),
+    "checkpoints check": Command("matrix.zoo.published.command:check", "Report what this machine lacks to run them."),
 }
 
 
 class LoadedCommands(Mapping[str, TyperCommand | TyperGroup]):
-    """The commands of a table, each imported when it is taken."""
+    """The commands behind a word, each imported when it is taken."""
 
-    def __init__(self, rows: Mapping[str, Row]) -> None:
-        self.rows = rows
+    def __init__(self, word: str = "") -> None:
+        names = {name: name.rpartition(" ") for name in COMMANDS}
+        self.rows = {last: COMMANDS[name] for name, (first, _, last) in names.items() if first == word}
+        self._word = word
         self._loaded: dict[str, TyperCommand | TyperGroup] = {}
 
     def __getitem__(self, name: str) -> TyperCommand | TyperGroup:
         if name not in self._loaded:
-            self._loaded[name] = _loaded(name, self.rows[name])
+            self._loaded[name] = _loaded(self.rows[name], LoadedCommands(f"{self._word} {name}".strip()))
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -145,24 +117,25 @@ class CommandGroup(TyperGroup):
             formatter.write_dl([(name, row.help) for name, row in self.commands.rows.items()])
 
 
-def _loaded(name: str, row: Row) -> TyperCommand | TyperGroup:
-    if isinstance(row, Subcommands):
-        return _group(row)
+def _loaded(row: Command, behind: LoadedCommands) -> TyperCommand | TyperGroup:
+    function = _function(row.function) if row.function else lambda: None
+    if behind.rows:
+        return _group(function, row.help, behind, alone=bool(row.function))
     app = _app()
     flags: dict[str, Any] = {}
     if row.engine_flags:
         epilog = _function("matrix.cli.flags:epilog")()
         flags = {"context_settings": {"ignore_unknown_options": True}, "epilog": epilog}
-    app.command(name, help=row.help, **flags)(_function(row.function))
+    app.command(help=row.help, **flags)(function)
     return cast(TyperCommand, typer.main.get_command(app))
 
 
-def _group(row: Subcommands) -> CommandGroup:
+def _group(function: Any, text: str, commands: LoadedCommands, alone: bool = False) -> CommandGroup:  # noqa: ANN401
+    """alone: whether the word is a command without any of them too."""
     app = _app()
-    alone = _function(row.alone) if row.alone else lambda: None
-    app.callback(cls=CommandGroup, help=row.help, invoke_without_command=bool(row.alone))(alone)
+    app.callback(cls=CommandGroup, help=text, invoke_without_command=alone)(function)
     group = cast(CommandGroup, typer.main.get_command(app))
-    group.commands = LoadedCommands(row.commands)
+    group.commands = commands
     return group
 
 
@@ -191,26 +164,8 @@ def _options(
 @cache
 def command_line() -> CommandGroup:
     """All commands, with their options."""
-    app = _app()
-    app.callback(
-        cls=CommandGroup,
-        help="A generated test matrix for speculative decoding: run cells, report the results, compare two runs.",
-    )(_options)
-    group = cast(CommandGroup, typer.main.get_command(app))
-    group.commands = LoadedCommands(COMMANDS)
-    return group
-
-
-def _named(words: Sequence[str]) -> list[str]:
-    """The path of the command that a command line names, such as ["history", "add"]."""
-    path: list[str] = []
-    rows: Mapping[str, Row] = COMMANDS
-    for word in words:
-        if word not in rows:
-            break
-        path.append(word)
-        rows = getattr(rows[word], "commands", {})
-    return path
+    text = "A generated test matrix for speculative decoding: run cells, report the results, compare two runs."
+    return _group(_options, text, LoadedCommands())
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -219,7 +174,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if words is None else words)
     if empty := empty_word(given):
         return wrong(f"{empty} is empty, perhaps an unset shell variable; give a value or omit it")
-    path = _named(given)
+    path = max((own for own in map(str.split, COMMANDS) if given[: len(own)] == own), key=len, default=[])
     try:
         with stoppable():
             command: Any = command_line()

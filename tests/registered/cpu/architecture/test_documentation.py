@@ -225,7 +225,7 @@ def test_a_page_has_every_command_in_the_order_of_help():
     page = HOME / "docs" / "running.md"
     table = page.read_text(encoding="utf-8").partition("\n## All commands\n")[2]
     listed = list(dict.fromkeys(found(call)[0][0] for call in calls(table)))
-    assert listed == list(COMMANDS)
+    assert listed == [word for word in COMMANDS if " " not in word]
 
 
 @pytest.mark.parametrize(

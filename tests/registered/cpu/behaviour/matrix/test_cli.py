@@ -66,7 +66,10 @@ def test_help_says_in_a_whole_sentence_what_each_command_does(capsys, monkeypatc
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["--help"]) == 0
     rows = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
-    assert len(rows) == len(COMMANDS) and [row for row in rows if row.endswith("...") or not row.endswith(".")] == []
+    assert (
+        len(rows) == sum(" " not in name for name in COMMANDS)
+        and [row for row in rows if row.endswith("...") or not row.endswith(".")] == []
+    )
 
 
 @pytest.mark.parametrize(
