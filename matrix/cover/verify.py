@@ -83,9 +83,10 @@ def _feasible(
         if not rows:
             return set()
         home |= dict.fromkeys(component, component)
+        columns = {name: [row[name] for row in rows] for name in component}
         for size in range(1, strength + 1):
             for names in combinations(component, size):
-                values = {tuple([row[name] for name in names]) for row in rows}
+                values = set(zip(*map(columns.__getitem__, names), strict=True))
                 occurring[names] = [tuple(zip(names, each, strict=True)) for each in values]
     found: set[Combination] = set()
     for names in combinations(NAMES, strength):
