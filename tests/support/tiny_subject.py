@@ -11,6 +11,7 @@ from math import inf, nan
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.oracles.finish import ending
@@ -18,6 +19,7 @@ from specmatrix.matrix.oracles.transformers import oracle_of
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Capability,
+    Diverged,
     EngineCommand,
     Profile,
     RunningEngine,
@@ -73,6 +75,9 @@ def fields(request: RequestSpec) -> dict[str, Any]:
         "top_k": request.top_k,
         "top_p": request.top_p,
     }
+
+
+DIVERGED = Agreement(2, 3, 3, ("a", "b"), "step 1: the plan of rank 1 and of rank 0 differ")
 
 
 class TinySubject(Subject):
@@ -226,6 +231,8 @@ class ReplayEngine(RunningEngine):
             Event().wait()
         if self.fault == "raise":
             raise RuntimeError("a wire came loose")
+        if self.fault == "diverge":
+            raise Diverged(DIVERGED)
         answers = [self._answer(ask) for ask in asks]
         return answers[::-1] if self.fault == "order" else answers
 

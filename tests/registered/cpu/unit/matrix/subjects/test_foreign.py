@@ -17,14 +17,14 @@ from specmatrix.matrix.run.runner import KEPT, Runner
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.http.openai import TEXTS
 from specmatrix.matrix.subjects.http.sglang import NATIVE
-from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
+from specmatrix.matrix.subjects.protocol import Diverged, EngineCommand, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import NOT_REFUSED
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.schema import CellResult
-from tests.support.tiny_subject import ReplaySubject
+from tests.support.tiny_subject import DIVERGED, ReplaySubject
 
 DRAFTED = Cell.from_id("eagle3.s3.k1")
 
@@ -176,6 +176,17 @@ def test_on_a_busy_host_the_limit_is_of_the_engines_own_time(monkeypatch, used, 
     with pytest.raises(EngineFailed, match=r"^generate took more than 0\.5 s; "):
         engine.generate(command.asks)
     assert len(used) - len(list(times)) == read
+
+
+def test_ranks_that_diverge_in_the_process_arrive_with_how_far_they_agreed():
+    subject = ReplaySubject("diverge")
+    command = subject.translate(prepare(DRAFTED, subject=subject.name))
+    assert isinstance(command, EngineCommand)
+    engine = EngineProcess(subject, command)
+    with pytest.raises(Diverged) as found:
+        engine.generate(command.asks)
+    engine.stop()
+    assert found.value.agreement == DIVERGED
 
 
 def test_answers_in_another_order_are_red():
