@@ -26,6 +26,7 @@ class PreparedCell:
     """A cell with its configuration, facts and requests, each computed at most once, on first access.
 
     tier, seed, subject: of the run. constraints: those that apply to the cell. expectation: the expected outcome.
+    plain: it is the baseline of a cell.
     """
 
     cell: Cell
@@ -35,6 +36,7 @@ class PreparedCell:
     expectation: Expect
     workload: Workload
     subject: str = REFERENCE
+    plain: bool = False
 
     @property
     def gpus(self) -> int:
@@ -97,7 +99,9 @@ class PreparedCell:
 
     def _plain(self, start: Cell) -> PreparedCell:
         """The baseline requests on another engine start, which must run whether or not it is in the matrix."""
-        return replace(self, cell=start, constraints=(), expectation="runs", workload=lambda *_: self._plain_requests)
+        return replace(
+            self, cell=start, constraints=(), expectation="runs", workload=lambda *_: self._plain_requests, plain=True
+        )
 
 
 def prepare(

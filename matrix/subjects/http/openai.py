@@ -44,6 +44,7 @@ EXTENSIONS: Final = {
     "ignore_eos": "ignore_eos",
     "stop_token_ids": "stop_token_ids",
 }
+UNSAID: Final = "the server does not say whether it speculates"
 DEFAULTS: Final = {one.name: one.default for one in fields(RequestSpec)}
 # Axes on which OpenAI's API says nothing of what runs: only their defaults are supported.
 SHOWN: Final = ("algorithm", "model", "batch", "sampling", "finish", "abort")
@@ -95,10 +96,10 @@ class OpenAISubject(Subject):
         """Bodies of the endpoint. A server without /server_info does not say which algorithm it runs, which is then
         taken as claimed by the user, who names the server's own by --cells."""
         cell = prepared.cell
-        if reason := _obstacle(cell, prepared.requests) or next(self._mismatches(cell), ""):
+        if reason := _obstacle(cell, prepared.requests) or next(self._mismatches(prepared), ""):
             return Unsupported(reason)
         asks = tuple(self._ask(request) for request in prepared.requests)
-        return EngineCommand({}, {"target": cell.target}, asks, variant=BASELINE if cell.algorithm == "none" else "")
+        return EngineCommand({}, {"target": cell.target}, asks, variant=BASELINE if prepared.plain else "")
 
     def start(self, command: EngineCommand) -> RunningEngine:
         """Connect to the server. ConfigError without an endpoint."""
@@ -107,17 +108,21 @@ class OpenAISubject(Subject):
         url = self.endpoint.baseline_url if command.variant == BASELINE else None
         return OpenAIEngine(url or self.endpoint.url, self.endpoint.key, self.chat)
 
-    def _mismatches(self, cell: Cell) -> Iterator[str]:
-        """A sentence for each value of the cell that the server does not have, as far as it says so."""
+    def _mismatches(self, prepared: PreparedCell) -> Iterator[str]:
+        """A sentence for each value of the cell that the server does not have, as far as it says so. A baseline's
+        server has the model of the other, and does not speculate."""
         if self.endpoint is None:
             return
-        yield from other_model(cell, *([self.running["model_path"]] if self.running else [self.model, self.root]))
-        asked, runs = cell.algorithm.upper(), self.running.get("speculative_algorithm")
-        if cell.algorithm != "none":
-            if self.running and not same("speculative_algorithm", asked, runs):
+        cell, names = prepared.cell, [self.running["model_path"]] if self.running else [self.model, self.root]
+        yield from other_model(cell.target, *names)
+        if prepared.plain:
+            return
+        asked = None if cell.algorithm == "none" else cell.algorithm.upper()
+        if self.running:
+            if not same("speculative_algorithm", asked, runs := self.running["speculative_algorithm"]):
                 yield f"the server runs speculative_algorithm {runs}, not {asked}"
-        elif self.endpoint.baseline_url is None and (runs is not None or not self.running):
-            yield NO_BASELINE
+        elif asked is None:
+            yield UNSAID
 
     def _ask(self, request: RequestSpec) -> SubjectRequest:
         body: dict[str, Any] = {

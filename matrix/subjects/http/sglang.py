@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
-from specmatrix.matrix.subjects.http.launch_flags import OTHERS, PRECISION, launch_flags, mismatches
+from specmatrix.matrix.subjects.http.launch_flags import OTHERS, PRECISION, launch_flags, mismatches, other_model
 from specmatrix.matrix.subjects.protocol import (
     Capability,
     EngineCommand,
@@ -81,8 +81,10 @@ class SglangSubject(Subject):
                 baseline = server.get(*INFO)
             if baseline.get("speculative_algorithm") is not None:
                 raise ConfigError(f"--baseline-url runs {baseline['speculative_algorithm']}; allowed: no speculation")
+            for sentence in other_model(str(running.get("model_path")), baseline.get("model_path")):
+                raise ConfigError(f"--baseline-url: {sentence}, which is the model of --url")
         profile = replace(self.profile, restarts=False)
-        if endpoint.baseline_url is None and running.get("speculative_algorithm") is not None:
+        if endpoint.baseline_url is None:
             profile = replace(profile, excluded=dict.fromkeys(PAIRED, NO_BASELINE), has_baseline=False)
         return replace(self, endpoint=endpoint, running=running, profile=profile)
 
@@ -91,16 +93,15 @@ class SglangSubject(Subject):
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags as SGLang's server has them, asks as bodies of /generate."""
-        cell, baseline = prepared.cell, False
+        cell, baseline = prepared.cell, prepared.plain and self.endpoint is not None and self.endpoint.url is not None
         reason = PRECISION if cell.numerics != "float32" else next(_unread(prepared.requests), "")
         if self.endpoint is not None and self.endpoint.url is not None:
-            baseline = cell.algorithm == "none" and self.running.get("speculative_algorithm") is not None
-            if baseline and self.endpoint.baseline_url is None:
-                reason = NO_BASELINE
-            elif not baseline:
+            if not baseline:
                 reason = (
                     next(mismatches(cell, self.running), "") or _overfull(prepared.requests, self.running) or reason
                 )
+            elif self.endpoint.baseline_url is None:
+                reason = NO_BASELINE
         elif cell.adaptive != "off":
             reason = reason or OTHERS
         if reason:

@@ -26,15 +26,18 @@ from specmatrix.matrix.subjects.contract import check_contract
 from specmatrix.matrix.subjects.http.connection import Connection, NotThere
 from specmatrix.matrix.subjects.http.endpoint import NO_BASELINE, Endpoint, endpoint_of
 from specmatrix.matrix.subjects.http.launch_flags import launch_flags, mismatches
+from specmatrix.matrix.subjects.http.openai import UNSAID
 from specmatrix.matrix.subjects.http.sglang import SglangSubject
 from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.store import load
 from tests.support.served import MODEL, TEMPLATE, RunningServer, served, templated
 
 CELL = "eagle3.s3.k1.n4.p4"
+SPECULATES = "the server runs speculative_algorithm EAGLE3, not None"
 PLAIN: dict[str, Any] = {
     "speculative_algorithm": "NONE",
     "speculative_draft_model_path": None,
@@ -194,10 +197,28 @@ def test_without_a_baseline_the_oracle_judges_the_run_itself(server: RunningServ
     for one in found:
         assert one.state == "PASS", one
         assert {gate.name for gate in one.gates} == {"claimed_capabilities", "oracle", "identities", "finish"}
-    reason = "there is no server without speculation to compare with; give --baseline-url"
-    assert (none.state, none.error) == ("UNSUPPORTED", reason)
+    assert (none.state, none.error) == ("UNSUPPORTED", SPECULATES)
     excluded = load_subject("sglang", Endpoint(server.url)).profile.excluded
-    assert excluded == dict.fromkeys(("lossless", "distribution", "accuracy"), reason)
+    assert excluded == dict.fromkeys(("lossless", "distribution", "accuracy"), NO_BASELINE)
+
+
+@pytest.mark.parametrize("name", ["sglang", "openai"])
+def test_no_cell_passes_that_the_server_does_not_have(name: str, server: RunningServer, plain: RunningServer):
+    here, there = Endpoint(server.url, plain.url), Endpoint(plain.url)
+    for one in run(
+        name, here, "none.pair", "none.qwen3.nocache", "none.p4", f"{CELL}.nocache", "eagle3.qwen3", "ngram"
+    ):
+        assert one.state == "UNSUPPORTED" and one.error, one
+    for one in run(name, there, "none.qwen3", "none.p16", "none.p4.nocache", CELL):
+        assert one.state == "UNSUPPORTED" and one.error, one
+    (alone,) = run(name, there, "none.pair" if name == "openai" else "none.p4.pair")
+    assert alone.state == "PASS" and "lossless" not in {gate.name for gate in alone.gates}, alone
+
+
+def test_a_baseline_of_another_model_is_refused_by_its_path(server: RunningServer):
+    refused = pytest.raises(ConfigError, match=r"^--baseline-url: the server runs the model qwen3-mini, not llama-mini")
+    with served(folder=CHECKPOINTS / "qwen3-mini", **PLAIN) as other, refused:
+        load_subject("sglang", Endpoint(server.url, other.url))
 
 
 def test_openais_api_is_judged_by_its_texts(server: RunningServer, plain: RunningServer):
@@ -239,7 +260,7 @@ def test_openais_api_runs_only_cells_of_the_server(server: RunningServer, plain:
     reasons = [
         "the server runs the model llama-mini, not qwen3-mini",
         "the server runs speculative_algorithm EAGLE3, not NGRAM",
-        NO_BASELINE,
+        SPECULATES,
         "no gate that applies to the subject compares the cell's answers",
         "OpenAI's API does not say which page_size runs",
     ]
@@ -247,8 +268,6 @@ def test_openais_api_runs_only_cells_of_the_server(server: RunningServer, plain:
     assert [(one.state, one.error) for one in found] == [("UNSUPPORTED", reason) for reason in reasons]
     alone, drafts = run("openai", Endpoint(plain.url), "none.pair", "eagle3.pair")
     assert alone.state == "PASS" and drafts.error == "the server runs speculative_algorithm None, not EAGLE3"
-    (paired,) = run("openai", Endpoint(server.url, plain.url), "none.pair")
-    assert paired.state == "PASS", paired
 
 
 def served_as(
@@ -279,7 +298,7 @@ def test_a_server_that_names_its_model_alone_is_taken_at_its_word(
     served_as(monkeypatch, "http://a", model)
     subject = load_subject("openai", Endpoint("http://a"))
     found = [subject.translate(prepare(Cell.from_id(cell), subject="openai")) for cell in ("eagle3.pair", "none.pair")]
-    assert [one.reason if isinstance(one, Unsupported) else "" for one in found] == [served, served or NO_BASELINE]
+    assert [one.reason if isinstance(one, Unsupported) else "" for one in found] == [served, served or UNSAID]
 
 
 def test_a_baseline_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch):
