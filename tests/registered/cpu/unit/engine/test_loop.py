@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specmatrix.engine.core.memory.groups import SlidingWindow
 from specmatrix.engine.core.memory.replay import replay
-from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
+from specmatrix.engine.core.schedule.request import Phase, SamplingParams
 from specmatrix.errors import LedgerError, RequestError
 from specmatrix.matrix.oracles.ledger import audit
 from specmatrix.matrix.simulation.toy import VOCAB, reference, request, toy_loop
@@ -44,50 +44,6 @@ def windows_of(tokens, page_size, longest, flying, spare=0):
     if tokens is None:
         return []
     return [SlidingWindow(SlidingWindow(1, page_size, tokens).budget(0, longest, flying) + spare, page_size, tokens)]
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    jobs=st.lists(JOB, min_size=1, max_size=7),
-    lag=st.integers(0, 3),
-    page_size=st.sampled_from([1, 2, 3, 5, 8]),
-    width=st.integers(1, 5),
-    extra=st.integers(0, 30),
-    rows=st.integers(1, 5),
-    chunk=st.sampled_from([None, 1, 3, 7]),
-    cache=st.booleans(),
-    eos=st.sampled_from([(), (2,)]),
-    window=st.sampled_from([None, None, 1, 4, 9]),
-    spare=st.integers(0, 6),
-)
-def test_equals_plain_decoding_and_returns_every_page(
-    jobs, lag, page_size, width, extra, rows, chunk, cache, eos, window, spare
-):
-    longest = max(len(p) + n for p, n, _, _ in jobs) + (lag + 1) * width
-    pages = -(-longest // page_size) + extra // page_size
-    flying = (lag + 1) * max(width, chunk or longest)
-    loop = toy_loop(
-        lag=lag,
-        page_size=page_size,
-        pages=pages,
-        width=width,
-        rows=rows,
-        chunk=chunk,
-        cache=cache,
-        eos=eos,
-        windows=windows_of(window, page_size, longest, flying, spare),
-    )
-    aborts = {i + 1: job[3] for i, job in enumerate(jobs) if job[3] is not None}
-    for r in drain(loop, jobs, eos, aborts):
-        out, text, finish = reference(r.prompt, r.params, eos)
-        if r.finish == Finish("abort"):
-            assert r.output == out[: len(r.output)]
-        else:
-            assert (r.output, r.text, r.finish) == (out, text, finish)
-    ledger = loop.scheduler.ledger
-    assert not ledger.accounts
-    assert not ledger.counts.held
-    replay(ledger.journal)
 
 
 class Failing:
@@ -180,34 +136,6 @@ def test_lag_leaves_a_step_unread():
     assert seen[0] == (0, 0)
     assert seen[1][0] > 0 and seen[1][1] == 1
     assert seen[2][1] == 2
-
-
-def test_a_request_that_cannot_fit_is_refused_alone():
-    loop = toy_loop(lag=0, page_size=4, pages=3)
-    with pytest.raises(RequestError, match=r"prompt plus max_new_tokens \(13\) and 1 speculative positions do not fit"):
-        loop.add(request(1, [1], SamplingParams(max_new_tokens=12)))
-    with pytest.raises(RequestError, match="the prompt is empty; allowed: at least one token"):
-        loop.add(request(2, [], SamplingParams(max_new_tokens=1)))
-    with pytest.raises(RequestError, match="allowed: at most the context length, 10000"):
-        loop.add(request(3, [1], SamplingParams(max_new_tokens=10_000)))
-    loop.add(request(4, [1], SamplingParams(max_new_tokens=4)))
-    while loop.busy:
-        loop.step()
-
-
-def test_abort_in_every_phase():
-    loop = toy_loop(lag=1, page_size=2, pages=30, rows=1)
-    running, queued = (request(i, [i, i], SamplingParams(max_new_tokens=8)) for i in (1, 2))
-    loop.add(running)
-    loop.add(queued)
-    loop.step()
-    assert loop.abort(2) and queued.phase is Phase.DONE
-    assert loop.abort(1) and running.phase is Phase.DRAINING
-    assert not loop.abort(1)
-    while loop.busy:
-        loop.step()
-    assert running.finish == queued.finish == Finish("abort")
-    assert not loop.abort(1) and not loop.abort(99)
 
 
 def test_a_window_holds_a_few_pages_of_a_long_answer_and_bounds_admission():

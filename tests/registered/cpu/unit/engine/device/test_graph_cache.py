@@ -40,16 +40,6 @@ def test_a_shape_is_captured_the_second_time_it_comes():
     assert (counts(made), made.memory) == ({4: 1}, (1, 10))
 
 
-def test_each_width_has_its_own_bundle():
-    made = bundles()
-    for one in (shape(4), shape(2), shape(4, batch=2)):
-        made.seen(one)
-        made.keep(one, 10)
-    assert counts(made) == {2: 1, 4: 2} and made.memory == (3, 30)
-    narrow = made.swap(2)
-    assert list(counts(made)) == [4, 2] and made.swap(2) is narrow
-
-
 def test_a_full_bundle_forgets_its_oldest_shape_and_leaves_other_bundles_alone():
     made = bundles(kept=2)
     made.seen(shape(2))
@@ -88,22 +78,6 @@ def test_the_graph_that_is_too_much_beside_those_in_use_runs_without_from_then_o
     rounds = [[ran(made, shape(4, batch), size) for batch, size in cycle] for _ in range(4)]
     assert rounds == [["eager"] * 3, ["captured"] * 3, ["captured", "captured", "eager"], ["replayed"] * 2 + ["eager"]]
     assert (counts(made), made.memory, made.dropped) == ({4: 2}, (2, 20), 1)
-
-
-def test_what_would_not_fit_by_the_mean_of_the_others_is_not_captured():
-    made = bundles(most_bytes=100)
-    rounds = [[ran(made, shape(4, batch), 30) for batch in (1, 2, 4, 8)] for _ in range(3)]
-    assert rounds == [["eager"] * 4, ["captured"] * 3 + ["eager"], ["replayed"] * 3 + ["eager"]]
-    assert made.dropped == 0
-
-
-def test_a_graph_that_has_rested_makes_room_in_its_bundle():
-    made = bundles(most_bytes=100, idle_rounds=6)
-    for batch in (1, 1, 2, 2, 4, 4):
-        ran(made, shape(4, batch), 40)
-    assert counts(made) == {4: 2}
-    assert [ran(made, shape(4, batch), 40) for batch in (2, 4, 4)] == ["replayed", "captured", "replayed"]
-    assert [one.batch for one, graph in made.swap(4).graphs.items() if graph] == [2, 4]
 
 
 def test_a_refused_capture_is_retried_once_a_bundle_has_freed_memory():

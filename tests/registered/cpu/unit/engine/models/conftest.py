@@ -31,6 +31,7 @@ from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.eagle3.model import Eagle3
 from specmatrix.engine.models.standalone.model import Standalone
+from tests.support.random_drafts import eagle3_shapes
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
@@ -154,7 +155,7 @@ def eagle_folder(tmp_path) -> Callable[..., Path]:
     ) -> Path:
         config = EAGLE | changes
         torch.manual_seed(11)
-        weights = {key: torch.randn(shape) * 0.3 for key, shape in eagle_shapes(config).items()}
+        weights = {key: torch.randn(shape) * 0.3 for key, shape in eagle3_shapes(config, 3).items()}
         weights |= {key: torch.rand_like(w) + 0.5 for key, w in weights.items() if "norm" in key}
         ids = torch.randperm(config["vocab_size"])[: config["draft_vocab_size"]].sort().values
         weights["d2t"] = ids - torch.arange(len(ids))
@@ -167,27 +168,6 @@ def eagle_folder(tmp_path) -> Callable[..., Path]:
         return folder
 
     return build
-
-
-def eagle_shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    hidden, inner, d = c["hidden_size"], c["intermediate_size"], c["head_dim"]
-    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
-    return {
-        "embed_tokens.weight": (c["vocab_size"], hidden),
-        "fc.weight": (hidden, 3 * c["target_hidden_size"]),
-        "midlayer.input_layernorm.weight": (hidden,),
-        "midlayer.hidden_norm.weight": (hidden,),
-        "midlayer.post_attention_layernorm.weight": (hidden,),
-        "midlayer.self_attn.q_proj.weight": (heads * d, 2 * hidden),
-        "midlayer.self_attn.k_proj.weight": (kv_heads * d, 2 * hidden),
-        "midlayer.self_attn.v_proj.weight": (kv_heads * d, 2 * hidden),
-        "midlayer.self_attn.o_proj.weight": (hidden, heads * d),
-        "midlayer.mlp.gate_proj.weight": (inner, hidden),
-        "midlayer.mlp.up_proj.weight": (inner, hidden),
-        "midlayer.mlp.down_proj.weight": (hidden, inner),
-        "norm.weight": (hidden,),
-        "lm_head.weight": (c["draft_vocab_size"], hidden),
-    }
 
 
 class Paged:

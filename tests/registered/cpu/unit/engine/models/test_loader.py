@@ -77,9 +77,7 @@ def test_roles(llama_folder, eagle_folder):
 
 def test_a_standalone_draft_sees_all_tokens(target_folder):
     target = load_target(target_folder("llama"), "cpu", torch.float32)
-    with pytest.raises(
-        ConfigError, match="with a sliding window; a STANDALONE draft must have full attention in all layers"
-    ):
+    with pytest.raises(ConfigError, match="with a sliding window; a STANDALONE draft must have full attention in all"):
         load_standalone(target_folder("qwen3"), target)
     plain = target_folder("qwen3", "plain", use_sliding_window=False, layer_types=None)
     assert load_standalone(plain, target).vocab_size == 97

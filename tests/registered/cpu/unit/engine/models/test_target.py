@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.models.deepseek.mla import MLALayer
 from specmatrix.engine.models.loader import load_target
-from specmatrix.engine.models.weights import WeightReader, load_weights
 
 BOUND = 1e-4  # float32, largest absolute difference of a logit; logits here reach about 10
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32}
@@ -225,49 +220,3 @@ def test_windows(target_folder):
     assert [mixed.window_of(i) for i in range(4)] == [None, 11, None, 11]
     llama = load_target(target_folder("llama"), "cpu", torch.float32)
     assert [llama.window_of(i) for i in range(3)] == [None] * 3
-
-
-ZOO = ("llama-mini", "qwen3-mini", "qwen3-mini-standalone", "deepseek-mini", "mistral-mini")
-
-
-@pytest.mark.parametrize("name", ZOO)
-@torch.inference_mode()
-def test_checkpoints_of_the_zoo_match_transformers(zoo, paged, name, monkeypatch):
-    """Prefill, chunks, decode and a tree, over texts longer than the windows of 48 and 56 tokens."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    ours = load_target(zoo(name), "cpu", torch.float32)
-    theirs = AutoModelForCausalLM.from_pretrained(zoo(name), dtype=torch.float32).eval()
-    lines = torch.randint(2, 768, (3, 100), generator=torch.Generator().manual_seed(3))
-    whole = theirs(lines).logits
-    close(paged(ours, 3, 100, page_size=16).run(lines, [0] * 3), whole)
-    driver, done = paged(ours, 3, 110, page_size=7), 0
-    for width in (60, 1, 1, 29):
-        close(driver.run(lines[:, done : done + width], [done] * 3), whole[:, done : done + width])
-        done += width
-    nodes, parents = lines[1, 91:96], [-1, 0, 0, 1, 3]
-    logits = driver.tree(nodes, parents, 1, 91)
-    for node, path in enumerate(([0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 3, 4])):
-        close(logits[0, node], theirs(torch.cat((lines[1, :91], nodes[path]))[None]).logits[0, -1])
-
-
-@torch.inference_mode()
-def test_a_bundled_layer_is_a_layer_of_its_target(target_folder, paged, architectures):
-    """Tensors of prediction layers are left alone by the target, and load under their prefix on their own."""
-    folder = target_folder("deepseek", num_hidden_layers=4)
-    raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(raw | {"num_hidden_layers": 2, "num_nextn_predict_layers": 2}))
-    ours = load_target(folder, "cpu", torch.float32)
-    theirs = architectures["deepseek"][1].from_pretrained(folder, num_hidden_layers=4).eval()
-    at = "model.layers.3"
-    weights = load_weights(folder, "cpu", torch.float32, (f"{at}.",))
-    take = WeightReader(weights, "bundled")
-    layer = MLALayer(take, at, ours.config, ours.norm, sparse=True)
-    take.done()
-    states = theirs(TOKENS, output_hidden_states=True).hidden_states
-    left = []
-    theirs.model.norm.register_forward_pre_hook(lambda _, args: left.append(args[0]))
-    theirs(TOKENS)
-    x = states[3].flatten(0, 1).clone()
-    attend = paged(ours, 3, 40).attend([0, 1, 2], [0, 0, 0], torch.ones(40, 40).tril().bool())
-    layer(x, ours.rotations[:40].repeat(3, 1)[:, None], attend, 0, ours.workspace(3, 40))
-    close(x.view(3, 40, -1), left[0])

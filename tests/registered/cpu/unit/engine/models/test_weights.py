@@ -66,9 +66,7 @@ def test_tensors_of_a_different_model_are_left(tmp_path):
 
 
 def test_no_weights(tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"has no weights; it must contain model.safetensors or model.safetensors.index.json"
-    ):
+    with pytest.raises(ConfigError, match=r"has no weights; it must contain model.safetensors or"):
         load_weights(tmp_path, "cpu", torch.float32)
 
 

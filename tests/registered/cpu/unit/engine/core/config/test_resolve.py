@@ -281,9 +281,7 @@ def test_adaptive_steps_size_memory_by_the_widest_round():
     narrow, wide = sized(), sized(speculative_adaptive=True)
     assert (narrow.max_draft_tokens, wide.max_draft_tokens, wide.num_draft_tokens) == (2, 8, 2)
     assert (narrow.max_total_tokens, wide.max_total_tokens) == (100 + 2 * 2, 100 + 2 * 8)
-    with pytest.raises(
-        ConfigError, match="max_total_tokens 16 is too small for one request: a token and its steps in flight need 17"
-    ):
+    with pytest.raises(ConfigError, match="max_total_tokens 16 is too small for one request: a token and its steps in"):
         sized(speculative_adaptive=True, max_total_tokens=16)
 
 

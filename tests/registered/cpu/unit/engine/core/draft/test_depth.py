@@ -40,15 +40,6 @@ def test_the_trace_equals_the_one_worked_out_by_hand():
     ]
 
 
-def test_the_defaults_decide_first_at_round_15_and_move_two_levels_at_once():
-    """From 7 the average starts at 6; fifteen rounds without an accepted draft leave 6 * 0.8**15 = 0.2111 <= 0.25."""
-    slot = Slot(AdaptiveSlot(1, (1, 3, 7)), 7)
-    seen = decisions(slot, [0] * 15)
-    assert [decision for decision, _, _ in seen] == ["warm-up"] * 10 + ["between"] * 4 + ["down"]
-    assert [steps for _, _, steps in seen] == [7] * 14 + [1]
-    assert slot.ema == pytest.approx(0.21110623253299, abs=1e-12)
-
-
 @pytest.mark.parametrize(
     ("steps", "ema", "target"),
     [
@@ -88,12 +79,6 @@ def test_the_ceiling_lowers_but_never_blocks_a_step_up(steps, ema, coefficient, 
     slot = Slot(settings_, steps)
     slot.observe(ema)
     assert slot.steps == target
-
-
-def test_a_ceiling_below_every_candidate_gives_the_lowest():
-    slot = Slot(AdaptiveSlot(1, (3, 7), 1.0, 1, 0, ceiling_coeff=0.1), 7)
-    slot.observe(6.9)
-    assert slot.steps == 3
 
 
 def test_hysteresis_shifts_each_threshold_by_itself():

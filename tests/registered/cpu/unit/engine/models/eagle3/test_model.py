@@ -5,19 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
-from specmatrix.engine.device.attention import DraftAttention
-from specmatrix.engine.models.config import load_model_config
 from specmatrix.engine.models.loader import load_eagle3, load_target
 from specmatrix.engine.models.weights import load_weights
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.zoo.eagle_net import EagleNet
-from specmatrix.matrix.zoo.recipes import ModelShape
 
-BOUND = 1e-4
 TOKENS = torch.randint(0, 97, (2, 21), generator=torch.Generator().manual_seed(1))
-STATES = torch.randn(2, 21, 3 * 48, generator=torch.Generator().manual_seed(2))
 
 
 @pytest.fixture
@@ -29,62 +22,6 @@ def draft(llama_folder, eagle_folder):
         return load_eagle3(eagle_folder(**changes), target)
 
     return build
-
-
-def network(folder) -> EagleNet:
-    """The training code's network with the weights of a checkpoint folder."""
-    c = load_model_config(folder)
-    shape = ModelShape(
-        hidden=c.hidden_size,
-        layers=1,
-        heads=c.num_heads,
-        kv_heads=c.num_kv_heads,
-        intermediate=c.intermediate_size,
-        vocab=c.vocab_size,
-        rope_theta=c.rope.theta,
-        eps=c.norm_eps,
-        head_dim=c.head_dim,
-    )
-    net = EagleNet(shape, 3 * 48, 41)
-    weights = load_weights(folder, "cpu", torch.float32)
-    net.load_state_dict({k: w for k, w in weights.items() if k not in ("d2t", "t2d")})
-    return net.eval()
-
-
-def extend(model, driver, tokens: Tensor, states: Tensor) -> Tensor:
-    """The draft's pass over given tokens and target states, causal, from position 0."""
-    width = tokens.shape[1]
-    seen = torch.ones(width, width).tril().bool()
-    attend = driver.attend(list(range(len(tokens))), [0] * len(tokens), seen)
-    return model.forward(tokens, torch.arange(width).expand_as(tokens), states, attend)
-
-
-@pytest.mark.parametrize("deterministic", [True, False])
-@torch.inference_mode()
-def test_extend_matches_the_training_network(draft, paged, tmp_path, deterministic):
-    model = draft(deterministic)
-    (theirs,) = network(tmp_path / "eagle").unroll(TOKENS, STATES, 1)
-    out = extend(model, paged(model, 2, 20), TOKENS[:, 1:], STATES[:, :20])
-    assert theirs.abs().max() > 1.0
-    assert (model.logits(out) - theirs).abs().max() < BOUND
-
-
-@pytest.mark.parametrize("base", [5, 12])
-@torch.inference_mode()
-def test_a_drafted_chain_matches_the_training_network(draft, paged, tmp_path, base):
-    """From base slot q on, step j reads token q+1+j at position q+j, the carried stream, the prefix and the scratch."""
-    model = draft()
-    theirs = network(tmp_path / "eagle").unroll(TOKENS, STATES, 4)
-    driver = paged(model, 2, 20)
-    out = extend(model, driver, TOKENS[:, 1 : base + 2], STATES[:, : base + 1])[:, -1:]
-    hidden_keys = torch.arange(20) > base
-    bias = torch.zeros(2, 1, 1, 20).masked_fill_(hidden_keys, float("-inf"))
-    attend = DraftAttention(driver.pool, driver.slots, bias, capacity=3)
-    for step in range(1, 4):
-        attend.begin(step - 1)
-        positions = torch.full((2, 1), base + step)
-        out = model.forward(TOKENS[:, base + 1 + step : base + 2 + step], positions, out, attend)
-        assert (model.logits(out)[:, 0] - theirs[step][:, base]).abs().max() < BOUND
 
 
 @torch.inference_mode()

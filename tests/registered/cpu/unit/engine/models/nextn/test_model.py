@@ -130,7 +130,5 @@ def test_refusals(folder, changes, sentence):
 def test_layers_of_a_different_width_are_refused(folder):
     target = load_target(folder(), "cpu", torch.float32)
     other = folder("other", hidden_size=40)
-    with pytest.raises(
-        ConfigError, match="prediction layers with width 40 and 97 tokens do not fit a target with width 48 and 97"
-    ):
+    with pytest.raises(ConfigError, match="prediction layers with width 40 and 97 tokens do not fit a target with"):
         load_nextn(other, target, 1)
