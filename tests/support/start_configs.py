@@ -24,8 +24,9 @@ def facts(draft: DraftFacts | None = HEAD, gpus: int = 0, window: int | None = N
     return Facts("LlamaForCausalLM", 512, 128, 4, 1024, "t", draft, "cuda" if gpus else "cpu", gpus, window)
 
 
-def eagle3(**asked: object) -> EngineConfig:
-    return EngineConfig("m", "EAGLE3", "d", **asked)
+def eagle3(*sizes: int | str, **asked: object) -> EngineConfig:
+    """sizes: steps, topk and draft tokens."""
+    return EngineConfig("m", "EAGLE3", "d", *sizes, **asked)
 
 
 def standalone(**asked: object) -> EngineConfig:

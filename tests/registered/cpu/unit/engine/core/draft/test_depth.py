@@ -104,13 +104,6 @@ def eager(batch_from, candidates):
     return AdaptiveSlot(batch_from, candidates, ema_alpha=1.0, update_interval=1, warmup_batches=0)
 
 
-def test_batch_sizes_find_their_slot():
-    steps = DraftSteps((eager(2, (1, 3)), eager(8, (2, 5)), eager(32, (4,))), 3, Counters())
-    widths = {size: steps.activate(size) for size in (1, 2, 7, 8, 31, 32, 500)}
-    assert widths == {1: 4, 2: 4, 7: 4, 8: 6, 31: 6, 32: 5, 500: 5}
-    assert steps.max_width == 6
-
-
 def test_the_batch_size_alone_switches_and_the_counters_show_it():
     counters = Counters()
     steps = DraftSteps((eager(1, (1, 3, 7)), eager(8, (1, 3)), eager(32, (1,))), 3, counters)
@@ -129,12 +122,6 @@ def test_the_batch_size_alone_switches_and_the_counters_show_it():
     ]
     assert steps.activated == 8
     assert list(steps.rounds) == [(1, 4), (8, 4), (32, 2), (8, 4), (1, 4), (1, 8), (9, 2), (1, 8)]
-
-
-def test_rounds_without_live_requests_count_for_nothing():
-    steps = DraftSteps(DEFAULT_SLOTS, 3, Counters())
-    steps.observe(4, 4, [])
-    assert not steps.trace and steps.slots[0].rounds == 0
 
 
 def test_the_trace_keeps_the_latest_records():

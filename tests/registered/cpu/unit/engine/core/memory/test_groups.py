@@ -103,15 +103,6 @@ def test_a_settle_frees_full_pages_outside_the_next_querys_window(committed, mar
     assert ledger.journal[-1] == ("settle", 1, committed, pages)
 
 
-def test_what_is_in_flight_keeps_its_window():
-    ledger = grown(9)
-    for _ in range(2):
-        ledger.reserve(1, 8)
-        ledger.launch(1, 8)
-    assert ledger.settle(1, 0) == ()  # the step in flight writes positions 9 to 16, yet it reads from position 4 on
-    assert ledger.accounts[1].groups[1].first == 1
-
-
 def test_a_trim_keeps_the_partial_page_and_returns_whether_the_window_reaches():
     group, own = SlidingWindow(PAGES, 4, 6, 4), GroupPages()
     group.cover(1, own, 20)
@@ -181,14 +172,6 @@ def test_every_law_is_checked(case, law):
         broken(case).check()
 
 
-def test_a_journal_with_a_window_replays():
-    ledger = grown(20)
-    again = replay(ledger.journal)
-    assert again.groups[1].free == ledger.groups[1].free and again.accounts[1].groups[1].first == 3
-    with pytest.raises(LedgerError, match="the run recorded"):
-        replay([*ledger.journal[:-1], ("settle", 1, 20, ((), (1, 2)))])
-
-
 @pytest.mark.parametrize(
     ("asked", "pages"),
     [
@@ -201,7 +184,3 @@ def test_a_journal_with_a_window_replays():
 )
 def test_a_pool_holds_what_all_rows_can_need_but_no_more_than_its_share(asked, pages):
     assert window_pages(6, pages=90, page_size=4, **{"ratio": 1.0, **asked}) == pages
-
-
-def test_layers_without_a_window_have_no_pool():
-    assert window_pages(None, pages=90, page_size=4, ratio=1.0, rows=2, steps=1, width=4, chunk=8) == 0

@@ -408,35 +408,6 @@ def test_strict_checks_the_laws_after_every_operation():
     ledger.settle(1, 1)
 
 
-def step(ledger, rid, width):
-    ledger.reserve(rid, width)
-    ledger.launch(rid, width)
-    ledger.settle(rid, width)
-
-
-def test_an_account_holds_the_generation_of_each_position():
-    ledger = Ledger(FullAttention(9, 2), strict=True)
-    account = ledger.open(1)
-    step(ledger, 1, 6)
-    ledger.donate(1, 1)
-    assert account.writers == {0: 1}
-    ledger.open(2, account.groups[0].pages[:1])
-    assert ledger.accounts[2].writers == {0: 1, 2: 2}
-    ledger.hold(1, 6)
-    ledger.resume(1, 3)
-    step(ledger, 1, 1)
-    assert account.writers == {0: 1, 3: 3}
-    ledger.hold(1, 6)  # one of the three positions was computed again
-    ledger.resume(1)
-    assert account.writers == {0: 1, 3: 3, 4: 1, 6: 4}
-    step(ledger, 1, 2)
-    ledger.hold(1, 8)
-    ledger.resume(1, 5)
-    assert account.writers == {0: 1, 3: 5}
-    ledger.hold(1, 8)  # nothing was computed
-    assert account.earlier == {0: 1, 3: 3, 4: 1, 6: 4}
-
-
 def test_a_subscriber_gets_every_entry_and_the_ledger_keeps_the_latest():
     ledger = Ledger(FullAttention(2, 1))
     ledger.open(1)

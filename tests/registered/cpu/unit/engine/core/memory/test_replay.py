@@ -51,21 +51,6 @@ def test_replay_refuses_a_missing_operation(index):
         replay(JOURNAL[:index] + JOURNAL[index + 1 :])
 
 
-# Verbs of different accounts may change places where neither needs the other; these may not.
-ORDERED = [
-    i
-    for i in range(1, len(JOURNAL) - 1)
-    if JOURNAL[i][1] == JOURNAL[i + 1][1] or (JOURNAL[i][0], JOURNAL[i + 1][0]) == ("close", "evict")
-]
-
-
-@pytest.mark.parametrize("index", ORDERED)
-def test_replay_refuses_a_swapped_order(index):
-    swapped = [*JOURNAL[:index], JOURNAL[index + 1], JOURNAL[index], *JOURNAL[index + 2 :]]
-    with pytest.raises((LedgerError, OutOfPages)):
-        replay(swapped)
-
-
 @pytest.mark.parametrize("operation", ["open", "reserve", "donate", "hold", "resume"])
 def test_replay_refuses_other_numbers_or_pages(operation):
     index, entry = next((i, entry) for i, entry in enumerate(JOURNAL) if entry[0] == operation)

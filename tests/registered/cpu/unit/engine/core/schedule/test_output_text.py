@@ -27,11 +27,3 @@ def test_tokens_wait_until_the_text_is_read():
     transcript.take(1)
     assert transcript.read() == "471"
     assert stream.runs == [[4, 7], [1]]
-
-
-def test_a_cut_decodes_first():
-    transcript = OutputText(RunDecoder())
-    for token in (4, 7, 1):
-        transcript.take(token)
-    transcript.cut(2)
-    assert transcript.read() == "47"

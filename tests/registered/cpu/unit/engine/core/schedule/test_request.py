@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from specmatrix.engine.core.schedule.request import MOVES, Phase, Request, SamplingParams, shown
+from specmatrix.engine.core.schedule.request import Phase, Request, SamplingParams, shown
 from specmatrix.errors import LedgerError, RequestError
 
 LEGAL = {
@@ -29,11 +29,6 @@ def request(**values: object) -> Request:
     return Request(7, (1, 2, 3), SamplingParams(), 0, **values)
 
 
-def test_the_table_of_moves():
-    assert {(a.value, b.value) for a, targets in MOVES.items() for b in targets} == LEGAL
-    assert set(MOVES) == set(Phase)
-
-
 @pytest.mark.parametrize(("now", "to"), list(itertools.product(Phase, Phase)))
 def test_only_listed_moves_are_made(now, to):
     moved = request(phase=now)
@@ -44,16 +39,6 @@ def test_only_listed_moves_are_made(now, to):
         with pytest.raises(LedgerError, match=f"^request 7 cannot move from {now.value} to {to.value}$"):
             moved.move(to)
         assert moved.phase is now
-
-
-def test_a_request_without_a_transcript_has_no_text():
-    assert request().text == ""
-
-
-def test_tokens_are_prompt_and_output():
-    growing = request()
-    growing.output += [8, 9]
-    assert growing.tokens == [1, 2, 3, 8, 9] and growing.num_tokens == 5
 
 
 @pytest.mark.parametrize(
