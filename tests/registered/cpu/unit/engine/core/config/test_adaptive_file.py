@@ -65,13 +65,11 @@ BAD = [
     ("", "is not JSON: Expecting value at column 1"),
     ([1, 3], "must be a JSON object, got [1, 3]"),
     ({}, "has no batch size as a key; it needs at least {'1': {'candidate_steps': [...]}}"),
-    ({"ema_alpha": 0.5}, "has no batch size as a key; it needs at least {'1': {'candidate_steps': [...]}}"),
     ('{"1": {"candidate_steps": [1]}, "1": {"candidate_steps": [3]}}', "is not JSON: key '1' occurs twice in one"),
     ({"1": SLOT, "default": SLOT}, f": unknown key 'default'; a key must be a batch size such as '8' or one of {KEYS}"),
     ({"ema_alfa": 0.5, "1": SLOT}, ": unknown key 'ema_alfa' (did you mean 'ema_alpha'?); a key must be a batch size"),
     ({"8": SLOT | {"candidates": [1]}}, ": slot 8: unknown key 'candidates' (did you mean 'candidate_steps'?); a key"),
     ({"0": SLOT}, "has the batch size '0'; it must be an integer of 1 to 9 digits without sign or leading zeros"),
-    ({"-8": SLOT}, "has the batch size '-8'; it must be an integer of 1 to 9 digits without sign or leading zeros"),
     ({"08": SLOT}, "has the batch size '08'; it must be an integer of 1 to 9 digits without sign or leading zeros"),
     ({"1234567890": SLOT}, "has the batch size '1234567890'; it must be an integer of 1 to 9 digits without sign or"),
     ({"1": SLOT | {"ema_alpha": 10**400}}, ": slot 1: ema_alpha must be a number above 0 and at most 1, got"),
@@ -104,12 +102,8 @@ BAD = [
 @pytest.mark.parametrize(("table", "sentence"), BAD)
 def test_every_mistake_is_one_sentence(table, sentence):
     text = table if isinstance(table, str) else json.dumps(table)
-    with pytest.raises(ConfigError, match=re.escape(f"speculative_adaptive_config{_blank(sentence)}{sentence}")):
+    with pytest.raises(ConfigError, match=f"^speculative_adaptive_config ?{re.escape(sentence)}"):
         parse(text)
-
-
-def _blank(sentence):
-    return "" if sentence.startswith(":") else " "
 
 
 NUMBER = st.floats(-2, 2)

@@ -245,12 +245,6 @@ def test_what_is_resolved_can_run(ask):
     assert not (windowed and resolved.radix_cache)
 
 
-def test_the_algorithm_is_named_in_upper_case_without_a_rewrite():
-    facts = Facts("LlamaForCausalLM", 512, 128, 4, 1024, draft=HEAD)
-    resolved = resolve(EngineConfig("m", "eagle3", "d"), facts)
-    assert resolved.algorithm == "EAGLE3" and not resolved.rewrites
-
-
 @pytest.mark.parametrize(
     ("asked", "shape"),
     [

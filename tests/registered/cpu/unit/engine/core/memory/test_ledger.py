@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from operator import setitem as set_item
 
 import pytest
 from hypothesis import settings
@@ -266,30 +267,21 @@ def two_requests() -> Ledger:
         ("open", (1,), "open: request id 1 is not a new positive id"),
         ("open", (0,), "open: request id 0 is not a new positive id"),
         ("open", (3, (2,)), "open: page 2 is not in the cache"),
-        ("open", (3, (1, 7)), "open: page 7 does not exist; pages are 1..6"),
         ("open", (3, (-5,)), "open: page -5 does not exist; pages are 1..6"),
         ("shortfall", (1, 0), "reserve: request 1 asks for 0 positions"),
         ("reserve", (1, 0), "reserve: request 1 asks for 0 positions"),
         ("reserve", (9, 1), "request 9 has no account"),
-        ("launch", (1, 2), "launch: request 1 would write 2 positions after 3 + 2 of 6 reserved"),
         ("launch", (1, 0), "launch: request 1 asks for 0 positions"),
         ("settle", (2, 1), "settle: request 2 has nothing in flight"),
         ("settle", (1, 3), "settle: request 1 accepted 3 of a step of width 2"),
         ("settle", (1, -1), "settle: request 1 accepted -1 of a step of width 2"),
-        ("donate", (1, 1), "donate: request 1 has 3 positions committed, less than 2 whole pages"),
         ("donate", (1, -1), "donate: request 1 has 3 positions committed, less than 0 whole pages"),
         ("hold", (1, 3), "hold: request 1 still has 1 steps in flight"),
-        ("hold", (2, 1), "hold: request 2 cannot keep 1 positions; it has KV for 2, 2 of them cached"),
-        ("hold", (2, 3), "hold: request 2 cannot keep 3 positions; it has KV for 2, 2 of them cached"),
-        ("hold", (7, 1), "request 7 has no account"),
         ("resume", (2,), "resume: account 2 is in use"),
-        ("resume", (7,), "request 7 has no account"),
         ("close", (1,), "close: request 1 still has 1 steps in flight"),
         ("close", (7,), "request 7 has no account"),
-        ("evict", (1,), "evict: page 1 is used by 2 rows"),
         ("evict", (2,), "evict: page 2 is not in the cache"),
         ("evict", (0,), "evict: page 0 does not exist; pages are 1..6"),
-        ("evict", (-6,), "evict: page -6 does not exist; pages are 1..6"),
         ("evict", (7,), "evict: page 7 does not exist; pages are 1..6"),
     ],
 )
@@ -308,87 +300,52 @@ def test_a_ledger_of_nothing_is_refused(shape):
         FullAttention(*shape)
 
 
-def broken(change) -> str:
-    ledger = two_requests()
-    change(ledger)
-    with pytest.raises(LedgerError) as error:
-        ledger.check()
-    return str(error.value)
-
-
-def free_twice(ledger):
-    ledger.groups[0].free.append(6)
-
-
-def wrong_owner(ledger):
-    ledger.groups[0].owner[2] = 2
-
-
-def cached_and_private(ledger):
-    ledger.groups[0].pins[2] = 0
-
-
-def in_two_rows(ledger):
-    ledger.accounts[2].groups[0].pages.append(2)
-
-
-def too_much_in_flight(ledger):
-    ledger.accounts[1].in_flight.append(2)
-
-
-def cached_in_part(ledger):
-    ledger.accounts[2].committed = 1
-
-
 def second_page_cached_in_part(ledger):
     account, own = ledger.accounts[2], ledger.accounts[2].groups[0]
     own.shared, account.committed, ledger.groups[0].pins[own.pages[1]] = 2, 3, 1
-
-
-def page_outside(ledger):
-    ledger.accounts[1].groups[0].pages[2] = 7
-
-
-def one_pin_too_many(ledger):
-    ledger.groups[0].pins[1] = 3
 
 
 def row_on_an_uncached_page(ledger):
     ledger.accounts[2].groups[0].shared, ledger.accounts[2].committed = 2, 4
 
 
+def cached_in_part(ledger):
+    ledger.accounts[2].committed = 1
+
+
 def held_with_a_page_too_many(ledger):
     ledger.accounts[2].held = True
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (held_with_a_page_too_many, "law 7: account 2 is held with 2 positions committed, 0 in flight, and 4 reserved"),
-        (lambda ledger: ledger.groups[0].free.remove(6), "law 1: full-attention page 6 has 0 owners"),
-        (free_twice, "law 1: full-attention page 6 has 2 owners and is recorded for 0"),
-        (lambda ledger: ledger.groups[0].free.append(7), "law 1: full-attention page 7 has 1 owners"),
-        (lambda ledger: ledger.groups[0].free.append(2), "law 1: full-attention page 2 has 2 owners"),
-        (wrong_owner, "law 1: account 1 has full-attention page 2, which is not recorded as its own"),
-        (cached_and_private, "law 1: full-attention page 2 has 2 owners and is recorded for 1"),
-        (in_two_rows, "law 2: full-attention page 2 is in the rows of 1 and 2"),
-        (too_much_in_flight, "law 3: account 1 has 3 positions committed, 4 in flight, and 6 reserved"),
-        (page_outside, "law 1: account 1 has full-attention page 7, which is not recorded as its own"),
-        (cached_in_part, "law 5: account 2 has 1 positions committed, and 2 in cached pages"),
-        (second_page_cached_in_part, "law 5: account 2 has 3 positions committed, and 4 in cached pages"),
-        (one_pin_too_many, "law 4: full-attention page 1 has 3 pins, but 2 users"),
-        (row_on_an_uncached_page, "law 4: account 2 uses full-attention page 4, which is not cached"),
-    ],
-)
+# What breaks a law by hand, and how it is named. Of one account: the first five.
+BROKEN = [
+    (held_with_a_page_too_many, "law 7: account 2 is held with 2 positions committed, 0 in flight, and 4 reserved"),
+    (lambda one: one.accounts[1].in_flight.append(2), "law 3: account 1 has 3 positions committed, 4 in flight, and 6"),
+    (lambda one: set_item(one.accounts[1].groups[0].pages, 2, 7), "law 1: account 1 has full-attention page 7, which"),
+    (lambda one: set_item(one.groups[0].owner, 2, 2), "law 1: account 1 has full-attention page 2, which is not"),
+    (cached_in_part, "law 5: account 2 has 1 positions committed, and 2 in cached pages"),
+    (lambda one: one.groups[0].free.remove(6), "law 1: full-attention page 6 has 0 owners"),
+    (lambda one: one.groups[0].free.append(6), "law 1: full-attention page 6 has 2 owners and is recorded for 0"),
+    (lambda one: one.groups[0].free.append(7), "law 1: full-attention page 7 has 1 owners"),
+    (lambda one: set_item(one.groups[0].pins, 2, 0), "law 1: full-attention page 2 has 2 owners and is recorded for 1"),
+    (lambda one: one.accounts[2].groups[0].pages.append(2), "law 2: full-attention page 2 is in the rows of 1 and 2"),
+    (second_page_cached_in_part, "law 5: account 2 has 3 positions committed, and 4 in cached pages"),
+    (lambda one: set_item(one.groups[0].pins, 1, 3), "law 4: full-attention page 1 has 3 pins, but 2 users"),
+    (row_on_an_uncached_page, "law 4: account 2 uses full-attention page 4, which is not cached"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), BROKEN)
 def test_a_law_broken_by_hand_is_named(change, sentence):
-    assert broken(change).startswith(sentence)
+    ledger = two_requests()
+    change(ledger)
+    with pytest.raises(LedgerError, match=f"^{sentence}"):
+        ledger.check()
 
 
-@pytest.mark.parametrize(
-    "change", [wrong_owner, too_much_in_flight, page_outside, cached_in_part, held_with_a_page_too_many]
-)
-def test_check_row_finds_violations_of_its_own_account(change):
-    ledger, sentence = two_requests(), broken(change)
+@pytest.mark.parametrize(("change", "sentence"), BROKEN[:5])
+def test_check_row_finds_violations_of_its_own_account(change, sentence):
+    ledger = two_requests()
     change(ledger)
     rid = int(sentence.partition("account ")[2][0])
     ledger.check_row(3 - rid)
@@ -399,12 +356,12 @@ def test_check_row_finds_violations_of_its_own_account(change):
 
 def test_strict_checks_the_laws_after_every_operation():
     ledger = two_requests()
-    free_twice(ledger)
+    ledger.groups[0].free.append(6)
     with pytest.raises(LedgerError, match="law 1"):
         ledger.settle(1, 1)
     ledger = two_requests()
     ledger.strict = False
-    free_twice(ledger)
+    ledger.groups[0].free.append(6)
     ledger.settle(1, 1)
 
 

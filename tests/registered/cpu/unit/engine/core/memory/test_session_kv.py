@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from specmatrix.engine.core.draft.depth import DraftSteps
-from specmatrix.engine.core.memory.groups import FullAttention, SlidingWindow
+from specmatrix.engine.core.memory.groups import FullAttention
 from specmatrix.engine.core.memory.ledger import Ledger
-from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.memory.session_kv import SessionKV
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.errors import LedgerError
+from tests.support import schedulers
 
 
-def scheduler_of(pages=40, size=2, rows=4, width=3, cache=False, window=None, chunk=None, span=0) -> Scheduler:
-    """window: pages, tokens and margin."""
-    windows = [SlidingWindow(window[0], size, *window[1:])] if window else []
-    ledger = Ledger(FullAttention(pages, size), *windows, strict=True)
-    return Scheduler(
-        ledger,
-        PrefixCache(ledger, span, cache),
-        Counters(),
-        max_running=rows,
-        steps=DraftSteps.static(width - 1, width, Counters()),
-        overrun=width,
-        chunk=chunk,
-        context_length=400,
-    )
+def scheduler_of(span=0, **given: object) -> Scheduler:
+    return schedulers.scheduler_of(span=span, context=400, **given)
 
 
 def turn(scheduler, rid, tokens, account=0, holds=True, new=20) -> Request:

@@ -1,4 +1,3 @@
-
 import pytest
 
 from specmatrix.engine.core.observe.counters import COUNTERS, Counters

@@ -6,31 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from specmatrix.engine.core.draft.depth import DraftSteps
-from specmatrix.engine.core.memory.groups import FullAttention
-from specmatrix.engine.core.memory.ledger import Ledger
-from specmatrix.engine.core.memory.prefix_cache import PrefixCache
-from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
-from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.errors import RequestError
-
-
-def scheduler_of(
-    pages=40, size=2, rows=4, width=3, chunk=None, overrun=3, cache=False, context=200, host_tokens=False
-) -> Scheduler:
-    ledger, counters = Ledger(FullAttention(pages, size), strict=True), Counters()
-    return Scheduler(
-        ledger,
-        PrefixCache(ledger, 1, cache),
-        counters,
-        max_running=rows,
-        steps=DraftSteps.static(width - 1, width, counters),
-        overrun=overrun,
-        chunk=chunk,
-        context_length=context,
-        host_tokens=host_tokens,
-    )
+from tests.support.schedulers import scheduler_of
 
 
 def queue(scheduler, *lengths: int, **params: object):

@@ -11,8 +11,7 @@ from tests.support.start_configs import HEAD, MODEL, eagle3, facts, refusal, sta
 
 
 def head(**changes: object) -> Facts:
-    values = {name: getattr(HEAD, name) for name in HEAD.__dataclass_fields__}
-    return facts(DraftFacts(**(values | changes)))
+    return facts(replace(HEAD, **changes))
 
 
 def block(**changes: object) -> Facts:
@@ -20,40 +19,31 @@ def block(**changes: object) -> Facts:
     return head(**own | {"mask_token": 511} | changes)
 
 
+EAGLE, DFLASH = EngineConfig("m", "EAGLE", "d"), EngineConfig("m", "DFLASH", "d")
 REFUSED = [
     ("draft-of-wrong-kind", eagle3(), facts(MODEL), "EAGLE3 needs a draft architecture that ends in ForCausalLMEagle3"),
     ("draft-of-wrong-kind", standalone(), facts(HEAD), "STANDALONE needs a draft architecture that ends in"),
-    ("draft-of-wrong-kind", EngineConfig("m", "EAGLE", "d"), facts(HEAD), "EAGLE needs a draft architecture that ends"),
+    ("draft-of-wrong-kind", EAGLE, facts(HEAD), "EAGLE needs a draft architecture that ends"),
     ("vocabularies-differ", standalone(), facts(replace(MODEL, vocab_size=500)), "the draft's vocabulary has 500"),
     (
         "vocabularies-differ",
-        EngineConfig("m", "EAGLE", "d"),
-        head(architecture="LlamaForCausalLMEagle", vocab_size=500, aux_layers=(-1,)),
-        "the draft's vocabulary has 500 tokens, the target's has 512; EAGLE needs a draft with the target's vocabulary",
+        EAGLE,
+        head(architecture="LlamaForCausalLMEagle", vocab_size=500),
+        "the draft's vocabulary",
     ),
     ("draft-head-too-wide", eagle3(), head(draft_vocab_size=513), "the draft's head has 513 tokens, more than the"),
-    (
-        "tokenizer-unknown",
-        standalone(speculative_num_steps=2),
-        facts(replace(MODEL, tokenizer_hash=None)),
-        "draft d has no tokenizer, so its token ids cannot be compared with the target's; put its tokenizer.json into",
-    ),
+    ("tokenizer-unknown", standalone(), facts(replace(MODEL, tokenizer_hash=None)), "draft d has no tokenizer, so its"),
     ("tokenizers-differ", eagle3(), head(tokenizer_hash="other"), "the tokenizer of draft d differs from that of m"),
     ("hidden-widths-differ", eagle3(), head(target_hidden_size=256), "the draft reads hidden states of width 256, but"),
     ("aux-layer-missing", eagle3(), head(aux_layers=(1, 2, 9)), "the draft reads the input state of layer 9, but the"),
-    (
-        "aux-layer-missing",
-        EngineConfig("m", "DFLASH", "d"),
-        block(aux_layers=(1, 5)),
-        "the draft reads the input state of layer 5, but the target has 4 layers; use a draft trained for this target",
-    ),
+    ("aux-layer-missing", DFLASH, block(aux_layers=(1, 5)), "the draft reads the input state of layer 5, but the"),
     (
         "hidden-widths-differ",
-        EngineConfig("m", "DFLASH", "d"),
+        DFLASH,
         block(target_hidden_size=96),
-        "the draft reads hidden states of width 96, but the target's have width 128; use a draft trained for this",
+        "the draft reads hidden states of width 96, but the",
     ),
-    ("mask-token-unknown", EngineConfig("m", "DFLASH", "d"), block(mask_token=512), "the draft's mask token 512 has"),
+    ("mask-token-unknown", DFLASH, block(mask_token=512), "the draft's mask token 512 has"),
 ]
 
 
