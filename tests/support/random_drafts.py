@@ -12,6 +12,36 @@ from torch import Tensor
 
 Shapes = dict[str, tuple[int, ...]]
 
+# A small target with two prediction layers.
+DEEPSEEK: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "moe_intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_nextn_predict_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "n_shared_experts": 1,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+
 
 def layer_shapes(
     prefix: str, c: dict[str, Any], front: tuple[str, ...] = ("input_layernorm",), wide: int = 1

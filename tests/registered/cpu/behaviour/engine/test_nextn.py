@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,38 +12,15 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.drafter_harness import Drafting, Proposal, run
-from tests.support.random_drafts import deepseek_shapes, random_weights, save
+from tests.support.random_drafts import DEEPSEEK, deepseek_shapes, random_weights, save
 from tests.support.uncached_models import WholeDeepseek
 
 NEW = 20
-CONFIG: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
+CONFIG = DEEPSEEK | {
     "vocab_size": 768,
     "hidden_size": 64,
-    "intermediate_size": 80,
-    "moe_intermediate_size": 24,
-    "num_hidden_layers": 2,
     "num_nextn_predict_layers": 3,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 3,
-    "n_shared_experts": 1,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 1.5,
-    "first_k_dense_replace": 1,
-    "norm_topk_prob": True,
-    "q_lora_rank": 20,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 14,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
     "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
 }
 PLACES = {
     "v1 p1": {"spec_version": "v1", "page_size": 1},

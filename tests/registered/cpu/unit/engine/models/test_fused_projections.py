@@ -33,9 +33,7 @@ def test_fused_projections_are_the_projections(name, paged, monkeypatch):
     model.norm.eps = 0.5  # as large as what it is added to, so that it shows
     assert model.norm.uses_fused_linear(torch.zeros(MAX_ROWS, 1)) is False
     with interpreted():
-        assert model.norm.uses_fused_linear(torch.zeros(MAX_ROWS, 1)) and not model.norm.uses_fused_linear(
-            torch.zeros(MAX_ROWS + 1, 1)
-        )
+        assert [model.norm.uses_fused_linear(torch.zeros(MAX_ROWS + more, 1)) for more in (0, 1)] == [True, False]
     logits, cache = outputs(model, paged)
     monkeypatch.setattr(model.norm, "uses_fused_linear", lambda states: False)
     expected, wanted = outputs(model, paged)
@@ -44,16 +42,16 @@ def test_fused_projections_are_the_projections(name, paged, monkeypatch):
     assert (cache - wanted).abs().max() < 0.02 * wanted.abs().max()
 
 
-def test_deterministic_models_and_single_precision_use_no_fused_linear():
+@pytest.mark.parametrize(
+    ("dtype", "deterministic", "ranks", "fused"),
+    [
+        (torch.float16, False, 1, True),
+        (torch.float16, True, 1, False),
+        (torch.float32, False, 1, False),
+        (torch.float16, False, 2, False),  # their contributions are summed over all ranks first
+    ],
+)
+def test_one_rank_in_half_precision_that_is_not_deterministic_uses_fused_linear(dtype, deterministic, ranks, fused):
     with interpreted():
-        for dtype, deterministic in ((torch.float16, True), (torch.float32, False)):
-            model = load_target(resolve_path("llama-mini"), "cpu", dtype, deterministic)
-            assert not model.norm.uses_fused_linear(torch.zeros(1, 1))
-
-
-def test_ranks_that_share_a_model_use_no_fused_linear():
-    """Their contributions are summed over all of them first."""
-    with interpreted():
-        for size in (1, 2):
-            norm = Norm(64, 1e-5, torch.float16, torch.device("cpu"), deterministic=False, ranks=Ranks(0, size))
-            assert norm.uses_fused_linear(torch.zeros(1, 64)) is (size == 1)
+        norm = Norm(64, 1e-5, dtype, torch.device("cpu"), deterministic=deterministic, ranks=Ranks(0, ranks))
+        assert norm.uses_fused_linear(torch.zeros(1, 64)) is fused

@@ -11,20 +11,8 @@ from specmatrix.engine.models.rope import RopeConfig
 from specmatrix.engine.models.workspace import KEPT_ROWS, KEPT_SHAPES, Workspaces
 
 CPU = torch.device("cpu")
-CONFIG = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=9,
-    hidden_size=12,
-    intermediate_size=7,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=6,
-    norm_eps=1e-5,
-    context_length=8,
-    tie_embeddings=False,
-    rope=RopeConfig(100.0),
-)
+# 9 tokens, 12 wide, feed-forward layers of 7; 4 heads of 6, and 2 key heads.
+CONFIG = ModelConfig("LlamaForCausalLM", 9, 12, 7, 1, 4, 2, 6, 1e-5, 8, tie_embeddings=False, rope=RopeConfig(100.0))
 
 
 def definition(x, weight, eps):
@@ -95,13 +83,10 @@ def test_views_of_a_workspace():
     assert torch.equal(space.kv, space.qkv[:, 24:])
     assert space.rotated.shape == (6, 6, 3)
     assert space.rotated[5, 1, 0] == complex(space.qkv[5, 6], space.qkv[5, 7])
+    assert Workspaces(CONFIG, torch.bfloat16, CPU).of(1, 1).rotated is None
     space.gate_up.copy_(torch.arange(6 * 14.0).view(6, 14))
     assert torch.equal(space.gate, space.gate_up[:, :7])
     assert torch.equal(space.up, space.gate_up[:, 7:])
-
-
-def test_half_precision_is_not_turned_as_complex_numbers():
-    assert Workspaces(CONFIG, torch.bfloat16, CPU).of(1, 1).rotated is None
 
 
 @torch.inference_mode()

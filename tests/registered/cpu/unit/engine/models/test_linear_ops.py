@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specmatrix.engine.api import LLM
-from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.models import linear_ops as module
 from specmatrix.engine.models.linear_ops import FAST, FORMS, MOST, RowInvariantOps, holds, linear_ops
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.zoo.registry import resolve_path
 
 SHAPES = ((128, 256), (128, 768), (384, 128), (384, 96), (192, 160), (96, 320), (64, 768), (160, 64), (3, 14, 21))
 
@@ -104,13 +101,12 @@ def test_each_shape_of_a_model_has_its_form(monkeypatch):
 
 def test_a_machine_without_such_products_is_refused(monkeypatch):
     monkeypatch.setattr(module, "holds", lambda *_: False)
-    with pytest.raises(ConfigError) as refused:
-        RowInvariantOps().hold(torch.zeros(6, 4))
-    assert str(refused.value) == (
-        "enable_deterministic_inference: on this machine, in products [rows, in] @ [6, 4] in float32, a row's bits "
-        "depend on the other rows in every form (plain, at least 2 rows, at least 4 rows, padded to 8, padded to 24, "
-        "padded to 64, one product per row); remove the flag, or set MKL_CBWR=COMPATIBLE if torch uses MKL"
+    forms = ", ".join(form.name for form in FORMS)
+    sentence = (
+        rf"in products \[rows, in\] @ \[6, 4\] in float32, a row's bits .* \({forms}\); remove the flag, or set MKL"
     )
+    with pytest.raises(ConfigError, match=f"^enable_deterministic_inference: on this machine, {sentence}"):
+        RowInvariantOps().hold(torch.zeros(6, 4))
 
 
 def test_a_shape_is_tried_once_in_a_process(monkeypatch):
@@ -121,17 +117,6 @@ def test_a_shape_is_tried_once_in_a_process(monkeypatch):
     first = len(counted)
     RowInvariantOps().hold(torch.zeros(6, 4))
     assert 0 < first == len(counted)
-
-
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_an_engine_shows_its_form(deterministic):
-    llm = LLM(EngineConfig(model_path="llama-mini", enable_deterministic_inference=deterministic), resolve_path)
-    shown = llm.readback()["row_invariant_matmul"]
-    if not deterministic:
-        assert shown is None
-        return
-    layers, *head = shown.split(" and ")
-    assert layers == "compiled" and set(head) <= {form.name for form in FORMS} and head
 
 
 def test_the_law_can_fail(monkeypatch):

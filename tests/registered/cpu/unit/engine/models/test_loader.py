@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from specmatrix.engine.core.config.asked import DraftFacts, Facts
-from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.models.loader import facts, load_eagle3, load_standalone, load_target
 from specmatrix.engine.models.tokenizer import tokenizer_hash
 from specmatrix.errors import ConfigError
 
 
 def test_facts_without_a_draft(llama_folder):
-    assert facts(llama_folder(), None, "cpu") == Facts(
-        architecture="LlamaForCausalLM",
-        vocab_size=97,
-        hidden_size=48,
-        num_layers=3,
-        context_length=256,
-        tokenizer_hash=None,
-        draft=None,
-        device_kind="cpu",
-        gpus=torch.cuda.device_count(),
-        heads=4,
-        kv_heads=2,
-        widths=(88,),
-    )
+    sizes = {"device_kind": "cpu", "gpus": torch.cuda.device_count(), "heads": 4, "kv_heads": 2, "widths": (88,)}
+    assert facts(llama_folder(), None, "cpu") == Facts("LlamaForCausalLM", 97, 48, 3, 256, None, None, **sizes)
 
 
 @pytest.mark.parametrize(("gpus", "kind"), [(0, "cpu"), (2, "cuda")])
@@ -43,17 +28,12 @@ def test_an_automatic_device_is_a_gpu_where_there_is_one(llama_folder, monkeypat
 
 def test_facts_of_drafts(llama_folder, eagle_folder):
     target = llama_folder()
-    assert facts(target, eagle_folder(), "cpu").draft == DraftFacts(
-        architecture="LlamaForCausalLMEagle3",
-        vocab_size=97,
-        hidden_size=36,
-        target_hidden_size=48,
-        draft_vocab_size=41,
-        tokenizer_hash=None,
-        aux_layers=(1, 2, 3),
+    eagle3 = DraftFacts(
+        "LlamaForCausalLMEagle3", 97, 36, target_hidden_size=48, draft_vocab_size=41, aux_layers=(1, 2, 3)
     )
+    assert facts(target, eagle_folder(), "cpu").draft == eagle3
     standalone = facts(target, llama_folder("draft", hidden_size=32), "cpu").draft
-    assert standalone == DraftFacts(architecture="LlamaForCausalLM", vocab_size=97, hidden_size=32)
+    assert standalone == DraftFacts("LlamaForCausalLM", vocab_size=97, hidden_size=32)
 
 
 def test_facts_read_the_tokenizers(llama_folder):
@@ -65,10 +45,9 @@ def test_facts_read_the_tokenizers(llama_folder):
 def test_roles(llama_folder, eagle_folder):
     target = load_target(llama_folder(), "cpu", torch.float32)
     eagle = eagle_folder()
-    with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle3, but a target model must be LlamaForCausalLM"):
-        load_target(eagle, "cpu", torch.float32)
-    with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle3, but a target model must be LlamaForCausalLM"):
-        facts(eagle, None, "cpu")
+    for read in (lambda: load_target(eagle, "cpu", torch.float32), lambda: facts(eagle, None, "cpu")):
+        with pytest.raises(ConfigError, match="LlamaForCausalLMEagle3, but a target model must be LlamaForCausalLM"):
+            read()
     with pytest.raises(ConfigError, match="Eagle3, but a STANDALONE draft must be LlamaForCausalLM"):
         load_standalone(eagle, target)
     with pytest.raises(ConfigError, match="is a LlamaForCausalLM, but an EAGLE3 draft must be LlamaForCausalLMEagle3"):
@@ -88,28 +67,3 @@ def test_facts_of_other_architectures(target_folder):
     assert (known.architecture, known.num_layers, known.window) == ("Qwen3ForCausalLM", 4, 11)
     plain = target_folder("qwen3", "plain", use_sliding_window=False, layer_types=None)
     assert facts(plain, None, "cpu").window is None
-
-
-def test_facts_of_bundled_layers(target_folder):
-    known = facts(target_folder("deepseek", num_nextn_predict_layers=2), None, "cpu")
-    assert (known.architecture, known.num_layers, known.window) == ("DeepseekV3ForCausalLM", 3, None)
-    assert known.bundled == DraftFacts(
-        "DeepseekV3ForCausalLMNextN", 97, 48, target_hidden_size=48, aux_layers=(FINAL,), prediction_layers=2
-    )
-    assert facts(target_folder("deepseek", "bare"), None, "cpu").bundled is None
-
-
-def test_a_pytorch_checkpoint_is_not_loaded(llama_folder):
-    """Weights come from safetensors only: a pickle beside config.json counts as missing weights."""
-    folder = llama_folder()
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="has no safetensors weights"):
-        load_target(folder, "cpu", torch.float32)
-
-
-def test_config_of_another_shape_than_the_weights(llama_folder):
-    folder = llama_folder()
-    config = json.loads((folder / "config.json").read_text()) | {"intermediate_size": 80}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"has shape \(88, 48\), but config.json implies \(80, 48\)"):
-        load_target(folder, "cpu", torch.float32)

@@ -45,28 +45,6 @@ VARIANTS = {
     "deepseek yarn with mscale": ("deepseek", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}}),
 }
 KINDS = {kind: changes for name, (kind, changes) in VARIANTS.items() if not changes}
-# The zoo's widths, on which the order of summation depends.
-WIDE = {
-    "deepseek": {
-        "vocab_size": 768,
-        "hidden_size": 96,
-        "intermediate_size": 320,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "q_lora_rank": 48,
-        "kv_lora_rank": 32,
-        "qk_nope_head_dim": 24,
-        "qk_rope_head_dim": 16,
-        "v_head_dim": 32,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 56,
-        "n_shared_experts": 1,
-        "n_group": 2,
-        "topk_group": 1,
-    },
-    "qwen3": {"vocab_size": 768, "hidden_size": 128, "intermediate_size": 384, "head_dim": 32},
-    "llama": {"vocab_size": 768, "hidden_size": 128, "intermediate_size": 384, "head_dim": 32, "num_hidden_layers": 2},
-}
 LINES = torch.randint(0, 768, (33, 65), generator=torch.Generator().manual_seed(2))
 TOKENS = torch.randint(0, 97, (3, 40), generator=torch.Generator().manual_seed(1))
 
@@ -75,8 +53,8 @@ TOKENS = torch.randint(0, 97, (3, 40), generator=torch.Generator().manual_seed(1
 def pair(target_folder, architectures):
     """A factory: our model and transformers' on one checkpoint."""
 
-    def build(kind: str, deterministic: bool = True, dtype: torch.dtype = torch.float32, **changes: object):
-        folder = target_folder(kind, dtype=dtype, **changes)
+    def build(kind: str, deterministic: bool = True, **changes: object):
+        folder = target_folder(kind, **changes)
         theirs = architectures[kind][1].from_pretrained(folder, dtype=torch.float32).eval()
         return load_target(folder, "cpu", torch.float32, deterministic), theirs
 
@@ -102,12 +80,22 @@ def test_prefill_chunks_and_decode_match_transformers(pair, paged, kind, changes
     assert done == 40
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("kind", "storage", "shard"),
+    [("llama", torch.bfloat16, "5GB"), ("qwen3", torch.float16, "20KB"), ("deepseek", torch.bfloat16, "20KB")],
+)
 @torch.inference_mode()
-def test_storage_matches_transformers(pair, paged, kind, storage):
-    ours, theirs = pair(kind, deterministic=False, dtype=storage)
+def test_storage_and_shards_match_transformers(pair, paged, kind, storage, shard):
+    ours, theirs = pair(kind, deterministic=False, dtype=storage, shard=shard)
     close(paged(ours, 3, 40).run(TOKENS, [0, 0, 0]), theirs(TOKENS).logits)
+
+
+@torch.inference_mode()
+def test_positions_reach_past_the_context_as_far_as_requested(target_folder, paged):
+    ours = load_target(target_folder("llama"), "cpu", torch.float32, positions=700)
+    attend = paged(ours, 1, 4).attend([0], [0], torch.ones(1, 1).bool())
+    hidden, aux = ours.forward(TOKENS[:1, :1], torch.tensor([[699]]), attend, capture=(1,))
+    assert hidden.isfinite().all() and hidden.shape == aux.shape == (1, 1, 48)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -171,9 +159,9 @@ def test_half_precision_stays_near_float32(target_folder, paged, kind, dtype):
 class TestBatchInvariance:
     """With `deterministic`, a token's logits have the same bits however many tokens share its call."""
 
-    @pytest.fixture(params=WIDE)
-    def model(self, request, target_folder):
-        return load_target(target_folder(request.param, **WIDE[request.param]), "cpu", torch.float32)
+    @pytest.fixture(params=["deepseek-mini", "qwen3-mini", "llama-mini"])
+    def model(self, request, zoo):
+        return load_target(zoo(request.param), "cpu", torch.float32)
 
     @torch.inference_mode()
     def test_over_batch_sizes(self, model, paged):

@@ -64,13 +64,9 @@ def test_a_prompt_is_neither_cut_nor_padded_whatever_the_file_says(tokenizer, tm
     assert ids == tokenizer.encode("7 cows and 12 sheep") == theirs("7 cows and 12 sheep")["input_ids"]
 
 
-def test_one_bos_only(tokenizer):
-    assert tokenizer.encode("<s>cows") == tokenizer.encode("cows")
-    assert tokenizer.encode("cows")[0] == tokenizer.bos_id == 0
-
-
 def test_special_ids(folder, tokenizer, tmp_path):
-    assert tokenizer.eos_ids == {1, 7}
+    assert tokenizer.encode("<s>cows") == tokenizer.encode("cows"), "one bos only"
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (0, {1, 7})
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     bare = Tokenizer(tmp_path)
     assert (bare.bos_id, bare.eos_ids) == (None, frozenset())
@@ -175,10 +171,9 @@ def test_refusals(folder, tmp_path, name, content, sentence):
         Tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize(("make", "words"), [("mkdir", "a folder"), ("fifo", "no regular file")])
+@pytest.mark.parametrize(("make", "words"), [(os.mkdir, "a folder"), (os.mkfifo, "no regular file")])
 def test_what_is_no_file_is_said_to_be_so(tmp_path, make, words):
-    file = tmp_path / "tokenizer.json"
-    file.mkdir() if make == "mkdir" else os.mkfifo(file)
+    make(tmp_path / "tokenizer.json")
     with pytest.raises(ConfigError, match=f"tokenizer.json is {words}; the checkpoint has no tokenizer$"):
         Tokenizer(tmp_path)
 

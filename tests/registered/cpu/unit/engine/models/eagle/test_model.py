@@ -148,18 +148,12 @@ def respelled(made: Path, **changes: object) -> Path:
     weights = load_file(made / "model.safetensors")
     save_file({key.replace("midlayer", "layers.0"): w for key, w in weights.items()}, made / "model.safetensors")
     layer = json.loads((made / "config.json").read_text())
-    del layer["architectures"], layer["eagle_config"]
     config = {
-        "architectures": ["Eagle3Speculator"],
-        "draft_vocab_size": layer.pop("draft_vocab_size"),
-        "target_hidden_size": layer.pop("target_hidden_size"),
-        "eagle_aux_hidden_state_layer_ids": None,
-        "norm_before_residual": True,
-        "speculators_config": {"algorithm": "eagle3"},
-        "speculators_model_type": "eagle3",
-        "tie_word_embeddings": False,
-        "transformer_layer_config": layer,
+        name: layer.pop(name) for name in ("architectures", "eagle_config", "draft_vocab_size", "target_hidden_size")
     }
+    config |= {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "norm_before_residual": True}
+    del config["eagle_config"]
+    config |= {"eagle_aux_hidden_state_layer_ids": None, "transformer_layer_config": layer}
     (made / "config.json").write_text(json.dumps(config | changes))
     return made
 
@@ -203,57 +197,37 @@ def test_a_llama_stays_a_llama(target, llama_folder, tmp_path):
     assert facts(tmp_path / "again", draft, "cpu").draft.architecture == "LlamaForCausalLM"
 
 
-def random_layer(c: dict, index: int) -> dict[str, Tensor]:
-    """A plain Llama layer `layers.{index}` of an EAGLE-3 draft."""
-    return random_weights(layer_shapes(f"layers.{index}.", c), index)
+OWN = {"hidden_size": 36, "intermediate_size": 56, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 12}
+LAST = {"eagle_config": {"use_aux_hidden_state": False}}
+SHARED = {"hidden_size": 48, "draft_vocab_size": 97, "drop": ("d2t", "t2d", "lm_head.weight", "embed_tokens.weight")}
+ALIKE = LAST | SHARED | {"drop": (*SHARED["drop"], "fc.weight")}
 
 
-def eagle3_case(kind: str) -> tuple[dict[str, object], int]:
-    """Changes to the EAGLE-3 fixture's checkpoint, and the width of its input."""
-    torch.manual_seed(3)
-    own = {
-        "hidden_size": 36,
-        "intermediate_size": 56,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 1,
-        "head_dim": 12,
-    }
-    last = {"eagle_config": {"use_aux_hidden_state": False}}
-    shared = {
-        "hidden_size": 48,
-        "draft_vocab_size": 97,
-        "drop": ("d2t", "t2d", "lm_head.weight", "embed_tokens.weight"),
-    }
-    two = {"num_hidden_layers": 2, "put": random_layer(own, 1)}
-    three = {"num_hidden_layers": 3, "put": random_layer(own, 1) | random_layer(own, 2)}
-    wide = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]}}
-    fc = {"put": {"fc.weight": torch.randn(36, 2 * 48) * 0.3}}
-    return {
-        "a normed stream": ({"norm_before_residual": True}, 144),
-        "two layers": (two, 144),
-        "three layers": (three, 144),
-        "no vocabulary of its own": (shared, 144),
-        "two states": (wide | fc, 96),
-        "the last state": (last | {"put": {"fc.weight": torch.randn(36, 48) * 0.3}}, 48),
-        "the last state, as wide as the draft": (last | shared | {"drop": (*shared["drop"], "fc.weight")}, 48),
-    }[kind]
+def random_layers(count: int) -> dict[str, object]:
+    """Plain Llama layers 1 to count - 1 of an EAGLE-3 draft."""
+    shapes = {name: size for index in range(1, count) for name, size in layer_shapes(f"layers.{index}.", OWN).items()}
+    return {"num_hidden_layers": count, "put": random_weights(shapes, 1)}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "a normed stream",
-        "two layers",
-        "three layers",
-        "no vocabulary of its own",
-        "two states",
-        "the last state",
-        "the last state, as wide as the draft",
-    ],
-)
+def fused(states: int) -> dict[str, object]:
+    return {"put": random_weights({"fc.weight": (36, states * 48)}, 3)}
+
+
+# Changes to the EAGLE-3 fixture's checkpoint, and the number of states that it reads.
+EAGLE3 = {
+    "a normed stream": ({"norm_before_residual": True}, 3),
+    "three layers": (random_layers(3), 3),
+    "no vocabulary of its own": (SHARED, 3),
+    "two states": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]}} | fused(2), 2),
+    "the last state": (LAST | fused(1), 1),
+    "the last state, as wide as the draft": (ALIKE, 1),
+}
+
+
+@pytest.mark.parametrize(("changes", "states"), EAGLE3.values(), ids=EAGLE3)
 @torch.inference_mode()
-def test_eagle3_is_its_formula(target, eagle_folder, paged, kind):
-    changes, width = eagle3_case(kind)
+def test_eagle3_is_its_formula(target, eagle_folder, paged, changes, states):
+    width = states * 48
     made = eagle_folder(**changes)
     model = load_eagle3(made, target)
     oracle, states = WholeEagle3(made, target.embedding, target.head.t()), torch.randn(20, width)
@@ -273,7 +247,5 @@ def test_eagle3_is_its_formula(target, eagle_folder, paged, kind):
 
 def test_states_as_wide_as_the_draft_are_not_fused(target, eagle_folder):
     """Where widths agree SGLang applies no `fc`, so a checkpoint that has one is refused."""
-    changes, _ = eagle3_case("the last state, as wide as the draft")
-    changes["drop"] = changes["drop"][:-1]
     with pytest.raises(ConfigError, match=r"tensor 'fc\.weight' does not belong to this architecture"):
-        load_eagle3(eagle_folder(**changes), target)
+        load_eagle3(eagle_folder(**LAST | SHARED), target)

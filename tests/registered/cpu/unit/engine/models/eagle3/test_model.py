@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from specmatrix.engine.models.loader import load_eagle3, load_target
 from specmatrix.engine.models.weights import load_weights
@@ -25,26 +24,11 @@ def draft(llama_folder, eagle_folder):
 
 
 @torch.inference_mode()
-def test_the_carried_stream_is_not_changed(draft, paged):
-    model = draft()
-    driver = paged(model, 2, 20)
-    carried = torch.randn(2, 1, model.carry_width)
-    before = carried.clone()
-    attend = driver.attend([0, 1], [0, 0], torch.ones(1, 1).bool())
-    model.forward(TOKENS[:, :1], torch.zeros(2, 1, dtype=torch.int64), carried, attend)
-    assert torch.equal(carried, before)
-
-
-@torch.inference_mode()
 def test_ids_map_by_differences(draft, tmp_path):
     model = draft()
     d2t = load_weights(tmp_path / "eagle", "cpu", torch.float32)["d2t"]
     ids = torch.tensor([[0, 40], [7, 7]])
     assert model.to_target(ids).tolist() == [[int(i + d2t[i]) for i in row] for row in ids.tolist()]
-
-
-def test_aux_layers_are_the_states_after_the_named_layers(draft):
-    assert draft().aux_layers == (1, 2, 3)
 
 
 def test_aux_layers_default_to_two_the_middle_and_three_from_the_end(llama_folder, eagle_folder):
@@ -63,18 +47,6 @@ def test_embeddings_and_head_come_from_the_target_where_missing(llama_folder, ea
     scale = model.norm.scale(own["midlayer.input_layernorm.weight"])
     assert torch.equal(model.embedding, model.norm.whole(target.embedding, scale))
     assert model.to_target(torch.tensor([5])).tolist() == [5]
-
-
-def test_vllm_names_load_as_well(llama_folder, eagle_folder, tmp_path):
-    target = load_target(llama_folder(), "cpu", torch.float32)
-    weights = load_weights(eagle_folder(), "cpu", torch.float32)
-    renamed = {"model." + k.replace("midlayer.", "layers.0."): w for k, w in weights.items()}
-    other = eagle_folder("other", drop=tuple(weights))
-    save_file(renamed, other / "model.safetensors")
-    one = load_eagle3(tmp_path / "eagle", target)
-    two = load_eagle3(other, target)
-    assert torch.equal(one.first.qkv, two.first.qkv)
-    assert torch.equal(one.id_map, two.id_map)
 
 
 @pytest.mark.parametrize(

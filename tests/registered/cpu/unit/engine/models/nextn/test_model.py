@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,38 +12,10 @@ from specmatrix.engine.core.config.asked import DraftFacts
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.models.loader import facts, load_nextn, load_target
 from specmatrix.errors import ConfigError
-from tests.support.random_drafts import deepseek_shapes, random_weights, save
+from tests.support.random_drafts import DEEPSEEK, deepseek_shapes, random_weights, save
 from tests.support.uncached_models import WholeDeepseek
 
 BOUND = 1e-5  # of the largest value
-CONFIG: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "moe_intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_nextn_predict_layers": 2,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 3,
-    "n_shared_experts": 1,
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
-    "n_group": 3,
-    "topk_group": 2,
-    "routed_scaling_factor": 2.5,
-    "first_k_dense_replace": 1,
-    "norm_topk_prob": True,
-    "q_lora_rank": 20,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
 TOKENS = torch.randint(0, 97, (21,), generator=torch.Generator().manual_seed(1))
 
 
@@ -53,7 +24,7 @@ def folder(tmp_path):
     """A factory: a target with its prediction layers; `drop` removes tensors, `put` adds them."""
 
     def build(name: str = "t", drop: tuple[str, ...] = (), put: dict[str, Tensor] | None = None, **changes: object):
-        config = CONFIG | changes
+        config = DEEPSEEK | changes
         weights = random_weights(deepseek_shapes(config), 5) | (put or {})
         return save(tmp_path / name, config, {k: w for k, w in weights.items() if k not in drop})
 
