@@ -74,16 +74,6 @@ def test_a_step_stores_then_attends(tokens, pool, deterministic):
     assert not pool.data[0].any()
 
 
-def test_layers_of_a_step_do_not_mix(tokens, pool):
-    q, k, v, kv = tokens
-    attend = StepAttention(pool, SLOTS[:, :20], SLOTS, bias_of(torch.ones(20, 20).tril().bool()).expand(3, 1, 20, 20))
-    first = attend(0, q, kv.flatten(0, 1))
-    second = attend(1, q, 2 * kv.flatten(0, 1))
-    seen = torch.ones(20, 20).tril().bool()
-    torch.testing.assert_close(first.view(3, 20, -1)[2], plain(q[2], k[2], v[2], seen))
-    torch.testing.assert_close(second.view(3, 20, -1)[2], plain(q[2], 2 * k[2], 2 * v[2], seen))
-
-
 def prefix(pool, tokens, lengths):
     kv = tokens[3]
     for layer in (0, 1):
@@ -136,18 +126,6 @@ def test_beams_see_the_prefix_and_their_own_ancestors_only(tokens, drafted):
             torch.testing.assert_close(out[2 * r : 2 * r + 2], plain(q[r, new[r]], k[r, :end], v[r, :end], columns))
 
 
-def test_one_attention_serves_a_round_whose_width_changes(tokens, drafted):
-    q, k, v, kv = tokens
-    pool = drafted
-    attend = DraftAttention(pool, SLOTS[:1, :12], prefix(pool, tokens, [5, 0, 0])[:1], capacity=3)
-    attend.begin(0)
-    attend(0, q[:1, 5:6], kv[0, 5:6])
-    attend.begin(1, torch.tensor([[[True, True, False], [True, False, True]]]))
-    out = attend(0, q[:1, 6:8], kv[0, 6:8])
-    seen = torch.tensor([[1] * 6 + [1, 0], [1] * 6 + [0, 1]]).bool()
-    torch.testing.assert_close(out, plain(q[0, 6:8], k[0, :8], v[0, :8], seen))
-
-
 def test_drafts_need_as_many_spare_slots_as_they_may_take():
     pool = KVPool(KVLayout(1, KV_HEADS, DIM), 16, 4, torch.float32, "cpu", spare=5)
     wanted = "2 requests draft 3 tokens each, but the pool has 5 spare slots"
@@ -173,18 +151,3 @@ def test_a_latent_step_reads_one_row_per_token(tokens, deterministic):
     seen = torch.ones(4, 20).tril(16).bool()
     attend = StepAttention(pool, SLOTS[:1, 16:], SLOTS[:1], bias_of(seen)[None, None])
     torch.testing.assert_close(attend(0, q[:, 16:], rows[16:]), plain_latent(q[0, 16:], rows, seen))
-
-
-def test_a_latent_draft_sees_the_prefix_and_its_own_ancestors(tokens):
-    q, rows = tokens[0][:1], tokens[1][0, :, 0]
-    pool = KVPool(LATENT, 16, 4, torch.float32, "cpu", spare=4)
-    pool.store(0, SLOTS[0, :12], rows[:12])
-    attend = DraftAttention(pool, SLOTS[:1, :12], bias_of(torch.ones(1, 1, 1, 12).bool()), capacity=4)
-    for step, paths in enumerate([[[0], [1]], [[1, 2], [0, 3]]]):
-        ancestors = torch.zeros(1, 2, 2 * step + 2, dtype=torch.bool)
-        for beam, path in enumerate(paths):
-            ancestors[:, beam, path] = True
-        attend.begin(2 * step, ancestors)
-        new = slice(12 + 2 * step, 14 + 2 * step)
-        seen = torch.cat((torch.ones(2, 12).bool(), ancestors[0]), 1)
-        torch.testing.assert_close(attend(0, q[:, new], rows[new]), plain_latent(q[0, new], rows[: new.stop], seen))

@@ -31,11 +31,6 @@ def seen(bias):
     return bias == 0
 
 
-@pytest.mark.parametrize("size", [0, 1, 64, 65, 300])
-def test_count_is_a_range(size):
-    assert count(size, CPU).tolist() == list(range(size))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_causal_bias(dtype):
     positions = torch.tensor([[3, 4, 5], [0, 1, 2]])
@@ -77,14 +72,6 @@ def test_tree_bias(nodes, padded_kv_len):
                 node = int(parents[b, node])
             expected = [key < start or key in line for key in range(padded_kv_len)]
             assert seen(bias)[b, 0, n].tolist() == expected
-
-
-def test_the_tree_bias_of_a_chain_is_the_causal_bias():
-    ancestors = torch.ones(5, 5).tril().bool()[None]
-    positions = 6 + torch.arange(5)[None]
-    assert torch.equal(
-        tree_bias(torch.tensor([6]), ancestors, 11, torch.float32), causal_bias(positions, 11, torch.float32)
-    )
 
 
 def world(page_size=3):
@@ -144,13 +131,6 @@ def test_a_prefill_reads_starts_from_the_plan_and_pads_into_slot_0():
     ]
 
 
-def test_padding_past_the_reach_goes_to_slot_0_too():
-    relay, table = world()
-    rows = (plan_row(9, 2, 5, 5, start=0, tokens=(1, 2, 3, 4, 5)), plan_row(8, 1, 2, 5, start=3, tokens=(5, 6)))
-    batch = StepBatch.of(StepPlan(prefill=True, rows=rows, greedy=True), relay, table)
-    assert batch.write_slots(count(5, CPU))[1].tolist() == [slot((3, 6), 3), slot((3, 6), 4), 0, 0, 0]
-
-
 def test_padding_has_no_position_past_the_reach():
     """The model has no position there."""
     relay, table = world()
@@ -171,13 +151,3 @@ def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():
         assert torch.equal(bias, causal_bias(positions, 12, torch.float64)) and bias.dtype is torch.float64
     assert batch.causal(3, torch.float64).bias is batch.causal(3, torch.float64).bias
     assert batch.causal(3, torch.float32).bias.dtype is torch.float32
-
-
-def test_write_slots_takes_offsets_of_each_row():
-    relay, table = world()
-    plan = StepPlan(prefill=False, rows=(plan_row(9, 2, 3, 8), plan_row(8, 1, 3, 5)), greedy=True)
-    offsets = torch.tensor([[0, 2], [1, 0]])
-    assert StepBatch.of(plan, relay, table).write_slots(offsets).tolist() == [
-        [slot((5, 2, 7), 4), slot((5, 2, 7), 6)],
-        [slot((3, 6), 3), slot((3, 6), 2)],
-    ]

@@ -9,7 +9,6 @@ import torch
 
 from specmatrix.engine.build import graphs_for
 from specmatrix.engine.core.observe.counters import Counters
-from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, pad_kv_len, padded
 from tests.support.engines import RUNS, answer, engine
 
@@ -84,37 +83,3 @@ def test_padding_accepts_one_path_if_the_target_only_generates_token_0(algorithm
             executor.run.graphs = CudaGraphs(4, CPU, llm.loop.counters)
         said.append(answer(llm))
     assert said[0] == said[1]
-
-
-@pytest.mark.parametrize(("algorithm", "topk"), [run for run in RUNS if run[0] not in ("NONE", "NGRAM")])
-def test_drafts_of_the_largest_round_fit_the_spare_slots(algorithm, topk):
-    """Three requests, padded to four, whose drafts lie behind the pages."""
-    options = {"max_running_requests": 3, "strict_memory": 2, "enable_deterministic_inference": True}
-    if topk > 1:
-        options["speculative_num_draft_tokens"] = 5
-    expected = answer(engine(algorithm, topk, **options))
-    llm = engine(algorithm, topk, **options)
-    executor = llm.loop.executor
-    executor.run.graphs = CudaGraphs(3, CPU, llm.loop.counters)
-    (drafts,) = executor.kv.full.pools[1:]
-    assert len(drafts.spare) and not len(executor.kv.full.pool.spare)
-    assert answer(llm) == expected
-    assert {shape.batch for _, bundle in executor.graphs.bundles for shape in bundle.graphs} >= {4}
-
-
-def test_adjusted_logits_run_without_a_graph():
-    llm = engine("NONE", 1)
-    executor = llm.loop.executor
-    executor.run.graphs = CudaGraphs(4, CPU, llm.loop.counters)
-    llm.generate(["a"], SamplingParams(max_new_tokens=3, ignore_eos=True, presence_penalty=1.0))
-    assert not list(executor.graphs.bundles) and llm.counters["graph.eager"] == llm.counters["decode.round"] > 1
-
-
-def test_a_larger_batch_runs_without_a_graph():
-    llm = engine("NONE", 1)
-    executor = llm.loop.executor
-    executor.run.graphs = CudaGraphs(2, CPU, llm.loop.counters)
-    expected = answer(engine("NONE", 1))
-    assert answer(llm) == expected
-    assert {shape.batch for _, bundle in llm.loop.executor.graphs.bundles for shape in bundle.graphs} == {1, 2}
-    assert llm.counters["graph.eager"] == llm.counters["decode.round"]

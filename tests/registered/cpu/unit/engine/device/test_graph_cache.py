@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specmatrix.engine.device.cuda_graphs import GraphBundle, GraphCache, GraphShape
+from specmatrix.engine.device.cuda_graphs import GraphCache, GraphShape
 
 
 def shape(width: int, batch: int = 1) -> GraphShape:
@@ -122,12 +122,3 @@ def test_the_bounds_hold_after_every_round(shapes, sizes, kept):
     for one in shapes:
         ran(made, one, sizes.get(one, 20))
         assert made.memory[1] <= 100 and all(len(bundle.graphs) <= kept for _, bundle in made)
-
-
-def test_a_bundle_without_graphs_holds_nothing():
-    bundle: GraphBundle[int] = GraphBundle(bytes=7)
-    assert bundle.count == 0
-    made = bundles(kept=1, idle_rounds=1)
-    made.keep(shape(4), 10)
-    made.seen(shape(4, 2))
-    assert made.memory == (0, 0)

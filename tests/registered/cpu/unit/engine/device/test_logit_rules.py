@@ -131,16 +131,6 @@ def test_requests_of_one_batch_keep_their_own_rules(kind):
         run(seed, 6, False, [*ASKS.values()], kind)
 
 
-def test_a_request_without_rules_keeps_its_logits_to_the_bit():
-    rules = LogitRules(VOCAB, EOS, 3, POSITIONS, CPU)
-    rows = [arrive(1, ASKS["nothing"], 1, [1]), arrive(2, ASKS["all"], 1, [4, 4])]
-    rules.admit(rows)
-    tokens = torch.tensor([[1], [4]])
-    at = NodeContext(torch.tensor([0, 1]), 4, tokens, tokens - tokens - 1, tokens - tokens, None)
-    logits = torch.randn(2, 1, VOCAB)
-    assert torch.equal(rules.adjusted(logits, torch.tensor([1, 2]), rules.of(rows), at)[0], logits[0])
-
-
 def test_a_later_request_of_a_row_brings_its_own_rules_and_tokens():
     rules = LogitRules(VOCAB, EOS, 2, POSITIONS, CPU)
     token = torch.zeros(1, 1, dtype=torch.int64)

@@ -17,9 +17,3 @@ def test_numbers_arrive_as_they_are():
 def test_floats_are_rounded_as_torch_rounds_them():
     numbers = [0.1, 0.9, -1e-7, 3.0]
     assert torch.equal(floats(numbers, torch.device("cpu")), torch.tensor(numbers))
-
-
-def test_each_call_has_its_own_memory():
-    first, second = (integers([1, 2], torch.device("cpu")) for _ in range(2))
-    first[0] = 9
-    assert second.tolist() == [1, 2]

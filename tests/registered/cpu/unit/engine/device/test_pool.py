@@ -39,13 +39,6 @@ def test_store_writes_keys_then_values_of_one_layer(pool):
     assert pool.data[1].any(dim=(1, 2, 3)).nonzero().flatten().tolist() == [4, 7, 11]
 
 
-def test_views_share_memory(pool):
-    pool.rows[0][5, 13] = 1.0
-    pool.heads[1][(5 * 2 + 1) * 2 + 1, 4] = 2.0
-    assert pool.data[0, 5, 1, 0, 3] == 1.0
-    assert pool.data[1, 5, 1, 1, 4] == 2.0
-
-
 def test_move_reads_before_it_writes_and_takes_stamps_along(pool):
     pool.data.copy_(torch.randn_like(pool.data))
     pool.stamps.copy_(torch.arange(100, 112))

@@ -39,15 +39,6 @@ def test_a_row_that_carries_nothing_holds_zeros_or_distinct_ids():
     assert relay.carried["ids"][[2, 4]].tolist() == [[9, 9, 9], [0, 1, 2]] and relay.carried["age"].tolist()[4] == 0
 
 
-def test_what_was_read_does_not_change_when_the_row_does():
-    relay = relay_of()
-    rows = torch.tensor([1])
-    relay.publish(rows, torch.tensor([4]), torch.tensor([[5]]))
-    lengths, roots = relay.lengths_and_roots(rows)
-    relay.publish(rows, torch.tensor([6]), torch.tensor([[7]]))
-    assert (lengths.item(), roots.item()) == (4, 5)
-
-
 def test_the_same_rows_come_back_at_once_and_are_there_for_others():
     relay = relay_of()
     rows = torch.tensor([3, 1])
@@ -72,23 +63,9 @@ def test_a_drafters_state_comes_back_by_row():
         assert not relay.carried[carry.name][[0, 1, 3]].any()
 
 
-def test_a_row_is_cleared_of_its_previous_request():
-    relay = relay_of()
-    rows = torch.tensor([1, 3])
-    state = {carry.name: torch.ones(2, *carry.shape, dtype=carry.dtype) for carry in CARRIES}
-    relay.stash(rows, state)
-    relay.forget(torch.tensor([3]))
-    left = relay.state(rows)
-    assert all(left[carry.name][0].all() and not left[carry.name][1].any() for carry in CARRIES)
-
-
 def test_a_state_that_lacks_a_carry_is_a_bug():
     with pytest.raises(KeyError, match="hidden"):
         relay_of().stash(torch.tensor([1]), {"ids": torch.tensor([[1, 2]])})
-
-
-def test_nothing_is_carried_for_a_drafter_that_carries_nothing():
-    assert relay_of(()).state(torch.tensor([1, 2])) == {}
 
 
 def test_sampling_parameters_of_the_batch():

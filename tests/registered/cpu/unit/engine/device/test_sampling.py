@@ -7,10 +7,6 @@ import torch
 from scipy.stats import chisquare, kstest
 
 from specmatrix.engine.device.sampling import SamplingRows, chosen_logprobs, pick, top_logprobs, uniform
-from specmatrix.kernels.sample.eager import _mix
-
-# The first outputs of splitmix64 for the state 1234567, as published with the Java and C versions.
-SPLITMIX_1234567 = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
 
 GOLDEN = ["0.652448486374", "0.701212109522", "0.368189515652", "0.020877712128"]
 
@@ -18,18 +14,6 @@ GOLDEN = ["0.652448486374", "0.701212109522", "0.368189515652", "0.020877712128"
 def rows(*given: tuple[float, int, float, int]) -> SamplingRows:
     t, k, p, s = zip(*given, strict=True)
     return SamplingRows(torch.tensor(t), torch.tensor(k), torch.tensor(p), torch.tensor(s))
-
-
-def test_of_equal_logits_the_first_is_picked():
-    logits = torch.randint(3, (5, 4, 96), generator=torch.Generator().manual_seed(0)).float()
-    assert torch.equal(pick(logits, None, None), logits.argmax(-1))
-    assert pick(torch.zeros(2, 3, 7), None, None).tolist() == [[0, 0, 0]] * 2
-
-
-def test_uniform_is_splitmix64():
-    golden = 0x9E3779B97F4A7C15 - (1 << 64)
-    state = torch.full((4,), 1234567) + torch.arange(1, 5) * golden
-    assert [v % (1 << 64) for v in _mix(state).tolist()] == SPLITMIX_1234567
 
 
 def test_coins_are_fixed():
@@ -47,12 +31,6 @@ def test_coins_look_uniform_and_independent():
     assert kstest((coins[:, 1:] + coins[:, :-1]).remainder(1).flatten().numpy(), "uniform").pvalue > 0.01
     assert kstest((coins[1:] + coins[:-1]).remainder(1).flatten().numpy(), "uniform").pvalue > 0.01
     assert coins.flatten().unique().numel() == coins.numel()
-
-
-def test_pick_draws_the_target_distribution():
-    p = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    tokens = pick(p.log().expand(1, 20_000, 4), torch.arange(20_000)[None], rows((1.0, 0, 1.0, 3)))
-    assert chisquare(tokens.flatten().bincount(minlength=4).numpy(), p.numpy() * 20_000).pvalue > 0.01
 
 
 @pytest.mark.parametrize("heat", [2.0**-126, 1.0, 2.0**126])

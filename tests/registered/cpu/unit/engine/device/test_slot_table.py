@@ -32,19 +32,6 @@ def test_pages_become_slots_where_they_belong(page_size, few, monkeypatch):
         assert line == (expected + [0] * len(line))[: len(line)]
 
 
-def test_an_extension_without_pages_changes_nothing():
-    table = SlotTable(3, 8, 2, CPU, stamps=True)
-    table.extend([row(1, (), 0)])
-    assert not table.slots.any() and not table.writers.any()
-
-
-def test_a_row_of_a_new_request_is_overwritten():
-    table = SlotTable(3, 8, 2, CPU, stamps=False)
-    table.extend([row(1, (1, 2), 0)])
-    table.extend([row(1, (3,), 0)])
-    assert table.read(torch.tensor([1]), 2).tolist() == [[6, 7]]
-
-
 @pytest.mark.parametrize("few", [0, 3])
 def test_expected_stamps_name_the_writer_and_the_position(few, monkeypatch):
     monkeypatch.setattr(specmatrix.engine.device.slot_table, "FEW", few)
@@ -64,10 +51,6 @@ def test_steps_read_in_strides_up_to_the_tables_width(bound, padded_kv_len):
     table = SlotTable(3, 40, 2, CPU, stamps=False)
     assert table.pad_kv_len(bound) == padded_kv_len
     assert table.read(torch.tensor([1, 2]), padded_kv_len).shape == (2, padded_kv_len)
-
-
-def test_writers_are_recorded_on_request_only():
-    assert SlotTable(2, 4, 2, CPU, stamps=False).writers is None
 
 
 def test_stamps_of_different_generations_and_positions_differ():

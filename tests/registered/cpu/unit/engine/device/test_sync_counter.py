@@ -52,17 +52,6 @@ def test_what_makes_a_graph_or_has_none_may_wait(graphs):
     assert launch(graphs, 2, made=1) == launch(graphs, 2, replayed=0) == 0
 
 
-def test_one_watch_serves_every_launch(graphs):
-    waits = SyncCounter(graphs)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Synchronization debug mode")
-        for _ in range(3):
-            with waits:
-                warnings.warn(WAITED, UserWarning, stacklevel=1)
-                graphs.counters.hit("graph.replayed")
-    assert graphs.counters.counts["graph.waited"] == 3
-
-
 def test_other_warnings_are_passed_on_and_so_are_errors(graphs):
     with pytest.warns(RuntimeWarning, match="drafter disabled") as caught, SyncCounter(graphs):
         warnings.warn("drafter disabled", RuntimeWarning, stacklevel=1)

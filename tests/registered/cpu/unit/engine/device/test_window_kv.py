@@ -63,11 +63,6 @@ def test_layers_are_split_by_their_attention():
     assert [group.window for group in groups().groups] == [None, WINDOW]
 
 
-def test_layers_without_a_window_are_one_group():
-    assert routes_of([None, None, None]) == [(0, 0), (0, 1), (0, 2)]
-    assert [layout.layers for layout in split(KVLayout(3, 2, 4), routes_of([None] * 3))] == [3]
-
-
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_a_causal_mask_with_a_window(window):
     positions = torch.tensor([[3, 4, 5], [0, 1, 2]])
@@ -106,15 +101,6 @@ def test_slots_come_from_the_window_table():
     assert step.write.tolist() == [[6, 7], [5, 10]]  # row 2: page 3 at positions 6, 7; row 1: page 2 offset 1, page 5
     assert step.read[0, 2:8].tolist() == [8, 9, 12, 13, 6, 7]
     assert batch.write.tolist() == [[2, 3], [13, 8]]
-
-
-def test_padded_positions_write_to_the_padding_slot():
-    rows = (
-        plan_row(9, 2, 4, 4, (0, (5, 2)), (0, (4, 6)), start=0, tokens=(1, 2, 3, 4), writers=((0, 9),)),
-        plan_row(8, 1, 1, 1, (0, (3,)), (0, (1,)), start=0, tokens=(5,), writers=((0, 8),)),
-    )
-    batch, kv = world(rows, {}, prefill=True)
-    assert kv.groups[1].slots(batch).write.tolist() == [[8, 9, 12, 13], [2, 0, 0, 0]]
 
 
 def test_each_layer_stores_in_its_own_pool():

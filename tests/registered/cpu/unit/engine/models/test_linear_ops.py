@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.models import linear_ops as module
 from specmatrix.engine.models.linear_ops import FAST, FORMS, MOST, RowInvariantOps, holds, linear_ops
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.zoo.registry import resolve_path
 
 SHAPES = ((128, 256), (128, 768), (384, 128), (384, 96), (192, 160), (96, 320), (64, 768), (160, 64), (3, 14, 21))
 
@@ -117,6 +120,12 @@ def test_a_shape_is_tried_once_in_a_process(monkeypatch):
     first = len(counted)
     RowInvariantOps().hold(torch.zeros(6, 4))
     assert 0 < first == len(counted)
+
+
+def test_an_engine_shows_its_form():
+    llm = LLM(EngineConfig("llama-mini", enable_deterministic_inference=True), resolve_path)
+    layers, *head = llm.readback()["row_invariant_matmul"].split(" and ")
+    assert layers == "compiled" and head and set(head) <= {form.name for form in FORMS}
 
 
 def test_the_law_can_fail(monkeypatch):
