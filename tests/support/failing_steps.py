@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from specmatrix import HOME
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
+from tests.support import llama_engines
+from tests.support.llama_engines import PROMPTS
 
-ZOO = HOME / "matrix" / "zoo" / "checkpoints"
-PROMPTS = (
-    "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
-    "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",
-    "Question: Gus saves $75 a week for 3 weeks. He had $94 before. How much does Gus have now?\nAnswer:",
-)
+__all__ = ["MOMENTS", "PARAMS", "PROMPTS", "VERSIONS", "at_rest", "plant", "start_engine"]
+
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
 VERSIONS = ("v1", "v2")
 # Where a step can fail, as (attribute of the executor, function).
@@ -35,18 +30,7 @@ MOMENTS = [*((place, "v2") for place in PLACES), *((place, "v1") for place in ("
 
 
 def start_engine(version="v2", graphs=False, **more: object) -> LLM:
-    asked = {
-        "context_length": 256,
-        "max_total_tokens": 700,
-        "speculative_draft_model_path": "llama-mini-eagle3",
-        "speculative_num_steps": 3,
-        "speculative_eagle_topk": 2,
-        "speculative_num_draft_tokens": 6,
-        "strict_memory": 2,
-        "kv_stamps": True,
-    }
-    config = EngineConfig("llama-mini", speculative_algorithm="EAGLE3", spec_version=version, **(asked | more))
-    llm = LLM(config, lambda name: ZOO / name)
+    llm = llama_engines.start_engine(("EAGLE3", 3, 2, 6), spec_version=version, **more)
     if graphs:
         executor = llm.loop.executor
         executor.run.graphs = CudaGraphs(4, torch.device("cpu"), llm.loop.counters)
@@ -55,11 +39,8 @@ def start_engine(version="v2", graphs=False, **more: object) -> LLM:
 
 def at_rest(llm: LLM) -> None:
     """Nothing is held or in flight, every page is free or cached, the journal replays, every stamp was right."""
-    loop, ledger = llm.loop, llm.loop.scheduler.ledger
-    assert not loop.pending and not loop.scheduler.requests
-    assert not ledger.accounts and not ledger.counts.held
-    replay(llm.journal)
-    assert llm.counters["stamp.wrong"] == 0
+    assert not llm.loop.pending and not llm.loop.scheduler.requests
+    llama_engines.at_rest(llm, stepped=False)
 
 
 def plant(monkeypatch, llm: LLM, place: str, error: BaseException, victim=None, times=None, tokens=0) -> list[int]:

@@ -37,12 +37,13 @@ def start_engine(shape=NONE, **more: object) -> LLM:
     return LLM(EngineConfig("llama-mini", speculative_algorithm=algorithm, **asked), lambda name: ZOO / name)
 
 
-def at_rest(llm: LLM) -> None:
-    """Nothing is held, every page is free or cached, the journal replays, every stamp was right."""
+def at_rest(llm: LLM, stepped: bool = True) -> None:
+    """Nothing is held, every page is free or cached, the journal replays, every stamp was right, and some were seen if
+    a step has run."""
     ledger = llm.loop.scheduler.ledger
     assert not ledger.accounts and not ledger.counts.held
     replay(llm.journal)
-    assert llm.counters["stamp.checked"] > 0 and llm.counters["stamp.wrong"] == 0
+    assert (llm.counters["stamp.checked"] > 0 or not stepped) and llm.counters["stamp.wrong"] == 0
 
 
 @cache

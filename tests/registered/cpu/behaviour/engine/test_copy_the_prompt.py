@@ -6,7 +6,6 @@ import re
 import runpy
 
 import pytest
-import torch
 
 from specmatrix import HOME
 from specmatrix.engine.api import LLM
@@ -16,11 +15,6 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.registry import resolve_path
 
 EXAMPLE = HOME / "examples" / "copy_the_prompt.py"
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture

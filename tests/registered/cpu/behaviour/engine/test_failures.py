@@ -16,6 +16,7 @@ from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.errors import ConfigError, EngineError, KernelError, LedgerError
 from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, plant, start_engine
+from tests.support.misbehaving_drafter import Wordless
 
 
 @pytest.mark.parametrize(("place", "version"), MOMENTS)
@@ -82,27 +83,6 @@ def test_a_bug_ends_every_request_and_every_later_call_names_it(monkeypatch, pla
     assert llm.take(second).finish == out.finish
 
 
-def test_a_request_whose_text_cannot_be_made_ends_alone(monkeypatch, whole):
-    llm = start_engine()
-    rids = [llm.add(prompt, PARAMS) for prompt in PROMPTS]
-    llm.step()
-    rules = llm.loop._rules[rids[1]]
-    judged = type(rules).judge
-
-    def judge(self, token, count, transcript):
-        if self is rules and count == 4:
-            raise ValueError("no such piece")
-        return judged(self, token, count, transcript)
-
-    monkeypatch.setattr(type(rules), "judge", judge)
-    while llm.step():
-        pass
-    first, victim, last = (llm.take(rid) for rid in rids)
-    assert [first.text, last.text] == [whole[0], whole[2]]
-    assert victim.finish is not None and "ValueError: no such piece" in str(victim.finish.message)
-    at_rest(llm)
-
-
 def test_ranks_take_no_step_back(monkeypatch):
     llm = start_engine()
     llm.loop.isolates = False
@@ -141,25 +121,8 @@ def test_isolated_requests_share_no_step_and_newcomers_do(monkeypatch, whole, ve
     at_rest(llm)
 
 
-class WordlessError(RuntimeError):
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-
-def test_an_exception_without_a_text_ends_its_request_alone(monkeypatch, whole):
-    llm = start_engine()
-    rids = [llm.add(prompt, PARAMS) for prompt in PROMPTS]
-    plant(monkeypatch, llm, "target", WordlessError(), victim=rids[1], tokens=5)
-    while llm.step():
-        pass
-    first, victim, last = (llm.take(rid) for rid in rids)
-    assert [first.text, last.text] == [whole[0], whole[2]]
-    assert "raise WordlessError: its text is unavailable" in victim.finish.message
-    at_rest(llm)
-
-
 def test_a_bug_without_a_text_breaks_the_engine(monkeypatch):
-    class Silent(WordlessError, KernelError):
+    class Silent(Wordless, KernelError):
         pass
 
     llm = start_engine()
@@ -206,17 +169,9 @@ def test_a_failed_turn_leaves_its_computed_kv_to_its_session(monkeypatch, versio
     again = llm.generate([PROMPTS[2]], PARAMS, session)[0]
     tail = 1 + llm.loop.executor.drafter.key_span
     assert again.cached_tokens >= failed.prompt_tokens + len(failed.output_ids) - tail > first.prompt_tokens
-    history = llm.tokenizer.encode(PROMPTS[2])[1:]
-    rest = start_engine(version).generate([again_prompt(failed, llm, history)], PARAMS)[0]
-    assert rest.output_ids == again.output_ids
-
-
-def again_prompt(failed, llm: LLM, new: list[int]) -> list[int]:
-    """The whole text that the turn after a failed one reads."""
-    (session,) = llm.sessions.sessions.values()
-    history = session.history[: failed.prompt_tokens + len(failed.output_ids)]
-    assert history[failed.prompt_tokens :] == failed.output_ids
-    return [*history, *new]
+    (held,) = llm.sessions.sessions.values()
+    history = [*held.history[: failed.prompt_tokens + len(failed.output_ids)], *llm.tokenizer.encode(PROMPTS[2])[1:]]
+    assert start_engine(version).generate([history], PARAMS)[0].output_ids == again.output_ids
 
 
 @pytest.mark.parametrize("make", [LLM, lambda config: RankedLLM(config, Path)])

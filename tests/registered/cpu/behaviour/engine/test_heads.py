@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -32,33 +31,12 @@ EAGLE3 = SHAPE | {"architectures": ["LlamaForCausalLMEagle3"], "target_hidden_si
 # name -> (algorithm, config.json, states that are read)
 KINDS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "eagle": ("EAGLE", EAGLE | {"num_hidden_layers": 1}, (FINAL,)),
-    "eagle3-deep": (
+    "eagle3": (
         "EAGLE3",
         EAGLE3
-        | {
-            "hidden_size": 72,
-            "draft_vocab_size": 300,
-            "num_hidden_layers": 3,
-            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 3]},
-        },
+        | {"hidden_size": 72, "draft_vocab_size": 300, "num_hidden_layers": 3}
+        | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 3]}},
         (1, 3, 4),
-    ),
-    "eagle3-shared": (
-        "EAGLE3",
-        EAGLE3
-        | {"hidden_size": 128, "num_hidden_layers": 2, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}},
-        (2, 3),
-    ),
-    "eagle3-last": (
-        "EAGLE3",
-        EAGLE3
-        | {
-            "hidden_size": 72,
-            "draft_vocab_size": 300,
-            "num_hidden_layers": 1,
-            "eagle_config": {"use_aux_hidden_state": False},
-        },
-        (FINAL,),
     ),
 }
 CHAIN, TREE = (4, 1, 5), (3, 3, 8)
@@ -76,29 +54,16 @@ def drafts(tmp_path_factory):
     for seed, (name, (algorithm, config, states)) in enumerate(KINDS.items()):
         shapes = eagle_shapes(config) if algorithm == "EAGLE" else eagle3_shapes(config, len(states))
         weights = random_weights(shapes, seed)
-        if "draft_vocab_size" in config:
+        if algorithm == "EAGLE3":
             ids = torch.randperm(768, generator=torch.Generator().manual_seed(seed))[:300].sort().values
             weights["d2t"] = ids - torch.arange(300)
         made[name] = save(tmp_path_factory.mktemp("drafts") / name, config, weights)
     return made
 
 
-def start_engine(zoo, folder: Path, shape: tuple[int, int, int], **more: object) -> LLM:
-    steps, topk, nodes = shape
-    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
-    return LLM(
-        EngineConfig(
-            str(zoo("llama-mini")),
-            "EAGLE" if architecture.endswith("Eagle") else "EAGLE3",
-            str(folder),
-            speculative_num_steps=steps,
-            speculative_eagle_topk=topk,
-            speculative_num_draft_tokens=nodes,
-            context_length=256,
-            strict_memory=2,
-            **({"max_total_tokens": 1024} | more),
-        )
-    )
+def start_engine(zoo, drafts, kind: str, shape: tuple[int, int, int], place: str) -> LLM:
+    sizes = {"context_length": 256, "max_total_tokens": 1024, "strict_memory": 2} | PLACES[place]
+    return LLM(EngineConfig(str(zoo("llama-mini")), KINDS[kind][0], str(drafts[kind]), *shape, **sizes))
 
 
 def oracle(zoo, folder: Path, kind: str, tokens: list[int]) -> Drafting:
@@ -111,7 +76,7 @@ def oracle(zoo, folder: Path, kind: str, tokens: list[int]) -> Drafting:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chain_is_its_formulas(zoo, drafts, truth, kind, place):
-    llm = start_engine(zoo, drafts[kind], CHAIN, **PLACES[place])
+    llm = start_engine(zoo, drafts, kind, CHAIN, place)
     prompts, truths = [p for p, _ in truth], [t for _, t in truth]
     for proposals, tokens in zip(run(llm, prompts, truths, NEW), truths, strict=True):
         drafting = oracle(zoo, drafts[kind], kind, tokens)
@@ -121,9 +86,9 @@ def test_a_chain_is_its_formulas(zoo, drafts, truth, kind, place):
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("kind", ["eagle", "eagle3-shared"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_tree_is_its_formulas_after_compaction(zoo, drafts, truth, kind, place):
-    llm = start_engine(zoo, drafts[kind], TREE, **PLACES[place])
+    llm = start_engine(zoo, drafts, kind, TREE, place)
     prompt, tokens = truth[1]
     (proposals,) = run(llm, [prompt], [tokens], NEW)
     assert llm.loop.counters.counts["tree.compacted"] > 0

@@ -35,25 +35,19 @@ def test_an_interrupt_leaves_nothing_in_flight_and_the_requests_go_on(monkeypatc
     at_rest(llm)
 
 
-def test_an_exit_in_the_middle_of_the_books_breaks_the_engine(monkeypatch):
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_exit_in_the_middle_of_the_books_breaks_the_engine(monkeypatch, interrupted):
+    """An interrupt that was undone excuses no later exit."""
     llm = start_engine()
     rid = llm.add(PROMPTS[0], PARAMS)
+    if interrupted:
+        plant(monkeypatch, llm, "target", KeyboardInterrupt(), times=1)
+        with pytest.raises(KeyboardInterrupt):
+            llm.step()
     monkeypatch.setattr(llm.loop.scheduler.ledger, "launch", lambda *_: (_ for _ in ()).throw(SystemExit(3)))
     with pytest.raises(SystemExit):
         llm.step()
     assert llm.health == "broken: SystemExit: 3" and llm.take(rid).finish.reason == "error"
-
-
-def test_an_interrupt_that_was_undone_excuses_no_later_exit(monkeypatch):
-    llm = start_engine()
-    llm.add(PROMPTS[0], PARAMS)
-    plant(monkeypatch, llm, "target", KeyboardInterrupt(), times=1)
-    with pytest.raises(KeyboardInterrupt):
-        llm.step()
-    monkeypatch.setattr(llm.loop.scheduler.ledger, "launch", lambda *_: (_ for _ in ()).throw(SystemExit(3)))
-    with pytest.raises(SystemExit):
-        llm.step()
-    assert llm.health == "broken: SystemExit: 3"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import pytest
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.device.batch import HostTokens
+from specmatrix.matrix.zoo.registry import resolve_path
 
 PROMPTS = (
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
@@ -26,8 +28,6 @@ def start_engine(zoo, **more: object) -> LLM:
 
 @pytest.fixture(scope="module")
 def plain():
-    from specmatrix.matrix.zoo.registry import resolve_path
-
     llm = LLM(EngineConfig("llama-mini"), resolve_path)
     return [o.output_ids for o in llm.generate(PROMPTS, GREEDY)]
 
@@ -52,22 +52,8 @@ def test_the_corpus_never_fills_more_than_its_budget(zoo, tmp_path):
     path.write_text(json.dumps([5, 6, 7, 8, 9, 10, 11, 12] * 2), encoding="utf-8")
     llm = start_engine(zoo, speculative_ngram_external_corpus_path=str(path), speculative_ngram_external_sam_budget=3)
     drafter = llm.loop.executor.drafter
-    llm.add([5, 6, 7], SamplingParams(max_new_tokens=3, ignore_eos=True))
-    trees = []
-    propose = drafter.propose
-    drafter.propose = lambda batch, relay: trees.append(propose(batch, relay)) or trees[-1]
-    while llm.step():
-        pass
-    reader = drafter._read(drafter_known((5, 6, 7)))
-    draft = drafter._draft(reader, 12)
-    assert draft.tokens[1:4] == [8, 9, 10] and draft.parents[1:4] == [0, 1, 2]
-    assert 11 not in draft.tokens[4:5] and trees
-
-
-def drafter_known(tokens):
-    from specmatrix.engine.device.batch import HostTokens
-
-    return HostTokens(-1, tokens)
+    draft = drafter._draft(drafter._read(HostTokens(-1, (5, 6, 7))), 12)
+    assert draft.tokens[1:4] == [8, 9, 10] and draft.parents[1:4] == [0, 1, 2] and draft.tokens[4] != 11
 
 
 def test_readers_are_kept_for_as_many_texts_as_there_are_rows(zoo):

@@ -61,29 +61,6 @@ def test_a_second_thread_is_refused_and_may_abort(monkeypatch, whole):
     at_rest(llm)
 
 
-def test_many_threads_leave_the_engine_intact(whole):
-    llm = start_engine()
-    done: list[str] = []
-    refused = []
-
-    def serve(prompt: str) -> None:
-        while True:
-            try:
-                done.append(llm.generate([prompt], PARAMS)[0].text)
-                return
-            except EngineError as error:
-                refused.append(str(error))
-
-    threads = [threading.Thread(target=serve, args=(prompt,)) for prompt in PROMPTS]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert sorted(done) == sorted(whole)
-    assert all(sentence.startswith("another thread is calling this engine") for sentence in refused)
-    at_rest(llm)
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_streams_steps_and_generate_interleave(whole, version):
     llm = start_engine(version)
@@ -121,9 +98,7 @@ def test_what_a_stream_owns_cannot_be_taken(whole):
     with pytest.raises(RequestError, match=f"^request {rid} belongs to a stream or generate call, which returns"):
         llm.take(rid)
     assert text + "".join(stream) == whole[0]
-    with pytest.raises(
-        RequestError, match=f"^request {rid} is unknown; allowed: the id of a request whose result was not"
-    ):
+    with pytest.raises(RequestError, match=f"^request {rid} is unknown; allowed: the id of a request whose result"):
         llm.take(rid)
     at_rest(llm)
 
