@@ -107,16 +107,6 @@ class NoTree(Pretender):
         return batch.root
 
 
-class ForgetsState(Pretender):
-    def absorb(self, batch, verdict, aux):
-        return None
-
-
-class OddState(Pretender):
-    def absorb(self, batch, verdict, aux):
-        return [batch.carried["score"]]
-
-
 def reader(name, read):
     """A liar that reads the batch's roots on the host in `propose`."""
 
@@ -320,16 +310,11 @@ ROW_LIES = {
 }
 BATCH_LIES = {
     NoTree: "proposed a Tensor, not a DraftTree",
-    ForgetsState: "carried 'score' of type NoneType, expected a dense tensor",
-    OddState: "carried a list, not a mapping of tensors",
     raiser("prime", KeyError("score")): "raised KeyError in prime ('score')",
     raiser("propose", ZeroDivisionError("division\nby zero")): "raised ZeroDivisionError in propose (division by zero)",
     raiser("absorb", ConfigError("no such table")): "raised ConfigError in absorb (no such table)",
     raiser("absorb", Wordless()): "raised Wordless in absorb (its text is unavailable)",
-    raiser("prime", ExitsInText()): "raised ExitsInText in prime (its text is unavailable)",
-    raiser("prime", NumberForText()): "raised NumberForText in prime (its text is unavailable)",
     raiser("propose", RuntimeError("x" * 10**7)): f"raised RuntimeError in propose ({'x' * 400}...)",
-    raiser("prime", SystemExit(0)): "raised SystemExit in prime (0)",
     raiser("propose", GeneratorExit("end")): "raised GeneratorExit in propose (end)",
     raiser("absorb", Own("mine")): "raised Own in absorb (mine)",
     Exits: "raised SystemExit in absorb (0)",

@@ -16,7 +16,6 @@ CPU = "tests/registered/cpu"
 # A test file and the names that it cannot do without.
 ALLOWED: dict[str, set[str]] = {
     # Planted faults: a step inside of what is tested goes wrong.
-    f"{CPU}/behaviour/engine/test_failures.py": {"_rules"},
     f"{CPU}/behaviour/engine/test_sessions.py": {"_slots_at"},
     f"{CPU}/behaviour/engine/test_ngram.py": {"_read", "_draft"},
     f"{CPU}/behaviour/matrix/test_sweep.py": {"_line"},
@@ -27,8 +26,6 @@ ALLOWED: dict[str, set[str]] = {
     f"{CPU}/unit/benchmarks/test_trace.py": {"_profiled"},
     # Tables that the first launch in a process fills: as if the process were new.
     f"{CPU}/behaviour/engine/test_launch_waits_for_nothing.py": {"_index", "_hidden_or_seen"},
-    # The published sequence of SplitMix64 is that of its mixing step.
-    f"{CPU}/unit/engine/device/test_sampling.py": {"_mix"},
     # Other projects' own.
     f"{CPU}/unit/engine/spec/test_corpus.py": {"_tokenizer"},
     f"{CPU}/unit/kernels/test_interpreted.py": {"_patch_lang_tensor"},

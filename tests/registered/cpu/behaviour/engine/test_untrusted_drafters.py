@@ -161,18 +161,14 @@ def test_an_odd_registered_algorithm_runs_with_its_own_hooks(zoo, plain, registe
 
 def test_an_algorithms_own_check_refuses_before_anything_is_resolved(zoo, registered):
     registered(ODD, Odd, check=few_steps)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"^ODD does not like 5 steps on a LlamaForCausalLM; ask for 4$"):
         LLM(EngineConfig("llama-mini", "odd", speculative_num_steps=5), zoo)
-    assert str(caught.value) == "ODD does not like 5 steps on a LlamaForCausalLM; ask for 4"
 
 
 def test_only_a_trait_opens_the_targets_verify_shape_to_a_draft(zoo, registered):
     registered(replace(ODD, name="SHY", target_verify_for_draft=False), Odd)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"^the draft of SHY may not use the target's verify shape; its traits need"):
         LLM(EngineConfig("llama-mini", "SHY", speculative_num_steps=3), zoo)
-    assert str(caught.value) == (
-        "the draft of SHY may not use the target's verify shape; its traits need target_verify_for_draft"
-    )
 
 
 def pretending(zoo, registered, drafter, **more: object) -> LLM:
@@ -206,7 +202,7 @@ def test_a_lie_about_a_row_costs_its_request_alone(zoo, plain, registered, liar,
 
 
 # Most of them are seen the same way, so a few stand for them in every run.
-OFTEN = ("NoTree", "ForgetsState", "OddState", "Exits", "Recurses", "SetsDtype", "OwnTensors")
+OFTEN = ("NoTree", "Exits", "Recurses", "SetsDtype", "OwnTensors")
 BATCH = [
     pytest.param(liar, lie, marks=() if liar.__name__ in OFTEN else pytest.mark.nightly)
     for liar, lie in BATCH_LIES.items()

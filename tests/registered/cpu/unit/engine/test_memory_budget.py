@@ -94,9 +94,7 @@ def test_a_number_that_does_not_fit_is_named_before_anything_is_loaded(field, sc
     if scale > 1:
         sentence = f"{field} {value * scale} "
     asked = EngineConfig(LLAMA, **{field: value * scale})
-    with pytest.raises(
-        ConfigError, match=f"^{re.escape(sentence)}.* GiB of host memory is free; lower that setting or free m"
-    ):
+    with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}.* GiB of host memory is free; lower that setting"):
         LLM(asked)
 
 
@@ -128,13 +126,11 @@ def test_the_largest_need_is_named_and_unknown_sizes_refuse_nothing():
     sizes = [need.device for need in found]
     fits(found, sizes, None, "host memory")
     fits(found, sizes, sum(sizes), "host memory")
-    with pytest.raises(ConfigError) as caught:
-        fits(found, sizes, 7 * GIB, "GPU memory")
-    assert str(caught.value) == (
-        "dtype float32 of /x takes 4.5 GiB for weights and the engine 7.5 GiB in total, but only 7.0 GiB of GPU "
-        "memory is "
-        "free; lower that setting or free memory"
+    sentence = (
+        r"dtype float32 of /x takes 4\.5 GiB for weights and the engine 7\.5 GiB in total, but only 7\.0 GiB of GPU m"
     )
+    with pytest.raises(ConfigError, match=f"^{sentence}"):
+        fits(found, sizes, 7 * GIB, "GPU memory")
 
 
 @pytest.mark.parametrize(

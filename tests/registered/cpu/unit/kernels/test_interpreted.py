@@ -53,7 +53,6 @@ def named(rows, every_time):
 
 @pytest.fixture(autouse=True)
 def in_the_interpreter():
-    torch.set_num_threads(1)
     with interpreted():
         yield
 

@@ -16,11 +16,6 @@ SMALL = [pytest.param(k, c, id=f"{k}: {c}") for k in EVERY for c in k.cases if c
 OTHERS = [pytest.param(k, c, id=f"{k}: {c}") for k in EVERY for c in k.cases if c.size == "medium"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize(("kernel", "case"), SMALL)
 def test_the_laws_hold(kernel, case):
     check.at_once(kernel, case)
@@ -40,12 +35,6 @@ def test_every_folder_has_its_files_and_a_row():
     for folder, own in backends.items():
         files = {p.name for p in (Path(specmatrix.kernels.__file__).parent / folder).glob("*.py")}
         assert files == {"__init__.py", "reference.py", "cases.py"} | own, folder
-
-
-def test_case_names_are_unique():
-    for kernel in EVERY:
-        names = [c.name for c in kernel.cases]
-        assert len(names) == len(set(names)), kernel
 
 
 def test_every_operation_has_empty_and_single_batches():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from specmatrix.kernels import check
 from specmatrix.kernels.backend import check_interpreter, interpreted
@@ -45,27 +44,18 @@ def test_tiles_of_more_rows_fit_into_shared_memory_and_fill_a_gpu(rows, gated, a
             assert 2 * found.stages * found.depth * (found.rows + found.columns * (2 if gated else 1)) <= limit
             assert found.stages >= 2
             tiles, ranges = -(-columns // found.columns), found.ranges
-            if gated:
-                assert ranges == 1
-            else:
-                assert (
-                    tiles * ranges >= fused_linear_triton.PROGRAMS or depth < 2 * ranges * fused_linear_triton.SHORTEST
-                )
-                assert ranges == 1 or tiles <= fused_linear_triton.TILES
+            fills = tiles * ranges >= fused_linear_triton.PROGRAMS
+            assert (ranges == 1) if gated else (fills or depth < 2 * ranges * fused_linear_triton.SHORTEST)
+            assert ranges == 1 or tiles <= fused_linear_triton.TILES
 
 
 def test_tiles_of_published_shapes_are_those_that_were_found():
-    assert tile(32, 6144, 4096, 2, False, False, early=True) == fused_linear_triton.TALL[32, "heads"].wide
-    assert tile(48, 8192, 2048, 2, True, False, early=True) == fused_linear_triton.TALL[64, "gate_up"].narrow
-    assert tile(48, 2048, 8192, 2, False, True, early=True) == fused_linear_triton.TALL[64, "down"].narrow._replace(
-        ranges=2
-    )
-    assert tile(48, 4096, 14336, 2, False, True, early=True) == fused_linear_triton.TALL[64, "down"].wide._replace(
-        ranges=2
-    )
-    assert tile(32, 14336, 4096, 2, True, False, early=False) == fused_linear_triton.TALL[32, "gate_up"].wide._replace(
-        stages=2
-    )
+    tall = fused_linear_triton.TALL
+    assert tile(32, 6144, 4096, 2, False, False, early=True) == tall[32, "heads"].wide
+    assert tile(48, 8192, 2048, 2, True, False, early=True) == tall[64, "gate_up"].narrow
+    assert tile(48, 2048, 8192, 2, False, True, early=True) == tall[64, "down"].narrow._replace(ranges=2)
+    assert tile(48, 4096, 14336, 2, False, True, early=True) == tall[64, "down"].wide._replace(ranges=2)
+    assert tile(32, 14336, 4096, 2, True, False, early=False) == tall[32, "gate_up"].wide._replace(stages=2)
 
 
 @pytest.mark.nightly
@@ -101,6 +91,5 @@ def test_a_tile_of_more_rows_gives_the_definition(monkeypatch, what, found):
     kernel = next(kernel for kernel in KERNELS if kernel.name == name)
     case = next(case for case in kernel.cases if case.name == of)
     monkeypatch.setattr(fused_linear_triton, "tile", lambda *_: found)
-    torch.set_num_threads(1)
     with interpreted():
         check.at_once(kernel, case)

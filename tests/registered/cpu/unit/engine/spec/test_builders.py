@@ -70,20 +70,14 @@ def test_a_draft_pool_has_the_targets_pages_and_spare_slots(zoo):
 def test_an_algorithm_without_a_builder_is_refused_with_those_that_run(zoo):
     built = context(zoo)
     odd = BuildContext(Traits("ODD", "", Topology.TREE), built.resolved, built.facts, built.target, built.kv, zoo)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"ODD has no drafter in this engine; allowed: {', '.join(BUILDERS)}$"):
         build_drafter(odd)
-    assert str(caught.value) == (
-        f"speculative_algorithm ODD has no drafter in this engine; allowed: {', '.join(BUILDERS)}"
-    )
 
 
 def test_a_drafter_that_lacks_an_attribute_is_refused_with_all_that_it_needs(zoo, monkeypatch):
     monkeypatch.setitem(BUILDERS, "NONE", lambda built: SimpleNamespace(traits=NONE, nodes=1, steps=0, topk=0))
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"^the drafter of NONE has no attribute capture; it needs traits, nodes,"):
         build_drafter(context(zoo))
-    assert str(caught.value) == (
-        "the drafter of NONE has no attribute capture; it needs traits, nodes, steps, topk, capture, carries, key_span"
-    )
 
 
 def test_a_draft_folder_that_was_not_resolved_is_refused(zoo):

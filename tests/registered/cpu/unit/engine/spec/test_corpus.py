@@ -52,15 +52,12 @@ def test_a_bad_line_is_named(tmp_path, tokenizer, line, sentence):
 
 
 def test_a_file_that_is_unreadable_or_empty(tmp_path, tokenizer):
-    missing = tmp_path / "none.jsonl"
-    with pytest.raises(ConfigError) as caught:
-        read_corpus(missing, tokenizer, 768, 8)
-    assert str(caught.value) == f"corpus {missing} cannot be read (No such file or directory); pass a JSON Lines file"
-    empty = written(tmp_path, "", "[]")
-    with pytest.raises(ConfigError) as caught:
-        read_corpus(empty, tokenizer, 768, 8)
-    assert str(caught.value) == f"corpus {empty} is empty; it must hold at least one document"
-    empty.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError) as caught:
-        read_corpus(empty, tokenizer, 768, 8)
-    assert str(caught.value) == f"corpus {empty} is not UTF-8 text; pass a JSON Lines file"
+    missing, empty, odd = tmp_path / "none.jsonl", written(tmp_path, "", "[]"), tmp_path / "bytes.jsonl"
+    odd.write_bytes(b"\xff\xfe")
+    for path, sentence in (
+        (missing, r"cannot be read \(No such file or directory\); pass a JSON Lines file"),
+        (empty, "is empty; it must hold at least one document"),
+        (odd, "is not UTF-8 text; pass a JSON Lines file"),
+    ):
+        with pytest.raises(ConfigError, match=f"^corpus {path} {sentence}$"):
+            read_corpus(path, tokenizer, 768, 8)
