@@ -54,9 +54,7 @@ def test_defaults_are_those_of_transformers(read):
     config = read(LLAMA)
     assert (config.head_dim, config.norm_eps, config.context_length) == (12, 1e-6, 2048)
     assert (config.tie_embeddings, config.rope.theta, config.rope.kind) == (False, 10000.0, "default")
-
-
-def test_key_heads_default_to_heads(read):
+    assert config.draft is None
     assert read(LLAMA | {"num_key_value_heads": None}).num_kv_heads == 4
 
 
@@ -93,16 +91,12 @@ def test_eagle_reads_the_last_state(read):
     assert config.draft == DraftConfig((FINAL,), target_hidden_size=48, vocab_size=97)
 
 
-def test_a_language_model_is_no_head(read):
-    assert read(LLAMA).draft is None
-
-
 def test_dflash_fields(read):
     config = read(DFLASH | {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 3]}, "block_size": 7})
     assert config.draft == DraftConfig((1, 4), 48, 97, layers=3, block_size=7, mask_token=5)
     inner = read(DFLASH | {"dflash_config": {"mask_token_id": 5, "block_size": 4}, "block_size": 7})
     assert inner.draft.block_size == 4
-    assert read(DFLASH).draft.block_size == 16
+    assert (read(DFLASH).draft.block_size, read(DFLASH).head_dim) == (16, 128), "heads are those of Qwen3"
 
 
 def test_a_block_draft_reads_the_last_layer_behind_the_final_norm(read):
@@ -168,7 +162,6 @@ def test_deepseek_fields(read):
     ("raw", "sentence"),
     [
         ('{"architectures": [', r"config.json is not valid JSON \(.*\); the file is truncated or damaged"),
-        ("[1]", "config.json must hold a JSON object, got list"),
         ({}, "architectures None is not supported; allowed: LlamaForCausalLM, .*LlamaForCausalLMEagle3"),
         (LLAMA | {"architectures": ["GPT2LMHeadModel"]}, r"architectures \['GPT2LMHeadModel'\] is not supported"),
         (LLAMA | {"attention_bias": True}, "attention_bias = True is not supported; it must be absent"),
@@ -190,16 +183,11 @@ def test_deepseek_fields(read):
         (LLAMA | {"hidden_size": None}, "hidden_size must be a positive integer, got None"),
         (LLAMA | {"num_key_value_heads": 3}, "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
         (LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window must be a positive"),
-        (QWEN3 | {"use_sliding_window": 1}, "use_sliding_window must be true or false, got 1"),
         (QWEN3 | {"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers must be an integer of at"),
-        (
-            QWEN3 | {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 0},
-            "sliding_window must be a positive integer, got 0",
-        ),
         (QWEN3 | {"layer_types": ["full_attention"]}, "layer_types must be a list of 3 names, one for each layer"),
         (
-            QWEN3 | {"layer_types": ["full_attention", "chunked_attention", "full_attention"]},
-            "layer_types 'chunked_attention' is not supported; allowed: 'full_attention' and 'sliding_attention'",
+            QWEN3 | {"layer_types": ["chunked_attention"] * 3},
+            "layer_types 'chunked_attention' is not supported; allowed",
         ),
         (QWEN3 | {"layer_types": ["sliding_attention"] * 3}, "layer_types contains 'sliding_attention', which needs"),
         (DEEPSEEK | {"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 must be even"),
@@ -220,23 +208,22 @@ def test_deepseek_fields(read):
         (EAGLE | {"eagle_config": {"fc_norm": True}}, "eagle_config.fc_norm true is not supported; it must be absent"),
         (EAGLE | {IDS: [-1]}, rf"{IDS} must be a list of layer ids, got \[-1\]"),
         (
-            EAGLE | {IDS: [0, 4, 5], "eagle_config": {IDS: [0, 4, 5]}},
-            rf"{IDS} \[0, 4, 5\] differs from eagle_config.{IDS}, whose layers' outputs are the states \[1, 5, 6\]; "
-            "both must name the same states$",
+            EAGLE | {IDS: [0, 4], "eagle_config": {IDS: [0, 4]}},
+            rf"\[0, 4\] differs from eagle_config.{IDS}.* \[1, 5\]; both",
         ),
         (DFLASH | {"dflash_config": {"mask_token_id": 1, "use_swa": True}}, "dflash_config.use_swa true is not"),
         (DFLASH | {"dflash_config": {"mask_token_id": 1, "causal": True}}, "dflash_config.causal true is not"),
         (
-            DFLASH | {"dflash_config": {"mask_token_id": 1, "sample_from_anchor": True}},
-            "dflash_config.sample_from_anchor true is not supported; it must be absent",
+            DFLASH | {"dflash_config": {"sample_from_anchor": True}},
+            "dflash_config.sample_from_anchor true is not supported",
         ),
         (DFLASH | {"is_causal": True}, "is_causal true is not supported; it must be absent"),
         (DFLASH | {"dflash_config": {}}, "dflash_config.mask_token_id must be a token id, got None"),
         (DFLASH | {"block_size": 1}, "block_size must be an integer of at least 2, got 1"),
         (DFLASH | {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types 'sliding_attention' is not"),
         (
-            DFLASH | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
-            "use_sliding_window true is not supported in a DFLASH draft; allowed: false",
+            DFLASH | {"use_sliding_window": True, "max_window_layers": 0},
+            "use_sliding_window true is not supported in a DF",
         ),
         (LLAMA | {"rope_scaling": "linear"}, "rope_scaling must be an object, got 'linear'$"),
         (LLAMA | {"rms_norm_eps": float("inf")}, "rms_norm_eps must be a positive number, got inf$"),
@@ -259,6 +246,8 @@ def test_refusals(read, raw, sentence):
 def test_missing_folder_and_file(tmp_path):
     with pytest.raises(ConfigError, match=r"checkpoint '.*nowhere' does not exist; pass a folder with config.json"):
         load_model_config(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"^checkpoint 'x{199}\.\.\. does not exist; pass a folder"):
+        load_model_config("x" * 5000)
     with pytest.raises(ConfigError, match=r"config.json is missing; a checkpoint folder needs it"):
         load_model_config(tmp_path)
 
@@ -280,13 +269,3 @@ def test_a_config_json_that_is_something_else(tmp_path, put, sentence):
     put(tmp_path / "config.json")
     with pytest.raises(ConfigError, match=sentence):
         load_model_config(tmp_path)
-
-
-def test_a_folder_whose_name_is_too_long():
-    with pytest.raises(ConfigError, match=r"^checkpoint 'x{199}\.\.\. does not exist; pass a folder"):
-        load_model_config("x" * 5000)
-
-
-def test_a_dflash_drafts_heads_are_those_of_qwen3(read):
-    raw = {name: value for name, value in DFLASH.items() if name != "head_dim"}
-    assert read(raw).head_dim == 128
