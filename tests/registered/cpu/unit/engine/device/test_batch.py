@@ -138,6 +138,7 @@ def test_padding_has_no_position_past_the_reach():
     batch = StepBatch.of(StepPlan(prefill=True, rows=rows, greedy=True), relay, table)
     assert batch.padded_kv_len == 12
     assert batch.positions.tolist() == [[*range(9)], [6, 7, 8, 9, 10, 11, 11, 11, 11]]
+    assert batch.write_slots(count(9, CPU))[1].tolist() == [0] * 9
 
 
 def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():

@@ -9,6 +9,7 @@ import torch
 
 from specmatrix.engine.build import graphs_for
 from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, pad_kv_len, padded
 from tests.support.engines import RUNS, answer, engine
 
@@ -83,3 +84,13 @@ def test_padding_accepts_one_path_if_the_target_only_generates_token_0(algorithm
             executor.run.graphs = CudaGraphs(4, CPU, llm.loop.counters)
         said.append(answer(llm))
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(("largest", "penalty", "batches"), [(2, 0.0, {1, 2}), (4, 1.0, set())])
+def test_larger_batches_and_adjusted_logits_run_without_a_graph(largest, penalty, batches):
+    llm = engine("NONE", 1)
+    executor = llm.loop.executor
+    executor.run.graphs = CudaGraphs(largest, CPU, llm.loop.counters)
+    llm.generate(["a", "b", "c"], [SamplingParams(max_new_tokens=n, presence_penalty=penalty) for n in (3, 5, 7)])
+    assert {shape.batch for _, bundle in executor.graphs.bundles for shape in bundle.graphs} == batches
+    assert llm.counters["graph.eager"] == llm.counters["decode.round"] > 1

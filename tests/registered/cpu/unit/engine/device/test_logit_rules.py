@@ -113,6 +113,7 @@ def run(seed: int, nodes: int, chain: bool, asked: list[SamplingParams], kind: t
     got = rules.adjusted(logits, numbers, rules.of(rows), at)
     assert got.dtype == torch.float32
     for b, (params, prompt, text) in enumerate(zip(asked, prompts, texts, strict=True)):
+        assert params.adjusts or torch.equal(got[b], logits[b].float())
         for n, path in enumerate(trees[b][1]):
             line = [*text, *(tokens[b][m] for m in path)]
             torch.testing.assert_close(got[b, n], processed(params, prompt, line, logits[b, n].float()))

@@ -157,3 +157,12 @@ def test_stamps_in_the_window_are_compared_and_those_below_are_not():
     assert kv.begin(batch, bias, positions).stamps.tolist() == [13, 2]
     written = (torch.tensor([9, 8])[:, None] << 32) | positions
     assert torch.equal(near[write], written) and torch.equal(full[batch.write], written)
+
+
+def test_padded_positions_write_to_the_padding_slot():
+    rows = (
+        plan_row(9, 2, 4, 4, (0, (5, 2)), (0, (4, 6)), start=0, tokens=(1, 2, 3, 4), writers=((0, 9),)),
+        plan_row(8, 1, 1, 1, (0, (3,)), (0, (1,)), start=0, tokens=(5,), writers=((0, 8),)),
+    )
+    batch, kv = world(rows, {}, prefill=True)
+    assert kv.groups[1].slots(batch).write.tolist() == [[8, 9, 12, 13], [2, 0, 0, 0]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -52,6 +54,14 @@ def test_roles(llama_folder, eagle_folder):
         load_standalone(eagle, target)
     with pytest.raises(ConfigError, match="is a LlamaForCausalLM, but an EAGLE3 draft must be LlamaForCausalLMEagle3"):
         load_eagle3(llama_folder("draft"), target)
+
+
+def test_a_layer_that_the_configuration_lacks_is_refused(llama_folder):
+    folder = llama_folder()
+    config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"tensor 'model.layers.2.* does not belong to this architecture"):
+        load_target(folder, "cpu", torch.float32)
 
 
 def test_a_standalone_draft_sees_all_tokens(target_folder):

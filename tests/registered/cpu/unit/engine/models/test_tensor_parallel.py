@@ -14,6 +14,7 @@ from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.models.config import load_model_config
 from specmatrix.engine.models.loader import load_target
 from specmatrix.engine.models.tensor_parallel import share
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.registry import resolve_path
 
 BOUND = 1e-4  # float32, largest absolute difference of a logit; logits here reach about 10
@@ -131,3 +132,10 @@ def test_a_rank_holds_its_share(target_folder):
 def layer_size(model) -> int:
     layer = model.layers[0]
     return sum(weight.numel() for weight in (layer.qkv, layer.out, layer.gate_up, layer.down))
+
+
+def test_a_tensor_of_another_shape_is_refused_whole(target_folder):
+    folder = target_folder("llama")
+    (folder / "config.json").write_text((folder / "config.json").read_text().replace('"head_dim": 16', '"head_dim": 8'))
+    with pytest.raises(ConfigError, match=r"q_proj.weight' has shape \(64, 48\), but config.json implies \(32, 48\)"):
+        load_target(folder, "cpu", torch.float32, ranks=Ranks(1, 2))

@@ -50,6 +50,7 @@ def test_the_most_recent_comes_first_or_the_most_frequent():
     texts = ((1, 2), (1, 2), (1, 3))
     assert paths(drafted(index_of(*texts, match_type="BFS"), (9, 1))) == [(3,), (2,)]
     assert paths(drafted(index_of(*texts, match_type="PROB"), (9, 1))) == [(2,), (3,)]
+    assert paths(drafted(index_of(*texts[1:], match_type="PROB"), (9, 1))) == [(3,), (2,)], "the most recent of equals"
 
 
 def test_the_most_frequent_path_is_followed_before_a_rarer_sibling():
@@ -143,3 +144,16 @@ def test_padding_fills_the_tree_within_its_bounds_and_makes_no_equal_siblings(no
     assert max(Counter(draft.parents[1:]).values()) <= topk
     places = list(zip(draft.parents, draft.tokens, strict=True))
     assert len(set(places)) == nodes
+
+
+def test_no_window_outlives_the_one_that_it_extends():
+    """Leaves are evicted first: kept nodes remain reachable, so they can be drafted."""
+    index = index_of(capacity=25)
+    rng = random.Random(3)
+    for _ in range(40):
+        index.learn(Cursor(), [rng.randrange(5) for _ in range(9)])
+        reached, level = 0, [index.root]
+        while level:
+            level = [child for gram in level for child in gram.children.values()]
+            reached += len(level)
+        assert reached == len(index) <= 25

@@ -32,6 +32,12 @@ def counted(lengths, width=5) -> SpecMetrics:
     return metrics
 
 
+def test_each_round_keeps_its_own_width():
+    metrics = counted([1, 3])
+    metrics.count(2, 3)
+    assert (metrics.lengths, metrics.widths, metrics.proposed) == ([1, 3, 2], [5, 5, 3], 10)
+
+
 def test_a_worked_example():
     info = counted([1, 3, 3, 5]).meta_info(completion_tokens=13)
     assert info["spec_verify_ct"] == 4

@@ -46,7 +46,8 @@ def test_only_listed_moves_are_made(now, to):
     [(Phase.RUNNING, 3, True), (Phase.RUNNING, 2, False), (Phase.DRAINING, 3, False), (Phase.WAITING, 3, False)],
 )
 def test_decoding_needs_a_whole_prefill(phase, prefilled, decoding):
-    assert request(phase=phase, prefilled=prefilled, prefill_target=3).decoding is decoding
+    made = request(phase=phase, prefilled=prefilled, prefill_target=3)
+    assert made.decoding is decoding and made.text == ""
 
 
 # Of each parameter what is allowed, and values outside of it or of another type.

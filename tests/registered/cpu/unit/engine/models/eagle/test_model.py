@@ -133,7 +133,7 @@ def test_an_eagle_draft_under_its_targets_name(target, llama_folder, folder, pre
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "Eagle3LlamaForCausalLM"])
-@pytest.mark.parametrize("first", ["midlayer", "layers.0"])
+@pytest.mark.parametrize("first", ["midlayer", "layers.0", "model.layers.0"])
 def test_an_eagle3_draft_under_another_name(target, llama_folder, eagle_folder, first, name):
     """Its target's, or AngelSlim's."""
     made = eagle_folder(architectures=[name])
@@ -235,10 +235,11 @@ def test_eagle3_is_its_formula(target, eagle_folder, paged, changes, states):
     out = extend(model, driver, TOKENS[1:20], states[:19])
     theirs = oracle.run(TOKENS[1:20], list(states[:19]))
     assert close(out, theirs)
-    attend = driver.attend([0], [19], torch.ones(1, 1).bool())
-    out = model.forward(TOKENS[20:][None], torch.tensor([[19]]), out[-1:][None], attend)[0]
+    last = out[-1:].clone()
+    attend, carried = driver.attend([0], [19], torch.ones(1, 1).bool()), out[-1:].clone()
+    out = model.forward(TOKENS[20:][None], torch.tensor([[19]]), carried[None], attend)[0]
     theirs = oracle.run(TOKENS[1:], [*states[:19], theirs[-1]])[-1:]
-    assert close(out, theirs)
+    assert close(out, theirs) and torch.equal(carried, last), "the carried stream is not changed"
     logits, expected = model.logits(out)[0], oracle.logits(theirs)[0]
     ids = model.to_target(torch.arange(len(logits)))
     assert close(logits, expected[ids])
