@@ -1,11 +1,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import Gate, Outcome
 from specmatrix.matrix.oracles.transformers import Oracle
 from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
@@ -14,8 +16,27 @@ from specmatrix.matrix.workloads.build import ORACLE_PROMPTS
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 
 
+class Measured(NamedTuple):
+    """A cell with its run and baseline on the reference engine."""
+
+    prepared: PreparedCell
+    run: Run
+    baseline: Run
+
+    def judge(self, gate: Gate, run: Run | None = None, baseline: Run | None = None, **fields: object) -> Outcome:
+        """The gate's outcome on the run, or another one, with other fields. A mapping is merged into the run's own."""
+        run = run or self.run
+        merged = {name: {**getattr(run, name), **new} for name, new in fields.items() if isinstance(new, Mapping)}
+        return gate.judge(self.prepared, replace(run, **{**fields, **merged}), baseline or self.baseline)
+
+    def verdict(self, gate: Gate, run: Run | None = None, baseline: Run | None = None, **fields: object) -> str:
+        """The outcome's state and message: "FAIL: why"."""
+        outcome = self.judge(gate, run, baseline, **fields)
+        return f"{outcome.state}: {outcome.message}".removesuffix(": ")
+
+
 @cache
-def _measured(cell_id: str) -> tuple[PreparedCell, Run, Run]:
+def _measured(cell_id: str) -> Measured:
     torch.set_num_threads(1)
     subject = ReferenceSubject()
     cell = prepare(Cell.from_id(cell_id))
@@ -24,11 +45,11 @@ def _measured(cell_id: str) -> tuple[PreparedCell, Run, Run]:
         engine = subject.start_engine(prepared.configuration)
         runs.append(run_requests(engine, prepared.requests, subject.profile.capabilities))
         engine.close()
-    return cell, runs[0], runs[1]
+    return Measured(cell, *runs)
 
 
 @pytest.fixture(scope="session")
-def measured() -> Callable[[str], tuple[PreparedCell, Run, Run]]:
+def measured() -> Callable[[str], Measured]:
     """A cell with its run and baseline on the reference engine, by the cell's id."""
     return _measured
 
@@ -41,16 +62,6 @@ def altered() -> Callable[..., Run]:
         answers: list[Answer] = list(run.answers)
         answers[index] = replace(answers[index], **fields)
         return replace(run, answers=tuple(answers))
-
-    return change
-
-
-@pytest.fixture(scope="session")
-def with_evidence() -> Callable[..., Run]:
-    """A run with other counters: with_evidence(run, {counter: count})."""
-
-    def change(run: Run, counts: Mapping[str, int]) -> Run:
-        return replace(run, evidence={**run.evidence, **counts})
 
     return change
 

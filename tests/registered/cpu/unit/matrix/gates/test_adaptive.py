@@ -8,11 +8,11 @@ import pytest
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.adaptive import AdaptiveGate, wave_not_batched
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.subjects.protocol import Observation, Run, Trace
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
 CELL = "eagle3.tiers.v2.ramp.length"
+GATE = AdaptiveGate()
 
 
 def changed(run: Run, index: int, change: Callable[[Observation], Observation]) -> Run:
@@ -24,56 +24,36 @@ def changed(run: Run, index: int, change: Callable[[Observation], Observation]) 
 
 
 def judged(run: Run, baseline: Run, cell_id: str = CELL) -> str:
-    outcome = AdaptiveGate().judge(prepare(Cell.from_id(cell_id)), run, baseline)
+    outcome = GATE.judge(prepare(Cell.from_id(cell_id)), run, baseline)
     assert outcome.state is State.FAIL
     return outcome.message
 
 
 def test_it_judges_adaptive_cells_of_the_table():
-    for text, applies in (("eagle3.tiers", True), ("eagle.s3.k1.n4.flat", True), ("eagle3", False)):
-        assert AdaptiveGate().applies(Cell.from_id(text)) == applies
-    for static in ("standalone.tiers", "eagle3.s3.k4.n8.tiers", "ngram.tiers", "dflash.tiers", "none.tiers"):
-        assert not AdaptiveGate().applies(Cell.from_id(static))
-    assert any(isinstance(gate, AdaptiveGate) for gate in GATES)
+    assert all(GATE.applies(Cell.from_id(text)) for text in ("eagle3.tiers", "eagle.s3.k1.n4.flat"))
+    for static in ("eagle3", "standalone.tiers", "eagle3.s3.k4.n8.tiers", "ngram.tiers", "dflash.tiers", "none.tiers"):
+        assert not GATE.applies(Cell.from_id(static))
 
 
-@pytest.mark.parametrize(
-    "cell_id",
-    [
-        CELL,
-        pytest.param("eagle3.tiers.v1.ramp.length", marks=pytest.mark.nightly),
-        pytest.param("eagle3.table.v2.ramp.length", marks=pytest.mark.nightly),
-        pytest.param("eagle3.flat.v2.pair", marks=pytest.mark.nightly),
-        pytest.param("eagle3.tiers.v2.c7.tight.mixed_lengths", marks=pytest.mark.nightly),
-        "eagle3.tiers.v2.mixed_lengths.stream.abort_running",
-    ],
-)
+@pytest.mark.parametrize("cell_id", [CELL, "eagle3.tiers.v2.mixed_lengths.stream.abort_running"])
 def test_real_runs_pass(measured, cell_id):
-    prepared, run, baseline = measured(cell_id)
-    outcome = AdaptiveGate().judge(prepared, run, baseline)
+    outcome = measured(cell_id).judge(GATE)
     assert (outcome.state, outcome.message) == (State.PASS, "")
     assert outcome.numbers["observations"] > 5 and outcome.numbers["deviation"] < 1e-12
 
 
 def test_waves_move_the_slots(measured):
-    prepared, run, baseline = measured(CELL)
-    numbers = AdaptiveGate().judge(prepared, run, baseline).numbers
+    run, numbers = measured(CELL).run, measured(CELL).judge(GATE).numbers
     assert numbers["rounds"] == len(run.trace.rounds) and numbers["widths"] == "2, 3, 4, 5"
     assert numbers["observations"] == numbers["replayed"] == len(run.trace.observations)
     assert numbers["slots"] >= 2 and min(numbers["up"], numbers["down"], numbers["by_batch"]) >= 2
 
 
 def test_every_wave_runs_together():
-    cell = Cell.from_id(CELL)
+    cell, text = Cell.from_id(CELL), "the {} requests of wave {} never share a verify round; the largest batch is {}"
     assert wave_not_batched(cell, [1, 8, 4, 32, 13, 8, 3, 1]) == ""
-    assert (
-        wave_not_batched(cell, [1, 8, 24, 8, 1])
-        == "the 32 requests of wave 2 never share a verify round; the largest batch is 24"
-    )
-    assert (
-        wave_not_batched(cell, [1, 8, 32, 8])
-        == "the 1 requests of wave 4 never share a verify round; the largest batch is 32"
-    )
+    assert wave_not_batched(cell, [1, 8, 24, 8, 1]) == text.format(32, 2, 24)
+    assert wave_not_batched(cell, [1, 8, 32, 8]) == text.format(1, 4, 32)
     for apart in (cell._replace(slots="4"), cell._replace(prefill_chunk="7"), cell._replace(batch="burst")):
         assert wave_not_batched(apart, [4]) == ""
 
@@ -103,62 +83,51 @@ def test_an_entry_that_the_rule_does_not_give_is_named(measured, change, sentenc
 
 
 def test_a_depth_that_waits_for_the_next_observation_is_named(measured):
-    _, run, baseline = measured(CELL)
-    rounds = list(run.trace.rounds)
+    found, rounds = measured(CELL), list(measured(CELL).run.trace.rounds)
     place = next(i for i in range(1, len(rounds)) if rounds[i][1] != rounds[i - 1][1])
-    rounds[place] = (rounds[place][0], rounds[place - 1][1])
-    message = judged(replace(run, trace=replace(run.trace, rounds=tuple(rounds))), baseline)
-    size, width = rounds[place]
-    slot, steps = max(least for least in (1, 2, 4) if least <= size), run.trace.rounds[place][1] - 1
-    assert message == f"round {place} of {size} requests has width {width}; slot {slot} is at {steps} steps"
+    (size, steps), width = rounds[place], rounds[place - 1][1]
+    rounds[place] = (size, width)
+    slot = max(least for least in (1, 2, 4) if least <= size)
+    text = f"round {place} of {size} requests has width {width}; slot {slot} is at {steps - 1} steps"
+    assert found.verdict(GATE, trace=replace(found.run.trace, rounds=tuple(rounds))) == f"FAIL: {text}"
 
 
 def test_the_journal_must_hold_the_same_rounds_with_room_for_the_widest(measured):
     _, run, baseline = measured(CELL)
-    narrow = [
-        (operation, at, 3 if (operation, number) == ("reserve", 5) else number, pages)
-        for operation, at, number, pages in run.journal
-    ]
-    message = judged(replace(run, journal=narrow), baseline)
+    narrow = [(op, at, 3 if (op, n) == ("reserve", 5) else n, pages) for op, at, n, pages in run.journal]
     text = (
         "verify round 0 in the journal has 1 request of width 4 with 3 positions reserved; expected: 1 request of width"
     )
-    assert message == f"{text} 4 with 5 positions reserved"
+    assert judged(replace(run, journal=narrow), baseline) == f"{text} 4 with 5 positions reserved"
 
 
 def test_the_answers_must_show_the_same_rounds(measured, altered):
     _, run, baseline = measured(CELL)
-    widths = run.answers[3].round_widths
-    wrong = altered(run, 3, round_widths=(widths[0] + 1, *widths[1:]))
-    due = widths[0], run.answers[3].accept_lengths[0]
+    answer, widths = run.answers[3], run.answers[3].round_widths
+    due = widths[0], answer.accept_lengths[0]
     seen = sum(pair == due for a in run.answers for pair in zip(a.round_widths, a.accept_lengths, strict=True))
-    assert judged(wrong, baseline) == (
-        f"the controller observed {seen} rounds of width {due[0]} with {due[1] - 1} accepted drafts; the answers "
-        f"report {seen - 1}"
+    text = (
+        f"the controller observed {seen} rounds of width {due[0]} with {due[1] - 1} accepted drafts; the answers report"
     )
-    short = altered(run, 3, round_widths=widths[1:])
-    assert (
-        judged(short, baseline)
-        == f"{run.answers[3].name} reports {len(widths) - 1} round widths for {len(widths)} verify rounds"
-    )
+    assert judged(altered(run, 3, round_widths=(widths[0] + 1, *widths[1:])), baseline) == f"{text} {seen - 1}"
+    text = f"{answer.name} reports {len(widths) - 1} round widths for {len(widths)} verify rounds"
+    assert judged(altered(run, 3, round_widths=widths[1:]), baseline) == text
 
 
-def test_the_counters_must_agree_with_the_trace(measured, with_evidence):
-    _, run, baseline = measured(CELL)
-    count = run.evidence["adaptive.batch_switch"]
-    message = judged(with_evidence(run, {"adaptive.batch_switch": count + 1}), baseline)
-    assert message == f"counter adaptive.batch_switch is {count + 1}; the trace implies {count}"
-    silent = replace(run, evidence={name: n for name, n in run.evidence.items() if name != "adaptive.batch_switch"})
-    assert judged(silent, baseline) == f"counter adaptive.batch_switch is 0; the trace implies {count}"
+def test_the_counters_must_agree_with_the_trace(measured):
+    found, name = measured(CELL), "adaptive.batch_switch"
+    count, silent = found.run.evidence[name], {key: n for key, n in found.run.evidence.items() if key != name}
+    for evidence, told in (({**silent, name: count + 1}, count + 1), (silent, 0)):
+        verdict = found.verdict(GATE, replace(found.run, evidence=evidence))
+        assert verdict == f"FAIL: counter {name} is {told}; the trace implies {count}"
 
 
 def test_a_second_run_of_a_session_is_judged_from_the_first_ones_end(measured):
     """Counters and answers cover this run only, trace and journal the whole session."""
-    _, run, baseline = measured(CELL)
-    silent = replace(run, earlier=run.trace, answers=(), evidence={})
-    outcome = AdaptiveGate().judge(prepare(Cell.from_id(CELL)), silent, baseline)
+    found, trace = measured(CELL), measured(CELL).run.trace
+    outcome = found.judge(GATE, replace(found.run, evidence={}), earlier=trace, answers=())
     numbers = [outcome.numbers[name] for name in ("rounds", "observations", "replayed", "slots", "up", "down")]
-    assert (outcome.state, numbers) == (State.PASS, [0, 0, len(run.trace.observations), 0, 0, 0])
+    assert (outcome.state, numbers) == (State.PASS, [0, 0, len(trace.observations), 0, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -171,6 +140,4 @@ def test_a_second_run_of_a_session_is_judged_from_the_first_ones_end(measured):
     ],
 )
 def test_missing_evidence_is_not_measured(measured, change, sentence):
-    prepared, run, baseline = measured(CELL)
-    outcome = AdaptiveGate().judge(prepared, replace(run, **change), baseline)
-    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, sentence)
+    assert measured(CELL).verdict(GATE, **change) == f"NOT MEASURED: {sentence}"

@@ -1,5 +1,6 @@
 """The evidence that a preset declares is demanded of its cell."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -29,21 +30,13 @@ def run_of(cell, *answers: Answer):
     return Run((), answers, resolved, resolved, {}, Memory(0, 0, 0, 0), None, 0.0)
 
 
-def demanded(cell):
-    """Counters that the cell's start alone demands."""
-    run = run_of(cell)
-    return {row.counter for row in EVIDENCE if row.seen and row.when(cell, run)}
-
-
 @pytest.mark.parametrize("word", CLAIMS)
 def test_what_a_note_claims_is_demanded(word):
-    found = [
-        text
-        for text, note in (PRESETS["pr"] | PRESETS["nightly"]).items()
-        if word in note and note.startswith("sessions")
-    ]
-    for text in found:
-        assert CLAIMS[word] in demanded(Cell.from_id(text)), text
+    notes = (PRESETS["pr"] | PRESETS["nightly"]).items()
+    found = [Cell.from_id(text) for text, note in notes if word in note and note.startswith("sessions")]
+    for cell in found:
+        run = run_of(cell)
+        assert CLAIMS[word] in {row.counter for row in EVIDENCE if row.seen and row.when(cell, run)}, cell.id
     assert found
 
 
@@ -62,140 +55,100 @@ def test_what_a_note_claims_is_demanded(word):
 def test_a_text_that_fills_a_page_must_be_cached(cell, tokens, due):
     cell = Cell.from_id(cell)
     answer = Answer("q0", (1,) * (tokens - 2), (1, 1), "", "length", None, 0, ())
-    run = run_of(cell, answer)
     (row,) = [row for row in EVIDENCE if row.seen and row.counter.startswith("prefix.insert")]
-    assert row.when(cell, run) == due
-    aborted = replace(run, answers=(replace(answer, finish="abort"),))
-    assert not row.when(cell, aborted)
+    assert row.when(cell, run_of(cell, answer)) == due
+    assert not row.when(cell, run_of(cell, replace(answer, finish="abort")))
 
 
-# Counters that must be hit (+) or must not (-), cells that demand it, and cells that do not.
-DEMANDS = [
-    (
-        "adaptive.switched_down+",
-        "eagle3.tiers.ramp.length",
-        "eagle3.tiers.m4.ramp.length eagle3.tiers.mixed_lengths eagle3.table.ramp.length none.ramp.length",
-    ),
-    (
-        "adaptive.switched_up+",
-        "eagle3.tiers.ramp.length eagle3.flat.pair eagle3.flat.mixed_lengths.length",
-        "eagle3.flat eagle3.flat.pair.temperature eagle3.flat.pair.abort_running eagle3.flat.pair.stop_token",
-    ),
-    (
-        "adaptive.batch_switch+",
-        "eagle3.tiers.ramp.length eagle3.table.ramp.length",
-        "eagle3.table.m4.ramp.length eagle3.table.mixed_lengths eagle3.flat.ramp.length eagle3.tiers.m4.ramp.length",
-    ),
-    (
-        "adaptive.batch_switch-",
-        "eagle3.flat.ramp.length eagle3.s3.ramp.length",
-        "eagle3.tiers.ramp.length eagle3.table.ramp.length",
-    ),
-    ("spec.drafted+", "ngram eagle3", "none"),
-    (
-        "spec.accepted+",
-        "eagle3 dflash eagle3.pair.abort_running eagle3.stream.abort_running",
-        "ngram none eagle3.abort_running dflash.topk_topp.abort_running",
-    ),
-    ("tree.branched+", "eagle3.s3.k4.n8", "eagle3.s3 none"),
-    ("tree.branched-", "eagle3.s3 none", "eagle3.s3.k4.n8"),
-    ("overlap.in_flight+", "eagle3.s3.v2", "eagle3.s3.v1"),
-    ("overlap.in_flight-", "eagle3.s3.v1", "eagle3.s3.v2"),
-    ("decode.batched+", "none.mixed_lengths none.burst none.mixed_lengths.tight", "none none.pair"),
-    (
-        "retract.done+",
-        "none.tight.mixed_lengths none.tight.mixed_lengths.abort_running none.tight.burst.abort_running "
-        "none.tight.pair none.session_retract.pair.stream.length none.tight.mixed_lengths.rules.length",
-        "none.mixed_lengths none.tight.pair.stream none.tight.mixed_lengths.rules",
-    ),
-    ("retract.done-", "none.mixed_lengths", "none.tight.mixed_lengths none.session_retract.pair.stream.length"),
-    ("prefix.hit-", "none.nocache", "none"),
-    (
-        "prefix.hit+",
-        "none.m4.mixed_lengths none.m4.burst none.p16.m4.mixed_lengths",
-        "none.mixed_lengths none.nocache.m4.mixed_lengths none.m4.mixed_lengths.abort_running "
-        "none.p64.m4.mixed_lengths none.tight.m4.mixed_lengths",
-    ),
-    ("queue.waited+", "none.m4.mixed_lengths none.m4.burst", "none.mixed_lengths"),
-    (
-        "session.inherited+",
-        "none.pair.stream none.session_retract.pair.stream.length",
-        "none.tight.pair.stream none.session_retract.mixed_lengths.stream.length none.pair.branch none.pair",
-    ),
-    (
-        "session.dropped+",
-        "none.tight.burst.stream",
-        "none.tight.mixed_lengths.stream none.tight.burst.branch none.burst.stream",
-    ),
-    (
-        "session.spared+",
-        "none.session_retract.pair.stream.length",
-        "none.session_retract.mixed_lengths.stream.length none.pair.stream.length",
-    ),
-    ("session.rolled_back+", "none.pair.stream.abort_running", "none.pair.stream none.tight.pair.stream.abort_running"),
-    ("session.timed_out+", "none.pair.stream", "none.pair.branch none.pair"),
-    ("session.timed_out-", "none.pair.branch none.pair", "none.pair.stream"),
-    ("session.held-", "none.pair.branch none.pair", "none.pair.stream"),
-    ("session.opened+", "none.pair.branch none.pair.stream", "none.pair"),
-    ("sample.greedy+", "none none.pair.mixed", "none.temperature none.rules"),
-    ("sample.random+", "none.pair.mixed none.temperature none.rules", "none"),
-    ("sample.random-", "none", "none.pair.mixed none.temperature"),
-    ("abort.waiting+", "none.m4.mixed_lengths.abort_queued", "none.mixed_lengths.abort_running none"),
-    ("abort.running+", "none.mixed_lengths.abort_running", "none.m4.mixed_lengths.abort_queued none"),
-    ("abort.running-", "none", "none.mixed_lengths.abort_running none.m4.mixed_lengths.abort_queued"),
-    (
-        "finish.stop_token+",
-        "none none.mixed_lengths none.mixed_lengths.abort_running none.stop_token none.tight.mixed_lengths.stop_token",
-        "none.abort_running none.tight.mixed_lengths none.tight.pair.stop_token none.length none.tight.pair.stream",
-    ),
-    ("finish.stop_token-", "none.length", "none none.stop_token"),
-    ("finish.stop_string+", "none.stop_string none.tight.pair.stop_string", "none none.tight.pair.stream.stop_string"),
-    (
-        "finish.length+",
-        "none.length none.tight.pair.length none.tight.pair.stream.length",
-        "none none.abort_running.length",
-    ),
-    ("finish.context+", "none.ctx.length", "none"),
-    ("graph.replayed|graph.eager-", "none eagle3.s3", ""),
-]
+# Counters that must be hit (+) or must not (-), cells that demand it, and behind `not` cells that do not.
+DEMANDS = """\
+adaptive.switched_down+ eagle3.tiers.ramp.length not eagle3.tiers.m4.ramp.length eagle3.tiers.mixed_lengths
+  eagle3.table.ramp.length none.ramp.length
+adaptive.switched_up+ eagle3.tiers.ramp.length eagle3.flat.pair eagle3.flat.mixed_lengths.length not eagle3.flat
+  eagle3.flat.pair.temperature eagle3.flat.pair.abort_running eagle3.flat.pair.stop_token
+adaptive.batch_switch+ eagle3.tiers.ramp.length eagle3.table.ramp.length not eagle3.table.m4.ramp.length
+  eagle3.table.mixed_lengths eagle3.flat.ramp.length eagle3.tiers.m4.ramp.length
+adaptive.batch_switch- eagle3.flat.ramp.length eagle3.s3.ramp.length not eagle3.tiers.ramp.length
+  eagle3.table.ramp.length
+spec.drafted+ ngram eagle3 not none
+spec.accepted+ eagle3 dflash eagle3.pair.abort_running eagle3.stream.abort_running not ngram none eagle3.abort_running
+  dflash.topk_topp.abort_running
+tree.branched+ eagle3.s3.k4.n8 not eagle3.s3 none
+tree.branched- eagle3.s3 none not eagle3.s3.k4.n8
+overlap.in_flight+ eagle3.s3.v2 not eagle3.s3.v1
+overlap.in_flight- eagle3.s3.v1 not eagle3.s3.v2
+decode.batched+ none.mixed_lengths none.burst none.mixed_lengths.tight not none none.pair
+retract.done+ none.tight.mixed_lengths none.tight.mixed_lengths.abort_running none.tight.burst.abort_running
+  none.tight.pair none.session_retract.pair.stream.length none.tight.mixed_lengths.rules.length not none.mixed_lengths
+  none.tight.pair.stream none.tight.mixed_lengths.rules
+retract.done- none.mixed_lengths not none.tight.mixed_lengths none.session_retract.pair.stream.length
+prefix.hit- none.nocache not none
+prefix.hit+ none.m4.mixed_lengths none.m4.burst none.p16.m4.mixed_lengths not none.mixed_lengths
+  none.nocache.m4.mixed_lengths none.m4.mixed_lengths.abort_running none.p64.m4.mixed_lengths
+  none.tight.m4.mixed_lengths
+queue.waited+ none.m4.mixed_lengths none.m4.burst not none.mixed_lengths
+session.inherited+ none.pair.stream none.session_retract.pair.stream.length not none.tight.pair.stream
+  none.session_retract.mixed_lengths.stream.length none.pair.branch none.pair
+session.dropped+ none.tight.burst.stream not none.tight.mixed_lengths.stream none.tight.burst.branch none.burst.stream
+session.spared+ none.session_retract.pair.stream.length not none.session_retract.mixed_lengths.stream.length
+  none.pair.stream.length
+session.rolled_back+ none.pair.stream.abort_running not none.pair.stream none.tight.pair.stream.abort_running
+session.timed_out+ none.pair.stream not none.pair.branch none.pair
+session.timed_out- none.pair.branch none.pair not none.pair.stream
+session.held- none.pair.branch none.pair not none.pair.stream
+session.opened+ none.pair.branch none.pair.stream not none.pair
+sample.greedy+ none none.pair.mixed not none.temperature none.rules
+sample.random+ none.pair.mixed none.temperature none.rules not none
+sample.random- none not none.pair.mixed none.temperature
+abort.waiting+ none.m4.mixed_lengths.abort_queued not none.mixed_lengths.abort_running none
+abort.running+ none.mixed_lengths.abort_running not none.m4.mixed_lengths.abort_queued none
+abort.running- none not none.mixed_lengths.abort_running none.m4.mixed_lengths.abort_queued
+finish.stop_token+ none none.mixed_lengths none.mixed_lengths.abort_running none.stop_token
+  none.tight.mixed_lengths.stop_token not none.abort_running none.tight.mixed_lengths none.tight.pair.stop_token
+  none.length none.tight.pair.stream
+finish.stop_token- none.length not none none.stop_token
+finish.stop_string+ none.stop_string none.tight.pair.stop_string not none none.tight.pair.stream.stop_string
+finish.length+ none.length none.tight.pair.length none.tight.pair.stream.length not none none.abort_running.length
+finish.context+ none.ctx.length not none
+graph.replayed|graph.eager- none eagle3.s3 not
+"""
 
 
-@pytest.mark.parametrize(("row", "cells", "others"), DEMANDS, ids=[row for row, _, _ in DEMANDS])
-def test_what_each_counter_is_demanded_of(row, cells, others):
-    for text in (*cells.split(), *others.split()):
+@pytest.mark.parametrize("demand", re.split(r"\n(?! )", DEMANDS.strip()), ids=lambda demand: demand.split()[0])
+def test_what_each_counter_is_demanded_of(demand):
+    row, *cells = demand.split()
+    for place, text in enumerate(cells):
+        if text == "not":
+            continue
         cell = Cell.from_id(text)
-        resolved = resolve(asked(cell), zoo_facts(cell)).as_dict()
-        run = Run(prepare(cell).requests, (), resolved, resolved, {}, Memory(0, 0, 0, 0), None, 0.0)
+        run = replace(run_of(cell), requests=prepare(cell).requests)
         found = {f"{one.counter}{'+' if one.seen else '-'}" for one in EVIDENCE if one.when(cell, run)}
-        assert (row in found) == (text in cells.split()), text
+        assert (row in found) == (place < cells.index("not")), text
+
+
+def row_of(counter):
+    (row,) = [row for row in EVIDENCE if row.counter == counter and row.seen]
+    return row
 
 
 @pytest.mark.parametrize(("name", "always"), [("rules", False), ("rules.length", True), ("temperature", True)])
 def test_samples_with_rules_may_end_while_two_texts_still_fit(measured, altered, name, always):
-    _, run, _ = measured("eagle3.s3.k4.n8")
-    (row,) = [row for row in EVIDENCE if row.counter == "retract.done" and row.seen]
-    cell = Cell.from_id(f"none.tight.mixed_lengths.{name}")
+    cell, run = Cell.from_id(f"none.tight.mixed_lengths.{name}"), measured("eagle3.s3.k4.n8").run
     for total, asked_for in ((cell.memory_tokens, always), (cell.memory_tokens + 1, True)):
         one = altered(run, 0, prompt_ids=(5,) * 10, output_ids=(5,) * (total // 2 - 10))
         two = replace(one.answers[0], output_ids=(5,) * (total - total // 2 - 10))
-        assert row.when(cell, replace(one, answers=(*one.answers[:1], two))) == asked_for
+        assert row_of("retract.done").when(cell, replace(one, answers=(*one.answers[:1], two))) == asked_for
 
 
 @pytest.mark.parametrize(
     ("one", "two", "held"),
-    [
-        ((10, 10, 10), (10, 10, 10), 31 + 31),
-        ((30,), (10, 10, 10), 31 + 11),
-        ((1, 1, 28), (30, 9), 3 + 40),
-        ((), (), 31 + 31),
-        ((), (15, 15), 3 + 31),
-    ],
+    [((10,) * 3, (10,) * 3, 62), ((30,), (10,) * 3, 42), ((1, 1, 28), (30, 9), 43), ((), (), 62), ((), (15, 15), 34)],
 )
 def test_memory_must_not_hold_what_two_sessions_need_in_one_round(measured, altered, one, two, held):
     """Output tokens by the rounds that both run; the session whose first turn takes fewer rounds ends before."""
     _, run, _ = measured("eagle3.s3.v2.pair.stream")
     cell = Cell.from_id("none.tight.pair.stream.temperature")
-    (row,) = [row for row in EVIDENCE if row.counter == "retract.done" and row.seen]
+    row = row_of("retract.done")
     names = [request.name for request in run.requests if not request.after]
     first, second = (place for place, answer in enumerate(run.answers) if answer.name in names)
     run = altered(run, second, prompt_ids=(), output_ids=(5,) * (1 + sum(two or (1,) * 30)), accept_lengths=two)
@@ -207,22 +160,21 @@ def test_memory_must_not_hold_what_two_sessions_need_in_one_round(measured, alte
 
 @pytest.mark.parametrize(("name", "asked_of_all"), [("ngram.s3.k4.n8", False), ("eagle3.s3.k4.n8", True)])
 def test_an_index_that_knows_the_text_may_always_be_right_on_its_first_branch(measured, altered, name, asked_of_all):
-    _, run, _ = measured("eagle3.s3.k4.n8")
-    (row,) = [row for row in EVIDENCE if row.counter == "tree.compacted" and row.seen]
+    run, row = measured("eagle3.s3.k4.n8").run, row_of("tree.compacted")
     cell, depth = Cell.from_id(name), run.resolved["num_steps"]
-    whole = altered(run, 0, accept_lengths=(depth + 1,) * MIN_ROUNDS)
-    parts = altered(run, 0, accept_lengths=(depth,) * MIN_ROUNDS)
-    assert row.when(cell, whole) == asked_of_all and row.when(cell, parts)
-    assert not row.when(cell, altered(run, 0, accept_lengths=(depth,) * (MIN_ROUNDS - 1)))
+    for lengths, due in (
+        ((depth + 1,) * MIN_ROUNDS, asked_of_all),
+        ((depth,) * MIN_ROUNDS, True),
+        ((depth,) * (MIN_ROUNDS - 1), False),
+    ):
+        assert bool(row.when(cell, altered(run, 0, accept_lengths=lengths))) is due
 
 
 def test_a_rollback_may_be_beyond_a_sliding_window(measured):
-    _, run, _ = measured("eagle3.s3.v2.pair.stream")
-    (row,) = [row for row in EVIDENCE if row.counter == "session.rolled_back" and row.seen]
+    run, cell = measured("eagle3.s3.v2.pair.stream").run, Cell.from_id("eagle3.s3.v2.pair.stream")
     for window, asked_for in ((None, True), (32, False)):
-        whole = replace(run, resolved={**run.resolved, "window": window})
-        assert row.when(Cell.from_id("eagle3.s3.v2.pair.stream.abort_running"), whole) == asked_for
-        assert not row.when(Cell.from_id("eagle3.s3.v2.pair.stream"), whole)
+        whole, row = replace(run, resolved={**run.resolved, "window": window}), row_of("session.rolled_back")
+        assert row.when(cell._replace(abort="running"), whole) == asked_for and not row.when(cell, whole)
 
 
 @pytest.mark.parametrize(
@@ -237,8 +189,8 @@ def test_a_rollback_may_be_beyond_a_sliding_window(measured):
     ],
 )
 def test_two_requests_decode_together_where_their_windows_fit(measured, memory, window, chunk, pages, fit):
-    _, run, _ = measured("eagle3.s3.v2.pair.stream")
-    (row,) = [row for row in EVIDENCE if row.counter == "decode.batched" and row.seen]
+    run = measured("eagle3.s3.v2.pair.stream").run
     told = {"window": window, "chunked_prefill_size": chunk, "window_pages": pages, "page_size": 16, "lag": 1}
     run = replace(run, resolved={**run.resolved, **told})
-    assert row.when(Cell.from_id(f"eagle3.s3.v2.mixed_lengths.{memory}".removesuffix(".ample")), run) == fit
+    cell = Cell.from_id("eagle3.s3.v2.mixed_lengths")._replace(memory=memory)
+    assert row_of("decode.batched").when(cell, run) == fit

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from specmatrix.matrix.gates.gate import State
@@ -70,16 +68,13 @@ def test_each_round_has_its_own_width_where_the_depth_changes():
 
 
 def test_the_gate_counts_rounds_and_names_the_answer(measured, altered):
-    prepared, run, baseline = measured("eagle3.s3.k4.n8.v2.p16.pair")
-    rounds, gate = sum(len(answer.accept_lengths) for answer in run.answers), IdentitiesGate()
-    outcome = gate.judge(prepared, run, baseline)
+    found, gate = measured("eagle3.s3.k4.n8.v2.p16.pair"), IdentitiesGate()
+    rounds = sum(len(answer.accept_lengths) for answer in found.run.answers)
+    outcome = found.judge(gate)
     assert (outcome.state, outcome.numbers) == (State.PASS, {"rounds": rounds, "faults": 0})
-    answer = run.answers[1]
-    wrong = altered(run, 1, meta_info={**answer.meta_info, "completion_tokens": 1})
-    outcome = gate.judge(prepared, wrong, baseline)
+    answer = found.run.answers[1]
+    outcome = found.judge(gate, altered(found.run, 1, meta_info={**answer.meta_info, "completion_tokens": 1}))
     text = f"{answer.name} reports completion_tokens 1; it has {len(answer.output_ids)}"
     assert outcome.state is State.FAIL and outcome.message.startswith(text)
     assert outcome.numbers == {"rounds": rounds, "faults": 1}
-    outcome = gate.judge(prepared, replace(run, answers=()), baseline)
-    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no answer reports a verify round")
-    assert gate.applies(prepared.cell) and not gate.applies(prepared.baseline.cell)
+    assert found.verdict(gate, answers=()) == "NOT MEASURED: no answer reports a verify round"

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.leaks import COUNTED, LeaksGate
 
@@ -12,9 +10,8 @@ CELL = "none.v1.p4.pair.stream"
 
 
 def judged(measured, **alive: int):
-    prepared, run, baseline = measured(CELL)
-    counts = {**run.readback["alive"], **alive}
-    return GATE.judge(prepared, replace(run, readback={**run.readback, "alive": counts}), baseline)
+    found = measured(CELL)
+    return found.judge(GATE, readback={"alive": {**found.run.readback["alive"], **alive}})
 
 
 def test_an_engine_with_sessions_is_empty_at_rest(measured):
@@ -35,17 +32,11 @@ def test_whatever_is_left_is_named(measured):
 
 
 def test_without_counts_or_requests_nothing_is_measured(measured):
-    prepared, run, baseline = measured(CELL)
-    bare = {name: value for name, value in run.readback.items() if name != "alive"}
-    for silent in (replace(run, readback=bare), replace(run, work=None)):
-        outcome = GATE.judge(prepared, silent, baseline)
-        assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the subject does not count what is alive")
-
-
-@pytest.mark.parametrize("name", sorted(COUNTED))
-def test_a_count_that_is_gone_is_named(measured, name):
-    prepared, run, baseline = measured(CELL)
-    fewer = {other: count for other, count in run.readback["alive"].items() if other != name}
-    outcome = GATE.judge(prepared, replace(run, readback={**run.readback, "alive": fewer}), baseline)
-    words = f"the subject does not count {name.replace('_', ' ')}"
-    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, words)
+    found, alive = measured(CELL), measured(CELL).run.readback["alive"]
+    bare = {name: value for name, value in found.run.readback.items() if name != "alive"}
+    for silent in ({"run": replace(found.run, readback=bare)}, {"work": None}):
+        assert found.verdict(GATE, **silent) == "NOT MEASURED: the subject does not count what is alive"
+    for name in COUNTED:
+        fewer = {other: count for other, count in alive.items() if other != name}
+        words = f"NOT MEASURED: the subject does not count {name.replace('_', ' ')}"
+        assert found.verdict(GATE, readback={"alive": fewer}) == words

@@ -11,6 +11,7 @@ from specmatrix.matrix.oracles.precision import PreciseToken
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 RULED = "none.mixed_lengths.rules"
+RULED_TREE = "eagle3.s3.k4.n8.v2.mixed_lengths.rules.stops"
 TURNS = "eagle3.s3.k4.n8.v2.p16.session_retract.pair.stream.length"
 SAMPLED = "eagle3.s3.k4.n8.v2.p16.pair.temperature.stop_string.abort_running"
 
@@ -26,12 +27,23 @@ def changed(ids, index):
     return (*ids[:index], ids[index] ^ 1, *ids[index + 1 :])
 
 
+def lowered(scores, index, nats):
+    """Log-probabilities of which one is lower."""
+    return (*scores[:index], scores[index] - nats, *scores[index + 1 :])
+
+
+def halved(found, numerics="", **resolved: object):
+    """A measured cell that ran in bf16, or with other numerics of the cell."""
+    half = {"dtype": "bfloat16", "enable_deterministic_inference": True, **resolved}
+    runs = (replace(one, resolved={**one.resolved, **half}) for one in found[1:])
+    cell = found.prepared.cell._replace(numerics=numerics or found.prepared.cell.numerics)
+    return type(found)(replace(found.prepared, cell=cell), *runs)
+
+
 def gap(answer, index, nats):
     """The answer with the given gap between its two best log-probabilities at `index`."""
     (best, value), (second, _) = answer.top_logprobs[index][:2]
-    rows = list(answer.top_logprobs)
-    rows[index] = ((best, value), (second, value - nats))
-    return tuple(rows)
+    return (*answer.top_logprobs[:index], ((best, value), (second, value - nats)), *answer.top_logprobs[index + 1 :])
 
 
 def test_equal_tokens_pass(measured, gate):
@@ -40,117 +52,92 @@ def test_equal_tokens_pass(measured, gate):
     assert outcome.numbers["oracle_tokens"] == outcome.numbers["tokens"] > 20
 
 
-def test_one_other_token_fails_and_is_named(measured, gate, altered):
-    prepared, run, baseline = measured(CELL)
-    ids = run.answers[1].output_ids
-    outcome = gate.judge(prepared, altered(run, 1, output_ids=changed(ids, 4)), baseline)
-    expected = f"{run.requests[1].name} at token 4: {ids[4] ^ 1} instead of {ids[4]}"
-    assert outcome.state is State.FAIL and outcome.numbers["first_divergence"] == expected
-    assert outcome.message == f"1 of 2 requests differ from plain decoding, first {expected}"
-    assert outcome.blame == Blame(run.requests[1].name, 4) and not outcome.accept
-
-
-def test_a_missing_last_token_fails(measured, gate, altered):
-    prepared, run, baseline = measured(CELL)
-    outcome = gate.judge(prepared, altered(run, 0, output_ids=run.answers[0].output_ids[:-1]), baseline)
-    name, ids = run.requests[0].name, run.answers[0].output_ids
-    place = f"{name} at token {len(ids) - 1}: end of output instead of {ids[-1]}"
-    text = f"1 of 2 requests differ from plain decoding, first {place}"
-    assert (outcome.state, outcome.message) == (State.FAIL, text)
+def test_one_other_token_or_a_missing_one_fails_and_is_named(measured, gate, altered):
+    found = measured(CELL)
+    for place, (request, answer) in enumerate(zip(found.run.requests, found.run.answers, strict=True)):
+        ids, last = answer.output_ids, len(answer.output_ids) - 1
+        for at, other, got in ((4, changed(ids, 4), ids[4] ^ 1), (last, ids[:-1], "end of output")):
+            outcome = found.judge(gate, altered(found.run, place, output_ids=other))
+            expected = f"{request.name} at token {at}: {got} instead of {ids[at]}"
+            assert outcome.state is State.FAIL and outcome.numbers["first_divergence"] == expected
+            assert outcome.message == f"1 of 2 requests differ from plain decoding, first {expected}"
+            assert outcome.blame == Blame(request.name, at) and not outcome.accept
 
 
 @pytest.mark.parametrize(("nats", "state"), [(0.9e-3, State.PASS), (1.1e-3, State.FAIL)])
 def test_a_greedy_tie_is_listed_and_not_red(measured, gate, altered, nats, state):
-    prepared, run, baseline = measured(CELL)
-    broken = altered(run, 0, output_ids=changed(run.answers[0].output_ids, 3))
-    close = altered(baseline, 0, top_logprobs=gap(baseline.answers[0], 3, nats))
-    outcome = replace(gate, precision=PrecisionGate(tokens=lambda *_: ())).judge(prepared, broken, close)
+    found = measured(CELL)
+    broken = altered(found.run, 0, output_ids=changed(found.run.answers[0].output_ids, 3))
+    close = altered(found.baseline, 0, top_logprobs=gap(found.baseline.answers[0], 3, nats))
+    outcome = found.judge(replace(gate, precision=PrecisionGate(tokens=lambda *_: ())), broken, close)
     assert outcome.state is state
-    assert outcome.numbers["tied_at"] == (f"{run.requests[0].name}@3" if state is State.PASS else "")
+    assert outcome.numbers["tied_at"] == (f"{broken.requests[0].name}@3" if state is State.PASS else "")
 
 
 def test_sampled_and_aborted_requests_are_compared_too(measured, gate, altered):
-    prepared, run, baseline = measured(SAMPLED)
-    assert run.answers[1].finish == "abort" and len(run.answers[1].output_ids) < len(baseline.answers[1].output_ids)
-    assert gate.judge(prepared, run, baseline).state is State.PASS
-    for index in (0, 1):
-        broken = altered(run, index, output_ids=changed(run.answers[index].output_ids, 2))
-        assert gate.judge(prepared, broken, baseline).state is State.FAIL
+    found, run = measured(SAMPLED), measured(SAMPLED).run
+    assert run.answers[1].finish == "abort"
+    assert len(run.answers[1].output_ids) < len(found.baseline.answers[1].output_ids)
+    assert found.judge(gate).state is State.PASS
+    for index, answer in enumerate(run.answers):
+        broken = altered(run, index, output_ids=changed(answer.output_ids, 2))
+        assert found.judge(gate, broken).state is State.FAIL
 
 
 def test_a_baseline_that_leaves_the_oracle_fails(measured, gate):
-    prepared, run, baseline = measured(CELL)
-    index = int(run.requests[0].name[1:])
+    found, name = measured(CELL), measured(CELL).run.requests[0].name
     tokens = list(gate.oracle("llama-mini").continuations)
+    index = int(name[1:])
     tokens[index] = changed(tokens[index], 2)
-    outcome = LosslessGate(oracle=lambda target: replace(gate.oracle(target), continuations=tuple(tokens))).judge(
-        prepared, run, baseline
-    )
+    other = replace(gate.oracle("llama-mini"), continuations=tuple(tokens))
+    outcome = found.judge(LosslessGate(oracle=lambda target: other))
     assert outcome.state is State.FAIL
-    assert outcome.message == f"the baseline of {run.requests[0].name} differs from the transformers oracle at token 2"
+    assert outcome.message == f"the baseline of {name} differs from the transformers oracle at token 2"
     assert outcome.accept == "python -m specmatrix.matrix.zoo.oracle llama-mini"
-    assert outcome.blame == Blame(
-        run.requests[0].name, 2, got=baseline.answers[0].output_ids, expected=tuple(tokens[index])
-    )
+    assert outcome.blame == Blame(name, 2, got=found.baseline.answers[0].output_ids, expected=tuple(tokens[index]))
     place = str(outcome.numbers["first_divergence"])
-    assert place.startswith(f"the baseline's {run.requests[0].name} at token 2: ") and " instead of " in place
+    assert place.startswith(f"the baseline's {name} at token 2: ") and " instead of " in place
 
 
-@pytest.mark.parametrize(
-    ("nats", "dtype", "state"),
-    [(0.5e-4, "float32", State.PASS), (2e-4, "float32", State.FAIL), (2e-4, "bfloat16", State.PASS)],
-)
-def test_a_baseline_with_other_log_probabilities_fails(measured, gate, altered, nats, dtype, state):
+@pytest.mark.parametrize(("nats", "dtype", "red"), [(5e-5, "float32", 0), (2e-4, "float32", 1), (2e-4, "bfloat16", 0)])
+def test_a_baseline_with_other_log_probabilities_fails(measured, gate, altered, nats, dtype, red):
     """Tokens do not show a window that is one token short; log-probabilities do."""
-    prepared, run, baseline = measured(CELL)
-    scores = baseline.answers[1].logprobs
-    moved = altered(baseline, 1, logprobs=(*scores[:7], scores[7] - nats, *scores[8:]))
-    outcome = gate.judge(prepared, run, replace(moved, resolved={**moved.resolved, "dtype": dtype}))
-    assert outcome.state is state and outcome.numbers["oracle_nats"] == pytest.approx(nats)
-    assert outcome.message == (
-        f"a log-probability of the baseline differs from the oracle's by {nats:.2g} nats" if state is State.FAIL else ""
-    )
+    found = measured(CELL)
+    moved = altered(found.baseline, 1, logprobs=lowered(found.baseline.answers[1].logprobs, 7, nats))
+    moved = replace(moved, resolved={**moved.resolved, "dtype": dtype})
+    text = "FAIL: a log-probability of the baseline differs from the oracle's by 0.0002 nats"
+    assert found.verdict(gate, None, moved) == (text if red else "PASS")
+    assert found.judge(gate, None, moved).numbers["oracle_nats"] == pytest.approx(nats)
 
 
-def test_a_baseline_without_log_probabilities_proves_nothing(measured, gate, altered):
-    prepared, run, baseline = measured(CELL)
-    outcome = gate.judge(prepared, run, altered(baseline, 0, logprobs=()))
-    assert outcome.state is State.NOT_MEASURED
-    name = run.requests[0].name
-    assert outcome.message == f"the baseline of {name} has no log-probabilities to compare with the oracle's"
-
-
-def test_without_evidence_nothing_is_measured(measured, gate):
-    prepared, run, baseline = measured(CELL)
-    outcome = LosslessGate(oracle=lambda target: None).judge(prepared, run, baseline)
-    text = "the target has no transformers oracle continuations, so the baseline itself is unverified"
-    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, text)
-    assert outcome.accept == "python -m specmatrix.matrix.zoo.oracle llama-mini"
-    empty = tuple(replace(answer, output_ids=(), logprobs=(), top_logprobs=()) for answer in run.answers)
-    outcome = gate.judge(prepared, replace(run, answers=empty), replace(baseline, answers=empty))
-    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no token was generated")
-    lost = gate.judge(prepared, run, replace(baseline, answers=baseline.answers[1:]))
-    assert (lost.state, lost.message) == (
+def test_without_evidence_nothing_is_measured(measured, gate, altered):
+    found, name = measured(CELL), measured(CELL).run.requests[0].name
+    outcome = found.judge(LosslessGate(oracle=lambda target: None))
+    assert (outcome.state, outcome.accept) == (
         State.NOT_MEASURED,
-        f"the baseline has no answer for request {run.requests[0].name}",
+        "python -m specmatrix.matrix.zoo.oracle llama-mini",
     )
-    empty = gate.judge(prepared, replace(run, requests=(), answers=()), baseline)
-    assert (empty.state, empty.message) == (State.NOT_MEASURED, "the cell has no requests")
+    assert "the baseline itself is unverified" in outcome.message
+    empty = tuple(replace(answer, output_ids=(), logprobs=(), top_logprobs=()) for answer in found.run.answers)
+    for run, baseline, text in (
+        (None, altered(found.baseline, 0, logprobs=()), f"the baseline of {name} has no log-probabilities"),
+        (replace(found.run, answers=empty), replace(found.baseline, answers=empty), "no token was generated"),
+        (None, replace(found.baseline, answers=found.baseline.answers[1:]), "the baseline has no answer for request q"),
+        (replace(found.run, requests=(), answers=()), None, "the cell has no requests"),
+    ):
+        assert found.verdict(gate, run, baseline).startswith(f"NOT MEASURED: {text}")
 
 
 @pytest.mark.parametrize(("nats", "state"), [(1e-5, State.PASS), (1e-3, State.FAIL)])
 def test_a_turns_log_probabilities_are_those_of_the_history_sent_again(measured, altered, nats, state):
-    prepared, run, baseline = measured(TURNS)
-    outcome = LosslessGate().judge(prepared, run, baseline)
+    found, run, gate = measured(TURNS), measured(TURNS).run, LosslessGate()
+    outcome = found.judge(gate)
     assert (outcome.state, outcome.numbers["score_nats"]) == (State.PASS, 0.0) and outcome.numbers["scored"] > 100
     index = next(i for i, a in enumerate(run.answers) if a.name.endswith(".turn2") and len(a.logprobs) > 2)
-    scores = run.answers[index].logprobs
-    moved = altered(run, index, logprobs=(*scores[:2], scores[2] - nats, *scores[3:]))
-    outcome = LosslessGate().judge(prepared, moved, baseline)
+    outcome = found.judge(gate, altered(run, index, logprobs=lowered(run.answers[index].logprobs, 2, nats)))
     assert outcome.state is state
-    if state is State.FAIL:
-        name = run.answers[index].name
-        assert outcome.message == f"a log-probability of {name} differs from the baseline's by 0.001 nats"
+    text = f"a log-probability of {run.answers[index].name} differs from the baseline's by 0.001 nats"
+    assert outcome.message == (text if state is State.FAIL else "")
 
 
 @pytest.mark.parametrize(
@@ -168,14 +155,11 @@ def test_a_turns_log_probabilities_are_those_of_the_history_sent_again(measured,
 def test_in_bf16_only_chains_of_a_deterministic_engine_have_the_log_probabilities_of_plain_decoding(
     measured, gate, altered, ruled, nats, topk, deterministic, state
 ):
-    prepared, run, baseline = measured(RULED if ruled else TURNS)
-    pairs = enumerate(zip(run.requests, run.answers, strict=True))
+    found = halved(measured(RULED if ruled else TURNS), topk=topk, enable_deterministic_inference=deterministic)
+    pairs = enumerate(zip(found.run.requests, found.run.answers, strict=True))
     index = next(i for i, (request, answer) in pairs if request.ruled == ruled and len(answer.logprobs) > 2)
-    scores = run.answers[index].logprobs
-    moved = altered(run, index, logprobs=(*scores[:2], scores[2] - nats, *scores[3:]))
-    half = {"dtype": "bfloat16", "topk": topk, "enable_deterministic_inference": deterministic}
-    moved, plain = (replace(one, resolved={**one.resolved, **half}) for one in (moved, baseline))
-    assert gate.judge(prepared, moved, plain).state is state
+    moved = altered(found.run, index, logprobs=lowered(found.run.answers[index].logprobs, 2, nats))
+    assert found.judge(gate, moved).state is state
 
 
 def test_a_baseline_under_logit_rules_is_what_the_processors_leave(measured):
@@ -191,30 +175,24 @@ def test_a_baseline_under_logit_rules_is_what_the_processors_leave(measured):
         (0, {"behind": 0.5e-3}, ""),
         (1, {"behind": 2.0}, ""),
         (1, {"kept": False}, "the baseline of {} breaks its logit rules at token 3"),
-        (
-            0,
-            {"logprob": -30.0},
-            "a log-probability of the baseline differs from that under its logit rules by {:.2g} nats",
-        ),
+        (0, {"logprob": -30.0}, "a log-probability of the baseline differs from that under its logit rules by 30 nats"),
     ],
     ids=["another best", "a tie", "a draw", "a banned draw", "another log-probability"],
 )
 def test_each_broken_rule_is_named(measured, place, change, message):
-    prepared, run, baseline = measured(RULED)
-    name = run.requests[place].name
+    found, name = measured(RULED), measured(RULED).run.requests[place].name
 
     def rules(target, request, prompt, output):
-        found = list(ruled_tokens(target, request, prompt, output))
+        tokens = list(ruled_tokens(target, request, prompt, output))
         if request.name == name:
-            found[3] = found[3]._replace(**change)
-        return found
+            tokens[3] = tokens[3]._replace(**change)
+        return tokens
 
-    outcome = LosslessGate(rules=rules).judge(prepared, run, baseline)
+    outcome = found.judge(LosslessGate(rules=rules))
     assert outcome.state is (State.FAIL if message else State.PASS)
-    nats = outcome.numbers.get("rule_nats", 0.0)
-    assert outcome.message == (message.format(name) if "{}" in message else message.format(nats))
+    assert outcome.message.startswith(message.format(name)) and bool(message) == bool(outcome.message)
     if "breaks" in message:
-        assert outcome.blame == Blame(name, 3, got=baseline.answers[place].output_ids)
+        assert outcome.blame == Blame(name, 3, got=found.baseline.answers[place].output_ids)
 
 
 @pytest.mark.parametrize(("error", "state"), [(2.5e-4, State.PASS), (3.5e-4, State.FAIL)])
@@ -227,121 +205,107 @@ def test_log_probabilities_under_rules_have_a_bound_of_their_own(measured, error
     assert outcome.state is state and outcome.numbers["rule_nats"] == pytest.approx(error, abs=4e-5)
 
 
-@pytest.mark.parametrize("numerics", ["fast", "bf16"])
-def test_what_fast_kernels_draw_under_rules_is_not_banned(measured, numerics):
+@pytest.mark.parametrize(
+    ("numerics", "text"),
+    [("fast", "{1} breaks its logit rules at"), ("bf16", "1 of {0} requests differ from plain decoding, first {1} at")],
+)
+def test_what_fast_kernels_draw_under_rules_is_not_banned(measured, altered, numerics, text):
     """It need not be what the baseline draws; what trees in bf16 draw must be."""
-    prepared, run, baseline = measured("eagle3.s3.k4.n8.v2.mixed_lengths.rules.stops")
-    cell = replace(prepared, cell=prepared.cell._replace(numerics=numerics))
-    half = {"dtype": "bfloat16", "enable_deterministic_inference": True}
-    run, baseline = (replace(one, resolved={**one.resolved, **half}) for one in (run, baseline))
+    found = halved(measured(RULED_TREE), numerics)
+    run = found.run
     drawn = next(place for place, request in enumerate(run.requests) if request.ruled and request.temperature)
     request, answer = run.requests[drawn], run.answers[drawn]
 
     def rules(target, asked, prompt, output):
-        found = list(ruled_tokens(target, asked, prompt, output))
+        tokens = list(ruled_tokens(target, asked, prompt, output))
         if asked.name == request.name and output[2] == answer.output_ids[2] ^ 1:
-            found[2] = found[2]._replace(kept=False)
-        return found
+            tokens[2] = tokens[2]._replace(kept=False)
+        return tokens
 
     gate = LosslessGate(rules=rules)
-    assert gate.judge(cell, run, baseline).state is State.PASS
-    ids = answer.output_ids
-    wrong = [replace(a, output_ids=(*ids[:2], ids[2] ^ 1, *ids[3:])) if a is answer else a for a in run.answers]
-    outcome = gate.judge(cell, replace(run, answers=tuple(wrong)), baseline)
-    differs = f"1 of {len(run.answers)} requests differ from plain decoding, first {request.name} at token 2: "
-    text = f"{request.name} breaks its logit rules at token 2" if numerics == "fast" else differs
-    assert outcome.state is State.FAIL and outcome.message.startswith(text)
-    assert outcome.blame == Blame(request.name, 2)
+    assert found.judge(gate).state is State.PASS
+    outcome = found.judge(gate, altered(run, drawn, output_ids=changed(answer.output_ids, 2)))
+    assert outcome.state is State.FAIL and outcome.blame == Blame(request.name, 2)
+    assert outcome.message.startswith(text.format(len(run.answers), request.name) + " token 2")
 
 
 @pytest.mark.parametrize(("topk", "off", "state"), [(4, 0.2, State.PASS), (4, 0.3, State.FAIL), (1, 0.2, State.FAIL)])
 def test_greedy_trees_in_bf16_part_under_logit_rules_at_ties_only(measured, altered, topk, off, state):
-    prepared, run, baseline = measured("eagle3.s3.k4.n8.v2.mixed_lengths.rules.stops")
-    cell = replace(prepared, cell=prepared.cell._replace(numerics="bf16"))
-    half = {"dtype": "bfloat16", "enable_deterministic_inference": True, "topk": topk}
-    run, baseline = (replace(one, resolved={**one.resolved, **half}) for one in (run, baseline))
-    place = next(i for i, request in enumerate(run.requests) if request.ruled and not request.temperature)
+    found = halved(measured(RULED_TREE), "bf16", topk=topk)
+    place = next(i for i, request in enumerate(found.run.requests) if request.ruled and not request.temperature)
 
     def tokens(target, request, seed, prompt, output):
         return [PreciseToken(off, -1.0)] * len(output)
 
-    gate = LosslessGate(precision=PrecisionGate(tokens=tokens))
-    parted = altered(run, place, output_ids=changed(run.answers[place].output_ids, 3))
-    assert gate.judge(cell, parted, baseline).state is state
+    parted = altered(found.run, place, output_ids=changed(found.run.answers[place].output_ids, 3))
+    assert found.judge(LosslessGate(precision=PrecisionGate(tokens=tokens)), parted).state is state
 
 
 def test_rules_of_a_subjects_own_are_judged_by_its_baseline_alone(measured):
-    prepared, run, baseline = measured(RULED)
-    own = tuple(replace(request, own='{"no_repeat_ngram_size": 3}') for request in run.requests[:1])
-    run = replace(run, requests=(*own, *run.requests[1:]))
-    outcome = LosslessGate().judge(prepared, run, baseline)
+    found = measured(RULED)
+    own = replace(found.run.requests[0], own='{"no_repeat_ngram_size": 3}')
+    outcome = found.judge(LosslessGate(), requests=(own, *found.run.requests[1:]))
     assert outcome.state is State.PASS
-    assert outcome.numbers["ruled_tokens"] == outcome.numbers["tokens"] - len(run.answers[0].output_ids)
+    assert outcome.numbers["ruled_tokens"] == outcome.numbers["tokens"] - len(found.run.answers[0].output_ids)
 
 
 def test_greedy_requests_with_rules_are_compared_where_sampled_ones_are_not():
-    some = LosslessGate(sampled=False)
-    assert (
-        some.applies(Cell(sampling="rules")) and some.applies(Cell()) and not some.applies(Cell(sampling="topk_topp"))
-    )
+    applies = [LosslessGate(sampled=False).applies(Cell(sampling=name)) for name in ("rules", "greedy", "topk_topp")]
+    assert applies == [True, True, False]
 
 
 @pytest.mark.parametrize(
     ("place", "field", "change"),
     [
-        (0, "prompt_logprobs", lambda values: (*values[:5], values[5] - 2e-3, *values[6:])),
+        (0, "prompt_logprobs", lambda values: lowered(values, 5, 2e-3)),
         (-1, "prompt_logprobs", lambda values: (*values[:-1], values[-1] - 2e-3)),
         (0, "prompt_top_logprobs", lambda tops: (*tops[:-1], (tops[-1][0], (tops[-1][1][0], tops[-1][1][1] - 2e-3)))),
         (0, "prompt_top_logprobs", lambda tops: (*tops[:-1], (tops[-1][0], tops[-1][0]))),
     ],
 )
 def test_each_wrong_log_probability_of_a_prompt_is_seen(measured, altered, place, field, change):
-    prepared, run, baseline = measured(RULED)
-    outcome = LosslessGate().judge(prepared, run, baseline)
-    assert outcome.numbers["scored_prompts"] == 3 and 0 < outcome.numbers["prompt_nats"] < 1e-4
-    just = {**LosslessGate().thresholds, "oracle_nats": outcome.numbers["prompt_nats"]}
-    assert LosslessGate(thresholds=just).judge(prepared, run, baseline).state is State.PASS
+    found, run, gate = measured(RULED), measured(RULED).run, LosslessGate()
+    numbers = found.judge(gate).numbers
+    assert numbers["scored_prompts"] == 3 and 0 < numbers["prompt_nats"] < 1e-4
+    just = {**gate.thresholds, "oracle_nats": numbers["prompt_nats"]}
+    assert found.judge(LosslessGate(thresholds=just)).state is State.PASS
     wrong = altered(run, place, **{field: change(getattr(run.answers[place], field))})
-    outcome = LosslessGate().judge(prepared, wrong, baseline)
-    assert outcome.state is State.FAIL
-    nats = outcome.numbers["prompt_nats"]
-    assert outcome.message == f"a log-probability of a prompt's token differs from the oracle's by {nats:.2g} nats"
-    assert nats > 1e-3
+    nats = found.judge(gate, wrong).numbers["prompt_nats"]
+    text = f"FAIL: a log-probability of a prompt's token differs from the oracle's by {nats:.2g} nats"
+    assert nats > 1e-3 and found.verdict(gate, wrong) == text
     holes = altered(wrong, place, **{field: (None, *[() if "top" in field else None] * 99)})
-    assert LosslessGate().judge(prepared, holes, baseline).state is State.PASS, "`finish` sees what is missing"
+    assert found.judge(gate, holes).state is State.PASS, "`finish` sees what is missing"
 
 
 @pytest.mark.parametrize(("place", "state"), [(3, State.PASS), (9, State.FAIL)])
 def test_an_answer_is_followed_past_its_tie(measured, gate, altered, place, state):
     """A token in front of the tie is the baseline's concern, one behind it is float32's."""
-    prepared, run, baseline = measured(CELL)
-    name, ids = run.requests[0].name, run.answers[0].output_ids
+    found = measured(CELL)
+    name, ids = found.run.requests[0].name, found.run.answers[0].output_ids
 
     def tokens(target, request, seed, prompt, output):
         return [PreciseToken(0.2 if index == place else 0.0, -1.0) for index in range(len(output))]
 
-    broken = altered(run, 0, output_ids=changed(changed(ids, 3), 9))
-    close = altered(baseline, 0, top_logprobs=gap(baseline.answers[0], 3, 0.5e-3))
-    outcome = replace(gate, precision=PrecisionGate(tokens=tokens)).judge(prepared, broken, close)
-    assert (outcome.state, outcome.numbers["ties"]) == (state, 1)
-    assert outcome.numbers["past_ties"] == len(ids) - 4
+    broken = altered(found.run, 0, output_ids=changed(changed(ids, 3), 9))
+    close = altered(found.baseline, 0, top_logprobs=gap(found.baseline.answers[0], 3, 0.5e-3))
+    outcome = found.judge(replace(gate, precision=PrecisionGate(tokens=tokens)), broken, close)
+    assert (outcome.state, outcome.numbers["ties"], outcome.numbers["past_ties"]) == (state, 1, len(ids) - 4)
     if state is State.FAIL:
         assert outcome.blame == Blame(name, place) and outcome.numbers["divergent"] == 1
-        assert outcome.message == (
-            f"1 of 2 requests leave float32's text behind a tie, first {name} at token 9: {ids[9] ^ 1}"
-        )
+        text = f"1 of 2 requests leave float32's text behind a tie, first {name} at token 9: {ids[9] ^ 1}"
+        assert outcome.message == text
 
 
 def test_equality_is_evidence_where_drafts_were_accepted_and_rejected(measured, altered, gate):
-    prepared, run, baseline = measured(CELL)
-    assert gate.judge(prepared, run, baseline).numbers["proving"] == sum(len(a.output_ids) for a in run.answers)
-    answer = run.answers[0]
+    found = measured(CELL)
+    cell, run, answer = found.prepared.cell, found.run, found.run.answers[0]
+    assert found.judge(gate).numbers["proving"] == sum(len(a.output_ids) for a in run.answers)
     for lengths in ((4,) * 9, (1,) * 9):
-        assert not proves(prepared.cell, run, replace(answer, accept_lengths=lengths))
+        assert not proves(cell, run, replace(answer, accept_lengths=lengths))
     silent = replace(answer, accept_lengths=())
     totals = {"spec.drafted": 9, "spec.accepted": 9}
-    assert not proves(prepared.cell, replace(run, evidence=totals), silent)
-    assert proves(prepared.cell, replace(run, evidence=totals | {"spec.accepted": 8}), silent)
+    assert not proves(cell, replace(run, evidence=totals), silent)
+    assert proves(cell, replace(run, evidence=totals | {"spec.accepted": 8}), silent)
     assert proves(Cell(), run, silent)
-    one = replace(run, answers=(replace(answer, accept_lengths=(1,) * 9), *run.answers[1:]))
-    assert gate.judge(prepared, one, baseline).numbers["proving"] == len(run.answers[1].output_ids)
+    one = altered(run, 0, accept_lengths=(1,) * 9)
+    assert found.judge(gate, one).numbers["proving"] == len(run.answers[1].output_ids)

@@ -24,18 +24,17 @@ def test_plain_decoding_is_transformers(measured):
 
 
 def test_a_token_that_is_not_the_oracles_is_named(measured, altered):
-    prepared, run, baseline = measured(CELL)
-    wrong = baseline
-    for place, answer in enumerate(baseline.answers):
+    found = measured(CELL)
+    wrong = found.baseline
+    for place, answer in enumerate(found.baseline.answers):
         wrong = altered(wrong, place, output_ids=changed(answer.output_ids, (4 + place, 9)))
-    outcome = OracleGate().judge(prepared, run, wrong)
-    name, ids = wrong.answers[0].name, baseline.answers[0].output_ids
-    assert (outcome.state, outcome.message) == (
-        State.FAIL,
+    outcome = found.judge(OracleGate(), None, wrong)
+    name, ids = wrong.answers[0].name, found.baseline.answers[0].output_ids
+    assert outcome.state is State.FAIL and outcome.message == (
         f"plain decoding of 2 requests differs from the transformers oracle, first {name} at token 4: {ids[4] ^ 1} "
-        f"instead of {ids[4]}",
+        f"instead of {ids[4]}"
     )
-    expected = oracle_of("llama-mini").continuation(baseline.requests[0])
+    expected = oracle_of("llama-mini").continuation(found.baseline.requests[0])
     assert outcome.blame == Blame(name, 4, got=wrong.answers[0].output_ids, expected=expected)
     assert outcome.accept == "python -m specmatrix.matrix.zoo.oracle llama-mini"
     assert outcome.numbers == {"oracle_tokens": 4 + 5, "ties": 0, "tied_at": "", "wrong": 2}
@@ -49,35 +48,28 @@ def test_margins_go_on_behind_the_end_of_a_text(measured):
 
 
 def test_behind_a_tie_the_resumed_run_is_compared(measured, altered):
-    prepared, run, baseline = measured(CELL)
-    name, ids = baseline.answers[0].name, baseline.answers[0].output_ids
+    found, request = measured(CELL), measured(CELL).baseline.requests[0]
+    name, ids = request.name, found.baseline.answers[0].output_ids
     gate = OracleGate(margins=lambda target, request: [1.0] * 4 + [0.0] + [1.0] * 400)
-    tied = altered(baseline, 0, output_ids=changed(ids, (4,)))
-    outcome = gate.judge(prepared, run, tied)
+    tied = altered(found.baseline, 0, output_ids=changed(ids, (4,)))
+    outcome = found.judge(gate, None, tied)
     assert (outcome.state, outcome.numbers["ties"], outcome.numbers["tied_at"]) == (State.PASS, 1, f"{name}@4")
-    assert gate.next_tie("llama-mini", baseline.requests[0], 0, tied.answers[0].output_ids) == 4
-    assert gate.next_tie("llama-mini", baseline.requests[0], 0, ids[:4]) is None, "it ends before the tie"
-    ties = [gate.is_tie("llama-mini", baseline.requests[0], index) for index in (3, 4, 404, 405)]
+    assert gate.next_tie("llama-mini", request, 0, tied.answers[0].output_ids) == 4
+    assert gate.next_tie("llama-mini", request, 0, ids[:4]) is None, "it ends before the tie"
+    ties = [gate.is_tie("llama-mini", request, index) for index in (3, 4, 404, 405)]
     assert ties == [False, True, False, False], "there are 405 margins"
-    for places, state in (((), State.PASS), ((2,), State.FAIL)):
-        rest = changed(ids[5:], places)
-        outcome = gate.judge(prepared, run, replace(tied, resumed={name: ((5, rest),)}))
-        assert outcome.state is state
-    text = (
-        f"of 1 requests differs from the transformers oracle, first {name} at token 7: {ids[7] ^ 1} instead of {ids[7]}"
-    )
-    assert outcome.message == f"plain decoding {text}"
+    place = f"first {name} at token 7: {ids[7] ^ 1} instead of {ids[7]}"
+    text = f"FAIL: plain decoding of 1 requests differs from the transformers oracle, {place}"
+    for places, verdict in (((), "PASS"), ((2,), text)):
+        assert found.verdict(gate, None, replace(tied, resumed={name: ((5, changed(ids[5:], places)),)})) == verdict
 
 
 def test_without_an_oracle_or_its_prompts_nothing_is_measured(measured):
-    prepared, run, baseline = measured(CELL)
-    outcome = OracleGate(oracle=lambda target: None).judge(prepared, run, baseline)
-    assert (outcome.state, outcome.message) == (
-        State.NOT_MEASURED,
-        "the target has no transformers oracle continuations, so the baseline itself is unverified",
-    )
+    found, baseline = measured(CELL), measured(CELL).baseline
+    text = "NOT MEASURED: the target has no transformers oracle continuations, so the baseline itself is unverified"
+    assert found.verdict(OracleGate(oracle=lambda target: None)) == text
     drawn = replace(baseline, requests=tuple(replace(each, temperature=0.8) for each in baseline.requests))
-    outcome = OracleGate().judge(prepared, run, drawn)
+    outcome = found.judge(OracleGate(), None, drawn)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no token was compared with the oracle")
     assert outcome.numbers == {"oracle_tokens": 0, "ties": 0, "tied_at": "", "wrong": 0}
     samplings = ("greedy", "mixed", "temperature", "rules")

@@ -35,33 +35,22 @@ SEEN = Resources(
 
 @pytest.fixture
 def judged(measured):
-    prepared, run, baseline = measured(CELL)
-
     def judge(seen=SEEN, graphs=1, graph_bytes=4096):
-        readback = {**run.readback, "graphs": graphs, "graph_bytes": graph_bytes}
-        return ResourcesGate().judge(prepared, replace(run, resources=seen, readback=readback), baseline)
+        readback = {"graphs": graphs, "graph_bytes": graph_bytes}
+        return measured(CELL).judge(ResourcesGate(), resources=seen, readback=readback)
 
     return judge
 
 
 def test_the_gate_judges_engines_of_one_rank_on_a_gpu(measured):
-    prepared, run, baseline = measured(CELL)
-    assert ResourcesGate().applies(prepared.cell) and not ResourcesGate().applies(Cell(tp="2"))
+    found, gate = measured(CELL), ResourcesGate()
+    assert gate.applies(found.prepared.cell) and not gate.applies(Cell(tp="2"))
     record = reference_runner(0).run_cell(Cell.from_id("none.length"))
     assert record.gate("leaks") and record.gate("resources") is None
-    outcome = ResourcesGate().judge(prepared, run, baseline)
-    assert (outcome.state, outcome.message) == (
-        State.NOT_MEASURED,
-        "the subject does not show what it takes of its GPU",
-    )
-
-
-def test_an_engine_that_reports_no_graphs_has_none(measured):
-    prepared, run, baseline = measured(CELL)
+    assert found.verdict(gate) == "NOT MEASURED: the subject does not show what it takes of its GPU"
+    silent = {name: value for name, value in found.run.readback.items() if name not in ("graphs", "graph_bytes")}
     none = replace(SEEN, rounds=FIRST, captures=0, replays=0, pool_bytes=0)
-    readback = {key: value for key, value in run.readback.items() if key not in ("graphs", "graph_bytes")}
-    outcome = ResourcesGate().judge(prepared, replace(run, resources=none, readback=readback), baseline)
-    assert (outcome.state, outcome.message) == (State.PASS, "")
+    assert found.verdict(gate, replace(found.run, readback=silent), resources=none) == "PASS"
 
 
 def test_a_steady_state_passes_with_its_numbers(judged):

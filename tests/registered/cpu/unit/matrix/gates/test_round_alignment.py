@@ -22,21 +22,6 @@ def test_the_oracle_takes_rounds_of_the_same_widths(widths, emitted, rounds):
     assert oracle_rounds(REACH, widths, emitted) == rounds
 
 
-def test_rounds_of_any_width_that_accept_correctly_agree():
-    assert first_reach_mismatch((3, 1, 4, 2), (3, 8, 4, 8), REACH) is None
-
-
 @pytest.mark.parametrize(("rounds", "place"), [((2, 3), 0), ((3, 2), 1), ((4, 1), 0), ((3, 1, 5), 2)])
 def test_the_first_other_round_is_found(rounds, place):
     assert first_reach_mismatch(rounds, (3, 8, 4)[: len(rounds)], REACH) == place
-
-
-def test_what_the_oracle_does_not_know_is_not_compared():
-    assert first_reach_mismatch((4, 6, 1, 1), (8, 8, 8, 8), REACH) is None
-
-
-def test_a_retraction_moves_later_rounds_by_one():
-    """After three tokens of rounds a prefill gave one more: the next round starts at position 4, not 3."""
-    assert first_reach_mismatch((3, 6), (3, 8), REACH) == 1
-    assert first_reach_mismatch((3, 6), (3, 8), REACH, retractions=1) is None
-    assert first_reach_mismatch((3, 4), (3, 8), REACH, retractions=1) == 1

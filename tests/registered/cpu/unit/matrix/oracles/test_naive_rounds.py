@@ -39,12 +39,18 @@ def test_a_round_whose_path_may_go_on_past_the_end_is_not_compared(size: int):
     assert check([0] * size) == NaiveCheck(rounds, None, len(PROMPT) + 3 * (rounds - 1) if rounds else 0)
 
 
-def test_the_first_round_of_another_length_is_named():
-    assert check([0] * 20, [3, 2, 3, 3]) == NaiveCheck(2, 1, len(PROMPT) + 3)
-    assert check([0, 0, 7] + [0] * 20) == NaiveCheck(1, 0, len(PROMPT)), "its second draft is refused"
-
-
-@pytest.mark.parametrize(("since", "rounds"), [(2, 4), (3, 3), (5, 3), (6, 2)])
-def test_rounds_before_a_position_are_passed_over(since: int, rounds: int):
-    assert check([0] * 20, since=since) == NaiveCheck(rounds, None, len(PROMPT) + 9)
-    assert check([0] * 20, [2, 3, 3, 3], since=4) == NaiveCheck(3, None, len(PROMPT) + 8)
+@pytest.mark.parametrize(
+    ("output", "lengths", "since", "found"),
+    [
+        ([0] * 20, [3, 2, 3, 3], 0, NaiveCheck(2, 1, len(PROMPT) + 3)),
+        ([0, 0, 7] + [0] * 20, LENGTHS, 0, NaiveCheck(1, 0, len(PROMPT))),  # its second draft is refused
+        # Rounds before a position are passed over.
+        *(
+            ([0] * 20, LENGTHS, since, NaiveCheck(rounds, None, len(PROMPT) + 9))
+            for since, rounds in ((2, 4), (3, 3), (5, 3), (6, 2))
+        ),
+        ([0] * 20, [2, 3, 3, 3], 4, NaiveCheck(3, None, len(PROMPT) + 8)),
+    ],
+)
+def test_the_first_round_of_another_length_is_named(output, lengths, since, found):
+    assert check(output, lengths, since) == found

@@ -10,39 +10,38 @@ from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
 from specmatrix.matrix.oracles.ngram import Grams
 
 
-def grams(texts, options: dict | None = None) -> Grams:
+def grams(texts: list[str], options: dict[str, object] | None = None) -> Grams:
     made = Grams(asdict(NgramOptions(**(options or {}))))
     for text in texts:
         made.show(text, 0)
     return made
 
 
-def test_the_longest_match_and_then_the_most_recent_continuation():
-    index = grams(["xab1", "yab2", "b3"])
-    assert index.draft("xab", 3, 1, 2) == {"", "1", "1\x00"}
-    assert index.draft("zab", 4, 3, 1) == {"", "2", "1", "3"}
-    assert index.draft("zab", 2, 3, 1) == {"", "2"}
+PROB = {"match_type": "PROB"}
+WIDE = {"max_trie_depth": 3, "min_bfs_breadth": 1, "max_bfs_breadth": 3}
 
 
-def test_the_most_frequent_first_on_request():
-    texts = ["ab", "ab", "ac"]
-    assert grams(texts).draft("a", 2, 2, 1) == {"", "c"}
-    assert grams(texts, {"match_type": "PROB"}).draft("a", 2, 2, 1) == {"", "b"}
-
-
-def test_a_path_is_as_likely_as_all_of_its_tokens():
-    """2/3 of the continuations of a are b, so b is likelier than c, and c than either continuation of b."""
-    index = grams(["ab1", "ab2", "ac"], {"match_type": "PROB"})
-    assert index.draft("a", 3, 2, 2) == {"", "b", "c"}
-
-
-def test_windows_end_and_breadth_falls():
-    assert grams(["abcd"], {"max_trie_depth": 3}).draft("zab", 3, 2, 9) == {"", "c", "cd"}
-    assert grams(["abcd"], {"max_trie_depth": 2}).draft("zab", 3, 2, 9) == {"", "c", "\x00"}
-    wide = {"max_trie_depth": 3, "min_bfs_breadth": 1, "max_bfs_breadth": 3}
-    assert grams(["b1", "b2"], wide).draft("b", 3, 3, 1) == {"", "2", "1"}
-    assert grams(["ab1", "ab2", "c3"], wide).draft("cab", 3, 3, 1) == {"", "2", "1"}
-    assert grams(["ab1", "ab2", "b3"], wide).draft("cab", 3, 3, 1) == {"", "2", "3"}
+@pytest.mark.parametrize(
+    ("texts", "options", "asked", "drafts"),
+    [
+        # The longest match, and then the most recent continuation.
+        (["xab1", "yab2", "b3"], {}, ("xab", 3, 1, 2), {"", "1", "1\x00"}),
+        (["xab1", "yab2", "b3"], {}, ("zab", 4, 3, 1), {"", "2", "1", "3"}),
+        (["xab1", "yab2", "b3"], {}, ("zab", 2, 3, 1), {"", "2"}),
+        # The most frequent first on request: a path is as likely as all of its tokens.
+        (["ab", "ab", "ac"], {}, ("a", 2, 2, 1), {"", "c"}),
+        (["ab", "ab", "ac"], PROB, ("a", 2, 2, 1), {"", "b"}),
+        (["ab1", "ab2", "ac"], PROB, ("a", 3, 2, 2), {"", "b", "c"}),
+        # Windows end, and breadth falls.
+        (["abcd"], {"max_trie_depth": 3}, ("zab", 3, 2, 9), {"", "c", "cd"}),
+        (["abcd"], {"max_trie_depth": 2}, ("zab", 3, 2, 9), {"", "c", "\x00"}),
+        (["b1", "b2"], WIDE, ("b", 3, 3, 1), {"", "2", "1"}),
+        (["ab1", "ab2", "c3"], WIDE, ("cab", 3, 3, 1), {"", "2", "1"}),
+        (["ab1", "ab2", "b3"], WIDE, ("cab", 3, 3, 1), {"", "2", "3"}),
+    ],
+)
+def test_drafts_by_hand(texts, options, asked, drafts):
+    assert grams(texts, options).draft(*asked) == drafts
 
 
 def test_what_is_known_is_taken_in_once():

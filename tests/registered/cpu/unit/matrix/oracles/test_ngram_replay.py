@@ -9,14 +9,8 @@ from specmatrix.matrix.cells.cell import CORPUS
 from specmatrix.matrix.oracles.ngram_replay import NgramReplay, ReplayError, Round, corpus
 from specmatrix.matrix.subjects.protocol import Served
 
-RESOLVED = {
-    "ngram": asdict(NgramOptions(max_bfs_breadth=2)),
-    "page_size": 1,
-    "num_draft_tokens": 4,
-    "topk": 2,
-    "num_steps": 3,
-    "max_running_requests": 2,
-}
+SHAPE = {"page_size": 1, "num_draft_tokens": 4, "topk": 2, "num_steps": 3, "max_running_requests": 2}
+RESOLVED = {"ngram": asdict(NgramOptions(max_bfs_breadth=2)), **SHAPE}
 
 
 def served(rid, text, prompt, account=0, retractions=0):
@@ -41,8 +35,9 @@ def step(accepted):
 
 def test_a_round_accepts_the_repeated_text_and_a_bonus_token():
     """ababab: after the prompt aba and the first answer b the index proposes ab; the answer ends inside the draft."""
-    found = rounds([served(1, "abababx", 3)], read(1, 3) + step({1: 3}) + [("close", 1, 0, ())])
-    assert found == {1: [Round(3, False)]}
+    assert rounds([served(1, "abababx", 3)], read(1, 3) + step({1: 3}) + [("close", 1, 0, ())]) == {
+        1: [Round(3, False)]
+    }
     found = rounds([served(1, "ababab", 3)], read(1, 3) + step({1: 4}))
     assert found == {1: [Round(3, True)]}
     assert [found[1][0].allows(n) for n in (2, 3, 4)] == [False, True, True]
@@ -88,17 +83,21 @@ def test_a_text_that_was_dropped_is_read_from_its_first_token():
     assert texts == [["d", "b", "z"], ["b", "z", "d"]]
 
 
-def test_a_round_that_begins_before_the_one_before_was_read():
-    journal = [*read(1, 3), ("launch", 1, 4, ()), ("settle", 1, 2, ()), ("settle", 1, 1, ())]
-    with pytest.raises(ReplayError, match="a round of r1 starts at position 6, but 6 tokens are known"):
-        rounds([served(1, "abcdef", 3)], [*journal, ("launch", 1, 4, ())])
-
-
-def test_an_account_without_a_request():
-    with pytest.raises(ReplayError, match="account 7 of the journal belongs to no answered request"):
-        rounds([], read(7, 1))
-    with pytest.raises(ReplayError, match="account 1 of the journal"):
-        rounds([served(1, "ab", 1)], [*read(1, 1), ("close", 1, 0, ()), *read(1, 1)])
+@pytest.mark.parametrize(
+    ("requests", "journal", "text"),
+    [
+        (
+            [(1, "abcdef", 3)],
+            [*read(1, 3), ("launch", 1, 4, ()), ("settle", 1, 2, ()), ("settle", 1, 1, ()), ("launch", 1, 4, ())],
+            "a round of r1 starts at position 6, but 6 tokens are known",
+        ),
+        ([], read(7, 1), "account 7 of the journal belongs to no answered request"),
+        ([(1, "ab", 1)], [*read(1, 1), ("close", 1, 0, ()), *read(1, 1)], "account 1 of the journal"),
+    ],
+)
+def test_a_round_before_the_one_before_was_read_and_an_account_without_a_request(requests, journal, text):
+    with pytest.raises(ReplayError, match=text):
+        rounds([served(*one) for one in requests], journal)
 
 
 def test_the_zoos_corpus_is_used_where_the_start_requests_it():

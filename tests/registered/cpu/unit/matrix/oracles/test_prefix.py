@@ -78,23 +78,18 @@ def test_how_far_draft_kv_looks_ahead(cell_id, layered, span):
 
 @pytest.mark.parametrize("cell_id", ["nextn.deepseek.s2.v2.m4.burst", "eagle3.s5.v2.m4.burst"])
 def test_real_runs_read_their_own_pages_and_one_different_token_is_found(measured, cell_id):
-    prepared, run, baseline = measured(cell_id)
-    outcome = LedgerGate().judge(prepared, run, baseline)
+    found, run = measured(cell_id), measured(cell_id).run
+    outcome = found.judge(LedgerGate())
     assert outcome.state is State.PASS and outcome.numbers["shared"] > 0
-    entries, size = run.journal, run.resolved["page_size"]
+    size, span = run.resolved["page_size"], span_of(found.prepared.cell, run.resolved)
     reader, (shared,) = next(
-        (account, pages) for operation, account, _, pages in entries if operation == "open" and pages
+        (account, pages) for operation, account, _, pages in run.journal if operation == "open" and pages
     )
-    last = len(shared) * size + span_of(prepared.cell, run.resolved) - 1
+    last, at, page = len(shared) * size + span - 1, (len(shared) - 1) * size, shared[-1]
     served = tuple(
         replace(one, tokens=(*one.tokens[:last], -1, *one.tokens[last + 1 :])) if one.account == reader else one
         for one in run.served
     )
-    outcome = LedgerGate().judge(prepared, replace(run, served=served), baseline)
-    at, page = (len(shared) - 1) * size, shared[-1]
-    writer = next(account for operation, account, _, pages in entries if operation == "donate" and page in pages[0])
-    text = (
-        f"account {reader} reads cached page {page} at position {at}, but account {writer} wrote it for other tokens "
-        f"(compared up to {span_of(prepared.cell, run.resolved)} past the page's end)"
-    )
-    assert (outcome.state, outcome.message) == (State.FAIL, text)
+    writer = next(account for operation, account, _, pages in run.journal if operation == "donate" and page in pages[0])
+    text = f"account {reader} reads cached page {page} at position {at}, but account {writer} wrote it for other tokens"
+    assert found.verdict(LedgerGate(), served=served) == f"FAIL: {text} (compared up to {span} past the page's end)"
