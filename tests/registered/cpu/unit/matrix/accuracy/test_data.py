@@ -24,14 +24,10 @@ def write(tmp_path):
 
 
 def test_questions_keep_their_text_and_line(write):
-    path = write("q.jsonl", line(1), line(2, question="cut\u2028here?"))
-    assert [(q.line, q.question) for q in read_questions(path)] == [(1, "What is 1?"), (2, "cut\u2028here?")]
-    assert read_questions(path)[0].answer == "It is 1.\n#### 1"
-
-
-def test_a_raw_line_separator_inside_a_question_ends_no_line(write):
-    path = write("q.jsonl", json.dumps({"question": "a\u2028b", "answer": "#### 1"}, ensure_ascii=False))
-    assert read_questions(path)[0].question == "a\u2028b"
+    raw = json.dumps({"question": "a\u2028b", "answer": "#### 1"}, ensure_ascii=False)
+    found = read_questions(write("q.jsonl", line(1), line(2, question="cut\u2028here?"), raw))
+    assert [(q.line, q.question) for q in found] == [(1, "What is 1?"), (2, "cut\u2028here?"), (3, "a\u2028b")]
+    assert found[0].answer == "It is 1.\n#### 1"
 
 
 @pytest.mark.parametrize(
@@ -53,17 +49,20 @@ def test_a_broken_line_is_named(write, broken, sentence):
     assert str(caught.value) == f"{path} {sentence}"
 
 
-def test_a_missing_an_empty_and_a_damaged_file(write, tmp_path):
-    with pytest.raises(DataError, match=r"^cannot read .*absent\.jsonl: No such file or directory$"):
-        read_questions(tmp_path / "absent.jsonl")
-    with pytest.raises(DataError, match=r"empty\.jsonl is empty; give a file with one question per line$"):
-        read_questions(write("empty.jsonl"))
-    with pytest.raises(DataError, match=r"^cannot read /dev/zero: File too large$"):
-        read_questions(Path("/dev/zero"))
+def test_a_missing_an_empty_and_a_damaged_file_and_too_few_lines(write, tmp_path):
     damaged = tmp_path / "damaged.jsonl"
     damaged.write_bytes(line(1).encode() + b"\n\xff\n")
-    with pytest.raises(DataError, match=r"damaged\.jsonl line 2 is not UTF-8; the file is damaged$"):
-        read_questions(damaged)
+    data = write("a.jsonl", line(1), line(2))
+    for call, text in (
+        (lambda: read_questions(tmp_path / "absent.jsonl"), r"^cannot read .*absent\.jsonl: No such file or"),
+        (lambda: read_questions(write("empty.jsonl")), r"empty\.jsonl is empty; give a file with one question per"),
+        (lambda: read_questions(Path("/dev/zero")), r"^cannot read /dev/zero: File too large$"),
+        (lambda: read_questions(damaged), r"damaged\.jsonl line 2 is not UTF-8; the file is damaged$"),
+        (lambda: split(data, None, 3, None), r"^num_fewshot must be at most 2, the lines of .*a\.jsonl, got 3$"),
+        (lambda: split(data, None, 2, None), r"^all 2 lines of .* are few-shot examples; give --train or fewer"),
+    ):
+        with pytest.raises(DataError, match=text):
+            call()
 
 
 def test_examples_come_from_train_and_are_never_questions(write):
@@ -78,16 +77,7 @@ def test_examples_come_from_train_and_are_never_questions(write):
 
 
 def test_the_digest_follows_the_content(write):
-    data = write("a.jsonl", *map(line, range(4)))
-    same, other = write("b.jsonl", *map(line, range(4))), write("c.jsonl", *map(line, range(1, 5)))
+    data, same, other = (write(f"{n}.jsonl", *map(line, range(n // 2, 4 + n // 2))) for n in (0, 1, 2))
     digests = [split(path, None, 0, None).digest for path in (data, same, other)]
     assert digests[0] == digests[1] != digests[2]
     assert split(data, None, 0, 3).digest != digests[0]
-
-
-def test_too_few_lines(write):
-    data = write("a.jsonl", line(1), line(2))
-    with pytest.raises(DataError, match=r"^num_fewshot must be at most 2, the lines of .*a\.jsonl, got 3$"):
-        split(data, None, 3, None)
-    with pytest.raises(DataError, match=r"^all 2 lines of .* are few-shot examples; give --train or fewer examples$"):
-        split(data, None, 2, None)

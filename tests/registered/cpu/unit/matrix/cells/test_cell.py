@@ -3,21 +3,15 @@ import random
 import pytest
 
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, NAMES, START_AXES
 from specmatrix.matrix.cells.cell import AMPLE_TOKENS, CORPUS, ENGINE_SEED, TIGHT_TOKENS, Cell, order, parse_assignment
 from specmatrix.matrix.cells.start_settings import TEXTS
+from tests.support.refusals import refusal
 
 
 def any_cells(count: int) -> list[Cell]:
     source = random.Random(1)
     return [Cell(*(source.choice(axis.names) for axis in AXES)) for _ in range(count)]
-
-
-def refusal(call, text) -> str:
-    with pytest.raises(ConfigError) as caught:
-        call(text)
-    return str(caught.value)
 
 
 def test_an_id_is_the_content_of_its_cell():
@@ -26,51 +20,37 @@ def test_an_id_is_the_content_of_its_cell():
     assert len({cell.id for cell in cells}) == len(set(cells))
 
 
-def test_ids_are_readable_and_leave_defaults_out():
-    assert Cell().id == "none"
+def test_ids_are_readable_leave_defaults_out_and_take_their_parts_in_any_order():
+    assert Cell().id == "none" and Cell.from_id("mixed_lengths.eagle3.s3").id == "eagle3.s3.mixed_lengths"
     cell = Cell.of({"algorithm": "eagle3", "steps": "3", "topk": "4", "draft_tokens": "8", "batch": "mixed_lengths"})
     assert cell.id == "eagle3.s3.k4.n8.mixed_lengths"
-
-
-def test_parts_of_an_id_may_come_in_any_order():
-    assert Cell.from_id("mixed_lengths.eagle3.s3").id == "eagle3.s3.mixed_lengths"
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("eagle3.s4", "cell id 'eagle3.s4' has an unknown part 's4'; the closest are s1, s2, s3, s5"),
-        (
-            "eagle3.mixed_length",
-            "cell id 'eagle3.mixed_length' has an unknown part 'mixed_length'; the closest is mixed_lengths",
-        ),
-        ("eagle9", "cell id 'eagle9' has an unknown part 'eagle9'; the closest is eagle3"),
-        (
-            "eagle3.topk",
-            "cell id 'eagle3.topk' has the axis name topk in place of a value; its values are written k1, ",
-        ),
-        ("eagle3.xyzzy", "cell id 'eagle3.xyzzy' has an unknown part 'xyzzy'; an id is an algorithm and values of "),
-        ("eagle3.s3.s5", "cell id 'eagle3.s3.s5' sets steps twice"),
-        ("s3.k1", "cell id 's3.k1' has no algorithm; it must start with one of none, standalone, eagle3"),
-        ("", "cell id '' has an empty part; join parts with single dots, as in eagle3.s3.k4"),
+        ("eagle3.s4", "has an unknown part 's4'; the closest are s1, s2, s3, s5"),
+        ("eagle3.mixed_length", "has an unknown part 'mixed_length'; the closest is mixed_lengths"),
+        ("eagle9", "has an unknown part 'eagle9'; the closest is eagle3"),
+        ("eagle3.topk", "has the axis name topk in place of a value; its values are written k1, "),
+        ("eagle3.xyzzy", "has an unknown part 'xyzzy'; an id is an algorithm and values of "),
+        ("eagle3.s3.s5", "sets steps twice"),
+        ("s3.k1", "has no algorithm; it must start with one of none, standalone, eagle3"),
+        ("", "has an empty part; join parts with single dots, as in eagle3.s3.k4"),
     ],
 )
 def test_a_bad_id_is_refused_in_one_sentence(text, sentence):
-    assert refusal(Cell.from_id, text).startswith(sentence)
+    assert refusal(Cell.from_id, text).startswith(f"cell id {text!r} {sentence}")
 
 
 def test_cells_are_frozen_hashable_ordered_and_small():
     cell = Cell()
     with pytest.raises(AttributeError):
         cell.topk = "4"
-    assert not hasattr(cell, "__dict__")
-    assert hash(cell) == hash(Cell())
-    assert sorted([Cell(algorithm="standalone"), Cell(algorithm="eagle3")])[0].algorithm == "eagle3"
-
-
-def test_order_follows_the_axes_and_drops_repeats():
-    cells = order([Cell(page_size="64"), Cell(page_size="4"), Cell(page_size="16"), Cell(page_size="4")])
-    assert [cell.page_size for cell in cells] == ["4", "16", "64"]
+    assert not hasattr(cell, "__dict__") and hash(cell) == hash(Cell())
+    assert min(Cell(algorithm="standalone"), Cell(algorithm="eagle3")).algorithm == "eagle3"
+    sizes = [cell.page_size for cell in order([Cell(page_size=size) for size in ("64", "4", "16", "4")])]
+    assert sizes == ["4", "16", "64"]
 
 
 def test_the_start_key_holds_start_axes_only():
@@ -79,11 +59,6 @@ def test_the_start_key_holds_start_axes_only():
     for name in START_AXES:
         other = AXES[NAMES.index(name)].names[1]
         assert Cell()._replace(**{name: other}).start_key != Cell().start_key
-
-
-def test_the_baseline_drops_the_drafter_and_nothing_else():
-    cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.tight.burst.mixed.length.abort_running")
-    assert cell.baseline.id == "none.v2.p16.tight.burst.mixed.length.abort_running"
 
 
 @pytest.mark.parametrize(
@@ -102,47 +77,34 @@ def test_each_model_has_its_own_drafts_and_plainest_start(text, target, draft, c
     assert cell.canonical.id == canonical and cell.baseline.model == cell.model
 
 
-def test_config_requests_the_cells_values():
-    cell = Cell.from_id("eagle3.s3.k4.n8.v1.sync.p16.nocache.c7.tight.m4.burst")
-    assert cell.config() == EngineConfig(
-        "llama-mini",
-        speculative_algorithm="EAGLE3",
-        speculative_draft_model_path="llama-mini-eagle3",
-        speculative_num_steps=3,
-        speculative_eagle_topk=4,
-        speculative_num_draft_tokens=8,
-        spec_version="v1",
-        disable_overlap_schedule=True,
-        page_size=16,
-        disable_radix_cache=True,
-        chunked_prefill_size=7,
-        max_total_tokens=TIGHT_TOKENS,
-        max_running_requests=4,
-    )
+EAGLE = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "llama-mini-eagle3"}
+AMPLE = {"page_size": 1, "chunked_prefill_size": -1, "max_total_tokens": AMPLE_TOKENS, "random_seed": ENGINE_SEED}
 
 
-@pytest.mark.parametrize("name", ["table", "tiers", "flat"])
-def test_adaptive_steps_are_requested_by_their_slots(name):
-    cell = Cell.from_id(f"eagle3.{name}.v2.ramp.length")
-    assert cell.config() == EngineConfig(
-        "llama-mini",
-        speculative_algorithm="EAGLE3",
-        speculative_draft_model_path="llama-mini-eagle3",
-        speculative_adaptive=True,
-        speculative_adaptive_config=TEXTS[name],
-        spec_version="v2",
-        page_size=1,
-        chunked_prefill_size=-1,
-        max_total_tokens=AMPLE_TOKENS,
-        random_seed=ENGINE_SEED,
-    )
-    assert cell.baseline.id == "none.v2.ramp.length"
+def adaptive(name):
+    steps = {"speculative_adaptive": True, "speculative_adaptive_config": TEXTS[name], "spec_version": "v2"}
+    return EAGLE | AMPLE | steps
 
 
-def test_the_default_cell_requests_plain_decoding_with_an_automatic_draft():
-    assert Cell().config() == EngineConfig(
-        "llama-mini", page_size=1, chunked_prefill_size=-1, max_total_tokens=AMPLE_TOKENS, random_seed=ENGINE_SEED
-    )
+@pytest.mark.parametrize(
+    ("text", "asked", "baseline"),
+    [
+        (
+            "eagle3.s3.k4.n8.v1.sync.p16.nocache.c7.tight.m4.burst.mixed.length.abort_running",
+            {
+                **EAGLE, "speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8,
+                "spec_version": "v1", "disable_overlap_schedule": True, "page_size": 16, "disable_radix_cache": True,
+                "chunked_prefill_size": 7, "max_total_tokens": TIGHT_TOKENS, "max_running_requests": 4,
+            },
+            "none.v1.sync.p16.nocache.c7.tight.m4.burst.mixed.length.abort_running",
+        ),
+        *((f"eagle3.{name}.v2.ramp.length", adaptive(name), "none.v2.ramp.length") for name in TEXTS),
+        ("none", AMPLE, "none"),
+    ],
+)  # fmt: skip
+def test_config_requests_the_cells_values_and_the_baseline_drops_the_drafter_alone(text, asked, baseline):
+    cell = Cell.from_id(text)
+    assert cell.config() == EngineConfig("llama-mini", **asked) and cell.baseline.id == baseline
 
 
 def test_an_engine_has_a_seed_that_its_baseline_lacks():
@@ -152,22 +114,11 @@ def test_an_engine_has_a_seed_that_its_baseline_lacks():
 
 
 def test_each_model_has_its_own_ngram_match_type():
-    configs = {name: Cell.from_id(name).config() for name in ("ngram", "ngram.qwen3", "ngram.deepseek", "none.qwen3")}
-    asked = {
-        name: (
-            config.speculative_ngram_match_type,
-            config.speculative_ngram_external_corpus_path,
-            config.speculative_ngram_external_sam_budget,
-        )
-        for name, config in configs.items()
-    }
-    plain = ("BFS", None, 0)
-    assert asked == {
-        "ngram": plain,
-        "ngram.qwen3": ("PROB", None, 0),
-        "ngram.deepseek": ("BFS", CORPUS, 3),
-        "none.qwen3": plain,
-    }
+    known = {"ngram": ("BFS", None, 0), "ngram.qwen3": ("PROB", None, 0), "ngram.deepseek": ("BFS", CORPUS, 3)}
+    for name, asked in (known | {"none.qwen3": ("BFS", None, 0)}).items():
+        config = Cell.from_id(name).config()
+        corpus = config.speculative_ngram_external_corpus_path
+        assert (config.speculative_ngram_match_type, corpus, config.speculative_ngram_external_sam_budget) == asked
 
 
 @pytest.mark.parametrize("memory", ["tight", "session_retract", "ample"])
@@ -178,24 +129,18 @@ def test_memory_is_a_multiple_of_every_page_size(memory, model):
         assert tokens % int(size) == 0 and tokens // int(size) >= 2
 
 
-def test_large_pages_take_more_memory():
-    tokens = {name: Cell.from_id(name).memory_tokens for name in ("none.p64.tight", "none.p256.tight", "none.p256")}
-    assert tokens == {"none.p64.tight": TIGHT_TOKENS, "none.p256.tight": 512, "none.p256": 128 * 256}
-    assert Cell.from_id("none.qwen3.p256.tight").memory_tokens == 1024
-    assert Cell.from_id("none.qwen3.p64.tight").memory_tokens == TIGHT_TOKENS
-
-
-def test_prices_add_up():
-    assert Cell(batch="gsm").seconds > Cell(batch="burst").seconds > Cell().seconds > 0
-    assert Cell().gpus == 0
+def test_large_pages_take_more_memory_and_prices_add_up():
+    known = {
+        "none.p64.tight": TIGHT_TOKENS, "none.p256.tight": 512, "none.p256": 128 * 256, "none.qwen3.p256.tight": 1024,
+        "none.qwen3.p64.tight": TIGHT_TOKENS,
+    }  # fmt: skip
+    assert {name: Cell.from_id(name).memory_tokens for name in known} == known
+    assert Cell(batch="gsm").seconds > Cell(batch="burst").seconds > Cell().seconds > 0 == Cell().gpus
 
 
 def test_assignments_take_blanks_commas_and_words_between():
-    assert parse_assignment("algorithm=EAGLE3, topk=4 and  page_size=16") == {
-        "algorithm": "eagle3",
-        "topk": "4",
-        "page_size": "16",
-    }
+    known = {"algorithm": "eagle3", "topk": "4", "page_size": "16"}
+    assert parse_assignment("algorithm=EAGLE3, topk=4 and  page_size=16") == known
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 import subprocess
 import sys
 
-import pytest
-
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import DRAFTS, MODELS, Cell
@@ -11,35 +9,23 @@ from specmatrix.matrix.zoo.recipes import RECIPES
 from specmatrix.matrix.zoo.registry import TARGETS
 
 
-@pytest.mark.parametrize(
-    ("cell", "architecture"),
-    [
-        (Cell(), None),
-        (Cell("standalone"), "LlamaForCausalLM"),
-        (Cell("eagle3"), "LlamaForCausalLMEagle3"),
-        (Cell("standalone", "qwen3"), "Qwen3ForCausalLM"),
-        (Cell("nextn", "deepseek"), None),
-        (Cell("standalone", "mistral"), "LlamaForCausalLM"),
-    ],
-)
-def test_each_algorithm_brings_its_draft(cell, architecture):
-    draft = zoo_facts(cell).draft
-    assert (draft and draft.architecture) == architecture
+def test_each_algorithm_brings_its_draft():
+    drafts = {
+        Cell(): None, Cell("standalone"): "LlamaForCausalLM", Cell("eagle3"): "LlamaForCausalLMEagle3",
+        Cell("standalone", "qwen3"): "Qwen3ForCausalLM", Cell("nextn", "deepseek"): None,
+        Cell("standalone", "mistral"): "LlamaForCausalLM",
+    }  # fmt: skip
+    for cell, architecture in drafts.items():
+        draft = zoo_facts(cell).draft
+        assert (draft and draft.architecture) == architecture
 
 
-@pytest.mark.parametrize(
-    ("model", "architecture", "window", "bundled"),
-    [
-        ("llama", "LlamaForCausalLM", None, 0),
-        ("qwen3", "Qwen3ForCausalLM", 48, 0),
-        ("deepseek", "DeepseekV3ForCausalLM", None, 2),
-        ("mistral", "MistralForCausalLM", 56, 0),
-    ],
-)
-def test_each_model_is_its_own_target(model, architecture, window, bundled):
-    facts = zoo_facts(Cell(model=model))
-    assert (facts.architecture, facts.window) == (architecture, window)
-    assert (facts.bundled.prediction_layers if facts.bundled else 0) == bundled
+def test_each_model_is_its_own_target():
+    models = {"llama": ("Llama", None, 0), "qwen3": ("Qwen3", 48, 0), "deepseek": ("DeepseekV3", None, 2)}
+    for model, (name, window, bundled) in (models | {"mistral": ("Mistral", 56, 0)}).items():
+        facts = zoo_facts(Cell(model=model))
+        assert (facts.architecture, facts.window) == (f"{name}ForCausalLM", window)
+        assert (facts.bundled.prediction_layers if facts.bundled else 0) == bundled
 
 
 def test_every_draft_of_the_zoo_is_on_the_axes():
@@ -56,10 +42,8 @@ def test_widths_differ_so_that_a_mistaken_one_shows():
     assert facts.draft.target_hidden_size == facts.hidden_size != facts.draft.hidden_size
     assert facts.draft.draft_vocab_size < facts.vocab_size
     assert len(set(facts.draft.aux_layers)) == 3 and max(facts.draft.aux_layers) < facts.num_layers
-
-
-def test_a_block_draft_of_the_zoo_reads_no_state_behind_the_last_layer():
-    """There engines differ: vLLM reads it before the final norm, z-lab's code and this engine behind it."""
+    # A block draft reads no state behind the last layer. There engines differ: vLLM reads it before the final norm,
+    # z-lab's code and this engine behind it.
     facts = zoo_facts(Cell("dflash"))
     assert FINAL not in facts.draft.aux_layers and max(facts.draft.aux_layers) < facts.num_layers
 

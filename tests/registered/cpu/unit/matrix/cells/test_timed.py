@@ -2,7 +2,6 @@
 
 import pytest
 
-from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expectation, explain
@@ -11,6 +10,7 @@ from specmatrix.matrix.cover.selection import of_gpus, select
 from specmatrix.matrix.workloads.build import ORACLE_PROMPTS, questions
 from specmatrix.matrix.workloads.timed import LIMIT, WARM, timed_requests
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
+from tests.support.refusals import refusal
 
 
 def test_every_timed_cell_runs_and_may_be_timed():
@@ -19,28 +19,18 @@ def test_every_timed_cell_runs_and_may_be_timed():
     for cell in cells:
         check_timed(cell)
         assert expectation(cell, explain(cell)) == "runs"
-
-
-@pytest.mark.parametrize("gpus", [0, 1, 2, 4, 8])
-def test_every_tier_times_a_cell(gpus):
-    assert of_gpus(select(TIMED), gpus)
-
-
-def test_each_drafter_is_timed():
-    drafters = set(axis("algorithm").names) - {"none", "eagle"}
-    assert {cell.algorithm for cell in select(TIMED)} == drafters
+    assert {cell.algorithm for cell in cells} == set(axis("algorithm").names) - {"none", "eagle"}
+    assert all(of_gpus(cells, gpus) for gpus in (0, 1, 2, 4, 8))
 
 
 @pytest.mark.parametrize(("name", "value", "why"), [(n, v, why) for n, values, why in UNTIMED for v in values])
 def test_other_cells_are_refused_with_the_reason(name, value, why):
-    cell = Cell(algorithm="eagle3")._replace(**{name: value})
-    with pytest.raises(ConfigError, match=f"stage 'speed' measures no cell with {name}={value}: {why}"):
-        check_timed(cell)
+    text = f"stage 'speed' measures no cell with {name}={value}: {why}"
+    assert refusal(check_timed, Cell(algorithm="eagle3")._replace(**{name: value})).startswith(text)
 
 
 def test_a_cell_by_its_id_is_refused_too():
-    with pytest.raises(ConfigError, match="measures no cell with session=streaming"):
-        select(TIMED, "eagle3.pair.stream")
+    assert "measures no cell with session=streaming" in refusal(select, TIMED, "eagle3.pair.stream")
     assert select(TIMED, "eagle3.pair") == [Cell.from_id("eagle3.pair")]
 
 
@@ -51,6 +41,7 @@ def test_turns_ask_different_questions_and_seeds_too():
     assert len(prompts) == len(set(prompts)) == 9 * 2 * 26
     assert {prompt_of(question) for question, _ in questions()[:ORACLE_PROMPTS]} & set(prompts)
     assert timed_requests(cell, 0, 1) != timed_requests(cell, 0, 0) == timed_requests(cell, 0, 0)
+    assert timed_requests(Cell.from_id("eagle3.gsm"), 999, 2**31 - 1), "questions begin again after the last"
 
 
 def test_a_first_token_is_a_request_of_one_token():
@@ -59,8 +50,3 @@ def test_a_first_token_is_a_request_of_one_token():
         for request in timed_requests(cell, 3, 0, first):
             assert (request.max_new_tokens, request.temperature, request.ignore_eos) == (limit, 0.8, True)
             assert not request.logprobs and not request.top_logprobs and not request.after
-
-
-def test_questions_begin_again_after_the_last():
-    cell = Cell.from_id("eagle3.gsm")
-    assert timed_requests(cell, 999, 2**31 - 1)

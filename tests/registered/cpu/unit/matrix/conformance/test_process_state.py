@@ -41,15 +41,12 @@ def test_a_change_is_reported_and_restored(monkeypatch, tmp_path, change, act):
     assert read(PROCESS_STATE) == before
 
 
-def test_several_changes_are_one_sentence(tmp_path, monkeypatch):
+def test_several_changes_are_one_sentence_and_files_that_are_left_open_are_counted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with restored_process_state() as changes:
         os.chdir("/")
         random.random()
     assert changes == [f"changed the working directory from {tmp_path} to / and Python's random number generator"]
-
-
-def test_files_that_are_left_open_are_counted():
     with restored_process_state() as changes:
         opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
     assert changes == ["left 20 more files open than before"]

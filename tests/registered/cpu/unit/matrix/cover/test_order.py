@@ -44,7 +44,11 @@ def test_an_order_is_stored_with_what_each_cell_finds_and_read_back(tmp_path):
     assert [cell.id for cell in in_order(cells, path)] == [second, first, *(cell.id for cell in cells[2:])]
 
 
-def test_without_a_stored_order_cells_keep_theirs(tmp_path):
+def test_the_stored_order_names_locked_cells_once_and_without_one_cells_keep_theirs(tmp_path):
+    cells = [row.cell for row in stored_order()]
+    assert cells and len(cells) == len({*cells}) and {*cells} <= {cell.id for cell in stage_cells("nightly")}
+    # Nothing is left out of an installation.
+    assert ORDER_FILE.match("cells.*")
     assert stored_order(tmp_path / "none") == () and in_order(stage_cells("pr"), tmp_path / "none") == stage_cells("pr")
 
 
@@ -58,13 +62,6 @@ def test_a_cheaper_stage_finds_what_its_own_cells_are_known_to_find(tmp_path):
     assert least is not None and (least.stage, least.found, least.faults) == ("smoke", 2, 3)
     assert least.cells == len(smoke) and least.seconds > 1
     assert cheaper_stage("nightly", 8, path) is None
-
-
-def test_the_stored_order_names_locked_cells_once():
-    cells = [row.cell for row in stored_order()]
-    assert cells and len(cells) == len({*cells}) and {*cells} <= {cell.id for cell in stage_cells("nightly")}
-    # Nothing is left out of an installation.
-    assert ORDER_FILE.match("cells.*")
 
 
 @pytest.mark.parametrize(

@@ -42,15 +42,8 @@ def covering() -> list[Cell]:
 def test_it_shares_no_code_with_the_generator():
     tree = ast.parse(Path(verifier.__file__).read_text())
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert modules <= {
-        "collections.abc",
-        "functools",
-        "itertools",
-        "typing",
-        "specmatrix.matrix.cells.axes",
-        "specmatrix.matrix.cells.cell",
-        "specmatrix.matrix.cells.constraints",
-    }
+    own = {f"specmatrix.matrix.cells.{name}" for name in ("axes", "cell", "constraints")}
+    assert modules <= own | {"collections.abc", "functools", "itertools", "typing"}
 
 
 def test_components_partition_the_axes_and_hold_every_constraint():
@@ -74,25 +67,15 @@ def test_components_are_independent_beside_values_of_the_pivots(pivots):
 
 
 def test_feasible_combinations_are_those_of_the_enumerated_cells(covering):
-    assert covered(covering, 2) == feasible(2)
-    assert uncovered(covering, 2) == []
-
-
-@pytest.mark.parametrize("pair", [(("algorithm", "none"), ("steps", "3")), (("batch", "single"), ("slots", "4"))])
-def test_what_no_cell_holds_is_infeasible(pair):
-    assert tuple(sorted(pair, key=lambda part: NAMES.index(part[0]))) not in feasible(2)
-
-
-def test_a_missing_pair_is_reported(covering):
+    assert covered(covering, 2) == feasible(2) and uncovered(covering, 2) == []
     without = [cell for cell in covering if not (cell.topk == "4" and cell.page_size == "64")]
     assert (("topk", "4"), ("page_size", "64")) in uncovered(without, 2)
+    for pair in ((("algorithm", "none"), ("steps", "3")), (("slots", "4"), ("batch", "single"))):
+        assert tuple(sorted(pair, key=lambda part: NAMES.index(part[0]))) not in feasible(2)
 
 
 def test_cells_that_do_not_run_cover_nothing():
     refused = Cell.from_id("none.s3.p64")
     assert explain(refused) and uncovered([refused], 1) == sorted(feasible(1))
-
-
-def test_single_values_are_all_feasible_but_one_that_is_always_rewritten():
-    rewritten = {(("adaptive", "flat"),)}
-    assert feasible(1) == {((axis.name, name),) for axis in AXES for name in axis.names} - rewritten
+    # All single values are feasible but one that is always rewritten.
+    assert feasible(1) == {((axis.name, name),) for axis in AXES for name in axis.names} - {(("adaptive", "flat"),)}

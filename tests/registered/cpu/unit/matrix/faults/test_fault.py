@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.fault import Edit, Fault
+from tests.support.refusals import refusal
 
 PART = """\
 FIRST = 1
@@ -92,29 +92,18 @@ def test_every_edit_is_made(tree: Path):
     ],
 )
 def test_text_that_is_gone_or_ambiguous_is_an_error(tree: Path, within: str, old: str, count: int):
-    with pytest.raises(ConfigError) as caught:
-        make(within, old).patch.apply(tree)
-    assert str(caught.value) == (
-        f"fault made-up does not apply: {old.strip()!r} occurs {count} times in {within}, not once; "
-        "update it to match the code"
-    )
+    text = f"fault made-up does not apply: {old.strip()!r} occurs {count} times in {within}, not once; "
+    assert refusal(make(within, old).patch.apply, tree) == text + "update it to match the code"
     assert (tree / "part.py").read_text() == PART
 
 
 def test_cells_are_ids_and_the_cheapest_of_a_selector():
+    def chosen(*cells: str):
+        return Fault("x", "c", "o", "f", "a", "b", ("ledger",), cells, "w").chosen
+
     locked = [Cell.from_id(text) for text in ("none.burst", "none.pair", "none", "standalone.pair")]
-    fault = Fault("x", "c", "o", "f", "a", "b", ("ledger",), ("none.p4", "algorithm=none", "none.pair"), "w")
-    assert [cell.id for cell in fault.chosen(locked)] == ["none.p4", "none", "none.pair"]
-
-
-def test_a_selector_that_finds_nothing_is_an_error():
-    fault = Fault("x", "c", "o", "f", "a", "b", ("ledger",), ("algorithm=eagle3 and topk=4",), "w")
-    with pytest.raises(ConfigError) as caught:
-        fault.chosen([Cell()])
-    assert str(caught.value) == ("fault x: 'algorithm=eagle3 and topk=4' matches none of the 1 cells of the stage")
-
-
-def test_a_redundant_cell_is_an_error():
-    fault = Fault("x", "c", "o", "f", "a", "b", ("ledger",), ("none.tight",), "w")
-    with pytest.raises(ConfigError, match="is redundant"):
-        fault.chosen([])
+    found = chosen("none.p4", "algorithm=none", "none.pair")(locked)
+    assert [cell.id for cell in found] == ["none.p4", "none", "none.pair"]
+    text = "fault x: 'algorithm=eagle3 and topk=4' matches none of the 1 cells of the stage"
+    assert refusal(chosen("algorithm=eagle3 and topk=4"), [Cell()]) == text
+    assert "is redundant" in refusal(chosen("none.tight"), [])

@@ -16,17 +16,11 @@ def run(processes: Processes, folder: Path, code: str, seconds: float = 60.0) ->
     return processes.run([sys.executable, "-c", code], folder, os.environ, seconds)
 
 
-def test_a_process_that_succeeds_has_no_message(tmp_path: Path):
+def test_a_process_says_how_it_ended(tmp_path: Path):
     assert run(Processes(), tmp_path, "import sys; print('x' * 100_000, file=sys.stderr)") is None
-
-
-def test_the_last_output_of_a_different_process(tmp_path: Path):
     words = run(Processes(), tmp_path, "import sys; sys.exit('é' * 5000 + 'gone')")
     assert words is not None and words.startswith("exit status 1: é") and words.endswith("gone")
     assert len(words) == OUTPUT_TAIL + len("exit status 1: ")
-
-
-def test_one_that_takes_too_long_is_killed(tmp_path: Path):
     assert run(Processes(), tmp_path, SAY, seconds=0.2) == "the process was still running after 0.2 s"
 
 

@@ -55,10 +55,9 @@ def git(folder, words):
 def checkout(tmp_path):
     """Three commits: a file, a change of two of its lines and of notes, and a deletion."""
     (tmp_path / "engine").mkdir()
-    file = tmp_path / "engine" / "tree.py"
     git(tmp_path, "init -q -b main")
     for text, message in (("1\n2\n3\n4\n5\n", "one"), ("1\nb\n3\nd\n5\n", "two"), ("1\nb\n3\nd\n", "three")):
-        file.write_text(text)
+        (tmp_path / "engine" / "tree.py").write_text(text)
         (tmp_path / "notes.md").write_text(message)
         git(tmp_path, "add .")
         git(tmp_path, f"commit -qm {message}")
@@ -67,17 +66,14 @@ def checkout(tmp_path):
 
 def test_a_change_is_between_two_commits_or_of_the_files_as_they_are(checkout):
     path = "engine/tree.py"
-    assert read_change("HEAD~2..HEAD", checkout) == {path: {2, 4}}
-    assert read_change("HEAD~1..", checkout) == read_change("HEAD~1...HEAD", checkout) == {path: {4}}
-    assert read_change("HEAD", checkout) == read_change("HEAD..HEAD", checkout) == {}
+    changes = {"HEAD~2..HEAD": {2, 4}, "HEAD~1..": {4}, "HEAD~1...HEAD": {4}, "HEAD": {}, "HEAD..HEAD": {}}
+    for revisions, lines in changes.items():
+        assert read_change(revisions, checkout) == ({path: lines} if lines else {})
     (checkout / path).write_text("a\nb\n3\nd\n")
     assert read_change("HEAD", checkout) == {path: {1}}
-    git(checkout, "commit -qam four")
-    git(checkout, "mv engine part")
-    git(checkout, "commit -qm five")
     (checkout / "deeper").mkdir()
-    git(checkout, "mv part deeper/engine")
-    git(checkout, "commit -qm six")
+    for words in ("commit -qam four", "mv engine part", "commit -qm five", "mv part deeper/engine", "commit -qm six"):
+        git(checkout, words)
     (checkout / "deeper" / path).write_text("a\nb\nc\nd\n")
     assert read_change("HEAD", checkout / "deeper") == {path: {3}}
 

@@ -100,11 +100,15 @@ def run_with(**changes: object) -> Run:
     return replace(Run((RequestSpec("a", "Q", 2),), answers, {}, {}, {}, None, None, 0.0), **changes)
 
 
+def red_of(run: Run, base: Run | None = None, gate: str = "finish", **blame: object) -> FailingRequest:
+    """What is told of a run that blames request a."""
+    outcome = Outcome(gate, State.FAIL, blame=Blame(**{"request": "a", **blame}))
+    return failing_request(run, base or run, [outcome])
+
+
 def answered(ids: Sequence[int], name: str = "a", text: str = "its text") -> tuple[Answer, ...]:
-    return (
-        Answer("other", (1,), (99,), "", "stop", None, 0, ()),
-        Answer(name, (1,), tuple(ids), text, "stop", None, 0, ()),
-    )
+    other = Answer("other", (1,), (99,), "", "stop", None, 0, ())
+    return (other, replace(other, name=name, output_ids=tuple(ids), text=text))
 
 
 def test_only_red_outcomes_blame():
@@ -123,91 +127,63 @@ BASE = (*IDS[:12], *range(400, 418))
 @pytest.mark.parametrize(
     ("blame", "got", "expected", "token", "first", "shown_got", "shown_expected"),
     [
-        (Blame("a", 12), IDS, BASE, 12, 8, IDS[8:20], BASE[8:20]),
-        (Blame("a"), IDS, BASE, 12, 8, IDS[8:20], BASE[8:20]),
-        (Blame("a", 3), IDS, BASE, 3, 0, IDS[:11], BASE[:11]),
-        (Blame("a", 0), IDS, BASE, 0, 0, IDS[:8], BASE[:8]),
+        ({"token": 12}, IDS, BASE, 12, 8, IDS[8:20], BASE[8:20]),
+        ({}, IDS, BASE, 12, 8, IDS[8:20], BASE[8:20]),
+        ({"token": 3}, IDS, BASE, 3, 0, IDS[:11], BASE[:11]),
+        ({"token": 0}, IDS, BASE, 0, 0, IDS[:8], BASE[:8]),
         # Its tokens are right: the end.
-        (Blame("a"), IDS, IDS, None, 25, IDS[25:], IDS[25:]),
-        (Blame("a"), (), (), None, 0, (), ()),
-        (Blame("a"), IDS[:20], IDS, 20, 16, IDS[16:20], IDS[16:28]),
-        (Blame("a", got=BASE, expected=IDS, note="as told"), (7,), (8,), 12, 8, BASE[8:20], IDS[8:20]),
-        (Blame("a", got=(), expected=IDS), (7,), (8,), 0, 0, (), IDS[:8]),
-        (Blame("a", got=IDS, expected=()), (7,), (8,), 0, 0, IDS[:8], ()),
+        ({}, IDS, IDS, None, 25, IDS[25:], IDS[25:]),
+        ({}, (), (), None, 0, (), ()),
+        ({}, IDS[:20], IDS, 20, 16, IDS[16:20], IDS[16:28]),
+        ({"got": BASE, "expected": IDS, "note": "as told"}, (7,), (8,), 12, 8, BASE[8:20], IDS[8:20]),
+        ({"got": (), "expected": IDS}, (7,), (8,), 0, 0, (), IDS[:8]),
+        ({"got": IDS, "expected": ()}, (7,), (8,), 0, 0, IDS[:8], ()),
     ],
 )
 def test_the_tokens_around_the_break_are_shown(blame, got, expected, token, first, shown_got, shown_expected):
     run = run_with(answers=answered(got), resolved={"lag": 1})
     base = run_with(answers=answered(expected, text="the baseline's"))
-    given = got if blame.got is None else blame.got
-    assert failing_request(run, base, [Outcome("lossless", State.FAIL, blame=blame)]) == FailingRequest(
+    assert red_of(run, base, "lossless", **blame) == FailingRequest(
         "lossless",
         "a",
         prompt="Q",
-        got="its text" if blame.got is None else decoded(given),
-        expected=decoded(expected if blame.expected is None else blame.expected),
+        got=decoded(blame["got"]) if "got" in blame else "its text",
+        expected=decoded(blame.get("expected", expected)),
         token=token,
         first=first,
         got_tokens=tokens_of(shown_got),
         expected_tokens=tokens_of(shown_expected),
         lag=1,
-        note=blame.note,
+        note=blame.get("note", ""),
     )
 
 
-def test_a_request_without_an_answer_has_no_tokens():
-    outcome = Outcome("lossless", State.FAIL, blame=Blame("a"))
-    none = run_with(answers=answered((), "b"))
-    found = failing_request(none, run_with(answers=answered(IDS)), [outcome])
+def test_a_request_without_an_answer_has_no_tokens_and_a_long_text_is_cut():
+    none, whole = run_with(answers=answered((), "b")), run_with(answers=answered(IDS))
+    found = red_of(none, whole)
     assert (found.got, found.got_tokens, found.token, found.expected) == ("", (), 0, decoded(IDS))
-    found = failing_request(run_with(answers=answered(IDS)), none, [outcome])
+    found = red_of(whole, none)
     assert (found.got, found.got_tokens, found.token, found.expected) == ("its text", tokens_of(IDS[:8]), 0, "")
-
-
-def test_long_texts_are_cut():
-    outcome = Outcome("finish", State.FAIL, blame=Blame("a"))
-    for size, shown in ((MAX_TEXT, "x" * MAX_TEXT), (MAX_TEXT + 1, "x" * (MAX_TEXT - 1) + "…")):
-        text = "x" * size
-        found = failing_request(
-            run_with(requests=(RequestSpec("a", text, 2),), answers=answered((), text=text)), run_with(), [outcome]
-        )
+    for text, shown in (("x" * MAX_TEXT,) * 2, ("x" * (MAX_TEXT + 1), "x" * (MAX_TEXT - 1) + "…")):
+        long = run_with(requests=(RequestSpec("a", text, 2),), answers=answered((), text=text))
+        found = red_of(long, run_with())
         assert found.prompt == found.got == shown
 
 
 # Account 7, beside another one, in pages of 4 positions: a prompt of 10 tokens in two chunks, two rounds, a retraction
 # that leaves two pages in the cache, the rest in two chunks, and a round.
 LIFE = [
-    ("groups", 0, 4, ((0, 12),)),
-    ("open", 7, 0, ()),
-    ("open", 8, 0, ()),
-    ("reserve", 8, 8, ((9, 10),)),
-    ("launch", 8, 8, ()),
-    ("settle", 8, 8, ()),
-    ("reserve", 7, 8, ((1, 2),)),
-    ("launch", 7, 8, ()),
-    ("settle", 7, 8, ()),
-    ("reserve", 7, 2, ((3,),)),
-    ("launch", 7, 2, ()),
+    ("groups", 0, 4, ((0, 12),)), ("open", 7, 0, ()), ("open", 8, 0, ()), ("reserve", 8, 8, ((9, 10),)),
+    ("launch", 8, 8, ()), ("settle", 8, 8, ()), ("reserve", 7, 8, ((1, 2),)), ("launch", 7, 8, ()),
+    ("settle", 7, 8, ()), ("reserve", 7, 2, ((3,),)), ("launch", 7, 2, ()),
     ("settle", 7, 2, ()),  # 10: the prefill ends with token 0
-    ("reserve", 7, 4, ((4,),)),
-    ("launch", 7, 4, ()),
-    ("settle", 7, 3, ()),  # 13: round 1, tokens 1 to 3
-    ("reserve", 7, 4, ((5,),)),
-    ("launch", 7, 4, ()),
-    ("settle", 7, 1, ()),  # 16: round 2, token 4
-    ("donate", 7, 2, ((1, 2),)),
-    ("close", 7, 0, ()),
-    ("open", 7, 8, ((1, 2),)),
-    ("reserve", 7, 4, ((3,),)),
-    ("launch", 7, 4, ()),
-    ("settle", 7, 4, ()),  # 22: a chunk again
-    ("reserve", 7, 3, ((4,),)),
-    ("launch", 7, 3, ()),
-    ("settle", 7, 3, ()),  # 25: token 5, behind prompt and 5 tokens
-    ("reserve", 7, 2, ((5,),)),
-    ("launch", 7, 2, ()),
-    ("settle", 7, 2, ()),  # 28: round 3, tokens 6 and 7
-]
+    ("reserve", 7, 4, ((4,),)), ("launch", 7, 4, ()), ("settle", 7, 3, ()),  # 13: round 1, tokens 1 to 3
+    ("reserve", 7, 4, ((5,),)), ("launch", 7, 4, ()), ("settle", 7, 1, ()),  # 16: round 2, token 4
+    ("donate", 7, 2, ((1, 2),)), ("close", 7, 0, ()), ("open", 7, 8, ((1, 2),)), ("reserve", 7, 4, ((3,),)),
+    ("launch", 7, 4, ()), ("settle", 7, 4, ()),  # 22: a chunk again
+    ("reserve", 7, 3, ((4,),)), ("launch", 7, 3, ()), ("settle", 7, 3, ()),  # 25: token 5, behind prompt and 5 tokens
+    ("reserve", 7, 2, ((5,),)), ("launch", 7, 2, ()), ("settle", 7, 2, ()),  # 28: round 3, tokens 6 and 7
+]  # fmt: skip
 SERVED = Served("a", 7, 7, (), 10, 1)
 
 
@@ -217,15 +193,12 @@ def test_chunks_rounds_and_a_retraction_are_told_apart():
     assert resolved_at(LIFE, replace(SERVED, account=9), 0) is None
 
 
-def test_without_a_journal_texts_and_tokens_are_told():
-    found = failing_request(run_with(), run_with(), [Outcome("finish", State.FAIL, blame=Blame("a"))])
+def test_without_a_journal_texts_and_tokens_are_told_and_why_nothing_can_be():
+    found = red_of(run_with())
     assert (found.request, found.token, found.journal, found.pages, found.round) == ("a", None, (), None, None)
     assert [one.id for one in found.got_tokens] == [5, 6]
-
-
-def test_what_cannot_be_described_keeps_the_verdict_and_says_why():
-    found = failing_request(run_with(), run_with(), [Outcome("finish", State.FAIL, blame=Blame("ghost"))])
-    assert found == FailingRequest("finish", "ghost", note="the request could not be described: StopIteration")
+    note = "the request could not be described: StopIteration"
+    assert red_of(run_with(), request="ghost") == FailingRequest("finish", "ghost", note=note)
 
 
 def test_a_turn_begins_behind_what_its_session_kept():
@@ -236,8 +209,7 @@ def test_a_turn_begins_behind_what_its_session_kept():
 
 
 def journalled(entries: Sequence, token: int, served: Served = SERVED) -> FailingRequest:
-    run = run_with(journal=entries, served=(replace(served, name="b", account=8), served))
-    return failing_request(run, run, [Outcome("finish", State.FAIL, blame=Blame("a", token))])
+    return red_of(run_with(journal=entries, served=(replace(served, name="b", account=8), served)), token=token)
 
 
 def lines(*places: int) -> tuple[str, ...]:
@@ -259,12 +231,10 @@ def test_the_entries_around_the_step_and_the_pages_after_it_are_shown(token, rou
 
 
 def test_a_request_that_was_not_served_has_no_entries_and_one_of_a_single_token_those_of_its_prefill():
-    red = [Outcome("finish", State.FAIL, blame=Blame("a"))]
     run = run_with(answers=answered((5,)), journal=LIFE)
-    found = failing_request(run, run, red)
+    found = red_of(run)
     assert (found.note, found.journal, found.pages) == ("", (), None)
-    run = replace(run, served=(SERVED,))
-    assert failing_request(run, run, red).round == 0
+    assert red_of(replace(run, served=(SERVED,))).round == 0
 
 
 def test_a_law_that_is_broken_before_the_account_is_open_leaves_no_pages():
@@ -336,14 +306,19 @@ def test_a_broken_law_is_told_with_the_pages_before_it():
     assert (found.pages.pages, found.pages.in_flight, found.pages.committed) == ((1,), (4,), 0)
 
 
-def test_entries_read_as_sentences():
-    assert entry_text(("reserve", 1, 8, ((5, 6),))) == "reserve 8: pages 5, 6"
-    assert entry_text(("reserve", 1, 8, ((5, 6), (2,)))) == "reserve 8: pages 5, 6 | 2"
-    assert entry_text(("reserve", 1, 8, ())) == "reserve 8" and entry_text(("settle", 1, 0, ())) == "settle 0"
-    assert entry_text(("hold", 1, 8, ())) == "hold 8" and entry_text(("hold", 1, 8, ((5,),))) == "hold 8: pages 5"
-    assert entry_text(("donate", 1, 1, ((5,),))) == "donate 1: pages 5"
-    assert entry_text(("close", 1, 0, ())) == "close" and entry_text(("resume", 1, 2, ())) == "resume 2"
-
-
-def test_special_tokens_have_texts_too():
-    assert decoded([BOS_ID]) == "<|begin|>"
+@pytest.mark.parametrize(
+    ("operation", "number", "pages", "text"),
+    [
+        ("reserve", 8, ((5, 6),), "reserve 8: pages 5, 6"),
+        ("reserve", 8, ((5, 6), (2,)), "reserve 8: pages 5, 6 | 2"),
+        ("reserve", 8, (), "reserve 8"),
+        ("settle", 0, (), "settle 0"),
+        ("hold", 8, (), "hold 8"),
+        ("hold", 8, ((5,),), "hold 8: pages 5"),
+        ("donate", 1, ((5,),), "donate 1: pages 5"),
+        ("close", 0, (), "close"),
+        ("resume", 2, (), "resume 2"),
+    ],
+)
+def test_entries_and_special_tokens_read_as_texts(operation, number, pages, text):
+    assert entry_text((operation, 1, number, pages)) == text and decoded([BOS_ID]) == "<|begin|>"

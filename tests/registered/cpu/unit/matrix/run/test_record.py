@@ -51,14 +51,13 @@ def test_a_crash_is_identified_by_its_exception_and_not_by_the_names_of_its_fram
         return raised(RuntimeError("a wire came loose"))
 
     prepared = prepare(Cell.from_id("eagle3.pair"))
-    own = crashed(prepared, _baseline())
-    assert own.state == "INFRA" and own.error is not None
-    assert own.error.startswith("RuntimeError: a wire came loose, in drive (test_record.py:")
-    baseline = crashed(prepared, BaselineError(raised(RuntimeError("a wire came loose"))))
-    assert baseline.error is not None and baseline.error.startswith("baseline: RuntimeError: a wire came loose, in ")
-    broken = crashed(prepared, BaselineError(raised(LedgerError("page 3 has two owners"))))
+    own, baseline = (crashed(prepared, error) for error in (_baseline(), BaselineError(_baseline())))
+    text = "RuntimeError: a wire came loose, in drive (test_record.py:"
+    assert own.state == "INFRA" and own.error is not None and own.error.startswith(text)
+    assert baseline.error is not None and baseline.error.startswith(f"baseline: {text}")
+    law = raised(LedgerError("page 3 has two owners"))
+    assert crashed(prepared, BaselineError(law)).state == crashed(prepared, law).state == "FAIL"
     assert str(BaselineError(ValueError("n"))) == "baseline: ValueError: n"
-    assert broken.state == "FAIL" and crashed(prepared, raised(LedgerError("page 3"))).state == "FAIL"
 
 
 def test_a_crash_names_its_last_frames_innermost_first():
@@ -95,14 +94,8 @@ def raised_below(depth: int) -> Exception:
 def test_who_failed_decides_the_state_of_a_crash(error, subject, state, text, verb, baseline):
     cause, command = raised(error), EngineCommand({"depth": 3}, {})
     ask = FailingRequest(CRASH, "q1")
-    found = crashed(
-        prepare(Cell.from_id("eagle3"), subject=subject),
-        BaselineError(cause) if baseline else cause,
-        command,
-        Started(),
-        evidence={"spec.drafted": 4},
-        first_red=ask,
-    )
+    prepared, failed = prepare(Cell.from_id("eagle3"), subject=subject), BaselineError(cause) if baseline else cause
+    found = crashed(prepared, failed, command, Started(), evidence={"spec.drafted": 4}, first_red=ask)
     assert found.error is not None and found.error.startswith(("baseline: " if baseline else "") + text)
     assert (found.state, found.verb, found.requested, found.resolved) == (state, verb, {"depth": 3}, {"depth": 4})
     assert ("--subject tiny " in found.repro) is (subject == "tiny")
@@ -123,31 +116,25 @@ class Started(RunningEngine):
     }
 
 
-def test_a_record_has_what_was_requested_of_a_subject_and_what_its_engine_resolved():
-    models = {"target": "llama-mini"}
-    for command, requested in (
-        (EngineCommand({"depth": 3}, models, variant="v"), {"depth": 3, "checkpoints": models, "variant": "v"}),
-        (EngineCommand({"depth": 3}, models), {"depth": 3, "checkpoints": models, "variant": ""}),
-        (EngineCommand({"depth": 3}, {}, variant="v"), {"depth": 3}),
-    ):
-        outcomes = [Outcome("schedule", State.PASS, {"steps": 3, "first": None}, (0, 1), "fine", accept="make it so")]
-        found = judged(prepare(Cell()), outcomes, Started(), {"x": 1}, command, FailingRequest("schedule", "q1"))
-        reasons = (ReasonRecord("depth", 4, "it fits"),)
-        rewrites = (RewriteRecord("depth", 3, 4, "it is even"),)
-        assert found.start == StartRecord(requested, {"depth": 4}, "abc", reasons, rewrites)
-        assert found.gates == (
-            GateResult("schedule", "PASS", {"steps": 3, "first": "none"}, (0, 1), "fine", "make it so"),
-        )
-        assert (found.state, found.error, found.evidence, found.first_red) == (
-            "PASS",
-            None,
-            {"x": 1},
-            FailingRequest("schedule", "q1"),
-        )
+@pytest.mark.parametrize(
+    ("models", "variant", "requested"),
+    [
+        ({"target": "llama-mini"}, "v", {"depth": 3, "checkpoints": {"target": "llama-mini"}, "variant": "v"}),
+        ({"target": "llama-mini"}, "", {"depth": 3, "checkpoints": {"target": "llama-mini"}, "variant": ""}),
+        ({}, "v", {"depth": 3}),
+    ],
+)
+def test_a_record_has_what_was_requested_of_a_subject_and_what_its_engine_resolved(models, variant, requested):
+    command, ask = EngineCommand({"depth": 3}, models, variant=variant), FailingRequest("schedule", "q1")
+    outcomes = [Outcome("schedule", State.PASS, {"steps": 3, "first": None}, (0, 1), "fine", accept="make it so")]
+    found = judged(prepare(Cell()), outcomes, Started(), {"x": 1}, command, ask)
+    reasons, rewrites = (ReasonRecord("depth", 4, "it fits"),), (RewriteRecord("depth", 3, 4, "it is even"),)
+    assert found.start == StartRecord(requested, {"depth": 4}, "abc", reasons, rewrites)
+    gate = GateResult("schedule", "PASS", {"steps": 3, "first": "none"}, (0, 1), "fine", "make it so")
+    seen = (found.state, found.error, found.evidence, found.first_red, found.gates)
+    assert seen == ("PASS", None, {"x": 1}, ask, (gate,))
     again = with_outcome(found, Outcome("speed", State.FAIL, {}, None, "slow"))
-    assert again == structs.replace(
-        found, state="FAIL", gates=(*found.gates, GateResult("speed", "FAIL", {}, None, "slow"))
-    )
+    assert again == structs.replace(found, state="FAIL", gates=(gate, GateResult("speed", "FAIL", {}, None, "slow")))
 
 
 def test_a_lost_cell_is_red_and_repeatable():

@@ -10,38 +10,30 @@ import pytest
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.run.requests import completions, run_requests, served
 from specmatrix.matrix.run.runner import resumed
+from specmatrix.matrix.subjects import protocol
 from specmatrix.matrix.subjects.engine_process import EngineFailed
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import (
-    Answer,
-    Capability,
-    EngineCommand,
-    Run,
-    RunningEngine,
-    Served,
-    SubjectRequest,
-)
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
-EVERY = frozenset(Capability)
+EVERY = frozenset(protocol.Capability)
 
 
-def answer(name: str, *ids: int, rid: int = 1, **fields: object) -> Answer:
-    return replace(Answer(name, (1, 2), ids, "", "length", None, 0, (), meta_info={"id": rid}), **fields)
+def answer(name: str, *ids: int, rid: int = 1, **fields: object) -> protocol.Answer:
+    return replace(protocol.Answer(name, (1, 2), ids, "", "length", None, 0, (), meta_info={"id": rid}), **fields)
 
 
-class Scripted(RunningEngine):
+class Scripted(protocol.RunningEngine):
     """It answers what it was given, and shows every claim by its name, before the answers and behind them."""
 
     resolved = {"lag": 1}  # noqa: RUF012  # as the protocol has it
 
-    def __init__(self, answers: Sequence[Answer], before: dict[str, int] | None = None) -> None:
+    def __init__(self, answers: Sequence[protocol.Answer], before: dict[str, int] | None = None) -> None:
         self.answers, self.before = list(answers), before or {}
         self.asks: list[Sequence[Any]] = []
 
-    def generate(self, asks: Sequence[Any]) -> list[Answer]:
+    def generate(self, asks: Sequence[Any]) -> list[protocol.Answer]:
         self.asks.append(asks)
         return self.answers
 
@@ -73,26 +65,28 @@ ANSWERS = (
     answer("no", refusal="it is closed", finish="refused"),
     answer("b", 7, 9, rid=9, retractions=3),
 )
-EARLIER = Served("z", 1, 1, (1,), 1, 0)
+EARLIER = protocol.Served("z", 1, 1, (1,), 1, 0)
 
 
 @pytest.mark.parametrize(
     ("lacking", "changed"),
     [
         (None, {}),
-        (Capability.JOURNAL, {"journal": None, "served": ()}),
-        (Capability.WORK, {"work": None}),
-        (Capability.RESOURCES, {"resources": None}),
-        (Capability.TRACE, {"trace": None, "earlier": None}),
-        (Capability.RANKS, {"ranks": None}),
+        (protocol.Capability.JOURNAL, {"journal": None, "served": ()}),
+        (protocol.Capability.WORK, {"work": None}),
+        (protocol.Capability.RESOURCES, {"resources": None}),
+        (protocol.Capability.TRACE, {"trace": None, "earlier": None}),
+        (protocol.Capability.RANKS, {"ranks": None}),
     ],
 )
-@pytest.mark.parametrize("command", [None, EngineCommand({"depth": 3}, {}, (SubjectRequest("a", (1,), {}),))])
+@pytest.mark.parametrize(
+    "command", [None, protocol.EngineCommand({"depth": 3}, {}, (protocol.SubjectRequest("a", (1,), {}),))]
+)
 def test_a_run_holds_what_the_subject_claims(lacking, changed, command):
     engine, claims = Scripted(ANSWERS, {"a": 3}), EVERY - {lacking}
     found = run_requests(engine, REQUESTS, claims, (EARLIER,), command)
     assert engine.asks == [REQUESTS if command is None else command.asks] and found.seconds > 0
-    expected = Run(
+    expected = protocol.Run(
         requests=(*REQUESTS[0].completions(), REQUESTS[2]),
         answers=(replace(ANSWERS[0], name="a"), answer("a#1", 6, rid=8), ANSWERS[2]),
         resolved={"lag": 1},
@@ -107,9 +101,9 @@ def test_a_run_holds_what_the_subject_claims(lacking, changed, command):
         earlier="before",
         served=(
             EARLIER,
-            Served("a", 7, 7, (1, 2, 5), 2, 0),
-            Served("a#1", 8, 8, (1, 2, 6), 2, 0),
-            Served("b", 9, 9, (1, 2, 7, 9), 2, 3),
+            protocol.Served("a", 7, 7, (1, 2, 5), 2, 0),
+            protocol.Served("a#1", 8, 8, (1, 2, 6), 2, 0),
+            protocol.Served("b", 9, 9, (1, 2, 7, 9), 2, 3),
         ),
         attempts=((REQUESTS[1], "it is closed"),),
         ranks="ranks",
@@ -141,11 +135,11 @@ def test_numbers_that_are_not_finite_are_the_failure_of_another_engine(fields, n
     engine = Scripted((*ANSWERS[:2], replace(ANSWERS[2], **fields)))
     run_requests(engine, REQUESTS, EVERY)
     if not number:
-        run_requests(engine, REQUESTS, EVERY - {Capability.RESOLUTION})
+        run_requests(engine, REQUESTS, EVERY - {protocol.Capability.RESOLUTION})
         return
     message = f"^the log-probabilities of b include {number}; they must be finite numbers$"
     with pytest.raises(EngineFailed, match=message):
-        run_requests(engine, REQUESTS, EVERY - {Capability.RESOLUTION})
+        run_requests(engine, REQUESTS, EVERY - {protocol.Capability.RESOLUTION})
 
 
 @pytest.mark.parametrize(
@@ -159,7 +153,7 @@ def test_numbers_that_are_not_finite_are_the_failure_of_another_engine(fields, n
 def test_another_number_of_completions_is_the_failure_of_another_engine(further, refusal, message):
     answers = (answer("a", 5, further=further, refusal=refusal), *ANSWERS[1:])
     with pytest.raises(EngineFailed, match=f"^{message}$"):
-        run_requests(Scripted(answers), REQUESTS, EVERY - {Capability.RESOLUTION})
+        run_requests(Scripted(answers), REQUESTS, EVERY - {protocol.Capability.RESOLUTION})
 
 
 def turn(name: str, session: str, streaming: bool = True, **fields: object) -> RequestSpec:
@@ -203,10 +197,10 @@ class Ties:
 
 
 def test_an_answer_goes_on_from_the_oracles_text_behind_each_tie():
-    class Continues(RunningEngine):
-        given: list[SubjectRequest] = []  # noqa: RUF012
+    class Continues(protocol.RunningEngine):
+        given: list[protocol.SubjectRequest] = []  # noqa: RUF012
 
-        def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
+        def generate(self, asks: Sequence[protocol.SubjectRequest]) -> list[protocol.Answer]:
             self.given += asks
             return [answer("a", *range(len(self.given), 9))]
 
@@ -214,16 +208,14 @@ def test_an_answer_goes_on_from_the_oracles_text_behind_each_tie():
     run = run_requests(
         Scripted([answer(name, 50) for name in names]), [RequestSpec(name, "?", 4) for name in names], EVERY
     )
-    first = SubjectRequest("a", (1, 2), {"best": 2}, ("b",), 3, Continuation("s", True))
-    command = EngineCommand({}, {}, (SubjectRequest("b", (3,), {}), first, RequestSpec("c", "?", 4)))  # type: ignore[arg-type]
+    first = protocol.SubjectRequest("a", (1, 2), {"best": 2}, ("b",), 3, Continuation("s", True))
+    command = protocol.EngineCommand({}, {}, (protocol.SubjectRequest("b", (3,), {}), first, RequestSpec("c", "?", 4)))  # type: ignore[arg-type]
     engine, ties, plain = Continues(), Ties(), prepare(Cell.from_id("none.qwen3.nocache.pair"))
     found = resumed(engine, command, plain, run, ties)  # type: ignore[arg-type]
     assert found == {"a": [(3, tuple(range(1, 9))), (5, tuple(range(2, 9)))]}
     alone = replace(first, after=(), session=None)
-    assert engine.given == [
-        replace(alone, input_ids=(1, 2, 100, 101, 102)),
-        replace(alone, input_ids=(1, 2, 100, 101, 102, 103, 104)),
-    ]
+    given = [(1, 2, 100, 101, 102), (1, 2, 100, 101, 102, 103, 104)]
+    assert engine.given == [replace(alone, input_ids=ids) for ids in given]
     assert [row[1:] for row in ties.seen] == [
         ("b", 0, (50,)), ("a", 0, (50,)), ("a", 3, tuple(range(1, 9))), ("a", 5, tuple(range(2, 9))), ("c", 0, (50,)),
     ]  # fmt: skip
@@ -231,39 +223,31 @@ def test_an_answer_goes_on_from_the_oracles_text_behind_each_tie():
 
 def test_completions_are_requests_of_their_own():
     request = RequestSpec("q", "?", 1, seed=None, n=3)
-    whole = replace(answer("q", 5), further=(answer("", 6), answer("", 7)))
-    found = completions(request, whole)
-    assert [(one.name, one.n, one.seed, got.name, got.output_ids) for one, got in found] == [
-        ("q", 1, None, "q", (5,)),
-        ("q#1", 1, None, "q#1", (6,)),
-        ("q#2", 1, None, "q#2", (7,)),
-    ]
+    found = completions(request, replace(answer("q", 5), further=(answer("", 6), answer("", 7))))
+    told = [(one.name, one.n, one.seed, got.name, got.output_ids) for one, got in found]
+    assert told == [(name, 1, None, name, (token,)) for name, token in (("q", 5), ("q#1", 6), ("q#2", 7))]
     assert completions(request, answer("q", 5)) == [(replace(request, n=1), answer("q", 5))]
 
 
 def test_drive_takes_differences_and_the_whole_journal():
     engine = ReferenceSubject().start_engine(asked(Cell.from_id("none")))
     requests = (RequestSpec("a", PROMPT, 12), RequestSpec("b", PROMPT + " Now", 9))
-    first = run_requests(engine, requests, EVERY)
-    second = run_requests(engine, requests, EVERY)
-    assert (
-        first.evidence["sample.greedy"]
-        == second.evidence["sample.greedy"]
-        == sum(len(a.output_ids) for a in first.answers)
-    )
-    assert first.journal is not None and second.journal is not None
-    assert len(second.journal) > len(first.journal)
+    first, second = run_requests(engine, requests, EVERY), run_requests(engine, requests, EVERY)
+    greedy = {run.evidence["sample.greedy"] for run in (first, second)}
+    assert greedy == {sum(len(a.output_ids) for a in first.answers)}
+    assert first.journal is not None and second.journal is not None and len(second.journal) > len(first.journal)
     assert run_requests(engine, requests, frozenset()).journal is None
 
 
 def test_a_run_excludes_earlier_entries_of_the_trace():
-    subject = ReferenceSubject()
-    engine = subject.start_engine(asked(Cell.from_id("eagle3.tiers.v2.pair")))
-    first, second = (
-        run_requests(engine, (RequestSpec(name, PROMPT, 9),), subject.profile.capabilities) for name in ("a", "b")
-    )
+    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.tiers.v2.pair")))
+
+    def run_of(name, claims=ReferenceSubject.profile.capabilities):
+        return run_requests(engine, (RequestSpec(name, PROMPT, 9),), claims)
+
+    first, second = run_of("a"), run_of("b")
     assert first.earlier is not None and first.earlier.rounds == ()
     assert second.earlier == first.trace and second.trace is not None and first.trace is not None
     assert second.trace.rounds[: len(first.trace.rounds)] == first.trace.rounds
-    blind = run_requests(engine, (RequestSpec("c", PROMPT, 9),), subject.profile.capabilities - {Capability.TRACE})
+    blind = run_of("c", ReferenceSubject.profile.capabilities - {protocol.Capability.TRACE})
     assert blind.trace is blind.earlier is None

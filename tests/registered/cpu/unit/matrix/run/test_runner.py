@@ -19,19 +19,8 @@ from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.oracles.transformers import Oracle
 from specmatrix.matrix.run.runner import UNJUDGED, Runner, known_shape, reference_runner, subject_runner
+from specmatrix.matrix.subjects import protocol
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import (
-    Answer,
-    Capability,
-    Diverged,
-    EngineCommand,
-    Profile,
-    Run,
-    RunningEngine,
-    Subject,
-    SubjectRequest,
-    Unsupported,
-)
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -42,10 +31,8 @@ PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he 
 
 
 def two_requests(cell: Cell, seed: int) -> tuple[RequestSpec, ...]:
-    return (
-        RequestSpec("a", PROMPT, 12),
-        RequestSpec("b", PROMPT + " Now", 9, abort_after=3 if cell.abort == "running" else None),
-    )
+    after = 3 if cell.abort == "running" else None
+    return (RequestSpec("a", PROMPT, 12), RequestSpec("b", PROMPT + " Now", 9, abort_after=after))
 
 
 class Counted(ReferenceSubject):
@@ -63,61 +50,55 @@ class Counted(ReferenceSubject):
 class CrashingEngine(ReferenceEngine):
     error: Exception = RuntimeError("a wire came loose")
 
-    def generate(self, requests: Sequence[RequestSpec]) -> list[Answer]:
+    def generate(self, requests: Sequence[RequestSpec]) -> list[protocol.Answer]:
         raise self.error
 
 
 class Crashing(ReferenceSubject):
-    """Its first engine crashes at its first request; the others work."""
+    """Its first engine, or the first without a drafter, crashes at its first request; the others work."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, plain: bool = False) -> None:
         super().__init__()
         self.error: Exception | None = error
+        self.plain = plain
 
     def start_engine(self, config: EngineConfig) -> ReferenceEngine:
         engine = super().start_engine(config)
-        if self.error is not None:
+        if self.error is not None and (config.speculative_algorithm == "NONE") >= self.plain:
             broken = CrashingEngine(engine.llm, engine.clock)
             broken.error, self.error = self.error, None
             return broken
         return engine
 
 
-def runner(subject: Subject, gates: Sequence[Gate] = (LedgerGate(),), seed: int = 3) -> Runner:
+def runner(subject: protocol.Subject, gates: Sequence[Gate] = (LedgerGate(),), seed: int = 3) -> Runner:
     return Runner(subject, seed, two_requests, gates)
 
 
 def test_a_record_holds_the_requested_and_the_resolved_configuration():
-    cell = Cell.from_id("eagle3.s3.k1.n4.p4.pair.length")
+    cell = Cell.from_id("eagle3.s5.k1.n16.p4.pair.length")
     record = runner(ReferenceSubject()).run_cell(cell)
     assert (record.state, record.error) == ("PASS", None)
-    assert record.id == cell.id and record.axes == cell.values and record.expect == "runs"
+    assert record.id == cell.id and record.axes == cell.values and record.expect == "rewritten"
     assert record.requested["page_size"] == 4 and record.requested["kv_stamps"] is True
-    assert record.resolved is not None and record.resolved["num_draft_tokens"] == 4
-    assert "reasons" not in record.resolved and record.reasons
-    assert record.evidence["spec.drafted"] > 0
-    assert record.repro.startswith("specmatrix run --cells 'eagle3.s3.k1.n4.p4.pair.length' --seed 3 --out ")
-    assert record.seconds > 0
-
-
-def test_record_survives_the_report_format():
-    record = runner(ReferenceSubject()).run_cell(Cell.from_id("eagle3.pair"))
-    assert cell_from_json(cell_to_json(record)) == record
-
-
-def test_rewritten_cell_carries_its_rewrite():
-    record = runner(ReferenceSubject()).run_cell(Cell.from_id("eagle3.s5.k1.n16.pair"))
-    assert record.expect == "rewritten"
+    assert record.resolved is not None and record.resolved["num_draft_tokens"] == 6
     assert [(r.field, r.asked, r.got) for r in record.rewrites] == [("speculative_num_draft_tokens", 16, 6)]
+    assert "reasons" not in record.resolved and record.reasons
+    assert record.evidence["spec.drafted"] > 0 < record.seconds
+    assert record.repro.startswith("specmatrix run --cells 'eagle3.s5.k1.n16.p4.pair.length' --seed 3 --out ")
+    assert cell_from_json(cell_to_json(record)) == record
 
 
 def test_cells_of_one_start_share_an_engine_and_baselines():
     subject = Counted()
     cells = [Cell.from_id(text) for text in ("eagle3.pair", "eagle3.pair.length", "eagle3.pair.abort_running")]
-    records = list(map(runner(subject, (LosslessGate(),)).run_cell, cells))
+    first, second, third = records = list(map(runner(subject, (LosslessGate(),)).run_cell, cells))
     assert [record.id for record in records] == [cell.id for cell in cells]
     assert [config.speculative_algorithm for config in subject.starts] == ["EAGLE3", "NONE"]
     assert [record.engine_starts for record in records] == [2, 0, 0]
+    # The second finds the prompts in the prefix cache; what it drafted is its own alone.
+    assert first.evidence["prefix.hit"] == 0 < second.evidence["prefix.hit"]
+    assert second.evidence["spec.drafted"] < 2 * first.evidence["spec.drafted"] and third.state == "PASS"
 
 
 def test_plain_engines_serve_every_workload_and_plain_drafters_are_closed():
@@ -140,98 +121,97 @@ def test_each_model_is_compared_with_its_own_plain_decoding():
 
 
 def test_a_counter_that_falls_is_the_red_of_its_cell(monkeypatch):
-    made = runner(ReferenceSubject())
+    made, counters = runner(ReferenceSubject()), ReferenceEngine.counters
     assert made.run_cell(Cell.from_id("none.pair")).state == "PASS"
-    counters = ReferenceEngine.counters
 
     def backwards(engine: ReferenceEngine) -> dict[str, int]:
         found = dict(counters(engine))
         return found | {"prefix.insert": 10 - found["decode.round"]}
 
-    monkeypatch.setattr(ReferenceEngine, "counters", backwards)
-    red = made.run_cell(Cell.from_id("none.pair.length"))
-    assert red.state == "FAIL" and red.error is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(ReferenceEngine, "counters", backwards)
+        red = made.run_cell(Cell.from_id("none.pair.length"))
+    assert (red.state, red.verb) == ("FAIL", "counters") and red.error is not None
     assert re.fullmatch(r"counter prefix\.insert fell by \d+; counters only grow", red.error)
-    assert red.verb == "counters"
     assert cell_from_json(cell_to_json(red)) == red
-    monkeypatch.undo()
     assert made.run_cell(Cell.from_id("none.pair")).state == "PASS"
 
 
-def test_evidence_belongs_to_one_cell():
-    first, second = map(
-        runner(ReferenceSubject()).run_cell, [Cell.from_id("eagle3.pair"), Cell.from_id("eagle3.pair.length")]
-    )
-    # The second finds the prompts in the prefix cache; what it drafted is its own alone.
-    assert first.evidence["prefix.hit"] == 0 < second.evidence["prefix.hit"]
-    assert second.evidence["spec.drafted"] < 2 * first.evidence["spec.drafted"]
-
-
-def test_crash_is_infra_and_the_next_cell_gets_a_fresh_start():
+@pytest.mark.parametrize(
+    ("error", "state", "text"),
+    [
+        (RuntimeError("a wire came loose"), "INFRA", "RuntimeError: a wire came loose, in generate (test_runner.py:"),
+        (LedgerError("page 3 has two owners"), "FAIL", "LedgerError: page 3 has two owners"),
+    ],
+)
+def test_a_crash_is_infra_or_a_verdict_and_the_next_cell_gets_a_fresh_start(error: Exception, state: str, text: str):
     cells = [Cell.from_id("eagle3.pair"), Cell.from_id("eagle3.pair.length")]
-    lost, fine = map(runner(Crashing(RuntimeError("a wire came loose"))).run_cell, cells)
-    assert lost.state == "INFRA" and lost.gates == ()
-    assert lost.error is not None and lost.error.startswith(
-        "RuntimeError: a wire came loose, in generate (test_runner.py:"
-    )
-    assert fine.state == "PASS"
+    lost, fine = map(runner(Crashing(error)).run_cell, cells)
+    assert (lost.state, lost.gates, fine.state) == (state, (), "PASS")
+    assert lost.error is not None and lost.error.startswith(text)
+    plain = runner(Crashing(error, plain=True)).run_cell(cells[0])
+    assert plain.error is not None and plain.error.startswith(f"baseline: {text}")
 
 
-class Other(Subject):
+class Other(protocol.Subject):
     """Another engine, which answers each request with its place in the batch. plain: what it makes of a cell
     without a drafter, None for a command; error: of its first answers."""
 
     name = "other"
-    profile = Profile(frozenset({Capability.TOKEN_IDS}), in_process=True)
+    profile = protocol.Profile(frozenset({protocol.Capability.TOKEN_IDS}), in_process=True)
 
-    def __init__(self, plain: Unsupported | None = None, error: Exception | None = None, **profile: bool) -> None:
+    def __init__(
+        self, plain: protocol.Unsupported | None = None, error: Exception | None = None, **profile: bool
+    ) -> None:
         self.plain, self.error, self.profile = plain, error, replace(self.profile, **profile)
-        self.starts: list[EngineCommand] = []
-        self.asks: list[Sequence[SubjectRequest]] = []
+        self.starts: list[protocol.EngineCommand] = []
+        self.asks: list[Sequence[protocol.SubjectRequest]] = []
 
     def version(self) -> str:
         return "1.5"
 
-    def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
+    def translate(self, prepared: PreparedCell) -> protocol.EngineCommand | protocol.Unsupported:
         if self.plain is not None and prepared.cell.algorithm == "none":
             return self.plain
-        asks = tuple(SubjectRequest(request.name, (1,), {}) for request in prepared.requests)
-        return EngineCommand({"drafter": prepared.cell.algorithm}, {}, asks)
+        asks = tuple(protocol.SubjectRequest(request.name, (1,), {}) for request in prepared.requests)
+        return protocol.EngineCommand({"drafter": prepared.cell.algorithm}, {}, asks)
 
-    def start(self, command: EngineCommand) -> RunningEngine:
+    def start(self, command: protocol.EngineCommand) -> protocol.RunningEngine:
         self.starts.append(command)
         return OtherEngine(self)
 
 
-class OtherEngine(RunningEngine):
+class OtherEngine(protocol.RunningEngine):
     resolved: ClassVar = {"topk": 9}
 
     def __init__(self, subject: Other) -> None:
         self.subject = subject
 
-    def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
+    def generate(self, asks: Sequence[protocol.SubjectRequest]) -> list[protocol.Answer]:
         if self.subject.error is not None:
             error, self.subject.error = self.subject.error, None
             raise error
         self.subject.asks.append(asks)
-        return [Answer(ask.id, (1,), (place,), "", "length", None, 0, ()) for place, ask in enumerate(asks)]
+        return [protocol.Answer(ask.id, (1,), (place,), "", "length", None, 0, ()) for place, ask in enumerate(asks)]
 
 
 class Sees:
     """A gate that keeps what it judges, with a state."""
 
-    name, needs = "schedule", frozenset()
+    needs: frozenset[protocol.Capability] = frozenset()
     thresholds: Mapping[str, float] = {}
 
-    def __init__(self, state: State = State.PASS) -> None:
-        self.state = state
+    def __init__(self, state: State = State.PASS, name: str = "schedule") -> None:
+        self.state, self.name = state, name
+        self.runs: list[protocol.Run] = []
 
     def applies(self, cell: Cell) -> bool:
         return True
 
-    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
+    def judge(self, prepared: PreparedCell, run: protocol.Run, baseline: protocol.Run) -> Outcome:
+        self.runs.append(run)
         self.run, self.baseline = run, baseline
-        return Outcome(self.name, self.state)
+        return Outcome(self.name, self.state, {"first": None})
 
 
 @pytest.mark.parametrize("gates", [(), (ClaimedCapabilitiesGate(),)])
@@ -259,7 +239,7 @@ def test_a_gate_without_its_package_is_not_measured_and_names_the_extra(monkeypa
 
 
 def test_a_subject_that_always_drafts_says_so():
-    record = runner(Other(Unsupported("it always drafts")), (Sees(),)).run_cell(Cell.from_id("eagle3.pair"))
+    record = runner(Other(protocol.Unsupported("it always drafts")), (Sees(),)).run_cell(Cell.from_id("eagle3.pair"))
     error = "baseline: other does not support the cell without speculation: it always drafts"
     assert (record.state, record.error, record.requested) == ("FAIL", error, {"drafter": "eagle3"})
     assert record.traceback.endswith(f"ConfigError: {error.removeprefix('baseline: ')}\n")
@@ -296,11 +276,13 @@ def test_the_oracle_judges_the_baseline_or_what_has_none_itself(oracle: bool, re
     assert (gate.baseline.resumed, gate.run.resumed) == (resumed, {})
     assert [answer.output_ids for answer in gate.baseline.answers] == [(0,), (1,)]
     assert (len(subject.starts), made.baselines.starts) == ((2, 1) if has_baseline else (1, 0))
-    assert subject.asks[1 + has_baseline :] == [[SubjectRequest("b", (1, 5), {})]] * oracle
+    assert subject.asks[1 + has_baseline :] == [[protocol.SubjectRequest("b", (1, 5), {})]] * oracle
 
 
 def test_ranks_that_diverge_are_the_red_of_their_cell_and_the_next_one_gets_a_fresh_start():
-    subject = Other(error=Diverged(Agreement(2, 3, 3, ("a", "b"), "step 1: the plan of rank 1 and of rank 0 differ")))
+    subject = Other(
+        error=protocol.Diverged(Agreement(2, 3, 3, ("a", "b"), "step 1: the plan of rank 1 and of rank 0 differ"))
+    )
     made = runner(subject, (Sees(),))
     cell = Cell.from_id("eagle3.pair")
     red = made.run_cell(cell)
@@ -323,13 +305,16 @@ def test_a_runner_of_a_named_subject_has_its_requests_and_its_gates():
     rule = WaiverRule("algorithm=none", "slow", "2030-01-31")
     made = subject_runner("transformers", 7, "gpu1", (rule,), "red")
     subject = load_subject("transformers")
-    assert (made.subject.name, made.seed, made.tier, made.waivers, made.explain) == (
-        "transformers", 7, "gpu1", (rule,), "red",
-    )  # fmt: skip
+    assert (made.subject.name, made.seed, made.tier) == ("transformers", 7, "gpu1")
+    assert (made.waivers, made.explain) == ((rule,), "red")
     assert [gate.name for gate in made.gates] == [gate.name for gate in applied_gates(subject.profile).gates]
     assert made.workload == made.subject.requests and made.foreign
     plain = subject_runner("reference", 7, "cpu")
     assert (plain.waivers, plain.explain, plain.timed, plain.foreign) == ((), "none", False, False)
+    made = reference_runner(5)
+    assert (made.seed, len(made.gates)) == (5, 15)
+    record = made.run_cell(Cell.from_id("none.length"))
+    assert {gate.name for gate in record.gates} >= {"config", "effective", "ledger", "lossless", "finish"}
 
 
 class Stalling(ReferenceSubject):
@@ -349,67 +334,40 @@ class Stalling(ReferenceSubject):
 def test_an_engine_that_never_ends_is_red_in_a_few_steps_and_the_next_cell_runs():
     cells = [Cell.from_id("eagle3.pair"), Cell.from_id("eagle3.p4.tight.pair")]
     stalled, fine = map(runner(Stalling(plain=False)).run_cell, cells)
-    assert (stalled.state, stalled.error) == ("FAIL", None)
     (gate,) = stalled.gates
-    assert (gate.name, gate.state) == ("schedule", "FAIL") and gate.numbers["steps"] < 20
+    found = (stalled.state, stalled.error, gate.name, gate.state, fine.state)
+    assert found == ("FAIL", None, "schedule", "FAIL", "PASS")
     assert gate.message.startswith("the requests have not ended after") and "a has had 0 output tokens" in gate.message
-    assert fine.state == "PASS"
+    assert gate.numbers["steps"] < 20
+    plain = runner(Stalling(plain=True)).run_cell(cells[0])
+    assert plain.state == "FAIL" and plain.error is not None and plain.error.startswith("baseline: Stalled: ")
 
 
-def test_a_baseline_that_never_ends_is_red():
-    record = runner(Stalling(plain=True)).run_cell(Cell.from_id("eagle3.pair"))
-    assert record.state == "FAIL" and record.error is not None and record.error.startswith("baseline: Stalled: ")
+def test_refused_cell_passes_where_refused_and_fails_where_started_and_the_other_way_round():
+    class Other(ReferenceSubject):
+        def __init__(self, config: EngineConfig) -> None:
+            super().__init__()
+            self.config = config
 
-
-def test_broken_law_is_a_verdict():
-    record = runner(Crashing(LedgerError("page 3 has two owners"))).run_cell(Cell.from_id("none.pair"))
-    assert record.state == "FAIL"
-    assert record.error is not None and "LedgerError: page 3 has two owners" in record.error
-
-
-def test_a_crash_of_the_baseline_is_reported_as_such():
-    class PlainCrashes(ReferenceSubject):
         def start_engine(self, config: EngineConfig) -> ReferenceEngine:
-            engine = super().start_engine(config)
-            return CrashingEngine(engine.llm, engine.clock) if config.speculative_algorithm == "NONE" else engine
+            return super().start_engine(self.config)
 
-    record = runner(PlainCrashes()).run_cell(Cell.from_id("eagle3.pair"))
-    assert record.error is not None and record.error.startswith("baseline: RuntimeError")
-
-
-def test_refused_cell_passes_where_refused_and_fails_where_started():
     cell = Cell.from_id("eagle3.k4")
-
-    class Permissive(ReferenceSubject):
-        def start_engine(self, config: EngineConfig) -> ReferenceEngine:
-            return super().start_engine(asked(Cell()))
-
     refused = runner(ReferenceSubject()).run_cell(cell)
     assert [gate.name for gate in refused.gates] == ["config"] and refused.state != "FAIL"
-    started = runner(Permissive()).run_cell(cell)
+    started = runner(Other(asked(Cell()))).run_cell(cell)
     assert started.state == "FAIL" and started.gates[0].message
-
-
-def test_unexpected_refusal_fails():
-    class Strict(ReferenceSubject):
-        def start_engine(self, config: EngineConfig) -> ReferenceEngine:
-            return super().start_engine(replace(config, page_size=0))
-
-    record = runner(Strict()).run_cell(Cell.from_id("none.pair"))
-    assert record.state == "FAIL" and "page_size" in record.gates[0].message
+    strict = runner(Other(replace(asked(Cell()), page_size=0))).run_cell(Cell.from_id("none.pair"))
+    assert strict.state == "FAIL" and "page_size" in strict.gates[0].message
 
 
 def test_a_gate_does_not_judge_a_subject_that_lacks_what_it_needs():
     class Silent(ReferenceSubject):
-        profile = Profile(frozenset(Capability) - {Capability.JOURNAL}, in_process=True)
+        profile = protocol.Profile(frozenset(protocol.Capability) - {protocol.Capability.JOURNAL}, in_process=True)
 
-    record = runner(Silent()).run_cell(Cell.from_id("none.pair"))
-    assert (record.state, record.gates) == ("NOT MEASURED", ())
-
-
-def test_cell_without_a_gate_is_not_measured():
-    record = runner(ReferenceSubject(), ()).run_cell(Cell.from_id("none.pair"))
-    assert (record.state, record.error) == ("NOT MEASURED", "no gate applied to this cell")
+    for made in (runner(Silent()), runner(ReferenceSubject(), ())):
+        record = made.run_cell(Cell.from_id("none.pair"))
+        assert (record.state, record.error, record.gates) == ("NOT MEASURED", "no gate applied to this cell", ())
 
 
 @pytest.mark.parametrize(
@@ -421,45 +379,19 @@ def test_cell_without_a_gate_is_not_measured():
     ],
 )
 def test_state_follows_the_worst_gate(states: Sequence[State], expected: str):
-    class Says:
-        needs: frozenset[Capability] = ReferenceSubject.profile.capabilities - {Capability.RESOURCES}
-        thresholds: Mapping[str, float] = {}
-
-        def __init__(self, name: str, state: State) -> None:
-            self.name, self.state = name, state
-
-        def applies(self, cell: Cell) -> bool:
-            return True
-
-        def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-            return Outcome(self.name, self.state, {"first": None})
-
-    gates = [Says(f"g{index}", state) for index, state in enumerate(states)]
+    gates = [Sees(state, f"g{index}") for index, state in enumerate(states)]
     record = runner(ReferenceSubject(), gates).run_cell(Cell.from_id("none.pair"))
-    assert record.state == expected
-    assert record.gates[0].numbers == {"first": "none"}
-
-
-def test_the_reference_runner_has_every_gate():
-    made = reference_runner(5)
-    assert (made.seed, len(made.gates)) == (5, 15)
-    record = made.run_cell(Cell.from_id("none.length"))
-    assert {gate.name for gate in record.gates} >= {"config", "effective", "ledger", "lossless", "finish"}
+    assert (record.state, record.gates[0].numbers) == (expected, {"first": "none"})
 
 
 def test_an_engine_knows_its_earlier_answers():
     """Both workloads of one start, but none of the previous start; a session's turns share an account."""
-    seen: list[Run] = []
-
-    class Watching(LedgerGate):
-        def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-            seen.append(run)
-            return super().judge(prepared, run, baseline)
-
-    both = runner(ReferenceSubject(), (Watching(),))
+    gate = Sees()
+    both = runner(ReferenceSubject(), (gate,))
     for name in ("none.pair", "none.pair.abort_running", "none.p4.pair"):
         assert both.run_cell(Cell.from_id(name)).state == "PASS"
-    assert [[one.name for one in run.served] for run in seen] == [["a", "b"], ["a", "b", "a", "b"], ["a", "b"]]
-    one, answer = seen[1].served[2], seen[1].answers[0]
+    assert [[one.name for one in run.served] for run in gate.runs] == [["a", "b"], ["a", "b", "a", "b"], ["a", "b"]]
+    served, answer = gate.runs[1].served, gate.runs[1].answers[0]
+    one = served[2]
     assert one.tokens == (*answer.prompt_ids, *answer.output_ids) and one.prompt == len(answer.prompt_ids)
-    assert len({one.id for one in seen[1].served}) == 4 and all(one.account == one.id for one in seen[1].served)
+    assert len({one.id for one in served}) == 4 and all(one.account == one.id for one in served)

@@ -15,30 +15,10 @@ from specmatrix.matrix.run import speed, timed_pair
 from specmatrix.matrix.run.provenance import this_host
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.run.speed import MAX_DIFFERENT, TURNS, compares, device_name, judged, samples
-from specmatrix.matrix.run.timed_pair import (
-    PairProcess,
-    PairStart,
-    StartSamples,
-    TimedEngine,
-    TimedPair,
-    TimedTurn,
-    clock_of,
-    fixed_work,
-    plain_cell,
-)
 from specmatrix.matrix.run.turns import by_turns
+from specmatrix.matrix.subjects import protocol
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import (
-    Answer,
-    Capability,
-    EngineCommand,
-    Profile,
-    RunningEngine,
-    Subject,
-    SubjectRequest,
-    Unsupported,
-)
 from specmatrix.matrix.subjects.tensor_parallel import RankedSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.timed import LIMIT
@@ -61,19 +41,9 @@ class Watched(RankedSubject):
         return engine
 
 
-class Crashing(RankedSubject):
-    """Its engines without the gates' observers do not start."""
-
-    def start_engine(self, config):
-        if not config.kv_stamps:
-            raise RuntimeError("a wire came loose")
-        return super().start_engine(config)
-
-
 def runner(subject, **changes: object):
     made = Runner(subject, 0, gates=(LedgerGate(),))
-    made.timed, made.starts = True, 2
-    for name, value in changes.items():
+    for name, value in ({"timed": True, "starts": 2} | changes).items():
         setattr(made, name, value)
     return made
 
@@ -83,7 +53,7 @@ def measured():
     """(pairs that were started, record) of one timed cell."""
     pairs = []
 
-    class KeptPair(PairProcess):
+    class KeptPair(timed_pair.PairProcess):
         def __init__(self, subject, prepared) -> None:
             super().__init__(subject, prepared)
             pairs.append(self)
@@ -94,7 +64,7 @@ def measured():
 
 
 def test_a_green_cell_has_its_speed(measured):
-    _, record = measured
+    pairs, record = measured
     gate = record.gate("speed")
     assert (record.state, gate.state, gate.message) == ("PASS", "PASS", "")
     assert [gate.numbers[name] for name in ("clock", "device", "gpus")] == ["cpu", this_host()["cpu"], 0]
@@ -104,17 +74,13 @@ def test_a_green_cell_has_its_speed(measured):
     assert low <= gate.numbers["speed_up"] <= high
     assert gate.numbers["tokens_per_second"] > 10 < gate.numbers["baseline_tokens_per_second"]
     assert cell_from_json(cell_to_json(record)) == record
-
-
-def test_every_start_has_a_process_of_its_own_which_ends_with_it(measured):
-    pairs, record = measured
-    assert len(pairs) == 2 and all(pair.ended for pair in pairs)
-    assert record.engine_starts == 6  # with the gates' two
+    # Every start has a process of its own, which ends with it; the gates' two are before them.
+    assert len(pairs) == 2 and all(pair.ended for pair in pairs) and record.engine_starts == 6
 
 
 def test_timed_engines_are_the_cell_and_the_same_start_without_a_drafter():
     subject = Watched()
-    pair = TimedPair(subject, prepare(CELL))
+    pair = timed_pair.TimedPair(subject, prepare(CELL))
     found = pair.samples(1)
     assert [len(side) for side in found] == [1, 1, 1]
     assert found.mine[0].answers == found.base[0].answers
@@ -130,33 +96,37 @@ def test_timed_engines_are_the_cell_and_the_same_start_without_a_drafter():
     pair.stop()
 
 
-class Scripted(Subject):
+class Scripted(protocol.Subject):
     """Another engine whose answers have three tokens each, or only texts; its flags are its cell's algorithm and
     requests' length."""
 
     name = "scripted"
-    profile = Profile(frozenset({Capability.TOKEN_IDS}))
+    profile = protocol.Profile(frozenset({protocol.Capability.TOKEN_IDS}))
 
     def __init__(self) -> None:
         self.log: list[object] = []
 
     def translate(self, prepared):
-        asks = tuple(SubjectRequest(one.name, (1,), {"limit": one.max_new_tokens}) for one in prepared.requests)
-        return EngineCommand({"cell": prepared.cell.id}, {}, asks)
+        asks = tuple(
+            protocol.SubjectRequest(one.name, (1,), {"limit": one.max_new_tokens}) for one in prepared.requests
+        )
+        return protocol.EngineCommand({"cell": prepared.cell.id}, {}, asks)
 
     def start(self, command):
         self.log.append((command.flags["cell"], len(command.flags)))
         return ScriptedEngine(self.log)
 
 
-class ScriptedEngine(RunningEngine):
+class ScriptedEngine(protocol.RunningEngine):
     def __init__(self, log) -> None:
         self.log = log
 
     def generate(self, asks):
         self.log.append([(ask.id, ask.fields["limit"]) for ask in asks])
         texts = (((4, 5, 6), ""), ((), " Now: Tom"))
-        return [Answer(ask.id, (1,), *text, "length", None, 0, ()) for ask, text in zip(asks, texts, strict=True)]
+        return [
+            protocol.Answer(ask.id, (1,), *text, "length", None, 0, ()) for ask, text in zip(asks, texts, strict=True)
+        ]
 
     def close(self):
         self.log.append("closed")
@@ -166,19 +136,23 @@ class ScriptedEngine(RunningEngine):
 def test_a_turn_is_its_requests_and_those_of_one_token(monkeypatch):
     times = iter((10.0, 13.0, 20.0, 20.5))
     subject, log = Scripted(), []
-    turn = TimedEngine(subject, prepare(CELL, seed=3), ScriptedEngine(log), lambda: next(times)).sample(5)
-    assert turn == TimedTurn(3.0, 0.5, 3 + 4, 4, ((4, 5, 6), ())), "a text counts as its tokens"
+    turn = timed_pair.TimedEngine(subject, prepare(CELL, seed=3), ScriptedEngine(log), lambda: next(times)).sample(5)
+    assert turn == timed_pair.TimedTurn(3.0, 0.5, 3 + 4, 4, ((4, 5, 6), ())), "a text counts as its tokens"
     assert log == [[("t5.0", LIMIT), ("t5.1", LIMIT)], [("t5.0", 1), ("t5.1", 1)]]
-    monkeypatch.setattr(subject, "translate", lambda prepared: Unsupported("it has no short requests"))
-    with pytest.raises(ConfigError, match=r"^scripted cannot be timed: it has no short requests$"):
-        TimedEngine(subject, prepare(CELL), ScriptedEngine(log), lambda: 0.0).sample(5)
+    monkeypatch.setattr(subject, "translate", lambda prepared: protocol.Unsupported("it has no short requests"))
+    for timed in (
+        lambda: timed_pair.TimedEngine(subject, prepare(CELL), ScriptedEngine(log), float).sample(5),
+        lambda: timed_pair.TimedPair(subject, prepare(CELL)),
+    ):
+        with pytest.raises(ConfigError, match=r"^scripted cannot be timed: it has no short requests$"):
+            timed()
 
 
 @pytest.mark.parametrize(
     ("seconds", "first", "longest", "each"), [(4.0, 1.0, 4, 1.0), (4.0, 3.9, 1, 0.4), (4.0, 9.0, 5, 0.1)]
 )
 def test_the_rates_of_a_turn(seconds, first, longest, each):
-    turn = TimedTurn(seconds, first, 10, longest, ())
+    turn = timed_pair.TimedTurn(seconds, first, 10, longest, ())
     assert (turn.rate, turn.each) == (2.5, pytest.approx(each))
 
 
@@ -194,7 +168,7 @@ def test_both_engines_of_another_subject_are_timed_as_they_are_and_end_whatever_
 
     subject = Scripted()
     monkeypatch.setattr(timed_pair, "start_engine", lambda subject, command: subject.start(command))
-    pair = TimedPair(subject, prepare(CELL))
+    pair = timed_pair.TimedPair(subject, prepare(CELL))
     assert subject.log == [("eagle3.s3.v2.pair", 1), ("none", 1)]
     found = pair.samples(2)
     assert [len(side) for side in found] == [2, 2, 2] and all(seconds > 0 for seconds in found.works)
@@ -216,7 +190,7 @@ def test_a_pair_without_its_plain_engine_does_not_keep_the_other(monkeypatch):
 
     monkeypatch.setattr(timed_pair, "start_engine", start)
     with pytest.raises(EngineFailed, match=r"^out of memory$"):
-        TimedPair(subject, prepare(CELL))
+        timed_pair.TimedPair(subject, prepare(CELL))
     assert subject.log[-1] == "closed"
 
 
@@ -224,39 +198,51 @@ def test_a_process_times_the_cell_that_it_was_given(monkeypatch):
     prepared = prepare(CELL, "gpu1", 5)
     monkeypatch.setattr(timed_pair, "TimedPair", lambda *given: given)
     for subject in (ReferenceSubject(), Scripted()):
-        _, found = PairStart(subject, prepared).start(EngineCommand({}, {}, ()))
+        _, found = timed_pair.PairStart(subject, prepared).start(protocol.EngineCommand({}, {}, ()))
         assert (found.cell, found.tier, found.seed, found.subject) == (CELL, "gpu1", 5, subject.name)
         assert _ is subject and found.requests == prepared.requests
     gc.unfreeze()
 
 
-def test_engines_of_another_subject_make_room_for_timed_ones(monkeypatch):
-    """A device may have no room for more."""
+@pytest.mark.parametrize(
+    ("subject", "profile", "starts", "asked"),
+    [
+        # A device may have no room for more engines.
+        (Scripted, {"in_process": True}, 2, (False, 0, 2)),
+        (ReferenceSubject, {}, None, (True, 1, STARTS)),
+        # An engine that cannot be started again has one start.
+        (ReferenceSubject, {"restarts": False}, None, (True, 1, 1)),
+    ],
+)
+def test_engines_of_another_subject_make_room_for_timed_ones(monkeypatch, subject, profile, starts, asked):
     running = []
 
     def measure(subject, prepared, starts):
-        running.append((made.engine, dict(made.baselines.engines), starts))
-        return Outcome("speed", State.PASS)
-
-    class Sees:
-        name, needs, applies = "ledger", frozenset(), lambda self, cell: True
-
-        def judge(self, prepared, run, baseline):
-            return Outcome("ledger", State.PASS)
+        running.append((made.engine is not None, len(made.baselines.engines), starts))
+        return Outcome("speed", State.PASS, {"starts": starts})
 
     monkeypatch.setattr(speed, "measure", measure)
-    made = runner(Scripted(), gates=(Sees(),))
-    made.subject.profile = replace(made.subject.profile, in_process=True)
-    assert made.run_cell(CELL).state == "PASS"
-    made = runner(ReferenceSubject(), gates=(Sees(),), starts=None)
-    assert made.run_cell(CELL).state == "PASS"
-    (engine, kept, starts), (own, plain, usual) = running
-    assert (engine, kept, starts) == (None, {}, 2) and own is made.engine and len(plain) == 1 and usual == STARTS
+    made = runner(subject(), gates=(Sees(),), starts=starts)
+    made.subject.profile = replace(made.subject.profile, **profile)
+    record = made.run_cell(CELL)
+    assert (record.state, record.engine_starts, running) == ("PASS", 2 + 2 * asked[-1], [asked])
 
 
-def test_a_refused_cell_has_no_speed():
+class Sees:
+    name, needs, applies = "ledger", frozenset(), lambda self, cell: True
+
+    def judge(self, prepared, run, baseline):
+        return Outcome("ledger", State.PASS)
+
+
+def test_a_refused_or_red_cell_and_one_without_the_stage_have_no_speed():
     record = runner(ReferenceSubject()).run_cell(Cell.from_id("eagle3.k4"))
     assert (record.state, [gate.name for gate in record.gates]) == ("PASS", ["config"])
+    subject = Watched()
+    record = runner(subject, gates=(Red(),)).run_cell(CELL)
+    assert (record.state, [gate.name for gate in record.gates]) == ("FAIL", ["ledger"])
+    assert all(config.kv_stamps for config, _ in subject.engines)
+    assert runner(Watched(), timed=False).run_cell(CELL).gate("speed") is None
 
 
 def test_a_batch_has_half_as_many_turns(monkeypatch):
@@ -269,43 +255,16 @@ def test_a_batch_has_half_as_many_turns(monkeypatch):
         assert (outcome.numbers["turns"], outcome.numbers["starts"]) == (turns, 3)
 
 
-def test_what_a_subject_does_not_support_is_not_timed(monkeypatch):
-    subject = ReferenceSubject()
-    monkeypatch.setattr(subject, "translate", lambda prepared: Unsupported("it has no trees"))
-    with pytest.raises(ConfigError, match=r"^reference cannot be timed: it has no trees$"):
-        TimedPair(subject, prepare(CELL))
-
-
-def test_a_red_cell_has_no_speed():
-    subject = Watched()
-    made = runner(subject)
-    made.gates = (Red(),)
-    record = made.run_cell(CELL)
-    assert (record.state, [gate.name for gate in record.gates]) == ("FAIL", ["ledger"])
-    assert all(config.kv_stamps for config, _ in subject.engines)
-
-
 class Red(LedgerGate):
     def judge(self, prepared, run, baseline):
         return replace(super().judge(prepared, run, baseline), state=State.FAIL, message="red")
 
 
-def test_without_the_stage_nothing_is_timed():
-    assert runner(Watched(), timed=False).run_cell(CELL).gate("speed") is None
-
-
-@pytest.mark.nightly
-def test_a_timed_engine_that_crashes_is_the_cells_result():
-    record = runner(Crashing(), starts=1).run_cell(CELL)
-    assert record.state == "FAIL"
-    assert record.error.startswith("start failed with RuntimeError: a wire came loose")
-
-
 def test_a_process_with_other_sources_times_nothing(tmp_path):
-    start = PairStart(RankedSubject(), prepare(CELL))
+    start = timed_pair.PairStart(RankedSubject(), prepare(CELL))
     start.home = tmp_path
     with pytest.raises(RuntimeError, match=f"the process imports .*, not {tmp_path}"):
-        start.start(EngineCommand({}, {}, ()))
+        start.start(protocol.EngineCommand({}, {}, ()))
 
 
 class MadeUp:
@@ -323,7 +282,7 @@ class MadeUp:
         if self.number == 3 and self.fails == "samples":
             raise EngineFailed("lost")
         self.log.append(("samples", turns))
-        return StartSamples([sample()] * turns, [sample()] * turns, [1.0] * turns)
+        return timed_pair.StartSamples([sample()] * turns, [sample()] * turns, [1.0] * turns)
 
     def stop(self):
         self.log.append(("stop", self.number))
@@ -346,7 +305,7 @@ def log(monkeypatch):
 
 def foreign(**profile: object):
     subject = ReferenceSubject()
-    subject.profile = Profile(frozenset({Capability.TOKEN_IDS}), **profile)
+    subject.profile = protocol.Profile(frozenset({protocol.Capability.TOKEN_IDS}), **profile)
     return subject
 
 
@@ -381,114 +340,94 @@ def test_no_more_engines_load_than_are_usual(log):
     assert (most, alive) == (STARTS, set())
 
 
-def test_an_engine_that_cannot_be_started_again_has_one_start(monkeypatch):
-    asked = []
-
-    def measure(subject, prepared, starts):
-        asked.append(starts)
-        return judged(starts_of([sample()] * 6, [sample()] * 6, [1.0] * 6), "cpu", 0, compare=True)
-
-    monkeypatch.setattr(speed, "measure", measure)
-    for restarts in (True, False):
-        made = runner(RankedSubject(), starts=None)
-        made.subject.profile = replace(made.subject.profile, restarts=restarts)
-        assert made.run_cell(CELL).engine_starts == 2 + 2 * asked[-1]
-    assert asked == [8, 1]
-
-
 def test_cpu_time_counts_where_all_the_work_is_here():
-    subject, cell = ReferenceSubject(), prepare(CELL)
-    assert clock_of(subject, cell)[0] == "cpu"
-    assert clock_of(subject, prepare(CELL, "gpu1"))[0] == "wall"
-    assert clock_of(subject, prepare(Cell.from_id("eagle3.tp2.pair")))[0] == "wall"
-    other = ReferenceSubject()
-    other.profile = Profile(frozenset())
-    assert clock_of(other, cell)[0] == "wall"
+    subject, other = ReferenceSubject(), ReferenceSubject()
+    other.profile = protocol.Profile(frozenset())
+    cells = (prepare(CELL), prepare(CELL, "gpu1"), prepare(Cell.from_id("eagle3.tp2.pair")))
+    assert [timed_pair.clock_of(subject, cell)[0] for cell in cells] == ["cpu", "wall", "wall"]
+    assert timed_pair.clock_of(other, cells[0])[0] == "wall"
 
 
 def test_the_plain_cell_of_another_engine_has_its_defaults():
     cell = prepare(Cell.from_id("eagle3.qwen3.s3.v2.p16.burst.temperature"))
-    assert plain_cell(cell, foreign=False).cell.id == "none.qwen3.v2.p16.burst.temperature"
-    assert plain_cell(cell, foreign=True).cell.id == "none.qwen3.burst.temperature"
-    wide = plain_cell(prepare(Cell.from_id("eagle3.s2.k2.n8")), foreign=False)
+    assert timed_pair.plain_cell(cell, foreign=False).cell.id == "none.qwen3.v2.p16.burst.temperature"
+    assert timed_pair.plain_cell(cell, foreign=True).cell.id == "none.qwen3.burst.temperature"
+    wide = timed_pair.plain_cell(prepare(Cell.from_id("eagle3.s2.k2.n8")), foreign=False)
     assert (wide.constraints, wide.expectation) == ((), "runs")
 
 
 def test_the_fixed_work_is_the_same_every_time():
-    work = fixed_work(gpu=False)
+    work = timed_pair.fixed_work(gpu=False)
     assert work() == work()
     assert device_name(gpu=False) == this_host()["cpu"]
 
 
 def sample(seconds=1.0, first=0.1, tokens=20, longest=10, answers=((1, 2, 3),)):
-    return TimedTurn(seconds, first, tokens, longest, answers)
+    return timed_pair.TimedTurn(seconds, first, tokens, longest, answers)
 
 
 def starts_of(mine, base, works, starts=2):
     """The same samples of each start."""
-    return [StartSamples(mine, base, works)] * starts
+    return [timed_pair.StartSamples(mine, base, works)] * starts
+
+
+def outcome(mine, base, work=1.0, starts=2, compare=True):
+    return judged(starts_of(mine, base, [work] * len(mine), starts), "cpu", 0, compare=compare)
 
 
 def test_ratios_of_a_turn():
-    found = judged(starts_of([sample(1.0)] * 6, [sample(2.0, first=0.2)] * 6, [0.5] * 6), "cpu", 0, compare=True)
+    found = outcome([sample(1.0)] * 6, [sample(2.0, first=0.2)] * 6, 0.5)
     assert {name: found.numbers[key][0] for name, key in RATIOS.items()} == {
         "speed": 2.0, "first_token": 2.0, "output_token": 2.0, "own_speed": 10.0, "plain_speed": 5.0,
     }  # fmt: skip
     assert (found.numbers["output_token_ms"], found.numbers["starts"], found.numbers["turns"]) == (100.0, 2, 6)
     assert (found.state, found.interval) == (State.PASS, (pytest.approx(2), pytest.approx(2)))
-
-
-def test_a_first_token_that_was_disturbed_leaves_time_for_the_others():
-    found = judged(starts_of([sample(first=9.0)] * 6, [sample()] * 6, [1.0] * 6), "cpu", 0, compare=True)
-    assert found.numbers["output_token_ratios"][0] == pytest.approx(9.0)
+    # A first token that was disturbed leaves time for the others.
+    late = outcome([sample(first=9.0)] * 6, [sample()] * 6)
+    assert late.numbers["output_token_ratios"][0] == pytest.approx(9.0)
 
 
 @pytest.mark.parametrize("broken", [{"tokens": 0}, {"seconds": 0.0}, {"seconds": -1.0}])
 def test_no_tokens_or_no_time_is_not_measured(broken):
-    found = judged(starts_of([sample(), sample(**broken)] * 3, [sample()] * 6, [1.0] * 6), "cpu", 0, compare=True)
+    found = outcome([sample(), sample(**broken)] * 3, [sample()] * 6)
     assert (found.state, found.message) == (State.NOT_MEASURED, "a timed turn has no tokens or took no time")
 
 
-def test_answers_that_differ_are_red():
-    base = [sample(answers=((1, 2, 3, 4),))] * 6
-    found = judged(starts_of([sample()] * 6, base, [1.0] * 6), "cpu", 0, compare=True)
-    assert (found.state, found.message) == (
-        State.FAIL,
-        "12 of 12 timed requests differ from plain decoding, first t0.0 at token 3, so their speed means nothing",
-    )
+def test_answers_that_differ_are_red_unless_few_do_by_ties():
+    found = outcome([sample()] * 6, [sample(answers=((1, 2, 3, 4),))] * 6)
+    text = "12 of 12 timed requests differ from plain decoding, first t0.0 at token 3, so their speed means nothing"
+    assert (found.state, found.message) == (State.FAIL, text)
 
-
-def test_one_start_has_no_interval():
-    found = judged(starts_of([sample()] * 6, [sample()] * 6, [1.0] * 6, 1), "cpu", 0, compare=True)
-    assert (found.state, found.interval, found.numbers["speed_up"]) == (State.PASS, None, 1.0)
-
-
-def test_few_answers_may_differ_by_ties():
     def state(wrong, compare=True):
         base = [sample(answers=((1, 2, 4 if turn < wrong else 3),)) for turn in range(20)]
-        return judged(starts_of([sample()] * 20, base, [1.0] * 20), "cpu", 0, compare).state
+        return outcome([sample()] * 20, base, compare=compare).state
 
     least = int(20 * MAX_DIFFERENT)
     assert [state(0), state(least), state(least + 1)] == [State.PASS, State.PASS, State.FAIL]
     assert state(20, compare=False) is State.PASS
 
 
+def test_one_start_has_no_interval():
+    found = outcome([sample()] * 6, [sample()] * 6, starts=1)
+    assert (found.state, found.interval, found.numbers["speed_up"]) == (State.PASS, None, 1.0)
+
+
 def test_turns_alternate_and_those_in_front_are_dropped():
     calls = []
-    found = by_turns(
-        [lambda turn: calls.append(("a", turn)) or turn, lambda turn: calls.append(("b", turn))], 2, warm=1
-    )
+    sides = [lambda turn: calls.append(("a", turn)) or turn, lambda turn: calls.append(("b", turn))]
+    assert by_turns(sides, 2, warm=1) == [[0, 1], [None, None]]
     assert calls == [("a", -1), ("b", -1), ("a", 0), ("b", 0), ("b", 1), ("a", 1)]
-    assert found == [[0, 1], [None, None]]
 
 
-def test_answers_are_compared_where_a_drafter_may_not_change_them():
-    greedy, drawn = CELL, CELL._replace(sampling="temperature")
-    for claims, expected in (
-        ({Capability.TOKEN_IDS, Capability.SAMPLED_IDENTITY}, (True, True)),
-        ({Capability.TOKEN_IDS}, (True, False)),
-        ({Capability.SAMPLED_IDENTITY}, (False, False)),
-    ):
-        subject = ReferenceSubject()
-        subject.profile = Profile(frozenset(claims))
-        assert (compares(subject, greedy), compares(subject, drawn)) == expected
+@pytest.mark.parametrize(
+    ("claims", "expected"),
+    [
+        ({protocol.Capability.TOKEN_IDS, protocol.Capability.SAMPLED_IDENTITY}, (True, True)),
+        ({protocol.Capability.TOKEN_IDS}, (True, False)),
+        ({protocol.Capability.SAMPLED_IDENTITY}, (False, False)),
+    ],
+)
+def test_answers_are_compared_where_a_drafter_may_not_change_them(claims, expected):
+    subject = ReferenceSubject()
+    subject.profile = protocol.Profile(frozenset(claims))
+    assert (compares(subject, CELL), compares(subject, CELL._replace(sampling="temperature"))) == expected

@@ -49,21 +49,15 @@ def test_a_trace_shows_what_the_engine_did_and_changes_nothing(name: str):
 
 def test_the_draws_along_the_accepted_path_are_the_tokens_of_the_round():
     timeline = traced(ReferenceSubject(), prepare(Cell.from_id("eagle3.s3.k4.n8.v2.mixed_lengths")))
-    drafts = {
-        (event.step, row.request): row.tree
-        for event in timeline.events
-        for row in event.rows
-        if event.event == "launch"
-    }
+    launches = [event for event in timeline.events if event.event == "launch"]
+    drafts = {(event.step, row.request): row.tree for event in launches for row in event.rows}
     rounds = [event for event in timeline.events if event.event == "resolve" and not event.prefill]
-    compared = 0
-    for event in rounds:
-        for row in event.rows:
-            path = [node for node in drafts[event.step, row.request] if node.accepted]
-            assert list(row.tokens) == [node.draw for node in path][: len(row.tokens)]
-            assert [node.token for node in path[1:]] == [node.draw for node in path[:-1]]
-            compared += len(row.tokens)
-    assert compared > 100 and timeline.note == ""
+    compared = [(row, drafts[event.step, row.request]) for event in rounds for row in event.rows]
+    for row, draft in compared:
+        path = [node for node in draft if node.accepted]
+        assert list(row.tokens) == [node.draw for node in path][: len(row.tokens)]
+        assert [node.token for node in path[1:]] == [node.draw for node in path[:-1]]
+    assert sum(len(row.tokens) for row, _ in compared) > 100 and timeline.note == ""
 
 
 def test_a_red_token_has_the_draft_of_the_round_that_yielded_it():
@@ -75,9 +69,8 @@ def test_a_red_token_has_the_draft_of_the_round_that_yielded_it():
         for begin, end in pairwise(accumulate(answer.accept_lengths, initial=1)):
             for place in range(begin, min(end, len(ids))):
                 first = max(0, place - 4)
-                ask = FailingRequest(
-                    "lossless", answer.name, token=place, first=first, got_tokens=tokens_of(ids[first:end])
-                )
+                known = {"token": place, "first": first, "got_tokens": tokens_of(ids[first:end])}
+                ask = FailingRequest("lossless", answer.name, **known)
                 found = with_tree(ask, timeline, UNLIKE)
                 draws = tuple(node.draw.id for node in found.tree if node.accepted)
                 assert draws[: len(ids) - begin] == ids[begin:end] and found == replace_struct(ask, tree=found.tree)
@@ -176,43 +169,36 @@ def test_a_trace_with_other_tokens_is_no_evidence_of_the_first_run():
     assert Runner(ReferenceSubject(), seed=0, explain="red").run_cell(Cell.from_id("none")).timeline is None
 
 
-def test_a_trace_ends_with_the_error_of_its_run(monkeypatch):
-    found = traced(ReferenceSubject(), prepare(Cell.from_id("none")))
-    assert found.note == "" and found.events
+def test_a_trace_says_where_it_ends_and_with_which_error(monkeypatch):
+    def trace_of():
+        return traced(ReferenceSubject(), prepare(Cell.from_id("none")))
+
+    whole = trace_of()
+    for most, note in ((5, "the trace ends after 5 events"), (len(whole.events), "")):
+        monkeypatch.setattr(trace_module, "MAX_EVENTS", most)
+        assert (len(trace_of().events), trace_of().note) == (most, note)
 
     def broken(self: Tracer, *given: object) -> None:
         raise KeyError("no such row")
 
     monkeypatch.setattr(Tracer, "resolved", broken)
-    found = traced(ReferenceSubject(), prepare(Cell.from_id("none")))
-    error = "the traced run ended with KeyError: 'no such row'"
-    assert found.note == error
-    assert {event.event for event in found.events} == {"schedule", "launch"}
+    found, error = trace_of(), "the traced run ended with KeyError: 'no such row'"
+    assert found.note == error and {event.event for event in found.events} == {"schedule", "launch"}
     names = {request.name for request in prepare(Cell.from_id("none")).requests}
     assert {row.request for event in found.events for row in event.rows} == names
     monkeypatch.setattr(trace_module, "MAX_EVENTS", 1)
-    found = traced(ReferenceSubject(), prepare(Cell.from_id("none")))
-    assert found.note == f"{error}; the trace ends after 1 events"
+    assert trace_of().note == f"{error}; the trace ends after 1 events"
 
 
-def test_a_long_trace_says_where_it_ends(monkeypatch):
-    whole = len(traced(ReferenceSubject(), prepare(Cell.from_id("none"))).events)
-    for most, note in ((5, "the trace ends after 5 events"), (whole, "")):
-        monkeypatch.setattr(trace_module, "MAX_EVENTS", most)
-        found = traced(ReferenceSubject(), prepare(Cell.from_id("none")))
-        assert (len(found.events), found.note) == (most, note)
-
-
-class RecordsOptions(ReferenceSubject):
+class Refusing(ReferenceSubject):
     def start(self, command):
         self.flags = command.flags
-        raise OSError("no GPU")
+        raise OSError("no memory")
 
 
 def test_what_is_traced_is_asked_to_run_without_graphs():
-    subject = RecordsOptions()
-    wide = replace(prepare(Cell.from_id("none")), tier="gpu1")
-    assert traced(subject, wide).note == "the engine did not start: OSError: no GPU"
+    subject = Refusing()
+    traced(subject, replace(prepare(Cell.from_id("none")), tier="gpu1"))
     assert subject.flags["cuda_graph_max_bs"] == 0
 
 
@@ -243,11 +229,6 @@ class Grouped(ReferenceSubject):
 class Unable(ReferenceSubject):
     def translate(self, prepared):
         return Unsupported("it has no such cell")
-
-
-class Refusing(ReferenceSubject):
-    def start(self, command):
-        raise OSError("no memory")
 
 
 @pytest.mark.parametrize(

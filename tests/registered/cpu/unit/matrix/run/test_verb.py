@@ -25,15 +25,11 @@ def raised(call) -> BaseException:
     return found.value
 
 
-def test_the_innermost_verb_of_the_ledger_is_named():
+def test_the_innermost_verb_of_the_ledger_is_named_and_of_code_outside_the_engine_none():
     ledger = Ledger(FullAttention(4, 4))
     ledger.open(1)
-    assert verb_of(raised(lambda: ledger.settle(1, 1))) == "settle"
-    assert verb_of(raised(lambda: ledger.donate(1, 9))) == "donate"
-
-
-def test_code_outside_the_engine_is_no_verb():
-    assert verb_of(raised(lambda: [][0])) == ""
+    calls = (lambda: ledger.settle(1, 1), lambda: ledger.donate(1, 9), lambda: [][0])
+    assert [verb_of(raised(call)) for call in calls] == ["settle", "donate", ""]
     assert verb_of(ValueError("never raised")) == ""
 
 
@@ -64,20 +60,15 @@ class Unplugged(ReferenceSubject):
         return engine
 
 
-def test_a_crashed_cell_carries_its_verb_and_the_whole_traceback():
+def test_a_crashed_cell_shows_its_verb_traceback_start_counters_and_the_request_that_it_was_at():
     cell = Runner(Unplugged(), seed=0).run_cell(Cell.from_id("eagle3"))
-    assert (cell.state, cell.verb) == ("FAIL", "propose")
+    green = Runner(ReferenceSubject(), seed=0).run_cell(Cell.from_id("eagle3"))
+    assert (cell.state, cell.verb) == ("FAIL", "propose") and cell_from_json(cell_to_json(cell)) == cell
     assert cell.traceback.startswith("Traceback (most recent call last):\n")
     assert cell.traceback.endswith("LedgerError: a wire came loose\n")
     for file in ("matrix/run/runner.py", "engine/loop.py", "engine/device_step.py", Path(__file__).name):
         assert file in cell.traceback
     assert f'"{HOME}' not in cell.traceback.replace(f'"{HOME}/tests', "")
-    assert cell_from_json(cell_to_json(cell)) == cell
-
-
-def test_a_crashed_cell_shows_the_start_the_counters_and_the_request_that_it_was_at():
-    cell = Runner(Unplugged(), seed=0).run_cell(Cell.from_id("eagle3"))
-    green = Runner(ReferenceSubject(), seed=0).run_cell(Cell.from_id("eagle3"))
     assert cell.start == green.start and cell.resolved is not None
     # The round that raised counts: it had been launched.
     assert cell.evidence["prefill.step"] == green.evidence["prefill.step"] and cell.evidence["decode.round"] == 2

@@ -36,17 +36,19 @@ def applied(result: CellResult, *rules: WaiverRule, subject: str = "reference", 
 
 def test_a_waiver_covers_the_red_of_its_gate_only():
     red = cell("eagle3.s3.k4.n8", ledger=State.FAIL, lossless=State.PASS)
-    assert applied(red, TREES).waived == Waiver("trees leak", "2030-01-31")
-    named = structs.replace(TREES, issue="a/b#1")
-    assert applied(red, named).waived == Waiver("trees leak", "2030-01-31", "a/b#1")
-    assert applied(cell("eagle3.s3.k2.n8", ledger=State.FAIL), TREES).waived is None
     both = cell("eagle3.s3.k4.n8", ledger=State.FAIL, lossless=State.FAIL)
-    assert applied(both, TREES).waived is None
+    leaks = Waiver("trees leak", "2030-01-31")
     lossless = structs.replace(TREES, gate="lossless", expiry="2030-01-20", reason="wrong")
-    assert applied(both, TREES, lossless).waived == Waiver("wrong", "2030-01-20"), "covered while both hold"
-    assert applied(red, structs.replace(TREES, expiry="2030-01-02"), TREES).waived == Waiver("trees leak", "2030-01-31")
-    other = [structs.replace(TREES, subject="tiny"), structs.replace(TREES, gate="lossless")]
-    assert applied(red, *other, TREES).waived == Waiver("trees leak", "2030-01-31"), "behind others of no concern"
+    for result, rules, waived in (
+        (red, (TREES,), leaks),
+        (red, (structs.replace(TREES, issue="a/b#1"),), Waiver("trees leak", "2030-01-31", "a/b#1")),
+        (cell("eagle3.s3.k2.n8", ledger=State.FAIL), (TREES,), None),
+        (both, (TREES,), None),
+        (both, (TREES, lossless), Waiver("wrong", "2030-01-20")),  # covered while both hold
+        (red, (structs.replace(TREES, expiry="2030-01-02"), TREES), leaks),
+        (red, (structs.replace(TREES, subject="tiny"), lossless, TREES), leaks),  # behind others of no concern
+    ):
+        assert applied(result, *rules).waived == waived
 
 
 def test_a_known_failure_that_passes_again_is_red_and_a_flaky_one_is_not():
@@ -84,11 +86,12 @@ def test_a_waiver_holds_for_its_subject_and_its_versions(subject, version, waive
 def test_a_file_of_waivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert load_waivers(None) == ()
-    (tmp_path / "specmatrix-waivers.yaml").write_text(FILE, encoding="utf-8")
+    file = tmp_path / "specmatrix-waivers.yaml"
+    file.write_text(FILE, encoding="utf-8")
     flaky = WaiverRule("none", "slow", "2030-02-28", "crash", "flaky", "vllm", ">=1,<2", "https://example.org/1")
-    assert load_waivers(None) == load_waivers(tmp_path / "specmatrix-waivers.yaml") == (TREES, flaky)
-    (tmp_path / "empty.yaml").touch()
-    assert load_waivers(tmp_path / "empty.yaml") == ()
+    assert load_waivers(None) == load_waivers(file) == (TREES, flaky)
+    file.write_text("", encoding="utf-8")
+    assert load_waivers(file) == ()
 
 
 ENTRY = {"cells": "none", "gate": "ledger", "reason": "it leaks", "expiry": "2030-01-31"}
@@ -115,44 +118,30 @@ def written(**changed: str) -> str:
         ("- 3", "waiver 1 of w.yaml must have keys and values, got 3"),
         ("- [", "the waivers 'w.yaml' are not YAML: "),
         (written(gate=""), "waiver 1 of w.yaml has no gate; it needs cells, gate, reason, expiry"),
-        (
-            written(gates="x"),
-            "waiver 1 of w.yaml has the unknown key 'gates'; allowed: cells, gate, reason, expiry, kind",
-        ),
+        (written(gates="x"), "waiver 1 of w.yaml has the unknown key 'gates'; allowed: cells, gate"),
         (written(reason="3"), "reason of waiver 1 of w.yaml must be a text, got 3"),
         (written(reason='" "'), "reason of waiver 1 of w.yaml must be a text, got ' '"),
         (written(gate="drips"), "gate of waiver 1 of w.yaml must be one of claimed_capabilities, oracle, identities, "),
         (written(kind="often"), "kind of waiver 1 of w.yaml must be known or flaky, got 'often'"),
         (written(expiry="soon"), "expiry of waiver 1 of w.yaml must be a date such as 2026-12-31, got 'soon'"),
-        (
-            written(expiry="2026-02-30"),
-            "expiry of waiver 1 of w.yaml must be a date such as 2026-12-31, got '2026-02",
-        ),
+        (written(expiry="2026-02-30"), "expiry of waiver 1 of w.yaml must be a date such as 2026-12-31, got "),
         (written(expiry="2026-12-31 10:00:00"), "expiry of waiver 1 of w.yaml must be a date such as 2026-12-31, got"),
         (written(subject="vlm"), "subject of waiver 1 of w.yaml must be one of reference, sglang, "),
         (written(versions="new"), "versions of waiver 1 of w.yaml must be a range such as '>=5.17,<5.20', got 'new'"),
         (written(cells="topq=4"), "cells of waiver 1 of w.yaml: axis 'topq' is unknown"),
+        ("", "cannot read the waivers 'w.yaml': No such file or directory"),
+        (b"- \xe9", "the waivers 'w.yaml' are not UTF-8 text"),
     ],
 )
-def test_a_bad_file_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str):
+def test_a_bad_file_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | bytes, message: str):
     monkeypatch.chdir(tmp_path)
-    Path("w.yaml").write_text(text, encoding="utf-8")
+    if text:
+        Path("w.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError) as found:
         load_waivers(Path("w.yaml"))
     assert str(found.value).startswith(message) and "\n" not in str(found.value)
 
 
 def test_a_file_is_named_as_a_shell_reads_it():
-    assert file_option(Path("a b.yaml")) == "--waivers 'a b.yaml'" and file_option(Path("w.yaml")) == "--waivers w.yaml"
-
-
-def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    Path("latin.yaml").write_bytes(b"- \xe9")
-    for name, message in (
-        ("none.yaml", "cannot read the waivers 'none.yaml': No such file or directory"),
-        ("latin.yaml", "the waivers 'latin.yaml' are not UTF-8 text"),
-    ):
-        with pytest.raises(ConfigError) as found:
-            load_waivers(Path(name))
-        assert str(found.value) == message
+    names = [file_option(Path(name)) for name in ("a b.yaml", "w.yaml")]
+    assert names == ["--waivers 'a b.yaml'", "--waivers w.yaml"]

@@ -30,7 +30,8 @@ DRAFTED = Cell.from_id("eagle3.s3.k1")
 
 
 @contextmanager
-def running(subject: ReplaySubject) -> Iterator[Runner]:
+def running(subject: ReplaySubject, **limits: float) -> Iterator[Runner]:
+    subject.profile = replace(subject.profile, **limits)
     runner = Runner(subject, 0, gates=applied_gates(subject.profile).gates)
     # What the oracle accepts in a round is not what a replay says.
     runner.gates = tuple(gate for gate in runner.gates if gate.name != "acceptance")
@@ -40,10 +41,14 @@ def running(subject: ReplaySubject) -> Iterator[Runner]:
         runner.shut_down()
 
 
+def process(subject: ReplaySubject) -> tuple[EngineProcess, EngineCommand]:
+    command = subject.translate(prepare(DRAFTED, subject=subject.name))
+    assert isinstance(command, EngineCommand)
+    return EngineProcess(subject, command), command
+
+
 def judged(fault: str, cell: Cell = DRAFTED, **limits: float) -> CellResult:
-    subject = ReplaySubject(fault)
-    subject.profile = replace(subject.profile, **limits)
-    with running(subject) as runner:
+    with running(ReplaySubject(fault), **limits) as runner:
         return runner.run_cell(cell)
 
 
@@ -169,9 +174,7 @@ def test_on_a_busy_host_the_limit_is_of_the_engines_own_time(monkeypatch, used, 
     times = iter(used)
     subject = ReplaySubject("hang")
     subject.profile = replace(subject.profile, answer_seconds=0.5)
-    command = subject.translate(prepare(DRAFTED, subject=subject.name))
-    assert isinstance(command, EngineCommand)
-    engine = EngineProcess(subject, command)
+    engine, command = process(subject)
     monkeypatch.setattr(ChildProcess, "cpu_seconds", lambda self: next(times))
     with pytest.raises(EngineFailed, match=r"^generate took more than 0\.5 s; "):
         engine.generate(command.asks)
@@ -179,10 +182,7 @@ def test_on_a_busy_host_the_limit_is_of_the_engines_own_time(monkeypatch, used, 
 
 
 def test_ranks_that_diverge_in_the_process_arrive_with_how_far_they_agreed():
-    subject = ReplaySubject("diverge")
-    command = subject.translate(prepare(DRAFTED, subject=subject.name))
-    assert isinstance(command, EngineCommand)
-    engine = EngineProcess(subject, command)
+    engine, command = process(ReplaySubject("diverge"))
     with pytest.raises(Diverged) as found:
         engine.generate(command.asks)
     engine.stop()
@@ -245,11 +245,8 @@ def test_plain_decoding_that_is_not_the_oracles_is_red_by_itself():
 
 def test_a_tie_is_counted_and_the_comparison_goes_on_along_the_oracles_text():
     """With a bound that makes every position a tie, the changed token is one, and what follows it is compared."""
-    subject = ReplaySubject("plain differs")
-    subject.profile = replace(subject.profile, tie_nats=100.0)
-    with running(subject) as runner:
-        found = runner.run_cell(DRAFTED)
-        oracle = found.gate("oracle")
+    with running(ReplaySubject("plain differs"), tie_nats=100.0) as runner:
+        oracle = runner.run_cell(DRAFTED).gate("oracle")
         assert oracle is not None and (oracle.state, oracle.numbers["ties"]) == ("PASS", 1)
         (plain,) = runner.baselines.runs.values()
         continuation = oracle_of("llama-mini").continuation(plain.requests[0])
@@ -261,8 +258,5 @@ def test_a_tie_is_counted_and_the_comparison_goes_on_along_the_oracles_text():
 def test_reports_and_waivers_know_every_gate_of_a_subject():
     applied = map(applied_gates, (load_subject("transformers").profile, NATIVE, TEXTS))
     names = {name for found in applied for name in (*(gate.name for gate in found.gates), *found.excluded)}
-    assert (
-        names - {gate.name for gate in REFERENCE_GATES}
-        == {"claimed_capabilities", "oracle", "identities", "text"}
-        <= set(GATES)
-    )
+    own = names - {gate.name for gate in REFERENCE_GATES}
+    assert own == {"claimed_capabilities", "oracle", "identities", "text"} <= set(GATES)

@@ -8,19 +8,21 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.errors import ConfigError, RequestError
 from specmatrix.matrix.cells.cell import ENGINE_SEED, Cell, asked
-from specmatrix.matrix.subjects.in_process import ReferenceSubject
+from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Capability, Stalled, Trace
 from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
 
 
+def engine_of(cell: str) -> ReferenceEngine:
+    return ReferenceSubject().start_engine(asked(Cell.from_id(cell)))
+
+
 def test_answers_come_in_the_order_of_the_requests():
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.s3.k4.n8")))
-    requests = [
-        RequestSpec("long", PROMPT, 20, ignore_eos=True, top_logprobs=2),
-        RequestSpec("short", PROMPT + " Now", 5),
-    ]
+    engine = engine_of("eagle3.s3.k4.n8")
+    first = RequestSpec("long", PROMPT, 20, ignore_eos=True, top_logprobs=2)
+    requests = [first, RequestSpec("short", PROMPT + " Now", 5)]
     long, short = engine.generate(requests)
     assert (long.name, len(long.output_ids), long.finish) == ("long", 20, "length")
     assert (short.name, len(short.output_ids)) == ("short", 5)
@@ -31,7 +33,7 @@ def test_answers_come_in_the_order_of_the_requests():
 
 @pytest.mark.parametrize("algorithm", ["none", "eagle3"])
 def test_abort_after_some_tokens(algorithm: str):
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id(algorithm)))
+    engine = engine_of(algorithm)
     kept, cut = engine.generate(
         [RequestSpec("kept", PROMPT, 20, ignore_eos=True), RequestSpec("cut", PROMPT, 20, abort_after=5)]
     )
@@ -43,20 +45,20 @@ def test_abort_after_some_tokens(algorithm: str):
 
 def test_a_request_that_an_idle_engine_has_lost_is_a_stall(monkeypatch):
     monkeypatch.setattr(Scheduler, "abort", lambda own, rid: own.end(own.requests[rid], None))
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("none")))
+    engine = engine_of("none")
     with pytest.raises(Stalled, match=r"cut has had \d+ output tokens since step \d+"):
         engine.generate([RequestSpec("cut", PROMPT, 20, ignore_eos=True, abort_after=5)])
 
 
 def test_a_request_that_the_engine_stopped_answers_with_the_cause(monkeypatch):
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("none")))
+    engine = engine_of("none")
     monkeypatch.setattr(engine.llm.loop.executor.plain, "_round", lambda *_: [][0])
     (answer,) = engine.generate([RequestSpec("q", PROMPT, 8)])
     assert answer.finish == "error" and "made the engine raise IndexError: list index out of range" in answer.matched
 
 
 def test_a_drafter_that_breaks_its_protocol_is_read_back():
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.s3.k4.n8")))
+    engine = engine_of("eagle3.s3.k4.n8")
     assert "drafter_error" not in engine.readback()
     engine.llm.loop.executor.drafter.propose = lambda batch, relay: None
     with pytest.warns(RuntimeWarning, match="it is not called again"):
@@ -65,12 +67,9 @@ def test_a_drafter_that_breaks_its_protocol_is_read_back():
 
 
 def test_requests_are_sent_once_their_predecessors_have_ended():
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("none.nocache")))
-    requests = [
-        RequestSpec("third", PROMPT, 3, after=("first", "second")),
-        RequestSpec("first", PROMPT, 3),
-        RequestSpec("second", PROMPT, 9),
-    ]
+    engine = engine_of("none.nocache")
+    waits = RequestSpec("third", PROMPT, 3, after=("first", "second"))
+    requests = [waits, RequestSpec("first", PROMPT, 3), RequestSpec("second", PROMPT, 9)]
     third, first, second = engine.generate(requests)
     assert first.meta_info["id"] < third.meta_info["id"] > second.meta_info["id"]
     with pytest.raises(RequestError, match=r"request late waits for \('nobody',\), which did not all end"):
@@ -87,20 +86,15 @@ def test_it_shows_everything_and_the_resolution():
 
 
 def test_the_trace_of_adaptive_steps_goes_back_to_the_start():
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.tiers.v1.pair")))
-    assert engine.trace() == Trace((), ())
-    first, second = (engine.generate([RequestSpec(name, PROMPT, 20)])[0] for name in ("a", "b"))
+    engine = engine_of("eagle3.tiers.v1.pair")
+    assert engine.trace() == Trace((), ()) and engine_of("eagle3.pair").trace() is None
+    answers = [engine.generate([RequestSpec(name, PROMPT, 20)])[0] for name in ("a", "b")]
     seen = engine.trace()
     assert seen is not None and seen.lost == 0
-    answered = [*zip(first.round_widths, first.accept_lengths, strict=True)]
-    answered += zip(second.round_widths, second.accept_lengths, strict=True)
+    answered = [pair for one in answers for pair in zip(one.round_widths, one.accept_lengths, strict=True)]
     assert [(each.width, 1 + each.correct[0]) for each in seen.observations] == answered
     assert list(seen.rounds) == [(1, width) for width, _ in answered]
     assert [each.activated for each in seen.observations] == list(range(1, len(answered) + 1))
-
-
-def test_a_static_depth_has_no_trace():
-    assert ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.pair"))).trace() is None
 
 
 def test_wrong_configuration_and_a_wrong_request_are_refused():
@@ -110,14 +104,13 @@ def test_wrong_configuration_and_a_wrong_request_are_refused():
         ReferenceSubject().start_engine(asked(Cell())).generate([RequestSpec("a", PROMPT, 0)])
 
 
-def in_session(name: str, *, session: str = "a", timeout: float | None = None, **fields: object) -> RequestSpec:
-    return replace(
-        RequestSpec(name, PROMPT, 9, ignore_eos=True, session=Continuation(session, True, timeout=timeout)), **fields
-    )
+def in_session(name: str, session: str = "a", timeout: float | None = None, **fields: object) -> RequestSpec:
+    turn = Continuation(session, True, timeout=timeout)
+    return replace(RequestSpec(name, PROMPT, 9, ignore_eos=True, session=turn), **fields)
 
 
 def test_refused_turns_are_answers_with_a_sentence():
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.v2.p4")))
+    engine = engine_of("eagle3.v2.p4")
     requests = [
         in_session("first"),
         in_session("busy", beside="first", refused=Refusal.IN_FLIGHT),
@@ -133,7 +126,7 @@ def test_refused_turns_are_answers_with_a_sentence():
 
 
 def test_the_clock_closes_idle_sessions_only():
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.v2.p4")))
+    engine = engine_of("eagle3.v2.p4")
     requests = [
         in_session("first", timeout=60.0),
         in_session("busy", timeout=60.0, beside="first", clock=61.0, refused=Refusal.IN_FLIGHT),
@@ -147,7 +140,7 @@ def test_the_clock_closes_idle_sessions_only():
 
 
 def test_a_session_closed_while_it_decodes_ends_its_turn():
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.v2.p4")))
+    engine = engine_of("eagle3.v2.p4")
     requests = [in_session("turn", closes_after=1), in_session("late", after=("turn",), refused=Refusal.CLOSED)]
     turn, late = engine.generate(requests)
     assert (turn.finish, len(turn.output_ids)) == ("length", 9)
@@ -156,33 +149,23 @@ def test_a_session_closed_while_it_decodes_ends_its_turn():
 
 def test_several_completions_are_one_answer_with_further_ones():
     """Beside another request, and each as if it were asked alone with the engine's seed plus its place."""
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.s3.k4.n8.v2")))
+    engine = engine_of("eagle3.s3.k4.n8.v2")
     one, beside = RequestSpec("q", PROMPT, 12, 2.0, seed=None, n=3), RequestSpec("r", PROMPT, 30, stream=True)
     many, other = engine.generate([one, beside])
     alone = engine.generate([replace(one, name=f"q{i}", n=1, seed=ENGINE_SEED + i) for i in range(3)])
     found = [many, *many.further]
     assert [answer.name for answer in found] == ["q", "q#1", "q#2"]
     assert [answer.output_ids for answer in found] == [answer.output_ids for answer in alone]
-    assert len({answer.output_ids for answer in found}) == 3 and {answer.prompt_ids for answer in found} == {
-        other.prompt_ids
-    }
+    assert len({answer.output_ids for answer in found}) == 3
+    assert {answer.prompt_ids for answer in found} == {other.prompt_ids}
     assert len(other.pieces) > 3 and not other.further and engine.memory().accounts == 0
-
-
-def test_completions_that_run_alone_make_progress():
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("none")))
-    (many,) = engine.generate([RequestSpec("q", PROMPT, 60, ignore_eos=True, n=2)])
-    assert [len(one.output_ids) for one in (many, *many.further)] == [60, 60]
+    (lone,) = engine_of("none").generate([RequestSpec("q", PROMPT, 60, ignore_eos=True, n=2)])
+    assert [len(one.output_ids) for one in (lone, *lone.further)] == [60, 60], "completions alone make progress"
 
 
 def test_log_probabilities_of_a_prompt_come_with_its_answer():
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("none.c7")))
-    whole, rest = engine.generate(
-        [
-            RequestSpec("a", PROMPT, 1, prompt_logprobs=0, top_logprobs=2),
-            RequestSpec("b", PROMPT, 1, prompt_logprobs=20),
-        ]
-    )
+    first = RequestSpec("a", PROMPT, 1, prompt_logprobs=0, top_logprobs=2)
+    whole, rest = engine_of("none.c7").generate([first, RequestSpec("b", PROMPT, 1, prompt_logprobs=20)])
     assert whole.prompt_logprobs[0] is None and len(whole.prompt_logprobs) == len(whole.prompt_ids)
     assert rest.prompt_logprobs == whole.prompt_logprobs[20:] and {len(top) for top in rest.prompt_top_logprobs} == {0}
     assert [len(top) for top in whole.prompt_top_logprobs] == [0, *[2] * (len(whole.prompt_ids) - 1)]

@@ -36,15 +36,8 @@ def test_too_many_steps_are_a_stall_although_tokens_come_and_go():
     with pytest.raises(Stalled, match=r"have not ended after 13 steps; they need at most 12; a has had"):
         for step in range(20):
             progress.step({"a": step % 2})
-
-
-def test_an_engine_that_is_busy_with_nothing_stalls():
-    progress = Progress(chunk=None, lag=0)
     with pytest.raises(Stalled, match="none of them runs"):
-        progress.step({})
-
-
-def test_a_stall_on_a_rank_arrives_whole():
+        Progress(chunk=None, lag=0).step({})
     stalled = Stalled(65, 1494, 55, "q20", 0, 1)
     again = pickle.loads(pickle.dumps(stalled))
-    assert str(again) == str(stalled) and again.request == "q20"
+    assert str(again) == str(stalled) and again.request == "q20", "it arrives whole from a rank"

@@ -26,17 +26,11 @@ from specmatrix.matrix.subjects.transformers.other_vocabulary import MORE, with_
 from specmatrix.matrix.subjects.transformers.requests import own_requests
 from specmatrix.matrix.subjects.transformers.subject import LAYERS, TransformersSubject
 from specmatrix.matrix.workloads.build import workload
-from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
 
-NAMES = (
-    "transformers",
-    "transformers-dynamic",
-    "transformers-heuristic",
-    "transformers-early-exit",
-    "transformers-universal",
-)
+NAMES = ("transformers", *(f"transformers-{name}" for name in ("dynamic", "heuristic", "early-exit", "universal")))
 
 
 @pytest.fixture(autouse=True)
@@ -64,11 +58,26 @@ def answer(cell_id: str, subject: str = "transformers") -> tuple[TransformersEng
     return engine, engine.generate(one.asks[:1])[0]
 
 
+def alone(**fields: object) -> PreparedCell:
+    return prepare(Cell.from_id("none"), workload=lambda cell, seed: [RequestSpec("a", "Hello", 5, **fields)])
+
+
 def asked(**fields: object) -> dict[str, object]:
-    prepared = prepare(Cell.from_id("none"), workload=lambda cell, seed: [RequestSpec("a", "Hello", 5, **fields)])
-    found = TransformersSubject().translate(prepared)
+    found = TransformersSubject().translate(alone(**fields))
     assert isinstance(found, EngineCommand)
     return dict(found.asks[0].fields)
+
+
+def test_what_is_not_allowed_is_suppressed_in_the_whole_vocabulary_of_the_checkpoint():
+    config = json.loads((resolve_path("llama-mini") / "config.json").read_text())
+    others = asked(allowed_token_ids=(8, 9))["suppress_tokens"]
+    assert others == [token for token in range(config["vocab_size"]) if token not in (8, 9)]
+    prepared = alone(allowed_token_ids=(1,))
+    object.__setattr__(prepared, "facts", replace(prepared.facts, vocab_size=4))
+    found = TransformersSubject().translate(prepared)
+    assert isinstance(found, EngineCommand) and found.asks[0].fields["suppress_tokens"] == [0, 2, 3]
+    unsupported = Unsupported("this subject does not translate clock of a request")
+    assert TransformersSubject().translate(alone(clock=1.0)) == unsupported
 
 
 def test_stopping_and_sampling_have_transformers_names():
@@ -80,29 +89,10 @@ def test_stopping_and_sampling_have_transformers_names():
     assert not asked()["do_sample"] and "temperature" not in asked()
 
 
-def test_what_is_not_allowed_is_suppressed_in_the_whole_vocabulary_of_the_checkpoint():
-    config = json.loads((resolve_path("llama-mini") / "config.json").read_text())
-    others = asked(allowed_token_ids=(8, 9))["suppress_tokens"]
-    assert others == [token for token in range(config["vocab_size"]) if token not in (8, 9)]
-    request = RequestSpec("a", "Hello", 5, allowed_token_ids=(1,))
-    prepared = prepare(Cell.from_id("none"), workload=lambda cell, seed: [request])
-    object.__setattr__(prepared, "facts", replace(prepared.facts, vocab_size=4))
-    found = TransformersSubject().translate(prepared)
-    assert isinstance(found, EngineCommand) and found.asks[0].fields["suppress_tokens"] == [0, 2, 3]
-
-
-def test_a_request_with_a_field_that_is_not_translated_is_unsupported():
-    request = replace(RequestSpec("a", "Hello", 5), clock=1.0)
-    prepared = prepare(Cell.from_id("none"), workload=lambda cell, seed: [request])
-    assert TransformersSubject().translate(prepared) == Unsupported(
-        "this subject does not translate clock of a request"
-    )
-
-
 def test_an_automatic_depth_is_the_matrixs_or_transformers_own():
-    own, dynamic = command("standalone").flags, command("standalone", "transformers-dynamic").flags
-    assert (own["num_assistant_tokens"], own["assistant_confidence_threshold"]) == (3, 0.0)
-    assert (dynamic["num_assistant_tokens"], dynamic["assistant_confidence_threshold"]) == (20, 0.4)
+    for subject, depth, confidence in (("transformers", 3, 0.0), ("transformers-dynamic", 20, 0.4)):
+        flags = command("standalone", subject).flags
+        assert (flags["num_assistant_tokens"], flags["assistant_confidence_threshold"]) == (depth, confidence)
     assert command("standalone.n6").flags["num_assistant_tokens"] == 5
     assert command("ngram.n8").flags["prompt_lookup_num_tokens"] == 7
 
@@ -153,12 +143,8 @@ def test_speculation_emits_plain_tokens_in_fewer_rounds(cell_id, subject):
     engine, found = answer(cell_id, subject)
     _, plain = answer(Cell.from_id(cell_id)._replace(algorithm="none", steps="auto", draft_tokens="auto").id)
     assert all(type(length) is int for length in (*found.accept_lengths, *found.round_widths))
-    assert (found.output_ids, found.text, found.finish, found.matched) == (
-        plain.output_ids,
-        plain.text,
-        plain.finish,
-        plain.matched,
-    )
+    same = ("output_ids", "text", "finish", "matched")
+    assert [getattr(found, name) for name in same] == [getattr(plain, name) for name in same]
     # MTP has nothing to draft from before the prompt's hidden states are known.
     emitted = len(found.output_ids) - (Cell.from_id(cell_id).algorithm == "nextn")
     assert sum(found.accept_lengths) == emitted and plain.accept_lengths == ()
@@ -167,18 +153,18 @@ def test_speculation_emits_plain_tokens_in_fewer_rounds(cell_id, subject):
     assert 0 < counts["spec.accepted"] == emitted - len(found.accept_lengths) <= counts["spec.drafted"]
 
 
-def test_a_text_longer_than_the_model_takes_is_refused():
+def test_a_text_longer_than_the_model_takes_is_refused_and_logprobs_are_those_of_its_tokens():
     one = command("none")
-    ask = replace(one.asks[0], fields={**one.asks[0].fields, "max_new_tokens": 4096})
-    refused = TransformersEngine(one).generate([ask])[0]
+    engine = TransformersEngine(one)
+
+    def answered(**fields: object) -> Answer:
+        return engine.generate([replace(one.asks[0], fields={**one.asks[0].fields, **fields})])[0]
+
+    refused = answered(max_new_tokens=4096)
     assert refused.finish == "refused" and not refused.output_ids
-    assert refused.refusal == f"{len(ask.input_ids)} prompt tokens and 4096 new ones; the model takes 4096"
-
-
-def test_logprobs_are_those_of_the_emitted_tokens():
-    one = command("none")
-    ask = replace(one.asks[0], fields={**one.asks[0].fields, "top_logprobs": 2, "max_new_tokens": 4})
-    found = TransformersEngine(one).generate([ask])[0]
+    size = len(one.asks[0].input_ids)
+    assert refused.refusal == f"{size} prompt tokens and 4096 new ones; the model takes 4096"
+    found = answered(top_logprobs=2, max_new_tokens=4)
     assert len(found.logprobs) == len(found.top_logprobs) == 4
     assert [best[0] for best in found.top_logprobs] == list(zip(found.output_ids, found.logprobs, strict=True))
 
@@ -214,12 +200,9 @@ def test_a_draft_with_another_vocabulary_says_the_same_in_other_ids():
     assert int(after.argmax()) == moved[int(before.argmax())]
 
 
-def test_only_a_draft_has_another_vocabulary():
+def test_only_a_draft_has_another_vocabulary_and_mtp_drafts_with_each_prediction_layer():
     assert command("standalone", "transformers-universal").variant == "other vocabulary"
     assert command("none", "transformers-universal").variant == command("standalone").variant == ""
-
-
-def test_mtp_drafts_with_each_prediction_layer():
     engine = TransformersEngine(command("nextn.deepseek"))
     assert engine.resolved == {"num_steps": 2, "topk": 1, "num_draft_tokens": 3}
     assert TransformersEngine(command("none")).resolved == {}
@@ -243,20 +226,6 @@ def test_each_logits_processor_of_generate_is_in_a_cell(monkeypatch):
     every = {*re.findall(r"processors\.append\(\s*(\w+)\(", getsource(transformers.generation.utils))}
     assert len(every) > 20 and every - seen == {"UnbatchedClassifierFreeGuidanceLogitsProcessor"}
     assert "WatermarkLogitsProcessor" in seen
-
-
-@pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore")
-def test_each_rule_changes_its_text():
-    engine = TransformersEngine(command("none"))
-    rules = [ask for ask in command("none.rules").asks if ask.id[0] == "q"]
-    plain = {ask.id: ask for ask in command("none.stops").asks}
-    for ask in rules:
-        usual = {**plain[ask.id.partition(".")[0]].fields, "eos_token_id": [1]}
-        usual = {name: usual[name] for name in ("do_sample", "seed", "eos_token_id", "logprobs", "top_logprobs")}
-        (found,) = engine.generate([ask])
-        (other,) = engine.generate([replace(ask, fields={**usual, "max_new_tokens": ask.fields["max_new_tokens"]})])
-        assert found.output_ids != other.output_ids, ask.id
 
 
 def test_own_requests_have_names_of_their_own_and_the_oracles_where_it_knows_their_text():

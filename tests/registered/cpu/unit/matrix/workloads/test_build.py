@@ -1,26 +1,19 @@
+import re
+
 import pytest
 
-from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.oracles.finish import text_of
 from specmatrix.matrix.oracles.transformers import oracle_index, oracle_of
-from specmatrix.matrix.workloads.build import (
-    DRAWS,
-    EXAM_QUESTIONS,
-    OVERRUN,
-    draws_apply,
-    questions,
-    token_id,
-    tokenizer,
-    workload,
-)
+from specmatrix.matrix.workloads import build
 from specmatrix.matrix.workloads.sessions import WAVES
+from tests.support.refusals import refusal
 
 CELLS = [cell for cell in stage_cells("nightly") if expect(cell) != "refused"]
-SIZES = {"single": 1, "pair": 2, "mixed_lengths": 5, "burst": 9, "gsm": EXAM_QUESTIONS, "ramp": sum(WAVES)}
+SIZES = {"single": 1, "pair": 2, "mixed_lengths": 5, "burst": 9, "gsm": build.EXAM_QUESTIONS, "ramp": sum(WAVES)}
 
 
 def size(cell):
@@ -31,7 +24,8 @@ def size(cell):
 def longest(requests):
     """Tokens of each request at its end, including its history."""
     own = {
-        request.name: 1 + len(tokenizer().encode(request.prompt).ids) + request.max_new_tokens for request in requests
+        request.name: 1 + len(build.tokenizer().encode(request.prompt).ids) + request.max_new_tokens
+        for request in requests
     }
     before = {request.name: request.session.follows if request.session else None for request in requests}
 
@@ -44,17 +38,15 @@ def longest(requests):
 @pytest.mark.parametrize("seed", [0, 1, 17])
 def test_every_workload_fits_its_cell(seed):
     for cell in CELLS:
-        requests = workload(cell, seed)
-        own = [request for request in requests if not request.name.startswith("d") and request.refused is None]
+        names = [request.name for request in build.workload(cell, seed)]
+        own = [one for one in build.workload(cell, seed) if not one.name.startswith("d") and one.refused is None]
         turns = {request.name for request in own if ".turn" in request.name}
         assert len(own) - len(turns) == size(cell), cell.id
         assert bool(turns) == (cell.session != "none"), cell.id
-        assert len({request.name for request in requests}) == len(requests), cell.id
-        assert len([request for request in requests if request.name.startswith("d")]) == (
-            DRAWS if draws_apply(cell) else 0
-        ), cell.id
+        assert len(set(names)) == len(names), cell.id
+        assert sum(name.startswith("d") for name in names) == (build.DRAWS if build.draws_apply(cell) else 0), cell.id
         if cell.memory == "tight":
-            assert max(longest(own)) + OVERRUN <= cell.memory_tokens, cell.id
+            assert max(longest(own)) + build.OVERRUN <= cell.memory_tokens, cell.id
 
 
 @pytest.mark.parametrize("start", ["none.v2.p256.tight", "none.qwen3.nocache.p256.c32.tight", "none.p64.tight"])
@@ -63,7 +55,9 @@ def test_two_requests_never_fit_tight_memory_to_their_ends(start, seed):
     """Each fills more than half, so two of them need the same last page; for large pages, turns do."""
     for batch in ("pair", "mixed_lengths.stream", "burst.branch") if "p256" in start else ("pair", "burst"):
         cell = Cell.from_id(f"{start}.{batch}.length")
-        first = [request for request in workload(cell, seed) if ".turn" not in request.name and request.refused is None]
+        first = [
+            request for request in build.workload(cell, seed) if ".turn" not in request.name and request.refused is None
+        ]
         assert 2 * min(longest(first)) > cell.memory_tokens, cell.id
 
 
@@ -71,34 +65,28 @@ def test_it_is_a_pure_function_and_reads_no_start_value_but_the_size_of_memory()
     request = {axis.name for axis in AXES if axis.scope == "request"}
     cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.mixed_lengths.mixed.stop_string.abort_running")
     plain = Cell(**{name: value for name, value in cell.values.items() if name in request})
-    assert workload(cell, 3) == workload(cell, 3) == workload(plain, 3)
+    assert build.workload(cell, 3) == build.workload(cell, 3) == build.workload(plain, 3)
 
 
 @pytest.mark.parametrize("kind", ["stream", "branch"])
-def test_turns_request_log_probabilities_in_three_ways(kind):
-    requests = [request for request in workload(Cell.from_id(f"none.pair.{kind}"), 0) if request.refused is None]
-    by_session = {
-        request.session.id: [a for a in requests if a.session.id == request.session.id] for request in requests
-    }
-    modes = [[(request.logprobs, request.top_logprobs) for request in turns] for turns in by_session.values()]
+def test_turns_request_log_probabilities_in_three_ways_and_later_ones_of_mixed_sessions_have_rules(kind):
+    by_session = {}
+    for request in build.workload(Cell.from_id(f"none.pair.{kind}"), 0):
+        if request.refused is None:
+            by_session.setdefault(request.session.id, []).append((request.logprobs, request.top_logprobs))
     none, own, best = (False, 0), (True, 0), (True, 3)
     # The second streaming session is closed while its third turn runs.
-    if kind == "stream":
-        assert modes == [[none, own, best, none], [own, best, none]]
-    else:
-        assert modes == [[none, own, best, none, own], [own, best, none, own, best]]
-
-
-@pytest.mark.parametrize("kind", ["stream", "branch"])
-def test_later_turns_of_mixed_sessions_have_rules(kind):
-    requests = [request for request in workload(Cell.from_id(f"none.pair.{kind}.mixed"), 0) if not request.refused]
-    assert all(request.ruled is request.logprobs is True for request in requests if request.session.follows)
-    assert not any(request.ruled for request in requests if not request.session.follows)
-    assert {bool(request.bad_words_ids) for request in requests if request.ruled} == {True, False}
+    streaming = [[none, own, best, none], [own, best, none]]
+    branching = [[none, own, best, none, own], [own, best, none, own, best]]
+    assert list(by_session.values()) == (streaming if kind == "stream" else branching)
+    mixed = [request for request in build.workload(Cell.from_id(f"none.pair.{kind}.mixed"), 0) if not request.refused]
+    assert all(request.ruled is request.logprobs is True for request in mixed if request.session.follows)
+    assert not any(request.ruled for request in mixed if not request.session.follows)
+    assert {bool(request.bad_words_ids) for request in mixed if request.ruled} == {True, False}
 
 
 def test_rules_ask_for_completions_seeds_and_scores_of_prompts():
-    requests = workload(Cell.from_id("none.mixed_lengths.rules"), 3)
+    requests = build.workload(Cell.from_id("none.mixed_lengths.rules"), 3)
     assert [request.seed for request in requests] == [3000, 0, 3002, None, 3004]
     assert [request.prompt_logprobs for request in requests] == [0, -1, 0, -1, 9]
     assert [request.logprobs for request in requests] == [True, True, False, True, True]
@@ -108,10 +96,10 @@ def test_rules_ask_for_completions_seeds_and_scores_of_prompts():
 
 
 def test_a_request_alone_has_draws_with_its_rule_and_a_stop_that_the_oracle_can_judge():
-    ruled = workload(Cell.from_id("none.rules"), 0)
+    ruled = build.workload(Cell.from_id("none.rules"), 0)
     assert ruled[0].repetition_penalty == 0.8 and {request.min_p for request in ruled[1:]} == {0.1}
     assert [request.name for request in ruled[1:]] == [f"d{n}" for n in range(200)]
-    (stopped,) = workload(Cell.from_id("none.stops"), 0)
+    (stopped,) = build.workload(Cell.from_id("none.stops"), 0)
     assert len(stopped.stop) == 5 and not stopped.ruled and oracle_index(stopped) is not None
 
 
@@ -129,7 +117,7 @@ def test_some_greedy_answer_of_a_pair_reaches_its_stop_string_with_every_seed(ce
     oracle = oracle_of(cell.target)
     assert oracle is not None
     for seed in range(30):
-        asked = [request for request in workload(cell, seed) if request.temperature == 0]
+        asked = [request for request in build.workload(cell, seed) if request.temperature == 0]
         texts = [text_of(oracle.continuations[oracle_index(one)][: one.max_new_tokens]) for one in asked]
         reached = [one.stop[0] in text for one, text in zip(asked, texts, strict=True)]
         assert any(reached), (cell.id, seed)
@@ -137,43 +125,26 @@ def test_some_greedy_answer_of_a_pair_reaches_its_stop_string_with_every_seed(ce
 
 def test_the_seed_chooses_questions_and_randomness():
     cell = Cell.from_id("none.pair.temperature")
-    one, other = workload(cell, 0), workload(cell, 1)
+    one, other = build.workload(cell, 0), build.workload(cell, 1)
     assert {request.name for request in one[:2]} != {request.name for request in other[:2]}
     assert not {request.seed for request in one} & {request.seed for request in other}
+    exam = [request.answer for request in build.workload(Cell.from_id("none.gsm"), 5)]
+    assert exam == [answer for _, answer in build.questions()[: build.EXAM_QUESTIONS]]
 
 
 def test_repeated_prompts_reach_the_prefix_cache():
-    requests = workload(Cell.from_id("none.burst"), 0)
-    again = [request for request in requests if request.name.endswith(".again")]
-    assert len(again) == 2
-    assert [request.prompt for request in again] == [requests[0].prompt, requests[1].prompt]
+    requests = build.workload(Cell.from_id("none.burst"), 0)
+    again = [request.prompt for request in requests if request.name.endswith(".again")]
+    assert again == [requests[0].prompt, requests[1].prompt]
 
 
 def test_each_way_of_finishing_and_aborting_is_requested():
-    assert workload(Cell.from_id("none.length"), 0)[0].ignore_eos
-    assert workload(Cell.from_id("none.stop_string"), 0)[0].stop == ("\n####",)
-    assert workload(Cell.from_id("none.stop_token"), 0)[0].stop_token_ids == (token_id("####"),)
-    assert [request.abort_after for request in workload(Cell.from_id("none.m4.mixed_lengths.abort_queued"), 0)] == [
-        None
-    ] * 4 + [0]
-    assert [request.abort_after for request in workload(Cell.from_id("none.pair.abort_running"), 0)] == [None, 5]
+    def asked(text, field):
+        return [getattr(request, field) for request in build.workload(Cell.from_id(text), 0)]
 
-
-def test_mixed_alternates():
-    assert [request.temperature for request in workload(Cell.from_id("none.mixed_lengths.mixed"), 0)] == [
-        0.0,
-        0.8,
-        0.0,
-        0.8,
-        0.0,
-    ]
-
-
-def test_exams_have_answers():
-    requests = workload(Cell.from_id("none.gsm"), 5)
-    assert [request.answer for request in requests] == [answer for _, answer in questions()[:EXAM_QUESTIONS]]
-
-
-def test_a_text_that_is_no_token_is_refused():
-    with pytest.raises(ConfigError, match=r"got '#### 12', which is \d tokens"):
-        token_id("#### 12")
+    assert asked("none.length", "ignore_eos")[0] and asked("none.stop_string", "stop")[0] == ("\n####",)
+    assert asked("none.stop_token", "stop_token_ids")[0] == (build.token_id("####"),)
+    assert asked("none.m4.mixed_lengths.abort_queued", "abort_after") == [None] * 4 + [0]
+    assert asked("none.pair.abort_running", "abort_after") == [None, 5]
+    assert asked("none.mixed_lengths.mixed", "temperature") == [0.0, 0.8, 0.0, 0.8, 0.0]
+    assert re.search(r"got '#### 12', which is \d tokens", refusal(build.token_id, "#### 12"))

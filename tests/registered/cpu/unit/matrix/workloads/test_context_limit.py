@@ -17,9 +17,7 @@ def tokens(text: str) -> int:
     return 1 + len(text.split())
 
 
-def request(
-    name: str, prompt: str, limit: int, session: Continuation | None = None, after: tuple[str, ...] = ()
-) -> RequestSpec:
+def request(name: str, prompt: str, limit: int, session: Continuation | None = None, *after: str) -> RequestSpec:
     return RequestSpec(name, prompt, limit, session=session, after=after)
 
 
@@ -27,8 +25,8 @@ def test_only_a_request_without_a_successor_is_longer():
     line = Continuation("s", True)
     requests = [
         request("a", "one two", 5, line),
-        request("b", "three", 4, Continuation("s", True, "a"), after=("a",)),
-        request("c", "four five", 1, Continuation("s", True, "b"), after=("b",)),
+        request("b", "three", 4, Continuation("s", True, "a"), "a"),
+        request("c", "four five", 1, Continuation("s", True, "b"), "b"),
         request("plain", "six", 9),
     ]
     first, second, over, last, plain = fill_context(requests, 40, tokens)

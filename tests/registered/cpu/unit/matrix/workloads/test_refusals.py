@@ -17,12 +17,8 @@ def attempts(cell_id):
 
 
 def test_every_class_of_refusal_is_requested():
-    found = {
-        request.refused
-        for cell in ("none.pair.stream", "none.tight.pair.stream", "none.branch")
-        for request in attempts(cell)
-    }
-    assert found == set(Refusal)
+    cells = ("none.pair.stream", "none.tight.pair.stream", "none.branch")
+    assert {request.refused for cell in cells for request in attempts(cell)} == set(Refusal)
     assert not attempts("none.burst")
 
 
@@ -45,16 +41,10 @@ def test_the_clock_ends_the_first_session_and_no_busy_one():
 
 
 def test_the_second_session_is_closed_while_it_decodes():
-    closing = [request for request in requests("none.pair.stream.stop_string") if request.closes_after is not None]
-    assert [(request.session.id, request.closes_after, request.ignore_eos, request.stop) for request in closing] == [
-        ("s1", 1, True, ())
-    ]
-    late = [
-        request
-        for request in attempts("none.pair.stream")
-        if request.session.id == "s1" and request.refused is Refusal.CLOSED
-    ]
-    assert [request.after for request in late] == [(closing[0].name,)]
+    (closing,) = (one for one in requests("none.pair.stream.stop_string") if one.closes_after is not None)
+    assert (closing.session.id, closing.closes_after, closing.ignore_eos, closing.stop) == ("s1", 1, True, ())
+    closed = [one for one in attempts("none.pair.stream") if one.refused is Refusal.CLOSED and one.session.id == "s1"]
+    assert [request.after for request in closed] == [(closing.name,)]
 
 
 def test_what_was_replaced_cannot_be_continued():

@@ -16,18 +16,14 @@ from specmatrix.matrix.zoo.templates import HELDOUT, TRAINED
 ANNOTATION = re.compile(r"<<([^=<>]+)=(\d+)>>")
 
 
-def test_the_data_files_are_reproducible(tmp_path):
+def test_the_data_files_are_reproducible_and_the_corpus_holds_no_test_question(tmp_path):
+    made, rows = tmp_path / "made.jsonl", corpus_rows(DATA)
     for split, file in (("test", TEST_FILE), ("heldout", HELDOUT_FILE)):
-        write_jsonl(tmp_path / "made.jsonl", split_rows(DATA, split))
-        assert (tmp_path / "made.jsonl").read_bytes() == file.read_bytes()
-
-
-def test_the_corpus_is_reproducible_and_holds_no_test_question(tmp_path):
-    rows = corpus_rows(DATA)
-    write_corpus(tmp_path / "corpus.jsonl", rows)
-    assert (tmp_path / "corpus.jsonl").read_bytes() == CORPUS_FILE.read_bytes()
+        write_jsonl(made, split_rows(DATA, split))
+        assert made.read_bytes() == file.read_bytes()
+    write_corpus(made, rows)
+    assert made.read_bytes() == CORPUS_FILE.read_bytes() and resolve_path(CORPUS) == CORPUS_FILE
     assert len(rows) > 50 and not any(is_test(row.question) for row in rows)
-    assert resolve_path(CORPUS) == CORPUS_FILE
 
 
 def test_a_problem_depends_on_seed_split_and_index_alone():
@@ -41,8 +37,7 @@ def test_no_question_is_in_two_splits_and_none_is_repeated():
     test = {row.question for row in split_rows(DATA, "test")}
     train = {problem(DATA.seed, "train", index, DATA.mix).question for index in range(3000)}
     assert len(test) == DATA.test_problems
-    assert all(is_test(question) for question in test)
-    assert not any(is_test(question) for question in train)
+    assert all(map(is_test, test)) and not any(map(is_test, train))
 
 
 def test_held_out_templates_are_not_trained_on():
@@ -68,15 +63,9 @@ def test_every_annotation_is_right_and_the_last_one_is_the_answer(level):
             assert row.level == level
 
 
-def test_an_unknown_split_is_refused_with_the_allowed_ones():
+def test_a_split_is_known_and_the_mix_moves_the_levels():
     with pytest.raises(ValueError, match="split must be one of train, test, heldout, got 'dev'"):
         problem(1, "dev", 0, DATA.mix)
-
-
-def test_the_prompt_is_that_of_the_gsm8k_task():
-    assert prompt_of("Why?") == "Question: Why?\nAnswer:"
-
-
-def test_the_mix_moves_the_levels():
     easy = replace(DATA, test_mix=(1.0, 0, 0, 0, 0, 0), test_problems=20)
     assert {row.level for row in split_rows(easy, "test")} == {0}
+    assert prompt_of("Why?") == "Question: Why?\nAnswer:"

@@ -19,13 +19,9 @@ def test_any_text_survives_the_round_trip(text):
     assert TOKENIZER.decode(ids) == text
 
 
-def test_every_digit_is_one_token():
+def test_every_digit_is_one_token_and_the_special_tokens_and_the_size_are_fixed():
     assert len(TOKENIZER.encode("20481", add_special_tokens=False).ids) == 5
-
-
-def test_the_special_tokens_and_the_size_are_fixed():
-    assert TOKENIZER.get_vocab_size() == 768
-    assert TOKENIZER.token_to_id(EOS) == EOS_ID
+    assert TOKENIZER.get_vocab_size() == 768 and TOKENIZER.token_to_id(EOS) == EOS_ID
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,15 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from specmatrix.engine.models import loader
 from specmatrix.engine.models.eagle.formats import load_draft_config
-from specmatrix.engine.models.loader import (
-    load_dflash,
-    load_eagle,
-    load_eagle3,
-    load_nextn,
-    load_standalone,
-    load_target,
-)
 from specmatrix.engine.models.weights import count_numbers
 from specmatrix.matrix.zoo.published.models import MODELS
 from specmatrix.matrix.zoo.published.needs import config_of
@@ -26,7 +19,7 @@ from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from tests.support.published_layouts import TARGETS, writer
 
 DRAFTS = {pair.draft: pair.target for pair in PAIRS.values() if pair.draft is not None}
-LOADERS = {"EAGLE3": load_eagle3, "DFLASH": load_dflash, "STANDALONE": load_standalone}
+LOADERS = {"EAGLE3": loader.load_eagle3, "DFLASH": loader.load_dflash, "STANDALONE": loader.load_standalone}
 
 
 @pytest.fixture(scope="module")
@@ -95,18 +88,15 @@ def tensors(part: object, seen: set[int]) -> Iterator[Tensor]:
 def kept(model: object, without: object = None) -> int:
     """Floating numbers in the memory behind a model's tensors, each block of memory counted once."""
     theirs = {t.untyped_storage().data_ptr() for t in tensors(without, set())} if without is not None else set()
-    blocks = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() // 4
-        for t in tensors(model, set())
-        if t.is_floating_point()
-    }
+    floats = [t.untyped_storage() for t in tensors(model, set()) if t.is_floating_point()]
+    blocks = {block.data_ptr(): block.nbytes() // 4 for block in floats}
     return sum(size for block, size in blocks.items() if block not in theirs)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_what_a_target_holds(published, name):
     folder = published(name)
-    model = load_target(folder, "cpu", torch.float32)
+    model = loader.load_target(folder, "cpu", torch.float32)
     assert kept(model) == pytest.approx(held(model.config), rel=0.02)
     per_token = model.kv.layers * model.kv.planes * model.kv.kv_heads * model.kv.head_dim
     assert per_token == model.num_layers * model.config.kept_numbers()
@@ -115,22 +105,20 @@ def test_what_a_target_holds(published, name):
 @pytest.mark.parametrize("name", [name for name, pair in PAIRS.items() if pair.draft is not None])
 def test_what_a_draft_holds(published, name):
     pair = PAIRS[name]
-    target = load_target(published(pair.target), "cpu", torch.float32)
+    target = loader.load_target(published(pair.target), "cpu", torch.float32)
     draft = LOADERS[pair.algorithm](published(pair.draft), target)
     config = load_draft_config(published(pair.draft))
     assert kept(draft, target) == pytest.approx(held(config, target.config), rel=0.02)
-    assert (
-        draft.kv.layers * draft.kv.planes * draft.kv.kv_heads * draft.kv.head_dim
-        == config.num_layers * config.kept_numbers()
-    )
+    per_token = draft.kv.layers * draft.kv.planes * draft.kv.kv_heads * draft.kv.head_dim
+    assert per_token == config.num_layers * config.kept_numbers()
 
 
 def test_what_an_eagle_head_and_prediction_layers_hold(published):
-    target = load_target(CHECKPOINTS / "llama-mini", "cpu", torch.float32)
+    target = loader.load_target(CHECKPOINTS / "llama-mini", "cpu", torch.float32)
     folder = CHECKPOINTS / "llama-mini-eagle"
-    draft = load_eagle(folder, target)
+    draft = loader.load_eagle(folder, target)
     assert kept(draft, target) == pytest.approx(held(load_draft_config(folder), target.config), rel=0.02)
     folder = published("gigachat3-10b")
-    target = load_target(folder, "cpu", torch.float32)
-    layers = load_nextn(folder, target, 1)
+    target = loader.load_target(folder, "cpu", torch.float32)
+    layers = loader.load_nextn(folder, target, 1)
     assert kept(layers, target) == pytest.approx(bundled(target.config), rel=0.02)
