@@ -34,21 +34,9 @@ def engine(algorithm: str, topk: int, **more: object) -> LLM:
     if algorithm == "NGRAM":
         shape = {"speculative_num_draft_tokens": 6, "speculative_ngram_max_bfs_breadth": topk}
     draft = DRAFTS.get(algorithm)
-    return LLM(
-        EngineConfig(
-            str(CHECKPOINTS / TARGETS.get(algorithm, "llama-mini")),
-            speculative_algorithm=algorithm,
-            speculative_draft_model_path=None if draft is None else str(CHECKPOINTS / draft),
-            **{
-                "max_total_tokens": 512,
-                "max_running_requests": 4,
-                "page_size": 4,
-                "chunked_prefill_size": 8,
-                **shape,
-                **more,
-            },
-        )
-    )
+    sizes = {"max_total_tokens": 512, "max_running_requests": 4, "page_size": 4, "chunked_prefill_size": 8}
+    target, path = CHECKPOINTS / TARGETS.get(algorithm, "llama-mini"), draft and str(CHECKPOINTS / draft)
+    return LLM(EngineConfig(str(target), algorithm, path, **{**sizes, **shape, **more}))
 
 
 def answer(llm: LLM) -> list[tuple[int, ...]]:

@@ -27,12 +27,8 @@ def start_engine(shape=NONE, **more: object) -> LLM:
     algorithm, steps, topk, nodes = shape
     sizes: dict[str, Any] = {}
     if algorithm != "NONE":
-        sizes = {
-            "speculative_draft_model_path": f"llama-mini-{algorithm.lower()}",
-            "speculative_num_steps": steps,
-            "speculative_eagle_topk": topk,
-            "speculative_num_draft_tokens": nodes,
-        }
+        sizes = {"speculative_draft_model_path": f"llama-mini-{algorithm.lower()}", "speculative_num_steps": steps}
+        sizes |= {"speculative_eagle_topk": topk, "speculative_num_draft_tokens": nodes}
     asked = {"context_length": 256, "max_total_tokens": 700, "strict_memory": 2, "kv_stamps": True} | sizes | more
     return LLM(EngineConfig("llama-mini", speculative_algorithm=algorithm, **asked), lambda name: ZOO / name)
 

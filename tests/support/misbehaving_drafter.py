@@ -189,11 +189,8 @@ WRITERS = {
     writer("Start", lambda batch, relay: batch.start.sub_(1)): ("propose", "batch.start"),
     writer("Rows", lambda batch, relay: batch.rows.fill_(1)): ("propose", "batch.rows"),
     writer("Slots", lambda batch, relay: batch.slots.zero_()): ("propose", "batch.slots"),
-    writer("Places", lambda batch, relay: [batch.positions.zero_(), batch.write.zero_()]): (
-        "propose",
-        "batch.positions",
-        "batch.write",
-    ),
+    writer("Places", lambda batch, relay: batch.positions.zero_()): ("propose", "batch.positions"),
+    writer("Write", lambda batch, relay: batch.write.zero_()): ("propose", "batch.write"),
     writer("Shape", lambda batch, relay: relay.last.t_()): ("propose", "relay.last"),
     writer("Lengths", lambda batch, relay: relay.length.zero_()): ("propose", "relay.length"),
     writer("Last", lambda batch, relay: batch.relay.last.zero_()): ("propose", "relay.last"),

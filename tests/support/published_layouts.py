@@ -20,30 +20,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specmatrix.matrix.zoo.published.models import MODELS
 from specmatrix.matrix.zoo.registry import resolve_path
+from tests.support.random_drafts import dflash_shapes, eagle3_shapes
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 SMALL: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 88,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "vocab_size": 768,
-    "draft_vocab_size": 96,
-    "max_position_embeddings": 4096,
-    "sliding_window": 12,
-    "kv_lora_rank": 20,
-    "q_lora_rank": 28,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 20,
-    "n_group": 4,
-    "topk_group": 2,
-}
+    "hidden_size": 64, "intermediate_size": 88, "num_hidden_layers": 8, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 12, "vocab_size": 768, "draft_vocab_size": 96,
+    "max_position_embeddings": 4096, "sliding_window": 12, "kv_lora_rank": 20, "q_lora_rank": 28,
+    "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20, "n_group": 4, "topk_group": 2,
+}  # fmt: skip
 # Where one size for all would not do.
 OWN: dict[str, dict[str, Any]] = {
     "llama-3.1-8b-eagle3": {"num_hidden_layers": 1},
@@ -58,51 +44,7 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek-v3": {"num_hidden_layers": 4, "first_k_dense_replace": 2, "num_key_value_heads": 4},
 }
 # DeepSeek-V3's own config.json but for quantization_config, as its exports to bf16 have it.
-DEEPSEEK_V3: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "attention_bias": False,
-    "ep_size": 1,
-    "first_k_dense_replace": 3,
-    "hidden_act": "silu",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "kv_lora_rank": 512,
-    "max_position_embeddings": 163840,
-    "moe_intermediate_size": 2048,
-    "moe_layer_freq": 1,
-    "n_group": 8,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "num_attention_heads": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 61,
-    "num_key_value_heads": 128,
-    "num_nextn_predict_layers": 1,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": {
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "factor": 40,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 4096,
-        "type": "yarn",
-    },
-    "rope_theta": 10000,
-    "routed_scaling_factor": 2.5,
-    "scoring_func": "sigmoid",
-    "tie_word_embeddings": False,
-    "topk_group": 4,
-    "topk_method": "noaux_tc",
-    "torch_dtype": "bfloat16",
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-}
+DEEPSEEK_V3: dict[str, Any] = json.loads(Path(__file__).with_name("deepseek_v3.json").read_text(encoding="utf-8"))
 TARGETS = [name for name, model in MODELS.items() if model.config["architectures"][0].endswith("ForCausalLM")]
 
 
@@ -191,48 +133,17 @@ def _random(shapes: Mapping[str, tuple[int, ...]], seed: int, dtype: torch.dtype
     return made
 
 
-def _layer(prefix: str, c: dict[str, Any], wide: int = 1, head_norms: bool = False) -> dict[str, tuple[int, ...]]:
-    hidden, inner = c["hidden_size"], c["intermediate_size"]
-    d = c.get("head_dim") or hidden // c["num_attention_heads"]
-    queries, keys = c["num_attention_heads"] * d, c["num_key_value_heads"] * d
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{prefix}self_attn.q_proj.weight": (queries, wide * hidden),
-        f"{prefix}self_attn.k_proj.weight": (keys, wide * hidden),
-        f"{prefix}self_attn.v_proj.weight": (keys, wide * hidden),
-        f"{prefix}self_attn.o_proj.weight": (hidden, queries),
-        f"{prefix}mlp.gate_proj.weight": (inner, hidden),
-        f"{prefix}mlp.up_proj.weight": (inner, hidden),
-        f"{prefix}mlp.down_proj.weight": (hidden, inner),
-        f"{prefix}input_layernorm.weight": (hidden,),
-        f"{prefix}post_attention_layernorm.weight": (hidden,),
-    }
-    if head_norms:
-        shapes |= {f"{prefix}self_attn.{name}_norm.weight": (d,) for name in "qk"}
-    return shapes
-
-
 def _eagle3(c: dict[str, Any], seed: int) -> dict[str, Tensor]:
     """The 15 tensors of a head for SGLang: no embedding, ids as differences, a mask of the target's ids."""
     hidden, own, vocab = c["hidden_size"], c["draft_vocab_size"], c["vocab_size"]
-    shapes = _layer("midlayer.", c, wide=2) | {
-        "midlayer.hidden_norm.weight": (hidden,),
-        "norm.weight": (hidden,),
-        "fc.weight": (hidden, 3 * hidden),
-        "lm_head.weight": (own, hidden),
-    }
+    d = c.get("head_dim") or hidden // c["num_attention_heads"]
+    shapes = eagle3_shapes(c | {"head_dim": d, "target_hidden_size": hidden}, states=3)
+    del shapes["embed_tokens.weight"]
     kept = torch.randperm(vocab, generator=torch.Generator().manual_seed(seed))[:own].sort().values
     more = {"d2t": kept - torch.arange(own), "t2d": torch.zeros(vocab, dtype=torch.bool).index_fill_(0, kept, True)}
     return _random(shapes, seed, torch.float16) | more
 
 
 def _dflash(c: dict[str, Any], seed: int) -> dict[str, Tensor]:
-    hidden = c["hidden_size"]
     states = len(c["dflash_config"]["target_layer_ids"])
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (hidden, states * hidden),
-        "hidden_norm.weight": (hidden,),
-        "norm.weight": (hidden,),
-    }
-    for i in range(c["num_hidden_layers"]):
-        shapes |= _layer(f"layers.{i}.", c, head_norms=True)
-    return _random(shapes, seed, torch.bfloat16)
+    return _random(dflash_shapes(c, states, target_hidden=c["hidden_size"]), seed, torch.bfloat16)

@@ -82,11 +82,8 @@ def eagle3_shapes(c: dict[str, Any], states: int) -> Shapes:
 
 def dflash_shapes(c: dict[str, Any], states: int, target_hidden: int) -> Shapes:
     hidden, d = c["hidden_size"], c["head_dim"]
-    found: Shapes = {
-        "fc.weight": (hidden, states * target_hidden),
-        "hidden_norm.weight": (hidden,),
-        "norm.weight": (hidden,),
-    }
+    found: Shapes = {"fc.weight": (hidden, states * target_hidden)}
+    found |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     for i in range(c["num_hidden_layers"]):
         found |= layer_shapes(f"layers.{i}.", c)
         found |= {f"layers.{i}.self_attn.q_norm.weight": (d,), f"layers.{i}.self_attn.k_norm.weight": (d,)}

@@ -20,6 +20,8 @@ from specmatrix.matrix.run.record import record
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.schema import CellResult, Json
 
+# What `ci.ray.work` is given.
+Task = tuple[ShardJob, int, Sequence[Cell], Queue, Mapping[str, str]]
 # Names a folder, in which a file stands for an attempt at a cell.
 ATTEMPTS = "SCRIPTED_TASK_ATTEMPTS"
 # Pipes in the folder: in one a task asks for the end of its node, in the other it says that it runs.
@@ -36,34 +38,28 @@ def passed(cell: Cell, job: ShardJob) -> CellResult:
     return record(prepare(cell, job.options.tier, job.options.seed), "PASS", outcomes=(Outcome("config", State.PASS),))
 
 
-def passes(job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, versions: Mapping[str, str]) -> None:
+def passes(*task: *Task) -> None:
     """A task without a defect, whose records name its GPUs."""
-    _run(job, number, cells, queue, lambda cell: None)
+    _run(task, lambda cell: None)
 
 
-def kills_its_worker_once(
-    job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, versions: Mapping[str, str]
-) -> None:
+def kills_its_worker_once(*task: *Task) -> None:
     """SIGKILL at the first attempt at each cell."""
-    _run(job, number, cells, queue, lambda cell: _die(_attempt(cell) == 1))
+    _run(task, lambda cell: _die(_attempt(cell) == 1))
 
 
-def kills_its_worker_at_drafts(
-    job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, versions: Mapping[str, str]
-) -> None:
+def kills_its_worker_at_drafts(*task: *Task) -> None:
     """SIGKILL at every attempt at a cell with a drafter."""
-    _run(job, number, cells, queue, lambda cell: _die(cell.algorithm != "none" and _attempt(cell) > 0))
+    _run(task, lambda cell: _die(cell.algorithm != "none" and _attempt(cell) > 0))
 
 
-def dies_before_it_starts(
-    job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, versions: Mapping[str, str]
-) -> None:
+def dies_before_it_starts(*task: *Task) -> None:
     """SIGKILL before its first message."""
-    _attempt(cells[0])
+    _attempt(task[2][0])
     _die()
 
 
-def fails_drafts(job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, versions: Mapping[str, str]) -> None:
+def fails_drafts(*task: *Task) -> None:
     """Every cell with a drafter is red."""
 
     def judge(cell: Cell, job: ShardJob) -> CellResult:
@@ -71,37 +67,36 @@ def fails_drafts(job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue
         gate = Outcome("config", State.FAIL if red else State.PASS, message="wrong" * red)
         return record(prepare(cell, job.options.tier, job.options.seed), "FAIL" if red else "PASS", outcomes=(gate,))
 
-    _run(job, number, cells, queue, lambda cell: None, judge)
+    _run(task, lambda cell: None, judge)
 
 
-def falls_silent(job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, versions: Mapping[str, str]) -> None:
+def falls_silent(*task: *Task) -> None:
     """Nothing comes of a cell with a drafter."""
-    _run(job, number, cells, queue, lambda cell: sleep(600 * (cell.algorithm != "none")))
+    _run(task, lambda cell: sleep(600 * (cell.algorithm != "none")))
 
 
-def never_ends(job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, versions: Mapping[str, str]) -> None:
+def never_ends(*task: *Task) -> None:
     """Nothing comes of any cell; the first task says that it runs."""
+    job, _, cells, *_ = task
 
     def wait(cell: Cell) -> None:
         if _attempt(cells[0]) == 1 and job.options.seed == 0:
             (Path(os.environ[ATTEMPTS]) / STARTED).write_text(cell.id)
         sleep(600)
 
-    _run(job, number, cells, queue, wait)
+    _run(task, wait)
 
 
-def is_of_another_version(
-    job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, versions: Mapping[str, str]
-) -> None:
+def is_of_another_version(*task: *Task) -> None:
     """As `ci.ray.work` on a node with another torch."""
+    job, number, cells, queue, versions = task
     executor.work(job, number, cells, queue, {**versions, "torch": "0.1"})
 
 
-def loses_its_node(
-    job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, versions: Mapping[str, str]
-) -> None:
+def loses_its_node(*task: *Task) -> None:
     """The real work; but the first node that is not the head is doomed at its first record, which does not arrive."""
     doomed = Path(os.environ[ATTEMPTS]) / DOOMED
+    job, number, cells, queue, versions = task
 
     class Fatal:
         def put(self, message: tuple[int, str, CellResult | None]) -> None:
@@ -135,14 +130,8 @@ def probe_of_other_sources(gpus: int) -> tuple[dict[str, str], dict[str, Json]]:
     return executor.versions_with(Path(__file__).parent), {}
 
 
-def _run(
-    job: ShardJob,
-    number: int,
-    cells: Sequence[Cell],
-    queue: Queue,
-    before: Callable[[Cell], None],
-    judge: Callable[[Cell, ShardJob], CellResult] = passed,
-) -> None:
+def _run(task: Task, before: Callable[[Cell], None], judge: Callable[[Cell, ShardJob], CellResult] = passed) -> None:
+    job, number, cells, queue, _ = task
     node = ray.get_runtime_context().get_node_id()
     queue.put((number, node, None))
     for cell in cells:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import struct
 import sys
-import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,8 +23,6 @@ from specmatrix.matrix.workloads.request import RequestSpec
 
 # Names a folder in which each worker leaves a file, so that it knows how many came before it.
 STARTS = "SCRIPTED_WORKER_STARTS"
-# Cells of one GPU that a cell of several waits for.
-BESIDE = 12
 
 
 def notes_frozen_objects(cell: Cell, seed: int) -> tuple[RequestSpec, ...]:
@@ -121,49 +117,3 @@ def first() -> bool:
     folder = Path(os.environ[STARTS])
     (folder / str(os.getpid())).touch()
     return len(list(folder.iterdir())) == 1
-
-
-def occupies_gpus(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
-    """Leaves a file for each cell, with its tier and GPUs and when it began and ended. A cell of several GPUs ends when
-    `BESIDE` cells of one GPU have."""
-    connection.send(None)
-    folder = Path(os.environ[STARTS])
-    for cell in received(connection):
-        begin = time.monotonic()
-        while len(gpus) > 1 and len(list(folder.glob("*-gpu1.json"))) < BESIDE and time.monotonic() < begin + 20:
-            time.sleep(0.01)
-        time.sleep(0.1)
-        row = {"tier": job.options.tier, "gpus": list(gpus), "begin": begin, "end": time.monotonic()}
-        (folder / f"{cell.id}-{job.options.tier}.json").write_text(json.dumps(row))
-        connection.send(
-            record(prepare(cell, job.options.tier, job.options.seed), "PASS", outcomes=(Outcome("config", State.PASS),))
-        )
-
-
-def wide_ones_die(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
-    """A worker of several GPUs dies with its first cell, and those of one GPU pass."""
-    if len(gpus) > 1:
-        connection.send(None)
-        connection.recv()
-        os._exit(4)
-    passes(job, gpus, connection)
-
-
-def wide_ones_do_not_start(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
-    """A worker of several GPUs ends before it is ready, and those of one GPU pass."""
-    if len(gpus) > 1:
-        os._exit(3)
-    passes(job, gpus, connection)
-
-
-def gpu_2_does_not_start(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
-    """No worker starts on GPU 2 alone; those of several GPUs run for as long as that is tried."""
-    folder = Path(os.environ[STARTS])
-    if list(gpus) == [2]:
-        first()
-        os._exit(3)
-    begin = time.monotonic()
-    while len(gpus) > 1 and len(list(folder.iterdir())) < 2 and time.monotonic() < begin + 20:
-        time.sleep(0.01)
-    time.sleep(0.2 * (len(gpus) > 1))
-    passes(job, gpus, connection)

@@ -67,14 +67,8 @@ def fields(request: RequestSpec) -> dict[str, Any]:
     """A request's limits, sampling and stopping rules under this engine's names."""
     given = {"tokens": request.max_new_tokens, "heat": request.temperature, "seed": request.seed}
     ends = {"stop": list(request.stop), "stop_ids": list(request.stop_token_ids), "endless": request.ignore_eos}
-    return {
-        **given,
-        **ends,
-        "best": request.top_logprobs,
-        "scores": request.logprobs,
-        "top_k": request.top_k,
-        "top_p": request.top_p,
-    }
+    more = {"best": request.top_logprobs, "scores": request.logprobs, "top_k": request.top_k, "top_p": request.top_p}
+    return {**given, **ends, **more}
 
 
 DIVERGED = Agreement(2, 3, 3, ("a", "b"), "step 1: the plan of rank 1 and of rank 0 differ")
@@ -113,16 +107,9 @@ class TinyEngine(RunningEngine):
         shape = {"speculative_num_steps": command.flags["depth"], "speculative_eagle_topk": 1}
         given = {} if command.flags["drafter"] == "none" else shape
         self.flags = dict(command.flags)
-        self.llm = LLM(
-            EngineConfig(
-                command.checkpoints["target"],
-                command.flags["drafter"].upper(),
-                command.checkpoints.get("draft"),
-                enable_deterministic_inference=True,
-                **given,
-            ),
-            resolve_path,
-        )
+        drafter = command.flags["drafter"].upper(), command.checkpoints.get("draft")
+        given |= {"enable_deterministic_inference": True}
+        self.llm = LLM(EngineConfig(command.checkpoints["target"], *drafter, **given), resolve_path)
 
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         found = {ask.id: self._refused(ask) for ask in asks if len(ask.input_ids) > LONGEST}
@@ -146,21 +133,12 @@ class TinyEngine(RunningEngine):
         from specmatrix.engine.core.schedule.request import SamplingParams
 
         given = ask.fields
-        return self.llm.add(
-            ask.input_ids,
-            SamplingParams(
-                max_new_tokens=given["tokens"],
-                temperature=given["heat"],
-                top_k=given["top_k"],
-                top_p=given["top_p"],
-                seed=given["seed"],
-                stop=tuple(given["stop"]),
-                stop_token_ids=tuple(given["stop_ids"]),
-                ignore_eos=given["endless"],
-                return_logprob=given["scores"],
-                top_logprobs_num=given["best"],
-            ),
-        )
+        params = SamplingParams(
+            given["tokens"], temperature=given["heat"], top_k=given["top_k"], top_p=given["top_p"], seed=given["seed"],
+            stop=tuple(given["stop"]), stop_token_ids=tuple(given["stop_ids"]), ignore_eos=given["endless"],
+            return_logprob=given["scores"], top_logprobs_num=given["best"],
+        )  # fmt: skip
+        return self.llm.add(ask.input_ids, params)
 
     def _refused(self, ask: SubjectRequest) -> Answer:
         text = f"the prompt has {len(ask.input_ids)} tokens; allowed: {LONGEST}"

@@ -23,10 +23,8 @@ def test_a_baseline_is_a_green_run_of_its_tier_and_stage(path: Path):
     assert f"{report.header.tier}-{report.header.stage}.jsonl.gz" == path.name
     assert summarise(report).red == 0 and not report.header.dirty and report.header.shard is None
     assert compare(report, report).verdict == "green"
-    assert (
-        f"| `{path.name}` | {len(report)} cells, commit {report.header.commit[:7]}"
-        in (FOLDER / "README.md").read_text()
-    )
+    row = f"| `{path.name}` | {len(report)} cells, commit {report.header.commit[:7]}"
+    assert row in (FOLDER / "README.md").read_text()
 
 
 def made(*words: str) -> list[str]:

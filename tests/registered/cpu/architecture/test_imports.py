@@ -95,9 +95,8 @@ def test_a_checkout_is_one_package_with_its_folders_beside_it():
 
 
 def test_the_links_for_the_type_checker_lay_the_sources_out_as_installed():
-    links = {
-        path.name: path.resolve() for path in (ROOT / ".lint" / "specmatrix").iterdir() if path.name != "__pycache__"
-    }
+    linked = (path for path in (ROOT / ".lint" / "specmatrix").iterdir() if path.name != "__pycache__")
+    links = {path.name: path.resolve() for path in linked}
     own = {path.name: path for path in (ROOT / "specmatrix").iterdir() if path.is_file()}
     assert links == {folder: ROOT / folder for folder in TOP} | own
 

@@ -56,8 +56,7 @@ def accesses(path: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["x._y", "from a import _y", "monkeypatch.setattr(x, '_y', 1)", "monkeypatch.setattr('a.b._y', 1)"],
+    "text", ["x._y", "from a import _y", "monkeypatch.setattr(x, '_y', 1)", "monkeypatch.setattr('a.b._y', 1)"]
 )
 def test_every_way_to_a_private_name_is_seen(text, monkeypatch):
     monkeypatch.setattr(f"{__name__}.tree", lambda path: ast.parse(text))

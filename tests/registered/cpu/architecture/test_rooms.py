@@ -8,22 +8,9 @@ from tests.support.sources import imports, sources
 
 # Each room may import those before it.
 ROOMS = (
-    "cells",
-    "zoo",
-    "cover",
-    "workloads",
-    "conformance",
-    "subjects",
-    "golden",
-    "oracles",
-    "gates",
-    "run",
-    "simulation",
-    "accuracy",
-    "faults",
-    "plugin",
-    "cli",
-)
+    "cells", "zoo", "cover", "workloads", "conformance", "subjects", "golden", "oracles", "gates", "run", "simulation",
+    "accuracy", "faults", "plugin", "cli",
+)  # fmt: skip
 MAX_ROOMS = 15
 
 

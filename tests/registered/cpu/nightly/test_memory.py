@@ -54,24 +54,14 @@ def serve(llm: LLM, number: int) -> int:
     return len(rids)
 
 
-ADAPTIVE = {
-    "speculative_algorithm": "EAGLE3",
-    "speculative_draft_model_path": "llama-mini-eagle3",
-    "speculative_adaptive": True,
-}
+ADAPTIVE = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "llama-mini-eagle3"}
+ADAPTIVE |= {"speculative_adaptive": True}
 
 
 @pytest.mark.parametrize("drafts", [{}, ADAPTIVE], ids=["plain", "adaptive"])
 def test_what_is_held_does_not_grow_with_the_requests_served(drafts):
-    config = EngineConfig(
-        "llama-mini",
-        enable_streaming_session=True,
-        max_running_requests=64,
-        max_total_tokens=1024,
-        context_length=256,
-        **drafts,
-    )
-    llm = LLM(config, resolve_path)
+    sizes = {"max_running_requests": 64, "max_total_tokens": 1024, "context_length": 256}
+    llm = LLM(EngineConfig("llama-mini", enable_streaming_session=True, **sizes, **drafts), resolve_path)
     served = number = 0
     early = 0.0
     while served < LATE:

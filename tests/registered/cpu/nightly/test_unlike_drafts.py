@@ -31,12 +31,9 @@ from specmatrix.matrix.zoo import oracle_drafts
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, resolve_path
 
 CELLS = (
-    "standalone.s3.v2.p4.pair",
-    "eagle.s3.k4.n8.v2.p4.pair",
-    "eagle3.s3.k4.n8.v2.p16.pair",
-    "dflash.v2.pair",
+    "standalone.s3.v2.p4.pair", "eagle.s3.k4.n8.v2.p4.pair", "eagle3.s3.k4.n8.v2.p16.pair", "dflash.v2.pair",
     "nextn.deepseek.s2.v2.pair",
-)
+)  # fmt: skip
 Weights = dict[str, Tensor]
 Change = Callable[[Weights, dict[str, Any]], None]
 
@@ -104,12 +101,8 @@ def served(cell: str, locate: Callable[[str], Path] = resolve_path) -> tuple[Pre
     prepared, subject = prepare(Cell.from_id(cell)), ReferenceSubject(locate)
     claims = subject.profile.capabilities
     run = run_requests(subject.start_engine(prepared.configuration), prepared.requests, claims)
-    plain = ReferenceSubject()
-    return (
-        prepared,
-        run,
-        run_requests(plain.start_engine(prepared.baseline.configuration), prepared.baseline.requests, claims),
-    )
+    plain = ReferenceSubject().start_engine(prepared.baseline.configuration)
+    return prepared, run, run_requests(plain, prepared.baseline.requests, claims)
 
 
 def followed(prepared: PreparedCell, run: Run) -> list[NaiveCheck]:
@@ -150,6 +143,4 @@ def test_rounds_are_those_of_naive_drafts_of_the_same_files(cell, kind, tmp_path
     assert (per_round(run) < 0.75 * usual) == (kind is garbage)
     monkeypatch.undo()
     if kind is garbage:
-        assert any(check.place is not None for check in followed(prepared, run)), (
-            "the zoo's drafts accept other numbers"
-        )
+        assert any(check.place is not None for check in followed(prepared, run)), "the zoo's drafts accept others"

@@ -61,11 +61,8 @@ def served(shape: Shape, chunk: int | None = None, workloads: int = 3) -> list[t
     """Several workloads, the first one again at the end, on one engine; each with its baseline."""
     torch.set_num_threads(1)
     prepared, subject = prepare(Cell.from_id(shape.cell)), ReferenceSubject()
-    sizes = {
-        "speculative_num_steps": shape.steps,
-        "speculative_eagle_topk": shape.topk,
-        "speculative_num_draft_tokens": shape.nodes,
-    }
+    sizes = {"speculative_num_steps": shape.steps, "speculative_eagle_topk": shape.topk}
+    sizes |= {"speculative_num_draft_tokens": shape.nodes}
     more = {} if chunk is None else {"chunked_prefill_size": chunk}
     engine = subject.start_engine(replace(prepared.configuration, **sizes, **more))
     plain = subject.start_engine(prepared.baseline.configuration)

@@ -33,17 +33,9 @@ def answers(llm, together: bool = True) -> list[tuple[object, ...]]:
 @cache
 def plain(target: str) -> list[tuple[object, ...]]:
     """The outputs of plain decoding, one request at a time, with large pages and unchunked prompts."""
-    config = EngineConfig(
-        str(CHECKPOINTS / target),
-        device="cuda",
-        dtype="bfloat16",
-        max_running_requests=4,
-        max_total_tokens=512,
-        page_size=64,
-        chunked_prefill_size=64,
-        enable_deterministic_inference=True,
-    )
-    return answers(LLM(config), together=False)
+    sizes = {"max_running_requests": 4, "max_total_tokens": 512, "page_size": 64, "chunked_prefill_size": 64}
+    words = {"device": "cuda", "dtype": "bfloat16", "enable_deterministic_inference": True}
+    return answers(LLM(EngineConfig(str(CHECKPOINTS / target), **words, **sizes)), together=False)
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])

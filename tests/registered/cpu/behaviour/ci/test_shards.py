@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from msgspec.structs import replace
@@ -24,17 +25,9 @@ CELLS = chosen_cells("cpu", "smoke", SELECTOR, None)
 RUN = ["run", "--stage", "smoke", "--cells", SELECTOR, "--workers", "1"]
 
 
-def write(
-    out: Path,
-    shard: str,
-    left: int = 0,
-    cells=CELLS,
-    seconds: dict[str, float] | None = None,
-    taken=0.0,
-    **changes: object,
-):
+def write(out: Path, shard: str, left=0, cells=CELLS, seconds=MappingProxyType({}), taken=0.0, **changes: object):
     """A report of a shard whose cells pass; `left` of them did not run."""
-    part, own = of_shard(cells, seconds or {}, shard, 0)
+    part, own = of_shard(cells, seconds, shard, 0)
     header = replace(run_header("cpu", "smoke", 0, GATES), shard=part, **changes)
     with ReportWriter(out, header) as writer:
         for cell in own[left:]:

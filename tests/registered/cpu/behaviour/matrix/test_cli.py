@@ -25,8 +25,6 @@ from specmatrix.reports.store import load
     [
         ("gpu1", 0, "tier 'gpu1' needs 1 GPU but this machine has none; use 'cpu'"),
         ("gpu4", 2, "tier 'gpu4' needs 4 GPUs but this machine has 2; use 'cpu'"),
-        ("gpu2", 1, "tier 'gpu2' needs 2 GPUs but this machine has 1; use 'cpu'"),
-        ("gpu8", 4, "tier 'gpu8' needs 8 GPUs but this machine has 4; use 'cpu'"),
     ],
 )
 def test_a_tier_names_the_gpus_that_are_missing(tier, there, sentence, monkeypatch, capsys):
@@ -73,8 +71,7 @@ def test_help_says_in_a_whole_sentence_what_each_command_does(capsys, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "modules",
-    ["specmatrix.cli, specmatrix.matrix.plugin", "specmatrix.ci.run", "specmatrix.matrix.faults.command"],
+    "modules", ["specmatrix.cli, specmatrix.matrix.plugin", "specmatrix.ci.run", "specmatrix.matrix.faults.command"]
 )
 def test_what_only_starts_workers_imports_no_torch(modules):
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
@@ -90,20 +87,6 @@ def test_run_writes_four_files_and_compares_with_itself(tmp_path: Path, capsys: 
     assert load(out).header.thresholds["ledger"]
     assert main(["compare", str(out), str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "green"
-
-
-@pytest.mark.nightly
-def test_a_killed_run_leaves_no_readable_report(tmp_path: Path):
-    words = ["run", "--cells", "batch=pair", "--workers", "1", "--out", str(tmp_path)]
-    command = [sys.executable, "-c", "import sys; from specmatrix.cli import main; sys.exit(main())", *words]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        partial = tmp_path / "report.jsonl.partial"
-        while process.poll() is None and not (partial.exists() and partial.read_text().count("\n") > 1):
-            os.sched_yield()
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    with pytest.raises(ReportError, match="did not finish"):
-        load(tmp_path)
 
 
 @pytest.mark.nightly
@@ -154,12 +137,7 @@ def test_explain_prints_the_resolution(capsys: pytest.CaptureFixture[str]):
     ("flags", "model", "draft", "steps"),
     [
         ({}, "llama-mini", "llama-mini-eagle3", 5),
-        (
-            {"--model-path": "qwen3-mini", "--speculative-algorithm": "standalone"},
-            "qwen3-mini",
-            "qwen3-mini-standalone",
-            5,
-        ),
+        ({"--model-path": "qwen3-mini"}, "qwen3-mini", "qwen3-mini-eagle3", 5),
         ({"--model-path": "deepseek-mini", "--speculative-algorithm": "nextn"}, "deepseek-mini", None, "auto"),
         ({"--model-path": "/else", "--speculative-num-steps": "2"}, "/else", None, 2),
     ],
@@ -227,12 +205,6 @@ def test_generate_counts_the_first_answer_of_a_drafter_that_remembers(capsys: py
     rewritten, measured = capsys.readouterr().err.strip().splitlines()
     assert rewritten.startswith("rewritten spec_version: v2 -> v1: ")
     assert 1.0 < float(measured.split()[2]) < 3.0 and measured.endswith("(same tokens)")
-
-
-def test_generate_finds_the_drafts_of_each_target(capsys: pytest.CaptureFixture[str]):
-    for target, drafter in (("qwen3-mini", "EAGLE3"), ("deepseek-mini", "NEXTN")):
-        assert main(["generate", "Hi", "--max-new-tokens", "8", "--model-path", target]) == 0
-        assert capsys.readouterr().err.splitlines()[-1].startswith(f"{drafter} accepts ")
 
 
 def test_generate_leaves_the_depth_to_adaptive_steps(capsys: pytest.CaptureFixture[str]):

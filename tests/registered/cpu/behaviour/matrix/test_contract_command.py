@@ -133,18 +133,15 @@ def test_what_the_process_refuses_is_one_sentence(pretended, capsys):
     assert capsys.readouterr().err == "specmatrix: no such thing\n"
 
 
-KILL = "__import__('os').kill(0, 9)"
 ENDS = {
     "exit": ("__import__('os')._exit(0)", "the process ended with exit status 0 before the last result"),
-    "kill": (KILL, "the process was killed by SIGKILL before the last result"),
     "loop": ("while True: pass", "the process gave no result for 6 s and was killed"),
     "abort": ("__import__('os').abort()", "the process was killed by SIGABRT before the last result"),
 }
 
 
 @pytest.mark.parametrize(
-    ("statement", "reason"),
-    [pytest.param(*end, id=name, marks=pytest.mark.nightly) for name, end in ENDS.items()],
+    ("statement", "reason"), [pytest.param(*end, id=name, marks=pytest.mark.nightly) for name, end in ENDS.items()]
 )
 def test_a_file_that_ends_its_process_or_hangs_has_no_verdict(tmp_path, capsys, monkeypatch, statement, reason):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)

@@ -28,7 +28,8 @@ def test_all_faults_or_the_named_ones():
     here, there = select([]), select([], "gpu1")
     assert [fault for fault in catalogue() if fault in here or fault in there] == list(catalogue())
     assert {fault.tier for fault in here} == {"cpu"} and all(f.also_on == ("gpu1",) for f in here if f in there)
-    assert [fault.id for fault in select(["v2-downgraded", "bonus-stride"])] == ["v2-downgraded", "bonus-stride"]
+    twice = select(["v2-downgraded", "bonus-stride", "v2-downgraded"])
+    assert [fault.id for fault in twice] == ["v2-downgraded", "bonus-stride"]
 
 
 def test_an_unknown_fault_names_the_closest_one_or_the_list():
@@ -49,12 +50,6 @@ def test_the_list_describes_each_fault(capsys):
     assert list_faults(["v2-downgraded"], "cpu", json_=True) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert listed["category"] == "silent fallback / ignored parameter" and listed["why"] in "\n".join(lines)
-
-
-def test_a_fault_that_is_named_twice_is_planted_once():
-    assert [fault.id for fault in select(["bonus-stride", "v2-downgraded", "bonus-stride"])] == [
-        "bonus-stride", "v2-downgraded",
-    ]  # fmt: skip
 
 
 def test_the_table_fits_its_terminal():
@@ -87,19 +82,8 @@ def test_json_on_a_real_fault(capsys):
     assert faults(stage="smoke", json_=True, only=["v2-downgraded"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {*found.pop("cell_seconds")} >= {*found["faults"][0].pop("cells")} > set()
-    assert found == {
-        "total": 1,
-        "killed": 1,
-        "faults": [
-            {
-                "id": "v2-downgraded",
-                "category": "silent fallback / ignored parameter",
-                "origin": "sglang#21062",
-                "killed_by": ["effective"],
-                "crashed": False,
-            }
-        ],
-    }
+    fault = {"id": "v2-downgraded", "category": "silent fallback / ignored parameter", "origin": "sglang#21062"}
+    assert found == {"total": 1, "killed": 1, "faults": [fault | {"killed_by": ["effective"], "crashed": False}]}
 
 
 @pytest.mark.nightly
@@ -122,12 +106,6 @@ def planted() -> str:
 
 
 @pytest.mark.nightly
-def test_the_table_names_the_only_killer(planted):
-    text = " ".join(planted.split())
-    assert "1 of 1 fault killed" in text
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("page", ["README.md", "docs/reading-a-report.md"])
 def test_the_pages_quote_the_messages_of_a_planted_fault(planted, page):
     def masked(text: str) -> str:
@@ -140,18 +118,9 @@ def test_the_pages_quote_the_messages_of_a_planted_fault(planted, page):
 
 @pytest.mark.nightly
 def test_a_stopped_matrix_keeps_and_shows_finished_faults(tmp_path: Path):
-    words = [
-        "faults",
-        "v2-downgraded",
-        "path-not-compacted",
-        "--stage",
-        "smoke",
-        "--workers",
-        "1",
-        "--out",
-        str(tmp_path),
-    ]
-    command = [sys.executable, "-c", "import sys; from specmatrix.cli import main; sys.exit(main())", *words]
+    words = ["v2-downgraded", "path-not-compacted", "--stage", "smoke", "--workers", "1", "--out", str(tmp_path)]
+    main_code = "import sys; from specmatrix.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", main_code, "faults", *words]
     file, pipe = tmp_path / "faults.json", subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         while process.poll() is None and not (file.exists() and json.loads(file.read_text())["total"]):

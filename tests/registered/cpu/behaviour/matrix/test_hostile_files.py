@@ -20,16 +20,11 @@ TEXTS = {
     "mark": (b'\xef\xbb\xbf{"a": 1}', "it begins with a byte order mark; save it as UTF-8 without one"),
 }
 NGRAM = ("--speculative-algorithm", "NGRAM", "--speculative-ngram-external-sam-budget", "4")
+LINES = "FILE line 1 is not valid JSON (WHY)", "FILE line 1 is not UTF-8; the file is damaged"
 # What reads a file, and its sentence about text that is no JSON and about bytes that are no text.
 READERS = {
-    ("accuracy", "--data", "FILE"): (
-        "FILE line 1 is not valid JSON (WHY)",
-        "FILE line 1 is not UTF-8; the file is damaged",
-    ),
-    ("zoo", "acceptance", "--data", "FILE"): (
-        "FILE line 1 is not valid JSON (WHY)",
-        "FILE line 1 is not UTF-8; the file is damaged",
-    ),
+    ("accuracy", "--data", "FILE"): LINES,
+    ("zoo", "acceptance", "--data", "FILE"): LINES,
     ("compare", "REPORT", "REPORT", "--acknowledge", "FILE"): (
         "FILE is no list of acknowledgements: WHY",
         "FILE is no list of acknowledgements: it is not UTF-8 text",

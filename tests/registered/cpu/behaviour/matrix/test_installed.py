@@ -33,10 +33,7 @@ SLOW = {
     ("faults", "--only", "bonus-stride"): "1 of 1 fault killed",
     ("lock", "--check"): "",
 }
-COMMANDS = SLOW | {
-    ("zoo", "verify"): "llama-mini-eagle3: whole",
-    ("explain", "eagle3.qwen3"): "",
-}
+COMMANDS = SLOW | {("zoo", "verify"): "llama-mini-eagle3: whole", ("explain", "eagle3.qwen3"): ""}
 
 
 @pytest.fixture(scope="module")
@@ -101,11 +98,7 @@ def test_an_installation_adds_no_name_but_its_own(installed: Path):
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(words, id=" ".join(words[:2]), marks=pytest.mark.nightly if words in SLOW else ())
-        for words in COMMANDS
-    ],
+    "words", [pytest.param(words, marks=[pytest.mark.nightly] * (words in SLOW)) for words in COMMANDS]
 )
 def test_a_command_runs_installed(words: tuple[str, ...], installed: Path, python: Run):
     done = python(installed, "-m", "specmatrix", *words)
@@ -163,12 +156,7 @@ def _always(wanted: Requirement) -> bool:
         (("generate", "hello"), 2, "torch is not installed; install the extra: pip install 'specmatrix[engine]'"),
         (("cells", "list", "--stage", "smoke"), 0, "standalone.pair"),
         (("run", "--subject", "sglang", "--url", "http://127.0.0.1:9"), 2, "http://127.0.0.1:9 cannot be reached"),
-        pytest.param(
-            ("accuracy", "--data", "none.jsonl"),
-            2,
-            "lm-eval is not installed; install specmatrix with the extra `accuracy`",
-            marks=pytest.mark.nightly,
-        ),
+        (("accuracy", "--data", "none.jsonl"), 2, "lm-eval is not installed; install specmatrix with the extra `acc"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )
@@ -183,23 +171,12 @@ def test_without_extras_a_command_runs_or_names_the_missing_package(
 
 def test_cells_of_a_server_are_judged_without_extras(installed: Path, required: Path, python: Run, tmp_path: Path):
     """As beside a foreign engine: no torch, no transformers, in this process and in its workers."""
-    words = [
-        "run",
-        "--subject",
-        "sglang",
-        "--cells",
-        "eagle3.s3.k1.n4.p4.pair",
-        "--workers",
-        "1",
-        "--out",
-        "out",
-        "--url",
-    ]
+    words = ["run", "--subject", "sglang", "--cells", "eagle3.s3.k1.n4.p4.pair", "--workers", "1", "--out", "out"]
     plain = {"speculative_algorithm": "NONE", "speculative_draft_model_path": None}
     plain |= dict.fromkeys(("speculative_num_steps", "speculative_eagle_topk"), "auto")
     assert not (required / "torch").exists()
     with served() as server, served(**plain) as baseline:
-        urls = server.url, "--baseline-url", baseline.url
+        urls = "--url", server.url, "--baseline-url", baseline.url
         done = python(installed, "-m", "specmatrix", *words, *urls, host=[str(required)])
     assert "green: 1 of 1 cell passed" in done.stdout, done.stdout + done.stderr
     assert "oracle ok, identities ok, lossless ok" in done.stdout

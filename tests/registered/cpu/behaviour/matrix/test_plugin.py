@@ -53,7 +53,6 @@ def test_selector_and_limit():
         (("--cells", "topk=3"), "topk has no value '3'; it must be one of auto, 1, 2, 4"),
         (("--stage", "weekly"), "stage 'weekly' is unknown; it must be one of smoke, pr, nightly, product"),
         (("--seed", "9223372036854775808"), "seed must be between 0 and 2147483647, got 9223372036854775808"),
-        (("--limit", "-1"), "limit must be at least 1, got -1"),
         (("--report", "/dev/null/there"), "cannot write in /dev/null/there"),
     ],
 )
@@ -147,18 +146,9 @@ def test_a_cell_has_the_hooks_of_its_own_folder(tmp_path: Path):
         (tmp_path / folder / "conftest.py").write_text(hook)
         cells = "from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n"
         (tmp_path / folder / f"test_{folder}.py").write_text(cells)
-    words = [
-        "--collect-only",
-        "-q",
-        "-s",
-        "-p",
-        "no:cacheprovider",
-        "--specmatrix-cells",
-        "eagle3.p16.pair.length",
-        str(tmp_path),
-    ]
+    words = ["--collect-only", "-q", "-s", "-p", "no:cacheprovider", "--specmatrix-cells", "eagle3.p16.pair.length"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", *words]
+    command = [sys.executable, "-m", "pytest", *words, str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     seen = sorted(line for line in done.stdout.splitlines() if " saw " in line)
     cell = "cells::eagle3.p16.pair.length"

@@ -18,21 +18,8 @@ def outcome(folder, module, when):
     (folder / f"{module}.py").write_text(f"import warnings\ndef {when}: warnings.warn('of no concern', UserWarning)\n")
     (folder / "test_one.py").write_text("def test_one(): pass\n")
     (folder / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "xdist.plugin",
-        "-n",
-        "2",
-        "-q",
-        "-p",
-        module,
-        "-p",
-        "no:cacheprovider",
-        str(folder),
-    ]
+    words = f"-p xdist.plugin -n 2 -q -p {module} -p no:cacheprovider".split()
+    command = [sys.executable, "-m", "pytest", *words, str(folder)]
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 

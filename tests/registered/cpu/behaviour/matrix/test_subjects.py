@@ -65,13 +65,8 @@ def test_a_subject_runs_cells_and_its_report_says_what_it_cannot_show(specmatrix
     (left_out,) = [cell for cell in report if cell.state == "UNSUPPORTED"]
     assert (left_out.id, left_out.error) == ("eagle3.s3.k1.p4.pair", "it has no page_size")
     passed = report["eagle3.s3.k1.pair"]
-    assert {gate.name for gate in passed.gates} == {
-        "claimed_capabilities",
-        "oracle",
-        "lossless",
-        "finish",
-        "acceptance",
-    }
+    names = {gate.name for gate in passed.gates}
+    assert names == {"claimed_capabilities", "oracle", "lossless", "finish", "acceptance"}
     oracle, acceptance = passed.gate("oracle"), passed.gate("acceptance")
     assert oracle is not None and oracle.numbers["oracle_tokens"] > 50
     assert acceptance is not None and acceptance.numbers["ratio"] == 1
@@ -120,9 +115,7 @@ def test_one_subject_is_shown_with_what_does_not_judge_it_and_why(specmatrix: Sp
     lines = out.splitlines()
     assert status == 0 and lines[0] == "tiny: 1.2.3" and lines[1].startswith("shows: ")
     assert "does not show journal: its pages have no journal" in lines
-    assert next(line for line in lines if line.startswith("judged by: ")).startswith(
-        "judged by: claimed_capabilities, oracle, "
-    )
+    assert any(line.startswith("judged by: claimed_capabilities, oracle, ") for line in lines)
     assert any(", session" in line and line.endswith(": its pages have no journal") for line in lines), out
     status, out, _ = specmatrix("subjects", "show", "tiny", "--json")
     assert status == 0 and json.loads(out)["excluded"]["ranks"] == "the subject does not show ranks"
@@ -131,9 +124,7 @@ def test_one_subject_is_shown_with_what_does_not_judge_it_and_why(specmatrix: Sp
 
 @pytest.mark.nightly
 def test_pytest_runs_cells_on_a_subject_under_waivers(installed: Path, tmp_path: Path):
-    (tmp_path / "test_cells.py").write_text(
-        "from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n", encoding="utf-8"
-    )
+    (tmp_path / "test_cells.py").write_text("from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n")
     common = "expiry: 2999-12-31, subject: replay"
     waivers = (
         f"- {{cells: none, gate: lossless, reason: old, {common}}}",

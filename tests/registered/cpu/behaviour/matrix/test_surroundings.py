@@ -142,10 +142,7 @@ def test_what_may_not_be_read_is_one_sentence(folder: Path):
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("moment", "sentence"),
-    [
-        ("specmatrix.cli", "specmatrix: interrupted"),
-        ("specmatrix.reports.render.terminal", "interrupted"),
-    ],
+    [("specmatrix.cli", "specmatrix: interrupted"), ("specmatrix.reports.render.terminal", "interrupted")],
 )
 def test_ctrl_c_while_a_module_is_imported_ends_the_command(moment: str, sentence: str, folder: Path):
     """The second module drops the exception, as libraries do with optional dependencies."""

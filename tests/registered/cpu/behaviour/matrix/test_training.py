@@ -145,16 +145,12 @@ def tiny_plan(out):
     sizes = {"train_problems": 64, "distill_problems": 4, "test_problems": 2}
     tiny = replace(plan.data, **sizes, heldout_problems=4, level_problems=1, answer_limit=6)
     short = {"steps": 2, "batch_tokens": 512}
-    recipes = {
-        name: replace(
-            r,
-            fit=replace(r.fit, **short),
-            bundled_fit=r.bundled_fit and replace(r.bundled_fit, **short),
-            unroll=min(r.unroll, 2),
-        )
-        for name, r in plan.recipes.items()
-    }
-    return replace(plan, data=tiny, recipes=recipes)
+
+    def shortened(recipe):
+        bundled = recipe.bundled_fit and replace(recipe.bundled_fit, **short)
+        return replace(recipe, fit=replace(recipe.fit, **short), bundled_fit=bundled, unroll=min(recipe.unroll, 2))
+
+    return replace(plan, data=tiny, recipes={name: shortened(recipe) for name, recipe in plan.recipes.items()})
 
 
 @pytest.mark.nightly

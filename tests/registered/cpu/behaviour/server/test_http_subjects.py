@@ -38,6 +38,7 @@ from tests.support.served import MODEL, TEMPLATE, RunningServer, served, templat
 
 CELL = "eagle3.s3.k1.n4.p4"
 SPECULATES = "the server runs speculative_algorithm EAGLE3, not None"
+SGLANG = ("run", "--subject", "sglang")
 PLAIN: dict[str, Any] = {
     "speculative_algorithm": "NONE",
     "speculative_draft_model_path": None,
@@ -159,14 +160,8 @@ def test_a_cell_that_sends_more_than_the_server_queues_is_unsupported(server: Ru
     for queue, fits in ((None, True), (many - slots, True), (many - slots - 1, False)):
         subject.running["max_queued_requests"] = queue
         found = subject.translate(burst)
-        assert (
-            isinstance(found, EngineCommand)
-            if fits
-            else found
-            == Unsupported(
-                f"the cell sends more requests at once than the server runs and queues ({slots} and {queue})"
-            )
-        )
+        reason = f"the cell sends more requests at once than the server runs and queues ({slots} and {queue})"
+        assert isinstance(found, EngineCommand) if fits else found == Unsupported(reason)
 
 
 class Flushed(BaseHTTPRequestHandler):
@@ -225,9 +220,7 @@ def test_openais_api_is_judged_by_its_texts(server: RunningServer, plain: Runnin
     (pair,) = run("openai", Endpoint(server.url, plain.url), "eagle3.pair.stop_string")
     text = pair.gate("text")
     assert pair.state == "PASS" and text is not None and text.numbers["characters"] > 50, pair
-    with pytest.raises(
-        ConfigError, match=r"^subject 'openai-chat' compares texts with a baseline's only: there is no server"
-    ):
+    with pytest.raises(ConfigError, match=r"^subject 'openai-chat' compares texts with a baseline's only: "):
         load_subject("openai-chat", Endpoint(server.url))
 
 
@@ -244,15 +237,8 @@ def test_chats_are_compared_with_the_baselines(tmp_path: Path):
                 )
             text = pair.gate("text")
             assert pair.state == state and text is not None and text.numbers["characters"] > 50, pair
-            assert [gate.name for gate in pair.gates] == [
-                "claimed_capabilities",
-                "text",
-            ] and sampled.state == "UNSUPPORTED"
-
-
-def alias(server: RunningServer) -> str:
-    """Another URL of the server."""
-    return server.url.replace("127.0.0.1", "localhost")
+            assert sampled.state == "UNSUPPORTED"
+            assert [gate.name for gate in pair.gates] == ["claimed_capabilities", "text"]
 
 
 def test_openais_api_runs_only_cells_of_the_server(server: RunningServer, plain: RunningServer):
@@ -303,9 +289,7 @@ def test_a_server_that_names_its_model_alone_is_taken_at_its_word(
 
 def test_a_baseline_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch):
     served_as(monkeypatch, "http://a", {"id": "llama-mini"}, {"id": "qwen3-mini"})
-    with pytest.raises(
-        ConfigError, match=r"^--baseline-url serves qwen3-mini; it must serve llama-mini, as --url does$"
-    ):
+    with pytest.raises(ConfigError, match=r"^--baseline-url serves qwen3-mini; it must serve llama-mini"):
         load_subject("openai", Endpoint("http://a", "http://b"))
 
 
@@ -342,26 +326,22 @@ def names(path: Path, word: str) -> bool:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "--subject", "sglang"), "subject 'sglang' is a server; give --url URL or --launch COMMAND"),
+        (SGLANG, "subject 'sglang' is a server; give --url URL or --launch COMMAND"),
         (("run", "--url", "http://127.0.0.1:1"), "--url and --launch need --subject sglang, openai or openai-chat"),
         (("run", "--subject", "transformers", "--url", "http://x"), "subject 'transformers' is no server; --url and "),
-        (("run", "--subject", "sglang", "--url", "x"), "--url is 'x'; allowed: a URL such as http://127.0.0.1:30000"),
-        (("run", "--subject", "sglang", "--launch", "x"), "--launch is 'x'; it must hold {flags}, where the flags "),
+        ((*SGLANG, "--url", "x"), "--url is 'x'; allowed: a URL such as http://127.0.0.1:30000"),
+        ((*SGLANG, "--launch", "x"), "--launch is 'x'; it must hold {flags}, where the flags "),
         (
-            ("run", "--subject", "sglang", "--launch", "{flags}", "--url", "http://x"),
-            "--url and --launch: exactly one of them must be given",
+            (*SGLANG, "--launch", "{flags}", "--url", "http://x"),
+            "--url and --launch: exactly one ",
         ),
+        ((*SGLANG, "--launch", "{flags}", "--baseline-url", "http://x"), "--baseline-url goes "),
         (
-            ("run", "--subject", "sglang", "--launch", "{flags}", "--baseline-url", "http://x"),
-            "--baseline-url goes with --url; --launch starts the baseline itself",
+            (*SGLANG, "--launch", "a 'b {flags}"),
+            '--launch is "a \'b {flags}", which is no command',
         ),
-        (
-            ("run", "--subject", "sglang", "--launch", "a 'b {flags}"),
-            '--launch is "a \'b {flags}", which is no command: No closing quotation',
-        ),
-        (("run", "--api-key", "x"), "--api-key is for a server; give --url or --launch too"),
         (("subjects", "check", "openai", "--launch", "{flags}"), "subject 'openai' is reached by --url; --launch is "),
-        (("run", "--subject", "sglang", "--url", "http://127.0.0.1:1"), "http://127.0.0.1:1 cannot be reached: "),
+        ((*SGLANG, "--url", "http://127.0.0.1:1"), "http://127.0.0.1:1 cannot be reached: "),
     ],
 )
 def test_half_an_endpoint_is_refused(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]):
@@ -387,12 +367,9 @@ def test_sessions_need_a_server_that_has_them():
     running |= {"speculative_num_steps": 3, "tp_size": 1}
     lacking = "the server does not report enable_streaming_session"
     off = "the server runs enable_streaming_session False, not True"
-    for has, said in (
-        ({}, [lacking]),
-        ({"enable_streaming_session": False}, [off]),
-        ({"enable_streaming_session": True}, []),
-    ):
-        assert [list(mismatches(cell, running | has)) for cell in cells] == [[], [], said]
+    for value, said in ((None, [lacking]), (False, [off]), (True, [])):
+        has = running if value is None else running | {"enable_streaming_session": value}
+        assert [list(mismatches(cell, has)) for cell in cells] == [[], [], said]
 
 
 def test_a_key_that_is_missing_or_wrong_is_named():
@@ -408,10 +385,10 @@ def test_a_baseline_that_speculates_or_is_none_is_refused(server: RunningServer)
     for url in (server.url, server.url.upper().lower() + "/"):
         with pytest.raises(ConfigError, match=rf"^--baseline-url is --url, '{server.url}'; it must be another server$"):
             Endpoint(server.url, url)
-    with pytest.raises(ConfigError, match=r"^--baseline-url runs EAGLE3; allowed: no speculation$"):
-        load_subject("openai", Endpoint(server.url, alias(server)))
-    with pytest.raises(ConfigError, match=r"^--baseline-url runs EAGLE3; allowed: no speculation$"):
-        load_subject("sglang", Endpoint(server.url, alias(server)))
+    other_name = server.url.replace("127.0.0.1", "localhost")
+    for name in ("openai", "sglang"):
+        with pytest.raises(ConfigError, match=r"^--baseline-url runs EAGLE3; allowed: no speculation$"):
+            load_subject(name, Endpoint(server.url, other_name))
     with pytest.raises(ConfigError, match=r"does not say what it runs: /get_server_info answers with status 404$"):
         load_subject("sglang", Endpoint(server.url + "/v1"))
     assert endpoint_of(None, None, None, None) is None

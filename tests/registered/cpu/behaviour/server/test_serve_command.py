@@ -24,7 +24,6 @@ from specmatrix.cli import main
         (["llama-mini"], "unexpected argument 'llama-mini'; serve takes flags only"),
         (["--page-siz", "4"], "unknown flag '--page-siz'; did you mean --page-size?"),
         (["--max-body-bytes", "0"], "--max-body-bytes is 0; allowed: 1 to 1099511627776"),
-        (["--api-key", "a b"], "--api-key has characters that a header cannot hold"),
         (["--model-path", "nowhere"], "model 'nowhere' is neither a folder nor in the zoo"),
         (["--port", "0", "--tp-size", "2"], "tp_size is 2; allowed: 1, as the server has its engine in its own"),
         (["--speculative-algorithm-file", "no.py"], "no.py"),

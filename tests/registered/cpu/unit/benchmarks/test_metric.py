@@ -2,15 +2,7 @@
 
 import pytest
 
-from specmatrix.benchmarks.metric import (
-    MAX_SPREAD,
-    Metric,
-    Pairs,
-    interleave,
-    spread_of,
-    unmeasured,
-    wrong,
-)
+from specmatrix.benchmarks.metric import MAX_SPREAD, Metric, Pairs, interleave, spread_of, unmeasured, wrong
 
 
 def test_the_stable_keys():

@@ -77,9 +77,8 @@ def test_where_no_cell_passed_the_nearest_that_did_not_run_are_tried():
     assert said([RED], [], EXECUTED, left=LEFT, runs=runs) == [line]
     assert runs == [OTHER, "eagle3.s3.v2.mixed_lengths", "none.v2.mixed_lengths"]
     runs = RunsBeside()
-    assert said([RED], [RANKS], EXECUTED, left=[OTHER], runs=runs) == [
-        WHICH + "no cell passed that they could be compared with"
-    ]
+    none = WHICH + "no cell passed that they could be compared with"
+    assert said([RED], [RANKS], EXECUTED, left=[OTHER], runs=runs) == [none]
     assert runs == [OTHER], "it fails too"
 
 

@@ -55,10 +55,7 @@ RED = "eagle3.s3.k4.n8.v2.p16.mixed_lengths"
         (lambda cell: cell.page_size == "16", ("page_size=16",)),
         (lambda cell: cell.batch == "mixed_lengths", ("batch=mixed_lengths",)),
         (lambda cell: cell.page_size != "1" and cell.batch != "single", ("page_size > 1", "batch != single")),
-        (
-            lambda cell: cell.algorithm == "eagle3" and cell.spec_version == "v2",
-            ("algorithm=eagle3", "spec_version=v2"),
-        ),
+        (lambda one: one.algorithm == "eagle3" and one.spec_version == "v2", ("algorithm=eagle3", "spec_version=v2")),
     ],
 )
 def test_further_cells_leave_the_cause(is_red, cause: tuple[str, ...]):
@@ -94,21 +91,17 @@ def test_candidates_that_no_cell_tells_apart_end():
 
 def test_a_cell_of_which_the_candidates_say_the_same_is_not_run():
     found = list(MarkedRuns(lambda cell: cell.page_size != "1")([Cell.from_id("eagle3.s3.v2.p16.mixed_lengths")]))
-    group = RedGroup(
-        "x", tuple(found), (("page_size=16", "batch=mixed_lengths"), ("page_size > 4", "batch=mixed_lengths"))
-    )
+    factors = (("page_size=16", "batch=mixed_lengths"), ("page_size > 4", "batch=mixed_lengths"))
+    group = RedGroup("x", tuple(found), factors)
     cells = variants(group, {found[0].id})
     assert [(cell.page_size, cell.batch) for cell in cells] == [("64", "mixed_lengths")]
 
 
 def test_only_cells_of_the_tier_are_tried():
-    one, two = MarkedRuns(lambda cell: True)(
-        [Cell.from_id("none.mixed_lengths"), Cell.from_id("none.tp2.mixed_lengths")]
-    )
+    one, two = MarkedRuns(lambda cell: True)(map(Cell.from_id, ("none.mixed_lengths", "none.tp2.mixed_lengths")))
     factors = (("numerics=float32",), ("batch=mixed_lengths",))
-    assert [(cell.numerics, cell.batch) for cell in variants(RedGroup("x", (one,), factors), ())] == [
-        ("float32", "single")
-    ]
+    tried = variants(RedGroup("x", (one,), factors), ())
+    assert [(cell.numerics, cell.batch) for cell in tried] == [("float32", "single")]
     assert {cell.ranks for cell in variants(RedGroup("x", (two,), factors), (), 2)} == {2}
 
 

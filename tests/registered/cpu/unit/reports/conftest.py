@@ -92,17 +92,12 @@ def write_cells(directory: Path, cells: list[CellResult], **header_changes: obje
 
 
 AXES = {
-    "algorithm": ("none", "standalone", "eagle3", "eagle3"),
-    "steps": ("auto", "2", "3", "5"),
-    "topk": ("1", "1", "2", "4"),
-    "spec_version": ("auto", "auto", "v1", "v2"),
-    "page_size": ("1", "4", "16", "64"),
-    "prefix_cache": ("on", "on", "off"),
-    "prefill_chunk": ("off", "7", "32"),
-    "batch": ("single", "pair", "mixed_lengths", "burst"),
-    "sampling": ("greedy", "greedy", "temperature"),
+    "algorithm": ("none", "standalone", "eagle3", "eagle3"), "steps": ("auto", "2", "3", "5"),
+    "topk": ("1", "1", "2", "4"), "spec_version": ("auto", "auto", "v1", "v2"), "page_size": ("1", "4", "16", "64"),
+    "prefix_cache": ("on", "on", "off"), "prefill_chunk": ("off", "7", "32"),
+    "batch": ("single", "pair", "mixed_lengths", "burst"), "sampling": ("greedy", "greedy", "temperature"),
     "abort": ("none", "none", "running"),
-}
+}  # fmt: skip
 
 
 def drawn_cells(policy: str = "v2", stride: bool = False, damage: str = "") -> list[CellResult]:

@@ -37,13 +37,7 @@ JUDGED = [
     (DEMAND, "nightly", MET | {"retract.done": 0}, "FAIL", f"n{UNHIT}"),
     (DEMAND, "nightly", {}, "FAIL", "no cell hit 3 required counters: tree.branched, retract.done, prefix.hit"),
     (DEMAND, "nightly", BROKEN, "FAIL", ZERO),
-    (
-        CounterDemand((), {}, 3),
-        "nightly",
-        {},
-        "NOT JUDGED",
-        "counter coverage is not checked: only 2 of the stage's 3 ",
-    ),
+    (CounterDemand((), {}, 3), "nightly", {}, "NOT JUDGED", "counter coverage is not checked: only 2 of the stage's 3"),
     (None, "pr", {}, "NOT JUDGED", "counter coverage is checked in nightly runs only"),
 ]
 

@@ -43,7 +43,3 @@ def test_only_green_cells_that_ran_prove_a_combination(tmp_path, make_cell, writ
     # (batch, abort) once; (topk, batch) and (topk, abort) for each asked topk, and for the one that ran green.
     assert found == Coverage(requested_pairs=9, requested_triples=4, passing_pairs=3, passing_triples=1)
     assert found.message == "requested coverage: 9 pairs, 4 triples; covered by passing cells: 3 and 1"
-
-
-def test_no_cell_carries_nothing(tmp_path, write_report):
-    assert covered(load(write_report(tmp_path, []))) == Coverage(0, 0, 0, 0)

@@ -1,6 +1,6 @@
 import pytest
 
-from specmatrix.reports.effective import effective, explaining_fields, pair_text, word
+from specmatrix.reports.effective import effective, pair_text, word
 
 
 def test_start_axes_take_the_resolved_value_and_request_axes_their_own():
@@ -24,8 +24,3 @@ def test_values_read_as_words(value, text):
 
 def test_a_pair_reads_as_text():
     assert pair_text((("spec_version", "v2"), ("topk", "4"))) == "(spec_version=v2, topk=4)"
-
-
-def test_reasons_use_the_names_of_the_request():
-    assert explaining_fields("topk") == ("topk", "speculative_eagle_topk")
-    assert explaining_fields("spec_version") == ("spec_version",)

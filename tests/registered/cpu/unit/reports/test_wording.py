@@ -1,16 +1,7 @@
 import pytest
 
 from specmatrix.reports.schema import GateResult, Waiver
-from specmatrix.reports.wording import (
-    build,
-    count,
-    duration,
-    failure,
-    machine,
-    shorten,
-    shorten_rewrite,
-    waiver_text,
-)
+from specmatrix.reports.wording import build, count, duration, failure, machine, shorten, shorten_rewrite, waiver_text
 
 
 def test_counts_agree_with_their_noun():

@@ -2,47 +2,29 @@ import signal
 
 import pytest
 
-from specmatrix.errors import (
-    ConfigError,
-    EngineBug,
-    EngineError,
-    KernelError,
-    LedgerError,
-    RequestError,
-    described,
-    is_interrupt,
-    text_of,
-)
+from specmatrix import errors
 from tests.support.misbehaving_drafter import ExitsInText, NumberForText, Wordless
 
 
-@pytest.mark.parametrize("error", [ConfigError, RequestError])
-def test_user_errors_can_be_caught_together(error):
-    assert issubclass(error, EngineError) and not issubclass(error, EngineBug)
-
-
-@pytest.mark.parametrize("error", [LedgerError, KernelError])
-def test_bugs_escape_a_handler_for_user_errors(error):
-    assert issubclass(error, EngineBug) and not issubclass(error, EngineError)
+def test_bugs_escape_a_handler_for_user_errors():
+    for error in (errors.ConfigError, errors.RequestError):
+        assert issubclass(error, errors.EngineError) and not issubclass(error, errors.EngineBug)
+    for error in (errors.LedgerError, errors.KernelError):
+        assert issubclass(error, errors.EngineBug) and not issubclass(error, errors.EngineError)
 
 
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (ValueError("two\n  lines"), "two lines"),
-        (ValueError(), ""),
-        (ValueError("x" * 400), "x" * 400),
-        (ValueError("x" * 10**7), "x" * 400 + "..."),
-        (ValueError("\x1b[31m\0"), "\\x1b[31m\\x00"),
-        (ValueError("half \udc80 of a pair"), "half \\udc80 of a pair"),
-        (Wordless(), "its text is unavailable"),
-        (ExitsInText(), "its text is unavailable"),
-        (NumberForText(), "its text is unavailable"),
+        (ValueError("two\n  lines"), "two lines"), (ValueError(), ""), (ValueError("x" * 400), "x" * 400),
+        (ValueError("x" * 10**7), "x" * 400 + "..."), (ValueError("\x1b[31m\0"), "\\x1b[31m\\x00"),
+        (ValueError("half \udc80 of a pair"), "half \\udc80 of a pair"), (Wordless(), "its text is unavailable"),
+        (ExitsInText(), "its text is unavailable"), (NumberForText(), "its text is unavailable"),
     ],
-)
+)  # fmt: skip
 def test_an_errors_text_is_one_short_line_whatever_it_is(error, text):
-    assert text_of(error) == text
-    assert described(error) == (f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    assert errors.text_of(error) == text
+    assert errors.described(error) == (f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
 def test_an_interrupt_while_a_text_is_made_stays_one():
@@ -51,7 +33,7 @@ def test_an_interrupt_while_a_text_is_made_stays_one():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        text_of(Slow())
+        errors.text_of(Slow())
 
 
 class Handler:
@@ -66,7 +48,7 @@ def test_what_a_signals_handler_raises_interrupts():
             signal.raise_signal(signal.SIGUSR1)
         with pytest.raises(TimeoutError) as own:
             raise TimeoutError
-        assert is_interrupt(caught.value) and not is_interrupt(own.value)
+        assert errors.is_interrupt(caught.value) and not errors.is_interrupt(own.value)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert is_interrupt(KeyboardInterrupt()) and not is_interrupt(SystemExit())
+    assert errors.is_interrupt(KeyboardInterrupt()) and not errors.is_interrupt(SystemExit())

@@ -20,10 +20,7 @@ def test_entries_read_back(tmp_path):
     [
         ("[", "Expecting value"),
         ('[{"kind": "lost", "kind": "rewrite"}]', "key 'kind' occurs twice"),
-        ("{}", "Expected `array`, got `object`"),
-        ("[1]", r"Expected `object`, got `int` - at `\$\[0\]`"),
         (json.dumps([GOOD, {**GOOD, "who": "me"}]), r"unknown field `who` - at `\$\[1\]`"),
-        (json.dumps([{"kind": "lost"}]), "missing required field `what`"),
         (json.dumps([{**GOOD, "reason": 3}]), r"Expected `str`, got `int` - at `\$\[0\].reason`"),
         (json.dumps([{**GOOD, "kind": "red"}]), "Invalid enum value 'red'"),
         (json.dumps([{**GOOD, "reason": "  "}]), r"the reason is empty; say why 'spec_version: \* -> v1' is"),

@@ -63,16 +63,9 @@ def test_a_gate_that_passes_on_nothing_is_regressed(against, gated, gate, name, 
 
 @pytest.mark.parametrize(
     ("gate", "name"),
-    [
-        ("ledger", "verbs"),
-        ("schedule", "steps"),
-        ("schedule", "forwards"),
-        ("leaks", "sent"),
-        ("resources", "rounds"),
-        ("ranks", "planned"),
-        ("ranks", "read"),
-    ],
-)
+    [("ledger", "verbs"), ("schedule", "steps"), ("schedule", "forwards"), ("leaks", "sent"), ("resources", "rounds"),
+     ("ranks", "planned"), ("ranks", "read")],
+)  # fmt: skip
 def test_a_start_that_fewer_cells_share_is_no_loss(against, gated, gate, name):
     comparison = against([gated(gate, "PASS", LOOKED[gate])], [gated(gate, numbers=LOOKED[gate] | {name: 1})])
     assert (comparison.verdict, comparison.counts[ChangeState.SAME]) == ("green", 1)

@@ -1,13 +1,11 @@
 """The states of cells, one by one, through compare() on reports on disk."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
 from specmatrix.reports.compare import Acknowledgement, ChangeState, compare, comparison_json
-from specmatrix.reports.compare.compare import comparison_record
 from specmatrix.reports.schema import GateResult, ReasonRecord, ReportError, RewriteRecord, Waiver, WaiverRule
 from specmatrix.reports.store import load
 
@@ -185,12 +183,8 @@ def test_a_waiver_takes_the_red_and_leaves_the_state(against, gated):
     waived = gated("lossless", "FAIL", waived=Waiver("drafts leak on abort", "2026-12-31"))
     comparison = against([gated("lossless")], [waived])
     change = only(comparison)
-    assert (change.state, change.red, change.excused) == (
-        ChangeState.REGRESSED,
-        False,
-        "waived until 2026-12-31: drafts leak on abort",
-    )
-    assert comparison.verdict == "green"
+    assert (change.state, change.red, comparison.verdict) == (ChangeState.REGRESSED, False, "green")
+    assert change.excused == "waived until 2026-12-31: drafts leak on abort"
     expired = replace(waived, waived=Waiver("known", "2026-08-31"))
     rules = {"waivers": (WaiverRule("algorithm=eagle3", "known", "2026-08-31"),)}
     assert against([gated("lossless")], [expired], head_header=rules).verdict == "red"
@@ -200,13 +194,10 @@ def test_red_on_both_sides_is_same_with_a_note(against, gated):
     comparison = against([gated("lossless", "FAIL")], [gated("lossless", "FAIL", seconds=9)])
     assert (comparison.counts[ChangeState.SAME], comparison.verdict) == (1, "green")
     assert comparison.still_red == ("a",)
-    other = against([gated("lossless", "FAIL")], [gated("lossless", "FAIL", message="other words")])
-    assert (other.counts[ChangeState.SAME], other.still_red) == (1, ("a",))
-
-
-def test_red_on_one_side_is_not_still_red(against, gated):
     assert against([gated("lossless")], [gated("lossless", "FAIL")]).still_red == ()
     assert against([gated("lossless", "FAIL")], [gated("lossless")]).still_red == ()
+    other = against([gated("lossless", "FAIL")], [gated("lossless", "FAIL", message="other words")])
+    assert (other.counts[ChangeState.SAME], other.still_red) == (1, ("a",))
 
 
 def test_what_is_red_comes_first(against, make_cell):
@@ -229,11 +220,6 @@ def test_lost_cells_are_red_until_acknowledged(against, make_cell):
     assert against([both, lost], [both], [late]).verdict == "red"
 
 
-def test_acknowledgements_of_nothing_are_listed(against, make_cell):
-    idle = Acknowledgement("lost", "eagle3.*", "was removed", "2026-12-31")
-    assert against([make_cell("a")], [make_cell("a")], [idle]).unused == ("lost eagle3.*",)
-
-
 def test_new_cells_are_green_or_red_by_themselves(against, make_cell, gated):
     green = against([make_cell("z")], [make_cell("z"), make_cell("a")])
     assert (only(green).state, green.verdict) == (ChangeState.NEW, "green")
@@ -245,17 +231,11 @@ def test_a_different_path_is_rewritten_and_red_until_acknowledged(against, make_
     comparison = against([make_cell("a")], [moved(make_cell)])
     assert only(comparison).state is ChangeState.REWRITTEN
     assert only(comparison).why == "resolves to spec_version=v1 instead of v2: trees run on v1"
-    assert comparison.reasons == (
-        "1 cell rewritten without an acknowledgement",
-        "spec_version: v2 -> v1 in 1 cell is not acknowledged",
-    )
+    assert comparison.reasons[1:] == ("spec_version: v2 -> v1 in 1 cell is not acknowledged",)
     accepted = Acknowledgement("rewrite", "spec_version: v2 -> v1", ACCEPTED, "2026-12-31")
     comparison = against([make_cell("a")], [moved(make_cell)], [accepted])
-    assert (comparison.verdict, only(comparison).state, only(comparison).excused) == (
-        "green",
-        ChangeState.REWRITTEN,
-        ACCEPTED,
-    )
+    assert (comparison.verdict, only(comparison).excused) == ("green", ACCEPTED)
+    assert only(comparison).state is ChangeState.REWRITTEN
 
 
 def test_a_path_and_its_rewrite_are_told_once_and_whole_tables_short(against, make_cell, change_cell):
@@ -265,12 +245,6 @@ def test_a_path_and_its_rewrite_are_told_once_and_whole_tables_short(against, ma
     table = {**(make_cell().resolved or {}), "slots": "x" * 400}
     comparison = against([make_cell("a")], [make_cell("a", resolved=table)])
     assert len(only(comparison).why) < 130 and all(len(reason) < 130 for reason in comparison.reasons)
-
-
-def test_where_the_checkpoints_lie_is_no_path(against, make_cell):
-    elsewhere = {**(make_cell().resolved or {}), "model_path": "/other", "random_seed": 3}
-    comparison = against([make_cell("a")], [make_cell("a", resolved=elsewhere)])
-    assert (comparison.counts[ChangeState.SAME], comparison.changes) == (1, ())
 
 
 def test_other_values_under_one_id_lose_the_cell(against, make_cell):
@@ -309,16 +283,6 @@ def test_other_prompts_or_models_are_not_comparable(against, gated, make_cell, h
     assert comparison.verdict == "green"
 
 
-def test_the_specimen_defect_is_named_in_words(tmp_path, specimen, write_report):
-    base = load(write_report(tmp_path / "base", specimen()))
-    head = load(write_report(tmp_path / "head", specimen(stride=True)))
-    comparison = compare(base, head)
-    assert [factor.text for factor in comparison.factors] == [
-        "red at topk > 1 x spec_version=v2 x batch != single: 16 of 16 failing cells, 0 of 64 passing"
-    ]
-    assert {change.state for change in comparison.changes} == {ChangeState.REGRESSED}
-
-
 def test_a_change_of_policy_is_named_in_words(tmp_path, specimen, write_report):
     base = load(write_report(tmp_path / "base", specimen()))
     head = load(write_report(tmp_path / "head", specimen(policy="v1")))
@@ -329,15 +293,6 @@ def test_a_change_of_policy_is_named_in_words(tmp_path, specimen, write_report):
     assert [(row.field, row.base, row.head, len(row.cells)) for row in comparison.choices] == [
         ("spec_version", "v2", "v1", 14)
     ]
-
-
-def test_the_record_holds_everything_as_json(tmp_path, specimen, write_report):
-    base = load(write_report(tmp_path / "base", specimen()))
-    head = load(write_report(tmp_path / "head", specimen(stride=True, policy="v1")))
-    record = json.loads(json.dumps(comparison_record(compare(base, head))))
-    assert list(record)[:4] == ["schema", "verdict", "reasons", "states"]
-    assert len(record["changes"]) == sum(record["states"].values()) - record["states"]["SAME"]
-    assert {"coverage", "rewrites", "choices", "factors", "thresholds", "waivers", "mismatches"} <= set(record)
 
 
 def test_other_stages_are_named_before_what_they_lack(against, make_cell):

@@ -18,14 +18,10 @@ def sized(make_cell):
     """A cell that requests `topk` and no spec version, and runs `version`."""
 
     def make(name, topk, version, state="PASS", page="1", why=FALLBACK, **changes: object):
-        return make_cell(
-            name,
-            state=state,
-            axes={"topk": str(topk), "spec_version": "auto", "page_size": page},
-            resolved={"topk": topk, "spec_version": version, "page_size": int(page)},
-            reasons=(ReasonRecord("spec_version", version, why if version == "v1" else "by default"),),
-            **changes,
-        )
+        axes = {"topk": str(topk), "spec_version": "auto", "page_size": page}
+        resolved = {"topk": topk, "spec_version": version, "page_size": int(page)}
+        reasons = (ReasonRecord("spec_version", version, why if version == "v1" else "by default"),)
+        return make_cell(name, state=state, axes=axes, resolved=resolved, reasons=reasons, **changes)
 
     return make
 
@@ -51,12 +47,8 @@ def test_a_silent_fallback_loses_and_gains_pairs_with_its_reason(coverage, sized
     assert [(row.cause, row.pairs, row.only_carrier) for row in change.lost] == [
         (f"3 cells resolve now to spec_version=v1: {FALLBACK}", (pair(spec_version="v2", topk="4"),), ())
     ]
-    assert [(row.cause, set(row.pairs)) for row in change.gained] == [
-        (
-            f"3 cells resolve now to spec_version=v1: {FALLBACK}",
-            {pair(spec_version="v1", topk="4"), pair(page_size="1", spec_version="v1")},
-        )
-    ]
+    pairs = {pair(spec_version="v1", topk="4"), pair(page_size="1", spec_version="v1")}
+    assert [(row.cause, set(row.pairs)) for row in change.gained] == [(change.lost[0].cause, pairs)]
 
 
 def test_several_causes_are_one_short_sentence_without_their_reasons(coverage, sized):
@@ -77,12 +69,6 @@ def test_a_move_for_several_reasons_names_one_and_counts_the_others(coverage, si
     assert coverage(base, head).lost[0].cause == (
         "3 cells resolve now to spec_version=v1: reason 1, and 2 other reasons"
     )
-
-
-def test_a_pair_that_another_cell_still_carries_is_not_lost(coverage, sized):
-    explicit = sized("explicit", 4, "v2")
-    change = coverage([explicit, sized("tree", 4, "v2")], [explicit, sized("tree", 4, "v1")])
-    assert change.lost == ()
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 200])
@@ -126,24 +112,10 @@ def test_a_red_cell_does_not_keep_a_pair(coverage, sized):
     assert coverage([red, sized("tree", 4, "v2")], [red, sized("tree", 4, "v1")]).lost[0].cells == ("tree",)
 
 
-def test_a_cell_that_changed_otherwise_keeps_its_pairs(coverage, sized):
-    base = [sized("other", 4, "v2"), sized("tree", 4, "v2")]
-    head = [sized("other", 4, "v2", evidence={"speculated": 3}), sized("tree", 4, "v1")]
-    assert coverage(base, head).lost == ()
-
-
-def test_a_pair_that_moves_to_another_changed_cell_is_not_lost(coverage, sized):
-    change = coverage([sized("a", 4, "v2"), sized("b", 4, "v1")], [sized("a", 4, "v1"), sized("b", 4, "v2")])
-    assert (change.lost, change.gained) == ((), ())
-
-
 def test_the_only_carrier_is_marked(coverage, sized):
     change = coverage([sized("a", 4, "v2", page="16"), sized("b", 4, "v2")], [sized("b", 4, "v2")])
     assert change.lost[0].cause == "1 cell is not in head"
-    assert set(change.lost[0].only_carrier) == {
-        pair(page_size="16", topk="4"),
-        pair(page_size="16", spec_version="v2"),
-    }
+    assert set(change.lost[0].only_carrier) == {pair(page_size="16", topk="4"), pair(page_size="16", spec_version="v2")}
 
 
 def test_cells_that_turned_red_cover_nothing(coverage, sized):
@@ -164,13 +136,6 @@ def test_new_cells_gain_pairs(coverage, sized):
     assert [row.cause for row in change.gained] == ["2 cells are new in head"]
 
 
-def test_requested_values_do_not_count(coverage, make_cell):
-    """Both cells request topk 4; the engine ran topk 1."""
-    asked = make_cell("a", axes={"topk": "4", "batch": "pair"}, resolved={"topk": 1})
-    ran = make_cell("a", axes={"topk": "4", "batch": "pair"}, resolved={"topk": 4})
-    assert coverage([ran], [asked]).lost[0].pairs == (pair(batch="pair", topk="4"),)
-
-
 def test_every_lost_pair_is_really_lost(tmp_path, specimen, write_report):
     """Against a brute-force count over all cells of the example report."""
 
@@ -186,13 +151,7 @@ def test_every_lost_pair_is_really_lost(tmp_path, specimen, write_report):
     assert {found for row in change.gained for found in row.pairs} == carried(head) - carried(base)
 
 
-def test_a_number_that_became_a_switch_is_a_different_value(make_cell, write_report, tmp_path):
-    base = load(write_report(tmp_path / "base", [make_cell("a", resolved={"topk": 1, "spec_version": "v2"})]))
-    head = load(write_report(tmp_path / "head", [make_cell("a", resolved={"topk": True, "spec_version": "v2"})]))
-    change = compare(base, head).coverage
-    assert {value for row in change.lost for pair in row.pairs for value in pair if value[0] == "topk"} == {
-        ("topk", "1")
-    }
-    assert {value for row in change.gained for pair in row.pairs for value in pair if value[0] == "topk"} == {
-        ("topk", "on")
-    }
+def test_a_number_that_became_a_switch_is_a_different_value(make_cell, coverage):
+    change = coverage(*([make_cell("a", resolved={"topk": topk, "spec_version": "v2"})] for topk in (1, True)))
+    for rows, value in ((change.lost, "1"), (change.gained, "on")):
+        assert {value for row in rows for pair in row.pairs for axis, value in pair if axis == "topk"} == {value}

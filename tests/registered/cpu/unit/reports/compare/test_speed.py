@@ -164,11 +164,7 @@ def test_what_is_visible_is_found_nearly_always():
 
 @pytest.mark.parametrize(
     ("changes", "pairing"),
-    [
-        ({"clock": "cpu"}, "another clock"),
-        ({"device": "A100"}, "another device"),
-        ({"starts": 1}, "few engine starts"),
-    ],
+    [({"clock": "cpu"}, "another clock"), ({"device": "A100"}, "another device"), ({"starts": 1}, "few engine starts")],
 )
 def test_other_settings_have_no_interval(change_of, changes, pairing):
     chance = np.random.default_rng(3)
@@ -222,8 +218,7 @@ def test_speed_as_a_sentence(make_cell):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"starts": -1}, {"turns": -1}, {"speed_ups": [1.0, 0.0]}, {"work_ms": 0}, {"gpus": -1}, {"clock": 3}],
+    "wrong", [{"starts": -1}, {"turns": -1}, {"speed_ups": [1.0, 0.0]}, {"work_ms": 0}, {"gpus": -1}, {"clock": 3}]
 )
 def test_absurd_numbers_are_refused(make_cell, wrong):
     with pytest.raises(ValueError, match=rf"has a wrong number of gate speed: .*\$\.{next(iter(wrong))}"):

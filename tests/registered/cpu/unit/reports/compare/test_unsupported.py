@@ -9,7 +9,7 @@ from rich.console import Console
 from specmatrix.reports.compare import Acknowledgement, ChangeState
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.render.terminal import print_run
-from specmatrix.reports.schema import CounterDemand, GateResult, RewriteRecord, Waiver
+from specmatrix.reports.schema import CounterDemand, GateResult, RewriteRecord
 from specmatrix.reports.store import load
 
 WHY = "vLLM has no tree drafts"
@@ -46,15 +46,6 @@ def test_every_output_counts_and_lists_it_and_the_run_is_green(tmp_path, make_ce
         assert number in text and "tree.k4" in text and WHY in text
 
 
-def test_a_waiver_does_not_count_for_it(tmp_path, make_cell, write_report, unsupported):
-    cells = [
-        unsupported("a", waived=Waiver("drafts leak on abort", "2026-12-31")),
-        make_cell("b", state="FAIL", gates=RED),
-    ]
-    run = write_run(load(write_report(tmp_path, cells)))
-    assert (run.summary.waived, run.summary.red, [cell.id for cell in run.red]) == (0, 1, ["b"])
-
-
 def test_a_run_of_nothing_else_proves_nothing(tmp_path, write_report, unsupported):
     run = write_run(load(write_report(tmp_path, [unsupported("a")])))
     assert run.verdict == "red"
@@ -78,11 +69,6 @@ def test_a_cell_that_was_judged_and_is_no_longer_supported_is_lost(against, make
     both = make_cell("z")
     excused = against([make_cell("a", state=state), both], [unsupported("a"), both], accepted)
     assert (excused.verdict, change(excused).excused, excused.unused) == ("green", "trees come later", ())
-
-
-def test_its_pairs_are_no_longer_exercised(against, make_cell, unsupported):
-    lost = against([make_cell("a")], [unsupported("a")]).coverage.lost
-    assert [row.cause for row in lost] == ["1 cell is UNSUPPORTED in head"]
 
 
 def test_a_cell_that_is_supported_now_is_new_and_red_only_if_it_is_red(against, make_cell, unsupported):

@@ -4,9 +4,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from specmatrix.reports.render.junit import junit, write_junit
+from specmatrix.reports.render.junit import junit
 from specmatrix.reports.render.run import view
-from specmatrix.reports.schema import GateResult, ReportError, Waiver, WaiverRule
+from specmatrix.reports.schema import GateResult, Waiver, WaiverRule
 from specmatrix.reports.store import load
 
 
@@ -49,10 +49,3 @@ def test_each_state_is_what_a_reader_of_junit_knows(suite, make_cell):
 def test_texts_that_xml_cannot_hold_do_not_break_it(suite, make_cell):
     cells = [make_cell("a", gates=(GateResult("lossless", "FAIL", message="got \x00\x1b[1m <b> & ]]>"),))]
     assert "<b> & ]]>" in (suite(cells).find("testcase/failure").get("message") or "")
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path, write_report, make_cell):
-    run = view(load(write_report(tmp_path / "run", [make_cell("a")])))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ReportError, match="cannot write"):
-        write_junit(run, tmp_path / "file" / "junit.xml")
