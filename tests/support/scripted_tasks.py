@@ -15,10 +15,8 @@ from specmatrix.ci import ray as executor
 from specmatrix.ci.local import ShardJob
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import VISIBLE
-from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.record import record
-from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.schema import CellResult, Json
+from tests.support.scripted_workers import judged
 
 # What `ci.ray.work` is given.
 Task = tuple[ShardJob, int, Sequence[Cell], Queue, Mapping[str, str]]
@@ -32,10 +30,6 @@ STARTED = "started"
 def head() -> str:
     """The id of the head node."""
     return next(row["NodeID"] for row in ray.nodes() if executor.HEAD in row["Resources"])
-
-
-def passed(cell: Cell, job: ShardJob) -> CellResult:
-    return record(prepare(cell, job.options.tier, job.options.seed), "PASS", outcomes=(Outcome("config", State.PASS),))
 
 
 def passes(*task: *Task) -> None:
@@ -61,13 +55,7 @@ def dies_before_it_starts(*task: *Task) -> None:
 
 def fails_drafts(*task: *Task) -> None:
     """Every cell with a drafter is red."""
-
-    def judge(cell: Cell, job: ShardJob) -> CellResult:
-        red = cell.algorithm != "none"
-        gate = Outcome("config", State.FAIL if red else State.PASS, message="wrong" * red)
-        return record(prepare(cell, job.options.tier, job.options.seed), "FAIL" if red else "PASS", outcomes=(gate,))
-
-    _run(task, lambda cell: None, judge)
+    _run(task, lambda cell: None, lambda cell, job: judged(cell, job, red=cell.algorithm != "none"))
 
 
 def falls_silent(*task: *Task) -> None:
@@ -130,7 +118,7 @@ def probe_of_other_sources(gpus: int) -> tuple[dict[str, str], dict[str, Json]]:
     return executor.versions_with(Path(__file__).parent), {}
 
 
-def _run(task: Task, before: Callable[[Cell], None], judge: Callable[[Cell, ShardJob], CellResult] = passed) -> None:
+def _run(task: Task, before: Callable[[Cell], None], judge: Callable[[Cell, ShardJob], CellResult] = judged) -> None:
     job, number, cells, queue, _ = task
     node = ray.get_runtime_context().get_node_id()
     queue.put((number, node, None))

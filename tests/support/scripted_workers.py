@@ -20,6 +20,7 @@ from specmatrix.matrix.run.waivers import waive
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.reports.schema import CellResult
 
 # Names a folder in which each worker leaves a file, so that it knows how many came before it.
 STARTS = "SCRIPTED_WORKER_STARTS"
@@ -37,23 +38,23 @@ class NotingOptions(RunOptions):
     only = property(lambda self: notes_frozen_objects)
 
 
-def passes(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+def judged(cell: Cell, job: ShardJob, red: bool = False) -> CellResult:
+    """The record of a cell with one gate."""
+    gate = Outcome("config", State.FAIL if red else State.PASS, message="wrong" * red)
+    return record(prepare(cell, job.options.tier, job.options.seed), "FAIL" if red else "PASS", outcomes=(gate,))
+
+
+def passes(job: ShardJob, gpus: Sequence[int], connection: Connection, red_drafts: bool = False) -> None:
     """A worker without a defect."""
     connection.send(None)
     for cell in received(connection):
-        green = Outcome("config", State.PASS)
-        found = record(prepare(cell, job.options.tier, job.options.seed), "PASS", outcomes=(green,))
+        found = judged(cell, job, red=red_drafts and cell.algorithm != "none")
         connection.send(waive(found, job.waivers, job.options.subject, None))
 
 
 def fails_drafts(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """Every cell with a drafter is red, or waived."""
-    connection.send(None)
-    for cell in received(connection):
-        red = cell.algorithm != "none"
-        gate = Outcome("config", State.FAIL if red else State.PASS, message="wrong" * red)
-        found = record(prepare(cell, job.options.tier, job.options.seed), "FAIL" if red else "PASS", outcomes=(gate,))
-        connection.send(waive(found, job.waivers, job.options.subject, None))
+    passes(job, gpus, connection, red_drafts=True)
 
 
 def dies_at_its_first_start(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:

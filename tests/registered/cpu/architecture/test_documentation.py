@@ -8,7 +8,7 @@ import shlex
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from specmatrix.matrix.cli.flags import FLAGS, flags_of
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.selection import select
 from specmatrix.matrix.faults.loader import catalogue
+from tests.support.command_words import parsed
 
 README = HOME / "README.md"
 GUIDES = [*sorted(HOME.glob("*.md")), *sorted(HOME.glob("docs/*.md")), *sorted(HOME.glob("tests/*.md"))]
@@ -86,15 +87,6 @@ def shown(page: Path) -> list[Shown]:
 SHOWN = [one for page in GUIDES for one in shown(page)]
 OURS = [one for one in SHOWN if one.of_ours() is not None]
 EACH = pytest.mark.parametrize("page", PAGES, ids=name)
-
-
-def parsed(words: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """The names of a command and its options, from the CLI's own parser, which raises on unknown ones."""
-    node, names, rest = command_line(), [], list(words)
-    while hasattr(node, "commands") and (rest or not node.invoke_without_command):
-        names.append(rest.pop(0))
-        node = node.commands[names[-1]]
-    return names, node.make_context(names[-1], rest).params
 
 
 def makefile() -> str:

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from specmatrix import HOME
-from specmatrix.cli import command_line
 from specmatrix.matrix.cells.tiers import TIERS
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.faults.loader import catalogue
+from tests.support.command_words import parsed
 
 WORKFLOWS = HOME / ".github" / "workflows"
 NIGHTLY = WORKFLOWS / "nightly.yml"
@@ -62,20 +62,15 @@ def ours(file: Path) -> list[list[str]]:
     return [words for words in steps(file) if words[:1] == ["x/specmatrix"]]
 
 
-def parsed(words: list[str]) -> dict[str, Any]:
+def options_of(words: list[str]) -> dict[str, Any]:
     """The options of a specmatrix command, by name; an unknown one raises."""
-    node, rest = command_line(), words[1:]
-    while hasattr(node, "commands"):
-        name, *rest = rest
-        node = node.commands[name]
     # The positions of values are what counts, so numbers stand for variables.
-    options: dict[str, Any] = node.make_context(name, [re.sub(r"^\$+\{?[\w\[@\]]+\}?$", "1", w) for w in rest]).params
-    return options
+    return parsed([re.sub(r"^\$+\{?[\w\[@\]]+\}?$", "1", word) for word in words[1:]])[1]
 
 
 @pytest.mark.parametrize("file", [*FILES, *SCRIPTS], ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_commands_exist(file: Path):
-    found = [parsed(words) for words in ours(file)]
+    found = [options_of(words) for words in ours(file)]
     tiers = {tier.name for tier in TIERS} | {"1"}
     assert all(options.get("tier", "1") in tiers for options in found)
     assert found or file.name in ("pull-request.yml",)
@@ -88,7 +83,7 @@ def test_the_ray_job_gives_the_tier_what_a_task_needs():
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     spec = job["spec"]["rayClusterSpec"]
     (words,) = ours(CI / "kuberay" / "rayjob.yml")
-    options = parsed(words)
+    options = options_of(words)
     assert options["on"] == "auto" and f"ray=={spec['rayVersion']}" in (HOME / "requirements-test.txt").read_text()
     mounts = spec["headGroupSpec"]["template"]["spec"]["containers"][0]["volumeMounts"]
     assert any(Path(mount["mountPath"]) in options["out"].parents for mount in mounts)
@@ -99,7 +94,7 @@ def test_the_ray_job_gives_the_tier_what_a_task_needs():
 
 
 def test_every_tier_with_faults_plants_them_nightly():
-    planted = {parsed(words)["tier"] for words in ours(NIGHTLY) if "faults" in words}
+    planted = {options_of(words)["tier"] for words in ours(NIGHTLY) if "faults" in words}
     assert planted == {tier.name for tier in TIERS if any(one.runs_on(tier.name) for one in catalogue())} >= {"gpu1"}
 
 

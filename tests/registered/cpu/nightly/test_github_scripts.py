@@ -9,24 +9,11 @@ from pathlib import Path
 import pytest
 
 from specmatrix import HOME
-from specmatrix.reports.schema import CellRecord, GateResult, Header, ShardRecord, StartRecord
-from specmatrix.reports.store import ReportWriter, load
+from specmatrix.reports.schema import ShardRecord
+from specmatrix.reports.store import load
+from tests.support.made_reports import write_report
 
 pytestmark = pytest.mark.nightly
-
-
-def write(folder, cells, red=(), shard=None):
-    header = Header(
-        tier="cpu", stage="pr", seed=0, created="2026-09-01T00:00:00+00:00", commit="a" * 40, dirty=False,
-        versions={"python": "3.11"}, host={"cpu": "x", "cores": 2, "gpus": []}, lock_hash="l", data_hash="d",
-        zoo_hash="z", shard=shard,
-    )  # fmt: skip
-    with ReportWriter(folder, header) as writer:
-        for cell in cells:
-            state = "FAIL" if cell in red else "PASS"
-            gate = GateResult("lossless", state, message="differs" * (cell in red))
-            writer.write(CellRecord(id=cell, state=state, start=StartRecord({}), axes={}, repro="x", gates=(gate,)))
-    return folder
 
 
 @pytest.fixture
@@ -46,14 +33,14 @@ def script(tmp_path):
 
 
 def shards(folder: Path, red=()):
-    for number, cells in enumerate((("a", "b"), ("c",)), 1):
+    for number, cells in enumerate(({"a": {}, "b": {}}, {"c": {}}), 1):
         shard = ShardRecord(number, 2, 3, "0" * 12)
-        write(folder / "shards" / f"specmatrix-shard-cpu-{number}-of-2", cells, red, shard)
+        write_report(folder / "shards" / f"specmatrix-shard-cpu-{number}-of-2", cells, red, shard=shard)
 
 
 def test_shards_are_merged_and_reviewed_beside_the_stored_base(script, tmp_path):
     shards(tmp_path, red=("b", "c"))
-    base = write(tmp_path / "before", ("a", "b", "c"), red=("c",))
+    base = write_report(tmp_path / "before", {cell: {} for cell in "abc"}, red=("c",))
     (tmp_path / "data" / "base").mkdir(parents=True)
     shutil.copy(base / "report.jsonl", tmp_path / "data" / "base" / "cpu-pr.jsonl.gz")
     summary = tmp_path / "summary.md"
@@ -73,7 +60,7 @@ def test_a_lost_shard_fails_the_review_with_its_number(script, tmp_path):
 
 
 def test_a_tier_without_a_report_is_red_beside_a_green_one_also_where_it_is_rendered_again(script, tmp_path):
-    write(tmp_path / "shards" / "specmatrix-shard-cpu-1-of-1", ("a",))
+    write_report(tmp_path / "shards" / "specmatrix-shard-cpu-1-of-1", {"a": {}})
     summary = tmp_path / "summary.md"
     settings = {"TIERS": "cpu,gpu1", "SHARDS": "1", "LINK": "https://example.org/1"}
     done = script("review.sh", **settings, GITHUB_STEP_SUMMARY=str(summary))
@@ -94,8 +81,8 @@ def test_reports_of_main_become_the_base_and_the_history_of_a_branch(script, tmp
     subprocess.run(["git", "init", "--quiet", "--bare", str(hub / "name")], check=True)
     settings = {"SERVER": "https://example.org", "REPOSITORY": "owner/name", "GITHUB_TOKEN": "secret"}
     settings["REMOTE"] = f"file://{hub / 'name'}"
-    for number, cells in enumerate((("a",), ("a", "b"), ("a", "b"))):
-        report = write(tmp_path / f"run{number}" / "cpu", cells)
+    for number, cells in enumerate(({"a": {}}, {"a": {}, "b": {}}, {"a": {}, "b": {}})):
+        report = write_report(tmp_path / f"run{number}" / "cpu", cells)
         done = script("store.sh", str(report), **settings)
         assert done.returncode == 0, done.stderr
         shutil.rmtree(tmp_path / "data")

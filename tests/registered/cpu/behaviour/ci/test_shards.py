@@ -83,28 +83,20 @@ def test_a_plan_divides_gpu_tiers_without_a_gpu_here(capsys):
         assert sorted(planned) == sorted(cell.id for cell in chosen_cells(plan["tier"], "pr", None, None))
 
 
-def test_durations_come_from_a_report(tmp_path, capsys):
-    write(tmp_path / "a", "1/1")
-    words = ["plan", "--stage", "smoke", "--cells", SELECTOR, "--shards", "2", "--json"]
-    assert main([*words, "--durations", str(tmp_path / "a")]) == 0
-    (measured,) = json.loads(capsys.readouterr().out)["plans"]
-    assert main(words) == 0
-    (estimated,) = json.loads(capsys.readouterr().out)["plans"]
-    starts = len({cell.start_key for cell in CELLS})
-    assert sum(shard["seconds"] for shard in measured["shards"]) == pytest.approx(0.5 * starts, abs=0.1)
-    assert estimated["seconds"] > measured["seconds"]
-
-
-def test_durations_come_from_a_history(tmp_path, capsys):
+def test_durations_come_from_a_report_or_a_history(tmp_path, capsys):
     write(tmp_path / "a", "1/1", taken=7.5)
     assert main(["history", "add", str(tmp_path / "a"), "--history", str(tmp_path / "history")]) == 0
-    words = ["plan", "--stage", "smoke", "--cells", SELECTOR, "--shards", "2", "--json"]
-    plans = []
-    for source in ("a", "history"):
-        capsys.readouterr()
-        assert main([*words, "--durations", str(tmp_path / source)]) == 0
-        plans.append(json.loads(capsys.readouterr().out))
-    assert plans[0] == plans[1]
+    capsys.readouterr()
+
+    def planned(*words: str):
+        assert main(["plan", "--stage", "smoke", "--cells", SELECTOR, "--shards", "2", "--json", *words]) == 0
+        (plan,) = json.loads(capsys.readouterr().out)["plans"]
+        return plan
+
+    measured = planned("--durations", str(tmp_path / "a"))
+    assert measured == planned("--durations", str(tmp_path / "history")) and measured["seconds"] > planned()["seconds"]
+    starts = len({cell.start_key for cell in CELLS})
+    assert sum(shard["seconds"] for shard in measured["shards"]) == pytest.approx(7.5 * len(CELLS) + 0.5 * starts, 0.1)
     assert main(["plan", "--tier", "gpu1", "--shards", "2", "--durations", str(tmp_path / "history")]) == 2
     assert capsys.readouterr().err.rstrip().endswith("history has no run of tier gpu1")
 

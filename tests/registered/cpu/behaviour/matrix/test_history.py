@@ -8,27 +8,17 @@ import pytest
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.waivers import load_waivers, waive
-from specmatrix.reports.schema import CellRecord, GateResult, Header, StartRecord
-from specmatrix.reports.store import ReportWriter, load
+from specmatrix.reports.store import load
+from tests.support.made_reports import write_report
 
 CHAIN, TREE = "eagle3.s3.k1.n4.v2", "eagle3.s3.k4.n8.v2.mixed_lengths"
 
 
 def write(folder, number, red=(), length=3.0):
     """A report of both cells at a commit per two runs."""
-    header = Header(
-        tier="cpu", stage="pr", seed=0, created=f"2026-09-01T{number:02}:00:00+00:00", commit=f"{number // 2:x}" * 40,
-        dirty=False, versions={"python": "3.11"}, host={"cpu": "x", "gpus": []}, lock_hash="l", data_hash="d",
-        zoo_hash="z",
-    )  # fmt: skip
-    with ReportWriter(folder / f"run{number}", header) as writer:
-        for cell in (CHAIN, TREE):
-            gate = GateResult("lossless", "FAIL", message="3 tokens differ") if cell in red else None
-            gates = (GateResult("acceptance", "PASS", {"length": length}), *([gate] if gate else []))
-            state = "FAIL" if gate else "PASS"
-            start, values = StartRecord({}), Cell.from_id(cell).values
-            writer.write(CellRecord(id=cell, state=state, start=start, axes=values, repro="x", gates=gates))
-    return folder / f"run{number}"
+    cells = {cell: Cell.from_id(cell).values for cell in (CHAIN, TREE)}
+    header = {"created": f"2026-09-01T{number:02}:00:00+00:00", "commit": f"{number // 2:x}" * 40}
+    return write_report(folder / f"run{number}", cells, red, length, **header)
 
 
 @pytest.fixture

@@ -129,12 +129,6 @@ def test_measured_durations_replace_estimates():
     assert [cell.id for cell in cells_of(made)] == ["none.pair", "none"]
 
 
-def test_long_groups_come_first():
-    for shard in plan(CELLS, {}, TWO).shards:
-        seconds = [group.seconds for group in shard.groups]
-        assert seconds == sorted(seconds, reverse=True)
-
-
 def test_gpu_lanes_hold_neighbouring_devices():
     made = plan(CELLS, {}, [Host("big", gpus=8), Host("small", gpus=3)], gpus=2)
     big = [("big", lane, (2 * lane, 2 * lane + 1)) for lane in range(4)]

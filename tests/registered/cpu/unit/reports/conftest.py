@@ -4,10 +4,12 @@ import json
 import random
 from collections.abc import Callable
 from hashlib import sha256
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from specmatrix.reports.schema import (
     GATE_STATES,
@@ -28,22 +30,21 @@ DEFAULT_V2 = "the overlap schedule is on"
 
 def header(**changes: object) -> Header:
     """A header of a clean pr run on the CPU tier."""
+    rule = WaiverRule("algorithm=eagle3 and not batch in (single, pair)", "drafts leak on abort", "2026-12-31")
     whole = Header(
-        tier="cpu",
-        stage="pr",
-        seed=0,
-        created="2026-09-01T10:00:00+00:00",
-        commit="0f3c2a9d41b7",
-        dirty=False,
+        tier="cpu", stage="pr", seed=0, created="2026-09-01T10:00:00+00:00", commit="0f3c2a9d41b7", dirty=False,
         versions={"python": "3.11.7", "torch": "2.13.0", "specmatrix": "0.1.0"},
-        host={"cpu": "Xeon 2 cores", "gpus": []},
-        lock_hash="5d1c7e90",
-        data_hash="a81f22c4",
-        zoo_hash="77be0913",
-        thresholds={"acceptance": {"tripwire": 1.05}, "accuracy": {"alpha": 0.01}},
-        waivers=(WaiverRule("algorithm=eagle3 and not batch in (single, pair)", "drafts leak on abort", "2026-12-31"),),
-    )
+        host={"cpu": "Xeon 2 cores", "gpus": []}, lock_hash="5d1c7e90", data_hash="a81f22c4", zoo_hash="77be0913",
+        thresholds={"acceptance": {"tripwire": 1.05}, "accuracy": {"alpha": 0.01}}, waivers=(rule,),
+    )  # fmt: skip
     return replace(whole, **changes)
+
+
+def printed(show: Callable[..., None], what: object, width: int = 300) -> str:
+    """What is printed on a terminal of this width."""
+    console = Console(file=StringIO(), width=width)
+    show(what, console)
+    return console.file.getvalue()
 
 
 def changed(cell: CellResult, **changes: object) -> CellResult:
@@ -62,10 +63,10 @@ def cell(name: str = "eagle3.k4", **changes: object) -> CellResult:
         reasons=(ReasonRecord("spec_version", "v2", DEFAULT_V2),),
     )
     whole = CellRecord(
-        id=name,
-        state="PASS",
-        start=start,
-        axes={"algorithm": "eagle3", "topk": "4", "spec_version": "auto", "batch": "mixed_lengths"},
+        name,
+        "PASS",
+        start,
+        {"algorithm": "eagle3", "topk": "4", "spec_version": "auto", "batch": "mixed_lengths"},
         repro=f"specmatrix run --cells id={name}",
         evidence={"speculated": 12},
         gates=(GateResult("ledger", "PASS", {"verbs": 40}), GateResult("lossless", "PASS", {"tokens": 256})),

@@ -1,10 +1,8 @@
 """The counter rule of a whole stage, from its numbers to the pages that show it."""
 
-import io
 import json
 
 import pytest
-from rich.console import Console
 
 from specmatrix.reports.compare.compare import compare
 from specmatrix.reports.counters import CounterChange, compare_counters, judge_counters
@@ -14,6 +12,8 @@ from specmatrix.reports.render.terminal import print_comparison, print_run
 from specmatrix.reports.schema import CounterDemand
 from specmatrix.reports.store import load
 
+from .conftest import printed
+
 DEMAND = CounterDemand(("tree.branched", "retract.done", "prefix.hit"), {"stamp.wrong": "slots are their owner's"}, 2)
 UNHIT = "o cell hit 1 required counter: retract.done"
 
@@ -21,12 +21,6 @@ UNHIT = "o cell hit 1 required counter: retract.done"
 def report(directory, write_report, make_cell, *evidence: dict[str, int], **header: object):
     cells = [make_cell(f"eagle3.k{n}", evidence=counts) for n, counts in enumerate(evidence)]
     return load(write_report(directory, cells, **({"stage": "nightly", "counters": DEMAND} | header)))
-
-
-def shown(show, what) -> str:
-    console = Console(file=io.StringIO(), width=300)
-    show(what, console)
-    return console.file.getvalue()
 
 
 MET = {"tree.branched": 1, "retract.done": 2, "prefix.hit": 3}
@@ -52,7 +46,7 @@ def test_cells_prove_it_together(tmp_path, write_report, make_cell):
     evidence = ({"tree.branched": 3, "prefix.hit": 0}, {"retract.done": 1, "prefix.hit": 1})
     run = write_run(report(tmp_path, write_report, make_cell, *evidence))
     assert run.verdict == "green"
-    assert "all 3 required counters hit, 1 at zero as required" in shown(print_run, run)
+    assert "all 3 required counters hit, 1 at zero as required" in printed(print_run, run)
 
 
 def test_an_unhit_counter_is_red_everywhere(tmp_path, write_report, make_cell):
@@ -61,7 +55,7 @@ def test_an_unhit_counter_is_red_everywhere(tmp_path, write_report, make_cell):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["counters"] == {"state": "FAIL", "message": f"n{UNHIT}", "unhit": ["retract.done"], "broken": []}
     assert (summary["red"], summary["pass"]) == (0, 2)
-    for text in ((tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text(), shown(print_run, run)):
+    for text in ((tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text(), printed(print_run, run)):
         assert UNHIT in text.replace("\\", "")
 
 
@@ -106,7 +100,7 @@ def test_a_comparison_names_what_is_no_longer_exercised(tmp_path, write_report, 
     head = report(tmp_path / "head", write_report, make_cell, {"retract.done": 3, "prefix.hit": 1})
     comparison = compare(base, head)
     for text in (
-        comparison_markdown(comparison), comparison_page(comparison), shown(print_comparison, comparison),
+        comparison_markdown(comparison), comparison_page(comparison), printed(print_comparison, comparison),
     ):  # fmt: skip
         plain = text.replace("\\", "")
         assert "1 counter no longer hit: tree.branched" in plain

@@ -48,32 +48,16 @@ def test_a_cell_that_contradicts_itself_is_refused(tmp_path, make_cell, make_hea
 @pytest.mark.parametrize(
     ("gate", "name", "value"),
     [
-        ("acceptance", "length", -1),
-        ("acceptance", "length", float("nan")),
-        ("acceptance", "reference", 0),
-        ("acceptance", "ratio", True),
-        ("acceptance", "per_position", [0.5, 1.5]),
-        ("acceptance", "emitted", [1, 0]),
-        ("acceptance", "rounds", "40 31"),
-        ("acceptance", "rounds", [1e12]),
-        ("accuracy", "accuracy", "high"),
-        ("accuracy", "baseline", 1.01),
-        ("accuracy", "n", 3.5),
-        ("accuracy", "lost", -1),
-        ("accuracy", "won", 10**400),
-        ("accuracy", "outcomes", "10x"),
-        ("accuracy", "outcomes", "10\n"),
-        ("lossless", "tokens", "x" * 1000),
-        ("lossless", "tokens", [0] * 1000),
-        ("lossless", "tokens", True),
-        ("lossless", "ties", "0"),
-        ("lossless", "oracle_nats", "0"),
-        ("lossless", "divergent", "5"),
-        ("lossless", "first_divergence", 0),
-        ("ledger", "stamps", {"a": 1}),
-        ("config", "fields", None),
+        ("acceptance", "length", -1), ("acceptance", "length", float("nan")), ("acceptance", "reference", 0),
+        ("acceptance", "ratio", True), ("acceptance", "per_position", [0.5, 1.5]), ("acceptance", "emitted", [1, 0]),
+        ("acceptance", "rounds", "40 31"), ("acceptance", "rounds", [1e12]), ("accuracy", "accuracy", "high"),
+        ("accuracy", "baseline", 1.01), ("accuracy", "n", 3.5), ("accuracy", "lost", -1),
+        ("accuracy", "won", 10**400), ("accuracy", "outcomes", "10x"), ("accuracy", "outcomes", "10\n"),
+        ("lossless", "tokens", "x" * 1000), ("lossless", "tokens", [0] * 1000), ("lossless", "tokens", True),
+        ("lossless", "ties", "0"), ("lossless", "oracle_nats", "0"), ("lossless", "divergent", "5"),
+        ("lossless", "first_divergence", 0), ("ledger", "stamps", {"a": 1}), ("config", "fields", None),
     ],
-)
+)  # fmt: skip
 def test_a_number_of_the_wrong_kind_is_refused(make_cell, gate, name, value):
     with pytest.raises(ValueError, match=rf"^cell 'a' has a wrong number of gate {gate}: .*\$\.{name}\S*$"):
         check_cell(make_cell("a", gates=(GateResult(gate, "PASS", {name: value}),)))

@@ -61,16 +61,6 @@ def test_its_cpu_time_is_that_of_its_group(fifo: Path):
     assert now is not None
 
 
-def test_one_that_loops_for_ever_is_killed(fifo: Path):
-    process = start(HOLDS + FOREVER, fifo)
-    with fifo.open() as reader:
-        assert reader.readline() == "up\n"
-        assert process.wait(0) is None
-        process.stop()
-        assert reader.read() == ""
-    assert process.wait(0) == -signal.SIGKILL
-
-
 def test_a_paused_group_is_suspended_until_it_is_stopped(fifo: Path):
     process = start(HOLDS + "held.write(f'{os.getpid()}\\n'); held.flush()\n" + FOREVER, fifo)
     with fifo.open() as reader:
@@ -83,6 +73,7 @@ def test_a_paused_group_is_suspended_until_it_is_stopped(fifo: Path):
         process.stop()
         assert found is not None and found.si_status == signal.SIGSTOP
         assert reader.read() == ""
+    assert process.wait(0) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("code", [GRANDCHILDREN + FOREVER, GRANDCHILDREN + "if os.fork(): os._exit(0)\n" + FOREVER])

@@ -12,15 +12,11 @@ from specmatrix.errors import ConfigError
 from specmatrix.files import opened, read_bytes, read_text
 from specmatrix.matrix.zoo.registry import resolve_path
 from specmatrix.reports.compare import read_acknowledgements
-from specmatrix.reports.schema import Header, ReportError
+from specmatrix.reports.schema import ReportError
 from specmatrix.reports.store import ReportWriter, load
+from tests.support.made_reports import made_header
 
 SILENT = "it is a pipe, and nothing was written to it for 0.02 s"
-
-HEADER = Header(
-    tier="cpu", stage="pr", seed=0, created="2026-01-01T00:00:00+00:00", commit="v1.0", dirty=False, versions={},
-    host={}, lock_hash="", data_hash="", zoo_hash="",
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -65,7 +61,7 @@ def test_a_pipe_that_is_written_to_is_read_whole(tmp_path: Path) -> None:
 def test_a_report_is_not_written_into_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "report.jsonl.partial")
     with pytest.raises(ReportError, match=f"^cannot write in {tmp_path}: No such device or address$"):
-        ReportWriter(tmp_path, HEADER)
+        ReportWriter(tmp_path, made_header())
 
 
 def test_a_corpus_that_is_no_file_is_no_model(tmp_path: Path) -> None:

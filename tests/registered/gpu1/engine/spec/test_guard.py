@@ -13,18 +13,7 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.plugin import forget_algorithm, register_algorithm
 from specmatrix.matrix.conformance.inspector import inspect_drafter
-from tests.support.misbehaving_drafter import (
-    BATCH_LIES,
-    READERS,
-    ROW_LIES,
-    SHAPE,
-    TRAITS,
-    WRITERS,
-    KeepsNumpy,
-    Pretender,
-    WritesEverything,
-    reader,
-)
+from tests.support import misbehaving_drafter
 
 pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 
@@ -41,21 +30,21 @@ PARAMS = [
 ]
 # What only tensors of a device can do.
 COPIES = {
-    reader("ToDevice", lambda t: t.to(torch.device("cpu"))): "a copy to the CPU",
-    reader("Copy", lambda t: torch.zeros_like(t, device="cpu").copy_(t)): "a copy to the CPU",
+    misbehaving_drafter.reader("ToDevice", lambda t: t.to(torch.device("cpu"))): "a copy to the CPU",
+    misbehaving_drafter.reader("Copy", lambda t: torch.zeros_like(t, device="cpu").copy_(t)): "a copy to the CPU",
 }
-SEEN = {liar: name for name, liar in READERS.items() if name != "Tensor.numpy"} | COPIES
+SEEN = {liar: name for name, liar in misbehaving_drafter.READERS.items() if name != "Tensor.numpy"} | COPIES
 WRONG = {
-    **{liar: lie.replace("on cpu", "on cuda:0") for liar, lie in BATCH_LIES.items()},
+    **{liar: lie.replace("on cpu", "on cuda:0") for liar, lie in misbehaving_drafter.BATCH_LIES.items()},
     # These raise before anything is read.
-    READERS["Tensor.numpy"]: "raised TypeError in propose",
-    KeepsNumpy: "raised ",
+    misbehaving_drafter.READERS["Tensor.numpy"]: "raised TypeError in propose",
+    misbehaving_drafter.KeepsNumpy: "raised ",
 }
 
 
 def start_engine(algorithm: str = "NONE", **more: object) -> LLM:
     asked = {"device": "cuda", "dtype": "float32", "enable_deterministic_inference": True, "kv_stamps": True}
-    shape = SHAPE if algorithm != "NONE" else {}
+    shape = misbehaving_drafter.SHAPE if algorithm != "NONE" else {}
     return LLM(EngineConfig("llama-mini", algorithm, **{**asked, **shape, **more}), lambda name: ZOO / name)
 
 
@@ -69,7 +58,7 @@ def pretending():
     """An engine of the algorithm PRETENDER with a given drafter; it is unregistered after the test."""
 
     def start(drafter, **more: object) -> LLM:
-        register_algorithm(TRAITS, drafter)
+        register_algorithm(misbehaving_drafter.TRAITS, drafter)
         return start_engine("PRETENDER", **more)
 
     yield start
@@ -84,7 +73,7 @@ def at_rest(llm: LLM) -> None:
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_a_guarded_launch_waits_for_nothing(pretending, version):
-    llm = pretending(Pretender, spec_version=version)
+    llm = pretending(misbehaving_drafter.Pretender, spec_version=version)
     assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == plain()
     unguarded = llm.loop.executor.launch
 
@@ -101,7 +90,9 @@ def test_a_guarded_launch_waits_for_nothing(pretending, version):
     at_rest(llm)
 
 
-@pytest.mark.parametrize(("liar", "lie"), ROW_LIES.items(), ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("liar", "lie"), misbehaving_drafter.ROW_LIES.items(), ids=lambda value: getattr(value, "__name__", "")
+)
 def test_a_lie_about_a_row_costs_its_request_alone(pretending, liar, lie):
     llm = pretending(liar, spec_version="v2", strict_memory=2)
     first, *others = llm.generate(PROMPTS, PARAMS)
@@ -127,7 +118,7 @@ def test_a_drafter_that_returns_a_bad_batch_reads_or_raises_is_disabled(pretendi
 
 
 def test_writes_of_a_drafter_into_its_inputs_have_no_effect(pretending):
-    llm = pretending(WritesEverything, spec_version="v2")
+    llm = pretending(misbehaving_drafter.WritesEverything, spec_version="v2")
     for _ in range(3):
         assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == plain()
     assert llm.drafter_error is None and llm.counters["spec.drafted"] > 0
@@ -135,14 +126,14 @@ def test_writes_of_a_drafter_into_its_inputs_have_no_effect(pretending):
 
 
 def test_a_host_read_costs_no_tokens(pretending):
-    llm = pretending(READERS["Tensor.tolist"], spec_version="v2")
+    llm = pretending(misbehaving_drafter.READERS["Tensor.tolist"], spec_version="v2")
     assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == plain()
     assert llm.drafter_error is None and llm.counters["spec.drafted"] > 0
 
 
 @pytest.mark.parametrize(
     ("writer", "written"),
-    [each for each in WRITERS.items() if each[0] is not KeepsNumpy],
+    [each for each in misbehaving_drafter.WRITERS.items() if each[0] is not misbehaving_drafter.KeepsNumpy],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_an_inspected_write_is_reported(pretending, writer, written):

@@ -18,14 +18,12 @@ def test_equal_headers_match(make_header):
         ({"zoo_hash": "x"}, "zoo", {"lossless", "distribution", "finish", "acceptance", "accuracy", "speed"}),
         ({"host": {"cpu": "Xeon 2 cores", "gpus": ["H100"]}}, "gpus", {"acceptance", "accuracy"}),
         ({"seed": 5}, "seed", {"acceptance", "accuracy", "distribution", "speed"}),
-        ({"lock_hash": "x"}, "lock", set()),
-        ({"tier": "gpu1"}, "tier", set()),
-        ({"stage": "nightly"}, "stage", set()),
-        ({"host": {"cpu": "EPYC", "gpus": []}}, "cpu", set()),
+        ({"lock_hash": "x"}, "lock", set()), ({"tier": "gpu1"}, "tier", set()),
+        ({"stage": "nightly"}, "stage", set()), ({"host": {"cpu": "EPYC", "gpus": []}}, "cpu", set()),
         ({"versions": {"python": "3.11.7", "torch": "2.12.0", "specmatrix": "0.1.0"}}, "torch", set()),
         ({"dirty": True}, "head checkout", set()),
     ],
-)
+)  # fmt: skip
 def test_each_changed_input_is_named_with_what_it_affects(make_header, change, name, gates):
     found = mismatches(make_header(), make_header(**change))
     assert [mismatch.name for mismatch in found] == [name]

@@ -53,9 +53,6 @@ STATES = {
     "no machine, then an error": (
         lambda m: m.cell("a", state="INFRA", **BROKE), lambda m: m.cell("a", state="NOT MEASURED", **BROKE),
         "REGRESSED", True, "INFRA in base, NOT MEASURED in head: it broke", {}),
-    "no machine, then a red gate": (
-        lambda m: m.cell("a", state="INFRA", **BROKE), lambda m: m.gated("lossless", "FAIL", message="it broke"),
-        "REGRESSED", True, "lossless not run -> FAIL: it broke", {}),
     "no machine, then green": (
         lambda m: m.cell("a", state="INFRA"), lambda m: m.cell("a"),
         "UNKNOWN", False, "the machine failed in base; the cell is PASS in head", {}),

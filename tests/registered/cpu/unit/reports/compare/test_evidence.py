@@ -190,23 +190,17 @@ def test_a_significant_loss_of_accuracy_is_regressed(against, gated):
     assert effect.p_loss == pytest.approx(1 / 256)
 
 
-def test_a_significant_gain_of_accuracy_is_improved(against, gated):
-    change = against([accuracy(gated, RIGHT)], [accuracy(gated, "1" * 198 + "00")]).changes[0]
-    assert (change.state, change.red) == (ChangeState.IMPROVED, False)
-
-
-def test_churn_in_many_questions_is_the_same_with_a_bound(against, gated):
-    base, head = "1" * 900 + "0" * 100, "0" + "1" * 900 + "0" * 99
+@pytest.mark.parametrize(
+    ("base", "head", "state", "bound"),
+    [
+        (RIGHT, "1" * 198 + "00", "IMPROVED", ""), ("1" * 19 + "0", "0" + "1" * 18 + "0", "UNKNOWN", "accuracy loss "),
+        ("1" * 900 + "0" * 100, "0" + "1" * 900 + "0" * 99, "SAME", "accuracy loss below 0.4 pt"),
+    ],
+)  # fmt: skip
+def test_a_gain_is_improved_and_churn_is_the_same_only_in_many_questions(against, gated, base, head, state, bound):
     change = against([accuracy(gated, base)], [accuracy(gated, head)]).changes[0]
-    assert change.state is ChangeState.SAME
-    assert change.bound == "accuracy loss below 0.4 pt"
-
-
-def test_churn_in_few_questions_is_unknown(against, gated):
-    change = against([accuracy(gated, "1" * 19 + "0")], [accuracy(gated, "0" + "1" * 18 + "0")]).changes[0]
-    assert (change.state, change.red) == (ChangeState.UNKNOWN, False)
-    assert change.why.endswith("; more samples are needed")
-    assert change.bound.startswith("accuracy loss below")
+    assert (change.state, change.red) == (state, False) and change.bound.startswith(bound)
+    assert change.why.endswith("; more samples are needed") == (state == "UNKNOWN")
 
 
 ROUNDS = [30.0 + index % 5 for index in range(24)]

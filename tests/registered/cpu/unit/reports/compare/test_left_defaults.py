@@ -1,15 +1,15 @@
 """A comparison names what cells ran by a default that changed, and what no cell reaches by a default any more."""
 
 import html
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
 from specmatrix.reports.compare.cell_state import LeftDefault
 from specmatrix.reports.render.comparison import comparison_markdown, comparison_page
 from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.schema import ReasonRecord
+
+from ..conftest import printed
 
 V1, V2 = (ReasonRecord("spec_version", version, f"{version} is the default") for version in ("v1", "v2"))
 
@@ -73,7 +73,5 @@ def test_another_reason_for_the_same_value_leaves_nothing(against, cell, change_
 def test_every_form_of_the_comparison_says_it(against, cell):
     comparison = against([cell("a", "v1")], [cell("a", "v2")])
     (sentence,) = [left.sentence for left in comparison.left]
-    console = Console(file=StringIO(), width=100)
-    print_comparison(comparison, console)
-    for text in (console.file.getvalue(), comparison_markdown(comparison), comparison_page(comparison)):
+    for text in (printed(print_comparison, comparison), comparison_markdown(comparison), comparison_page(comparison)):
         assert sentence in html.unescape(text).replace("\\", "")

@@ -4,6 +4,7 @@ from specmatrix.reports.compare.rewrites import choice_changes, new_rewrites, re
 from specmatrix.reports.schema import ReasonRecord, RewriteRecord
 
 NOBODY = Acknowledged()
+WHAT = "num_draft_tokens: 6 -> 4"
 
 
 def changes(pairs, acknowledged=NOBODY):
@@ -22,7 +23,7 @@ def test_signatures_use_the_resolved_names():
 
 def test_a_rewrite_that_appears_in_a_cell_is_silent_and_red(make_cell, rewritten):
     pairs = [(make_cell("a"), rewritten("a")), (make_cell("b"), rewritten("b"))]
-    assert rows(pairs) == [("new", "num_draft_tokens: 6 -> 4", ("a", "b"), True, True)]
+    assert rows(pairs) == [("new", WHAT, ("a", "b"), True, True)]
 
 
 def test_of_several_reasons_the_most_frequent_is_given_and_the_others_are_counted(make_cell, rewritten):
@@ -40,9 +41,7 @@ def test_an_acknowledged_rewrite_is_not_red(make_cell, rewritten):
 
 
 def test_a_new_cell_that_declares_its_rewrite_is_not_silent(rewritten):
-    assert rows([(None, rewritten("a", expect="rewritten"))]) == [
-        ("new", "num_draft_tokens: 6 -> 4", ("a",), False, False)
-    ]
+    assert rows([(None, rewritten("a", expect="rewritten"))]) == [("new", WHAT, ("a",), False, False)]
     assert rows([(None, rewritten("a", expect="runs"))])[0][-1] is True
 
 
@@ -52,7 +51,7 @@ def test_an_old_cell_cannot_declare_a_new_rewrite(make_cell, rewritten):
 
 
 def test_gone_and_changed_rewrites_are_notices(make_cell, rewritten):
-    assert rows([(rewritten("a"), make_cell("a"))]) == [("gone", "num_draft_tokens: 6 -> 4", ("a",), False, False)]
+    assert rows([(rewritten("a"), make_cell("a"))]) == [("gone", WHAT, ("a",), False, False)]
     assert rows([(rewritten("a"), None)])[0][0] == "gone"
     changed = changes([(rewritten("a"), rewritten("a", reason="other words"))])
     assert [(row.status, row.red) for row in changed] == [("changed", False)]
@@ -61,12 +60,8 @@ def test_gone_and_changed_rewrites_are_notices(make_cell, rewritten):
 
 def test_a_moved_value_is_in_the_ledger_once(make_cell, rewritten):
     base = make_cell("a", resolved={"num_draft_tokens": 6})
-    assert rows([(base, make_cell("a", resolved={"num_draft_tokens": 4}))]) == [
-        ("moved", "num_draft_tokens: 6 -> 4", ("a",), True, True)
-    ]
-    assert rows([(base, rewritten("a", resolved={"num_draft_tokens": 4}))]) == [
-        ("new", "num_draft_tokens: 6 -> 4", ("a",), True, True)
-    ]
+    assert rows([(base, make_cell("a", resolved={"num_draft_tokens": 4}))]) == [("moved", WHAT, ("a",), True, True)]
+    assert rows([(base, rewritten("a", resolved={"num_draft_tokens": 4}))]) == [("new", WHAT, ("a",), True, True)]
 
 
 def test_equal_cells_change_nothing(make_cell, rewritten):

@@ -1,16 +1,16 @@
 """Unsupported cells: counted and listed everywhere, neither red nor passing."""
 
-import io
 import json
 
 import pytest
-from rich.console import Console
 
 from specmatrix.reports.compare import Acknowledgement, ChangeState
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.schema import CounterDemand, GateResult, RewriteRecord
 from specmatrix.reports.store import load
+
+from ..conftest import printed
 
 WHY = "vLLM has no tree drafts"
 RED = (GateResult("lossless", "FAIL", {}, None, "3 tokens differ"),)
@@ -34,12 +34,10 @@ def change(comparison):
 
 def test_every_output_counts_and_lists_it_and_the_run_is_green(tmp_path, make_cell, write_report, unsupported):
     run = write_run(load(write_report(tmp_path, [unsupported("tree.k4"), make_cell("b")])))
-    console = Console(file=io.StringIO(), width=300)
-    print_run(run, console)
     assert (run.verdict, run.red, run.summary.red) == ("green", (), 0)
     assert json.loads((tmp_path / "summary.json").read_text())["unsupported"] == 1
     for text, number in (
-        (console.file.getvalue(), "1 unsupported"),
+        (printed(print_run, run), "1 unsupported"),
         ((tmp_path / "report.md").read_text(), "UNSUPPORTED 1"),
         ((tmp_path / "report.html").read_text(), "<b>1</b><span>unsupported</span>"),
     ):

@@ -1,12 +1,10 @@
 """The outputs of a comparison: Markdown, page, terminal and files."""
 
-import io
 import json
 import re
 
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
 
 from specmatrix.reports.compare import Acknowledgement, ChangeState, compare
 from specmatrix.reports.render.comparison import comparison_markdown, comparison_page, write_comparison
@@ -15,6 +13,8 @@ from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import GateResult, SubjectRecord, Waiver
 from specmatrix.reports.store import load
+
+from ..conftest import printed
 
 EVIL = "</script><img src=x onerror=alert(2)>|`@everyone #1\\|\n"
 
@@ -43,12 +43,6 @@ def eventful(compared, specimen, make_cell, rewritten):
     )  # fmt: skip
 
 
-def printed(comparison):
-    out = io.StringIO()
-    print_comparison(comparison, Console(file=out, width=60))
-    return out.getvalue()
-
-
 def test_markdown_holds_every_part(eventful):
     text = comparison_markdown(eventful)
     assert text.startswith("## ❌ specmatrix compare: red, `0f3c2a9d41b7` → `9bd07c55e1aa`\n")
@@ -74,7 +68,7 @@ def test_engines_of_others_are_named_with_their_versions(make_cell, tmp_path, wr
     found = compare(*runs)
     commit = found.head.header.commit[:12]
     sides = f"vllm 0.29.0 at {commit} → vllm 0.32.0 at {commit}"
-    assert sides in " ".join(printed(found).split()) and sides in comparison_page(found)
+    assert sides in " ".join(printed(print_comparison, found).split()) and sides in comparison_page(found)
     assert sides in comparison_markdown(found).replace("`", "")
 
 
@@ -89,7 +83,7 @@ def test_results_come_before_coverage_rewrites_and_rules(eventful):
     for text, mark in ((comparison_markdown(eventful), "### "), (comparison_page(eventful), "<h2>")):
         found = places(text, *(mark + title for title in titles))
         assert found == sorted(found)
-    said = printed(eventful)
+    said = printed(print_comparison, eventful)
     parts = ("REGRESSED ", "pairs? (lost|gained), ", "moved rewrite ", "rule acceptance", "\nred: ")
     found = [re.search(part, said).start() for part in parts]
     assert found == sorted(found)
@@ -192,11 +186,11 @@ def test_hostile_text_stays_text(compared, make_cell, prose):
     assert not {"img", "script"} & set(markdown.tags) and not re.search(r"@\w|#\d", markdown.text)
     assert "@\u200beveryone #\u200b1\\|" in markdown.text
     assert markdown.rows == [4, 4]
-    assert "<img src=x" in printed(comparison)
+    assert "<img src=x" in printed(print_comparison, comparison)
 
 
 def test_the_terminal_shows_the_same(eventful):
-    lines = printed(eventful).splitlines()
+    lines = printed(print_comparison, eventful).splitlines()
     assert lines[-1] == f"red: {'; '.join(eventful.reasons)}"
     assert (
         "moved rewrite spec_version: v2 -> v1 in 13 cells: trees run on v1 until the tree gates are green on v2"
@@ -214,7 +208,7 @@ def test_the_terminal_says_what_is_acknowledged_and_a_common_command_once(compar
     comparison = compared(base, [*head, replace(rewritten("z"), repro="other")], [accepted])
     for text in (comparison_markdown(comparison), comparison_page(comparison)):
         assert text.count("acknowledged: as in sglang") == 3
-    lines, called = printed(comparison).splitlines(), f"  {as_called('specmatrix run --cells x')}"
+    lines, called = printed(print_comparison, comparison).splitlines(), f"  {as_called('specmatrix run --cells x')}"
     assert [line for line in lines if line.startswith("  ")] == [called, "  other"]
     assert sum(line.endswith("; acknowledged: as in sglang#1") for line in lines) == 4
     assert lines.index(called) == next(i for i, line in enumerate(lines) if " b: " in line) + 1
@@ -222,12 +216,12 @@ def test_the_terminal_says_what_is_acknowledged_and_a_common_command_once(compar
 
 def test_a_waiver_is_no_acknowledgement(compared, make_cell):
     red = make_cell("w", state="FAIL", waived=Waiver("drafts leak on abort", "2026-12-31"))
-    text = printed(compared([make_cell("w"), make_cell("a")], [red, make_cell("a")]))
+    text = printed(print_comparison, compared([make_cell("w"), make_cell("a")], [red, make_cell("a")]))
     assert "; waived until 2026-12-31: drafts leak on abort" in text and "acknowledged" not in text
 
 
 def test_the_terminal_names_lost_pairs_and_inputs(compared, specimen):
-    lines = printed(compared(specimen(), specimen(stride=True), data_hash="other"))
+    lines = printed(print_comparison, compared(specimen(), specimen(stride=True), data_hash="other"))
     assert "data differs: the prompts differ, so their results cannot be compared" in lines
     assert "5 pairs lost, 10 cells are FAIL in head" in lines
 

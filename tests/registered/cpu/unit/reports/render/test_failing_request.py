@@ -1,10 +1,7 @@
 """What a red cell tells of its first red request, in every output."""
 
-from io import StringIO
-
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
 
 from specmatrix.reports.render.explain import write_explained
 from specmatrix.reports.render.failing_request import ask_lines, pages_text
@@ -13,7 +10,7 @@ from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.schema import AskPages, FailingRequest, GateResult, Timeline, Token, TreeNode
 from specmatrix.reports.store import load
 
-from ..conftest import cell, write_cells
+from ..conftest import cell, printed, write_cells
 
 ASK = FailingRequest(
     "lossless", "q6", prompt="Question: <b>How many?</b>", got="It is <script>alert(1)</script>", expected="It is 4",
@@ -31,9 +28,7 @@ FAR = cell("none", axes=dict.fromkeys(AXES, "other"), evidence={"tree.compacted"
 
 def shown(tmp_path) -> tuple[str, str]:
     run = view(load(write_cells(tmp_path, [FAR, NEAR, RED])))
-    out = StringIO()
-    print_run(run, Console(file=out, width=200))
-    return out.getvalue(), run_page(run)
+    return printed(print_run, run), run_page(run)
 
 
 def test_the_terminal_sets_the_tokens_side_by_side(tmp_path):
@@ -87,15 +82,14 @@ def test_an_error_shows_its_verb_and_traceback_and_a_golden_the_command_that_acc
     golden = GateResult("config", "FAIL", message="topk is 4", accept="python -m pytest golden --force-regen")
     late = GateResult("acceptance", "FAIL", message="too low", accept="python -m oracle")
     run = view(load(write_cells(tmp_path, [crashed, cell("ngram", gates=(golden, late))])))
-    out = StringIO()
-    print_run(run, Console(file=out, width=200))
-    assert "  raised in settle; the whole traceback is in the report\n" in out.getvalue()
-    assert "  if config should change: python -m pytest golden --force-regen\n" in out.getvalue()
+    said = printed(print_run, run)
+    assert "  raised in settle; the whole traceback is in the report\n" in said
+    assert "  if config should change: python -m pytest golden --force-regen\n" in said
     page = run_page(run)
     assert (
         "<pre>Traceback &lt;b&gt;\n  File</pre>" in page and "if config should change: python -m pytest golden" in page
     )
-    assert "python -m oracle" not in page.split("<script")[0] + out.getvalue()
+    assert "python -m oracle" not in page.split("<script")[0] + said
 
 
 def test_a_crash_tells_of_the_request_that_its_engine_was_at(tmp_path):
@@ -108,9 +102,7 @@ def test_a_crash_tells_of_the_request_that_its_engine_was_at(tmp_path):
         timeline=Timeline(),
     )
     run = view(load(write_cells(tmp_path, [crashed])))
-    out = StringIO()
-    print_run(run, Console(file=out, width=200))
-    lines = [line.strip() for line in out.getvalue().splitlines()]
+    lines = [line.strip() for line in printed(print_run, run).splitlines()]
     at = lines.index("raised in settle; the whole traceback is in the report")
     assert lines[at + 1 : at + 3] == ["q6: How many kites?", "the journal's last entry is settle 4 of q6"]
     [page] = write_explained(run, tmp_path)

@@ -19,13 +19,8 @@ def cells(make_cell):
     """Cells by name; a red one fails gate lossless, and a slow one accepts less."""
 
     def make(*names: str, red=(), message="3 tokens differ"):
-        return [
-            make_cell(
-                name,
-                gates=(GateResult("lossless", "FAIL" if name in red else "PASS", {}, message=message * (name in red)),),
-            )
-            for name in names
-        ]
+        failed, passed = GateResult("lossless", "FAIL", message=message), GateResult("lossless", "PASS")
+        return [make_cell(name, gates=(failed if name in red else passed,)) for name in names]
 
     return make
 

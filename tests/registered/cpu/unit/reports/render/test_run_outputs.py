@@ -1,34 +1,27 @@
 """The outputs of one run: Markdown, page, terminal, and the files beside a report."""
 
-import io
 import json
 import re
 from html.parser import HTMLParser
 
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
 
+from specmatrix.reports import schema
 from specmatrix.reports.render import plots
 from specmatrix.reports.render.markup import LIMIT
 from specmatrix.reports.render.run import MAX_ROWS, run_markdown, run_page, view, write_run
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.repro import as_called
-from specmatrix.reports.schema import (
-    GateResult,
-    ReasonRecord,
-    RewriteRecord,
-    SubjectRecord,
-    Waiver,
-    WaiverRule,
-)
 from specmatrix.reports.store import load
+
+from ..conftest import printed
 
 VOID = {"meta", "br", "wbr", "input", "circle", "line", "polyline", "rect"}
 FACTOR = "red at topk > 1 x spec_version=v2 x batch != single: 16 of 16 failing cells, 0 of 64 passing"
-KNOWN = Waiver("drafts leak on abort", "2026-12-31", "https://host/a/b/7")
-EXPIRED = Waiver("known", "2026-08-31")
-RULES = tuple(WaiverRule("topk=4", one.reason, one.expiry, issue=one.issue) for one in (KNOWN, EXPIRED))
+KNOWN = schema.Waiver("drafts leak on abort", "2026-12-31", "https://host/a/b/7")
+EXPIRED = schema.Waiver("known", "2026-08-31")
+RULES = tuple(schema.WaiverRule("topk=4", one.reason, one.expiry, issue=one.issue) for one in (KNOWN, EXPIRED))
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&|`@everyone {{ 7 * 7 }} #1\\|"
 
 
@@ -90,13 +83,12 @@ def test_the_log_of_an_engine_that_ended_keeps_its_lines(run_of, make_cell):
     run = run_of([make_cell(state="FAIL", gates=(), error=LOG)])
     page = run_page(run)
     assert "end of its log:<pre>loading\n  &lt;weights&gt;\nTraceback\n\nRuntimeError: out of memory</pre>" in page
-    out = io.StringIO()
-    print_run(run, Console(file=out, width=200))
-    assert "\n  RuntimeError: out of memory\n" in out.getvalue() and "gates:" not in out.getvalue()
+    said = printed(print_run, run)
+    assert "\n  RuntimeError: out of memory\n" in said and "gates:" not in said
 
 
 def test_red_cells_stand_before_coverage_and_before_gates_that_do_not_apply(run_of, make_cell):
-    subject = SubjectRecord("mine", "1", (), {"ledger": "it has no journal"})
+    subject = schema.SubjectRecord("mine", "1", (), {"ledger": "it has no journal"})
     run = run_of([make_cell(state="FAIL", gates=(), error="x")], subject=subject)
     text, page = run_markdown(run), run_page(run)
     assert text.index("### Red cells") < text.index("Requested coverage") < text.index("it has no journal")
@@ -113,14 +105,8 @@ def red_run(run_of, specimen):
     return run_of(specimen(stride=True))
 
 
-def printed(run):
-    out = io.StringIO()
-    print_run(run, Console(file=out, width=60))
-    return out.getvalue()
-
-
 def test_the_view_puts_red_first(run_of, make_cell):
-    waived = make_cell("w", state="FAIL", waived=Waiver("drafts leak on abort", "2026-12-31"))
+    waived = make_cell("w", state="FAIL", waived=schema.Waiver("drafts leak on abort", "2026-12-31"))
     run = run_of([make_cell("a"), waived, make_cell("r", state="FAIL")])
     assert [cell.id for cell in run.cells] == ["r", "w", "a"]
     assert ([cell.id for cell in run.red], [cell.id for cell in run.waived]) == (["r"], ["w"])
@@ -129,9 +115,11 @@ def test_the_view_puts_red_first(run_of, make_cell):
 
 def test_a_terminal_shows_a_rewrite_once_and_short(run_of, make_cell):
     whys = ("DFLASH cannot adapt", "STANDALONE cannot adapt")
-    cells = [make_cell(why[0], rewrites=(RewriteRecord("speculative_adaptive", True, False, why),)) for why in whys]
-    cells.append(make_cell("c", rewrites=(RewriteRecord("slots", "a" * 300, "b", "why"),)))
-    lines = [line for line in printed(run_of(cells)).splitlines() if line.startswith("rewritten in ")]
+    cells = [
+        make_cell(why[0], rewrites=(schema.RewriteRecord("speculative_adaptive", True, False, why),)) for why in whys
+    ]
+    cells.append(make_cell("c", rewrites=(schema.RewriteRecord("slots", "a" * 300, "b", "why"),)))
+    lines = [line for line in printed(print_run, run_of(cells)).splitlines() if line.startswith("rewritten in ")]
     assert lines == [
         f"rewritten in 1 cell: slots: {'a' * 59}… -> b",
         "rewritten in 2 cells: speculative_adaptive: on -> off",
@@ -143,7 +131,7 @@ def test_an_empty_run_is_red_in_every_output(run_of):
     assert run.verdict == "red"
     assert "red, no cell ran" in run_markdown(run)
     assert "no cell ran" in Page(run_page(run)).text
-    assert "red: no cell ran" in printed(run)
+    assert "red: no cell ran" in printed(print_run, run)
 
 
 def test_markdown_names_red_cells_with_reason_and_command(red_run):
@@ -164,8 +152,8 @@ def test_markdown_of_a_green_run_is_short(run_of, specimen):
 
 
 def test_markdown_fits_a_comment_whatever_the_run_holds(run_of, make_cell):
-    gate = (GateResult("lossless", "FAIL", {}, None, "é|" * 20_000),)
-    reasons = tuple(ReasonRecord(f"field{index}", index, "because " * 500) for index in range(40))
+    gate = (schema.GateResult("lossless", "FAIL", {}, None, "é|" * 20_000),)
+    reasons = tuple(schema.ReasonRecord(f"field{index}", index, "because " * 500) for index in range(40))
     cells = [
         make_cell(f"c{index}." + "x" * 200, state="FAIL", gates=gate, repro="run " * 1_000, reasons=reasons)
         for index in range(120)
@@ -187,7 +175,7 @@ def test_markdown_lists_rewrites_choices_and_waivers(run_of, make_cell, rewritte
 def test_a_waived_cell_is_counted_apart_and_named_with_its_waiver(run_of, make_cell):
     expired = make_cell("e", state="FAIL", waived=EXPIRED)
     run = run_of([make_cell("a"), make_cell("w", state="FAIL", waived=KNOWN), expired], waivers=RULES)
-    lines = printed(run).splitlines()
+    lines = printed(print_run, run).splitlines()
     counts = (
         "1 passed, 1 failed, 0 not measured, 0 with infrastructure errors, 0 unsupported, 1 waived; total cell time"
     )
@@ -201,7 +189,7 @@ def test_a_waived_cell_is_counted_apart_and_named_with_its_waiver(run_of, make_c
     )
     assert len(page.all("a", href=KNOWN.issue)) == 2
     many = [make_cell(f"w{number}", state="FAIL", waived=KNOWN) for number in range(13)]
-    assert "… and 1 more waived cell in the report" in printed(run_of(many, waivers=RULES)).splitlines()
+    assert "… and 1 more waived cell in the report" in printed(print_run, run_of(many, waivers=RULES)).splitlines()
 
 
 def test_the_page_holds_every_cell_and_opens_without_a_network(red_run):
@@ -214,6 +202,9 @@ def test_the_page_holds_every_cell_and_opens_without_a_network(red_run):
     assert data[0]["effective"]["spec_version"] == "v2"
     assert FACTOR in page.text
     assert all(cell.repro in page.text for cell in red_run.red)
+    said = ("red, 16 of 80 cells did not pass", "64 PASS, 16 FAIL", "3 of 1280 tokens", "Measurements")
+    places = [page.text.index(words) for words in said]
+    assert places == sorted(places)
     links = {found[name] for _, found in page.tags for name in ("src", "href") if name in found}
     # Links to the page's own rows, and to nothing else.
     assert links == {f"#cell={cell.id}" for cell in red_run.cells}
@@ -228,7 +219,9 @@ def test_columns_are_sorted_by_buttons_that_say_how(red_run):
 
 
 def test_the_issue_of_a_waiver_is_a_link_if_it_is_an_address(tmp_path, write_report, make_cell):
-    rules = [WaiverRule("a", "known", "2026-12-31", issue=text) for text in ("https://example.org/1", "javascript:x")]
+    rules = [
+        schema.WaiverRule("a", "known", "2026-12-31", issue=text) for text in ("https://example.org/1", "javascript:x")
+    ]
     page = Page(run_page(view(load(write_report(tmp_path, [make_cell("a")], waivers=tuple(rules))))))
     assert [found["href"] for found in page.all("a")] == ["#cell=a", "https://example.org/1"]
 
@@ -250,10 +243,10 @@ def test_the_page_plots_every_measured_cell(red_run):
 
 
 def test_hostile_text_stays_text(run_of, make_cell, prose):
-    gate = GateResult("lossless", "FAIL", {"first_divergence": EVIL}, None, EVIL)
+    gate = schema.GateResult("lossless", "FAIL", {"first_divergence": EVIL}, None, EVIL)
     cell = make_cell(
         EVIL, state="FAIL", gates=(gate,), error=EVIL, repro=EVIL, axes={EVIL: EVIL, "b": "1"},
-        reasons=(ReasonRecord(EVIL, EVIL, EVIL),), rewrites=(RewriteRecord(EVIL, EVIL, EVIL, EVIL),),
+        reasons=(schema.ReasonRecord(EVIL, EVIL, EVIL),), rewrites=(schema.RewriteRecord(EVIL, EVIL, EVIL, EVIL),),
     )  # fmt: skip
     run = run_of([cell, make_cell("ok", axes={EVIL: "other", "b": "2"})], commit=EVIL, tier=EVIL)
     page = Page(run_page(run))
@@ -264,7 +257,7 @@ def test_hostile_text_stays_text(run_of, make_cell, prose):
     assert not {"img", "script"} & set(markdown.tags) and not re.search(r"@\w|#\d", markdown.text)
     assert markdown.text.count("@\u200beveryone {{ 7 * 7 }}") == 8
     assert markdown.tags.count("td") == 3 + 2 * 4 + 4 + 4 * 2
-    assert "alert(1)" in printed(run)
+    assert "alert(1)" in printed(print_run, run)
 
 
 def test_a_page_leaves_out_green_cells_before_red_ones(tmp_path, run_of, make_cell):
@@ -276,7 +269,7 @@ def test_a_page_leaves_out_green_cells_before_red_ones(tmp_path, run_of, make_ce
 
 
 def test_terminal_commands_are_never_wrapped(red_run):
-    lines = printed(red_run).splitlines()
+    lines = printed(print_run, red_run).splitlines()
     for cell in red_run.red[:12]:
         assert f"  {as_called(cell.repro)}" in lines
     assert "… and 4 more red cells in the report" in lines
@@ -297,7 +290,7 @@ def test_files_beside_the_report(tmp_path, specimen, write_report):
 
 
 def test_accuracy_is_plotted_against_plain_decoding(make_cell):
-    gate = GateResult("accuracy", "FAIL", {"accuracy": 0.7, "baseline": 0.8, "n": 100, "lost": 12, "won": 2})
+    gate = schema.GateResult("accuracy", "FAIL", {"accuracy": 0.7, "baseline": 0.8, "n": 100, "lost": 12, "won": 2})
     point = plots.accuracy_point(make_cell(gates=(gate,)))
     assert (point.value, point.tone) == (-10.0, "bad")
     assert point.low < -10 < point.high
@@ -315,7 +308,7 @@ def test_shapes_are_those_that_ran(make_cell):
 
 def test_positions_are_those_of_the_deepest_green_drafts(make_cell, change_cell):
     def drafted(name, state, rates):
-        return make_cell(name, state=state, gates=(GateResult("acceptance", "PASS", {"per_position": rates}),))
+        return make_cell(name, state=state, gates=(schema.GateResult("acceptance", "PASS", {"per_position": rates}),))
 
     cells = [drafted("a", "PASS", [0.8, 0.6]), drafted("b", "PASS", [0.1]), drafted("c", "FAIL", [0.1, 0.1, 0.1])]
     assert plots.position_plot(cells).count("<circle") == 2
@@ -325,7 +318,7 @@ def test_positions_are_those_of_the_deepest_green_drafts(make_cell, change_cell)
 
 
 def measured(make_cell, name, numbers, interval, state="PASS"):
-    return make_cell(name, gates=(GateResult("acceptance", state, numbers, interval),))
+    return make_cell(name, gates=(schema.GateResult("acceptance", state, numbers, interval),))
 
 
 def test_acceptance_is_plotted_against_each_cells_own_reference(make_cell):
@@ -349,17 +342,8 @@ def test_a_cell_without_a_reference_is_in_the_plot_by_its_words(make_cell):
     assert ">2.00–3.00 in 2 cells</text>" in plot and 'class="band"' in plot and plot.count("<circle") == 2
 
 
-def test_gates_and_reasons_stand_above_the_plots(red_run):
-    text = Page(run_page(red_run)).text
-    places = [
-        text.index(words)
-        for words in ("red, 16 of 80 cells did not pass", "64 PASS, 16 FAIL", "3 of 1280 tokens", "Measurements")
-    ]
-    assert places == sorted(places)
-
-
 def test_a_row_describes_changes_of_few_cells_in_words(run_of, make_cell, rewritten):
-    red = make_cell("r", state="FAIL", gates=(GateResult("lossless", "FAIL", {}, None, "3 tokens differ"),))
+    red = make_cell("r", state="FAIL", gates=(schema.GateResult("lossless", "FAIL", {}, None, "3 tokens differ"),))
     page = run_page(run_of([red, rewritten("n6", expect="rewritten"), make_cell("g")]))
     assert '<td data-key="lossless: 3 tokens differ" class="noted">' in page
     assert 'class="noted">rewritten num_draft_tokens: 6 -&gt; 4</td>' in page
@@ -381,9 +365,7 @@ def test_every_output_shows_which_combinations_ran(run_of, make_cell):
     asked = make_cell("a", axes=axes, resolved={"topk": 4, "spec_version": "v2"})
     rewritten = make_cell("b", axes=axes | {"batch": "pair"}, resolved={"topk": 4, "spec_version": "v1"})
     run = run_of([asked, rewritten])
-    console = Console(file=io.StringIO(), width=300)
-    print_run(run, console)
     sentence = "equested coverage: 5 pairs, 2 triples; covered by passing cells: 6 and 2"
-    assert sentence in console.file.getvalue() and sentence in run_markdown(run)
+    assert sentence in printed(print_run, run) and sentence in run_markdown(run)
     rows = re.findall(r"<td>(pairs|triples)</td><td>(\d+)</td><td>(\d+)</td>", run_page(run))
     assert rows == [("pairs", "5", "6"), ("triples", "2", "2")]

@@ -11,15 +11,7 @@ from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.patch import Patch, sources
-from specmatrix.reports.compare import CellChange, ChangeState
-from specmatrix.reports.compare.cell_state import (
-    CoverageChange,
-    Factor,
-    GateChange,
-    LeftDefault,
-    LostPairs,
-    RewriteChange,
-)
+from specmatrix.reports.compare import CellChange, ChangeState, cell_state
 from tools.incidents.incident import NAMES, ComparedStep, ContractStep, Expected, incident
 from tools.incidents.replay import ALGORITHMS
 from tools.incidents.verdict import differences
@@ -83,7 +75,10 @@ def test_a_step_is_excused_by_its_own_change_and_not_by_a_later_one():
 @pytest.fixture
 def found():
     """What a verdict is read from, of a comparison in which everything that can be expected is there."""
-    gates = (GateChange("lossless", "PASS", "FAIL", "b differs"), GateChange("finish", "FAIL", "PASS", ""))
+    gates = (
+        cell_state.GateChange("lossless", "PASS", "FAIL", "b differs"),
+        cell_state.GateChange("finish", "FAIL", "PASS", ""),
+    )
     pair = (("spec_version", "v1"), ("topk", "1"))
     return SimpleNamespace(
         verdict="red",
@@ -92,10 +87,10 @@ def found():
             CellChange("c", ChangeState.LOST, "gone", True, "run"),
             CellChange("d", ChangeState.SAME, "", False, "run"),
         ),
-        factors=(Factor("red at", ("topk > 1", "spec_version=v2"), 1, 1, 0, 1, 0.01),),
-        rewrites=(RewriteChange("topk: [4] -> 1", "new", "a chain", ("b",), True, True),),
-        coverage=CoverageChange((LostPairs("gone", ("b",), (pair,), ()),), ()),
-        left=(LeftDefault("spec_version", "v1", (("topk", "1"),), ("b",), (), True),),
+        factors=(cell_state.Factor("red at", ("topk > 1", "spec_version=v2"), 1, 1, 0, 1, 0.01),),
+        rewrites=(cell_state.RewriteChange("topk: [4] -> 1", "new", "a chain", ("b",), True, True),),
+        coverage=cell_state.CoverageChange((cell_state.LostPairs("gone", ("b",), (pair,), ()),), ()),
+        left=(cell_state.LeftDefault("spec_version", "v1", (("topk", "1"),), ("b",), (), True),),
     )
 
 
