@@ -128,11 +128,6 @@ def test_checkpoints_that_cannot_be_written_are_one_sentence(capsys: pytest.Capt
     assert "specmatrix: cannot write checkpoints in /dev/null/zoo: " in capsys.readouterr().err
 
 
-def test_explain_prints_the_resolution(capsys: pytest.CaptureFixture[str]):
-    assert main(["explain", "algorithm=eagle3", "page_size=4"]) == 0
-    assert "page_size: 4" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("flags", "model", "draft", "steps"),
     [

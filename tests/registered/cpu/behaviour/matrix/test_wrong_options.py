@@ -103,7 +103,6 @@ WRONG = {
     f"accuracy --data {TEST} --url http://x": "--url needs --baseline-url",
     "generate Hi --page-sise 4": "unknown flag '--page-sise'; did you mean --page-size?",
     "generate ''": f"an argument {EMPTY}",
-    "generate ' ' --page-size 4": "the question is empty; give it as an argument",
     "generate Hi there": "unexpected argument 'there'; give a single question, in quotes",
     "generate": "the question is missing; give it as an argument",
     "generate Hi --page-size": "--page-size needs a value",

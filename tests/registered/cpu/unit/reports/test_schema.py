@@ -56,6 +56,8 @@ def test_a_cell_that_contradicts_itself_is_refused(tmp_path, make_cell, make_hea
         ("lossless", "tokens", "x" * 1000), ("lossless", "tokens", [0] * 1000), ("lossless", "tokens", True),
         ("lossless", "ties", "0"), ("lossless", "oracle_nats", "0"), ("lossless", "divergent", "5"),
         ("lossless", "first_divergence", 0), ("ledger", "stamps", {"a": 1}), ("config", "fields", None),
+        ("speed", "starts", -1), ("speed", "turns", -1), ("speed", "speed_ups", [1.0, 0.0]), ("speed", "work_ms", 0),
+        ("speed", "gpus", -1), ("speed", "clock", 3),
     ],
 )  # fmt: skip
 def test_a_number_of_the_wrong_kind_is_refused(make_cell, gate, name, value):

@@ -49,8 +49,3 @@ def test_counts_are_stable_and_complete(tmp_path, make_cell, write_report):
 
 def test_everything_but_green_unsupported_and_waived_is_red(make_cell):
     assert [cell.id for cell in cells(make_cell) if is_red(cell, "2026-09-01")] == ["b", "d", "e", "f"]
-
-
-def test_a_run_without_cells_counts_nothing(tmp_path, write_report):
-    summary = summarise(load(write_report(tmp_path, [])))
-    assert (summary.cells, summary.red, summary.by_gate) == (0, 0, {})

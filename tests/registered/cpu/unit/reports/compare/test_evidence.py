@@ -166,8 +166,7 @@ def test_the_tolerance_bounds_the_loss(low, bounded):
 
 
 def accuracy(gated, outcomes, state="PASS"):
-    share = outcomes.count("1") / len(outcomes)
-    return gated("accuracy", state, {"accuracy": share, "n": len(outcomes), "outcomes": outcomes})
+    return gated("accuracy", state, numbers(outcomes))
 
 
 def acceptance(gated, rounds, emitted=None):

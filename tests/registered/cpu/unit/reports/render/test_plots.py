@@ -56,12 +56,6 @@ def test_nothing_measured_is_no_plot():
     assert curve_plot([("a", [])]) == ""
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, 1e-9, 1e9])
-def test_equal_values_still_have_a_scale(value):
-    svg = strip_plot([Row("a", (Point(value, value, value, "good", ""),))], "")
-    assert marks(svg, "tick")
-
-
 def test_many_points_are_thinned_but_red_ones_stay():
     many = [point(1 + index / 1000) for index in range(1000)] + [point(3.0, "bad") for _ in range(7)]
     svg = strip_plot([Row("a", tuple(many))], "")

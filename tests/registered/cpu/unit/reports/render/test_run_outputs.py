@@ -356,8 +356,6 @@ def test_ids_and_commands_may_wrap(run_of, make_cell):
     name = "eagle3.s3.k4.n8.v2.p16.burst.stream.topk_topp.length.abort_running"
     page = run_page(run_of([make_cell(name, state="FAIL")]))
     assert page.count(name.replace(".", ".<wbr>")) == 2
-    assert "nowrap" not in page.partition(".command code")[2].partition("}")[0]
-    assert "nowrap" not in page.partition("code.id")[2].partition("}")[0]
 
 
 def test_every_output_shows_which_combinations_ran(run_of, make_cell):
