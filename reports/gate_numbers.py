@@ -21,50 +21,6 @@ RATIOS: Final[Mapping[str, str]] = {
     "plain_speed": "plain_speeds",
 }
 
-# How much a gate looked at, by the names of those numbers.
-AMOUNTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "claimed_capabilities": ("answers", "claims"),
-    "oracle": ("oracle_tokens",),
-    "identities": ("rounds",),
-    "text": ("characters",),
-    "ledger": ("pages", "stamps", "verbs"),
-    "schedule": ("steps", "forwards"),
-    "leaks": ("counts", "sent"),
-    "resources": ("rounds",),
-    "ranks": ("ranks", "planned", "read"),
-    "session": ("sessions", "attempts"),
-    "adaptive": ("rounds", "observations", "replayed"),
-    "lossless": ("tokens", "scored", "oracle_tokens"),
-    "precision": ("tokens", "scored"),
-    "distribution": ("draws",),
-    "finish": ("requests",),
-    "acceptance": ("length", "rounds", "emitted"),
-    "accuracy": ("n", "outcomes"),
-    "config": ("fields",),
-    "effective": ("keys", "required"),
-    SPEED: ("starts", "turns"),
-}
-# What a gate that passes found none of.
-FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "claimed_capabilities": ("broken",),
-    "oracle": ("wrong",),
-    "identities": ("faults",),
-    "text": ("wrong",),
-    "ledger": ("leaked", "wrong_stamps", "overwritten"),
-    "schedule": ("needless",),
-    "leaks": ("left",),
-    "resources": ("unsteady", "bypassed"),
-    "ranks": ("divergent",),
-    "session": ("wrong", "apart"),
-    "lossless": ("divergent", "first_divergence"),
-    "precision": ("beyond",),
-    "distribution": ("outside",),
-    "finish": ("faults",),
-    "acceptance": ("left",),
-    "effective": ("differences", "unseen"),
-}
-GATES: Final = tuple(AMOUNTS)
-
 
 class Limit(NamedTuple):
     """A number of a gate that passes, and the header's threshold that it is then at most, or with `least` at least.
@@ -76,27 +32,57 @@ class Limit(NamedTuple):
     exact: bool = False
 
 
-LIMITS: Final[Mapping[str, tuple[Limit, ...]]] = {
-    "lossless": (
-        Limit("score_nats", "score_nats", exact=True),
-        Limit("oracle_nats", "oracle_nats", exact=True),
-    ),
-    "distribution": (
-        Limit("draws", "least_draws", least=True),
-        Limit("p", "alpha", least=True),
-        Limit("serial_p", "alpha", least=True),
-        Limit("logprob_gap", "logprob_nats"),
-    ),
-    "precision": (
-        Limit("tied_share", "tied_share"),
-        Limit("score_rms", "score_rms"),
-        Limit("sampled_rms", "sampled_rms"),
-    ),
-    "acceptance": (Limit("ratio", "moved_low", least=True), Limit("ratio", "moved_high")),
-    "resources": (Limit("memory_ratio", "memory_ratio"),),
-    "adaptive": (Limit("deviation", "average"),),
-}
+class _Numbers(NamedTuple):
+    """Names of a gate's numbers: how much it looked at, what it found none of if it passes, and their limits."""
 
+    amounts: str
+    faults: str = ""
+    limits: tuple[Limit, ...] = ()
+
+
+_NUMBERS: Final[Mapping[str, _Numbers]] = {
+    "claimed_capabilities": _Numbers("answers claims", "broken"),
+    "oracle": _Numbers("oracle_tokens", "wrong"),
+    "identities": _Numbers("rounds", "faults"),
+    "text": _Numbers("characters", "wrong"),
+    "ledger": _Numbers("pages stamps verbs", "leaked wrong_stamps overwritten"),
+    "schedule": _Numbers("steps forwards", "needless"),
+    "leaks": _Numbers("counts sent", "left"),
+    "resources": _Numbers("rounds", "unsteady bypassed", (Limit("memory_ratio", "memory_ratio"),)),
+    "ranks": _Numbers("ranks planned read", "divergent"),
+    "session": _Numbers("sessions attempts", "wrong apart"),
+    "adaptive": _Numbers("rounds observations replayed", limits=(Limit("deviation", "average"),)),
+    "lossless": _Numbers(
+        "tokens scored oracle_tokens",
+        "divergent first_divergence",
+        (Limit("score_nats", "score_nats", exact=True), Limit("oracle_nats", "oracle_nats", exact=True)),
+    ),
+    "precision": _Numbers(
+        "tokens scored", "beyond", tuple(Limit(name, name) for name in ("tied_share", "score_rms", "sampled_rms"))
+    ),
+    "distribution": _Numbers(
+        "draws",
+        "outside",
+        (
+            Limit("draws", "least_draws", least=True),
+            Limit("p", "alpha", least=True),
+            Limit("serial_p", "alpha", least=True),
+            Limit("logprob_gap", "logprob_nats"),
+        ),
+    ),
+    "finish": _Numbers("requests", "faults"),
+    "acceptance": _Numbers(
+        "length rounds emitted", "left", (Limit("ratio", "moved_low", least=True), Limit("ratio", "moved_high"))
+    ),
+    "accuracy": _Numbers("n outcomes"),
+    "config": _Numbers("fields"),
+    "effective": _Numbers("keys required", "differences unseen"),
+    SPEED: _Numbers("starts turns"),
+}
+GATES: Final = tuple(_NUMBERS)
+AMOUNTS: Final = {gate: tuple(row.amounts.split()) for gate, row in _NUMBERS.items()}
+FAULTS: Final = {gate: tuple(row.faults.split()) for gate, row in _NUMBERS.items()}
+LIMITS: Final = {gate: row.limits for gate, row in _NUMBERS.items()}
 
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=LARGEST)]
 _Positive: TypeAlias = Annotated[float, Meta(ge=1 / LARGEST, le=LARGEST)]
@@ -137,8 +123,8 @@ def _record(gate: str) -> type[Struct]:
     """The record of a gate's numbers that are read; it may have others."""
     types: dict[str, Any] = {
         **dict.fromkeys(AMOUNTS[gate], _Count),
-        **dict.fromkeys(FAULTS.get(gate, ()), int),
-        **{limit.number: float for limit in LIMITS.get(gate, ())},
+        **dict.fromkeys(FAULTS[gate], int),
+        **{limit.number: float for limit in LIMITS[gate]},
         **_OTHER_TYPES.get(gate, {}),
     }
     return defstruct(gate, [(name, kind, None) for name, kind in types.items()])

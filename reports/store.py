@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, KeysView
 from contextlib import contextmanager, suppress
 from gzip import GzipFile
 from hashlib import sha256
-from io import BytesIO
+from io import BufferedReader, BytesIO
 from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from types import EllipsisType, TracebackType
-from typing import Any, Final, Self, TypeAlias, cast
+from typing import IO, Any, Final, Self, TypeAlias, cast
 
 import msgspec
 from msgspec import Struct
@@ -46,7 +46,7 @@ from specmatrix.reports.schema import (
 )
 from specmatrix.reports.wording import shorten
 
-Line: TypeAlias = StartRecord | CellRecord[Count]
+Line: TypeAlias = StartRecord | CellRecord[Count] | End
 PARTIAL_FILE: Final = REPORT_FILE + ".partial"
 GZIP: Final = b"\x1f\x8b"
 
@@ -221,20 +221,26 @@ def _encode(record: Struct, what: str, reader: msgspec.json.Decoder[Any]) -> byt
 class Report:
     """A report from disk: its header, its engine starts, and its cells by id in file order."""
 
-    def __init__(self, path: Path, header: Header, records: Iterable[Line], end: End) -> None:
+    def __init__(self, path: Path, header: Header) -> None:
         self.path, self.header = path, header
-        self.evidence, self.not_run, self.gpu_seconds = end.evidence, end.not_run, end.gpu_seconds
+        self.end(End(0, {}, ""))
         self.starts: Final[list[StartRecord]] = []
         self._cells: dict[str, CellResult] = {}
         self._words: dict[int, EffectiveValues] = {}
-        for record in records:
-            if isinstance(record, StartRecord):
-                self.starts.append(record)
-                continue
-            # A line has the number of its start and the axes on which it differs; in memory a cell holds both whole.
-            force_setattr(record, "start", self.starts[record.start])
-            force_setattr(record, "axes", {**header.axes, **record.axes})
-            self._cells[record.id] = cast(CellResult, record)
+
+    def add(self, record: StartRecord | CellRecord[Count]) -> None:
+        """Add what a line holds: a cell's has the number of its start and the axes on which it differs from the header,
+        and in memory a cell holds both whole. IndexError for a cell before its start."""
+        if isinstance(record, StartRecord):
+            self.starts.append(record)
+            return
+        force_setattr(record, "start", self.starts[record.start])
+        force_setattr(record, "axes", {**self.header.axes, **record.axes})
+        self._cells[record.id] = cast(CellResult, record)
+
+    def end(self, line: End) -> None:
+        """Set what the last line holds."""
+        self.evidence, self.not_run, self.gpu_seconds = line.evidence, line.not_run, line.gpu_seconds
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -268,16 +274,17 @@ class Report:
         found = self._cells[cell]
         return None if found.state != "PASS" or found.resolved is None else self.values(cell)
 
-    def same(self, other: Report, cells: Iterable[str]) -> list[str]:
-        """Those of `cells` that say the same in both reports, running time aside."""
+    def same(self, other: Report) -> list[str]:
+        """The cells that say the same in both reports, running time aside; one without a result says nothing."""
         equal: dict[tuple[int, int], bool] = {}
         found = []
-        for name in cells:
-            mine, theirs = self._cells[name], other._cells[name]
-            if (key := (id(mine.start), id(theirs.start))) not in equal:
-                equal[key] = mine.start.digest == theirs.start.digest
-            if equal[key] and _CONTENT(mine) == _CONTENT(theirs):
-                found.append(name)
+        for cell in self:
+            if cell.state == "INFRA" or (theirs := other._cells.get(cell.id)) is None:
+                continue
+            if (key := (id(cell.start), id(theirs.start))) not in equal:
+                equal[key] = cell.start.digest == theirs.start.digest
+            if equal[key] and _CONTENT(cell) == _CONTENT(theirs):
+                found.append(cell.id)
         return found
 
 
@@ -301,58 +308,62 @@ def load(path: Path | str) -> Report:
     written. What a cell must not say is checked where it is written; the digest tells that nothing was changed since.
     """
     file = _find(Path(path))
-    data = _read(file)
-    begin, header = _header(file, data)
-    at, end = _end(file, data)
-    if sha256(memoryview(data)[:at]).hexdigest() != end.digest:
-        raise ReportError(f"{file} was changed after it was written, or copied badly; run the cells again")
     try:
-        report = Report(file, header, _LINES.decode_lines(memoryview(data)[begin:at]), end)
-    except (ValueError, RecursionError) as error:
-        raise ReportError(f"{file}: {_problem(error)}") from None
+        with opened(file) as source:
+            return _read(file, _unpacked(file, source) if source.peek(2)[:2] == GZIP else source)
+    except OSError as error:
+        raise ReportError(f"cannot read {shorten(str(file), MAX_SAID)}: {error.strerror}") from error
+
+
+def _read(file: Path, source: IO[bytes]) -> Report:
+    """Decode line by line: a whole file in memory costs more than its lines."""
+    line = source.readline(LARGEST + 1)
+    if len(line) > LARGEST:  # a device may never end
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    report, digest, fault = Report(file, _header(file, line)), sha256(line), ""
+    try:
+        for line in source:
+            if isinstance(record := _LINES.decode(line), End):
+                break
+            report.add(record)
+            digest.update(line)
     except IndexError:
-        raise ReportError(f"{file} has a cell before its start") from None
+        fault = f"{file} has a cell before its start"
+    except (ValueError, RecursionError) as error:
+        fault = f"{file}: {_problem(error)}"
+    for after in source:  # a line that is wrong: they tell whether the file was cut off or changed
+        digest.update(line)
+        line = after
+    report.end(end := _end(file, line))
+    if digest.hexdigest() != end.digest:
+        raise ReportError(f"{file} was changed after it was written, or copied badly; run the cells again")
     if end.cells != len(report):
-        raise ReportError(f"{file} has {len(report)} cells, and its end line says {end.cells}")
+        fault = fault or f"{file} has {len(report)} cells, and its end line says {end.cells}"
     if ran := next((cell for cell in end.not_run if cell in report), None):
-        raise ReportError(f"{file} has cell {shorten(ran, MAX_SAID)!r}, and its end line says that it did not run")
+        fault = fault or f"{file} has cell {shorten(ran, MAX_SAID)!r}, and its end line says that it did not run"
+    if fault:
+        raise ReportError(fault)
     return report
 
 
-def _read(file: Path) -> bytes:
-    try:
-        with opened(file) as source:
-            most = max(LARGEST, os.fstat(source.fileno()).st_size)  # a device has none, and may never end
-            data = source.read(most + 1)
-        if len(data) > most:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    except OSError as error:
-        raise ReportError(f"cannot read {shorten(str(file), MAX_SAID)}: {error.strerror}") from error
-    if data[:2] == GZIP:
-        data = _unpacked(file, data)
-    if not data:
-        raise ReportError(f"{file} is empty; the run that wrote it did not finish")
-    return data
-
-
-def _unpacked(file: Path, data: bytes) -> bytes:
+def _unpacked(file: Path, source: BufferedReader) -> BytesIO:
     """The content of a compressed report, of at most `LARGEST` bytes: a small file may unpack without an end."""
     try:
-        with GzipFile(fileobj=BytesIO(data)) as source:
-            found = source.read(LARGEST + 1)
+        found = GzipFile(fileobj=source).read(LARGEST + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ReportError(f"{file} is a damaged gzip file: {_problem(error)}") from None
     if len(found) > LARGEST:
         raise ReportError(f"{file} unpacks to more than {LARGEST:,} bytes; unpack it and read the plain file")
-    return found
+    return BytesIO(found)
 
 
-def _header(file: Path, data: bytes) -> tuple[int, Header]:
-    """The length of the first line, and the header in it."""
-    size = data.find(b"\n") + 1 or len(data)
+def _header(file: Path, line: bytes) -> Header:
+    """The header in the first line."""
+    if not line:
+        raise ReportError(f"{file} is empty; the run that wrote it did not finish")
     try:
-        if (schema := _VERSION.decode(data[:size]).schema) == SCHEMA:
-            return size, _HEADER.decode(data[:size])
+        if (schema := _VERSION.decode(line).schema) == SCHEMA:
+            return _HEADER.decode(line)
     except (ValueError, RecursionError) as error:
         raise ReportError(f"{file}, line 1: the first line is not a report header: {_problem(error)}") from error
     raise ReportError(
@@ -361,14 +372,11 @@ def _header(file: Path, data: bytes) -> tuple[int, Header]:
     )
 
 
-def _end(file: Path, data: bytes) -> tuple[int, End]:
-    """Offset of the end line, and the line. ReportError if the last line is none."""
-    at = data.rfind(b"\n", 0, len(data) - 1) + 1
-    try:
-        if data.endswith(b"\n"):
-            return at, _END.decode(data[at:])
-    except (ValueError, RecursionError):
-        pass
+def _end(file: Path, line: bytes) -> End:
+    """The end line. ReportError if the last line is none."""
+    with suppress(ValueError, RecursionError):
+        if line.endswith(b"\n"):
+            return _END.decode(line)
     raise ReportError(f"{file} has no end line; it was cut off while it was written or copied")
 
 

@@ -65,26 +65,22 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     today = head.header.created[:10]
     acknowledged = Acknowledged(tuple(acknowledgements), today)
     context = Context(blocked, acknowledged, today)
-    before, after = base.ids(), head.ids()
-    common = [cell for cell in before if cell in after]
-    lost = [cell for cell in before if cell not in after]
-    # If an input differs, equal records may mean different results. A cell without a result did not stay as it was.
-    failed = {cell.id for cell in head if cell.state == "INFRA"}
-    same = [] if blocked else base.same(head, [cell for cell in common if cell not in failed])
+    # If an input differs, equal records may mean different results.
+    same = [] if blocked else base.same(head)
     equal = set(same)
-    differing = [cell for cell in common if cell not in equal]
-    new = [cell for cell in after if cell not in before]
-    pairs = {cell: (base[cell], head[cell]) for cell in differing}
+    pairs = {cell.id: (cell, head[cell.id]) for cell in base if cell.id not in equal and cell.id in head}
+    lost = [cell for cell in base if cell.id not in head]
+    new = [cell for cell in head if cell.id not in base]
     measured = _measure(pairs, blocked)
     changes = [
-        *(lost_cell(base[cell], None, context) for cell in lost),
-        *(compare_cell(*pairs[cell], measured[cell], context) for cell in differing),
-        *(new_cell(head[cell], context) for cell in new),
+        *(lost_cell(cell, None, context) for cell in lost),
+        *(compare_cell(*pair, measured[cell], context) for cell, pair in pairs.items()),
+        *(new_cell(cell, context) for cell in new),
     ]
     touched: dict[str, tuple[CellResult | None, CellResult | None]] = {
-        **{cell: (base[cell], None) for cell in lost},
+        **{cell.id: (cell, None) for cell in lost},
         **pairs,
-        **{cell: (None, head[cell]) for cell in new},
+        **{cell.id: (None, cell) for cell in new},
     }
     rewrites = rewrite_changes(touched.values(), acknowledged, context.paths)
     counts = dict.fromkeys(ChangeState, 0) | {ChangeState.SAME: len(same)}
@@ -92,7 +88,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         counts[change.state] += 1
     reasons = (*_reasons(changes, rewrites), *worse_counters(base, head))
     reasons = (*(_other_cells(found) if reasons else ()), *reasons, *_unknown_commits(base.header, head.header))
-    _check_compared(base, head, common, reasons)
+    _check_compared(base, head, reasons)
     if not reasons and sum(counts[state] for state in _COMPARED) == 0:
         reasons = (f"no cell could be compared: {', '.join(m.name for m in found if m.gates)} differ",)
     return Comparison(
@@ -102,7 +98,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         reasons=reasons,
         counts=counts,
         changes=tuple(sorted(filter(_is_news, changes), key=_urgency)),
-        still_red=tuple(cell for cell in base.red() if cell in after and head[cell].state in RED_STATES),
+        still_red=tuple(cell for cell in base.red() if cell in head and head[cell].state in RED_STATES),
         mismatches=found,
         coverage=coverage_change(base, head, same, touched),
         counters=compare_counters(*_completed(base, head, pairs.values())),
@@ -155,12 +151,12 @@ def _measure(
     return {cell: tuple(next(marked) for _ in row) for cell, row in raw.items()}
 
 
-def _check_compared(base: Report, head: Report, common: Iterable[str], reasons: Sequence[str]) -> None:
+def _check_compared(base: Report, head: Report, reasons: Sequence[str]) -> None:
     """ReportError if a report has no cells, or if a green comparison had no verdicts to compare."""
     for report in (base, head):
         if not len(report):
             raise ReportError(f"{report.path} has no cells, so nothing was compared")
-    judged = (not {base[cell].state, head[cell].state} & UNJUDGED_STATES for cell in common)
+    judged = (not {cell.state, head[cell.id].state} & UNJUDGED_STATES for cell in base if cell.id in head)
     if not reasons and not any(judged):
         raise ReportError(f"no cell has a verdict in both {base.path} and {head.path}, so nothing was compared")
 

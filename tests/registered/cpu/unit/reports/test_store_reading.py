@@ -112,7 +112,7 @@ def test_any_records_are_read_back_as_they_were_written(tmp_path, examples):
                 writer.write(cell)
         report = load(tmp_path)
         assert (report.header, list(report)) == (header, cells)
-        assert report.same(report, report.ids()) == [cell.id for cell in cells]
+        assert report.same(report) == [cell.id for cell in cells if cell.state != "INFRA"]
 
     read_back()
 
@@ -178,7 +178,7 @@ def test_the_digest_is_the_sha256_of_all_lines_before_the_end_line(three):
 
 
 FAULTS = [
-    ('"kind":"start"', '"kind":"header"', r"Invalid value 'header' - at `\$\[0\].kind`"),
+    ('"kind":"start"', '"kind":"header"', r"Invalid value 'header' - at `\$.kind`"),
     ('{"kind":"cell"', '<<<<<<< head\n{"kind":"cell"', "JSON is malformed"),
     ('{"kind":"cell"', '[1]\n{"kind":"cell"', "Expected `object`, got `array`"),
     ('"state":"PASS"', '"state":"OK"', "Invalid enum value 'OK'"),
@@ -230,7 +230,7 @@ def test_cells_are_the_same_where_only_the_running_time_differs(tmp_path, make_c
         make_cell("d", resolved={"topk": 1}), make_cell("e", gates=make_cell().gates[:1]), make_cell("f", gates=slow),
     ]  # fmt: skip
     sides = [load(write_report(tmp_path / name, cells)) for name, cells in (("base", base), ("head", head))]
-    assert sides[0].same(sides[1], "abcdef") == ["a"]
+    assert sides[0].same(sides[1]) == ["a"]
 
 
 def test_effective_values_are_those_of_green_cells_that_ran(tmp_path, make_cell, write_report):
