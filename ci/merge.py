@@ -41,9 +41,9 @@ def merge(
         for report in shards:
             for cell in report:
                 writer.write(cell)
-        writer.leave_out(cell for report in shards for cell in report.not_run)
+        writer.not_run = [cell for report in shards for cell in report.not_run]
         held = [report.gpu_seconds for report in shards]
-        writer.hold(None if None in held else sum(filter(None, held)))
+        writer.gpu_seconds = None if None in held else sum(filter(None, held))
     view = write_run(load(writer.path))
     show_run(view, out, (), json_, junit)
     return int(view.verdict != "green")

@@ -112,7 +112,7 @@ def write_report(
                 done.add(record.id)
                 red += (worse := is_red(record, header.created))
                 if fail_fast and worse:
-                    writer.leave_out(cell.id for cell in cells if cell.id not in done)
+                    writer.not_run = [cell.id for cell in cells if cell.id not in done]
                     break
     except Stopped as stop:
         if len(done) == len(cells) and not partial.exists():

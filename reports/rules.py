@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from specmatrix.errors import ConfigError, text_of
 from specmatrix.reports.gate_numbers import FAULTS, LARGEST, LIMITS, check_numbers
-from specmatrix.reports.schema import GATE_STATES, MAX_SAID, CellResult, GateResult, Header, Waiver
+from specmatrix.reports.schema import GATE_STATES, MAX_SAID, CellResult, Header, Waiver
 from specmatrix.reports.selector import recorded
 from specmatrix.reports.wording import shorten
 
@@ -35,43 +35,46 @@ def _faults(cell: CellResult) -> Iterator[str]:
             yield f"has a gate {gate.name} whose interval does not rise, {gate.interval!r:.60}"
     if len({gate.name for gate in cell.gates}) < len(cell.gates):
         yield "has a gate twice"
-    if fault := _state_fault(cell) or (_pass_fault(cell) if cell.state == "PASS" else ""):
-        yield fault
+    red: dict[str, str] = {gate.state: gate.name for gate in cell.gates if gate.state != "PASS"}
+    if cell.state == "PASS":
+        yield from _faults_of_a_pass(cell, red)
+    elif "FAIL" in red and cell.state != "FAIL":
+        yield f"is {cell.state} and its gate {red['FAIL']} is FAIL"
+    elif not cell.error and cell.state not in red:
+        yield f"is {cell.state} without an error" + f" or a gate that is {cell.state}" * (cell.state in GATE_STATES)
+
+
+def _faults_of_a_pass(cell: CellResult, red: Mapping[str, str]) -> Iterator[str]:
+    """How a cell that passes has an error or a red gate, or how its gates say different things of it."""
+    if cell.error is not None:
+        yield f"is PASS and has an error: {cell.error:.60}"
+    for state, name in red.items():
+        yield f"is PASS and its gate {name} is {state}"
+    numbers = {gate.name: gate.numbers for gate in cell.gates}
+    if not numbers:
+        yield "is PASS without any gate"
+    running = [name for name in numbers if name != "config"]
+    if cell.expect == "refused" and running:
+        yield f"expects a refusal, and its gate {running[0]} judged a run"
+    ties, requests = numbers.get("lossless", {}).get("ties", 0), numbers.get("finish", {}).get("requests", LARGEST)
+    if ties > requests:
+        yield f"has {ties} ties in {requests} requests, each of which has one at most"
 
 
 def _broken_rules(header: Header, cell: CellResult) -> Iterator[str]:
+    """A waiver that the header does not declare, and numbers of passing gates beyond its thresholds for them."""
     if cell.waived is not None and (fault := _undeclared(header, cell, cell.waived)):
         yield fault
     exact = (cell.resolved or {}).get("dtype") == "float32"
     for gate in cell.gates:
-        yield from _beyond(header, gate, exact)
-
-
-def _state_fault(cell: CellResult) -> str:
-    red = {gate.state: gate.name for gate in cell.gates if gate.state != "PASS"}
-    if cell.state == "PASS":
-        if cell.error is not None:
-            return f"is PASS and has an error: {cell.error:.60}"
-        if red:
-            return f"is PASS and its gate {next(iter(red.values()))} is {next(iter(red))}"
-        return "" if cell.gates else "is PASS without any gate"
-    if "FAIL" in red and cell.state != "FAIL":
-        return f"is {cell.state} and its gate {red['FAIL']} is FAIL"
-    if cell.error or cell.state in red:
-        return ""
-    return f"is {cell.state} without an error" + f" or a gate that is {cell.state}" * (cell.state in GATE_STATES)
-
-
-def _pass_fault(cell: CellResult) -> str:
-    """How gates that pass say different things of one cell, "" if they do not."""
-    numbers = {gate.name: gate.numbers for gate in cell.gates}
-    running = [name for name in numbers if name != "config"]
-    if cell.expect == "refused" and running:
-        return f"expects a refusal, and its gate {running[0]} judged a run"
-    ties, requests = numbers.get("lossless", {}).get("ties", 0), numbers.get("finish", {}).get("requests", LARGEST)
-    if ties > requests:
-        return f"has {ties} ties in {requests} requests, each of which has one at most"
-    return ""
+        limits = header.thresholds.get(gate.name, {})
+        for row in LIMITS.get(gate.name, ()) if gate.state == "PASS" else ():
+            number, limit = gate.numbers.get(row.number), limits.get(row.threshold)
+            if number is None or not isinstance(limit, int | float) or (row.exact and not exact):
+                continue
+            if number < limit if row.least else number > limit:
+                most = "least" if row.least else "most"
+                yield f"passes {gate.name} with {row.number} {number:.4g}, and the header allows {limit:g} at {most}"
 
 
 def _undeclared(header: Header, cell: CellResult, waiver: Waiver) -> str:
@@ -85,15 +88,3 @@ def _undeclared(header: Header, cell: CellResult, waiver: Waiver) -> str:
     except ConfigError as error:
         return f"is waived by a rule that cannot be read: {text_of(error)}"
     return f"is waived until {waiver.expiry} by a waiver of the header that selects other cells, {rules[0].cells:.60}"
-
-
-def _beyond(header: Header, gate: GateResult, exact: bool) -> Iterator[str]:
-    """The numbers of a passing gate that are beyond the header's thresholds for it."""
-    limits = header.thresholds.get(gate.name, {})
-    for row in LIMITS.get(gate.name, ()) if gate.state == "PASS" else ():
-        number, limit = gate.numbers.get(row.number), limits.get(row.threshold)
-        if number is None or not isinstance(limit, int | float) or (row.exact and not exact):
-            continue
-        if number < limit if row.least else number > limit:
-            most = "least" if row.least else "most"
-            yield f"passes {gate.name} with {row.number} {number:.4g}, and the header allows {limit:g} at {most}"

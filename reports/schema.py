@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime
 from hashlib import blake2b
 from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
@@ -433,20 +434,16 @@ def is_red(cell: CellResult, today: str) -> bool:
 
 def check_day(name: str, day: str) -> None:
     """ValueError unless `day` is a date by which days compare as text."""
-    try:
-        good = date.fromisoformat(day).isoformat() == day
-    except ValueError:
-        good = False
-    if not good:
-        raise ValueError(f"{name} must be a date such as 2026-12-31, got {day!r:.60}")
+    with suppress(ValueError):
+        if date.fromisoformat(day).isoformat() == day:
+            return
+    raise ValueError(f"{name} must be a date such as 2026-12-31, got {day!r:.60}")
 
 
 def _check_time(name: str, time: str) -> None:
     """ValueError unless `time` is a time with zone, the day of which compares as text."""
     check_day(name, time[:10])
-    try:
-        good = datetime.fromisoformat(time).tzinfo is not None
-    except ValueError:
-        good = False
-    if not good:
-        raise ValueError(f"{name} must be a time with zone such as 2026-12-31T10:00:00+00:00, got {time!r:.60}")
+    with suppress(ValueError):
+        if datetime.fromisoformat(time).tzinfo is not None:
+            return
+    raise ValueError(f"{name} must be a time with zone such as 2026-12-31T10:00:00+00:00, got {time!r:.60}")

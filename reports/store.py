@@ -74,6 +74,9 @@ class ReportWriter:
     file for inspection; it has no end line, so it never reads as whole, and a directory that holds one is not read as
     that of a finished run. A full disk removes the partial file.
 
+    not_run: selected cells that the run ended before; the report then is not a pass. gpu_seconds: how long GPUs were
+    held, times their number, for cells that ran elsewhere; None if that is not known.
+
     Raises ReportError with one sentence: the place cannot be written, the disk is full, another run writes there, a
     cell comes twice or breaks a rule, a number is not finite.
     """
@@ -85,9 +88,9 @@ class ReportWriter:
         self._cells: set[str] = set()
         self._starts: dict[bytes, int] = {}
         self._evidence: Counter[str] = Counter()
-        self._not_run: tuple[str, ...] = ()
         self._began = monotonic()
-        self._gpu_seconds: float | EllipsisType | None = ...
+        self.not_run: Iterable[str] = ()
+        self.gpu_seconds: float | EllipsisType | None = ...
         self._digest = sha256()
         first = _encode(header, "the header", _HEADER)
         check_place(directory, REPORT_FILE, PARTIAL_FILE, SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE)
@@ -126,23 +129,15 @@ class ReportWriter:
         self._cells.add(cell.id)
         self._evidence.update(evidence)
 
-    def leave_out(self, cells: Iterable[str]) -> None:
-        """Name selected cells that the run ended before; the report then is not a pass."""
-        self._not_run = tuple(cells)
-
-    def hold(self, gpu_seconds: float | None) -> None:
-        """Set how long GPUs were held, times their number, of cells that ran elsewhere; None if it is not known."""
-        self._gpu_seconds = gpu_seconds
-
     def close(self) -> Path:
         """Write the end line, flush to disk and give the report its name, which is returned."""
-        held = self._gpu_seconds
+        held = self.gpu_seconds
         if held is ...:
             named = self._header.host.get("gpus")
             gpus = len(named) if isinstance(named, list) else 0
             held = round((monotonic() - self._began) * gpus, 3) if gpus else None
         digest = self._digest.hexdigest()
-        end = End(len(self._cells), self._evidence, digest, self._not_run, held)
+        end = End(len(self._cells), self._evidence, digest, tuple(self.not_run), held)
         self._append(_encode(end, "the end line", _END))
         try:
             # Pages of an earlier run must not remain next to this one's report.

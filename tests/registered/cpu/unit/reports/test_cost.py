@@ -47,7 +47,7 @@ def test_merged_shards_held_their_gpus_one_by_one(report, tmp_path, make_cell, w
         header = report(tier="gpu1", host={"gpus": ["H100"]}, shard=ShardRecord(number, 2, 2, "0" * 12)).header
         with store.ReportWriter(tmp_path / f"shard{number}", header) as writer:
             writer.write(make_cell(f"cell{number}"))
-            writer.hold(gpu_seconds)
+            writer.gpu_seconds = gpu_seconds
         return tmp_path / f"shard{number}"
 
     for second, whole in ((30.5, 50.5), (None, 0.0)):

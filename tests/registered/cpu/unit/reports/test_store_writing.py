@@ -1,6 +1,4 @@
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,16 +29,6 @@ try:
 except ReportError as error:
     sys.exit(str(error))
 """
-
-
-def test_a_finished_report_reads_back(tmp_path, make_cell, make_header):
-    with ReportWriter(tmp_path / "out", make_header()) as writer:
-        writer.write(make_cell("a"))
-        writer.write(make_cell("b"))
-    report = load(tmp_path / "out")
-    assert list(report.ids()) == ["a", "b"]
-    assert report["b"] == make_cell("b")
-    assert [each.name for each in (tmp_path / "out").iterdir()] == ["report.jsonl"]
 
 
 def test_cells_are_on_disk_before_the_run_ends(tmp_path, make_cell, make_header):
@@ -204,18 +192,6 @@ def test_a_disk_that_fills_up_in_the_middle_leaves_nothing(tmp_path):
     )
     assert int(done.stdout.split()[-1]) > 5
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_killed_run_leaves_no_report(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", ENDLESS, str(tmp_path)], stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None
-        for _ in range(20):
-            run.stdout.readline()
-        os.kill(run.pid, signal.SIGKILL)
-    assert run.returncode == -signal.SIGKILL
-    with pytest.raises(ReportError, match=r"has only report.jsonl.partial; the run that wrote it did not finish"):
-        load(tmp_path)
-    assert (tmp_path / "report.jsonl.partial").read_bytes().count(b'"kind":"cell"') >= 20
 
 
 def test_zero_counters_are_left_out_and_a_start_is_written_once(tmp_path, make_cell, write_report):
