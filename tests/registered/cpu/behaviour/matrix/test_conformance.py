@@ -63,15 +63,6 @@ def test_a_violation_is_reported_for_every_start(tmp_path):
     assert all(violation in each["violations"] for each in found)
 
 
-def test_a_word_that_is_neither_a_file_nor_an_algorithm_is_refused():
-    with pytest.raises(ConfigError) as caught:
-        next(results("nothing", {}))
-    assert str(caught.value) == (
-        "'nothing' is neither a file nor an algorithm; give a Python file or one of NONE, EAGLE, EAGLE3, NEXTN, "
-        "STANDALONE, NGRAM, DFLASH"
-    )
-
-
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [

@@ -269,27 +269,21 @@ def test_nothing_compared_is_not_green(against, gated):
 @pytest.mark.parametrize("head_header", [{"data_hash": "other"}, {"zoo_hash": "other"}])
 def test_other_prompts_or_models_are_not_comparable(against, gated, make_cell, head_header):
     facts = make_cell("facts", gates=(GateResult("ledger", "PASS"),))
-    comparison = against(
-        [gated("accuracy", "PASS", {"accuracy": 0.95, "n": 400}), facts],
-        [gated("accuracy", "PASS", {"accuracy": 0.8, "n": 400}), facts],
-        head_header=head_header,
-    )
+    sides = ([gated("accuracy", "PASS", {"accuracy": share, "n": 400}), facts] for share in (0.95, 0.8))
+    comparison = against(*sides, head_header=head_header)
     assert only(comparison).state is ChangeState.NOT_COMPARABLE
     assert only(comparison).why == "accuracy: an input differs"
-    assert comparison.counts[ChangeState.SAME] == 1
-    assert comparison.verdict == "green"
+    assert (comparison.verdict, comparison.counts[ChangeState.SAME]) == ("green", 1)
 
 
 def test_a_change_of_policy_is_named_in_words(tmp_path, specimen, write_report):
     base = load(write_report(tmp_path / "base", specimen()))
     head = load(write_report(tmp_path / "head", specimen(policy="v1")))
     comparison = compare(base, head)
-    assert comparison.counts[ChangeState.REWRITTEN] == 14
-    assert comparison.counts[ChangeState.SAME] == 66
+    assert (comparison.counts[ChangeState.REWRITTEN], comparison.counts[ChangeState.SAME]) == (14, 66)
     assert [row.signature for row in comparison.rewrites] == ["spec_version: v2 -> v1"]
-    assert [(row.field, row.base, row.head, len(row.cells)) for row in comparison.choices] == [
-        ("spec_version", "v2", "v1", 14)
-    ]
+    (choice,) = comparison.choices
+    assert (choice.field, choice.base, choice.head, len(choice.cells)) == ("spec_version", "v2", "v1", 14)
 
 
 def test_other_stages_are_named_before_what_they_lack(against, make_cell):

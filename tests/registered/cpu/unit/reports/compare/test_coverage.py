@@ -54,9 +54,8 @@ def test_a_silent_fallback_loses_and_gains_pairs_with_its_reason(coverage, sized
 def test_several_causes_are_one_short_sentence_without_their_reasons(coverage, sized):
     base = [sized("a", 4, "v2"), sized("b", 4, "v2"), sized("c", 1, "v2")]
     head = [sized("a", 4, "v1"), sized("b", 4, "v2", state="FAIL"), sized("c", 1, "v2")]
-    assert [row.cause for row in coverage(base, head).lost] == [
-        "2 cells are FAIL in head or resolve now to spec_version=v1"
-    ]
+    (row,) = coverage(base, head).lost
+    assert row.cause == "2 cells are FAIL in head or resolve now to spec_version=v1"
     both = coverage([sized("a", 4, "v2", page="1")], [sized("a", 2, "v1", page="1")])
     assert {row.cause for row in both.lost if pair(spec_version="v2", topk="4") in row.pairs} == {
         "1 cell resolves now to spec_version=v1 or topk=2"

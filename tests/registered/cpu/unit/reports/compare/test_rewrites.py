@@ -69,17 +69,12 @@ def test_equal_cells_change_nothing(make_cell, rewritten):
     assert new_rewrites(rewritten(), rewritten()) == ()
 
 
-def test_choices_that_changed_value_or_reason(make_cell, change_cell):
-    base = make_cell(
-        "a", reasons=(ReasonRecord("spec_version", "v2", "by default"), ReasonRecord("page_size", 1, "any works"))
-    )
-    head = change_cell(
-        base, reasons=(ReasonRecord("spec_version", "v2", "trees are green"), ReasonRecord("topk", 1, "new choice"))
-    )
-    found = [
-        (row.field, row.base, row.base_because, row.head, row.head_because) for row in choice_changes([(base, head)])
-    ]
-    assert found == [
+def test_choices_that_changed_value_or_reason(make_cell):
+    old = ReasonRecord("spec_version", "v2", "by default"), ReasonRecord("page_size", 1, "any works")
+    new = ReasonRecord("spec_version", "v2", "trees are green"), ReasonRecord("topk", 1, "new choice")
+    base, head = make_cell("a", reasons=old), make_cell("a", reasons=new)
+    found = choice_changes([(base, head)])
+    assert [(row.field, row.base, row.base_because, row.head, row.head_because) for row in found] == [
         ("page_size", "1", "any works", "", ""),
         ("spec_version", "v2", "by default", "v2", "trees are green"),
         ("topk", "", "", "1", "new choice"),
