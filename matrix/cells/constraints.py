@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 from operator import itemgetter
+from pathlib import Path
 from typing import Final, Literal
+
+import msgspec
 
 from specmatrix.engine.core.config.context import Rule, RuleContext
 from specmatrix.engine.core.config.resolve import resolve
@@ -80,146 +83,36 @@ def _lifted(name: str, *axes: str) -> Constraint:
     return Constraint(name, rule.kind, rule.why, axes, lambda cell: rule.broken(situation(cell)))
 
 
-# The axis values of multi-rank cells: every kind of target and drafter state, both timings, several page sizes, and
-# whatever moves pages, on which ranks must agree.
-RANKED: Final[dict[str, tuple[str, ...]]] = {
-    "algorithm": ("none", "eagle3", "ngram", "nextn"),
-    "steps": ("auto", "3"),
-    "topk": ("auto", "4"),
-    "draft_tokens": ("auto", "8"),
-    "adaptive": ("off",),
-    "spec_version": ("auto", "v2"),
-    "overlap": ("on",),
-    "page_size": ("1", "16"),
-    "prefill_chunk": ("off",),
-    "context": ("model",),
-    "memory": ("ample", "tight"),
-    "slots": ("auto",),
-    "batch": ("pair", "mixed_lengths"),
-    "sampling": ("greedy", "mixed", "rules"),
-    "finish": ("eos", "length"),
-    "abort": ("none",),
-}
 # The batches that always run all their requests at once.
 FEW: Final = ("single", "pair")
-# For more than two ranks, which run on GPUs only.
-CROWDED: Final = {"algorithm": ("eagle3", "nextn")}
 
 
-def _of_few_ranks(name: str) -> Constraint:
-    """Restricts an axis to few values in multi-rank cells."""
+class FewValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A restriction of some cells to few axis values, from few_values.yaml, which explains its fields."""
 
-    def forbids(cell: Cell) -> bool:
-        kept = CROWDED.get(name, RANKED[name]) if cell.ranks > 2 else RANKED[name]
-        return cell.ranks > 1 and cell.values[name] not in kept
+    name: str
+    axis: str
+    values: tuple[str, ...]
+    why: str
+    kept: dict[str, tuple[str, ...]]
+    fewer: dict[str, dict[str, tuple[str, ...]]] = {}
+    optional: tuple[str, ...] = ()
 
-    why = "multi-rank cells test that ranks agree on tokens, for which these values suffice; one rank tests the rest"
-    return Constraint(f"few-ranks-{name.replace('_', '-')}", "redundant", why, (name, "tp"), forbids)
+    def constraint(self, name: str) -> Constraint:
+        """The restriction of one axis."""
 
+        def forbids(cell: Cell) -> bool:
+            value = cell.values[self.axis]
+            kept = self.fewer.get(value, {}).get(name, self.kept[name])
+            return value in self.values and cell.values[name] not in kept
 
-# The request and memory values of cells with logit rules, and of cells with several kinds of stops in a batch. Axes of
-# drafters stay free: constraints that link them with these would leave nothing to decompose (`cover.verify`).
-RULED: Final[dict[str, tuple[str, ...]]] = {
-    "page_size": ("1", "16"),
-    "slots": ("auto",),
-    "batch": ("mixed_lengths",),
-    "session": ("none",),
-    "finish": ("eos", "length", "stops"),
-    "abort": ("none",),
-}
-STOPPED: Final[dict[str, tuple[str, ...]]] = {
-    "page_size": ("1", "16"),
-    "memory": ("ample",),
-    "slots": ("auto",),
-    "batch": ("mixed_lengths",),
-    "session": ("none",),
-    "sampling": ("greedy", "mixed", "rules"),
-    "abort": ("none",),
-}
-TESTED: Final = {
-    "rules": "logit rules per request",
-    "stops": "stops per request",
-}
+        kind: Kind = "optional" if name in self.optional else "redundant"
+        return Constraint(f"few-{self.name}-{name.replace('_', '-')}", kind, self.why, (name, self.axis), forbids)
 
 
-def _of_few(name: str, decided: str, value: str, kept: tuple[str, ...]) -> Constraint:
-    """Restricts an axis to few values in cells whose axis `decided` has this value."""
-    return Constraint(
-        f"few-{value}-{name.replace('_', '-')}",
-        _kind_of_few(name),
-        f"cells with {decided}={value} test {TESTED[value]}, for which these values suffice",
-        (name, decided),
-        lambda cell: cell.values[decided] == value and cell.values[name] not in kept,
-    )
-
-
-def _kind_of_few(name: str) -> Kind:
-    """A batch shows more than a request alone."""
-    return "optional" if name == "batch" else "redundant"
-
-
-# The axis values of Mistral's cells. Subjects serve its windows that ignore those of Qwen3's layers (vllm#39514,
-# sglang#22528).
-WINDOWED: Final[dict[str, tuple[str, ...]]] = {
-    "tp": ("1",),
-    "steps": ("auto",),
-    "topk": ("auto",),
-    "draft_tokens": ("auto",),
-    "overlap": ("on",),
-    "page_size": ("1", "16"),
-    "prefill_chunk": ("off", "7"),
-    "memory": ("ample",),
-    "slots": ("auto",),
-    "batch": ("pair", "mixed_lengths"),
-    "session": ("none",),
-    "sampling": ("greedy",),
-    "finish": ("eos",),
-    "abort": ("none",),
-}
-
-
-def _of_few_windows(name: str) -> Constraint:
-    """Restricts an axis to few values in Mistral's cells."""
-
-    def forbids(cell: Cell) -> bool:
-        return cell.model == "mistral" and cell.values[name] not in WINDOWED[name]
-
-    why = "Mistral's cells test windows in all layers, for which these values suffice; Qwen3's test the rest"
-    return Constraint(f"few-windows-{name.replace('_', '-')}", _kind_of_few(name), why, (name, "model"), forbids)
-
-
-# The axis values of cells with other numerics than float32: every kind of forward, batch and drafter, as chain and
-# tree. What moves pages or ends requests is the same in each precision.
-NUMERIC: Final[dict[str, tuple[str, ...]]] = {
-    "model": ("llama", "qwen3", "deepseek"),
-    "tp": ("1",),
-    "steps": ("auto", "3"),
-    "topk": ("auto", "4"),
-    "draft_tokens": ("auto", "8"),
-    "adaptive": ("off", "tiers"),
-    "spec_version": ("auto", "v2"),
-    "overlap": ("on",),
-    "page_size": ("1", "16"),
-    "prefill_chunk": ("off", "7"),
-    "context": ("model",),
-    "memory": ("ample", "tight"),
-    "slots": ("auto",),
-    "batch": ("pair", "mixed_lengths", "burst", "ramp"),
-    "session": ("none", "streaming"),
-    "sampling": ("greedy", "temperature", "mixed"),
-    "finish": ("eos", "length"),
-    "abort": ("none",),
-}
-
-
-def _of_few_numerics(name: str) -> Constraint:
-    """Restricts an axis to few values in cells with other numerics than float32."""
-
-    def forbids(cell: Cell) -> bool:
-        return cell.numerics != "float32" and cell.values[name] not in NUMERIC[name]
-
-    why = "cells in bf16 test kernels and their precision, for which these values suffice; float32 tests the rest"
-    return Constraint(f"few-numerics-{name.replace('_', '-')}", "redundant", why, (name, "numerics"), forbids)
+RESTRICTIONS: Final = msgspec.yaml.decode(
+    Path(__file__).with_name("few_values.yaml").read_bytes(), type=tuple[FewValues, ...]
+)
 
 
 def _equal_widths(cell: Cell) -> bool:
@@ -373,11 +266,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         ("batch", "memory"),
         lambda cell: cell.batch == "gsm" and cell.memory == "tight",
     ),
-    *map(_of_few_ranks, RANKED),
-    *map(_of_few_windows, WINDOWED),
-    *map(_of_few_numerics, NUMERIC),
-    *(_of_few(name, "sampling", "rules", kept) for name, kept in RULED.items()),
-    *(_of_few(name, "finish", "stops", kept) for name, kept in STOPPED.items()),
+    *(few.constraint(name) for few in RESTRICTIONS for name in few.kept),
 )
 
 

@@ -4,6 +4,8 @@
 """
 
 import dataclasses
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,16 +16,54 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.contract import REQUESTED, check_contract
-from specmatrix.matrix.subjects.protocol import EngineCommand, Subject, Unsupported
+from specmatrix.matrix.subjects.protocol import EngineCommand, Subject, SubjectRequest, Unsupported
 from specmatrix.matrix.subjects.registry import BUILT_IN, load_subject
-from specmatrix.matrix.subjects.translations import translation_table
-from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+from specmatrix.matrix.subjects.translations import translated
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.reports.wording import count
 from tests.support import tiny_subject
 from tests.support.tiny_subject import ReplaySubject, TinySubject, fields
 
 SUBJECTS = [*(subject for name in BUILT_IN if not (subject := load_subject(name)).profile.in_process), TinySubject()]
 REVIEWED = msgspec.yaml.decode(Path(__file__).with_name("reviewed_cells.yaml").read_bytes(), type=dict[str, list[str]])
+# Of a cell's asks, and each other one with fields of its own; the rest differ from these in prompt, seed and length.
+SHOWN = 3
+
+
+def translation_table(subject: Subject, cells: Iterable[Cell]) -> str:
+    """Each start once with the cells that share it and their asks, then the unsupported cells by reason."""
+    starts: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
+    for cell in cells:
+        command = translated(subject, prepare(cell, workload=subject.requests, subject=subject.name))
+        if isinstance(command, Unsupported):
+            reasons.setdefault(command.reason, []).append(cell.id)
+            continue
+        models = {**command.checkpoints, **({"variant": command.variant} if command.variant else {})}
+        words = [dict(command.flags), models, dict(command.environment)]
+        lines = starts.setdefault(" ".join(json.dumps(word, sort_keys=True) for word in words if word), [])
+        lines.append(f"  {cell.id}: {count(len(command.asks), 'ask')}")
+        lines += [
+            f"    {_ask_text(ask)}" for ask in _shown([ask for ask in command.asks if isinstance(ask, SubjectRequest)])
+        ]
+    rows = [line for start, lines in starts.items() for line in (start, *lines)]
+    rows += [line for reason, ids in reasons.items() for line in (f"UNSUPPORTED: {reason}", *(f"  {id}" for id in ids))]
+    return "\n".join(rows) + "\n"
+
+
+def _shown(asks: Sequence[SubjectRequest]) -> list[SubjectRequest]:
+    """The first asks, and the first of those after them with other fields."""
+    others = {frozenset(ask.fields): ask for ask in reversed(asks)}
+    return [ask for place, ask in enumerate(asks) if place < SHOWN or others[frozenset(ask.fields)] is ask]
+
+
+def _ask_text(ask: SubjectRequest) -> str:
+    """An ask in one line: tokens of its prompt, fields, and what else it has."""
+    plain = dataclasses.replace(ask, id="", input_ids=(), fields={})
+    more = {} if plain == SubjectRequest("", (), {}) else {"after": ask.after, "abort_after": ask.abort_after}
+    text = f"{ask.id} after {count(len(ask.input_ids), 'token')}: {json.dumps(dict(ask.fields), sort_keys=True)}"
+    return text + (f" {json.dumps(more)}" if more else "")
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
