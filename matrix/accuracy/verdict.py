@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any, Final
 
@@ -44,22 +44,14 @@ class Test:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON-serialisable data. The 95 % interval and the detectable drop are fractions of the questions."""
-        return {
-            "name": self.name,
-            "n": self.n,
-            "baseline": self.baseline,
+        return asdict(self) | {
             "baseline_interval": list(wilson(self.baseline, self.n)),
-            "cell": self.cell,
             "cell_interval": list(wilson(self.cell, self.n)),
-            "lost": self.lost,
-            "won": self.won,
             "difference_interval": list(paired_difference(self.lost, self.won, self.n)),
-            "p": self.p,
             "alpha": ALPHA,
             "detectable_drop": detectable_drop(self.baseline, self.won, self.n, ALPHA, POWER, _at_the_end),
             "power": POWER,
             "state": str(self.state),
-            "message": self.message,
         }
 
 
@@ -73,13 +65,10 @@ def pair(baseline: Sequence[Sample], cell: Sequence[Sample]) -> tuple[Test, ...]
     for one, other in zip(baseline, cell, strict=True):
         if one.prompt_hash != other.prompt_hash:
             raise PairingError(f"the prompts of line {one.line} differ between the runs, so answers cannot be paired")
-    goods: dict[str, Callable[[Sample], bool]] = {}
-    for extractor in EXTRACTORS:
-        goods[f"right by {extractor}"] = _right(extractor)
-    for extractor in EXTRACTORS:
-        goods[f"an answer by {extractor}"] = _valid(extractor)
-    goods["ended before the limit"] = lambda sample: not sample.by_length
-    return tuple(_test(name, good, baseline, cell) for name, good in goods.items())
+    both = baseline, cell
+    right = (_test(f"right by {name}", *([s.right[name] for s in side] for side in both)) for name in EXTRACTORS)
+    valid = (_test(f"an answer by {name}", *([s.valid[name] for s in side] for side in both)) for name in EXTRACTORS)
+    return *right, *valid, _test("ended before the limit", *([not s.by_length for s in side] for side in both))
 
 
 def unproven(algorithm: str, evidence: Mapping[str, int]) -> str:
@@ -118,16 +107,8 @@ def _at_the_end(lost: int, won: int) -> float:
     return 1 / loss_evidence(lost, won)
 
 
-def _right(extractor: str) -> Callable[[Sample], bool]:
-    return lambda sample: sample.right[extractor]
-
-
-def _valid(extractor: str) -> Callable[[Sample], bool]:
-    return lambda sample: sample.valid[extractor]
-
-
-def _test(name: str, good: Callable[[Sample], bool], baseline: Sequence[Sample], cell: Sequence[Sample]) -> Test:
-    before, after = [good(s) for s in baseline], [good(s) for s in cell]
+def _test(name: str, before: Sequence[bool], after: Sequence[bool]) -> Test:
+    """before, after: whether each question is good on the baseline and on the cell."""
     losses = [was for was, now in zip(before, after, strict=True) if was != now]
     lost, won = sum(losses), len(losses) - sum(losses)
     p = sequential_mcnemar(losses)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Final, TypeAlias
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.start_settings import spares
@@ -19,6 +19,8 @@ MIN_ROUNDS: Final = 60
 # More rounds than there are batch shapes, so some shape repeats.
 REPEATED_ROUNDS: Final = 16
 
+When: TypeAlias = Callable[[Cell, Run], bool]
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -27,7 +29,7 @@ class Evidence:
     counter: str
     seen: bool
     why: str
-    when: Callable[[Cell, Run], bool]
+    when: When
 
     def hits(self, run: Run) -> int:
         """The sum of its counters; one that the subject does not report counts as zero."""
@@ -38,7 +40,24 @@ class Evidence:
         return (self.hits(run) > 0) == self.seen
 
 
-def _graphs(run: Run) -> bool:
+def _is(**values: str) -> When:
+    """The cell has these values."""
+    return lambda cell, run: all(cell.values[name] == value for name, value in values.items())
+
+
+def _not(when: When) -> When:
+    return lambda cell, run: not when(cell, run)
+
+
+def _exactly(counter: str, when: When, seen: str, unseen: str) -> tuple[Evidence, Evidence]:
+    """The counter is non-zero if `when` holds, for the reason `seen`, and zero if it does not."""
+    return Evidence(counter, True, seen, when), Evidence(counter, False, unseen, _not(when))
+
+
+_turns, _streams = _not(_is(session="none")), _is(session="streaming")
+
+
+def _graphs(cell: Cell, run: Run) -> bool:
     return bool(run.resolved.get("cuda_graph_max_bs"))
 
 
@@ -51,11 +70,14 @@ def _repeats_shapes(cell: Cell, run: Run) -> bool:
     """Some shape of the rounds that may be graphs must repeat; where a full batch is above the largest graph, few may
     be."""
     above = cell.slots != "auto" and cell.batch not in ("single", "pair")
-    return _graphs(run) and not (above or _ruled(cell)) and run.evidence.get("decode.round", 0) >= REPEATED_ROUNDS
+    return _graphs(cell, run) and not (above or _ruled(cell)) and run.evidence.get("decode.round", 0) >= REPEATED_ROUNDS
 
 
-def _drafts(cell: Cell, run: Run) -> bool:
-    return cell.algorithm != "none"
+_drafts = _not(_is(algorithm="none"))
+
+
+def _adapts(cell: Cell, run: Run) -> bool:
+    return cell.adapts
 
 
 def _trained(cell: Cell, run: Run) -> bool:
@@ -109,7 +131,7 @@ def _must_compact(cell: Cell, run: Run) -> bool:
     return _must_branch(cell, run) and depth > 1 and rounds >= MIN_ROUNDS
 
 
-def _lag(lag: int) -> Callable[[Cell, Run], bool]:
+def _lag(lag: int) -> When:
     return lambda cell, run: run.resolved.get("lag") == lag
 
 
@@ -179,6 +201,10 @@ def _slides(cell: Cell, run: Run) -> bool:
     return window is not None and any(length > window + page + back for length in lengths)
 
 
+def _windowless(cell: Cell, run: Run) -> bool:
+    return run.resolved.get("window") is None
+
+
 def _uncached(cell: Cell, run: Run) -> bool:
     return cell.prefix_cache == "off" or not run.resolved["radix_cache"]
 
@@ -214,37 +240,39 @@ def _oversubscribed(cell: Cell, run: Run) -> bool:
 
 def _rolls_back(cell: Cell, run: Run) -> bool:
     """A session's second turn is aborted; a sliding window may no longer hold its start."""
-    return _inherits(cell, run) and cell.abort == "running" and run.resolved.get("window") is None
+    return _inherits(cell, run) and cell.abort == "running" and _windowless(cell, run)
 
 
 def _waits(cell: Cell, run: Run) -> bool:
     return cell.slots != "auto" and len(run.requests) > int(cell.slots)
 
 
-def _finished(cell: Cell, run: Run, kind: str) -> bool:
+def _finished(kind: str) -> When:
     """Tight memory shortens the length limits, so of two answers none may reach its stop token."""
-    lives = not (cell.batch == "single" and cell.abort != "none")
-    if cell.memory == "tight" and cell.session != "none":
-        return cell.finish == kind == "length"  # a conversation that fits has no room for whole answers
-    short = cell.memory == "ample" or kind in ("length", "stop_string")
-    return cell.finish == kind and lives and (short or (kind == "stop_token" and cell.batch != "pair"))
+
+    def when(cell: Cell, run: Run) -> bool:
+        lives = not (cell.batch == "single" and cell.abort != "none")
+        if cell.memory == "tight" and cell.session != "none":
+            return cell.finish == kind == "length"  # a conversation that fits has no room for whole answers
+        short = cell.memory == "ample" or kind in ("length", "stop_string")
+        return cell.finish == kind and lives and (short or (kind == "stop_token" and cell.batch != "pair"))
+
+    return when
 
 
 EVIDENCE: Final[tuple[Evidence, ...]] = (
     Evidence("prefill.step", True, "every cell prefills prompts", lambda cell, run: True),
     Evidence("decode.round", True, "every cell decodes tokens", lambda cell, run: True),
     Evidence("decode.batched", True, "several requests must be decoded in one batch", _share),
-    Evidence("rank.step", True, "several ranks must compare their steps", lambda cell, run: cell.ranks > 1),
-    Evidence("rank.step", False, "a single rank has no other to compare with", lambda cell, run: cell.ranks == 1),
-    Evidence("spec.drafted", True, "the drafter must propose tokens", _drafts),
-    Evidence("spec.drafted", False, "the cell has no drafter", lambda cell, run: cell.algorithm == "none"),
-    Evidence("spec.accepted", True, "a trained drafter must have some drafts accepted", _trained),
-    Evidence(
-        "adaptive.activated",
-        True,
-        "the adaptive controller must choose each round's depth",
-        lambda cell, run: cell.adapts,
+    *_exactly(
+        "rank.step",
+        _not(_is(tp="1")),
+        "several ranks must compare their steps",
+        "a single rank has no other to compare with",
     ),
+    *_exactly("spec.drafted", _drafts, "the drafter must propose tokens", "the cell has no drafter"),
+    Evidence("spec.accepted", True, "a trained drafter must have some drafts accepted", _trained),
+    Evidence("adaptive.activated", True, "the adaptive controller must choose each round's depth", _adapts),
     Evidence("adaptive.switched_up", True, "high acceptance must increase the depth", _moves),
     Evidence("adaptive.switched_down", True, "low acceptance must decrease the depth", _moves),
     Evidence("adaptive.batch_switch", True, "a change of batch size must change the depth", _moves),
@@ -252,107 +280,67 @@ EVIDENCE: Final[tuple[Evidence, ...]] = (
     Evidence("adaptive.switched_up", True, "high acceptance must increase the depth", _deepens),
     Evidence("adaptive.batch_switch", False, "one adaptive slot serves every batch size", _flat),
     *(
-        Evidence(f"adaptive.{name}", False, "the draft depth is static", lambda cell, run: not cell.adapts)
+        Evidence(f"adaptive.{name}", False, "the draft depth is static", _not(_adapts))
         for name in ("activated", "switched_up", "switched_down", "batch_switch")
     ),
     Evidence("tree.branched", True, "a tree with topk above 1 must branch", _must_branch),
-    Evidence("tree.branched", False, "a chain has no branches", lambda cell, run: not _tree(cell, run)),
+    Evidence("tree.branched", False, "a chain has no branches", _not(_tree)),
     Evidence("tree.compacted", True, "the KV of an accepted tree path must be compacted", _must_compact),
-    Evidence("tree.compacted", False, "an accepted chain needs no compaction", lambda cell, run: not _tree(cell, run)),
+    Evidence("tree.compacted", False, "an accepted chain needs no compaction", _not(_tree)),
     Evidence("overlap.in_flight", True, "spec v2 must launch a step before it reads the previous result", _lag(1)),
     Evidence("overlap.in_flight", False, "spec v1 reads each result before the next launch", _lag(0)),
-    Evidence(
-        "overlap.dropped",
-        False,
-        "spec v1 never runs a step for a finished request",
-        lambda cell, run: _lag(0)(cell, run),
-    ),
+    Evidence("overlap.dropped", False, "spec v1 never runs a step for a finished request", _lag(0)),
     Evidence("prefill.chunked", True, "a prompt longer than the chunk must be split", _splits),
-    Evidence("prefill.chunked", False, "chunked prefill is off", lambda cell, run: cell.prefill_chunk == "off"),
+    Evidence("prefill.chunked", False, "chunked prefill is off", _is(prefill_chunk="off")),
     Evidence("retract.done", True, "memory is too small for two whole requests", _starved),
-    Evidence(
-        "retract.done", False, "memory is large enough for all requests", lambda cell, run: cell.memory == "ample"
-    ),
+    Evidence("retract.done", False, "memory is large enough for all requests", _is(memory="ample")),
     Evidence("prefix.hit", False, "the prefix cache is off", _uncached),
     Evidence("prefix.insert", False, "the prefix cache is off", _uncached),
     Evidence("prefix.insert|prefix.hit|prefix.duplicate", True, "whole pages must be cached", _caches),
     Evidence("prefix.hit", True, "a repeated prompt must hit the prefix cache", _repeats),
     Evidence("window.slid", True, "a text longer than the sliding window must slide it", _slides),
-    Evidence(
-        "window.slid", False, "the model has no sliding window", lambda cell, run: run.resolved.get("window") is None
-    ),
+    Evidence("window.slid", False, "the model has no sliding window", _windowless),
     Evidence("queue.waited", True, "there are more requests than max_running_requests", _waits),
-    Evidence("session.opened", True, "the workload opens sessions", lambda cell, run: cell.session != "none"),
-    Evidence("session.opened", False, "the workload has no sessions", lambda cell, run: cell.session == "none"),
-    Evidence(
+    *_exactly("session.opened", _turns, "the workload opens sessions", "the workload has no sessions"),
+    *_exactly(
         "session.refused",
-        True,
+        _turns,
         "the workload sends requests that a session must refuse",
-        lambda cell, run: cell.session != "none",
+        "the workload has no sessions",
     ),
-    Evidence("session.refused", False, "the workload has no sessions", lambda cell, run: cell.session == "none"),
-    Evidence("session.timed_out", True, "an idle session must time out", lambda cell, run: cell.session == "streaming"),
-    Evidence("session.timed_out", False, "no session has a timeout", lambda cell, run: cell.session != "streaming"),
+    *_exactly("session.timed_out", _streams, "an idle session must time out", "no session has a timeout"),
     Evidence("session.dropped", True, "the sessions need more KV than memory holds", _oversubscribed),
-    Evidence(
-        "session.held",
-        True,
-        "a streaming session must keep its KV between turns",
-        lambda cell, run: cell.session == "streaming",
+    *_exactly(
+        "session.held", _streams, "a streaming session must keep its KV between turns", "no streaming session keeps KV"
     ),
     Evidence("session.inherited", True, "a turn must inherit its session's KV", _inherits),
     Evidence("session.spared", True, "a retracted turn must keep the KV that it inherited", _spares),
     Evidence("session.restored", True, "a retracted turn must resume from the KV that it inherited", _spares),
-    Evidence(
-        "session.spared|session.restored",
-        False,
-        "memory is large enough for all requests",
-        lambda cell, run: cell.memory == "ample",
-    ),
+    Evidence("session.spared|session.restored", False, "memory is large enough for all requests", _is(memory="ample")),
     Evidence("session.rolled_back", True, "an aborted turn must be rolled back", _rolls_back),
-    Evidence("session.held", False, "no streaming session keeps KV", lambda cell, run: cell.session != "streaming"),
-    Evidence("sample.random", True, "requests are sampled", lambda cell, run: cell.sampling != "greedy"),
-    Evidence("sample.random", False, "all requests are greedy", lambda cell, run: cell.sampling == "greedy"),
+    *_exactly("sample.random", _not(_is(sampling="greedy")), "requests are sampled", "all requests are greedy"),
     Evidence("sample.greedy", True, "some requests are greedy", lambda cell, run: cell.sampling in ("greedy", "mixed")),
-    Evidence("abort.waiting", True, "a waiting request is aborted", lambda cell, run: cell.abort == "queued"),
-    Evidence("abort.running", True, "a running request is aborted", lambda cell, run: cell.abort == "running"),
-    Evidence("abort.waiting", False, "no request is aborted", lambda cell, run: cell.abort == "none"),
-    Evidence("abort.running", False, "no request is aborted", lambda cell, run: cell.abort == "none"),
-    Evidence("finish.stop_token", True, "some answer must end with EOS", lambda cell, run: _finished(cell, run, "eos")),
-    Evidence(
-        "finish.stop_token",
-        True,
-        "a stop token must end some answer",
-        lambda cell, run: _finished(cell, run, "stop_token"),
+    Evidence("abort.waiting", True, "a waiting request is aborted", _is(abort="queued")),
+    Evidence("abort.running", True, "a running request is aborted", _is(abort="running")),
+    Evidence("abort.waiting", False, "no request is aborted", _is(abort="none")),
+    Evidence("abort.running", False, "no request is aborted", _is(abort="none")),
+    Evidence("finish.stop_token", True, "some answer must end with EOS", _finished("eos")),
+    Evidence("finish.stop_token", True, "a stop token must end some answer", _finished("stop_token")),
+    Evidence("finish.stop_string", True, "a stop string must end some answer", _finished("stop_string")),
+    Evidence("finish.length", True, "max_new_tokens must end some answer", _finished("length")),
+    *_exactly(
+        "finish.context",
+        _is(context="short"),
+        "some answer must end at the context limit",
+        "no text reaches the context limit",
     ),
-    Evidence(
-        "finish.stop_string",
-        True,
-        "a stop string must end some answer",
-        lambda cell, run: _finished(cell, run, "stop_string"),
-    ),
-    Evidence(
-        "finish.length", True, "max_new_tokens must end some answer", lambda cell, run: _finished(cell, run, "length")
-    ),
-    Evidence(
-        "finish.context", True, "some answer must end at the context limit", lambda cell, run: cell.context == "short"
-    ),
-    Evidence("finish.context", False, "no text reaches the context limit", lambda cell, run: cell.context == "model"),
-    Evidence("finish.stop_token", False, "requests ignore EOS", lambda cell, run: cell.finish == "length"),
-    Evidence("graph.replayed|graph.eager", False, "CUDA graphs are off", lambda cell, run: not _graphs(run)),
+    Evidence("finish.stop_token", False, "requests ignore EOS", _is(finish="length")),
+    Evidence("graph.replayed|graph.eager", False, "CUDA graphs are off", _not(_graphs)),
 )
 # Counters that only a GPU run increments.
 GPU_EVIDENCE: Final[tuple[Evidence, ...]] = (
     Evidence(
-        "graph.replayed",
-        True,
-        "repeated round shapes without logit rules must replay CUDA graphs",
-        _repeats_shapes,
+        "graph.replayed", True, "repeated round shapes without logit rules must replay CUDA graphs", _repeats_shapes
     ),
-    Evidence(
-        "graph.waited",
-        False,
-        "the host must not wait for the device around a graph replay",
-        lambda cell, run: _graphs(run),
-    ),
+    Evidence("graph.waited", False, "the host must not wait for the device around a graph replay", _graphs),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, cast
 
 import torch
@@ -176,18 +176,8 @@ class Tracer:
 
 
 def _named(row: TracedRow, name: str) -> StepRow:
-    return StepRow(
-        request=name,
-        width=row.width,
-        pages=row.pages,
-        committed=row.committed,
-        in_flight=row.in_flight,
-        tokens=tokens_of(row.tokens),
-        start=row.start,
-        outcome=row.outcome,
-        tree=row.tree,
-        note=row.note,
-    )
+    same = {field.name: getattr(row, field.name) for field in fields(row) if field.name in StepRow.__struct_fields__}
+    return StepRow(**same | {"request": name, "tokens": tokens_of(row.tokens)})
 
 
 def _drawn(

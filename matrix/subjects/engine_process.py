@@ -44,7 +44,42 @@ class EngineFailed(Exception):
         self.verb, self.traceback = verb, traceback
 
 
-class EngineProcess(RunningEngine):
+class RemoteEngine(RunningEngine):
+    """An engine in another process, whose readings are calls of its methods."""
+
+    def _call(self, method: str) -> Any:  # noqa: ANN401 - as the method
+        raise NotImplementedError
+
+    def counters(self) -> Mapping[str, int]:
+        found: Mapping[str, int] = self._call("counters")
+        return found
+
+    def journal(self) -> Journal | None:
+        found: Journal | None = self._call("journal")
+        return found
+
+    def work(self) -> WorkLog | None:
+        found: WorkLog | None = self._call("work")
+        return found
+
+    def resources(self) -> Resources | None:
+        found: Resources | None = self._call("resources")
+        return found
+
+    def trace(self) -> Trace | None:
+        found: Trace | None = self._call("trace")
+        return found
+
+    def memory(self) -> Memory | None:
+        found: Memory | None = self._call("memory")
+        return found
+
+    def ranks(self) -> Agreement | None:
+        found: Agreement | None = self._call("ranks")
+        return found
+
+
+class EngineProcess(RemoteEngine):
     """Starts a command's engine in a new process. ConfigError if it refuses the command, EngineFailed if it fails.
 
     A failure or `close` ends the process and everything that it started, and removes its temporary files.
@@ -106,34 +141,6 @@ class EngineProcess(RunningEngine):
     def readback(self) -> Mapping[str, Any]:
         self._readback = self._call("readback")
         return self._readback
-
-    def counters(self) -> Mapping[str, int]:
-        found: Mapping[str, int] = self._call("counters")
-        return found
-
-    def journal(self) -> Journal | None:
-        found: Journal | None = self._call("journal")
-        return found
-
-    def work(self) -> WorkLog | None:
-        found: WorkLog | None = self._call("work")
-        return found
-
-    def resources(self) -> Resources | None:
-        found: Resources | None = self._call("resources")
-        return found
-
-    def trace(self) -> Trace | None:
-        found: Trace | None = self._call("trace")
-        return found
-
-    def memory(self) -> Memory | None:
-        found: Memory | None = self._call("memory")
-        return found
-
-    def ranks(self) -> Agreement | None:
-        found: Agreement | None = self._call("ranks")
-        return found
 
     def close(self) -> None:
         """End the engine and its process; a second call does nothing."""

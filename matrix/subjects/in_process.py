@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix import __version__
 from specmatrix.engine.api import LLM, Output
@@ -43,6 +43,15 @@ if TYPE_CHECKING:
 
 # Model name of a cell to checkpoint folder.
 checkpoint = resolve_path
+
+
+def _names(kind: type[Any]) -> set[str]:
+    return {each.name for each in fields(kind)}
+
+
+# Fields that mean the same in the engine and in the matrix.
+SAMPLED: Final = _names(SamplingParams) & _names(RequestSpec) - {"logit_bias"}
+ANSWERED: Final = _names(Output) & _names(Answer) - {"finish"}
 
 
 class ManualClock:
@@ -357,50 +366,21 @@ class Conversation:
 
 def sampling(request: RequestSpec) -> SamplingParams:
     """The engine's sampling parameters for a request."""
+    same: dict[str, Any] = {name: getattr(request, name) for name in SAMPLED}
     return SamplingParams(
-        max_new_tokens=request.max_new_tokens,
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        seed=request.seed,
-        stop=request.stop,
-        stop_token_ids=request.stop_token_ids,
-        ignore_eos=request.ignore_eos,
+        **same,
+        logit_bias=dict(request.logit_bias) or None,
         return_logprob=request.logprobs,
         top_logprobs_num=request.top_logprobs,
-        min_new_tokens=request.min_new_tokens,
-        min_p=request.min_p,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        repetition_penalty=request.repetition_penalty,
-        logit_bias=dict(request.logit_bias) or None,
-        bad_words_ids=request.bad_words_ids,
-        allowed_token_ids=request.allowed_token_ids,
-        no_stop_trim=request.no_stop_trim,
-        n=request.n,
         logprob_start_len=request.prompt_logprobs,
     )
 
 
 def answer(request: RequestSpec, prompt_ids: tuple[int, ...], output: Output) -> Answer:
     """Convert an engine's output to the protocol's Answer."""
-    return Answer(
-        name=request.name,
-        prompt_ids=prompt_ids,
-        output_ids=output.output_ids,
-        text=output.text,
-        finish=output.finish.reason,
-        matched=output.finish.message if output.finish.reason == "error" else output.finish.matched,
-        cached_tokens=output.cached_tokens,
-        accept_lengths=output.accept_lengths,
-        logprobs=output.logprobs,
-        top_logprobs=output.top_logprobs,
-        meta_info=output.meta_info,
-        retractions=output.retractions,
-        round_widths=output.round_widths,
-        prompt_logprobs=output.prompt_logprobs,
-        prompt_top_logprobs=output.prompt_top_logprobs,
-    )
+    finish, same = output.finish, {name: getattr(output, name) for name in ANSWERED}
+    matched = finish.message if finish.reason == "error" else finish.matched
+    return Answer(name=request.name, prompt_ids=prompt_ids, finish=finish.reason, matched=matched, **same)
 
 
 def _trace(seen: Mapping[str, Any]) -> Trace:

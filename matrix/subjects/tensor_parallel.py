@@ -15,8 +15,9 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.engine.parallel.group import PATIENCE, GroupLease, RankGroup, RanksDiverged
 from specmatrix.engine.parallel.worker import Rank
+from specmatrix.matrix.subjects.engine_process import RemoteEngine
 from specmatrix.matrix.subjects.in_process import ManualClock, ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Answer, Diverged, Journal, Memory, RunningEngine, Served, Trace, WorkLog
+from specmatrix.matrix.subjects.protocol import Answer, Diverged, RunningEngine
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
 
@@ -38,7 +39,7 @@ class RankedSubject(ReferenceSubject):
         return RankedEngine(config, self.locate, self.patience)
 
 
-class RankedEngine:
+class RankedEngine(RemoteEngine):
     """One engine with one process per rank."""
 
     def __init__(self, config: EngineConfig, locate: Callable[[str], Path], patience: float = PATIENCE) -> None:
@@ -68,37 +69,13 @@ class RankedEngine:
         found: list[Answer] = self.call_ranks(_generate, requests)
         return found
 
-    def unfinished(self) -> tuple[Served, ...]:
-        """Nothing: the other ranks have ended."""
-        return ()
-
     def readback(self) -> Mapping[str, Any]:
         """Rank 0's, with that of each rank as `ranks`."""
         found: list[Mapping[str, Any]] = self.call_ranks(_read_each, "readback")
         return {**found[0], "ranks": found}
 
-    def counters(self) -> Mapping[str, int]:
-        found: Mapping[str, int] = self.call_ranks(_read, "counters")
-        return found
-
-    def journal(self) -> Journal:
-        found: Journal = self.call_ranks(_read, "journal")
-        return found
-
-    def work(self) -> WorkLog | None:
-        found: WorkLog | None = self.call_ranks(_read, "work")
-        return found
-
     def resources(self) -> None:
         """Only an engine of one rank shows what it takes of its GPU."""
-
-    def trace(self) -> Trace | None:
-        found: Trace | None = self.call_ranks(_read, "trace")
-        return found
-
-    def memory(self) -> Memory:
-        found: Memory = self.call_ranks(_read, "memory")
-        return found
 
     def ranks(self) -> Agreement | None:
         return self.group.agreement
@@ -106,6 +83,9 @@ class RankedEngine:
     def close(self) -> None:
         """Release the engine; its processes stay ready for another one."""
         self._lease.close()
+
+    def _call(self, method: str) -> Any:  # noqa: ANN401 - as the method
+        return self.call_ranks(_read, method)
 
     def call_ranks(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as the function
         try:
