@@ -57,7 +57,7 @@ Tokens = Sequence[Sequence[int]]
 
 def beside_transformers() -> Iterator[Metric]:
     """Plain decoding against transformers' `generate`, by batch size, prefill included."""
-    ours, theirs = engine(), transformers_model("llama-mini")
+    ours, theirs = engine(), transformers_model(checkpoint("llama-mini"))
     for batch, goal in TRANSFORMERS.items():
         asked = prompts(ours, batch)
         name = f"plain_decoding_batch_{batch}_vs_transformers"
@@ -147,11 +147,11 @@ def speculative(algorithm: str) -> LLM:
     return engine(algorithm.upper(), DRAFTS[algorithm], speculative_num_steps=STEPS, speculative_eagle_topk=1)
 
 
-def transformers_model(name: str) -> PreTrainedModel:
-    """transformers' own model of a zoo checkpoint in float32; it never stops at an end token."""
+def transformers_model(folder: Path | str, dtype: str = "float32", device: str = "cpu") -> PreTrainedModel:
+    """transformers' own model of a checkpoint; it never stops at an end token."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    model = AutoModelForCausalLM.from_pretrained(checkpoint(name), dtype="float32").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
     model.generation_config.eos_token_id = None
     return model
 

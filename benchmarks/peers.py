@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging
+from transformers import PreTrainedModel
 
+from specmatrix.benchmarks.decoding import transformers_model
 from specmatrix.benchmarks.metric import Metric, interleave, unmeasured
 from specmatrix.benchmarks.steady import NOTHING, PAIRS, ROUNDS, Asked, Bench, free, freed
 from specmatrix.engine.core.schedule.request import SamplingParams
@@ -35,9 +35,7 @@ BEHIND: Final = 256
 def transformers(bench: Bench, assistant: Bench) -> Iterator[Metric]:
     """Greedy decoding after the bench's prompt, prefill included: a static cache with compiled steps, then both sides
     with the same small draft model of random weights, so that a round yields one token."""
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    theirs, draft = transformers_model(bench), transformers_model(assistant)
+    theirs, draft = (transformers_model(one.target, "bfloat16", one.device) for one in (bench, assistant))
     yield generation(bench, theirs, "compiled", *COMPILED, {"cache_implementation": "static"})
     draft.generation_config.num_assistant_tokens = DRAFTED
     draft.generation_config.num_assistant_tokens_schedule = "constant"
@@ -48,13 +46,6 @@ def transformers(bench: Bench, assistant: Bench) -> Iterator[Metric]:
     yield generation(bench, theirs, "assisted", *ASSISTED, {"assistant_model": draft}, asked)
     del theirs, draft
     free()
-
-
-def transformers_model(bench: Bench) -> PreTrainedModel:
-    """transformers' own model of a checkpoint; it never stops at an end token."""
-    model = AutoModelForCausalLM.from_pretrained(bench.target, dtype=torch.bfloat16).to(bench.device).eval()
-    model.generation_config.eos_token_id = None
-    return model
 
 
 def generation(

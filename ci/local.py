@@ -213,15 +213,11 @@ def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection[CellResult
     """What a worker runs: it sends None when it is ready, then each cell's record."""
     if job.tree is not None and not HOME.is_relative_to(job.tree.resolve()):
         raise ConfigError(f"the worker imports {HOME}, not the patched packages in {job.tree}")
-    if find_spec("torch") is not None:
-        import torch
-
-        torch.set_num_threads(1)
+    runner = job_runner(job)
     if job.options.subject == REFERENCE and not gpus:
         # An error is that of the first cell that needs them.
         with hide_packages("coverage", "scipy"), suppress(Exception):
             import_module("specmatrix.kernels.decoder_layer.compiled")
-    runner = job_runner(job)
     freeze()
     connection.send(None)
     for cell in received(connection):
@@ -251,9 +247,13 @@ def freeze() -> None:
 
 
 def job_runner(job: ShardJob) -> Runner:
-    """The runner of a job's cells."""
+    """The runner of a job's cells, on one compute thread."""
     from specmatrix.matrix.run.runner import subject_runner
 
+    if find_spec("torch") is not None:
+        import torch
+
+        torch.set_num_threads(1)
     asked = job.options
     runner = subject_runner(asked.subject, asked.seed, asked.tier, job.waivers, job.explain, asked.endpoint)
     runner.workload = asked.only or runner.workload

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread, current_thread, main_thread
 from time import monotonic
@@ -60,6 +59,7 @@ ATTEMPTS: Final = 3
 TASK_SECONDS: Final = 30.0
 ADDRESS: Final = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 HEAD: Final = "node:__internal_head__"
+SOURCES: Final = ("*.py", "*.yaml")
 NODE_ID: Final = "ray.io/node-id"
 
 
@@ -265,10 +265,6 @@ def work(job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, versio
     if different := difference(versions, versions_with(HOME)):  # a node that joined later
         raise ConfigError(different)
     queue.put((number, node, None))
-    if find_spec("torch") is not None:
-        import torch
-
-        torch.set_num_threads(1)
     runner = _runner(job)
     for cell in cells:
         queue.put((number, node, runner.run_cell(cell)))
@@ -292,8 +288,8 @@ def probe(gpus: int) -> tuple[dict[str, str], dict[str, Json]]:
 @cache
 def versions_with(home: Path) -> dict[str, str]:
     """What must be the same on every node: the versions of packages, and a hash of those in `home`."""
-    sources = files_hash(path for name in PACKAGES for path in (home / name).rglob("*.py"))
-    return installed_versions() | {"sources": sources}
+    sources = (path for name in PACKAGES for kind in SOURCES for path in (home / name).rglob(kind))
+    return installed_versions() | {"sources": files_hash(sources)}
 
 
 @contextmanager

@@ -333,14 +333,6 @@ class EngineThread:
             )
         return await self.call(lambda llm: llm.flush_cache())
 
-    async def release_memory(self, tags: Sequence[str] | None) -> None:
-        """As LLM.release_memory_occupation."""
-        await self.call(lambda llm: llm.release_memory_occupation(tags))
-
-    async def resume_memory(self, tags: Sequence[str] | None) -> None:
-        """As LLM.resume_memory_occupation."""
-        await self.call(lambda llm: llm.resume_memory_occupation(tags))
-
     async def update_weights(self, model_path: str) -> None:
         """As LLM.update_weights_from_disk; the path is the client's, so what is wrong with it is a RequestError."""
         try:
@@ -348,20 +340,14 @@ class EngineThread:
         except ConfigError as error:
             raise RequestError(str(error)) from error
 
-    async def memory(self) -> dict[str, int]:
-        """KV pages of layers without a window: in all, free, cached and in open accounts (requests and sessions)."""
-
-        def read(llm: LLM) -> dict[str, int]:
-            pages = llm.loop.scheduler.ledger.groups[0].counts
-            return {**pages._asdict(), "held": pages.held}
-
-        return await self.call(read)
-
     async def state(self) -> dict[str, Any]:
-        """What runs, read from the running components."""
+        """What runs, read from the running components. pages: KV pages of layers without a window, in all, free, cached
+        and in open accounts (requests and sessions)."""
 
         def read(llm: LLM) -> dict[str, Any]:
+            pages = llm.loop.scheduler.ledger.groups[0].counts
             return {
+                "pages": {**pages._asdict(), "held": pages.held},
                 "readback": llm.readback(),
                 "counters": llm.counters,
                 "running": len(llm.loop.scheduler.active),

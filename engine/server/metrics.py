@@ -52,21 +52,20 @@ class ServerMetrics:
 
     async def text(self) -> bytes:
         """The exposition text."""
-        state, pages = await self._engine.state(), await self._engine.memory()
         snapshot = CollectorRegistry()
-        snapshot.register(_Snapshot(self._label, state, pages, self._engine.resolved.page_size))
+        snapshot.register(_Snapshot(self._label, await self._engine.state()))
         return generate_latest(self.registry) + generate_latest(snapshot)
 
 
 class _Snapshot:
     """The engine's state at one time, as a collector."""
 
-    def __init__(self, label: dict[str, str], state: dict[str, Any], pages: dict[str, int], page_size: int) -> None:
-        self._label, self._state, self._pages, self._page_size = label, state, pages, page_size
+    def __init__(self, label: dict[str, str], state: dict[str, Any]) -> None:
+        self._label, self._state = label, state
 
     def collect(self) -> Iterator[Metric]:
-        counters, pages = self._state["counters"], self._pages
-        used, rounds = pages["held"] * self._page_size, counters["spec.drafted"]
+        counters, pages = self._state["counters"], self._state["pages"]
+        used, rounds = pages["held"] * self._state["readback"]["page_size"], counters["spec.drafted"]
         gauges = (
             ("num_running_reqs", "Requests that run.", self._state["running"]),
             ("num_queue_reqs", "Requests that wait.", self._state["queued"]),

@@ -26,6 +26,11 @@ Flags = bool | list[bool]
 Integers = int | list[int]
 # Inputs that this engine has no counterpart of.
 ABSENT: Final = ("input_embeds", "image_data", "audio_data", "video_data", "lora_path", "token_ids_logprob")
+# Of /server_info: what the configuration and the running engine call as SGLang's flags are called.
+RESOLVED: Final = ("model_path", "spec_version", "max_total_tokens", "random_seed")
+RUNNING: Final = (
+    *("page_size", "context_length", "max_running_requests", "enable_streaming_session", "dtype", "device", "tp_size"),
+)
 PROBE: Final = SamplingParams(max_new_tokens=1)
 
 
@@ -296,12 +301,12 @@ def _control_routes(router: APIRouter, engine: EngineThread) -> None:
     @router.post("/release_memory_occupation")
     async def release_memory_occupation(body: TagsBody) -> None:
         """Free weights, KV and graphs of an idle engine; requests are refused until they are resumed."""
-        await engine.release_memory(body.tags)
+        await engine.call(lambda llm: llm.release_memory_occupation(body.tags))
 
     @router.post("/resume_memory_occupation")
     async def resume_memory_occupation(body: TagsBody) -> None:
         """Load the weights again and allocate what was freed."""
-        await engine.resume_memory(body.tags)
+        await engine.call(lambda llm: llm.resume_memory_occupation(body.tags))
 
     @router.post("/update_weights_from_disk")
     async def update_weights_from_disk(body: WeightsBody) -> dict[str, Any]:
@@ -357,18 +362,17 @@ def _state_routes(router: APIRouter, engine: EngineThread, model: str) -> None:
     @router.get("/get_server_info")
     async def server_info() -> dict[str, Any]:
         """The running configuration under SGLang's flag names, and what the engine has done."""
-        return running_flags(engine.resolved, await engine.state(), await engine.memory(), engine.most_queued)
+        return running_flags(engine.resolved, await engine.state(), engine.most_queued)
 
 
-def running_flags(
-    resolved: Resolved, state: Mapping[str, Any], pages: Mapping[str, int], most_queued: int
-) -> dict[str, Any]:
-    """What runs, under SGLang's flag names. state, pages: as EngineThread reads them. most_queued: its limit."""
+def running_flags(resolved: Resolved, state: Mapping[str, Any], most_queued: int) -> dict[str, Any]:
+    """What runs, under SGLang's flag names. state: as EngineThread reads it. most_queued: its limit."""
     running = state["readback"]
     drafts = running["algorithm"] != "NONE"
     return {
         "version": __version__,
-        "model_path": resolved.model_path,
+        **{name: getattr(resolved, name) for name in RESOLVED},
+        **{name: running[name] for name in RUNNING},
         "speculative_algorithm": running["algorithm"] if drafts else None,
         "speculative_draft_model_path": resolved.draft_path,
         "speculative_num_steps": running["num_steps"] if drafts else None,
@@ -376,23 +380,13 @@ def running_flags(
         "speculative_num_draft_tokens": running["num_draft_tokens"] if drafts else None,
         "speculative_adaptive": bool(running["adaptive_slots"]),
         "disable_overlap_schedule": resolved.spec_version == "v1",
-        "spec_version": resolved.spec_version,
-        "page_size": running["page_size"],
         "disable_radix_cache": not running["radix_cache"],
         "chunked_prefill_size": running["chunked_prefill_size"] or -1,
-        "context_length": running["context_length"],
-        "max_running_requests": running["max_running_requests"],
         "max_queued_requests": most_queued,
-        "max_total_tokens": resolved.max_total_tokens,
         "max_total_num_tokens": running["num_pages"] * running["page_size"],
-        "dtype": running["dtype"],
-        "device": running["device"],
-        "tp_size": running["tp_size"],
-        "random_seed": resolved.random_seed,
-        "enable_streaming_session": running["enable_streaming_session"],
         "internal_states": [
             {
-                "kv_pages": pages,
+                "kv_pages": state["pages"],
                 "num_running_reqs": state["running"],
                 "num_queue_reqs": state["queued"],
                 "num_sessions": state["sessions"],

@@ -64,6 +64,13 @@ class NativeSampling(Common):
     custom_params: Any = None
 
 
+# Members that the engine takes as they are.
+SAME: Final = (
+    *("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("ignore_eos", "no_stop_trim", "n"),
+)
+
+
 def refuse(asked: BaseModel, absent: tuple[str, ...]) -> None:
     """RequestError if a member asks for what the engine lacks; an empty value asks for nothing."""
     for name in absent:
@@ -85,26 +92,18 @@ def engine_params(
 ) -> SamplingParams:
     """The engine's parameters, which it checks itself."""
     stop = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
+    same: dict[str, Any] = {name: getattr(asked, name) for name in SAME}
     return SamplingParams(
+        **same,
         max_new_tokens=max_new_tokens,
-        temperature=asked.temperature,
-        top_k=asked.top_k,
-        top_p=asked.top_p,
         seed=seed,
         stop=stop,
         stop_token_ids=tuple(asked.stop_token_ids or ()),
-        ignore_eos=asked.ignore_eos,
         return_logprob=logprobs,
         top_logprobs_num=top_logprobs,
         min_new_tokens=min_new_tokens,
-        min_p=asked.min_p,
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        repetition_penalty=asked.repetition_penalty,
         logit_bias=None if not asked.logit_bias else {int(token): bias for token, bias in asked.logit_bias.items()},
         bad_words_ids=tuple(tuple(word) for word in asked.bad_words_ids or ()),
         allowed_token_ids=None if asked.allowed_token_ids is None else tuple(asked.allowed_token_ids),
-        n=asked.n,
-        no_stop_trim=asked.no_stop_trim,
         logprob_start_len=first_scored,
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from specmatrix.engine.core.config.asked import EngineConfig, Resolved
+from specmatrix.engine.core.config.defaults import SHAPE
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import DRAFTS, MODELS
@@ -32,7 +33,6 @@ if TYPE_CHECKING:  # the help of the command needs no torch
 TIMED: Final = 3
 # Warm-up prompt; unrelated to the answer, so that drafters that remember texts gain nothing from it.
 WARM_UP: Final = "Sam walks to the sea."
-SHAPE_FIELDS: Final = {"speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"}
 ALGORITHM: Final = "speculative_algorithm"
 # Further fields that concern a drafter only; the baseline engine runs without them.
 SPECULATIVE: Final = "speculative_"
@@ -128,7 +128,7 @@ def configuration(flags: Mapping[str, str]) -> EngineConfig:
     if (target, algorithm) in drafts:
         asked.setdefault("speculative_draft_model_path", drafts[target, algorithm])
     adapts = asked.get("speculative_adaptive", "false").lower() != "false"
-    if algorithm in {name for _, name in drafts} and not asked.keys() & SHAPE_FIELDS and not adapts:
+    if algorithm in {name for _, name in drafts} and not asked.keys() & {*SHAPE} and not adapts:
         # On a CPU the default tree for a Llama verifies too many nodes to pay off; a chain does.
         asked["speculative_num_steps"] = "5"
     return EngineConfig.from_flags(asked)

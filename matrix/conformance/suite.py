@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.build import Locate
 from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.defaults import SHAPE
 from specmatrix.engine.core.draft.algorithms import Topology, Traits
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.matrix.conformance.inspector import inspect_drafter
@@ -50,7 +51,6 @@ STARTS: Final[dict[str, dict[str, object]]] = {
     },
 }
 STRICT: Final = {"strict_memory": 2, "kv_stamps": True}
-SHAPE: Final = {"speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"}
 
 
 class StartResult(NamedTuple):
@@ -90,7 +90,7 @@ def shapes(traits: Traits, asked: Mapping[str, object]) -> dict[str, dict[str, o
     """The draft shapes to test: the requested one, else a chain, a tree and adaptive chains as far as supported."""
     if not traits.drafts:
         return {"no drafts": {}}
-    if SHAPE & asked.keys():
+    if asked.keys() & {*SHAPE}:
         return {"as requested": {}}
     if traits.block:
         return {"block": {}}

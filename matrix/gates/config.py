@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from specmatrix.engine.core.config.adaptive_file import dump
 from specmatrix.engine.core.config.asked import AUTO, EngineConfig, Resolved
+from specmatrix.engine.core.config.defaults import SHAPE
 from specmatrix.engine.core.config.resolve import SAME, resolve
 from specmatrix.engine.core.config.rules.ngram import FLAGS, PREFIX
 from specmatrix.errors import ConfigError
@@ -144,9 +145,7 @@ def explicit(resolved: Resolved) -> EngineConfig:
     """
     flags: dict[str, Any] = {name: getattr(resolved, name) for name in SAME}
     if resolved.num_steps > 0:
-        flags["speculative_num_steps"] = resolved.num_steps
-        flags["speculative_eagle_topk"] = resolved.topk
-        flags["speculative_num_draft_tokens"] = resolved.num_draft_tokens
+        flags |= zip(SHAPE, (resolved.num_steps, resolved.topk, resolved.num_draft_tokens), strict=True)
     if resolved.adaptive_slots:
         flags |= {"speculative_adaptive": True, "speculative_adaptive_config": dump(resolved.adaptive_slots)}
     if resolved.ngram is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import tokenizers
 
@@ -59,12 +59,12 @@ DRAWS: Final = 200
 DRAWN_TOKENS: Final = 3
 # The models are also trained on questions; the start of one has the widest distribution of next tokens.
 DRAW_PROMPT: Final = "Question:"
-SAMPLING: Final[dict[str, dict[str, float]]] = {
+SAMPLING: Final[dict[str, dict[str, Any]]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 0.8},
     "topk_topp": {"temperature": 1.0, "top_k": 12, "top_p": 0.9},
 }
-RULED_DRAWS: Final = {"temperature": 1.0, "min_p": 0.1}
+RULED_DRAWS: Final[dict[str, Any]] = {"temperature": 1.0, "min_p": 0.1}
 
 
 @cache
@@ -205,9 +205,7 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
         name=name,
         prompt=prompt_of(question),
         max_new_tokens=limit,
-        temperature=how["temperature"],
-        top_k=int(how.get("top_k", -1)),
-        top_p=how.get("top_p", 1.0),
+        **how,
         seed=1000 * seed + place,
         stop=(STOP_STRINGS[stop],) if cell.finish == "stop_string" else (),
         stop_token_ids=(token_id(STOP_TOKENS[stop]),) if cell.finish == "stop_token" else (),
@@ -232,10 +230,7 @@ def _draws(cell: Cell, seed: int) -> list[RequestSpec]:
             name=f"d{n}",
             prompt=DRAW_PROMPT,
             max_new_tokens=DRAWN_TOKENS,
-            temperature=how["temperature"],
-            top_k=int(how.get("top_k", -1)),
-            top_p=how.get("top_p", 1.0),
-            min_p=how.get("min_p", 0.0),
+            **how,
             seed=1_000_000 * (seed + 1) + n,
             ignore_eos=True,
             top_logprobs=tokenizer().get_vocab_size(),

@@ -27,9 +27,7 @@ def timed_requests(cell: Cell, turn: int, seed: int, first: bool = False) -> tup
             name=f"t{turn}.{place}",
             prompt=prompt_of(questions()[(begin + place) % len(questions())][0]),
             max_new_tokens=1 if first else LIMIT,
-            temperature=how["temperature"],
-            top_k=int(how.get("top_k", -1)),
-            top_p=how.get("top_p", 1.0),
+            **how,
             seed=place,
             ignore_eos=cell.finish == "length",
         )

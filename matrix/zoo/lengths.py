@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.defaults import SHAPE
 from specmatrix.engine.core.config.rules.ngram import PREFIX
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.matrix.cells.cell import CORPUS
@@ -38,12 +39,8 @@ class RequestedShape:
 
     def flags(self) -> dict[str, Any]:
         """The explicitly set values, by the names of EngineConfig."""
-        shape = {
-            "speculative_num_steps": self.steps,
-            "speculative_eagle_topk": self.topk,
-            "speculative_num_draft_tokens": self.nodes,
-        }
-        given = {name: value for name, value in shape.items() if value is not None}
+        shape = zip(SHAPE, (self.steps, self.topk, self.nodes), strict=True)
+        given = {name: value for name, value in shape if value is not None}
         return given | {f"{PREFIX}{name}": value for name, value in self.ngram}
 
 

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.defaults import SHAPE
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.model_facts import model_facts
@@ -154,13 +155,7 @@ def covered_shapes(target: str) -> dict[str, list[Shape]]:
         facts = model_facts(target, None if draft == target else draft)
         shapes: set[Shape] = set()
         for asked in ((s, k, n) for s in STEPS for k in TOPK for n in WIDTHS):
-            values: dict[str, Any] = dict(
-                zip(
-                    ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"),
-                    asked,
-                    strict=True,
-                )
-            )
+            values: dict[str, Any] = dict(zip(SHAPE, asked, strict=True))
             if algorithm == SINGLE:
                 values["enable_multi_layer_eagle"] = False
             name = algorithm.partition(".")[0].upper()

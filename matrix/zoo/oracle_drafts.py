@@ -35,10 +35,10 @@ class OracleDraft(Protocol):
 
     def to_target(self, index: int) -> int:
         """The target's id of a draft id."""
-        ...
+        return index
 
 
-class StandaloneDraft:
+class StandaloneDraft(OracleDraft):
     """A small model that reads t_1, t_2, .. at positions 0, 1, .., without t_0."""
 
     def __init__(self, net: CausalNet, tokens: list[int]) -> None:
@@ -53,11 +53,8 @@ class StandaloneDraft:
         logits = self.net(rows)[0][:, -1]
         return torch.zeros(len(paths), 0), logits
 
-    def to_target(self, index: int) -> int:
-        return index
 
-
-class HeadDraft:
+class HeadDraft(OracleDraft):
     """A head over the target's captured states [T, A], which reads its own state for drafted tokens."""
 
     def __init__(self, head: Head, kept: Tensor, tokens: list[int], captured: Tensor) -> None:
@@ -80,7 +77,7 @@ class HeadDraft:
         return self.kept[index]
 
 
-class RotatedDraft:
+class RotatedDraft(OracleDraft):
     """One head per step: head m reads t_{p+1+m} and head m-1's state at p, for every p < L."""
 
     def __init__(self, heads: Sequence[Head], tokens: list[int], captured: Tensor) -> None:
@@ -98,11 +95,8 @@ class RotatedDraft:
         state, logits = head.step(rows, hidden, rope_table(head.rope_shape, torch.arange(known)), whole)
         return state, logits[:, -1]
 
-    def to_target(self, index: int) -> int:
-        return index
 
-
-class BlockDraft:
+class BlockDraft(OracleDraft):
     """A block of `width` positions from t_L; its logits at a depth do not depend on the path."""
 
     def __init__(self, net: DflashNet, width: int, tokens: list[int], captured: Tensor) -> None:
@@ -116,9 +110,6 @@ class BlockDraft:
         del states
         logits = self.net(self.tokens, self.captured, torch.tensor([[known]]), self.width)[0, 0, len(paths[0])]
         return torch.zeros(len(paths), 0), logits.expand(len(paths), -1)
-
-    def to_target(self, index: int) -> int:
-        return index
 
 
 # Per target: algorithm to draft checkpoint; MTP layers are part of the target's. `nextn` is the default resolution (a

@@ -24,6 +24,7 @@ MAX_AUTO_TOKENS: Final = 65_536
 STEPS: Final = "speculative_num_steps"
 TOPK: Final = "speculative_eagle_topk"
 NODES: Final = "speculative_num_draft_tokens"
+SHAPE: Final = (STEPS, TOPK, NODES)
 CHAIN: Final = "a chain verifies its root and one token per step"
 
 

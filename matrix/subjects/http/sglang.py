@@ -34,6 +34,11 @@ ABSENT: Final = {
     "clock": "the clock of a server cannot be set",
     "replaced": "HTTP does not show which requests run at one time",
 }
+# Those that sampling_params has under the same name.
+SAME: Final = (
+    *("max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "min_p", "ignore_eos", "no_stop_trim"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 NATIVE: Final = Profile(
     frozenset(
         {
@@ -155,19 +160,9 @@ def _ask(request: RequestSpec) -> SubjectRequest:
         after = request.after if request.beside is None else (*request.after, request.beside)
         return SubjectRequest(request.name, prompt_ids(request), {"sent": False}, after)
     sampling: dict[str, Any] = {
-        "max_new_tokens": request.max_new_tokens,
-        "temperature": request.temperature,
-        "top_k": request.top_k,
-        "top_p": request.top_p,
-        "min_p": request.min_p,
-        "min_new_tokens": request.min_new_tokens,
+        **{name: getattr(request, name) for name in SAME},
         "stop": list(request.stop),
         "stop_token_ids": list(request.stop_token_ids),
-        "ignore_eos": request.ignore_eos,
-        "no_stop_trim": request.no_stop_trim,
-        "presence_penalty": request.presence_penalty,
-        "frequency_penalty": request.frequency_penalty,
-        "repetition_penalty": request.repetition_penalty,
     }
     if request.seed is not None:
         sampling["sampling_seed"] = request.seed

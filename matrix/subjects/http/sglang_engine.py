@@ -10,6 +10,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from specmatrix.child_process import ChildProcess
+from specmatrix.engine.core.config.defaults import SHAPE
 from specmatrix.matrix.subjects.http.asking import ask_all
 from specmatrix.matrix.subjects.http.connection import Connection, RefusedAsk, launched
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, Endpoint
@@ -25,11 +26,7 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "spec_correct_drafts_histogram": ("spec_accept_histogram",),
     "total_retractions": ("retraction_count",),
 }
-SHAPE: Final = {
-    "num_steps": "speculative_num_steps",
-    "topk": "speculative_eagle_topk",
-    "num_draft_tokens": "speculative_num_draft_tokens",
-}
+RESOLVED: Final = dict(zip(("num_steps", "topk", "num_draft_tokens"), SHAPE, strict=True))
 
 
 class SglangEngine(RunningEngine):
@@ -64,7 +61,7 @@ class SglangEngine(RunningEngine):
     @property
     def resolved(self) -> Mapping[str, Any]:
         """The draft's shape as the server reports it."""
-        found = {name: self._running.get(flag) for name, flag in SHAPE.items()}
+        found = {name: self._running.get(flag) for name, flag in RESOLVED.items()}
         return {name: value for name, value in found.items() if value is not None}
 
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
