@@ -3,6 +3,11 @@
 A problem has a level 0..5; each class letter has a range of whole numbers (both ends included) per level.
 """
 
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
 LEVELS = 6
 
 RANGES: dict[str, tuple[tuple[int, int], ...]] = {
@@ -13,85 +18,6 @@ RANGES: dict[str, tuple[tuple[int, int], ...]] = {
 }
 PERCENT: tuple[int, ...] = (5, 10, 15, 20, 25, 30, 40, 50, 60, 75)
 
-MEN = (
-    "Adam",
-    "Ben",
-    "Carl",
-    "Dan",
-    "Eli",
-    "Fred",
-    "Gus",
-    "Hugo",
-    "Ivan",
-    "Jack",
-    "Ken",
-    "Leo",
-    "Max",
-    "Ned",
-    "Omar",
-    "Paul",
-    "Raj",
-    "Sam",
-    "Tom",
-    "Will",
-)
-WOMEN = (
-    "Amy",
-    "Beth",
-    "Cora",
-    "Dora",
-    "Emma",
-    "Fay",
-    "Gina",
-    "Hana",
-    "Ida",
-    "Jane",
-    "Kate",
-    "Lily",
-    "Mia",
-    "Nora",
-    "Olga",
-    "Pam",
-    "Rosa",
-    "Sara",
-    "Tina",
-    "Zoe",
-)
-THINGS = (
-    "apples",
-    "balls",
-    "beads",
-    "bolts",
-    "books",
-    "buttons",
-    "cards",
-    "coins",
-    "cookies",
-    "cups",
-    "dolls",
-    "eggs",
-    "flags",
-    "flowers",
-    "grapes",
-    "keys",
-    "kites",
-    "lemons",
-    "maps",
-    "marbles",
-    "melons",
-    "nuts",
-    "pears",
-    "pens",
-    "pencils",
-    "plates",
-    "plums",
-    "rings",
-    "rocks",
-    "seeds",
-    "shells",
-    "spoons",
-    "stamps",
-    "stickers",
-    "tapes",
-    "toys",
-)
+_FILE: Final = Path(__file__).parent / "data" / "words.yaml"
+_WORDS: Final = msgspec.yaml.decode(_FILE.read_bytes(), type=dict[str, tuple[str, ...]])
+MEN, WOMEN, THINGS = (_WORDS[name] for name in ("men", "women", "things"))
