@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from time import time
 from typing import Any, Final
 
@@ -124,16 +125,13 @@ class Answering:
     def _completion_logprobs(
         self, texts: Sequence[str], values: Sequence[float | None], tops: Sequence[Sequence[tuple[int, float]]]
     ) -> dict[str, Any]:
-        offsets = [0]
-        for text in texts:
-            offsets.append(offsets[-1] + len(text))
         decode = self.engine.tokenizer.decode
         best = [{decode([token]): number(value) for token, value in reversed(top)} or None for top in tops]
         return {
             "tokens": texts,
             "token_logprobs": [*map(number, values)],
             "top_logprobs": best if self.scored else None,
-            "text_offset": offsets[:-1],
+            "text_offset": [*accumulate(map(len, texts[:-1]), initial=0)] if texts else [],
         }
 
     def _chat_logprobs(

@@ -20,6 +20,7 @@ from specmatrix.matrix.accuracy.record import FILES, WEIGHTS
 from specmatrix.matrix.accuracy.task import EXTRACTORS
 from specmatrix.matrix.accuracy.verdict import ALPHA
 from specmatrix.matrix.run.provenance import run_header
+from specmatrix.matrix.run.record import start_record
 from specmatrix.matrix.zoo.published.expected import COLLAPSE, collapsed
 from specmatrix.matrix.zoo.published.pairs import PAIRS, ModelPair, pair_of
 from specmatrix.reports.render.console import StdoutConsole
@@ -33,8 +34,6 @@ from specmatrix.reports.schema import (
     CellState,
     GateResult,
     Header,
-    ReasonRecord,
-    RewriteRecord,
     StartRecord,
 )
 from specmatrix.reports.stats import wilson
@@ -133,19 +132,12 @@ def judged(pair: ModelPair, measured: Mapping[str, Any]) -> CellResult:
     states = {gate.state for gate in gates}
     state: CellState = "FAIL" if "FAIL" in states else "NOT MEASURED" if "NOT MEASURED" in states else "PASS"
     start = measured["starts"]["cell"]
-    resolved = dict(start["resolved"])
-    reasons, rewrites = resolved.pop("reasons", ()), resolved.pop("rewrites", ())
-    text = json.dumps([resolved, measured["weights"]], sort_keys=True)
     record = _record(pair, state, gates=gates, evidence=start["evidence"])
+    own = start_record(record.start.requested, start["resolved"], "")
+    text = json.dumps([own.resolved, measured["weights"]], sort_keys=True)
     return replace(
         record,
-        start=StartRecord(
-            record.start.requested,
-            resolved,
-            hashlib.sha256(text.encode()).hexdigest()[:12],
-            tuple(ReasonRecord(**reason) for reason in reasons),
-            tuple(RewriteRecord(**rewrite) for rewrite in rewrites),
-        ),
+        start=replace(own, resolved_hash=hashlib.sha256(text.encode()).hexdigest()[:12]),
         seconds=sum(one["seconds"] for one in measured["starts"].values()),
         engine_starts=2,
     )

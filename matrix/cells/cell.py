@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from operator import getitem
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from specmatrix.engine.core.config.asked import AUTO, Auto, EngineConfig
 from specmatrix.errors import ConfigError, nearest, shown
@@ -185,7 +185,7 @@ class Cell(NamedTuple):
             speculative_num_draft_tokens=_size(self.draft_tokens),
             speculative_adaptive=self.adaptive != "off",
             speculative_adaptive_config=SLOTS.get(self.adaptive),
-            spec_version=VERSIONS[self.spec_version],
+            spec_version=cast(Any, self.spec_version),
             disable_overlap_schedule=self.overlap == "off",
             page_size=int(self.page_size),
             disable_radix_cache=self.prefix_cache == "off",
@@ -200,7 +200,6 @@ class Cell(NamedTuple):
         )
 
 
-VERSIONS: Final[dict[str, Any]] = {"auto": "auto", "v1": "v1", "v2": "v2"}
 TOKENS: Final = tuple({value.name: value.token for value in axis.values} for axis in AXES)
 SECONDS: Final = tuple({value.name: value.seconds for value in axis.values} for axis in AXES)
 GPUS: Final = tuple({value.name: value.gpus for value in axis.values} for axis in AXES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -110,17 +110,8 @@ def record(
 ) -> CellResult:
     """The record of a cell, ValueError if it contradicts itself. engine: None if it did not start. evidence: counter
     increments during its requests. command: what was asked for, None for the reference engine's configuration."""
-    cell = prepared.cell
-    resolved: dict[str, Any] = {} if engine is None else dict(engine.resolved)
-    reasons: Iterable[Mapping[str, Any]] = resolved.pop("reasons", ())
-    rewrites: Iterable[Mapping[str, Any]] = resolved.pop("rewrites", ())
-    start = StartRecord(
-        asdict(prepared.configuration) if command is None else requested(command),
-        None if engine is None else resolved,
-        None if engine is None else engine.start_hash,
-        tuple(ReasonRecord(**reason) for reason in reasons),
-        tuple(RewriteRecord(**rewrite) for rewrite in rewrites),
-    )
+    cell, asked = prepared.cell, asdict(prepared.configuration) if command is None else requested(command)
+    start = StartRecord(asked) if engine is None else start_record(asked, engine.resolved, engine.start_hash)
     made = CellRecord(
         id=cell.id,
         state=state,
@@ -134,6 +125,14 @@ def record(
     )
     check_cell(made)
     return made
+
+
+def start_record(asked: Mapping[str, Any], resolved: Mapping[str, Any], start_hash: str) -> StartRecord:
+    """An engine start, whose reasons and rewrites are among the resolved values."""
+    left = dict(resolved)
+    reasons = tuple(ReasonRecord(**reason) for reason in left.pop("reasons", ()))
+    rewrites = tuple(RewriteRecord(**rewrite) for rewrite in left.pop("rewrites", ()))
+    return StartRecord(asked, left, start_hash, reasons, rewrites)
 
 
 def requested(command: EngineCommand) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -206,16 +207,15 @@ class Conversation:
         self.completing: dict[str, Iterator[list[Output]]] = {}  # requests with several completions
         self.completed: dict[str, list[Output]] = {}
         self.closes: dict[int, tuple[int, str]] = {}  # rid to (output tokens after which to close, session)
-        self.open: dict[str, int] = {}  # session to its number of unfinished requests
         # Sessions that must already be closed when a request arrives are not closed here.
         gone = {
             request.session.id
             for request in requests
             if request.session is not None and request.refused is Refusal.CLOSED
         }
-        for request in requests:
-            if request.session is not None and not request.session.resend and request.session.id not in gone:
-                self.open[request.session.id] = self.open.get(request.session.id, 0) + 1
+        sessions = (request.session for request in requests if request.session is not None)
+        # By session, its unfinished requests.
+        self.open = Counter(here.id for here in sessions if not here.resend and here.id not in gone)
 
     def answers(self) -> list[Answer]:
         """Run all requests. RequestError if one can never run or never becomes due, Stalled after too many steps."""

@@ -1,7 +1,7 @@
 """Train the zoo from its recipes: `specmatrix zoo train`."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,20 @@ class TrainingPlan:
         left = self.started + 1.15 * self.seconds - time.monotonic() - 20.0
         return max(5.0, min(fit.share / max(1.0, self.whole) * self.seconds, left))
 
+    def optimise(
+        self,
+        recipe: Recipe,
+        fit: Fit,
+        module: nn.Module,
+        sequences: Sequences,
+        loss_of: Callable[[Batch], Tensor],
+    ) -> Trained:
+        """Optimise a module of a recipe on sequences."""
+        buckets = Buckets(sequences, self.device)
+        self.say(f"{recipe.name}: {sequences.flat.size / 1e6:.1f} M tokens in {len(buckets.groups)} buckets")
+        batches = buckets.epochs(fit.batch_tokens, recipe.seed)
+        return optimise(module, fit, self.seconds_for(fit), batches, loss_of, self.say)
+
     def target_folder(self, name: str) -> Path:
         """The folder of the target that this plan trained, else of the committed one."""
         return self.out / name if (self.out / name / "model.safetensors").is_file() else CHECKPOINTS / name
@@ -85,18 +99,15 @@ def _finish(
 
 def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: Sequences | None) -> None:
     """Train, save and score a target; `own`: problems for the second optimisation, of its MTP layers."""
-    buckets = Buckets(sequences, plan.device)
-    plan.say(f"{recipe.name}: {sequences.flat.size / 1e6:.1f} M tokens in {len(buckets.groups)} buckets")
     torch.manual_seed(recipe.seed)
     net = checkpoint.new_net(recipe).to(plan.device).train()
-    batches = buckets.epochs(recipe.fit.batch_tokens, recipe.seed)
 
     def loss_of(batch: Batch) -> Tensor:
         if isinstance(net, DeepseekNet):
             return losses.multi_token(net, batch, recipe.fit.prompt_weight)
         return losses.language(net, batch, recipe.fit.prompt_weight)
 
-    done = optimise(net, recipe.fit, plan.seconds_for(recipe.fit), batches, loss_of, plan.say)
+    done = plan.optimise(recipe, recipe.fit, net, sequences, loss_of)
     folder = plan.out / recipe.name
     checkpoint.write(folder, recipe, net, plan.tokenizer_json())
     # Scoring takes long; a run that is interrupted there still has a card.
@@ -117,13 +128,12 @@ def train_bundled(plan: TrainingPlan, recipe: Recipe, net: DeepseekNet, made: Se
     """Train the MTP layers of a stored target on its own answers with the model frozen, and save it again."""
     assert recipe.bundled_fit is not None
     layers = net.model.layers[net.depth :].requires_grad_(True).train()
-    buckets = Buckets(own_answers(plan, net, made), plan.device)
-    batches = buckets.epochs(recipe.bundled_fit.batch_tokens, recipe.seed)
+    answers = own_answers(plan, net, made)
 
     def loss_of(batch: Batch) -> Tensor:
         return losses.bundled(net, batch, recipe.unroll)
 
-    done = optimise(layers, recipe.bundled_fit, plan.seconds_for(recipe.bundled_fit), batches, loss_of, plan.say)
+    done = plan.optimise(recipe, recipe.bundled_fit, layers, answers, loss_of)
     plan.say(f"MTP layers: {done}")
     checkpoint.write(plan.out / recipe.name, recipe, net, plan.tokenizer_json())
 
@@ -148,7 +158,6 @@ def _accepted(plan: TrainingPlan, recipe: Recipe, target: CausalNet) -> dict[str
 
 def train_standalone(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answers: Sequences) -> None:
     """Train a small model on the target's answers; half of the batches omit BOS, as the engine's drafts do."""
-    buckets = Buckets(answers, plan.device)
     torch.manual_seed(recipe.seed)
     net = checkpoint.new_net(recipe).to(plan.device)
     coin = torch.Generator().manual_seed(recipe.seed)
@@ -157,9 +166,7 @@ def train_standalone(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answ
         without_first = bool(torch.rand((), generator=coin) < 0.5)
         return losses.distilled(net, target, batch, recipe.fit.prompt_weight, without_first)
 
-    plan.say(f"{recipe.name}: {answers.flat.size / 1e6:.1f} M tokens")
-    batches = buckets.epochs(recipe.fit.batch_tokens, recipe.seed)
-    done = optimise(net, recipe.fit, plan.seconds_for(recipe.fit), batches, loss_of, plan.say)
+    done = plan.optimise(recipe, recipe.fit, net, answers, loss_of)
     checkpoint.write(plan.out / recipe.name, recipe, net, plan.tokenizer_json())
     _finish(plan, recipe, net, done, _accepted(plan, recipe, target))
 
@@ -173,7 +180,6 @@ def frequent(answers: Sequences, size: int) -> Tensor:
 
 def train_head(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answers: Sequences) -> None:
     """Train a draft head on the target's hidden states over its own answers."""
-    buckets = Buckets(answers, plan.device)
     torch.manual_seed(recipe.seed)
     net = checkpoint.new_draft(recipe, target).to(plan.device)
     kept = frequent(answers, recipe.draft_vocab) if recipe.draft_vocab else None
@@ -186,9 +192,7 @@ def train_head(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answers: S
         captured, resemble = captured_layers(recipe), recipe.kind == "eagle"
         return losses.unrolled(net, target, batch, captured, ids, recipe.unroll, resemble)
 
-    plan.say(f"{recipe.name}: {answers.flat.size / 1e6:.1f} M tokens")
-    batches = buckets.epochs(recipe.fit.batch_tokens, recipe.seed)
-    done = optimise(net, recipe.fit, plan.seconds_for(recipe.fit), batches, loss_of, plan.say)
+    done = plan.optimise(recipe, recipe.fit, net, answers, loss_of)
     parent = plan.recipes[recipe.target or ""]
     checkpoint.write(plan.out / recipe.name, recipe, net, plan.tokenizer_json(), parent, kept)
     _finish(plan, recipe, net, done, _accepted(plan, recipe, target))

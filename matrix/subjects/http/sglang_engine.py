@@ -49,7 +49,7 @@ class SglangEngine(RunningEngine):
         self._counts: Counter[str] = Counter()
         self._lock = Lock()
         self._prefix = uuid4().hex[:8]  # names of requests and sessions must differ from other clients'
-        self._open: dict[str, int] = {}  # sessions, and the asks that they still wait for
+        self._open: Counter[str] = Counter()  # sessions, and the asks that they still wait for
         self._texts: dict[str, tuple[tuple[int, ...], int]] = {}  # by ask: all its tokens, and those of its prompt
         self._lines: dict[str, tuple[int, ...]] = {}  # by streaming session: the tokens of its history
 
@@ -69,10 +69,9 @@ class SglangEngine(RunningEngine):
         self._texts.clear()
         with suppress(RefusedAsk):  # while another client's requests run, or if the server has no such endpoint
             self._server.post("/flush_cache", {})
-        for ask in asks:
-            if ask.session is not None and not ask.session.resend:
-                self._open[ask.session.id] = self._open.get(ask.session.id, 0) + 1
-        for here in {ask.session.id: ask.session for ask in asks if ask.session and not ask.session.resend}.values():
+        turns = [ask.session for ask in asks if ask.session and not ask.session.resend]
+        self._open.update(here.id for here in turns)
+        for here in {here.id: here for here in turns}.values():
             body = {"capacity_of_str_len": here.capacity, "session_id": self._named(here.id)}
             timeout = {} if here.timeout is None else {"timeout": here.timeout}
             self._server.post("/open_session", {**body, **timeout, "streaming": here.streaming})
