@@ -102,7 +102,7 @@ def test_a_client_that_leaves_frees_its_pages_and_nothing_is_logged(
         if stream:
             connection.recv(1)
         else:
-            while not server.call(server.engine.memory)["held"]:  # it runs
+            while not server.call(server.engine.state)["pages"]["held"]:  # it runs
                 pass
         connection.close()
         ticket = server.ended.get(timeout=60)
