@@ -72,7 +72,7 @@ class RunningServer:
 
     def held(self) -> int:
         """KV pages of requests and sessions."""
-        return int(self.call(self.engine.memory)["held"])
+        return int(self.call(self.engine.state)["pages"]["held"])
 
     def raw(self, path: str, body: str) -> socket.socket:
         """A connection over which a request was sent, for a client that behaves in its own way."""

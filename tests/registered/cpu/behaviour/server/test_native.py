@@ -132,10 +132,10 @@ def test_sessions_continue_by_the_names_of_requests(server: RunningServer):
 
 def test_the_cache_is_flushed_when_nothing_runs(server: RunningServer):
     server.generate(text=QUESTION, sampling_params=GREEDY)
-    assert server.call(server.engine.memory)["cached"] > 0
-    cached = server.call(server.engine.memory)["cached"]
+    assert server.call(server.engine.state)["pages"]["cached"] > 0
+    cached = server.call(server.engine.state)["pages"]["cached"]
     assert server.client.post("/flush_cache").json() == {"freed_pages": cached}
-    assert server.call(server.engine.memory)["cached"] == 0
+    assert server.call(server.engine.state)["pages"]["cached"] == 0
     connection = server.raw("/generate", json.dumps({"text": QUESTION, "sampling_params": LONG, "stream": True}))
     connection.recv(1)
     busy = server.client.post("/flush_cache")
