@@ -77,10 +77,10 @@ class OpenAISubject(Subject):
         has another model or speculates."""
         if endpoint.url is None:
             raise ConfigError(f"subject {self.name!r} is reached by --url; --launch is for sglang")
-        (first, *_), running = served_models(endpoint.url, endpoint.key)
+        (first, *_), running = _served(endpoint.url, endpoint.key)
         model = str(first["id"])
         if endpoint.baseline_url is not None:
-            theirs, plain = served_models(endpoint.baseline_url, endpoint.key)
+            theirs, plain = _served(endpoint.baseline_url, endpoint.key)
             if model not in (names := [str(card["id"]) for card in theirs]):
                 raise ConfigError(f"--baseline-url serves {', '.join(names)}; it must serve {model}, as --url does")
             if drafter := plain.get("speculative_algorithm"):
@@ -166,7 +166,7 @@ class OpenAIChatSubject(OpenAISubject):
         return super().at(endpoint)
 
 
-def served_models(url: str, key: str | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _served(url: str, key: str | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The models of a server, and what it reports under SGLang's flag names, if it does. ConfigError without a
     model."""
     from specmatrix.matrix.subjects.http.connection import Connection
