@@ -16,10 +16,15 @@ PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
 VERSIONS = ("v1", "v2")
 # Where a step can fail, as (attribute of the executor, function).
 PLACES = {
-    "upload": ("kv", "extend"), "admission of rows": ("relay", "admit"), "staging": ("staging", "put"),
-    "graph capture": ("graphs", "run"), "drafter": ("drafter", "propose"), "target": ("target", "forward"),
-    "verification": ("plain", "verify"), "collect": ("staging", "take"),
-}  # fmt: skip
+    "upload": ("kv", "extend"),
+    "admission of rows": ("relay", "admit"),
+    "staging": ("staging", "put"),
+    "graph capture": ("graphs", "run"),
+    "drafter": ("drafter", "propose"),
+    "target": ("target", "forward"),
+    "verification": ("plain", "verify"),
+    "collect": ("staging", "take"),
+}
 # Every place while a step is in flight, and without one in front of the launch, on the device and behind it.
 MOMENTS = [*((place, "v2") for place in PLACES), *((place, "v1") for place in ("upload", "target", "collect"))]
 

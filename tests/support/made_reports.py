@@ -11,10 +11,18 @@ from specmatrix.reports.store import ReportWriter
 
 def made_header(**changes: object) -> Header:
     whole: dict[str, object] = {
-        "tier": "cpu", "stage": "pr", "seed": 0, "created": "2026-09-01T00:00:00+00:00", "commit": "a" * 40,
-        "dirty": False, "versions": {"python": "3.11"}, "host": {"cpu": "x", "cores": 2, "gpus": []}, "lock_hash": "l",
-        "data_hash": "d", "zoo_hash": "z",
-    }  # fmt: skip
+        "tier": "cpu",
+        "stage": "pr",
+        "seed": 0,
+        "created": "2026-09-01T00:00:00+00:00",
+        "commit": "a" * 40,
+        "dirty": False,
+        "versions": {"python": "3.11"},
+        "host": {"cpu": "x", "cores": 2, "gpus": []},
+        "lock_hash": "l",
+        "data_hash": "d",
+        "zoo_hash": "z",
+    }
     return Header(**(whole | changes))
 
 

@@ -24,12 +24,27 @@ from tests.support.random_drafts import dflash_shapes, eagle3_shapes
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 SMALL: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 88, "num_hidden_layers": 8, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 12, "vocab_size": 768, "draft_vocab_size": 96,
-    "max_position_embeddings": 4096, "sliding_window": 12, "kv_lora_rank": 20, "q_lora_rank": 28,
-    "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 8, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 20, "n_group": 4, "topk_group": 2,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 88,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "vocab_size": 768,
+    "draft_vocab_size": 96,
+    "max_position_embeddings": 4096,
+    "sliding_window": 12,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "n_group": 4,
+    "topk_group": 2,
+}
 # Where one size for all would not do.
 OWN: dict[str, dict[str, Any]] = {
     "llama-3.1-8b-eagle3": {"num_hidden_layers": 1},

@@ -27,9 +27,14 @@ FILE: Final = HOME / "tests" / "support" / "vllm_traffic.jsonl"
 # Arrival and prefix hits, rounds of a drafter and their log-probabilities, a stop string, an abort, a preemption, n of
 # greedy requests with streamed reads.
 CELLS: Final = (
-    "none.pair", "eagle3.s3.k1.pair.stop_string", "eagle3.s3.k1.pair.abort_running", "ngram.n4.m4.burst.abort_queued",
-    "eagle3.s3.k1.tight.pair", "none.mixed_lengths.stops", "nextn.deepseek.s2.nocache.pair",
-)  # fmt: skip
+    "none.pair",
+    "eagle3.s3.k1.pair.stop_string",
+    "eagle3.s3.k1.pair.abort_running",
+    "ngram.n4.m4.burst.abort_queued",
+    "eagle3.s3.k1.tight.pair",
+    "none.mixed_lengths.stops",
+    "nextn.deepseek.s2.nocache.pair",
+)
 COMPLETION: Final = ("index", "text", "token_ids", "finish_reason", "stop_reason")
 
 

@@ -106,10 +106,16 @@ def served(
     """A server with EAGLE3 over the smallest target and few pages, until the block ends."""
     chosen = options or ServerOptions(port=0, model=MODEL)
     shape: dict[str, Any] = {
-        "speculative_algorithm": "EAGLE3", "speculative_draft_model_path": str(CHECKPOINTS / "llama-mini-eagle3"),
-        "speculative_num_steps": 3, "speculative_eagle_topk": 1, "page_size": 4, "max_total_tokens": 8192,
-        "max_running_requests": 4, "strict_memory": 1, "enable_streaming_session": True,
-    }  # fmt: skip
+        "speculative_algorithm": "EAGLE3",
+        "speculative_draft_model_path": str(CHECKPOINTS / "llama-mini-eagle3"),
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": 1,
+        "page_size": 4,
+        "max_total_tokens": 8192,
+        "max_running_requests": 4,
+        "strict_memory": 1,
+        "enable_streaming_session": True,
+    }
     llm = LLM(EngineConfig(str(folder), **{**shape, **config}))
     journal: list[Entry] = []
     llm.subscribe_journal(journal.append)

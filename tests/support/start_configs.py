@@ -9,9 +9,14 @@ from specmatrix.engine.core.config.rules.table import RULES
 from specmatrix.errors import ConfigError
 
 HEAD = DraftFacts(
-    "LlamaForCausalLMEagle3", vocab_size=512, hidden_size=96, target_hidden_size=128, draft_vocab_size=300,
-    tokenizer_hash="t", aux_layers=(1, 2, 3),
-)  # fmt: skip
+    "LlamaForCausalLMEagle3",
+    vocab_size=512,
+    hidden_size=96,
+    target_hidden_size=128,
+    draft_vocab_size=300,
+    tokenizer_hash="t",
+    aux_layers=(1, 2, 3),
+)
 MODEL = DraftFacts("LlamaForCausalLM", vocab_size=512, hidden_size=64, tokenizer_hash="t")
 
 

@@ -134,10 +134,17 @@ class TinyEngine(RunningEngine):
 
         given = ask.fields
         params = SamplingParams(
-            given["tokens"], temperature=given["heat"], top_k=given["top_k"], top_p=given["top_p"], seed=given["seed"],
-            stop=tuple(given["stop"]), stop_token_ids=tuple(given["stop_ids"]), ignore_eos=given["endless"],
-            return_logprob=given["scores"], top_logprobs_num=given["best"],
-        )  # fmt: skip
+            given["tokens"],
+            temperature=given["heat"],
+            top_k=given["top_k"],
+            top_p=given["top_p"],
+            seed=given["seed"],
+            stop=tuple(given["stop"]),
+            stop_token_ids=tuple(given["stop_ids"]),
+            ignore_eos=given["endless"],
+            return_logprob=given["scores"],
+            top_logprobs_num=given["best"],
+        )
         return self.llm.add(ask.input_ids, params)
 
     def _refused(self, ask: SubjectRequest) -> Answer:

@@ -15,13 +15,29 @@ from specmatrix.matrix.faults.plant import planted
 
 # The classes of defects that this engine can have; the others need grammars or recurrent state.
 CLASSES = {
-    "page alignment", "sliding-window pool / eviction", "NaN / uninitialised memory", "stale or un-restored state",
-    "sampling distribution", "logit rules", "CUDA-graph capture, padding, buffer size", "stride / indexing",
-    "config parsing, weights, draft/target mix-up", "KV leak / over-allocation", "off-by-one length or KV position",
-    "silent fallback / ignored parameter", "stop / EOS / length-cap handling", "logprob", "tokenizer", "RNG / seed",
-    "prefix-cache semantics under EAGLE", "race / missing stream order", "metric misreport", "the test itself",
-    "TP/DP rank divergence or idle-rank asymmetry", "wrong or flipped default",
-}  # fmt: skip
+    "page alignment",
+    "sliding-window pool / eviction",
+    "NaN / uninitialised memory",
+    "stale or un-restored state",
+    "sampling distribution",
+    "logit rules",
+    "CUDA-graph capture, padding, buffer size",
+    "stride / indexing",
+    "config parsing, weights, draft/target mix-up",
+    "KV leak / over-allocation",
+    "off-by-one length or KV position",
+    "silent fallback / ignored parameter",
+    "stop / EOS / length-cap handling",
+    "logprob",
+    "tokenizer",
+    "RNG / seed",
+    "prefix-cache semantics under EAGLE",
+    "race / missing stream order",
+    "metric misreport",
+    "the test itself",
+    "TP/DP rank divergence or idle-rank asymmetry",
+    "wrong or flipped default",
+}
 
 
 @pytest.fixture(scope="module")

@@ -64,9 +64,20 @@ def test_imports_point_inward():
 
 # Each package may import those before it; `specmatrix` itself holds what is below all (BELOW), and the command line.
 BELOW = {
-    "HOME", "__version__", "child_process", "errors", "exit_with_parent", "extras", "files", "git", "json_text",
-    "options", "remote", "stopping", "temp_dir",
-}  # fmt: skip
+    "HOME",
+    "__version__",
+    "child_process",
+    "errors",
+    "exit_with_parent",
+    "extras",
+    "files",
+    "git",
+    "json_text",
+    "options",
+    "remote",
+    "stopping",
+    "temp_dir",
+}
 ORDER = ("kernels", "engine", "reports", "matrix", "ci", "benchmarks")
 
 

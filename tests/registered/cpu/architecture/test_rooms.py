@@ -8,9 +8,22 @@ from tests.support.sources import imports, sources
 
 # Each room may import those before it.
 ROOMS = (
-    "cells", "zoo", "cover", "workloads", "conformance", "subjects", "golden", "oracles", "gates", "run", "simulation",
-    "accuracy", "faults", "plugin", "cli",
-)  # fmt: skip
+    "cells",
+    "zoo",
+    "cover",
+    "workloads",
+    "conformance",
+    "subjects",
+    "golden",
+    "oracles",
+    "gates",
+    "run",
+    "simulation",
+    "accuracy",
+    "faults",
+    "plugin",
+    "cli",
+)
 MAX_ROOMS = 15
 
 

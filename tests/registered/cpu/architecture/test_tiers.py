@@ -56,11 +56,16 @@ def test_no_test_file_needs_more_gpus_than_its_tier():
 @pytest.mark.parametrize(
     ("tier", "text", "most"),
     [
-        ("gpu1", 'DEVICE = "cuda:1"', 2), ("gpu1", 'DEVICE = "cuda"', None), ("gpu2", "SIZE = 4", 4),
-        ("gpu4", "SIZE = 4", None), ("gpu1", "start(tp_size=2)", 2), ("cpu", "start(tp_size=2)", None),
-        ("cpu", 'cells = MatrixCells(tier="gpu1")', 1), ("gpu8", 'cells = MatrixCells(tier="gpu4")', None),
+        ("gpu1", 'DEVICE = "cuda:1"', 2),
+        ("gpu1", 'DEVICE = "cuda"', None),
+        ("gpu2", "SIZE = 4", 4),
+        ("gpu4", "SIZE = 4", None),
+        ("gpu1", "start(tp_size=2)", 2),
+        ("cpu", "start(tp_size=2)", None),
+        ("cpu", 'cells = MatrixCells(tier="gpu1")', 1),
+        ("gpu8", 'cells = MatrixCells(tier="gpu4")', None),
     ],
-)  # fmt: skip
+)
 def test_what_a_file_needs_is_read_from_its_literals(tier, text, most):
     assert too_wide(tier, text) == most
 

@@ -31,9 +31,12 @@ from specmatrix.matrix.zoo import oracle_drafts
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, resolve_path
 
 CELLS = (
-    "standalone.s3.v2.p4.pair", "eagle.s3.k4.n8.v2.p4.pair", "eagle3.s3.k4.n8.v2.p16.pair", "dflash.v2.pair",
+    "standalone.s3.v2.p4.pair",
+    "eagle.s3.k4.n8.v2.p4.pair",
+    "eagle3.s3.k4.n8.v2.p16.pair",
+    "dflash.v2.pair",
     "nextn.deepseek.s2.v2.pair",
-)  # fmt: skip
+)
 Weights = dict[str, Tensor]
 Change = Callable[[Weights, dict[str, Any]], None]
 

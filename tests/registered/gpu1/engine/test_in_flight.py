@@ -32,17 +32,27 @@ SHAPES = {"chain": (3, 1, 4), "tree": (3, 3, 8)}
 
 def start_engine(shape: str | None, **more: object) -> LLM:
     asked: dict[str, object] = {
-        "device": "cuda", "dtype": "float32", "enable_deterministic_inference": True, "kv_stamps": True,
-        "strict_memory": 2, "page_size": 4, "context_length": 320, "max_total_tokens": 1024,
-        "max_running_requests": 4, "enable_streaming_session": True,
-    }  # fmt: skip
+        "device": "cuda",
+        "dtype": "float32",
+        "enable_deterministic_inference": True,
+        "kv_stamps": True,
+        "strict_memory": 2,
+        "page_size": 4,
+        "context_length": 320,
+        "max_total_tokens": 1024,
+        "max_running_requests": 4,
+        "enable_streaming_session": True,
+    }
     if shape is not None:
         steps, topk, nodes = SHAPES[shape]
         asked |= {
-            "speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "llama-mini-eagle3",
-            "speculative_num_steps": steps, "speculative_eagle_topk": topk, "speculative_num_draft_tokens": nodes,
+            "speculative_algorithm": "EAGLE3",
+            "speculative_draft_model_path": "llama-mini-eagle3",
+            "speculative_num_steps": steps,
+            "speculative_eagle_topk": topk,
+            "speculative_num_draft_tokens": nodes,
             "spec_version": "v2",
-        }  # fmt: skip
+        }
     return LLM(EngineConfig("llama-mini", **{**asked, **more}), lambda name: ZOO / name)
 
 

@@ -68,13 +68,16 @@ def test_a_violation_is_reported_for_every_start(tmp_path):
     [
         ("self.traits = context.traits", "self.traits = context.nothing", "the drafter of COPY cannot be built"),
         ("self.traits = context.traits", "raise SystemExit(0)", "the drafter of COPY cannot be built (mine.py, line"),
-        ("self.traits = context.traits", "torch.set_default_dtype(torch.float64); self.traits = context.traits",
-         "the drafter of COPY changed the default dtype from torch.float32 to torch.float64 while it was built; it"),
+        (
+            "self.traits = context.traits",
+            "torch.set_default_dtype(torch.float64); self.traits = context.traits",
+            "the drafter of COPY changed the default dtype from torch.float32 to torch.float64 while it was built; it",
+        ),
         ("check=check)", "relay=lambda *all: [][0])", "the relay of COPY cannot be built (mine.py, line {line})"),
         ("check=check)", "check=lambda *all: exit(0))", "the check of COPY failed: SystemExit: 0"),
     ],
     ids=["drafter", "exit", "dtype", "relay", "check"],
-)  # fmt: skip
+)
 def test_an_algorithm_that_cannot_be_made_is_refused_in_one_sentence(tmp_path, old, new, sentence):
     file = changed(tmp_path, old, new)
     line = 1 + next(i for i, text in enumerate(Path(file).read_text().splitlines()) if new in text)

@@ -25,14 +25,19 @@ LINES = "FILE line 1 is not valid JSON (WHY)", "FILE line 1 is not UTF-8; the fi
 READERS = {
     ("accuracy", "--data", "FILE"): LINES,
     ("zoo", "acceptance", "--data", "FILE"): LINES,
-    ("compare", "REPORT", "REPORT", "--acknowledge", "FILE"):
-        ("FILE is no list of acknowledgements: WHY", "FILE is no list of acknowledgements: it is not UTF-8 text"),
-    ("generate", "Hi", "--speculative-adaptive", "--speculative-adaptive-config", "FILE"):
-        ("speculative_adaptive_config FILE is not JSON: WHY",
-         "speculative_adaptive_config FILE cannot be read (it is not UTF-8 text); pass a JSON file"),
-    ("generate", "Hi", *NGRAM, "--speculative-ngram-external-corpus-path", "FILE"):
-        ("FILE:1: not valid JSON (WHY)", "corpus FILE is not UTF-8 text; pass a JSON Lines file"),
-}  # fmt: skip
+    ("compare", "REPORT", "REPORT", "--acknowledge", "FILE"): (
+        "FILE is no list of acknowledgements: WHY",
+        "FILE is no list of acknowledgements: it is not UTF-8 text",
+    ),
+    ("generate", "Hi", "--speculative-adaptive", "--speculative-adaptive-config", "FILE"): (
+        "speculative_adaptive_config FILE is not JSON: WHY",
+        "speculative_adaptive_config FILE cannot be read (it is not UTF-8 text); pass a JSON file",
+    ),
+    ("generate", "Hi", *NGRAM, "--speculative-ngram-external-corpus-path", "FILE"): (
+        "FILE:1: not valid JSON (WHY)",
+        "corpus FILE is not UTF-8 text; pass a JSON Lines file",
+    ),
+}
 
 
 def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:

@@ -93,13 +93,15 @@ def said_after_its_abort(monkeypatch):
 @pytest.mark.parametrize(
     ("plant", "error", "events"),
     [
-        (held_one_short, "its session keeps", 1), (page_leaked_by_hold, "law 1", 1),
-        (sessions_pinned, "no request can run and nothing is in flight", 2), (forgetful, " builds the prompt (", 2),
+        (held_one_short, "its session keeps", 1),
+        (page_leaked_by_hold, "law 1", 1),
+        (sessions_pinned, "no request can run and nothing is in flight", 2),
+        (forgetful, " builds the prompt (", 2),
         (dropped_by_an_abort, "an abort changed the positions of other sessions from {", 3),
         (said_after_its_abort, " before its abort; plain decoding gives [", 2),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
-)  # fmt: skip
+)
 def test_a_planted_bug_is_found_and_shrunk(monkeypatch, plant, error, events):
     plant(monkeypatch)
     failure = swept().failure

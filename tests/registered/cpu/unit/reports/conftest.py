@@ -32,11 +32,20 @@ def header(**changes: object) -> Header:
     """A header of a clean pr run on the CPU tier."""
     rule = WaiverRule("algorithm=eagle3 and not batch in (single, pair)", "drafts leak on abort", "2026-12-31")
     whole = Header(
-        tier="cpu", stage="pr", seed=0, created="2026-09-01T10:00:00+00:00", commit="0f3c2a9d41b7", dirty=False,
+        tier="cpu",
+        stage="pr",
+        seed=0,
+        created="2026-09-01T10:00:00+00:00",
+        commit="0f3c2a9d41b7",
+        dirty=False,
         versions={"python": "3.11.7", "torch": "2.13.0", "specmatrix": "0.1.0"},
-        host={"cpu": "Xeon 2 cores", "gpus": []}, lock_hash="5d1c7e90", data_hash="a81f22c4", zoo_hash="77be0913",
-        thresholds={"acceptance": {"tripwire": 1.05}, "accuracy": {"alpha": 0.01}}, waivers=(rule,),
-    )  # fmt: skip
+        host={"cpu": "Xeon 2 cores", "gpus": []},
+        lock_hash="5d1c7e90",
+        data_hash="a81f22c4",
+        zoo_hash="77be0913",
+        thresholds={"acceptance": {"tripwire": 1.05}, "accuracy": {"alpha": 0.01}},
+        waivers=(rule,),
+    )
     return replace(whole, **changes)
 
 
@@ -93,12 +102,17 @@ def write_cells(directory: Path, cells: list[CellResult], **header_changes: obje
 
 
 AXES = {
-    "algorithm": ("none", "standalone", "eagle3", "eagle3"), "steps": ("auto", "2", "3", "5"),
-    "topk": ("1", "1", "2", "4"), "spec_version": ("auto", "auto", "v1", "v2"), "page_size": ("1", "4", "16", "64"),
-    "prefix_cache": ("on", "on", "off"), "prefill_chunk": ("off", "7", "32"),
-    "batch": ("single", "pair", "mixed_lengths", "burst"), "sampling": ("greedy", "greedy", "temperature"),
+    "algorithm": ("none", "standalone", "eagle3", "eagle3"),
+    "steps": ("auto", "2", "3", "5"),
+    "topk": ("1", "1", "2", "4"),
+    "spec_version": ("auto", "auto", "v1", "v2"),
+    "page_size": ("1", "4", "16", "64"),
+    "prefix_cache": ("on", "on", "off"),
+    "prefill_chunk": ("off", "7", "32"),
+    "batch": ("single", "pair", "mixed_lengths", "burst"),
+    "sampling": ("greedy", "greedy", "temperature"),
     "abort": ("none", "none", "running"),
-}  # fmt: skip
+}
 
 
 def drawn_cells(policy: str = "v2", stride: bool = False, damage: str = "") -> list[CellResult]:

@@ -21,11 +21,14 @@ def effect(name, numbers, thresholds=None, interval=None):
 @pytest.mark.parametrize(
     ("gate", "numbers", "number"),
     [
-        ("lossless", {"tokens": 537, "divergent": 0}, 537), ("lossless", {"tokens": 900, "proving": 537}, 537),
-        ("finish", {"requests": 1, "faults": 0}, 1), ("acceptance", {"rounds": [16.0, 16.0], "left": 0}, 32),
-        ("acceptance", {"rounds": 32, "left": 0}, 32), ("schedule", {"steps": 53}, 53),
+        ("lossless", {"tokens": 537, "divergent": 0}, 537),
+        ("lossless", {"tokens": 900, "proving": 537}, 537),
+        ("finish", {"requests": 1, "faults": 0}, 1),
+        ("acceptance", {"rounds": [16.0, 16.0], "left": 0}, 32),
+        ("acceptance", {"rounds": 32, "left": 0}, 32),
+        ("schedule", {"steps": 53}, 53),
     ],
-)  # fmt: skip
+)
 def test_a_defect_that_strikes_at_random(gate, numbers, number):
     found = effect(gate, numbers)
     draw = np.random.default_rng(1)

@@ -16,12 +16,17 @@ def test_bugs_escape_a_handler_for_user_errors():
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (ValueError("two\n  lines"), "two lines"), (ValueError(), ""), (ValueError("x" * 400), "x" * 400),
-        (ValueError("x" * 10**7), "x" * 400 + "..."), (ValueError("\x1b[31m\0"), "\\x1b[31m\\x00"),
-        (ValueError("half \udc80 of a pair"), "half \\udc80 of a pair"), (Wordless(), "its text is unavailable"),
-        (ExitsInText(), "its text is unavailable"), (NumberForText(), "its text is unavailable"),
+        (ValueError("two\n  lines"), "two lines"),
+        (ValueError(), ""),
+        (ValueError("x" * 400), "x" * 400),
+        (ValueError("x" * 10**7), "x" * 400 + "..."),
+        (ValueError("\x1b[31m\0"), "\\x1b[31m\\x00"),
+        (ValueError("half \udc80 of a pair"), "half \\udc80 of a pair"),
+        (Wordless(), "its text is unavailable"),
+        (ExitsInText(), "its text is unavailable"),
+        (NumberForText(), "its text is unavailable"),
     ],
-)  # fmt: skip
+)
 def test_an_errors_text_is_one_short_line_whatever_it_is(error, text):
     assert errors.text_of(error) == text
     assert errors.described(error) == (f"{type(error).__name__}: {text}" if text else type(error).__name__)

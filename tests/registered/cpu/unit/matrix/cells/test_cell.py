@@ -92,16 +92,24 @@ def adaptive(name):
         (
             "eagle3.s3.k4.n8.v1.sync.p16.nocache.c7.tight.m4.burst.mixed.length.abort_running",
             {
-                **EAGLE, "speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8,
-                "spec_version": "v1", "disable_overlap_schedule": True, "page_size": 16, "disable_radix_cache": True,
-                "chunked_prefill_size": 7, "max_total_tokens": TIGHT_TOKENS, "max_running_requests": 4,
+                **EAGLE,
+                "speculative_num_steps": 3,
+                "speculative_eagle_topk": 4,
+                "speculative_num_draft_tokens": 8,
+                "spec_version": "v1",
+                "disable_overlap_schedule": True,
+                "page_size": 16,
+                "disable_radix_cache": True,
+                "chunked_prefill_size": 7,
+                "max_total_tokens": TIGHT_TOKENS,
+                "max_running_requests": 4,
             },
             "none.v1.sync.p16.nocache.c7.tight.m4.burst.mixed.length.abort_running",
         ),
         *((f"eagle3.{name}.v2.ramp.length", adaptive(name), "none.v2.ramp.length") for name in TEXTS),
         ("none", AMPLE, "none"),
     ],
-)  # fmt: skip
+)
 def test_config_requests_the_cells_values_and_the_baseline_drops_the_drafter_alone(text, asked, baseline):
     cell = Cell.from_id(text)
     assert cell.config() == EngineConfig("llama-mini", **asked) and cell.baseline.id == baseline
@@ -131,9 +139,12 @@ def test_memory_is_a_multiple_of_every_page_size(memory, model):
 
 def test_large_pages_take_more_memory_and_prices_add_up():
     known = {
-        "none.p64.tight": TIGHT_TOKENS, "none.p256.tight": 512, "none.p256": 128 * 256, "none.qwen3.p256.tight": 1024,
+        "none.p64.tight": TIGHT_TOKENS,
+        "none.p256.tight": 512,
+        "none.p256": 128 * 256,
+        "none.qwen3.p256.tight": 1024,
         "none.qwen3.p64.tight": TIGHT_TOKENS,
-    }  # fmt: skip
+    }
     assert {name: Cell.from_id(name).memory_tokens for name in known} == known
     assert Cell(batch="gsm").seconds > Cell(batch="burst").seconds > Cell().seconds > 0 == Cell().gpus
 

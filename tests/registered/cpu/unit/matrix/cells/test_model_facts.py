@@ -11,10 +11,13 @@ from specmatrix.matrix.zoo.registry import TARGETS
 
 def test_each_algorithm_brings_its_draft():
     drafts = {
-        Cell(): None, Cell("standalone"): "LlamaForCausalLM", Cell("eagle3"): "LlamaForCausalLMEagle3",
-        Cell("standalone", "qwen3"): "Qwen3ForCausalLM", Cell("nextn", "deepseek"): None,
+        Cell(): None,
+        Cell("standalone"): "LlamaForCausalLM",
+        Cell("eagle3"): "LlamaForCausalLMEagle3",
+        Cell("standalone", "qwen3"): "Qwen3ForCausalLM",
+        Cell("nextn", "deepseek"): None,
         Cell("standalone", "mistral"): "LlamaForCausalLM",
-    }  # fmt: skip
+    }
     for cell, architecture in drafts.items():
         draft = zoo_facts(cell).draft
         assert (draft and draft.architecture) == architecture

@@ -83,9 +83,13 @@ def test_rounds_on_a_gpu_must_be_replayed(measured):
     run = replace(on_gpu, evidence={**on_gpu.evidence, **unseen})
     # All slots have a graph.
     for axes, due in (
-        ({"sampling": "mixed"}, True), ({"sampling": "rules"}, False), ({"finish": "stops"}, False),
-        ({"batch": "burst"}, True), ({"slots": "4"}, True), ({"slots": "4", "batch": "burst"}, False),
-    ):  # fmt: skip
+        ({"sampling": "mixed"}, True),
+        ({"sampling": "rules"}, False),
+        ({"finish": "stops"}, False),
+        ({"batch": "burst"}, True),
+        ({"slots": "4"}, True),
+        ({"slots": "4", "batch": "burst"}, False),
+    ):
         assert bool(row.when(cell._replace(**axes), run)) is due, axes
 
 

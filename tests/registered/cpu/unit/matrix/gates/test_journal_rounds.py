@@ -6,12 +6,27 @@ from specmatrix.matrix.gates.journal_rounds import JournalRound, first_journal_m
 
 # Two prompts of 5 and 6 tokens, a round of both 3 wide, a round of the first alone 6 wide, one 3 wide.
 JOURNAL = [
-    ("open", 1, 0, ()), ("reserve", 1, 5, ((1,),)), ("launch", 1, 5, ()), ("open", 2, 0, ()),
-    ("reserve", 2, 6, ((2,),)), ("launch", 2, 6, ()), ("settle", 1, 5, ()), ("settle", 2, 6, ()),
-    ("reserve", 1, 6, ()), ("reserve", 2, 6, ((3,),)), ("launch", 1, 3, ()), ("launch", 2, 3, ()),
-    ("settle", 1, 2, ()), ("settle", 2, 1, ()), ("close", 2, 0, ()), ("reserve", 1, 6, ()), ("launch", 1, 6, ()),
-    ("settle", 1, 1, ()), ("reserve", 1, 6, ()), ("launch", 1, 3, ()),
-]  # fmt: skip
+    ("open", 1, 0, ()),
+    ("reserve", 1, 5, ((1,),)),
+    ("launch", 1, 5, ()),
+    ("open", 2, 0, ()),
+    ("reserve", 2, 6, ((2,),)),
+    ("launch", 2, 6, ()),
+    ("settle", 1, 5, ()),
+    ("settle", 2, 6, ()),
+    ("reserve", 1, 6, ()),
+    ("reserve", 2, 6, ((3,),)),
+    ("launch", 1, 3, ()),
+    ("launch", 2, 3, ()),
+    ("settle", 1, 2, ()),
+    ("settle", 2, 1, ()),
+    ("close", 2, 0, ()),
+    ("reserve", 1, 6, ()),
+    ("launch", 1, 6, ()),
+    ("settle", 1, 1, ()),
+    ("reserve", 1, 6, ()),
+    ("launch", 1, 3, ()),
+]
 ROUNDS = [(2, 3), (1, 6), (1, 3)]
 
 

@@ -6,20 +6,39 @@ from specmatrix.matrix.oracles.ledger import AuditError, audit
 
 # One request of five positions on pages of two, whose first page is cached and evicted at last.
 SOUND = [
-    ("groups", 0, 2, ((0, 3),)), ("open", 1, 0, ()), ("reserve", 1, 3, ((1, 2),)), ("launch", 1, 3, ()),
-    ("settle", 1, 3, ()), ("reserve", 1, 2, ((3,),)), ("launch", 1, 2, ()), ("settle", 1, 1, ()),
-    ("donate", 1, 1, ((1,),)), ("open", 2, 2, ((1,),)), ("close", 2, 0, ()), ("close", 1, 0, ()),
+    ("groups", 0, 2, ((0, 3),)),
+    ("open", 1, 0, ()),
+    ("reserve", 1, 3, ((1, 2),)),
+    ("launch", 1, 3, ()),
+    ("settle", 1, 3, ()),
+    ("reserve", 1, 2, ((3,),)),
+    ("launch", 1, 2, ()),
+    ("settle", 1, 1, ()),
+    ("donate", 1, 1, ((1,),)),
+    ("open", 2, 2, ((1,),)),
+    ("close", 2, 0, ()),
+    ("close", 1, 0, ()),
     ("evict", 0, 1, ((1,),)),
-]  # fmt: skip
+]
 
 
 # A turn of five positions, three of them kept; the next turn writes two more behind them.
 HELD = [
-    ("groups", 0, 2, ((0, 3),)), ("open", 1, 0, ()), ("reserve", 1, 5, ((1, 2, 3),)), ("launch", 1, 5, ()),
-    ("settle", 1, 5, ()), ("donate", 1, 1, ((1,),)), ("hold", 1, 3, ((3,),)), ("resume", 1, 1, ()),
-    ("reserve", 1, 3, ((3,),)), ("launch", 1, 3, ()), ("settle", 1, 3, ()), ("hold", 1, 5, ()), ("close", 1, 0, ()),
+    ("groups", 0, 2, ((0, 3),)),
+    ("open", 1, 0, ()),
+    ("reserve", 1, 5, ((1, 2, 3),)),
+    ("launch", 1, 5, ()),
+    ("settle", 1, 5, ()),
+    ("donate", 1, 1, ((1,),)),
+    ("hold", 1, 3, ((3,),)),
+    ("resume", 1, 1, ()),
+    ("reserve", 1, 3, ((3,),)),
+    ("launch", 1, 3, ()),
+    ("settle", 1, 3, ()),
+    ("hold", 1, 5, ()),
+    ("close", 1, 0, ()),
     ("evict", 0, 1, ((1,),)),
-]  # fmt: skip
+]
 
 
 def test_sound_journals_balance():
@@ -55,11 +74,16 @@ def test_the_newest_step_in_flight_may_be_cancelled():
 
 # Ten positions on pages of two, also in layers with a window of three: position 10 reads from 8 on, so four pages go.
 WINDOWED = [
-    ("groups", 0, 2, ((0, 9), (1, 6, 3, 0))), ("open", 1, 0, ()),
-    ("reserve", 1, 10, ((1, 2, 3, 4, 5), (1, 2, 3, 4, 5))), ("launch", 1, 10, ()),
-    ("settle", 1, 10, ((), (1, 2, 3, 4))), ("reserve", 1, 2, ((6,), (6,))), ("launch", 1, 2, ()),
-    ("settle", 1, 1, ()), ("close", 1, 0, ()),
-]  # fmt: skip
+    ("groups", 0, 2, ((0, 9), (1, 6, 3, 0))),
+    ("open", 1, 0, ()),
+    ("reserve", 1, 10, ((1, 2, 3, 4, 5), (1, 2, 3, 4, 5))),
+    ("launch", 1, 10, ()),
+    ("settle", 1, 10, ((), (1, 2, 3, 4))),
+    ("reserve", 1, 2, ((6,), (6,))),
+    ("launch", 1, 2, ()),
+    ("settle", 1, 1, ()),
+    ("close", 1, 0, ()),
+]
 # The same, when no page of the window was freed yet.
 FIRST = [*WINDOWED[:4], ("settle", 1, 10, ())]
 
@@ -150,10 +174,19 @@ def test_a_journal_without_its_groups_is_refused(journal):
 
 # Five positions on pages of two; four are kept, the next request writes two more, and at last the account is dropped.
 OUTLIVING = [
-    ("groups", 0, 2, ((0, 3),)), ("open", 1, 0, ()), ("reserve", 1, 5, ((1, 2, 3),)), ("launch", 1, 5, ()),
-    ("settle", 1, 5, ()), ("hold", 1, 4, ((3,),)), ("resume", 1, 1, ()), ("reserve", 1, 2, ((3,),)),
-    ("launch", 1, 2, ()), ("settle", 1, 2, ()), ("hold", 1, 5, ()), ("close", 1, 0, ()),
-]  # fmt: skip
+    ("groups", 0, 2, ((0, 3),)),
+    ("open", 1, 0, ()),
+    ("reserve", 1, 5, ((1, 2, 3),)),
+    ("launch", 1, 5, ()),
+    ("settle", 1, 5, ()),
+    ("hold", 1, 4, ((3,),)),
+    ("resume", 1, 1, ()),
+    ("reserve", 1, 2, ((3,),)),
+    ("launch", 1, 2, ()),
+    ("settle", 1, 2, ()),
+    ("hold", 1, 5, ()),
+    ("close", 1, 0, ()),
+]
 
 
 def test_a_turn_that_stops_while_it_recomputes_leaves_what_it_found():

@@ -17,17 +17,27 @@ def only(comparison):
 
 # What each gate looks at, as the gates write it.
 LOOKED = {
-    "claimed_capabilities": {"answers": 9, "claims": 6}, "oracle": {"oracle_tokens": 253},
-    "identities": {"rounds": 45}, "text": {"characters": 611},
-    "ledger": {"pages": 768, "stamps": 10139, "verbs": 488}, "schedule": {"steps": 41, "forwards": 164},
-    "leaks": {"counts": 15, "sent": 9}, "resources": {"rounds": 21}, "ranks": {"ranks": 2, "planned": 68, "read": 68},
-    "session": {"sessions": 2, "attempts": 17}, "adaptive": {"rounds": 22, "observations": 17, "replayed": 17},
-    "lossless": {"tokens": 467, "scored": 467, "oracle_tokens": 253}, "precision": {"tokens": 658, "scored": 193},
-    "distribution": {"draws": 600}, "finish": {"requests": 9},
+    "claimed_capabilities": {"answers": 9, "claims": 6},
+    "oracle": {"oracle_tokens": 253},
+    "identities": {"rounds": 45},
+    "text": {"characters": 611},
+    "ledger": {"pages": 768, "stamps": 10139, "verbs": 488},
+    "schedule": {"steps": 41, "forwards": 164},
+    "leaks": {"counts": 15, "sent": 9},
+    "resources": {"rounds": 21},
+    "ranks": {"ranks": 2, "planned": 68, "read": 68},
+    "session": {"sessions": 2, "attempts": 17},
+    "adaptive": {"rounds": 22, "observations": 17, "replayed": 17},
+    "lossless": {"tokens": 467, "scored": 467, "oracle_tokens": 253},
+    "precision": {"tokens": 658, "scored": 193},
+    "distribution": {"draws": 600},
+    "finish": {"requests": 9},
     "acceptance": {"emitted": [39, 60, 58], "rounds": [11.0, 17.0, 17.0], "length": 3.49},
-    "accuracy": {"n": 4, "outcomes": "1101", "accuracy": 0.75}, "config": {"fields": 22},
-    "effective": {"keys": 24, "required": 30}, "speed": {"starts": 8, "turns": 16},
-}  # fmt: skip
+    "accuracy": {"n": 4, "outcomes": "1101", "accuracy": 0.75},
+    "config": {"fields": 22},
+    "effective": {"keys": 24, "required": 30},
+    "speed": {"starts": 8, "turns": 16},
+}
 EACH = [(gate, name) for gate, names in AMOUNTS.items() for name in names if name != "n"]
 
 
@@ -53,9 +63,16 @@ def test_a_gate_that_passes_on_nothing_is_regressed(against, gated, gate, name, 
 
 @pytest.mark.parametrize(
     ("gate", "name"),
-    [("ledger", "verbs"), ("schedule", "steps"), ("schedule", "forwards"), ("leaks", "sent"), ("resources", "rounds"),
-     ("ranks", "planned"), ("ranks", "read")],
-)  # fmt: skip
+    [
+        ("ledger", "verbs"),
+        ("schedule", "steps"),
+        ("schedule", "forwards"),
+        ("leaks", "sent"),
+        ("resources", "rounds"),
+        ("ranks", "planned"),
+        ("ranks", "read"),
+    ],
+)
 def test_a_start_that_fewer_cells_share_is_no_loss(against, gated, gate, name):
     comparison = against([gated(gate, "PASS", LOOKED[gate])], [gated(gate, numbers=LOOKED[gate] | {name: 1})])
     assert (comparison.verdict, comparison.counts[ChangeState.SAME]) == ("green", 1)

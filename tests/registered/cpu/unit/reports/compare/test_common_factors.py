@@ -23,10 +23,12 @@ def split(red):
         (lambda c: c["page_size"] == "64", {"page_size=64"}),
         (lambda c: c["page_size"] != "64", {"page_size < 64"}),
         (lambda c: c["page_size"] != "16", {"page_size != 16"}),
-        (lambda c: c["topk"] != "1" and c["spec_version"] == "v2" and c["batch"] != "1",
-         {"topk > 1", "spec_version=v2", "batch > 1"}),
+        (
+            lambda c: c["topk"] != "1" and c["spec_version"] == "v2" and c["batch"] != "1",
+            {"topk > 1", "spec_version=v2", "batch > 1"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_one_defect_is_one_factor(red, conditions):
     failing, passing = split(red)
     factor = common_factors(failing, passing)[0]

@@ -18,12 +18,14 @@ def test_equal_headers_match(make_header):
         ({"zoo_hash": "x"}, "zoo", {"lossless", "distribution", "finish", "acceptance", "accuracy", "speed"}),
         ({"host": {"cpu": "Xeon 2 cores", "gpus": ["H100"]}}, "gpus", {"acceptance", "accuracy"}),
         ({"seed": 5}, "seed", {"acceptance", "accuracy", "distribution", "speed"}),
-        ({"lock_hash": "x"}, "lock", set()), ({"tier": "gpu1"}, "tier", set()),
-        ({"stage": "nightly"}, "stage", set()), ({"host": {"cpu": "EPYC", "gpus": []}}, "cpu", set()),
+        ({"lock_hash": "x"}, "lock", set()),
+        ({"tier": "gpu1"}, "tier", set()),
+        ({"stage": "nightly"}, "stage", set()),
+        ({"host": {"cpu": "EPYC", "gpus": []}}, "cpu", set()),
         ({"versions": {"python": "3.11.7", "torch": "2.12.0", "specmatrix": "0.1.0"}}, "torch", set()),
         ({"dirty": True}, "head checkout", set()),
     ],
-)  # fmt: skip
+)
 def test_each_changed_input_is_named_with_what_it_affects(make_header, change, name, gates):
     found = mismatches(make_header(), make_header(**change))
     assert [mismatch.name for mismatch in found] == [name]
@@ -55,8 +57,9 @@ def test_waivers_that_changed(make_header):
     changes = waiver_changes(make_header(), make_header(waivers=(longer, other)))
     old, new = (f"known until {day}: drafts leak on abort" for day in ("2026-12-31", "2027-06-30"))
     assert [(change.name, change.base, change.head) for change in changes] == [
-        (f"crash of {rule.cells}", old, new), ("lossless of topk=4 (tiny >=1)", "", "flaky until 2026-10-01: new"),
-    ]  # fmt: skip
+        (f"crash of {rule.cells}", old, new),
+        ("lossless of topk=4 (tiny >=1)", "", "flaky until 2026-10-01: new"),
+    ]
 
 
 def test_another_version_of_a_subject_is_part_of_the_comparison(make_header):

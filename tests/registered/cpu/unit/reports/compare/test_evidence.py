@@ -148,10 +148,13 @@ def test_incomparable_gates_have_no_effect(make_cell):
 @pytest.mark.parametrize(
     ("change", "p_loss", "p_gain", "significant"),
     [
-        (-0.01, 0.05, 0.95, "loss"), (-0.0099, 0.0, 1.0, ""), (-0.01, 0.051, 0.949, ""), (0.01, 0.95, 0.05, "gain"),
+        (-0.01, 0.05, 0.95, "loss"),
+        (-0.0099, 0.0, 1.0, ""),
+        (-0.01, 0.051, 0.949, ""),
+        (0.01, 0.95, 0.05, "gain"),
         (0.0099, 1.0, 0.0, ""),
     ],
-)  # fmt: skip
+)
 def test_an_effect_counts_if_it_is_sure_and_large_enough(change, p_loss, p_gain, significant):
     assert [effect.significant for effect in mark_significant([made(change, p_loss, p_gain)])] == [significant]
 
@@ -188,10 +191,11 @@ def test_a_significant_loss_of_accuracy_is_regressed(against, gated):
 @pytest.mark.parametrize(
     ("base", "head", "state", "bound"),
     [
-        (RIGHT, "1" * 198 + "00", "IMPROVED", ""), ("1" * 19 + "0", "0" + "1" * 18 + "0", "UNKNOWN", "accuracy loss "),
+        (RIGHT, "1" * 198 + "00", "IMPROVED", ""),
+        ("1" * 19 + "0", "0" + "1" * 18 + "0", "UNKNOWN", "accuracy loss "),
         ("1" * 900 + "0" * 100, "0" + "1" * 900 + "0" * 99, "SAME", "accuracy loss below 0.4 pt"),
     ],
-)  # fmt: skip
+)
 def test_a_gain_is_improved_and_churn_is_the_same_only_in_many_questions(against, gated, base, head, state, bound):
     change = against([accuracy(gated, base)], [accuracy(gated, head)]).changes[0]
     assert (change.state, change.red) == (state, False) and change.bound.startswith(bound)

@@ -38,16 +38,28 @@ def slot(batch: int, *steps: int, **others: float) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("base", "head", "old", "new"),
     [
-        ([], [slot(1, 1, 3, 7), slot(8, 1, 3), slot(32, 1)], "none",
-         "steps 1, 3, 7 from batch 1; 1, 3 from 8; 1 from 32"),
-        ([slot(1, 1, 3), slot(8, 1)], [slot(1, 1, 3), slot(8, 1, ema_alpha=0.5)],
-         "steps 1, 3 from batch 1; 1 from 8 (ema_alpha 0.2)", "steps 1, 3 from batch 1; 1 from 8 (ema_alpha 0.5)"),
-        ([slot(1, 3)], [slot(1, 3, window=4)], "steps 3 from batch 1 (window absent)",
-         "steps 3 from batch 1 (window 4)"),
+        (
+            [],
+            [slot(1, 1, 3, 7), slot(8, 1, 3), slot(32, 1)],
+            "none",
+            "steps 1, 3, 7 from batch 1; 1, 3 from 8; 1 from 32",
+        ),
+        (
+            [slot(1, 1, 3), slot(8, 1)],
+            [slot(1, 1, 3), slot(8, 1, ema_alpha=0.5)],
+            "steps 1, 3 from batch 1; 1 from 8 (ema_alpha 0.2)",
+            "steps 1, 3 from batch 1; 1 from 8 (ema_alpha 0.5)",
+        ),
+        (
+            [slot(1, 3)],
+            [slot(1, 3, window=4)],
+            "steps 3 from batch 1 (window absent)",
+            "steps 3 from batch 1 (window 4)",
+        ),
         ("off", [slot(1, 3)], "off", str([slot(1, 3)])),
         ([{"steps": 3}], [{"steps": 4}], "[{'steps': 3}]", "[{'steps': 4}]"),
     ],
-)  # fmt: skip
+)
 def test_changed_slots_of_adaptive_steps_are_words(make_cell, base, head, old, new):
     reason = ReasonRecord("speculative_adaptive_config", None, "no file is named")
     sides = [make_cell("a", resolved={"adaptive_slots": slots}, reasons=(reason,)) for slots in (base, head)]

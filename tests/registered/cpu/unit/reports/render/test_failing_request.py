@@ -13,13 +13,24 @@ from specmatrix.reports.store import load
 from ..conftest import cell, printed, write_cells
 
 ASK = FailingRequest(
-    "lossless", "q6", prompt="Question: <b>How many?</b>", got="It is <script>alert(1)</script>", expected="It is 4",
-    token=1, first=0, got_tokens=(Token(5, "It"), Token(7, "<script>")),
-    expected_tokens=(Token(5, "It"), Token(6, " is"), Token(8, " 4")), round=2, lag=1,
-    journal=("40 launch 8", "41 settle 1"), pages=AskPages(4, (1, 2, 3, 9), 2, 13, (8,)),
-    tree=(TreeNode(-1, Token(5, "It"), Token(6, " is"), 1.5, True),
-          TreeNode(0, Token(7, "<i>"), Token(5, "It"), 0.25, False)),
-)  # fmt: skip
+    "lossless",
+    "q6",
+    prompt="Question: <b>How many?</b>",
+    got="It is <script>alert(1)</script>",
+    expected="It is 4",
+    token=1,
+    first=0,
+    got_tokens=(Token(5, "It"), Token(7, "<script>")),
+    expected_tokens=(Token(5, "It"), Token(6, " is"), Token(8, " 4")),
+    round=2,
+    lag=1,
+    journal=("40 launch 8", "41 settle 1"),
+    pages=AskPages(4, (1, 2, 3, 9), 2, 13, (8,)),
+    tree=(
+        TreeNode(-1, Token(5, "It"), Token(6, " is"), 1.5, True),
+        TreeNode(0, Token(7, "<i>"), Token(5, "It"), 0.25, False),
+    ),
+)
 AXES = {"algorithm": "eagle3", "topk": "4", "spec_version": "auto", "batch": "mixed_lengths"}
 RED = cell("eagle3.k4", state="FAIL", first_red=ASK, evidence={"tree.compacted": 3, "spec.accepted": 9})
 NEAR = cell("eagle3", axes=AXES | {"topk": "1"}, evidence={"spec.accepted": 9, "chain": 2})
@@ -117,9 +128,11 @@ def test_a_request_without_tokens_is_one_line_or_two():
 @pytest.mark.parametrize(
     ("pages", "text"),
     [
-        ((), "none"), ((4,), "4"), ((1, 2, 3, 9, 10), "1-3, 9-10"),
+        ((), "none"),
+        ((4,), "4"),
+        ((1, 2, 3, 9, 10), "1-3, 9-10"),
         (range(1, 40, 2), "…, 25, 27, 29, 31, 33, 35, 37, 39"),
     ],
-)  # fmt: skip
+)
 def test_pages_are_told_as_runs(pages, text: str):
     assert pages_text(AskPages(1, tuple(pages), 0, 0, ())).startswith(f"pages {text} (1 position each); 0 positions")

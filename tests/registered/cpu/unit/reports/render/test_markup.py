@@ -16,15 +16,19 @@ from specmatrix.reports.store import load
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("a|b", r"a\|b"), ("<script>", "&lt;script&gt;"),
+        ("a|b", r"a\|b"),
+        ("<script>", "&lt;script&gt;"),
         ("spec_version * `x` [l](u) #1 ~", r"spec\_version \* \`x\` \[l\](u) \#&#8203;1 \~"),
-        ("one\n\ntwo", "one two"), ("&amp;", "&amp;amp;"), (7, "7"),
+        ("one\n\ntwo", "one two"),
+        ("&amp;", "&amp;amp;"),
+        (7, "7"),
         ("@everyone, a@b.c @ 3", "@&#8203;everyone, a@&#8203;b.c @ 3"),
         ("o/r#12, gh-7 and # 3", r"o/r\#&#8203;12, gh-&#8203;7 and \# 3"),
         ("see https://github.com/o/r/issues/1", "see https:&#8203;//github.com/o/r/issues/1"),
-        ("$.gates of $.cells", "&#36;.gates of &#36;.cells"), (r"a\|b", r"a\\\|b"),
+        ("$.gates of $.cells", "&#36;.gates of &#36;.cells"),
+        (r"a\|b", r"a\\\|b"),
     ],
-)  # fmt: skip
+)
 def test_text_is_shown_as_it_is(text, shown):
     assert escape(text) == shown
 
@@ -32,10 +36,14 @@ def test_text_is_shown_as_it_is(text, shown):
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("a b", "`a b`"), ("a|b", r"<code>a\|b</code>"), (r"a\|@b", r"<code>a\\\|@&#8203;b</code>"),
-        ("a`b", "``a`b``"), ("`a`", "`` `a` ``"), ("a\nb", "`a b`"),
+        ("a b", "`a b`"),
+        ("a|b", r"<code>a\|b</code>"),
+        (r"a\|@b", r"<code>a\\\|@&#8203;b</code>"),
+        ("a`b", "``a`b``"),
+        ("`a`", "`` `a` ``"),
+        ("a\nb", "`a b`"),
     ],
-)  # fmt: skip
+)
 def test_code_is_shown_as_it_is(text, shown):
     assert code(text) == shown
 

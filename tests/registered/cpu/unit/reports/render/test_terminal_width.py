@@ -54,11 +54,18 @@ def test_the_reports_on_locks_fit_a_terminal(terminal, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "command",
     [
-        "axes", "cells list --stage smoke", "cells list --subject transformers", "zoo list", "faults --list",
-        "explain eagle3.s3.k4.n8.v2.mixed_lengths", "checkpoints list", "checkpoints show llama-3.1-8b.eagle3",
-        "subjects", "subjects show openai",
+        "axes",
+        "cells list --stage smoke",
+        "cells list --subject transformers",
+        "zoo list",
+        "faults --list",
+        "explain eagle3.s3.k4.n8.v2.mixed_lengths",
+        "checkpoints list",
+        "checkpoints show llama-3.1-8b.eagle3",
+        "subjects",
+        "subjects show openai",
     ],
-)  # fmt: skip
+)
 def test_commands_fit_a_terminal(terminal, command, capsys):
     """Only a single word may be wider; a table that does not fit becomes a list."""
     assert main(command.split()) == 0

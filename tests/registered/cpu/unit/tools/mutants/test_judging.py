@@ -41,9 +41,10 @@ def verdict(gates, error=None):
         ([verdict({"leaks": ("PASS", "")})], "leaks of a is PASS, not FAIL"),
         ([verdict({})], "leaks of a is gone, not FAIL"),
         ([verdict({"leaks": ("FAIL", ""), "schedule": ("FAIL", "")})], "schedule of a is FAIL, not gone"),
-        ([verdict({"leaks": ("FAIL", "")}, "KeyError: it")], "a crashes"), ([], "0 of 1 cells end"),
+        ([verdict({"leaks": ("FAIL", "")}, "KeyError: it")], "a crashes"),
+        ([], "0 of 1 cells end"),
     ],
-)  # fmt: skip
+)
 def test_a_change_of_the_kill_matrix_is_a_gate_that_sees_a_fault_differently(second, told):
     assert difference([verdict({"leaks": ("FAIL", "1 left")})], second) == told
 
