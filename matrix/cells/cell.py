@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple, cast
 from specmatrix.engine.core.config.asked import AUTO, Auto, EngineConfig
 from specmatrix.errors import ConfigError, nearest, shown
 from specmatrix.matrix.cells.axes import AXES, INDEX, NAMES, START_AXES, Axis, axis
+from specmatrix.matrix.cells.start_settings import CORPUS, session_retract
 from specmatrix.matrix.cells.start_settings import TEXTS as SLOTS
-from specmatrix.matrix.cells.start_settings import session_retract
 
 # Zoo names: the target of each value of `model`, and its drafts, of which Mistral borrows Llama's.
 MODELS: Final = {
@@ -26,7 +26,6 @@ DRAFTS: Final = {
 }
 # The n-gram lookup per model, so that every mode is covered without its own axis: most recent match first, most
 # frequent match first, matches in a corpus first.
-CORPUS: Final = "gsm-mini-train"
 GRAMS: Final[dict[str, dict[str, Any]]] = {
     "qwen3": {"speculative_ngram_match_type": "PROB"},
     "deepseek": {"speculative_ngram_external_corpus_path": CORPUS, "speculative_ngram_external_sam_budget": 3},

@@ -1,8 +1,10 @@
-"""What two start axes stand for: the configurations of `adaptive`, and the sizes of session_retract memory."""
+"""What start axes stand for: the configurations of `adaptive`, the sizes of session_retract memory, and a corpus."""
 
 import json
 from typing import Any, Final, NamedTuple
 
+# The text that an n-gram drafter may look up besides the requests'.
+CORPUS: Final = "gsm-mini-train"
 # Each slot decides after every round but its first, mostly from that round's own mean. The second differs in both
 # hysteresis values; the ceiling of the last makes its depth alternate, whatever the acceptance.
 TIERS: Final[dict[str, Any]] = {
@@ -25,7 +27,7 @@ FLAT: Final[dict[str, Any]] = {
 TEXTS: Final[dict[str, str | None]] = {"table": None, "tiers": json.dumps(TIERS), "flat": json.dumps(FLAT)}
 
 
-class Snug(NamedTuple):
+class SessionRetract(NamedTuple):
     """Sizes in tokens: of the memory, and of a conversation after its first and its second turn.
 
     The memory is between one and two conversations, so a retracted turn resumes from the KV that its session kept. The
@@ -38,15 +40,15 @@ class Snug(NamedTuple):
     second: int
 
 
-SMALL_PAGES: Final = Snug(320, 96, 190)
+SMALL_PAGES: Final = SessionRetract(320, 96, 190)
 # A second turn must start within the pages of the first, with two rounds. The slower turn must reach the next page
 # while the faster one still runs: it needs less than a third as many tokens for that.
-PAGES: Final = {64: Snug(384, 82, 222), 256: Snug(768, 208, 380)}
+PAGES: Final = {64: SessionRetract(384, 82, 222), 256: SessionRetract(768, 208, 380)}
 # Sliding-window layers reserve three pages per conversation at page size 64.
-WINDOWED_PAGES: Final = {64: Snug(512, 148, 280), 256: Snug(1280, 460, 600)}
+WINDOWED_PAGES: Final = {64: SessionRetract(512, 148, 280), 256: SessionRetract(1280, 460, 600)}
 
 
-def session_retract(windowed: bool, page_size: int) -> Snug:
+def session_retract(windowed: bool, page_size: int) -> SessionRetract:
     """The sizes for pages of `page_size` tokens."""
     return (WINDOWED_PAGES if windowed else PAGES).get(page_size, SMALL_PAGES)
 

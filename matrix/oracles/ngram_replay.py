@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from specmatrix.matrix.cells.cell import CORPUS
+from specmatrix.matrix.cells.start_settings import CORPUS
 from specmatrix.matrix.oracles.ngram import Grams
 from specmatrix.matrix.subjects.protocol import Journal, Served
 from specmatrix.matrix.workloads.build import tokenizer

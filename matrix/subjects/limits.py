@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from specmatrix.matrix.cells.axes import axis
-
 if TYPE_CHECKING:
     from specmatrix.matrix.cells.cell import Cell
 
@@ -22,8 +20,7 @@ class AxisLimit(NamedTuple):
 def defaults_only(reasons: Mapping[str, str]) -> Iterator[AxisLimit]:
     """Of these axes only the default runs."""
     for name, why in reasons.items():
-        default = axis(name).default
-        yield AxisLimit(why, (name,), lambda cell, name=name, default=default: cell.values[name] != default)  # type: ignore[misc]
+        yield AxisLimit(why, (name,), lambda cell, name=name: getattr(cell, name) != cell._field_defaults[name])  # type: ignore[misc]
 
 
 def chains_only(topk: str, sizes: str) -> Iterator[AxisLimit]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from specmatrix.matrix.cells.start_settings import Snug
+from specmatrix.matrix.cells.start_settings import SessionRetract
 from specmatrix.matrix.workloads.refusals import contended_line
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.sessions import REPLIES, line, scored
@@ -20,7 +20,7 @@ EARLIER: Final = 2
 
 
 def collisions(
-    requests: Sequence[RequestSpec], room: Snug, tokens: Callable[[str], int], aborts: bool
+    requests: Sequence[RequestSpec], room: SessionRetract, tokens: Callable[[str], int], aborts: bool
 ) -> list[RequestSpec]:
     """The turns of a session for each request. First turns end at the same length; second turns start when all first
     turns have ended.

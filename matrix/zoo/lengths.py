@@ -19,7 +19,7 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.defaults import SHAPE
 from specmatrix.engine.core.config.rules.ngram import PREFIX
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.matrix.cells.cell import CORPUS
+from specmatrix.matrix.cells.start_settings import CORPUS
 from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, SINGLE
 from specmatrix.matrix.zoo.recipes import RECIPES, LatentShape
 from specmatrix.matrix.zoo.registry import resolve_path

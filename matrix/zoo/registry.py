@@ -1,15 +1,20 @@
 """Paths and checksums of the zoo's checkpoints and data. Imports no torch."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.cells.cell import CORPUS, Cell
+from specmatrix.matrix.cells.start_settings import CORPUS
 from specmatrix.matrix.zoo.recipes import RECIPES
+
+if TYPE_CHECKING:  # an engine in an environment of its own has no msgspec
+    from specmatrix.matrix.cells.cell import Cell
 
 HERE: Final = Path(__file__).parent
 CHECKPOINTS: Final = HERE / "checkpoints"

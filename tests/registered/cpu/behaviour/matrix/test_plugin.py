@@ -148,7 +148,7 @@ def test_a_cell_has_the_hooks_of_its_own_folder(tmp_path: Path):
         (tmp_path / folder / f"test_{folder}.py").write_text(cells)
     words = ["--collect-only", "-q", "-s", "-p", "no:cacheprovider", "--specmatrix-cells", "eagle3.p16.pair.length"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", *words, str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", *words, "--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     seen = sorted(line for line in done.stdout.splitlines() if " saw " in line)
     cell = "cells::eagle3.p16.pair.length"

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
-from specmatrix.matrix.cells.cell import CORPUS
+from specmatrix.matrix.cells.start_settings import CORPUS
 from specmatrix.matrix.oracles.ngram_replay import NgramReplay, ReplayError, Round, corpus
 from specmatrix.matrix.subjects.protocol import Served
 

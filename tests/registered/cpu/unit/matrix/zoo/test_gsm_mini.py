@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from specmatrix.matrix.cells.cell import CORPUS
+from specmatrix.matrix.cells.start_settings import CORPUS
 from specmatrix.matrix.zoo.evaluate import corpus_rows, split_rows
 from specmatrix.matrix.zoo.gsm_mini import is_test, problem, problems, prompt_of, write_corpus, write_jsonl
 from specmatrix.matrix.zoo.ranges import LEVELS
