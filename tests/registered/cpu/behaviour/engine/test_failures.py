@@ -13,6 +13,7 @@ import torch
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.schedule.request import Finish
 from specmatrix.engine.core.schedule.session import SessionParams
+from specmatrix.engine.core.schedule.stop_rules import StopRules
 from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.errors import ConfigError, EngineError, KernelError, LedgerError
 from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, plant, start_engine
@@ -81,6 +82,25 @@ def test_a_bug_ends_every_request_and_every_later_call_names_it(monkeypatch, pla
     out = llm.take(first)
     assert out.finish == Finish("error", message=f"the engine broke: {cause}") and len(out.output_ids) >= 5
     assert llm.take(second).finish == out.finish
+
+
+def test_a_request_whose_text_cannot_be_made_ends_alone(monkeypatch, whole):
+    llm = start_engine()
+    rids = [llm.add(prompt, PARAMS) for prompt in PROMPTS]
+    judged = StopRules.judge
+
+    def judge(self, token, count, transcript):
+        if count == 4 and transcript is llm.request(rids[1]).transcript:
+            raise ValueError("no such piece")
+        return judged(self, token, count, transcript)
+
+    monkeypatch.setattr(StopRules, "judge", judge)
+    while llm.step():
+        pass
+    first, victim, last = (llm.take(rid) for rid in rids)
+    assert [first.text, last.text] == [whole[0], whole[2]]
+    assert "ValueError: no such piece" in victim.finish.message
+    at_rest(llm)
 
 
 def test_ranks_take_no_step_back(monkeypatch):

@@ -226,6 +226,7 @@ def test_metrics_count_requests_and_pages(server: RunningServer):
         ({"input_ids": [999]}, "prompt token 999 is outside the vocabulary"),
         ({"input_ids": [1] * 9000}, "prompt (9000) plus max_new_tokens (128) is 9128 tokens; allowed: at most the"),
         ({"text": "a", "sampling_params": {"n": 2}, "session_params": {"id": "x"}}, "n is 2; allowed: 1 for a session"),
+        ({"text": "a", "lora_path": "x"}, "lora_path is 'x'; allowed: null, as this engine has no such feature"),
         ({"text": ["a", "b"], "sampling_params": [{}, {"top_k": 0}]}, "top_k is 0; allowed: -1"),
     ],
 )

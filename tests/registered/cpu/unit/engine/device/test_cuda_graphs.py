@@ -58,7 +58,8 @@ def test_an_engine_holds_no_more_than_requested():
 
 @pytest.mark.parametrize(("algorithm", "topk"), [run for run in RUNS if run[0] != "NGRAM"])
 def test_padding_changes_nothing(algorithm, topk):
-    options = {"kv_stamps": True, "strict_memory": 2, "enable_deterministic_inference": True}
+    """Three requests, padded to four, whose drafts fit the spare slots."""
+    options = {"kv_stamps": True, "strict_memory": 2, "enable_deterministic_inference": True, "max_running_requests": 3}
     expected = answer(engine(algorithm, topk, **options))
     llm = engine(algorithm, topk, **options)
     executor = llm.loop.executor

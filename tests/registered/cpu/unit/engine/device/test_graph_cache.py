@@ -60,6 +60,15 @@ def test_a_full_bundle_of_graphs_forgets_only_one_that_has_rested():
     assert [one.batch for one in made.swap(4).graphs] == [2, 4]
 
 
+def test_a_graph_that_has_rested_makes_room_in_its_bundle():
+    made = bundles(most_bytes=100, idle_rounds=6)
+    for batch in (1, 1, 2, 2, 4, 4):
+        ran(made, shape(4, batch), 40)
+    assert counts(made) == {4: 2}, "a third graph of the average size would be too much"
+    assert [ran(made, shape(4, batch), 40) for batch in (2, 4, 4)] == ["replayed", "captured", "replayed"]
+    assert [one.batch for one, graph in made.swap(4).graphs.items() if graph] == [2, 4]
+
+
 def test_an_idle_bundle_is_dropped_beyond_the_memory_bound():
     made = bundles(most_bytes=100, idle_rounds=5)
     for width, batch in ((2, 1), (2, 2), (4, 1)):

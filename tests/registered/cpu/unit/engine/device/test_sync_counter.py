@@ -17,9 +17,10 @@ from specmatrix.engine.device.sync_counter import WAITED, SyncCounter
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Graphs of a device whose debug mode is set with torch's warning, and the modes that it was set to."""
+    """Graphs of a device whose debug mode is set with torch's warning, the modes that it was set to, and the one watch
+    around all launches."""
     made = CudaGraphs(2, torch.device("cpu"), Counters())
-    made.modes = []
+    made.modes, made.watch = [], SyncCounter(made)
 
     def set_mode(mode):
         made.modes.append(mode)
@@ -35,7 +36,7 @@ def launch(graphs, waits: int, replayed: int = 1, made: int = 0) -> int:
     before = graphs.counters.counts["graph.waited"]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode")
-        with SyncCounter(graphs):
+        with graphs.watch:
             for _ in range(waits):
                 warnings.warn(f"{WAITED} (Triggered internally)", UserWarning, stacklevel=1)
             graphs.counters.hit("graph.replayed", replayed)

@@ -22,6 +22,7 @@ LLAMA = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
 DEEPSEEK = LLAMA | {
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -70,6 +71,7 @@ def test_eagle3_fields(read):
 
 
 IDS = "eagle_aux_hidden_state_layer_ids"
+YARN = {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 64}
 
 
 @pytest.mark.parametrize(
@@ -134,11 +136,10 @@ def test_qwen3_fields(read):
 
 def test_mistral_fields(read):
     """transformers takes 4096 where config.json is silent, and no window where it says null."""
-    mistral = LLAMA | {"architectures": ["MistralForCausalLM"]}
-    assert read(mistral).windows == (4096,) * 3
-    assert read(mistral | {"sliding_window": 7}).windows == (7,) * 3
-    assert read(mistral | {"sliding_window": None}).windows == ()
-    assert read(mistral).head_norms is False
+    assert read(MISTRAL).windows == (4096,) * 3
+    assert read(MISTRAL | {"sliding_window": 7}).windows == (7,) * 3
+    assert read(MISTRAL | {"sliding_window": None}).windows == ()
+    assert read(MISTRAL).head_norms is False
 
 
 def test_deepseek_fields(read):
@@ -170,19 +171,23 @@ def test_deepseek_fields(read):
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; allowed: 'silu'"),
         (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported; allowed: 1"),
         (LLAMA | {"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor 0.25 is not supported"),
+        (LLAMA | {"dtype": "complex64"}, "dtype must be one of float32, bfloat16, float16, float64, got 'complex64'"),
         (LLAMA | {"torch_dtype": 5}, "torch_dtype must be one of float32, bfloat16, float16, float64, got 5"),
         (LLAMA | {"sliding_window": -1}, "sliding_window must be a positive integer, got -1"),
         (LLAMA | {"use_sliding_window": "x"}, "use_sliding_window must be true or false, got 'x'"),
         (LLAMA | {"head_dim": 2**20}, "head_dim must be at most 65536, got 1048576"),
         (LLAMA | {"rope_theta": 1e-300}, "rope_theta 1e-300 and the numbers of rope_type 'default' give frequencies"),
         (LLAMA | {"vocab_size": 0}, "vocab_size must be a positive integer, got 0"),
+        (LLAMA | {"rope_theta": 1, "rope_scaling": YARN}, "rope_theta 1 and the numbers of rope_type 'yarn' give"),
+        (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 4096, got 1000000000"),
+        (LLAMA | {"vocab_size": True}, "vocab_size must be a positive integer, got True"),
         (LLAMA | {"vocab_size": 2**31}, "vocab_size must be at most 2147483647, got 2147483648"),
         (DEEPSEEK | {"num_nextn_predict_layers": 4097}, "num_nextn_predict_layers must be at most 4096, got 4097"),
         (LLAMA | {"rms_norm_eps": 10**400}, r"rms_norm_eps must be a positive number, got 10+\.\.\.$"),
         (f'{{"hidden_size": {"9" * 5000}}}', r"config.json is not valid JSON \(.*\); the file is truncated or damaged"),
         (LLAMA | {"hidden_size": None}, "hidden_size must be a positive integer, got None"),
         (LLAMA | {"num_key_value_heads": 3}, "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
-        (LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window must be a positive"),
+        (MISTRAL | {"sliding_window": 0}, "sliding_window must be a positive"),
         (QWEN3 | {"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers must be an integer of at"),
         (QWEN3 | {"layer_types": ["full_attention"]}, "layer_types must be a list of 3 names, one for each layer"),
         (
@@ -219,6 +224,7 @@ def test_deepseek_fields(read):
         ),
         (DFLASH | {"is_causal": True}, "is_causal true is not supported; it must be absent"),
         (DFLASH | {"dflash_config": {}}, "dflash_config.mask_token_id must be a token id, got None"),
+        (DFLASH | {"dflash_config": {"mask_token_id": -1}}, "dflash_config.mask_token_id must be a token id, got -1"),
         (DFLASH | {"block_size": 1}, "block_size must be an integer of at least 2, got 1"),
         (DFLASH | {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types 'sliding_attention' is not"),
         (

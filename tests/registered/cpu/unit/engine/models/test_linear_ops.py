@@ -126,6 +126,7 @@ def test_an_engine_shows_its_form():
     llm = LLM(EngineConfig("llama-mini", enable_deterministic_inference=True), resolve_path)
     layers, *head = llm.readback()["row_invariant_matmul"].split(" and ")
     assert layers == "compiled" and head and set(head) <= {form.name for form in FORMS}
+    assert LLM(EngineConfig("llama-mini"), resolve_path).readback()["row_invariant_matmul"] is None
 
 
 def test_the_law_can_fail(monkeypatch):

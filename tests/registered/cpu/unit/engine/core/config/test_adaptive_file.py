@@ -70,6 +70,7 @@ BAD = [
     ({"ema_alfa": 0.5, "1": SLOT}, ": unknown key 'ema_alfa' (did you mean 'ema_alpha'?); a key must be a batch size"),
     ({"8": SLOT | {"candidates": [1]}}, ": slot 8: unknown key 'candidates' (did you mean 'candidate_steps'?); a key"),
     ({"0": SLOT}, "has the batch size '0'; it must be an integer of 1 to 9 digits without sign or leading zeros"),
+    ({"-8": SLOT}, "has the batch size '-8'; it must be an integer of 1 to 9 digits without sign or leading zeros"),
     ({"08": SLOT}, "has the batch size '08'; it must be an integer of 1 to 9 digits without sign or leading zeros"),
     ({"1234567890": SLOT}, "has the batch size '1234567890'; it must be an integer of 1 to 9 digits without sign or"),
     ({"1": SLOT | {"ema_alpha": 10**400}}, ": slot 1: ema_alpha must be a number above 0 and at most 1, got"),

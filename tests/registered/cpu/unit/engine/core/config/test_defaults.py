@@ -125,9 +125,12 @@ def test_running_requests_follow_the_drafter(config, running):
     assert resolve(config, facts(HEAD if config.speculative_draft_model_path else None)).max_running_requests == running
 
 
-@pytest.mark.parametrize(("gpus", "device", "dtype"), [(0, "cpu", "float32"), (1, "cuda", "bfloat16")])
-def test_device_and_dtype_follow_the_machine(gpus, device, dtype):
-    resolved = resolve(EngineConfig("m"), facts(gpus=gpus))
+@pytest.mark.parametrize(
+    ("asked", "gpus", "device", "dtype"),
+    [("auto", 0, "cpu", "float32"), ("auto", 1, "cuda", "bfloat16"), ("cpu", 1, "cpu", "float32")],
+)
+def test_device_follows_the_machine_and_dtype_the_device(asked, gpus, device, dtype):
+    resolved = resolve(EngineConfig("m", device=asked), facts(gpus=gpus))
     assert (resolved.device, resolved.dtype) == (device, dtype)
 
 

@@ -81,6 +81,12 @@ def test_the_ceiling_lowers_but_never_blocks_a_step_up(steps, ema, coefficient, 
     assert slot.steps == target
 
 
+def test_a_ceiling_below_every_candidate_gives_the_lowest():
+    slot = Slot(AdaptiveSlot(1, (3, 7), 1.0, 1, 0, ceiling_coeff=0.1), 7)
+    slot.observe(6.9)
+    assert slot.steps == 3
+
+
 def test_hysteresis_shifts_each_threshold_by_itself():
     shifted = AdaptiveSlot(1, (1, 3), 1.0, 1, 0, down_hysteresis=0.0, up_hysteresis=0.5)
     down, up = Slot(shifted, 3), Slot(shifted, 1)
@@ -102,6 +108,11 @@ def test_a_slot_starts_at_the_requested_depth_or_in_its_middle(candidates, asked
 def eager(batch_from, candidates):
     """A slot whose depth follows its last round at once."""
     return AdaptiveSlot(batch_from, candidates, ema_alpha=1.0, update_interval=1, warmup_batches=0)
+
+
+def test_a_batch_below_every_slot_has_the_first():
+    steps = DraftSteps((eager(2, (1, 3)), eager(8, (2, 5)), eager(32, (4,))), 3, Counters())
+    assert [steps.activate(size) for size in (1, 2, 7, 8, 31, 32, 500)] == [4, 4, 4, 6, 6, 5, 5]
 
 
 def test_the_batch_size_alone_switches_and_the_counters_show_it():

@@ -140,7 +140,9 @@ ID = "; allowed: a text of 1 to 1000 characters, without half of a surrogate pai
     ("values", "sentence"),
     [
         ((0, "a", False, None), "capacity_of_str_len is 0; allowed: an integer of at least 1"),
+        ((True, "a", False, None), "capacity_of_str_len is True; allowed: an integer of at least 1"),
         ((9, "a", False, 0), "timeout is 0; allowed: None, or a finite number of seconds above 0"),
+        ((9, "a", False, float("inf")), "timeout is inf; allowed: None, or a finite number of seconds above 0"),
         ((9, "a", False, 10**400), f"timeout is 1{199 * '0'}...; allowed: None, or a finite number of seconds above 0"),
         ((9, "a", False, "1"), "timeout is '1'; allowed: None, or a finite number of seconds above 0"),
         ((9, "a", 1, None), "streaming is 1; allowed: true or false"),
