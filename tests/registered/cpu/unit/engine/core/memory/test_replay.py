@@ -1,4 +1,4 @@
-"""Journal replay: a correct journal passes, and one with a missing, swapped or altered operation is refused."""
+"""Journal replay: a correct journal passes, and one with a missing or altered operation is refused."""
 
 from __future__ import annotations
 
