@@ -117,6 +117,7 @@ def test_a_lost_cell_and_those_that_did_not_run_are_run_again(monkeypatch, tmp_p
         (["--stage", "pr"], "{out}/report.jsonl is of stage smoke, not pr; add --stage smoke"),
         (["--seed", "7"], "{out}/report.jsonl is of seed 0, not 7; add --seed 0"),
         (["--cells", "none.length"], "--rerun-failed selects the cells; it takes neither --cells nor --limit"),
+        (["--limit", "1"], "--rerun-failed selects the cells; it takes neither --cells nor --limit"),
         (["--out", "{out}"], "--out {out} holds the report whose failed cells rerun; name another folder"),
         (["--rerun-failed", "{out}/none"], "{out}/none does not exist; give a report file or a directory with "
          "report.jsonl"),

@@ -7,8 +7,6 @@ from specmatrix.matrix.gates.evidence import EVIDENCE, GPU_EVIDENCE
 from specmatrix.matrix.gates.gate import Outcome, State
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
-# Together they demand every row of EVIDENCE.
-# The others show nothing by day that these and the pr cells do not.
 GATE = EffectiveGate()
 DETERMINISTIC = "enable_deterministic_inference"
 OTHER_OPTIONS = [("draft 0", "dtype", "bfloat16"), ("draft 0", DETERMINISTIC, False), ("KV pool 1", "page_size", 4)]

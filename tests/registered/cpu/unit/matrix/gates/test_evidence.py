@@ -110,8 +110,37 @@ finish.stop_token- none.length not none none.stop_token
 finish.stop_string+ none.stop_string none.tight.pair.stop_string not none none.tight.pair.stream.stop_string
 finish.length+ none.length none.tight.pair.length none.tight.pair.stream.length not none none.abort_running.length
 finish.context+ none.ctx.length not none
+finish.context- none not none.ctx.length
 graph.replayed|graph.eager- none eagle3.s3 not
+prefill.step+ none not
+decode.round+ none not
+rank.step+ none.tp2.pair not none.pair
+rank.step- none.pair not none.tp2.pair
+spec.drafted- none not ngram eagle3
+adaptive.activated+ eagle3.tiers eagle3.flat not eagle3.s3 none
+adaptive.activated- eagle3.s3 none not eagle3.tiers eagle3.flat
+adaptive.switched_up- eagle3.s3 none not eagle3.tiers eagle3.flat
+adaptive.switched_down- eagle3.s3 none not eagle3.tiers eagle3.flat
+tree.compacted- eagle3.s3 none not eagle3.s3.k4.n8
+overlap.dropped- eagle3.s3.v1 not eagle3.s3.v2
+prefill.chunked- none not none.c7
+prefix.insert- none.nocache none.qwen3 not none
+window.slid- none not none.qwen3.nocache
+session.opened- none.pair not none.pair.branch none.pair.stream
+session.refused+ none.pair.branch none.pair.stream not none.pair
+session.refused- none.pair not none.pair.branch none.pair.stream
+session.held+ none.pair.stream not none.pair.branch none.pair
+session.restored+ none.session_retract.pair.stream.length not none.pair.stream.length
+session.spared|session.restored- none.pair.stream.length not none.session_retract.pair.stream.length
+abort.waiting- none not none.mixed_lengths.abort_running none.m4.mixed_lengths.abort_queued
 """
+# Those that depend on the answers, which have tests of their own.
+ANSWERED = {"tree.compacted+", "prefill.chunked+", "prefix.insert|prefix.hit|prefix.duplicate+", "window.slid+"}
+
+
+def test_every_row_has_its_cells():
+    demanded = {line.split()[0] for line in re.split(r"\n(?! )", DEMANDS.strip())}
+    assert demanded | ANSWERED == {f"{row.counter}{'+' if row.seen else '-'}" for row in EVIDENCE}
 
 
 @pytest.mark.parametrize("demand", re.split(r"\n(?! )", DEMANDS.strip()), ids=lambda demand: demand.split()[0])
@@ -129,6 +158,21 @@ def test_what_each_counter_is_demanded_of(demand):
 def row_of(counter):
     (row,) = [row for row in EVIDENCE if row.counter == counter and row.seen]
     return row
+
+
+def test_long_prompts_are_split_and_long_texts_slide_the_window():
+    def due(counter: str, text: str, prompt: int, tokens: int = 1, **fields: object) -> bool:
+        cell = Cell.from_id(text)
+        answer = replace(Answer("q0", (1,) * prompt, (1,) * tokens, "", "length", None, 0, ()), **fields)
+        return bool(row_of(counter).when(cell, run_of(cell, answer)))
+
+    assert [due("prefill.chunked", "none.c7.pair", size) for size in (7, 8)] == [False, True]
+    assert not due("prefill.chunked", "none.c7.pair", 9, cached_tokens=2) and not due("prefill.chunked", "none", 99)
+    name = "eagle3.qwen3.s3.p4.nocache"
+    known = run_of(Cell.from_id(name)).resolved
+    most = known["window"] + known["page_size"] + (known["lag"] + 2) * known["num_draft_tokens"]
+    assert [due("window.slid", name, most + more, 9) for more in (-9, -8)] == [False, True]
+    assert not due("window.slid", name, most, 9, finish="abort") and not due("window.slid", "eagle3.s3.p4", most, 9)
 
 
 @pytest.mark.parametrize(("name", "always"), [("rules", False), ("rules.length", True), ("temperature", True)])

@@ -77,4 +77,5 @@ def test_the_gate_counts_rounds_and_names_the_answer(measured, altered):
     text = f"{answer.name} reports completion_tokens 1; it has {len(answer.output_ids)}"
     assert outcome.state is State.FAIL and outcome.message.startswith(text)
     assert outcome.numbers == {"rounds": rounds, "faults": 1}
+    assert gate.applies(found.prepared.cell) and not gate.applies(found.prepared.baseline.cell)
     assert found.verdict(gate, answers=()) == "NOT MEASURED: no answer reports a verify round"

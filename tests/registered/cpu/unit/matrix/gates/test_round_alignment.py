@@ -22,6 +22,20 @@ def test_the_oracle_takes_rounds_of_the_same_widths(widths, emitted, rounds):
     assert oracle_rounds(REACH, widths, emitted) == rounds
 
 
-@pytest.mark.parametrize(("rounds", "place"), [((2, 3), 0), ((3, 2), 1), ((4, 1), 0), ((3, 1, 5), 2)])
-def test_the_first_other_round_is_found(rounds, place):
-    assert first_reach_mismatch(rounds, (3, 8, 4)[: len(rounds)], REACH) == place
+@pytest.mark.parametrize(
+    ("rounds", "widths", "retractions", "place"),
+    [
+        ((2, 3), (3, 8), 0, 0),
+        ((3, 2), (3, 8), 0, 1),
+        ((4, 1), (3, 8), 0, 0),
+        ((3, 1, 5), (3, 8, 4), 0, 2),
+        ((3, 1, 4, 2), (3, 8, 4, 8), 0, None),
+        ((4, 6, 1, 1), (8, 8, 8, 8), 0, None),  # the oracle knows nothing of the last two
+        # After three tokens of rounds a prefill gave one more: the next round starts at position 4, not 3.
+        ((3, 6), (3, 8), 0, 1),
+        ((3, 6), (3, 8), 1, None),
+        ((3, 4), (3, 8), 1, 1),
+    ],
+)
+def test_the_first_other_round_is_found(rounds, widths, retractions, place):
+    assert first_reach_mismatch(rounds, widths, REACH, retractions) == place

@@ -1,4 +1,4 @@
-"""The golden of resolution over the whole product of the start axes is exact, compact, and changes by few lines."""
+"""The golden of resolution over the whole product of the start axes is exact and in groups."""
 
 import random
 from dataclasses import fields

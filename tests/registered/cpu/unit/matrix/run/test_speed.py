@@ -309,6 +309,15 @@ def foreign(**profile: object):
     return subject
 
 
+def test_a_timed_engine_that_fails_is_the_cells_result(monkeypatch):
+    def measure(*given: object):
+        raise EngineFailed("out of memory", "start")
+
+    monkeypatch.setattr(speed, "measure", measure)
+    record = runner(ReferenceSubject(), gates=(Sees(),)).run_cell(CELL)
+    assert (record.state, record.error, record.verb, record.gates) == ("FAIL", "out of memory", "start", ())
+
+
 @pytest.mark.parametrize("fails", ["start", "samples"])
 @pytest.mark.parametrize("subject", [ReferenceSubject(), foreign()])
 def test_no_engine_outlives_a_failure(log, monkeypatch, subject, fails):

@@ -1,16 +1,20 @@
-"""The engine over two processes as a subject: its capabilities, and the records of its cells when ranks fail."""
+"""The engine over two processes as a subject: what it shows, and what is told of ranks that differ."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from specmatrix.engine.parallel.group import end_idle_group
+from specmatrix.engine.core.observe.rank_agreement import Agreement
+from specmatrix.engine.parallel.group import RanksDiverged, end_idle_group
 from specmatrix.errors import ConfigError, EngineError
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.run.runner import Runner
+from specmatrix.matrix.subjects import tensor_parallel
 from specmatrix.matrix.subjects.in_process import ReferenceEngine
+from specmatrix.matrix.subjects.protocol import Diverged
 from specmatrix.matrix.subjects.tensor_parallel import RankedEngine, RankedSubject
 from specmatrix.matrix.workloads.request import RequestSpec
 
@@ -59,6 +63,19 @@ def test_an_engine_of_two_ranks_shows_what_one_process_does():
         two.generate(requests)
     assert [a.output_ids for a in three.generate(requests)] == [a.output_ids for a in first]
     three.close()
+
+
+def test_ranks_that_differ_say_how_far_they_agreed_and_are_given_back(monkeypatch):
+    agreement, closed = Agreement(2, 3, 3, ("a", "b"), "step 1: the ledger journal of rank 1"), []
+
+    def call(*given: object):
+        raise RanksDiverged(agreement)
+
+    lease = SimpleNamespace(group=SimpleNamespace(call=call), close=lambda: closed.append(True))
+    monkeypatch.setattr(tensor_parallel, "GroupLease", lambda *given: lease)
+    with pytest.raises(Diverged) as found:
+        RankedSubject().start_engine(asked(CELL))
+    assert found.value.agreement == agreement and closed
 
 
 def test_a_refused_configuration_starts_no_process():

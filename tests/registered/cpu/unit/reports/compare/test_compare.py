@@ -210,9 +210,10 @@ def test_lost_cells_are_red_until_acknowledged(against, make_cell):
     assert (only(comparison).state, only(comparison).red) == (ChangeState.LOST, True)
     assert comparison.reasons == ("1 cell lost without an acknowledgement",)
     accepted = Acknowledgement("lost", "eagle3.k*", "k16 costs too much", "2026-12-31")
-    comparison = against([both, lost], [both], [accepted])
+    idle = Acknowledgement("lost", "ngram.*", "was removed", "2026-12-31")
+    comparison = against([both, lost], [both], [accepted, idle])
     assert (comparison.verdict, only(comparison).excused) == ("green", "k16 costs too much")
-    assert comparison.unused == ()
+    assert comparison.unused == ("lost ngram.*",)
     late = replace(accepted, expiry="2026-08-31")
     assert against([both, lost], [both], [late]).verdict == "red"
 
