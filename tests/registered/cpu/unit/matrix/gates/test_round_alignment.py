@@ -30,11 +30,12 @@ def test_the_oracle_takes_rounds_of_the_same_widths(widths, emitted, rounds):
         ((4, 1), (3, 8), 0, 0),
         ((3, 1, 5), (3, 8, 4), 0, 2),
         ((3, 1, 4, 2), (3, 8, 4, 8), 0, None),
-        ((4, 6, 1, 1), (8, 8, 8, 8), 0, None),  # the oracle knows nothing of the last two
+        ((4, 6, 2, 9), (8, 8, 8, 8), 0, None),  # the oracle knows nothing of the last two
         # After three tokens of rounds a prefill gave one more: the next round starts at position 4, not 3.
         ((3, 6), (3, 8), 0, 1),
         ((3, 6), (3, 8), 1, None),
         ((3, 4), (3, 8), 1, 1),
+        ((3, 3), (8, 3), 1, None),  # a retraction before the first round
     ],
 )
 def test_the_first_other_round_is_found(rounds, widths, retractions, place):
