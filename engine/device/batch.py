@@ -125,11 +125,8 @@ class StepBatch:
         positions, write, bias = self._causal
         return Causal(positions[:, :width], write[:, :width], bias[:, :, :width])
 
-    def write_slots(self, offsets: Tensor) -> Tensor:
-        """Slots of positions start + offsets; offsets [W] or [B, W] -> [B, W]. Past a chunk's end: padding slot 0."""
-        return self._slots_at(self.start[:, None] + offsets)
-
     def _slots_at(self, at: Tensor) -> Tensor:
+        """Slots of positions [B, W]; past a chunk's end padding slot 0."""
         if self.lengths is None:
             return self.slots.gather(1, at)
         slots = self.slots.gather(1, at.clamp(max=self.padded_kv_len - 1))

@@ -343,7 +343,7 @@ class Stalled(Exception):
         self.request, self.tokens, self.since = request, tokens, since
 
     def __str__(self) -> str:
-        text = f"the requests have not ended after {self.steps} steps, of which the last {self.idle} yielded no token"
+        text = f"the requests have not ended after {self.steps} steps; the last {self.idle} yielded no token"
         if self.steps > self.limit:
             text = f"the requests have not ended after {self.steps} steps; they need at most {self.limit}"
         request = f"{self.request} has had {self.tokens} output tokens since step {self.since}"

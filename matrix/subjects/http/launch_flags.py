@@ -50,7 +50,7 @@ def launch_flags(cell: Cell) -> dict[str, Any]:
 def mismatches(cell: Cell, running: Mapping[str, Any]) -> Iterator[str]:
     """A sentence for each value of the cell's start axes that the server does not have. running: as /server_info
     reports it."""
-    yield from other_model(cell.target, running.get("model_path", ""))
+    yield from other_model(cell, running.get("model_path", ""))
     for flag, value in launch_flags(cell).items():
         if flag not in running:
             if value not in (None, False):
@@ -64,13 +64,12 @@ def mismatches(cell: Cell, running: Mapping[str, Any]) -> Iterator[str]:
         yield OTHERS
 
 
-def other_model(target: str, *names: object) -> Iterator[str]:
-    """A sentence if none of a server's names of its model is that of a target; all of them may be paths."""
-    target = PurePath(target).name
+def other_model(cell: Cell, *names: object) -> Iterator[str]:
+    """A sentence if none of a server's names of its model, perhaps paths, is that of the cell's target."""
     served = list(dict.fromkeys(PurePath(str(name)).name for name in names if name))
-    if target not in served:
+    if cell.target not in served:
         runs = f"runs the model {' or '.join(served)}" if served else "does not name its model"
-        yield f"the server {runs}, not {target}"
+        yield f"the server {runs}, not {cell.target}"
 
 
 def spec_version(flags: Mapping[str, Any]) -> str:

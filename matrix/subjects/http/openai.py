@@ -114,7 +114,7 @@ class OpenAISubject(Subject):
         if self.endpoint is None:
             return
         cell, names = prepared.cell, [self.running["model_path"]] if self.running else [self.model, self.root]
-        yield from other_model(cell.target, *names)
+        yield from other_model(cell, *names)
         if prepared.plain:
             return
         asked = None if cell.algorithm == "none" else cell.algorithm.upper()

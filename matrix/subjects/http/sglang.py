@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
-from specmatrix.matrix.subjects.http.launch_flags import OTHERS, PRECISION, launch_flags, mismatches, other_model
+from specmatrix.matrix.subjects.http.launch_flags import OTHERS, PRECISION, launch_flags, mismatches
 from specmatrix.matrix.subjects.protocol import (
     Capability,
     EngineCommand,
@@ -86,8 +87,11 @@ class SglangSubject(Subject):
                 baseline = server.get(*INFO)
             if baseline.get("speculative_algorithm") is not None:
                 raise ConfigError(f"--baseline-url runs {baseline['speculative_algorithm']}; allowed: no speculation")
-            for sentence in other_model(str(running.get("model_path")), baseline.get("model_path")):
-                raise ConfigError(f"--baseline-url: {sentence}, which is the model of --url")
+            model, other = (
+                PurePath(str(one.get("model_path") or "no named model")).name for one in (running, baseline)
+            )
+            if model != other:
+                raise ConfigError(f"--baseline-url serves {other}; it must serve {model}, as --url does")
         profile = replace(self.profile, restarts=False)
         if endpoint.baseline_url is None:
             profile = replace(profile, excluded=dict.fromkeys(PAIRED, NO_BASELINE), has_baseline=False)

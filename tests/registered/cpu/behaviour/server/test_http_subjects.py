@@ -211,7 +211,9 @@ def test_no_cell_passes_that_the_server_does_not_have(name: str, server: Running
 
 
 def test_a_baseline_of_another_model_is_refused_by_its_path(server: RunningServer):
-    refused = pytest.raises(ConfigError, match=r"^--baseline-url: the server runs the model qwen3-mini, not llama-mini")
+    refused = pytest.raises(
+        ConfigError, match=r"^--baseline-url serves qwen3-mini; it must serve llama-mini, as --url does$"
+    )
     with served(folder=CHECKPOINTS / "qwen3-mini", **PLAIN) as other, refused:
         load_subject("sglang", Endpoint(server.url, other.url))
 

@@ -1,4 +1,4 @@
-"""Large reports: as many cells as asked for, of which the given share differs."""
+"""Large reports have the requested number of cells, and the requested share of them differs."""
 
 from specmatrix.benchmarks.large_report import Change, write
 from specmatrix.reports.compare import compare

@@ -11,7 +11,6 @@ from specmatrix.engine.device.batch import (
     HostTokens,
     StepBatch,
     causal_bias,
-    count,
     prefix_bias,
     round_bias,
     tree_bias,
@@ -100,7 +99,7 @@ def test_a_round_reads_lengths_and_roots_from_the_relay():
         [*(slot((5, 2, 7), p) for p in range(9)), 0, 0, 0],
         [*(slot((3, 6), p) for p in range(6)), *[0] * 6],
     ]
-    assert batch.write_slots(count(3, CPU)).tolist() == [
+    assert batch.write.tolist() == [
         [slot((5, 2, 7), p) for p in (4, 5, 6)],
         [slot((3, 6), p) for p in (2, 3, 4)],
     ]
@@ -138,7 +137,7 @@ def test_padding_has_no_position_past_the_reach():
     batch = StepBatch.of(StepPlan(prefill=True, rows=rows, greedy=True), relay, table)
     assert batch.padded_kv_len == 12
     assert batch.positions.tolist() == [[*range(9)], [6, 7, 8, 9, 10, 11, 11, 11, 11]]
-    assert batch.write_slots(count(9, CPU))[1].tolist() == [0] * 9
+    assert batch.write[1].tolist() == [0] * 9
 
 
 def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():
@@ -148,7 +147,7 @@ def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():
     for width in (3, 2):
         positions, write, bias = batch.causal(width, torch.float64)
         assert positions.tolist() == [list(range(4, 4 + width)), list(range(2, 2 + width))]
-        assert torch.equal(write, batch.write_slots(count(width, CPU)))
+        assert torch.equal(write, batch.write[:, :width])
         assert torch.equal(bias, causal_bias(positions, 12, torch.float64)) and bias.dtype is torch.float64
     assert batch.causal(3, torch.float64).bias is batch.causal(3, torch.float64).bias
     assert batch.causal(3, torch.float32).bias.dtype is torch.float32

@@ -237,7 +237,7 @@ def test_a_stall_blames_the_request_without_progress():
     outcome = GATE.judge_stall(Stalled(65, 1494, 55, "q20", 0, 1))
     assert outcome.state is State.FAIL and outcome.blame is not None and outcome.blame.request == "q20"
     assert outcome.numbers == {"steps": 65, "needless": 1}
-    text = "the requests have not ended after 65 steps, of which the last 55 yielded no token; q20 has had 0 output "
+    text = "the requests have not ended after 65 steps; the last 55 yielded no token; q20 has had 0 output "
     assert outcome.message == text + "tokens since step 1"
     nobody = GATE.judge_stall(Stalled(12, 11, 1, "", 0, 0))
     assert nobody.blame is None and nobody.message.endswith(

@@ -101,7 +101,7 @@ def run_with(**changes: object) -> Run:
 
 
 def red_of(run: Run, base: Run | None = None, gate: str = "finish", **blame: object) -> FailingRequest:
-    """What is told of a run that blames request a."""
+    """The failing request of a run that blames request a."""
     outcome = Outcome(gate, State.FAIL, blame=Blame(**{"request": "a", **blame}))
     return failing_request(run, base or run, [outcome])
 

@@ -1,4 +1,4 @@
-"""The engine over two processes as a subject: what it shows, and what is told of ranks that differ."""
+"""The engine over two processes as a subject: what it shows, and the error for ranks that differ."""
 
 from __future__ import annotations
 
