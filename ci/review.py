@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -10,10 +11,12 @@ from urllib.parse import urlsplit
 
 import typer
 
-from specmatrix.errors import ConfigError, shown
+from specmatrix.errors import ConfigError, shown, text_of
 from specmatrix.files import read_text
+from specmatrix.matrix.cover.selection import base_name
 from specmatrix.matrix.run.executed_lines import changed_lines, ranges, suspects
 from specmatrix.options import Acknowledge
+from specmatrix.plain_text import as_given
 from specmatrix.reports.atomic import check_place, write_text
 from specmatrix.reports.compare import compare, read_acknowledgements
 from specmatrix.reports.cost import CPU_TIER
@@ -64,10 +67,11 @@ def review(
     for path in reports:
         try:
             head = load(path)
+            base_name(head.header)
         except ReportError as error:
             if not path.exists():
                 raise
-            lost.append(LostRun(path.name or str(path), str(error)))
+            lost.append(LostRun(text_of(path.name or path), text_of(error)))
             continue
         before, missing = base_of(head, base)
         run = view(head)
@@ -76,14 +80,14 @@ def review(
     if out is not None:
         write_text(out / COMMENT_FILE, comment(reviews, link, lost))
         write_text(out / CHECK_FILE, json.dumps(check_run(reviews, link, lines, lost), indent=1) + "\n")
-    for name, why in lost:
-        print(f"{name}: red, no report: {why}")
+    for run_name, why in lost:
+        print(f"{run_name}: red, no report: {why}")
     for each in reviews:
         print(f"{each.name}: {each.verdict}, {each.outcome}{'; ' + each.missing if each.missing else ''}")
     for line in lines:
         print(f"{line.path}:{line.line}: {line.message}")
     for command in workflow_commands(marked(reviews, lines, lost)) if annotate else ():
-        print(command)
+        print(command, file=as_given(sys.stdout))
     return int(verdict(reviews, lost) != "green")
 
 
@@ -118,7 +122,7 @@ def base_of(head: Report, base: Path | None) -> tuple[Report | None, str]:
     if not base.is_dir() or any(base.glob("report.jsonl*")):
         found = load(base)
     else:
-        name = f"{header.tier}-{header.stage}.jsonl.gz"
+        name = base_name(header)
         if not (base / name).is_file():
             return None, f"not compared: {base} has no {name}"
         found = load(base / name)

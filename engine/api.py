@@ -59,8 +59,8 @@ class LLM:
 
     Only one thread at a time may call it; a call from another thread raises EngineError, except `abort`. Within a
     thread, streams, `step` and `generate` may be interleaved. After an engine or device bug, live requests end with an
-    error, `health` reports the cause, and calls that would run something raise EngineError. Ctrl-C rolls back the steps
-    in flight; an exception from another signal's handler counts as a failure of the step that it interrupts.
+    error, `health` reports the cause, and calls that would run something raise EngineError. Ctrl-C, and what the
+    handler of any other signal raises, such as a timeout, ends the call and rolls back the steps in flight.
 
     `locate` maps a model name to a directory; by default the name is a path. `clock` returns seconds and is used for
     session timeouts only. ranks: the ranks that share the target, this process being one of them; publish: receives

@@ -1,4 +1,4 @@
-"""Ctrl-C during an engine call: delivered where the loop can undo a step, deferred everywhere else."""
+"""Signals during an engine call: delivered where the loop can undo a step, deferred everywhere else."""
 
 from __future__ import annotations
 
@@ -6,61 +6,87 @@ import importlib
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any, Final
 
-SIGINT: Final = int(signal.SIGINT)
-# `signal.signal` without its enum look-up of each handler, which takes ten times as long.
+Handler = Callable[[int, FrameType | None], Any]
+
+SIGNALS: Final = tuple(map(int, signal.valid_signals()))
+# Without the look-up of each handler in an enum, which takes ten times as long.
 _set: Final[Callable[[int, Any], Any]] = importlib.import_module("_signal").signal
+_get: Final[Callable[[int], Any]] = importlib.import_module("_signal").getsignal
 
 
 class Interrupts:
-    """Reroutes SIGINT for the duration of a call, `with interrupts:`; calls may nest.
+    """Reroutes every signal that has a Python handler for the duration of a call, `with interrupts:`; calls may nest.
 
     Within `with interrupts.window:` a signal reaches the caller's own handler at once; elsewhere it is deferred until
     the next window opens or the outermost call ends. Has no effect outside the main thread, where Python delivers no
-    signals, or if SIGINT has no Python handler.
+    signals.
+
+    raised: what a handler raised in the last window; that window ends with it, whatever the code in it made of it.
     """
 
     def __init__(self) -> None:
         self.window = _UndoableSection(self)
+        self.raised: BaseException | None = None
+        self._number = 0  # of the signal whose handler raised
         self._calls = 0
         self._open = False
-        self._late: tuple[int, FrameType | None] | None = None
-        self._handler: Callable[[int, FrameType | None], Any] | None = None
+        self._late: dict[int, FrameType | None] = {}
+        self._handlers: dict[int, Handler] = {}
 
     def __enter__(self) -> None:
         if not _main_thread():
             return
         if not self._calls:
-            # May raise from a signal that is already pending; nothing has changed at this point.
-            handler = _set(SIGINT, self._receive)
-            if callable(handler):
-                self._handler = handler
-            else:
-                _set(SIGINT, handler)
+            try:
+                for number in SIGNALS:
+                    if callable(handler := _get(number)):
+                        self._handlers[number] = handler
+                        _set(number, self._receive)
+            except BaseException:  # from a signal that was pending
+                self._restore(0)
+                raise
         self._calls += 1
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if not _main_thread():
             return
         self._calls -= 1
-        if self._calls or self._handler is None:
-            return
-        handler, self._handler = self._handler, None
-        _set(SIGINT, handler)
-        late, self._late = self._late, None
-        if late is not None and kind is not KeyboardInterrupt:
-            handler(*late)
+        if not self._calls:
+            number = self._number if error is not None and error is self.raised else 0
+            self.raised = None
+            self._restore(number)
+
+    def _restore(self, again: int) -> None:
+        """Give every signal its handler, and call those that are due, whatever the others raise; not that of `again`,
+        whose exception is on its way already."""
+        handlers, self._handlers = self._handlers, {}
+
+        def deliver() -> None:
+            late, self._late = self._late, {}
+            for number in late.keys() - {again}:
+                ending.callback(handlers[number], number, late[number])
+
+        with ExitStack() as ending:
+            ending.callback(deliver)
+            for number, handler in handlers.items():
+                ending.callback(_restored, number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._late = number, frame
+        self._late[number] = frame
         self._deliver()
 
     def _deliver(self) -> None:
-        if self._open and self._late is not None and self._handler is not None:
-            late, self._late = self._late, None
-            self._handler(*late)
+        while self._open and self._late:
+            number, frame = self._late.popitem()
+            try:
+                self._handlers[number](number, frame)
+            except BaseException as error:
+                self.raised, self._number = error, number
+                raise
 
 
 class _UndoableSection:
@@ -70,11 +96,27 @@ class _UndoableSection:
         self._interrupts = interrupts
 
     def __enter__(self) -> None:
+        self._interrupts.raised = None
         self._interrupts._open = _main_thread()
-        self._interrupts._deliver()
+        try:
+            self._interrupts._deliver()
+        except BaseException:
+            self._interrupts._open = False
+            raise
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._interrupts._open = False
+        raised = self._interrupts.raised
+        if raised is not None and raised is not error:
+            raise raised
+
+
+def _restored(number: int, handler: Handler) -> None:
+    try:
+        _set(number, handler)
+    except BaseException:  # from another signal, before anything was set
+        _set(number, handler)
+        raise
 
 
 def _main_thread() -> bool:

@@ -3,8 +3,9 @@
 Spec v1 is lag 0, spec v2 is lag 1. There is no third difference.
 
 A launch is a transaction. A device failure that one request causes ends only that request: the step is rolled back, its
-requests run again, each in steps of its own, and the request whose own step fails ends with an error. An interrupt
-rolls back every step in flight. An engine or device bug breaks the loop permanently.
+requests run again, each in steps of its own, and the request whose own step fails ends with an error. An interrupt,
+which is what the handler of any signal raises, rolls back every step in flight. An engine or device bug breaks the loop
+permanently.
 """
 
 from __future__ import annotations
@@ -112,14 +113,15 @@ class Loop(Generic[Handle]):
         """One iteration: launch a step if possible, then resolve steps that are older than the lag allows.
 
         Raises LedgerError if requests are waiting but none can ever run; like any EngineBug it breaks the loop, and
-        later calls raise EngineError. KeyboardInterrupt and other exits leave the loop as if no step were in flight.
+        later calls raise EngineError. What a signal's handler raises, and exits leave the loop as if no step were in
+        flight.
         """
         self.check()
         try:
             self._iterate()
         except BaseException as error:
-            # Any other exit comes from a signal handler or another thread, in the middle of a state change.
-            if isinstance(error, Exception) or not self._rolled_back:
+            # Any other exit comes from another thread, in the middle of a state change.
+            if not self._rolled_back:
                 self._break(error)
             self._rolled_back = False
             raise
@@ -168,14 +170,14 @@ class Loop(Generic[Handle]):
                 return call(argument)
         except EngineBug:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if error is self.interrupts.raised or not isinstance(error, Exception):
+                self._drop_in_flight()
+                raise
             if not self.isolates:
                 raise
             self._isolate(plan, error)
             return None
-        except BaseException:
-            self._drop_in_flight()
-            raise
 
     def _drop_in_flight(self) -> None:
         """Forget every launched step; its requests run again."""

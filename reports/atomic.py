@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import BufferedWriter
 from pathlib import Path
+from secrets import token_hex
 
+from specmatrix.plain_text import visible
 from specmatrix.reports.schema import ReportError
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` as UTF-8: a reader sees the old file or the new one, never a part.
+    """Write `text` to `path` as UTF-8, with what a reader's screen would act on as escapes. Raises as `replaced`."""
+    with replaced(path) as file:
+        # Half of a surrogate pair, as a file name may hold, has no place in UTF-8.
+        file.write(visible(text).encode(errors="replace"))
 
-    Raises ReportError if the disk is full or the place cannot be written; then `path` is as it was.
+
+@contextmanager
+def replaced(path: Path, durable: bool = True) -> Iterator[BufferedWriter]:
+    """A file that takes the name `path` when the context ends: a reader sees the old file or the new one, never a part.
+    Until then it has a name that nobody can guess, so that no link is followed and no other writer is met.
+
+    durable: it survives a power failure. Raises ReportError if the disk is full or the place cannot be written, and
+    then, as after any other exception, `path` is as it was.
     """
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f".{token_hex(8)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            # Half of a surrogate pair, as a file name may hold, has no place in UTF-8.
-            file.write(text.encode(errors="replace"))
-            publish(file, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
+        with partial.open("xb") as file:
+            yield file
+            publish(file, path, durable)
+    except BaseException as error:
+        with suppress(OSError):
             partial.unlink()
-        raise ReportError(f"cannot write {path}: {error.strerror}") from error
+        if isinstance(error, OSError):
+            raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
+        raise
 
 
 def check_place(folder: Path, *names: str) -> None:
@@ -42,11 +56,14 @@ def check_place(folder: Path, *names: str) -> None:
         raise ReportError(f"cannot write in {folder}: {error.strerror}") from error
 
 
-def publish(file: BufferedWriter, path: Path) -> None:
-    """Give an open file that is finished its name `path`; both survive a power failure. Raises OSError."""
+def publish(file: BufferedWriter, path: Path, durable: bool = True) -> None:
+    """Give an open file that is finished its name `path`; durable: both survive a power failure. Raises OSError."""
     file.flush()
-    os.fsync(file.fileno())
+    if durable:
+        os.fsync(file.fileno())
     Path(file.name).replace(path)
+    if not durable:
+        return
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from specmatrix.plain_text import visible
 from specmatrix.reports.schema import REFERENCE, CellResult, Header, Waiver
 
 
@@ -22,8 +23,8 @@ def most_frequent(reasons: Counter[str]) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """One line of at most `most` characters; an ellipsis says that there was more."""
-    line = " ".join(text.split())
+    """One visible line of at most `most` characters; an ellipsis says that there was more."""
+    line = visible(" ".join(text.split()))
     return line if len(line) <= most else line[: most - 1] + "…"
 
 

@@ -168,9 +168,9 @@ def command_line() -> CommandGroup:
     return _group(_options, text, LoadedCommands())
 
 
+@open_streams()
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line `words` (by default that of this process) and return its exit status."""
-    open_streams()
     given = list(sys.argv[1:] if words is None else words)
     if empty := empty_word(given):
         return wrong(f"{empty} is empty, perhaps an unset shell variable; give a value or omit it")

@@ -27,9 +27,9 @@ def text_of(value: object) -> str:
         line = " ".join(str.split(text[:LONGEST_TEXT])) + "..." * (len(text) > LONGEST_TEXT)
         # A terminal acts on control characters, and half of a surrogate pair cannot be written.
         return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # user code may raise anything
+    except BaseException as error:  # user code may raise anything
+        if is_interrupt(error):
+            raise
         return "its text is unavailable"
 
 
@@ -37,9 +37,9 @@ def shown(value: object) -> str:
     """A value for an error message: the start of its repr, also where Python refuses to print it."""
     try:
         text = repr(value)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # a value may be of any class
+    except BaseException as error:  # a value may be of any class
+        if is_interrupt(error):
+            raise
         return "an integer of thousands of digits" if type(value) is int else f"a {type(value).__name__}"
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 

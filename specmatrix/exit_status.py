@@ -6,12 +6,13 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import TextIOWrapper
 from typing import Final
 
 from specmatrix.errors import text_of
+from specmatrix.plain_text import PlainStream
 
 # Writing stdout failed: a full disk, a quota, a file size limit, a closed pipe, or a terminal that is gone.
 UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EIO)
@@ -30,15 +31,18 @@ def empty_word(words: Sequence[str]) -> str:
     return ""
 
 
-def open_streams() -> None:
+@contextmanager
+def open_streams() -> Iterator[None]:
     """Open the null device for each standard stream that the caller closed, as the next file would take its descriptor,
-    and escape characters that the locale's encoding lacks."""
+    and escape characters that the locale's encoding lacks. Within the context both outputs are plain text."""
     for name, mode in STREAMS.items():
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    with redirect_stdout(PlainStream(sys.stdout)), redirect_stderr(PlainStream(sys.stderr)):
+        yield
 
 
 def failed(error: OSError) -> int:

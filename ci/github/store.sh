@@ -11,9 +11,7 @@ git clone --quiet --depth 1 --branch specmatrix-data "$remote" data || git init 
 mkdir -p data/base data/history
 for report in "$@"; do
     [ -f "$report/report.jsonl" ] || continue
-    "$specmatrix" history add "$report" --history data/history
-    name=$(python3 -c 'import json, sys; head = json.loads(sys.stdin.readline()); print(head["tier"], head["stage"], sep="-")' < "$report/report.jsonl")
-    gzip -9n -c "$report/report.jsonl" > "data/base/$name.jsonl.gz"
+    "$specmatrix" history add "$report" --history data/history --base data/base
 done
 "$specmatrix" site data/site --history data/history --repository "$SERVER/$REPOSITORY"
 cd data

@@ -20,7 +20,7 @@ import torch
 from specmatrix.child_process import OUTPUT_TAIL, ChildProcess, start
 from specmatrix.engine.core.observe.rank_agreement import Agreement, RankComparison
 from specmatrix.engine.parallel.worker import STACK_SIGNAL, Rank, RankSpec, Sent, run_rank
-from specmatrix.errors import EngineError, RequestError, text_of
+from specmatrix.errors import EngineError, RequestError, is_interrupt, text_of
 from specmatrix.remote import RemoteFailure
 from specmatrix.temp_dir import TempDir
 
@@ -89,9 +89,9 @@ class RankGroup:
         An EngineError that all ranks raise is raised here. RanksDiverged if they differ, RankLost if one died or is
         silent; both end all ranks, as does any exception but an EngineError, and every later call raises RankLost. An
         exception that does not survive pickling becomes an EngineError or a RemoteError with its text.
-        An interrupted call (KeyboardInterrupt) gets DRAIN seconds to finish, so that the group stays usable; a second
-        interrupt, or a call that takes longer, ends it. Raises EngineError while another call runs, and RequestError if
-        an argument cannot be pickled.
+        An interrupted call (Ctrl-C, or what another signal's handler raises) gets DRAIN seconds to finish, so that the
+        group stays usable; a second interrupt, or a call that takes longer, ends it. Raises EngineError while another
+        call runs, and RequestError if an argument cannot be pickled.
         """
         try:
             message = dumps((function, arguments, time.monotonic()))
@@ -201,7 +201,9 @@ class RankGroup:
             self._whole = False
             try:
                 kind, value = connection.recv()
-            except (EOFError, OSError):  # during a message, or between two
+            except (EOFError, OSError) as error:  # during a message, or between two
+                if is_interrupt(error):  # of a timer: TimeoutError is an OSError
+                    raise
                 raise self._lost((rank,), f"exit code {self.processes[rank].wait(GRACE)}", "died with") from None
             if kind == "digest":
                 self.comparison.add(rank, value)

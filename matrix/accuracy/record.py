@@ -12,7 +12,6 @@ from specmatrix.reports.render.markup import code
 
 SCHEMA: Final = 2
 # The stage that runs published checkpoints.
-WEIGHTS: Final = "weights"
 FILES: Final = ("accuracy.json", "accuracy.md")
 # Statistics that a server does not show.
 OF_ENGINE: Final = ("rounds", "retractions", "tokens_per_round")

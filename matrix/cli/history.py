@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterable
 from datetime import date, timedelta
 from pathlib import Path
@@ -13,8 +14,10 @@ import yaml
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import parse_selector
+from specmatrix.matrix.cover.selection import base_name
 from specmatrix.matrix.run.waivers import load_waivers
 from specmatrix.options import Json
+from specmatrix.reports.atomic import replaced
 from specmatrix.reports.history.changes import ALL_CELLS, NEWEST, SMALLEST, changes
 from specmatrix.reports.history.flaky import Flaky, sentence
 from specmatrix.reports.history.flaky import flaky as flaky_cells
@@ -24,6 +27,7 @@ from specmatrix.reports.render.console import print_answer
 from specmatrix.reports.render.progress import waiting
 from specmatrix.reports.render.site import change_text, write_site
 from specmatrix.reports.schema import RED_STATES, REFERENCE
+from specmatrix.reports.store import load
 from specmatrix.reports.wording import count
 
 # Red cells that a line of `show` names.
@@ -36,11 +40,18 @@ Cells = Annotated[str | None, typer.Option(help="only cells of this id or select
 def add(
     reports: Annotated[list[Path], typer.Argument(metavar="OUT", help="reports, or the folders of runs")],
     folder: Folder = FOLDER,
+    base: Annotated[
+        Path | None, typer.Option(help="also keep each here as TIER-STAGE.jsonl.gz, for `specmatrix review --base`")
+    ] = None,
 ) -> int:
     """Add each report; one that is there already stays as it is."""
-    for report in reports:
-        run, new = add_report(report, folder)
+    for path in reports:
+        run, new = add_report(path, folder)
         print(f"{'added' if new else 'already there:'} {run}")
+        if base is not None:
+            report = load(path)
+            with replaced(base / base_name(report.header)) as file:
+                file.write(gzip.compress(report.path.read_bytes(), mtime=0))
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.reports.atomic import write_text
 
 LOCK_FILE: Final = Path(__file__).with_name("cells.lock")
 STAGES: Final = ("smoke", "pr", "nightly")
@@ -84,16 +85,14 @@ def _take(lock: Lock, stage: str, text: str, note: str) -> None:
 
 
 def write(lock: Lock, path: Path) -> None:
-    """Write the lock atomically, so that an interrupted write leaves the old file."""
+    """Write the lock; an interrupted write leaves the old file."""
     lines = [f"tables {lock.tables}"]
     for stage in STAGES:
         lines += ["", f"stage {stage}"]
         for cell in lock.cells[stage]:
             lines += [f"# {lock.notes[cell]}"] if cell in lock.notes else []
             lines.append(cell.id)
-    fresh = path.with_suffix(".new")
-    fresh.write_text(HEAD + "\n".join(lines) + "\n", encoding="utf-8")
-    fresh.replace(path)
+    write_text(path, HEAD + "\n".join(lines) + "\n")
 
 
 def own_lock_file(subject: str) -> Path:

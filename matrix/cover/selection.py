@@ -12,13 +12,16 @@ from specmatrix.matrix.cells.cell import MEANINGS, Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, LEFT_OUT, expect, explain
 from specmatrix.matrix.cells.enumerate import Prefix, starts
 from specmatrix.matrix.cells.selector import Selector, parse_selector
+from specmatrix.matrix.cells.tiers import TIERS
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cells.timed import TIMED, TIMED_CELLS, check_timed
 from specmatrix.matrix.cover.lockfile import STAGES, subject_cells
-from specmatrix.reports.schema import REFERENCE
+from specmatrix.reports.schema import REFERENCE, Header, ReportError
 from specmatrix.reports.wording import count
 
 PRODUCT: Final = "product"
+# Of the published checkpoints; it has no cells.
+WEIGHTS: Final = "weights"
 
 
 def select(stage: str, text: str | None = None, limit: int | None = None, subject: str = REFERENCE) -> list[Cell]:
@@ -51,6 +54,15 @@ def select(stage: str, text: str | None = None, limit: int | None = None, subjec
         )
     _check_ids(stage, selector.ids, subject)
     return cells
+
+
+def base_name(header: Header) -> str:
+    """The name of a report among those of a base. ReportError unless its tier and stage are known, as it is a path."""
+    stages = (*STAGES, PRODUCT, TIMED, WEIGHTS)
+    for what, name, known in (("tier", header.tier, [row.name for row in TIERS]), ("stage", header.stage, stages)):
+        if name not in known:
+            raise ReportError(f"a report of {what} {shown(name)}, which must be one of {', '.join(known)}")
+    return f"{header.tier}-{header.stage}.jsonl.gz"
 
 
 def _check_ids(stage: str, named: Iterable[Cell], subject: str) -> None:

@@ -5,6 +5,7 @@ Any reader of Parquet can query it, for example DuckDB: `select * from 'history/
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from specmatrix.errors import shown
 from specmatrix.extras import require
-from specmatrix.reports.atomic import check_place
+from specmatrix.reports.atomic import check_place, replaced
 from specmatrix.reports.lengths import positive
 from specmatrix.reports.schema import (
     CRASH,
@@ -125,18 +126,13 @@ def add(source: Path, folder: Path) -> tuple[str, bool]:
     check_place(folder)
     if target.exists():
         return run, False
-    frame = _frame(run, report)
+    table = library("pyarrow").Table.from_pandas(_frame(run, report), preserve_index=False)
     page = report.path.with_name(PAGE_FILE)
-    partial = target.with_suffix(".partial")
-    try:
-        if page.is_file():
-            (folder / PAGES).mkdir(exist_ok=True)
-            shutil.copyfile(page, folder / PAGES / f"{run}.html")
-        arrow.write_table(library("pyarrow").Table.from_pandas(frame, preserve_index=False), partial)
-        partial.replace(target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise ReportError(f"cannot write in {folder}: {error.strerror or error}") from error
+    if page.is_file():
+        with page.open("rb") as whole, replaced(folder / PAGES / f"{run}.html") as copy:
+            shutil.copyfileobj(whole, copy)
+    with replaced(target) as file:
+        arrow.write_table(table, file)
     return run, True
 
 
@@ -171,7 +167,9 @@ def library(name: str) -> Any:  # noqa: ANN401  # these modules have no types
 def _name(header: Header, report: Report) -> str:
     when = datetime.fromisoformat(header.created).strftime("%Y%m%dT%H%M%S")
     digest = blake2b(report.path.read_bytes(), digest_size=4).hexdigest()
-    return f"{when}-{header.tier}-{header.stage}-{header.commit[:12]}-{digest}"
+    # Of a header that anybody may have written, no part leaves the folder.
+    words = (re.sub(r"[^\w.+]", "_", word) for word in (header.tier, header.stage, header.commit[:12]))
+    return "-".join((when, *words, digest))
 
 
 def _frame(run: str, report: Report) -> DataFrame:

@@ -5,15 +5,32 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Iterator
 from textwrap import TextWrapper
 from typing import Any, Final
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from specmatrix.plain_text import as_given, inert
 
 WIDE: Final = 320
 
 
-class StdoutConsole(Console):
+class PlainConsole(Console):
+    """Values are inert text; a terminal gets the styles that the console gives them."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - those of rich's
+        super().__init__(**settings)
+        if self.is_terminal:
+            self.file = as_given(self.file)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(inert(segment.text), segment.style)
+
+
+class StdoutConsole(PlainConsole):
     """Raises BrokenPipeError for the command line to handle; rich would exit with status 1, which means red."""
 
     def on_broken_pipe(self) -> None:

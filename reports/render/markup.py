@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 from markupsafe import escape as escape_html
 
+from specmatrix.plain_text import ACTIVE
 from specmatrix.reports import wording as text
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import pair_text
@@ -86,6 +88,13 @@ def sources(traceback: str, header: Header) -> Markup:
     return Markup("").join(found)
 
 
+def script_json(value: object) -> str:
+    """JSON for a page's script, whose strings are visible when it shows them."""
+    return ACTIVE.sub(
+        lambda found: f"\\{ascii(found[0])[1:-1]}", dumps(value, ensure_ascii=False, separators=(",", ":"))
+    )
+
+
 def tone(state: str) -> str:
     """The style class of a state of a cell, a gate or a comparison."""
     if state in ("PASS", "IMPROVED", "green"):
@@ -146,7 +155,7 @@ def _environment(**settings: object) -> Environment:
 @cache
 def _html() -> Environment:
     made = _environment()
-    made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    made.policies |= {"json.dumps_function": script_json, "json.dumps_kwargs": {}}
     made.filters |= {"breakable": _breakable, "provenance": _provenance, "sources": sources}
     made.filters["red_gate"] = lambda gate: f"{gate.name}: {gate.message or gate.state}"
     files = {"style": "page.css", "script": "page.js", "steps": "steps.js", "site": "site.js"}

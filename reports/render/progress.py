@@ -11,12 +11,12 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 from rich.table import Column
 
+from specmatrix.reports.render.console import PlainConsole
 from specmatrix.reports.wording import count, duration
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ def counting(
 
 
 def _progress(*columns: ProgressColumn) -> Progress:
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     return Progress(
         *columns, console=console, transient=True, expand=True, redirect_stdout=False, disable=not console.is_terminal
     )

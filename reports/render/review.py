@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from specmatrix.plain_text import inert
 from specmatrix.reports.compare.cell_state import CellChange, ChangeState, Comparison
 from specmatrix.reports.render.markup import markdown
 from specmatrix.reports.render.run import RunView
@@ -120,10 +121,13 @@ def marked(
     reviews: Sequence[Review], lines: Sequence[Annotation] = (), lost: Sequence[LostRun] = ()
 ) -> list[Annotation]:
     """The first of what is annotated: lost runs, `lines` of the change, then red cells."""
-    gone = [Annotation(f"no report of {name}", shorten(why, _MAX_MESSAGE)) for name, why in lost]
+    gone = [Annotation(shorten(f"no report of {name}", _MAX_MESSAGE), shorten(why, _MAX_MESSAGE)) for name, why in lost]
     rows = [(review, row) for review in reviews for row in review.new]
     found = [
-        Annotation(f"{row.cell} ({review.name})", shorten(f"{row.why}; rerun: {row.repro}", _MAX_MESSAGE))
+        Annotation(
+            shorten(f"{row.cell} ({review.name})", _MAX_MESSAGE),
+            shorten(f"{row.why}; rerun: {row.repro}", _MAX_MESSAGE),
+        )
         for review, row in rows[:MAX_ANNOTATIONS]
     ]
     return [*gone, *lines, *found][:MAX_ANNOTATIONS]
@@ -150,7 +154,7 @@ def check_run(
         "conclusion": "failure" if found == "red" else "success",
         **({"details_url": link} if link else {}),
         "output": {
-            "title": title,
+            "title": shorten(title, _MAX_MESSAGE),
             "summary": comment(reviews, link, lost),
             "annotations": [
                 {
@@ -164,7 +168,7 @@ def check_run(
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return inert(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:

@@ -9,13 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from specmatrix.reports.atomic import check_place, write_text
+from specmatrix.reports.atomic import check_place, replaced, write_text
 from specmatrix.reports.history.changes import ALL_CELLS, ChangePoint, changes, over_cells
 from specmatrix.reports.history.flaky import flaky, sentence
 from specmatrix.reports.history.store import LETTERS, PAGES, History
-from specmatrix.reports.render.markup import html
+from specmatrix.reports.render.markup import html, script_json
 from specmatrix.reports.schema import RED_STATES, Json, ReportError
 from specmatrix.reports.wording import count
 
@@ -74,7 +72,8 @@ def _copy_pages(history: History, folder: Path) -> frozenset[int]:
             try:
                 os.link(source, target)
             except OSError:
-                shutil.copyfile(source, target)
+                with source.open("rb") as page, replaced(target) as copy:
+                    shutil.copyfileobj(page, copy)
     return there
 
 
@@ -87,7 +86,8 @@ def _write_cells(history: History, folder: Path) -> None:
     for cell in range(len(history.cells)):
         measured = {name: _rounded(values[:, cell]) for name, values in history.measures.items()}
         record = {"cell": cell, "measures": {k: v for k, v in measured.items() if v}, "red": red.get(cell, [])}
-        (folder / f"{cell}.js").write_bytes(b"specmatrixCell(" + msgspec.json.encode(record) + b");\n")
+        with replaced(folder / f"{cell}.js", durable=False) as script:
+            script.write(f"specmatrixCell({script_json(record)});\n".encode(errors="replace"))
     # Of an earlier history with more cells.
     cell = len(history.cells)
     with suppress(FileNotFoundError):

@@ -15,13 +15,12 @@ import torch
 
 from specmatrix import HOME
 from specmatrix.cli import COMMANDS, command_line, main
-from specmatrix.matrix.accuracy.record import WEIGHTS
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import TIERS
 from specmatrix.matrix.cli.cells import explain
 from specmatrix.matrix.cli.flags import FLAGS, flags_of
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
-from specmatrix.matrix.cover.selection import select
+from specmatrix.matrix.cover.selection import WEIGHTS, select
 from specmatrix.matrix.faults.loader import catalogue
 from tests.support.command_words import parsed
 

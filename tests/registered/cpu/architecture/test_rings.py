@@ -74,6 +74,7 @@ BELOW = {
     "git",
     "json_text",
     "options",
+    "plain_text",
     "remote",
     "stopping",
     "temp_dir",

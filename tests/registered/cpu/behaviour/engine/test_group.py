@@ -212,6 +212,26 @@ def test_an_interrupt_that_cannot_be_awaited_ends_the_ranks(threads: RankGroup, 
         threads.call(os_of)
 
 
+def test_a_timeout_while_a_rank_answers_is_no_lost_rank(threads: RankGroup, monkeypatch):
+    def expire(number: int, frame: object) -> None:
+        raise TimeoutError("time is up")
+
+    real = Connection.recv
+
+    def receive(connection: Connection) -> object:
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGALRM)
+        return real(connection)
+
+    before = signal.signal(signal.SIGALRM, expire)
+    monkeypatch.setattr(Connection, "recv", receive)
+    try:
+        with pytest.raises(TimeoutError, match="time is up"):
+            threads.call(echo, 1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_one_call_at_a_time(threads: RankGroup):
     """A second thread's call and its close are refused, and the first call returns its answer."""
     answers: list[object] = []

@@ -50,19 +50,63 @@ def test_an_exit_in_the_middle_of_the_books_breaks_the_engine(monkeypatch, inter
     assert llm.health == "broken: SystemExit: 3" and llm.take(rid).finish.reason == "error"
 
 
+class Expired(BaseException):
+    """As a test's time limit raises."""
+
+
+def expire(kind: type[BaseException]):
+    def handler(*_: object):
+        raise kind("time is up")
+
+    return handler
+
+
+# What a signal's handler raises, by the signal; also where the code that it interrupts takes it for its own error.
+RAISED = {
+    "Ctrl-C": (signal.SIGINT, KeyboardInterrupt, False),
+    "timeout": (signal.SIGALRM, TimeoutError, False),
+    "swallowed": (signal.SIGALRM, TimeoutError, True),
+    "test limit": (signal.SIGUSR1, Expired, False),
+}
+
+
+@pytest.fixture
+def raising(monkeypatch):
+    """Gives the signals of RAISED their handlers."""
+    before = {number: signal.getsignal(number) for number, _, _ in RAISED.values()}
+    for number, kind, _ in RAISED.values():
+        if number != signal.SIGINT:
+            signal.signal(number, expire(kind))
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("raising")
 @pytest.mark.parametrize(
-    ("version", "moment"),
-    [*(("v2", moment) for moment in range(1, 40, 3)), *(("v1", moment) for moment in (1, 13, 28))],
+    ("version", "moment", "how"),
+    [
+        *(("v2", moment, "Ctrl-C") for moment in range(1, 40, 3)),
+        *(("v1", moment, "Ctrl-C") for moment in (1, 13, 28)),
+        *(("v2", moment, "timeout") for moment in range(1, 40, 4)),
+        *((version, moment, how) for version in VERSIONS for moment in (3, 14) for how in ("swallowed", "test limit")),
+    ],
 )
-def test_ctrl_c_in_generate_leaves_an_idle_engine(monkeypatch, whole, version, moment):
+def test_a_signal_in_generate_ends_the_call_and_leaves_an_idle_engine(monkeypatch, whole, version, moment, how):
     llm = start_engine(version)
     countdown = [moment]
+    number, kind, swallowed = RAISED[how]
 
     def ticking(function):
         def wrapped(*args: object, **kwargs: object):
             countdown[0] -= 1
             if not countdown[0]:
-                signal.raise_signal(signal.SIGINT)
+                try:
+                    signal.raise_signal(number)
+                except TimeoutError as error:
+                    if swallowed:
+                        raise ValueError("a library's own words") from error
+                    raise
             return function(*args, **kwargs)
 
         return wrapped
@@ -79,11 +123,11 @@ def test_ctrl_c_in_generate_leaves_an_idle_engine(monkeypatch, whole, version, m
     }
     for name, at in owners.items():
         monkeypatch.setattr(at, name, ticking(getattr(at, name)))
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
+    before = signal.getsignal(number)
+    with pytest.raises(kind):
         llm.generate(PROMPTS, PARAMS)
         raise AssertionError(f"no interrupt; {countdown[0]} left")
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(number) is before
     monkeypatch.undo()
     assert llm.health == "ok"
     at_rest(llm)
@@ -218,3 +262,30 @@ def test_a_second_interrupt_does_not_disturb_the_first():
             finally:
                 signal.raise_signal(signal.SIGINT)  # while the step is undone
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("raising")
+def test_a_signal_that_raises_as_a_window_opens_leaves_it_closed():
+    interrupts, seen = Interrupts(), []
+    signal.signal(signal.SIGUSR1, lambda *_: seen.append("handled"))
+    with pytest.raises(TimeoutError), interrupts:
+        signal.raise_signal(signal.SIGALRM)
+        try:
+            with interrupts.window:
+                raise AssertionError
+        finally:
+            signal.raise_signal(signal.SIGUSR1)
+            assert not seen
+    assert seen == ["handled"]
+
+
+@pytest.mark.usefixtures("raising")
+def test_of_several_signals_each_handler_runs_and_comes_back():
+    seen = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGUSR1)}
+    signal.signal(signal.SIGINT, own := lambda *_: seen.append("handled"))
+    with pytest.raises((TimeoutError, Expired)), Interrupts():
+        for number in (signal.SIGALRM, signal.SIGINT, signal.SIGUSR1):
+            signal.raise_signal(number)
+    assert seen == ["handled"] and signal.getsignal(signal.SIGINT) is own
+    assert {number: signal.getsignal(number) for number in handlers} == handlers

@@ -32,18 +32,27 @@ def test_an_errors_text_is_one_short_line_whatever_it_is(error, text):
     assert errors.described(error) == (f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
-def test_an_interrupt_while_a_text_is_made_stays_one():
-    class Slow(Exception):
-        def __str__(self) -> str:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        errors.text_of(Slow())
-
-
 class Handler:
     def raises(self, number: int, frame: object) -> None:
         raise TimeoutError
+
+
+@pytest.mark.parametrize("made", [errors.text_of, errors.shown])
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, TimeoutError)])
+def test_an_interrupt_while_a_text_is_made_stays_one(made, number, kind):
+    class Slow(Exception):
+        def __str__(self) -> str:
+            signal.raise_signal(number)
+            return ""
+
+        __repr__ = __str__
+
+    before = signal.signal(signal.SIGALRM, Handler().raises)
+    try:
+        with pytest.raises(kind):
+            made(Slow())
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_what_a_signals_handler_raises_interrupts():

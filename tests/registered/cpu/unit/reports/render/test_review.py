@@ -77,7 +77,7 @@ def test_an_annotation_cannot_end_its_line_or_begin_another_command(cells, revie
     hostile = "100 %\n::set-env name=X::y, a:b"
     found = reviewed(cells("a\n::x"), cells("a\n::x", red=("a\n::x",), message=hostile))
     (line,) = workflow_commands(marked([found]))
-    assert line.startswith("::error title=a%0A%3A%3Ax (cpu / pr)::lossless PASS -> FAIL")
+    assert line.startswith("::error title=a %3A%3Ax (cpu / pr)::lossless PASS -> FAIL")
     assert "\n" not in line and "100 %25" in line
     body = check_run([found], "https://example.org/1")
     assert body["output"]["annotations"][0]["annotation_level"] == "failure" and body["details_url"]

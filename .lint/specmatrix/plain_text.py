@@ -1,0 +1,1 @@
+../../specmatrix/plain_text.py

@@ -1,0 +1,179 @@
+"""No string of a report, of its folder's name or of a history reaches a terminal, a CI or a path as more than text."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specmatrix.cli import main
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.reports.schema import (
+    CellRecord,
+    FailingRequest,
+    GateResult,
+    ReasonRecord,
+    RewriteRecord,
+    StartRecord,
+    Token,
+    Waiver,
+    WaiverRule,
+)
+from specmatrix.reports.store import ReportWriter
+from tests.support.made_reports import made_header, write_report
+from tests.support.mutated_json import places
+
+HOSTILE = "../../x\x1b[31m\x9b\r\u202e\u2066\u2028\n::warning file=x::y\n ##[group]z##vso[task.x]\x07"
+# What a terminal acts on, or shows in another order; what GitHub, GitLab and Azure take for a command.
+ACTIVE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+COMMAND = re.compile(r"^\s*::(?!error )|##\w*\[", re.MULTILINE)
+CELL = "eagle3.s3.k1.n4.v2"
+
+
+def whole_report(folder: Path) -> Path:
+    """A report in which nearly every text of a record has a value."""
+    rule = WaiverRule("algorithm=ngram", "known", "2026-12-31", "lossless", issue="https://example.org/1")
+    ask = FailingRequest(
+        "lossless", "r0", "prompt", "got", "wanted", 3, 1, (Token(5, "a"),), (Token(6, "b"),), 1, 1, ("verb",), note="n"
+    )
+    start = StartRecord(
+        {"model_path": "m"}, {"dtype": "float32"}, "0" * 12, (ReasonRecord("topk", "1", "why"),),
+        (RewriteRecord("topk", "4", "1", "a reason"),),
+    )  # fmt: skip
+    red = GateResult("lossless", "FAIL", {"tokens": 9}, message="3 tokens differ", accept="specmatrix lock")
+    waived = {"waived": Waiver("known", "2026-12-31", "https://example.org/1")}
+    cells: dict[str, dict[str, Any]] = {
+        "eagle3.s3.k1.n4.v2": {"gates": (red,), "first_red": ask, "verb": "settle", "traceback": "x\n  y"},
+        "none": {"state": "PASS", "gates": (GateResult("lossless", "PASS"),), "losses": ("its node was lost",)},
+        "ngram": {"gates": (red,), **waived},
+        "standalone.s3": {"state": "UNSUPPORTED", "error": "no such engine"},
+    }
+    with ReportWriter(folder, made_header(waivers=(rule,), repository="https://example.org/o/n")) as writer:
+        for cell, values in cells.items():
+            said = {
+                "id": cell,
+                "state": "FAIL",
+                "start": start,
+                "axes": Cell.from_id(cell).values,
+                "repro": f"r {cell}",
+            }
+            writer.write(CellRecord(**(said | values)))
+    return folder
+
+
+def resealed(folder: Path, lines: list[Any]) -> Path:
+    """A report of these lines, with the digest that another writer would give them."""
+    *body, end = lines
+    text = "".join(json.dumps(line) + "\n" for line in body)
+    folder.mkdir(parents=True)
+    end = {**end, "digest": sha256(text.encode()).hexdigest()}
+    (folder / "report.jsonl").write_text(text + json.dumps(end) + "\n")
+    return folder
+
+
+def strings(lines: list[Any]) -> Iterator[tuple[int | str, ...]]:
+    for path in places(lines):
+        holder = lines
+        for key in path[:-1]:
+            holder = holder[key]
+        if isinstance(holder[path[-1]], str):
+            yield path
+
+
+def changed(lines: list[Any], *paths: tuple[int | str, ...]) -> list[Any]:
+    """A copy of the lines with the hostile text in front of what is at some places."""
+    found = json.loads(json.dumps(lines))
+    for *holders, last in paths:
+        holder = found
+        for key in holders:
+            holder = holder[key]
+        holder[last] = HOSTILE + holder[last]
+    return found
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> int:
+    """The exit status of a command, whose output is text and nothing else."""
+    status = main([str(word) for word in words])
+    said = capsys.readouterr()
+    assert status in (0, 1, 2), words
+    for text in said:
+        assert not ACTIVE.search(text) and not COMMAND.search(text), (words, text)
+    return status
+
+
+def check_files(folder: Path) -> None:
+    """Names and texts of what commands wrote there are text too; in a page also what its script reads."""
+    for file in (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".parquet"):
+        text = file.read_text()
+        assert not ACTIVE.search(str(file.relative_to(folder))) and not ACTIVE.search(text), file
+        for data in re.findall(r'id="data">(.*?)</script>', text, re.DOTALL):
+            assert not re.search("[\u200e\u200f\u2028-\u202e\u2066-\u2069]", "".join(_texts(json.loads(data)))), file
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(inner)
+
+
+def test_every_string_of_a_report_is_refused_or_is_text(tmp_path, capsys):
+    """Each alone, and those that are read all at once in every command that reads a report."""
+    base, taken = whole_report(tmp_path / "whole"), []
+    lines = [json.loads(line) for line in (base / "report.jsonl").read_text().splitlines()]
+    for number, path in enumerate(strings(lines)):
+        forged = resealed(tmp_path / "each" / str(number), changed(lines, path))
+        # A report of an unknown tier or stage, or of a planted fault, is refused by some commands.
+        if run(capsys, "compare", base, forged) != 2 and path[1] not in ("tier", "stage", "fault"):
+            taken.append(path)
+    forged = resealed(tmp_path / "forged", changed(lines, *taken))
+    before, command = {*tmp_path.rglob("*")}, partial(run, capsys)
+    out, history = tmp_path / "out", tmp_path / "history"
+    assert command("compare", base, forged, "--out", out / "compare") == 1
+    assert command("compare", forged, base, "--out", out / "back") == 1
+    assert command("review", forged, "--out", out / "review", "--annotate") == 1
+    command("review", forged, "--base", forged, "--out", out / "again")
+    assert command("history", "add", base, forged, "--history", history) == 0
+    for words in (("show",), ("trend",), ("flaky",)):
+        assert command("history", *words, "--history", history) == 0
+    assert command("site", out / "site", "--history", history) == 0
+    assert command("run", "--rerun-failed", forged, "--out", out / "run") == 2
+    assert command("merge", forged, "--out", out / "merged") == 2
+    command("plan", "--durations", forged)
+    written = {*tmp_path.rglob("*")} - before
+    assert written and all(path.is_relative_to(out) or path.is_relative_to(history) for path in written)
+    check_files(out)
+
+
+@pytest.mark.parametrize(
+    "words", [("compare", "BASE", "PATH"), ("review", "PATH", "--annotate"), ("history", "add", "PATH")]
+)
+def test_the_name_of_a_folder_is_text(words, tmp_path, capsys):
+    """Of one that holds a report, and of one that holds none."""
+    base = write_report(tmp_path / "base", {"none": {}})
+    name = HOSTILE.replace("../../", "")
+    whole, empty = write_report(tmp_path / "1" / name, {"none": {}}), tmp_path / "2" / name
+    empty.mkdir(parents=True)
+    for path in (whole, empty):
+        given = {"BASE": base, "PATH": path}
+        run(
+            capsys,
+            *(given.get(word, word) for word in words),
+            *(("--history", tmp_path / "h") if words[0] == "history" else ()),
+        )
+
+
+def test_a_tier_that_is_a_path_chooses_no_base(tmp_path, capsys):
+    """A report of a pull request brings its own base, on which everything is red already."""
+    cells = {"a": {}, "b": {}}
+    (tmp_path / "base").mkdir()
+    evil = write_report(tmp_path / "artifact" / "evil", cells, red=("b",), tier="../artifact/evil")
+    shutil.copy(evil / "report.jsonl", tmp_path / "artifact" / "evil-pr.jsonl.gz")
+    words = ("review", evil, "--base", tmp_path / "base", "--out", tmp_path / "out")
+    assert run(capsys, *words) == 1
+    assert json.loads((tmp_path / "out" / "check.json").read_text())["conclusion"] == "failure"
