@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +44,14 @@ from specmatrix.files import read_text
 __all__ = ["EngineSetup", "Locate", "build", "known_facts", "located", "rebuild"]
 
 
+@contextmanager
+def _own_settings() -> Iterator[None]:
+    """The caller's default device, which may be `meta`, and autocast hold for nothing that is made within."""
+    with torch.device("cpu"), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
+
+
+@_own_settings()
 def known_facts(config: EngineConfig, locate: Locate) -> Facts:
     """Facts about the requested models and the machine. Raises ConfigError on a bad folder or an unreadable file."""
     if not isinstance(config, EngineConfig):
@@ -79,6 +88,7 @@ class EngineSetup(NamedTuple):
     publish: Callable[[StepDigest], None] | None
 
 
+@_own_settings()
 def build(resolved: Resolved, facts: Facts, setup: EngineSetup) -> Loop[InFlight]:
     """Load the models and wire ledger, scheduler, executor and loop.
 
@@ -118,6 +128,7 @@ def build(resolved: Resolved, facts: Facts, setup: EngineSetup) -> Loop[InFlight
     )
 
 
+@_own_settings()
 def rebuild(
     loop: Loop[InFlight], resolved: Resolved, facts: Facts, setup: EngineSetup, drafter: Drafter | None
 ) -> DeviceExecutor:

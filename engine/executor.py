@@ -50,7 +50,9 @@ class DeviceExecutor:
         self.target, self.kv, self.relay, self.ranks = plain.target, plain.kv, plain.relay, plain.ranks
         self.drafter, self.guard = drafter, guard
         self._around = nullcontext() if around is None else around
-        self._inference = torch.inference_mode()  # shared by all steps: a decorator would create one per call
+        # Shared by all steps: a decorator would create one per call. The caller's autocast would change results.
+        self._inference = torch.inference_mode()
+        self._exact = torch.autocast(self.relay.length.device.type, enabled=False)
 
     @property
     def graphs(self) -> CudaGraphs | None:
@@ -59,7 +61,7 @@ class DeviceExecutor:
 
     def launch(self, plan: StepPlan) -> InFlight:
         """Launch a step without waiting for the device. Raises KernelError if the device failed."""
-        with _device_errors(), self._inference, self._around:
+        with _device_errors(), self._inference, self._exact, self._around:
             self.kv.extend(plan.rows)
             self.relay.admit(plan.rows)
             if plan.prefill:

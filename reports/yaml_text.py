@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from typing import Any, Final
 
 import yaml
+
+# Of a file of a user; a waiver has a dozen values and 300 characters.
+MOST_CHARACTERS: Final = 2**18
+MOST_VALUES: Final = 100_000
 
 
 class _Plain:
@@ -17,7 +23,7 @@ class _Plain:
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if twice := [key for place, key in enumerate(keys) if key in keys[:place]]:
+        if twice := [key for key, number in Counter(keys).items() if number > 1]:
             raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]} is there twice", node.start_mark)
         found: dict[Any, Any] = super().construct_mapping(node, deep)  # type: ignore[misc]  # of a loader
         return found
@@ -29,9 +35,18 @@ _FAST: Final = type("_FastLoader", (_Plain, getattr(yaml, "CSafeLoader", yaml.Sa
 
 
 def parse_yaml(text: str, own: bool = False) -> Any:  # noqa: ANN401  # whatever YAML holds
-    """The value of a text. ValueError, in one line, if it is no YAML. own: a file of this package."""
+    """The value of a text. ValueError, in one line, if it is no YAML, or more than anybody writes: an alias stands for
+    all that it names. own: a file of this package."""
+    if len(text) > MOST_CHARACTERS and not own:
+        raise ValueError(f"it has {len(text):,} characters; allowed: at most {MOST_CHARACTERS:,}")
     try:
-        return yaml.load(text, Loader=_FAST if own else _SAFE)
+        if own:
+            return yaml.load(text, Loader=_FAST)
+        loader = _SAFE(text)
+        node = loader.get_single_node()
+        if node is not None and _expanded(node, {}) > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES:,} values, or its aliases repeat so many")
+        return None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
     except RecursionError:
@@ -39,3 +54,13 @@ def parse_yaml(text: str, own: bool = False) -> Any:  # noqa: ANN401  # whatever
     except ValueError as error:
         large = "integer string conversion" in str(error)
         raise ValueError("it has a number of more than 4,300 digits" if large else str(error)) from None
+
+
+def _expanded(node: yaml.Node, known: dict[int, float]) -> float:
+    """The number of values in a node, where each alias counts as all that it names; endless if it names itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        parts = (part for entry in inner for part in (entry if isinstance(entry, tuple) else (entry,)))
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
+    return known[id(node)]

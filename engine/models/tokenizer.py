@@ -17,6 +17,8 @@ from specmatrix.errors import ConfigError, RequestError, described, shown, text_
 # A decoder's output for bytes that do not form a character yet.
 INCOMPLETE = "\ufffd"
 WINDOW = 4
+# Ids that begin or end a text; published models have up to a dozen.
+MOST_SPECIAL = 256
 
 
 class Tokenizer:
@@ -148,6 +150,8 @@ def _special_ids(folder: Path) -> tuple[list[int], list[int]]:
         for ids, key in zip(found, ("bos_token_id", "eos_token_id"), strict=True):
             value = raw.get(key)
             given = value if isinstance(value, list) else [] if value is None else [value]
+            if len(given) > MOST_SPECIAL:
+                raise ConfigError(f"{folder / name}: {key} lists {len(given):,} ids; allowed: at most {MOST_SPECIAL}")
             if any(type(token) is not int or not 0 <= token <= MOST for token in given):
                 raise ConfigError(
                     f"{folder / name}: {key} must be a token id or a list of token ids, got {shown(value)}"

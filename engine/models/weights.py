@@ -18,6 +18,8 @@ from specmatrix.errors import ConfigError, shown, text_of
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 LONGEST_NAME: Final = 255  # of a file, in bytes
+# The largest published models have 70,000, for 384 experts in each of 60 layers.
+MOST_TENSORS: Final = 80_000
 # Tensors that decide between close values keep the checkpoint's precision.
 EXACT = ("e_score_correction_bias",)
 # Supported storage types, in safetensors' names; anything else is quantized, with separate scales.
@@ -108,6 +110,7 @@ def _files(folder: Path) -> dict[str, set[str]]:
         raise ConfigError(
             f"{index} is not a safetensors index; it must hold a weight_map from tensor names to files"
         ) from None
+    _check_number(index, len(weight_map))
     if outside:
         raise ConfigError(f"{index} names the shard {shown(outside[0])}; a shard must be a file of the index's folder")
     return shards
@@ -120,11 +123,17 @@ def _opened(file: Path, device: torch.device | str) -> Iterator[Any]:
         if not file.is_file():
             raise ConfigError(f"{file} is missing; the checkpoint is incomplete")
         with safe_open(file, framework="pt", device=numbered(device)) as tensors:
+            _check_number(file, len(tensors.keys()))
             yield tensors
     except (SafetensorError, OSError) as error:
         raise ConfigError(
             f"{file} cannot be read as safetensors ({text_of(error)}); it is truncated or damaged"
         ) from None
+
+
+def _check_number(file: Path, tensors: int) -> None:
+    if tensors > MOST_TENSORS:
+        raise ConfigError(f"{file} lists {tensors:,} tensors; allowed: at most {MOST_TENSORS:,}")
 
 
 def _promised(file: Path, wanted: set[str], names: set[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -105,10 +104,11 @@ class CompiledLayer:
         self._loops.feed_forward(as_array(x), self._gate_up, self._down, self._tail)
 
 
-@lru_cache(1)
 def _loops() -> ModuleType:
     """The compiled loops. Imported lazily: numba is slow to import, and compiles when it first runs on a machine."""
     try:
+        if import_module("numba").config.DISABLE_JIT:
+            raise ConfigError("float32 models on a CPU require numba's compiler; unset NUMBA_DISABLE_JIT")
         return import_module("specmatrix.kernels.decoder_layer.compiled")
     except ModuleNotFoundError as error:
         if error.name != "numba":

@@ -8,15 +8,18 @@ import json
 import re
 import shutil
 import weakref
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.errors import ConfigError, RequestError
+from tests.support import failing_steps
 from tests.support.llama_engines import DRAFTERS, GREEDY, NONE, PROMPTS, ZOO, at_rest, plain, said, start_engine
 
 
@@ -104,6 +107,14 @@ def test_a_dropped_engine_is_gone_at_once(shape, more):
 def test_a_start_that_cannot_run_is_refused():
     with pytest.raises(ConfigError, match="speculative_algorithm 'MEDUSA' is unknown; it must be one of"):
         LLM(EngineConfig(str(ZOO / "llama-mini"), speculative_algorithm="MEDUSA"))
+
+
+@pytest.mark.parametrize("around", [partial(torch.autocast, "cpu", torch.bfloat16), partial(torch.device, "meta")])
+def test_the_callers_autocast_and_default_device_change_no_token(whole, around):
+    with around():
+        llm = failing_steps.start_engine()
+        texts = [out.text for out in llm.generate(PROMPTS, failing_steps.PARAMS)]
+    assert texts == whole and [out.text for out in llm.generate(PROMPTS, failing_steps.PARAMS)] == whole
 
 
 def test_generate_takes_all_prompts_or_none():

@@ -86,15 +86,21 @@ def test_without_a_folder_for_its_cache_a_process_compiles_anew():
     assert compiled.jit("i8(i8)")(names["twice"])(21) == 42
 
 
-def test_without_numba_a_layer_is_refused_when_it_is_loaded():
+@pytest.mark.parametrize(
+    ("before", "sentence"),
+    [
+        ("sys.modules['numba'] = None", "numba, which is not installed; run: pip install 'specmatrix[engine]'"),
+        ("os.environ['NUMBA_DISABLE_JIT'] = '1'", "numba's compiler; unset NUMBA_DISABLE_JIT"),
+    ],
+)
+def test_without_numba_or_its_compiler_a_layer_is_refused_when_it_is_loaded(before, sentence):
     script = (
-        "import sys; sys.modules['numba'] = None\n"
+        f"import os, sys; {before}\n"
         "from specmatrix.cli import main\n"
         "sys.exit(main(['generate', 'a', '--model-path', 'llama-mini', '--device', 'cpu']))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    sentence = "float32 models on a CPU require numba, which is not installed; run: pip install 'specmatrix[engine]'"
-    assert (done.returncode, done.stderr) == (2, f"specmatrix: {sentence}\n")
+    assert (done.returncode, done.stderr) == (2, f"specmatrix: float32 models on a CPU require {sentence}\n")
 
 
 REFUSED = {

@@ -77,6 +77,13 @@ def test_special_ids(folder, tokenizer, tmp_path):
     assert (both.bos_id, both.eos_ids) == (0, {5})
 
 
+def test_too_many_ends_are_refused_by_their_number(folder, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [*range(1_000_000)]}))
+    with pytest.raises(ConfigError, match=r"eos_token_id lists 1,000,000 ids; allowed: at most 256$"):
+        Tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id"])
 @pytest.mark.parametrize("value", ["</s>", -1, 1.0, True, [1, None], {"id": 1}])
 def test_a_special_id_that_is_none_is_refused(folder, tmp_path, key, value):

@@ -65,6 +65,8 @@ BROKEN = "is not a safetensors index; it must hold a weight_map from tensor name
         (lambda folder: (folder / INDEX).write_text("{}"), BROKEN),
         (lambda folder: (folder / INDEX).write_text('{"weight_map": 3}'), BROKEN),
         (lambda folder: (folder / INDEX).write_text('{"weight_map": {"a": []}}'), BROKEN),
+        (lambda folder: many(folder, 80_001), "model.safetensors lists 80,001 tensors; allowed: at most 80,000"),
+        (lambda folder: shards(folder, **dict.fromkeys(map(str, range(80_000)), "x")), "lists 80,00. tensors; allowed"),
         (lambda folder: (folder / INDEX).write_text("[]"), "must hold a JSON object, got list"),
         *(
             (lambda folder, end=end: cut(folder, end), r"cannot be read as safetensors \(.*\); it")
@@ -76,6 +78,13 @@ def test_files_that_cannot_be_loaded(tmp_path, make, sentence):
     make(tmp_path)
     with pytest.raises(ConfigError, match=sentence):
         load_weights(tmp_path, "cpu", torch.float32)
+
+
+def many(folder, number: int):
+    """A file whose header lists tensors without a number."""
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"t{each}": empty for each in range(number)}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
 
 
 def cut(folder, end: int):

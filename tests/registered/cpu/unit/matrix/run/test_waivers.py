@@ -99,6 +99,9 @@ ENTRY = {"cells": "none", "gate": "ledger", "reason": "it leaks", "expiry": "203
 
 # Each line's list holds that of the line before nine times; Python shares them.
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
+# Each line's mapping is made of that of the line before nine times.
+MERGED = BOMB.replace("[x]", "{x: 1}").replace(" [*", " {<<: [*").replace("]\n", "]}\n")
+MANY = "the waivers 'w.yaml' are not YAML: 'it has more than 100,000 values, or its aliases repeat so many'"
 
 
 def written(**changed: str) -> str:
@@ -109,10 +112,13 @@ def written(**changed: str) -> str:
     ("text", "message"),
     [
         ("a: 1", "the waivers 'w.yaml' must be a list, got a dict"),
-        (BOMB, "the waivers 'w.yaml' must be a list, got a dict"),
         ("- &a [x]\n- *a", "waiver 1 of w.yaml must have keys"),
         ("- [a, b]", "waiver 1 of w.yaml must have keys and values, got a list"),
         ("[" * 5000, "the waivers 'w.yaml' are not YAML: 'it nests too deeply'"),
+        ("# " * 200_000, "the waivers 'w.yaml' are not YAML: 'it has 400,000 characters; allowed: at most 262,144'"),
+        (BOMB, MANY),
+        (MERGED, MANY),
+        ("- &a [*a]", MANY),
         ("- " + "9" * 5000, "the waivers 'w.yaml' are not YAML: 'it has a number of more than 4,300 digits'"),
         (written() + "\n  cells: none", "the waivers 'w.yaml' are not YAML: 'the key cells is there twice"),
         ("- 3", "waiver 1 of w.yaml must have keys and values, got 3"),
