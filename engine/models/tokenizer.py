@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ class Tokenizer:
     """A checkpoint's tokenizer, whose ids may exceed the model's vocabulary.
 
     bos_id: prepended to every encoded text, None if the checkpoint has none or does not prepend it (Qwen's). eos_ids:
-    ids that end a text. Raises ConfigError on files that are missing or damaged.
+    ids that end a text. longest: characters of the longest token. Raises ConfigError on files that are
+    missing or damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -34,6 +36,7 @@ class Tokenizer:
         begins, ends = _special_ids(folder)
         self.bos_id = begins[0] if begins and self._puts(begins[0], folder) else None
         self.eos_ids = frozenset(ends)
+        self.longest = max(map(len, self._tokenizer.get_vocab()), default=1)
 
     def _puts(self, bos: int, folder: Path) -> bool:
         """Whether texts begin with bos: by tokenizer_config.json, or else by what tokenizer.json itself does."""
@@ -49,7 +52,8 @@ class Tokenizer:
                 f"the text has half of a surrogate pair, {shown(text[error.start])}, at character {error.start}; "
                 "allowed: Unicode characters"
             ) from None
-        ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        with _failing("encode the text"):
+            ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         if self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
@@ -77,7 +81,19 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`; special tokens produce no text."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        with _failing("decode the tokens"):
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+@contextmanager
+def _failing(verb: str) -> Iterator[None]:
+    """RequestError where the library fails: also by a panic, which is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise RequestError(f"the tokenizer cannot {verb} ({described(error)})") from None
 
 
 class Detokenizer:

@@ -17,13 +17,15 @@ from typing import Final
 import uvicorn
 from fastapi import FastAPI
 
-from specmatrix import __version__
 from specmatrix.engine.api import LLM
 from specmatrix.engine.server.chat_template import ChatTemplate
+from specmatrix.engine.server.connections import Connection, most_connections
 from specmatrix.engine.server.engine_thread import EngineThread
+from specmatrix.engine.server.json_body import Application
 from specmatrix.engine.server.limits import Limits
 from specmatrix.engine.server.metrics import ServerMetrics, metrics_router
-from specmatrix.engine.server.native import native_router
+from specmatrix.engine.server.native import NATIVE_BODIES, native_router
+from specmatrix.engine.server.openai_bodies import OPENAI_BODIES
 from specmatrix.engine.server.openai_routes import openai_router
 from specmatrix.engine.server.refusals import install
 from specmatrix.errors import ConfigError, shown
@@ -72,13 +74,17 @@ def application(llm: LLM, folder: Path, options: ServerOptions) -> tuple[FastAPI
     """The application over a loaded engine, and its engine thread, which `Server` starts and stops."""
     model = options.model or llm.resolved.model_path
     engine = EngineThread(llm, options.max_queued_requests)
-    app = FastAPI(title="specmatrix", version=__version__, docs_url=None, redoc_url=None)
+    app = Application((*NATIVE_BODIES, *OPENAI_BODIES))
     install(app)
     app.include_router(native_router(engine, llm.resolved.model_path))
     app.include_router(openai_router(engine, model, ChatTemplate(folder)))
     app.include_router(metrics_router(ServerMetrics(engine, model)))
     app.add_middleware(
-        Limits, key=options.key, most_bytes=options.max_body_bytes, most_requests=options.max_connections
+        Limits,
+        key=options.key,
+        host=options.host,
+        most_bytes=options.max_body_bytes,
+        most_requests=options.max_connections,
     )
     return app, engine
 
@@ -162,5 +168,14 @@ def bind(options: ServerOptions) -> socket.socket:
 
 def server(app: FastAPI, engine: EngineThread, options: ServerOptions) -> Server:
     """A server that has not started."""
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", server_header=False)
+    config = uvicorn.Config(
+        app,
+        http=Connection,  # h11; httptools would take any number of headers
+        ws="none",
+        limit_concurrency=most_connections(options.max_connections),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+    )
     return Server(config, engine, options.drain_seconds)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
+from weakref import finalize
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from specmatrix.child_process import start
 from specmatrix.engine.models.config_reader import read_json
-from specmatrix.errors import ConfigError, RequestError, described
+from specmatrix.engine.server import chat_renderer, limits
+from specmatrix.engine.server.refusals import Busy
+from specmatrix.errors import ConfigError, RequestError
 from specmatrix.files import read_text
 
 FILE: Final = "chat_template.jinja"
@@ -21,7 +23,8 @@ TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 class ChatTemplate:
     """The template of `chat_template.jinja` or `tokenizer_config.json`; without one, every use is refused.
 
-    ConfigError if the checkpoint's files are damaged.
+    A process of its own renders it, with a limit of memory, and is replaced when it takes too long. Any thread may
+    call. ConfigError if the checkpoint's files are damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,35 +35,60 @@ class ChatTemplate:
         elif isinstance(text, list):  # several by name
             named = {one.get("name"): one.get("template") for one in text if isinstance(one, dict)}
             text = named.get("default")
+        self._text = text if isinstance(text, str) else None
         self._tokens = {name: _content(settings.get(name)) for name in TOKENS}
-        self._template = None
-        if isinstance(text, str):
-            # A template is a program of the checkpoint's author: it sees messages and tokens, nothing else.
-            sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-            sandbox.globals["raise_exception"] = _raise
-            try:
-                self._template = sandbox.from_string(text)
-            except TemplateError as error:
-                raise ConfigError(f"the chat template of {folder} cannot be read ({described(error)})") from None
+        self._lock = Lock()
+        self._connection: Connection[Any, Any] | None = None
+        if self._text is not None:
+            good, why = self._started()
+            if not good:
+                raise ConfigError(f"the chat template of {folder} cannot be read ({why})")
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt that asks for the assistant's next message. RequestError without a template, or if it refuses."""
-        if self._template is None:
+        """The prompt that asks for the assistant's next message. RequestError without a template, or if it refuses;
+        Busy if others are being rendered for too long."""
+        if self._text is None:
             raise RequestError(
                 "this checkpoint has no chat template (neither chat_template.jinja nor chat_template in "
                 "tokenizer_config.json); use /v1/completions"
             )
+        if not self._lock.acquire(timeout=limits.TEMPLATE_SECONDS):
+            raise Busy("the chat template is being rendered for other requests")
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._tokens)
-        except Exception as error:  # the template's own
-            raise RequestError(f"the chat template refuses the messages ({described(error)})") from None
+            good, text = self._started() if self._connection is None else (True, "")
+            if good:
+                good, text = self._answer(list(messages))
+        finally:
+            self._lock.release()
+        if not good:
+            raise RequestError(f"the chat template refuses the messages ({text})")
+        return text
+
+    def _started(self) -> tuple[bool, str]:
+        """Start the process; whether it could compile the template, and why not."""
+        process, self._connection = start(chat_renderer.serve, self._text, self._tokens)
+        self._end = finalize(self, process.stop)
+        return self._answer()
+
+    def _answer(self, *messages: Any) -> tuple[bool, str]:  # noqa: ANN401 - at most one list of messages
+        """The process's answer; if there is none in time, the process ends."""
+        assert self._connection is not None
+        try:
+            for one in messages:
+                self._connection.send(one)
+            if self._connection.poll(limits.TEMPLATE_SECONDS):
+                answer: tuple[bool, str] = self._connection.recv()
+                return answer
+            why = f"no answer within {limits.TEMPLATE_SECONDS:g} s"
+        except (EOFError, OSError):
+            why = "its process ended, maybe for want of memory"
+        self._connection.close()
+        self._connection = None
+        self._end()
+        return False, why
 
 
 def _content(token: object) -> str:
     """A special token's text; files hold it alone or within an object."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else ""
-
-
-def _raise(message: str) -> None:
-    raise TemplateError(message)

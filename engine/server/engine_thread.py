@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
@@ -20,6 +20,7 @@ from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.schedule.request import Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.core.schedule.stop_rules import readable
+from specmatrix.engine.server import limits
 from specmatrix.engine.server.refusals import Busy, Stopping
 from specmatrix.errors import ConfigError, EngineError, RequestError, described, shown
 
@@ -101,6 +102,7 @@ class EngineThread:
 
     def __init__(self, llm: LLM, most_queued: int) -> None:
         self.tokenizer, self.vocab_size = llm.tokenizer, llm.vocab_size
+        self.token_text = lru_cache(llm.vocab_size)(lambda token: llm.tokenizer.decode([token]))
         self.most_queued = most_queued
         self.most = llm.resolved.max_running_requests + most_queued
         self.stopping = False
@@ -153,18 +155,51 @@ class EngineThread:
         """A function of the engine, called by its thread between two steps."""
         return await asyncio.wrap_future(self._post(lambda: function(self._llm)))
 
+    def check_room(self, count: int) -> None:
+        """Busy or Stopping where so many more requests are not accepted."""
+        if self.stopping:
+            raise Stopping("the server is shutting down and accepts no more requests")
+        if self.load + count > self.most:
+            raise Busy(
+                f"too many requests: {self.load} running or queued, {count} more asked for; allowed: {self.most} "
+                "(max_running_requests + --max-queued-requests)"
+            )
+
+    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Token ids of a prompt. RequestError, before a tokenizer reads it, for one that no context could hold."""
+        most = self.resolved.context_length * self.tokenizer.longest
+        if len(prompt) > most:
+            raise RequestError(
+                f"the prompt has {len(prompt)} {'characters' if isinstance(prompt, str) else 'tokens'}; allowed: at "
+                f"most {most}, the context length times the characters of the longest token"
+            )
+        return self.tokenizer.prompt_ids(prompt, self.vocab_size)
+
+    def _tokenized(self, asked: Sequence[Submission]) -> list[Submission]:
+        """Requests with token ids as prompts. RequestError if all together ask for too many log-probabilities."""
+        ids = {id(one.prompt): one.prompt for one in asked}  # completions share their prompt
+        ids = {key: self.prompt_ids(prompt) for key, prompt in ids.items()}
+        found, cells = [replace(one, prompt=ids[id(one.prompt)]) for one in asked], 0
+        for one in found:
+            params, context = one.params, self.resolved.context_length
+            scored = 0 if params.logprob_start_len < 0 else max(0, len(one.prompt) - params.logprob_start_len)
+            rows = scored + min(params.max_new_tokens, context)
+            cells += rows * (1 + params.top_logprobs_num) if params.wants_logprobs else 0
+        if cells > limits.LOGPROB_CELLS:
+            raise RequestError(
+                f"the request asks for {cells} log-probabilities (of scored and new tokens, with their alternatives); "
+                f"allowed: at most {limits.LOGPROB_CELLS}"
+            )
+        return found
+
     async def submit(self, asked: Sequence[Submission]) -> list[Ticket]:
         """Queue requests, all or none. RequestError for one that cannot run, Busy or Stopping where none is accepted.
 
         If the caller is cancelled, they are aborted.
         """
-        if self.stopping:
-            raise Stopping("the server is shutting down and accepts no more requests")
-        if self.load + len(asked) > self.most:
-            raise Busy(
-                f"too many requests: {self.load} running or queued, {len(asked)} more asked for; allowed: {self.most} "
-                "(max_running_requests + --max-queued-requests)"
-            )
+        self.check_room(len(asked))
+        asked = await asyncio.to_thread(self._tokenized, asked)
+        self.check_room(len(asked))
         names = [one.name or uuid4().hex for one in asked]
         taken = next((name for i, name in enumerate(names) if name in self._names or name in names[:i]), None)
         if taken is not None:

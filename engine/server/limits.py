@@ -1,75 +1,147 @@
-"""What every HTTP request must pass before a route sees it: the key, the number of requests, and the body's size."""
+"""What every HTTP request must pass before a route sees it, and how much one may ask for (docs/engine.md, "Limits")."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specmatrix.engine.server.refusals import Busy, Refused, TooLarge, TooSlow, Unauthorized, answer
+from specmatrix.engine.server.refusals import (
+    Busy,
+    Forbidden,
+    Refused,
+    Stopping,
+    TooLarge,
+    TooSlow,
+    Unauthorized,
+    answer,
+)
+from specmatrix.errors import shown
 
+# Of one request.
+PROMPTS: Final = 4096
+COMPLETIONS: Final = 128  # of a prompt
+STOPS: Final = 64  # stop strings, and as many stop tokens
+STOP_CHARACTERS: Final = 256
+BIASES: Final = 4096
+BAD_WORDS: Final = 256
+BAD_WORD_TOKENS: Final = 32
+ALLOWED_TOKENS: Final = 2**18
+LOGPROB_CELLS: Final = 2**19  # positions with their alternatives
+NAME_CHARACTERS: Final = 1000
+MESSAGES: Final = 4096
+METADATA: Final = 16
+TAGS: Final = 16
+TEMPLATE_SECONDS: Final = 5.0
+# Of connections.
+HEAD_SECONDS: Final = 10.0
+BODY_SECONDS: Final = 30.0
+READ_SECONDS: Final = 60.0  # without reading an answer
+SPARE_CONNECTIONS: Final = 128  # besides --max-connections, for what has no request yet
 # Probes and scrapes carry no key and must be answered under load, as on SGLang's server.
 OPEN: Final = ("/health", "/health_generate", "/metrics")
-BODY_SECONDS: Final = 30.0
+OPEN_REQUESTS: Final = 16  # at once, to each of them
+OPEN_SECONDS: Final = 60.0
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+SAFE: Final = ("GET", "HEAD", "OPTIONS")
+
+
+@dataclass
+class Slots:
+    """Requests of a kind that are served at once."""
+
+    most: int
+    taken: int = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Hold a slot. Busy if all are taken."""
+        if self.taken >= self.most:
+            raise Busy(f"too many requests: {self.taken} being served; allowed: {self.most}")
+        self.taken += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
 
 
 class Limits:
-    """ASGI middleware. key: asked of every request but those to OPEN, None for none. most_bytes: of a body.
-    most_requests: at once."""
+    """ASGI middleware. key: asked of every request but those to OPEN, None for none. host: where the server listens; on
+    a loopback address it answers to loopback names only. most_bytes: of a body. most_requests: at once."""
 
-    def __init__(self, app: ASGIApp, key: str | None, most_bytes: int, most_requests: int) -> None:
+    def __init__(self, app: ASGIApp, key: str | None, host: str, most_bytes: int, most_requests: int) -> None:
         self.app = app
         self._key = None if key is None else key.encode()
-        self._most_bytes, self._most_requests = most_bytes, most_requests
-        self._running = 0
+        self._names = LOOPBACK | {host.lower()} if _is_loopback(host) else None
+        self._most_bytes = most_bytes
+        self._slots = Slots(most_requests)
+        self._probes = {(path, keyed): Slots(OPEN_REQUESTS) for path in OPEN for keyed in (False, True)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        self._running += 1
-        try:
-            first = await self._checked(scope, receive)
-        except Refused as error:
-            self._running -= 1
-            return await answer(scope["path"], error)(scope, receive, send)
-        try:
-            await self.app(scope, _replayed(first, receive), send)
-        finally:
-            self._running -= 1
-
-    async def _checked(self, scope: Scope, receive: Receive) -> Message:
-        """The request's whole body as one message. Refused if the request may not pass."""
         headers = dict(scope["headers"])
-        if scope["path"] in OPEN:
-            return await self._body(headers, receive)
-        if self._key is not None and not _matches(headers.get(b"authorization", b""), self._key):
-            raise Unauthorized("the key is missing or wrong; send the header Authorization: Bearer KEY")
-        if self._running > self._most_requests:
-            raise Busy(f"too many requests: {self._running - 1} being served; allowed: {self._most_requests}")
+        keyed = self._key is not None and _matches(headers.get(b"authorization", b""), self._key)
+        probe = self._probes.get((scope["path"], keyed))
         try:
-            async with asyncio.timeout(BODY_SECONDS):
-                return await self._body(headers, receive)
+            self._check(scope, headers)
+            if self._key is not None and not keyed and probe is None:
+                raise Unauthorized("the key is missing or wrong; send the header Authorization: Bearer KEY")
+            with (probe or self._slots).one():
+                if probe is None:
+                    receive = _replayed(await self._body(headers, receive), receive)
+                async with asyncio.timeout(OPEN_SECONDS) if probe else nullcontext():
+                    await self.app(scope, receive, send)
+        except Refused as error:
+            await answer(scope["path"], error)(scope, receive, send)
         except TimeoutError:
-            raise TooSlow(f"the body did not arrive within {BODY_SECONDS:g} s") from None
+            if probe is None:
+                raise
+            await answer(scope["path"], Stopping(f"no answer within {OPEN_SECONDS:g} s"))(scope, receive, send)
+
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        """Forbidden for what only a browser sends: another page's request, or a name that resolves to this machine."""
+        host = headers.get(b"host", b"localhost").decode("latin-1")
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        if self._names is not None and name.strip("[]").lower() not in self._names:
+            names = ", ".join(sorted(self._names))
+            raise Forbidden(f"Host is {shown(name)}; allowed: {names}, or any name with --host 0.0.0.0")
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        site = headers.get(b"sec-fetch-site", b"none").decode("latin-1")
+        foreign = origin.rpartition("//")[2] not in ("", host) or site in ("cross-site", "same-site")
+        if self._key is None and foreign and scope["method"] not in SAFE:
+            raise Forbidden(f"Origin is {shown(origin)}; allowed: the server's own, or any with --api-key")
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> Message:
+        """The request's whole body as one message. Refused if it is too large or does not come."""
         allowed = f"allowed: {self._most_bytes:,} (--max-body-bytes)"
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._most_bytes:
             raise TooLarge(f"the body has {int(declared):,} bytes; {allowed}")
         parts, size = [], 0
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                return message
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._most_bytes:
-                raise TooLarge(f"the body has more than {self._most_bytes:,} bytes; {allowed}")
-            if not message.get("more_body", False):
-                return {"type": "http.request", "body": b"".join(parts), "more_body": False}
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while (message := await receive())["type"] == "http.request":
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > self._most_bytes:
+                        raise TooLarge(f"the body has more than {self._most_bytes:,} bytes; {allowed}")
+                    if not message.get("more_body", False):
+                        return {"type": "http.request", "body": b"".join(parts), "more_body": False}
+        except TimeoutError:
+            raise TooSlow(f"the body did not arrive within {BODY_SECONDS:g} s") from None
+        return message
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host.lower() == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _matches(header: bytes, key: bytes) -> bool:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
-from pydantic import ConfigDict, Field
+from msgspec import Meta, Raw
 
 from specmatrix import __version__
 from specmatrix.engine.api import Output, Prompt
 from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.server import limits
 from specmatrix.engine.server.engine_thread import EngineThread, SessionTurn, Submission, Ticket, failure
+from specmatrix.engine.server.json_body import JsonBody, absent, read, takes
 from specmatrix.engine.server.refusals import NativeErrorBody, Stopping, body_of, documented
-from specmatrix.engine.server.responses import DONE, EventStream, event, finished, merged, number
-from specmatrix.engine.server.sampling import NATIVE_ABSENT, JsonBody, NativeSampling, TokenId, engine_params, refuse
+from specmatrix.engine.server.responses import DONE, EventStream, event, finished, json_answer, merged, number
+from specmatrix.engine.server.sampling import NATIVE_ABSENT, Ids, NativeSampling, engine_params, prompts_of, refuse
 from specmatrix.errors import RequestError
 
-Name = Annotated[str, Field(min_length=1, max_length=1000)]
-Flags = bool | list[bool]
-Integers = int | list[int]
+EACH: Final = Meta(max_length=limits.PROMPTS)
+Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARACTERS)]
+Flags = bool | Annotated[list[bool], EACH]
+Integers = int | Annotated[list[int], EACH]
 # Inputs that this engine has no counterpart of.
 ABSENT: Final = ("input_embeds", "image_data", "audio_data", "video_data", "lora_path", "token_ids_logprob")
 # Of /server_info: what the configuration and the running engine call as SGLang's flags are called.
@@ -47,38 +50,39 @@ class SessionField(JsonBody):
 class GenerateBody(JsonBody):
     """The body of /generate; lists make a batch."""
 
-    text: str | list[str] | None = None
-    input_ids: list[TokenId] | list[list[TokenId]] | None = None
-    sampling_params: NativeSampling | list[NativeSampling] | None = None
-    rid: Name | list[Name] | None = None
+    text: str | Annotated[list[str], EACH] | None = None
+    input_ids: Ids | None = None
+    sampling_params: NativeSampling | Annotated[list[NativeSampling], EACH] | None = None
+    rid: Name | Annotated[list[Name], EACH] | None = None
     stream: bool = False
     return_logprob: Flags | None = None
     logprob_start_len: Integers | None = None
     top_logprobs_num: Integers | None = None
     return_text_in_logprobs: bool = False
-    session_params: SessionField | list[SessionField] | None = None
+    session_params: SessionField | Annotated[list[SessionField], EACH] | None = None
     log_metrics: bool = True
-    input_embeds: Any = None
-    image_data: Any = None
-    audio_data: Any = None
-    video_data: Any = None
-    lora_path: Any = None
-    token_ids_logprob: Any = None
+    input_embeds: Raw = absent()
+    image_data: Raw = absent()
+    audio_data: Raw = absent()
+    video_data: Raw = absent()
+    lora_path: Raw = absent()
+    token_ids_logprob: Raw = absent()
 
     def prompts(self) -> tuple[list[Prompt], bool]:
         """The prompts, and whether they are a batch. RequestError unless there is text or token ids, not both."""
-        given = [value for value in (self.text, self.input_ids) if value is not None]
+        given = [(name, value) for name in ("text", "input_ids") if (value := getattr(self, name)) is not None]
         if len(given) != 1:
             raise RequestError("text and input_ids: exactly one of them must be given")
-        (one,) = given
-        if isinstance(one, str) or (one and isinstance(one[0], int)):
-            return [one], False
-        if not one:
-            raise RequestError("the prompt is empty; allowed: a text, token ids, or a list of these")
-        return [*one], True
+        return prompts_of(*given[0])
 
-    def asks(self, seed: int) -> list[Submission]:
-        """One ask per completion, those of a prompt one after another. seed: the engine's."""
+    def decode(self, engine: EngineThread) -> Callable[[int], str | None] | None:
+        """The text of a token in log-probabilities, None where these are not wanted."""
+        if not (any(self.return_logprob) if isinstance(self.return_logprob, list) else self.return_logprob):
+            return None
+        return engine.token_text if self.return_text_in_logprobs else lambda _: None
+
+    def asks(self, engine: EngineThread) -> list[Submission]:
+        """One ask per completion, those of a prompt one after another."""
         prompts, batch = self.prompts()
         refuse(self, ABSENT)
         count, asks = len(prompts), list[Submission]()
@@ -88,6 +92,8 @@ class GenerateBody(JsonBody):
         scored = _each("return_logprob", self.return_logprob, count, batch, False)
         starts = _each("logprob_start_len", self.logprob_start_len, count, batch, -1)
         tops = _each("top_logprobs_num", self.top_logprobs_num, count, batch, 0)
+        engine.check_room(sum(sampling.n for sampling in samplings))
+        seed = engine.resolved.random_seed
         for i, prompt in enumerate(prompts):
             params = _params(samplings[i], scored[i], starts[i], tops[i])
             if params.n > 1 and turns[i] is not None:
@@ -180,13 +186,8 @@ def native_router(engine: EngineThread, model: str) -> APIRouter:
     """The endpoints over an engine. model: its path."""
     router = APIRouter(responses=documented(NativeErrorBody))
 
-    def decode(body: GenerateBody) -> Callable[[int], str | None] | None:
-        if not (any(body.return_logprob) if isinstance(body.return_logprob, list) else body.return_logprob):
-            return None
-        return (lambda token: engine.tokenizer.decode([token])) if body.return_text_in_logprobs else lambda _: None
-
     def whole(body: GenerateBody, ticket: Ticket, output: Output, ask: Submission) -> dict[str, Any]:
-        info = meta_info(ticket, output, decode(body))
+        info = meta_info(ticket, output, body.decode(engine))
         if (error := failure(output)) is not None:
             raise error
         if ask.drops:
@@ -207,7 +208,8 @@ def native_router(engine: EngineThread, model: str) -> APIRouter:
                 if (error := failure(ticket.output)) is not None:
                     yield event(body_of("/generate", str(error), 500, ""))
                     continue
-                yield event(whole(body, ticket, ticket.output, asks[index]) | place)
+                last = await asyncio.to_thread(whole, body, ticket, ticket.output, asks[index])
+                yield await asyncio.to_thread(event, last | place)
             elif not asks[index].drops:
                 count = ticket.tokens
                 info = {
@@ -221,17 +223,17 @@ def native_router(engine: EngineThread, model: str) -> APIRouter:
                 yield event(shown | place)
         yield DONE
 
-    @router.post("/generate", response_model=None)
-    async def generate(body: GenerateBody, http: Request) -> Response:
+    @router.post("/generate", response_model=None, openapi_extra=takes(GenerateBody))
+    async def generate(http: Request) -> Response:
         """Complete a prompt or a batch of prompts."""
-        asks = body.asks(engine.resolved.random_seed)
+        body = await read(http, GenerateBody)
+        asks = body.asks(engine)
         batch = body.prompts()[1] or len(asks) > 1
         tickets = await engine.submit(asks)
         if body.stream:
             return EventStream(engine, tickets, events(body, asks, tickets, batch))
-        outputs = await finished(http, engine, tickets)
-        answers = [whole(body, *one) for one in zip(tickets, outputs, asks, strict=True)]
-        return JSONResponse(answers if batch else answers[0])
+        each = [*zip(tickets, await finished(http, engine, tickets), asks, strict=True)]
+        return await json_answer(lambda: [whole(body, *one) for one in each] if batch else whole(body, *each[0]))
 
     _control_routes(router, engine)
     _state_routes(router, engine, model)
@@ -241,15 +243,6 @@ def native_router(engine: EngineThread, model: str) -> APIRouter:
 class AbortBody(JsonBody):
     """Which requests to stop."""
 
-    # For the description only; the route refuses in a sentence.
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                {"required": ["rid"], "properties": {"rid": {"type": "string"}}},
-                {"required": ["abort_all"], "properties": {"abort_all": {"const": True}}},
-            ]
-        }
-    )
     rid: Name | None = None
     abort_all: bool = False
 
@@ -257,10 +250,10 @@ class AbortBody(JsonBody):
 class OpenBody(JsonBody):
     """The body of /open_session."""
 
-    capacity_of_str_len: Annotated[int, Field(ge=1)]
+    capacity_of_str_len: Annotated[int, Meta(ge=1)]
     session_id: Name | None = None
     streaming: bool | None = None
-    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    timeout: Annotated[float, Meta(gt=0)] | None = None
 
 
 class CloseBody(JsonBody):
@@ -272,21 +265,31 @@ class CloseBody(JsonBody):
 class TagsBody(JsonBody):
     """What of the engine's memory a call is about: all tags, or null for the same."""
 
-    tags: list[Name] | None = None
+    tags: Annotated[list[Name], Meta(max_length=limits.TAGS)] | None = None
 
 
 class WeightsBody(JsonBody):
     """The body of /update_weights_from_disk; the cache is always emptied, and a busy engine keeps its weights."""
 
     model_path: Name
-    flush_cache: Literal[True] = True
-    abort_all_requests: Literal[False] = False
+    flush_cache: bool = True
+    abort_all_requests: bool = False
+
+
+NATIVE_BODIES: Final = (GenerateBody, AbortBody, OpenBody, CloseBody, TagsBody, WeightsBody)
 
 
 def _control_routes(router: APIRouter, engine: EngineThread) -> None:
-    @router.post("/abort_request")
-    async def abort_request(body: AbortBody) -> dict[str, int]:
+    # For the description only; the route refuses in a sentence.
+    either = [
+        {"required": ["rid"], "properties": {"rid": {"type": "string"}}},
+        {"required": ["abort_all"], "properties": {"abort_all": {"const": True}}},
+    ]
+
+    @router.post("/abort_request", openapi_extra=takes(AbortBody, anyOf=either))
+    async def abort_request(http: Request) -> dict[str, int]:
         """Stop one request, or all; each answers with what it has. Unknown ids, which may have ended, are no error."""
+        body = await read(http, AbortBody)
         if body.rid is None and not body.abort_all:
             raise RequestError("rid and abort_all: one of them must be given")
         found = [*engine.open.values()] if body.abort_all else [t for t in [engine.open.get(body.rid or "")] if t]
@@ -298,30 +301,37 @@ def _control_routes(router: APIRouter, engine: EngineThread) -> None:
         """Empty the prefix cache; refused while requests are open."""
         return {"freed_pages": await engine.flush_cache()}
 
-    @router.post("/release_memory_occupation")
-    async def release_memory_occupation(body: TagsBody) -> None:
+    @router.post("/release_memory_occupation", openapi_extra=takes(TagsBody))
+    async def release_memory_occupation(http: Request) -> None:
         """Free weights, KV and graphs of an idle engine; requests are refused until they are resumed."""
+        body = await read(http, TagsBody)
         await engine.call(lambda llm: llm.release_memory_occupation(body.tags))
 
-    @router.post("/resume_memory_occupation")
-    async def resume_memory_occupation(body: TagsBody) -> None:
+    @router.post("/resume_memory_occupation", openapi_extra=takes(TagsBody))
+    async def resume_memory_occupation(http: Request) -> None:
         """Load the weights again and allocate what was freed."""
+        body = await read(http, TagsBody)
         await engine.call(lambda llm: llm.resume_memory_occupation(body.tags))
 
-    @router.post("/update_weights_from_disk")
-    async def update_weights_from_disk(body: WeightsBody) -> dict[str, Any]:
+    @router.post("/update_weights_from_disk", openapi_extra=takes(WeightsBody))
+    async def update_weights_from_disk(http: Request) -> dict[str, Any]:
         """Load other weights of the same shape; what cannot run leaves the engine as it is."""
+        body = await read(http, WeightsBody)
+        if not body.flush_cache or body.abort_all_requests:
+            raise RequestError("flush_cache and abort_all_requests; allowed: true and false")
         await engine.update_weights(body.model_path)
         return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
 
-    @router.post("/open_session")
-    async def open_session(body: OpenBody) -> str:
+    @router.post("/open_session", openapi_extra=takes(OpenBody))
+    async def open_session(http: Request) -> str:
         """Open a session; the answer is its id."""
+        body = await read(http, OpenBody)
         return await engine.open_session(body.capacity_of_str_len, body.session_id, bool(body.streaming), body.timeout)
 
-    @router.post("/close_session")
-    async def close_session(body: CloseBody) -> None:
+    @router.post("/close_session", openapi_extra=takes(CloseBody))
+    async def close_session(http: Request) -> None:
         """Close a session."""
+        body = await read(http, CloseBody)
         await engine.close_session(body.session_id)
 
 
@@ -337,12 +347,15 @@ def _state_routes(router: APIRouter, engine: EngineThread, model: str) -> None:
         """Whether the server runs and its engine works; also while its memory is released, as on SGLang's server."""
         check()
 
+    one_probe = asyncio.Lock()  # takes one place in the queue, however many ask
+
     @router.get("/health_generate")
     async def health_generate(http: Request) -> None:
         """Whether a request of one token is answered."""
         check()
         asked = Submission((min(engine.tokenizer.eos_ids, default=0),), replace(PROBE), f"HEALTH_CHECK_{uuid4().hex}")
-        (output,) = await finished(http, engine, await engine.submit([asked]))
+        async with one_probe:
+            (output,) = await finished(http, engine, await engine.submit([asked]))
         if (error := failure(output)) is not None:
             raise error
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from msgspec import Meta, Raw
 
-from specmatrix.engine.api import Prompt
-from specmatrix.engine.server.sampling import Common, JsonBody, TokenId
-from specmatrix.errors import RequestError
+from specmatrix.engine.server import limits
+from specmatrix.engine.server.json_body import JsonBody, absent
+from specmatrix.engine.server.sampling import Common, Prompts
 
 # Members of bodies that ask for what this engine lacks; empty values do not.
 COMPLETION_ABSENT: Final = ("suffix",)
 CHAT_ABSENT: Final = ("tools", "functions", "function_call", "audio", "prediction", "web_search_options")
 MAX_LOGPROBS: Final = 100
+Count = Annotated[int, Meta(ge=1)]
+Scores = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 
 class StreamOptions(JsonBody):
@@ -24,7 +26,7 @@ class StreamOptions(JsonBody):
     include_obfuscation: bool = False
 
 
-class OpenAICommon(Common):
+class OpenAICommon(Common, kw_only=True):
     """What both bodies share, with the extensions that SGLang and vLLM have."""
 
     model: str
@@ -32,30 +34,21 @@ class OpenAICommon(Common):
     stream_options: StreamOptions | None = None
     seed: int | None = None
     min_tokens: int = 0
-    rid: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+    rid: Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARACTERS)] | None = None
     return_spec_tokens_details: bool = False
     user: str | None = None
     safety_identifier: str | None = None
 
 
-class CompletionBody(OpenAICommon):
+class CompletionBody(OpenAICommon, kw_only=True):
     """The body of /v1/completions."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
-    max_tokens: Annotated[int, Field(ge=1)] | None = 16
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt: str | Prompts
+    max_tokens: Count | None = 16
+    logprobs: Scores | None = None
     echo: bool = False
     best_of: int | None = None
-    suffix: str | None = None
-
-    def prompts(self) -> list[Prompt]:
-        """The prompts."""
-        one = self.prompt
-        if isinstance(one, str) or (one and isinstance(one[0], int)):
-            return [one]
-        if not one:
-            raise RequestError("prompt is []; allowed: a text, token ids, or a list of these")
-        return [*one]
+    suffix: Raw = absent()
 
 
 class TextPart(JsonBody):
@@ -68,8 +61,8 @@ class TextPart(JsonBody):
 class ChatMessage(JsonBody):
     """A message of a chat."""
 
-    role: Annotated[str, Field(min_length=1)]
-    content: str | list[TextPart] | None = None
+    role: Annotated[str, Meta(min_length=1)]
+    content: str | Annotated[list[TextPart], Meta(max_length=limits.MESSAGES)] | None = None
     name: str | None = None
 
     def plain(self) -> dict[str, Any]:
@@ -85,22 +78,25 @@ class ResponseFormat(JsonBody):
     type: Literal["text"] = "text"
 
 
-class ChatBody(OpenAICommon):
+class ChatBody(OpenAICommon, kw_only=True):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=limits.MESSAGES)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Scores | None = None
     response_format: ResponseFormat | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=limits.METADATA)] | None = None
     store: bool | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
-    function_call: Any = None
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
+    tools: Raw = absent()
+    functions: Raw = absent()
+    function_call: Raw = absent()
+    audio: Raw = absent()
+    prediction: Raw = absent()
+    web_search_options: Raw = absent()
+
+
+OPENAI_BODIES: Final = (CompletionBody, ChatBody)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -9,11 +10,11 @@ from time import time
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from specmatrix.engine.api import Output, Prompt
 from specmatrix.engine.server.chat_template import ChatTemplate
 from specmatrix.engine.server.engine_thread import EngineThread, Submission, Ticket, failure
+from specmatrix.engine.server.json_body import read, takes
 from specmatrix.engine.server.openai_bodies import (
     CHAT_ABSENT,
     COMPLETION_ABSENT,
@@ -22,8 +23,8 @@ from specmatrix.engine.server.openai_bodies import (
     OpenAICommon,
 )
 from specmatrix.engine.server.refusals import NoSuchModel, OpenAIErrorBody, body_of, documented
-from specmatrix.engine.server.responses import DONE, EventStream, event, finished, merged, number
-from specmatrix.engine.server.sampling import engine_params, refuse
+from specmatrix.engine.server.responses import DONE, EventStream, event, finished, json_answer, merged, number
+from specmatrix.engine.server.sampling import engine_params, prompts_of, refuse
 from specmatrix.errors import RequestError, shown
 
 OWNER: Final = "specmatrix"
@@ -43,7 +44,7 @@ class Answering:
     """One HTTP request, and how answers of its kind look.
 
     scored: number of alternatives, None without log-probabilities. echo: the prompt is part of the text. tickets: by
-    choice, once they are queued.
+    choice, once they are queued. echoed: the prompts, likewise.
     """
 
     engine: EngineThread
@@ -53,10 +54,12 @@ class Answering:
     scored: int | None
     echo: bool = False
     tickets: list[Ticket] = field(default_factory=list)
+    echoed: Sequence[str] = ()
 
     async def respond(self, http: Request, prompts: Sequence[Prompt], most: int) -> Response:
         """Queue the prompts, and answer when they have ended or as they grow. most: tokens of each completion."""
         body, engine = self.body, self.engine
+        engine.check_room(len(prompts) * body.n)
         params = engine_params(
             body,
             max_new_tokens=most,
@@ -75,9 +78,13 @@ class Answering:
                 for one, name in zip(each, names, strict=True)
             ]
         )
+        if self.echo:
+            decode = engine.tokenizer.decode
+            self.echoed = await asyncio.to_thread(lambda: [decode(ticket.request.prompt) for ticket in self.tickets])
         if body.stream:
             return EventStream(engine, self.tickets, self.events())
-        return JSONResponse(self.whole(await finished(http, engine, self.tickets)))
+        outputs = await finished(http, engine, self.tickets)
+        return await json_answer(lambda: self.whole(outputs))
 
     @property
     def id(self) -> str:
@@ -92,7 +99,7 @@ class Answering:
         """A choice's whole text so far."""
         if not self.echo:
             return text
-        return self.engine.tokenizer.decode(self.tickets[index].request.prompt) + text
+        return self.echoed[index] + text
 
     def choice(self, index: int, output: Output) -> dict[str, Any]:
         """A finished choice."""
@@ -119,14 +126,14 @@ class Answering:
             tokens = [*self.tickets[index].request.prompt, *tokens]
             values = [*output.prompt_logprobs, *values]  # type: ignore[list-item]
             tops = [*output.prompt_top_logprobs, *tops]
-        texts = [self.engine.tokenizer.decode([token]) for token in tokens]
+        texts = [*map(self.engine.token_text, tokens)]
         return (self._chat_logprobs if self.chat else self._completion_logprobs)(texts, values, tops)
 
     def _completion_logprobs(
         self, texts: Sequence[str], values: Sequence[float | None], tops: Sequence[Sequence[tuple[int, float]]]
     ) -> dict[str, Any]:
-        decode = self.engine.tokenizer.decode
-        best = [{decode([token]): number(value) for token, value in reversed(top)} or None for top in tops]
+        text = self.engine.token_text
+        best = [{text(token): number(value) for token, value in reversed(top)} or None for top in tops]
         return {
             "tokens": texts,
             "token_logprobs": [*map(number, values)],
@@ -137,13 +144,11 @@ class Answering:
     def _chat_logprobs(
         self, texts: Sequence[str], values: Sequence[float | None], tops: Sequence[Sequence[tuple[int, float]]]
     ) -> dict[str, Any]:
-        decode = self.engine.tokenizer.decode
-
         def token(text: str, value: float | None) -> dict[str, Any]:
             return {"token": text, "bytes": [*text.encode()], "logprob": number(value)}
 
         rows = [
-            {**token(text, value), "top_logprobs": [token(decode([i]), score) for i, score in top]}
+            {**token(text, value), "top_logprobs": [token(self.engine.token_text(i), score) for i, score in top]}
             for text, value, top in zip(texts, values, tops or [()] * len(texts), strict=True)
         ]
         return {"content": rows}
@@ -196,9 +201,13 @@ class Answering:
             fresh, sent[index] = text[sent[index] :], max(sent[index], len(text))
             if not fresh and output is None:
                 continue
+            if output is None:
+                yield event(self.chunk(index, fresh, None, None))
+                continue
             # All at the end: a part of the text may wait for a character or a stop string that its tokens begin.
-            scores = None if output is None else self.logprobs(index, output)
-            yield event(self.chunk(index, fresh, None if output is None else output.finish.reason, scores))
+            scores = await asyncio.to_thread(self.logprobs, index, output)
+            chunk = self.chunk(index, fresh, output.finish.reason, scores)
+            yield await asyncio.to_thread(event, chunk)
         if options is not None and options.include_usage:
             yield event({**self.head(True), "choices": [], "usage": self.usage(), **self.extension()})
         elif extension := self.extension():
@@ -230,25 +239,28 @@ def openai_router(engine: EngineThread, model: str, template: ChatTemplate) -> A
         if name != model:
             raise NoSuchModel(f"model {shown(name)} is not served; allowed: {shown(model)}")
 
-    @router.post("/completions", response_model=None)
-    async def completions(body: CompletionBody, http: Request) -> Response:
+    @router.post("/completions", response_model=None, openapi_extra=takes(CompletionBody))
+    async def completions(http: Request) -> Response:
         """Complete prompts."""
+        body = await read(http, CompletionBody)
         check(body.model)
         refuse(body, COMPLETION_ABSENT)
         if body.best_of not in (None, body.n):
             raise RequestError(f"best_of is {body.best_of}; allowed: n, {body.n}, as every completion is returned")
-        prompts = body.prompts()
+        prompts, _ = prompts_of("prompt", body.prompt)
         if body.rid is not None and len(prompts) > 1:
             raise RequestError(f"rid is {shown(body.rid)} for {len(prompts)} prompts; allowed: a rid for one prompt")
         answering = Answering(engine, body, model, chat=False, scored=body.logprobs, echo=body.echo)
         return await answering.respond(http, prompts, 16 if body.max_tokens is None else body.max_tokens)
 
-    @router.post("/chat/completions", response_model=None)
-    async def chat_completions(body: ChatBody, http: Request) -> Response:
+    @router.post("/chat/completions", response_model=None, openapi_extra=takes(ChatBody))
+    async def chat_completions(http: Request) -> Response:
         """Answer a chat with the checkpoint's own template."""
+        body = await read(http, ChatBody)
         check(body.model)
         refuse(body, CHAT_ABSENT)
-        prompt = engine.tokenizer.encode(template.render([message.plain() for message in body.messages]))
+        text = await asyncio.to_thread(template.render, [message.plain() for message in body.messages])
+        prompt = await asyncio.to_thread(engine.prompt_ids, text)
         left = max(1, engine.resolved.context_length - len(prompt))
         most = body.max_completion_tokens or body.max_tokens or left
         scored = (body.top_logprobs or 0) if body.logprobs else None

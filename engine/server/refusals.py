@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from specmatrix.errors import EngineError, RequestError, shown
+from specmatrix.errors import LONGEST_VALUE, EngineError, RequestError, text_of
 
 
 class Refused(RequestError):
@@ -29,7 +26,7 @@ class Busy(Refused):
 
 
 class Stopping(Refused):
-    """The server is shutting down."""
+    """The server is shutting down, or its engine does not answer."""
 
     status, kind = 503, "service_unavailable"
 
@@ -56,6 +53,12 @@ class Unauthorized(Refused):
     """No key, or a wrong one."""
 
     status, kind = 401, "authentication_error"
+
+
+class Forbidden(Refused):
+    """What only a browser sends on behalf of another page."""
+
+    status, kind = 403, "permission_error"
 
 
 class NoSuchModel(Refused):
@@ -91,14 +94,7 @@ class NativeErrorBody(BaseModel):
     error: NativeError
 
 
-# Of pydantic's messages: a pattern, and what stands in its place.
-PYDANTIC: Final = (
-    (r"^Value error, |^Input should be ", ""),
-    (r" or (instance of \w+|object to extract fields from)$| after validation, not \d+$", ""),
-    (r"^(String|List) should have ", lambda match: f"a {match[1].lower()} with "),
-    (r"^String should match pattern ", "a string of the pattern "),
-)
-STATUSES: Final = (400, 401, 404, 405, 408, 413, 429, 500, 503)
+STATUSES: Final = (400, 401, 403, 404, 405, 408, 413, 429, 500, 503)
 
 
 def documented(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
@@ -128,44 +124,6 @@ def answer(path: str, error: EngineError) -> JSONResponse:
     return JSONResponse(body_of(path, str(error), status, kind), status, headers)
 
 
-def sentence(errors: Sequence[Mapping[str, Any]]) -> str:
-    """The first error that pydantic found, as one sentence. Of a value that may have several types, pydantic finds an
-    error for each: what counts is how far one fits."""
-    if errors[0]["type"] == "json_invalid":
-        return f"the body is not JSON: {errors[0]['ctx']['error']}"
-    places = [_place(one) for one in errors]
-    place = max((one for one in places if one[:1] == places[0][:1]), key=len)
-    found = [one for one, where in zip(errors, places, strict=True) if where == place]
-    name, kind = ".".join(place) or "the body", found[0]["type"]
-    if kind == "extra_forbidden":
-        return f"{name} is unknown; the OpenAPI description at /openapi.json lists what is allowed"
-    if kind == "missing":
-        return f"{name} is missing"
-    allowed = " or ".join(dict.fromkeys(_allowed(one["msg"]) for one in found))
-    return f"{name} is {shown(found[0].get('input'))}; allowed: {allowed}"
-
-
-def _place(error: Mapping[str, Any]) -> tuple[str, ...]:
-    """The members of the body that lead to a value, without the names of types that pydantic puts between them."""
-    _, *parts = error["loc"]
-    named = len(parts) - 1 if error["type"] in ("extra_forbidden", "missing") else None  # a member, whatever its name
-    return tuple(str(part) for i, part in enumerate(parts) if i == named or not _is_type(part))
-
-
-def _is_type(part: str | int) -> bool:
-    if isinstance(part, int):
-        return False
-    types = ("str", "int", "bool", "float")
-    return part in types or part != part.lower() or "[" in part or part.startswith("constrained-")
-
-
-def _allowed(message: str) -> str:
-    """What pydantic's message allows: "String should have at least 1 character" allows "a string with ..."."""
-    for old, new in PYDANTIC:
-        message = re.sub(old, new, message)
-    return message
-
-
 def install(app: FastAPI) -> None:
     """Answer every error of the application in the shape of its API."""
 
@@ -173,14 +131,11 @@ def install(app: FastAPI) -> None:
     async def refused(request: Request, error: EngineError) -> JSONResponse:
         return answer(request.url.path, error)
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return answer(request.url.path, RequestError(sentence(error.errors())))
-
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> JSONResponse:
         path = request.url.path
-        body = body_of(path, f"{request.method} {path}: {error.detail}", error.status_code, "invalid_request_error")
+        text = f"{request.method} {text_of(path[:LONGEST_VALUE])}: {error.detail}"
+        body = body_of(path, text, error.status_code, "invalid_request_error")
         return JSONResponse(body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)

@@ -2,46 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Raw
 
+from specmatrix.engine.api import Prompt
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.errors import RequestError, shown
+from specmatrix.engine.server import limits
+from specmatrix.engine.server.json_body import JsonBody, absent
+from specmatrix.errors import LONGEST_VALUE, RequestError
 
-Number = Annotated[float, Field(allow_inf_nan=False)]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Text = Annotated[str, Field(min_length=1)]
-Stop = Text | list[Text]
-Bias = dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Number]
-MAX_COMPLETIONS: Final = 128
-
-
-class JsonBody(BaseModel):
-    """A JSON object without unknown members, whose values have exactly the types of the description."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+Stop = Annotated[str, Meta(min_length=1, max_length=limits.STOP_CHARACTERS)]
+Stops = Annotated[list[Stop], Meta(max_length=limits.STOPS)]
+StopTokens = Annotated[list[TokenId], Meta(max_length=limits.STOPS)]
+Bias = Annotated[dict[TokenId, float], Meta(max_length=limits.BIASES)]
+BadWord = Annotated[list[TokenId], Meta(max_length=limits.BAD_WORD_TOKENS)]
+BadWords = Annotated[list[BadWord], Meta(max_length=limits.BAD_WORDS)]
+AllowedTokens = Annotated[list[TokenId], Meta(max_length=limits.ALLOWED_TOKENS)]
+Completions = Annotated[int, Meta(ge=1, le=limits.COMPLETIONS)]
+# A list of numbers is one prompt; `prompts_of` refuses a mixture.
+Ids = list[TokenId | list[TokenId]]
+Prompts = list[TokenId | str | list[TokenId]]
+# Members that ask for nothing, as JSON.
+EMPTY: Final = ("null", "[]", "{}", '""', "0", "false")
 
 
 class Common(JsonBody):
     """What SGLang's sampling_params and OpenAI's bodies share, with SGLang's defaults."""
 
-    temperature: Number = 1.0
-    top_p: Number = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
     top_k: int = -1
-    min_p: Number = 0.0
-    frequency_penalty: Number = 0.0
-    presence_penalty: Number = 0.0
-    repetition_penalty: Number = 1.0
-    stop: Stop | None = None
-    stop_token_ids: list[TokenId] | None = None
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: Stop | Stops | None = None
+    stop_token_ids: StopTokens | None = None
     ignore_eos: bool = False
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
     logit_bias: Bias | None = None
-    bad_words_ids: list[list[TokenId]] | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_COMPLETIONS)] = 1
+    bad_words_ids: BadWords | None = None
+    allowed_token_ids: AllowedTokens | None = None
+    n: Completions = 1
 
 
 # Members that this engine has no counterpart of, with the only value that asks for nothing.
@@ -51,17 +57,17 @@ NATIVE_ABSENT: Final = ("json_schema", "regex", "ebnf", "structural_tag", "stop_
 class NativeSampling(Common):
     """SGLang's sampling_params."""
 
-    max_new_tokens: Annotated[int, Field(ge=0)] | None = 128
+    max_new_tokens: Annotated[int, Meta(ge=0)] | None = 128
     min_new_tokens: int = 0
     sampling_seed: int | None = None
     spaces_between_special_tokens: bool = True
     stream_interval: int | None = None
-    json_schema: Any = None
-    regex: Any = None
-    ebnf: Any = None
-    structural_tag: Any = None
-    stop_regex: Any = None
-    custom_params: Any = None
+    json_schema: Raw = absent()
+    regex: Raw = absent()
+    ebnf: Raw = absent()
+    structural_tag: Raw = absent()
+    stop_regex: Raw = absent()
+    custom_params: Raw = absent()
 
 
 # Members that the engine takes as they are.
@@ -71,11 +77,25 @@ SAME: Final = (
 )
 
 
-def refuse(asked: BaseModel, absent: tuple[str, ...]) -> None:
+def prompts_of(name: str, given: str | Sequence[Any]) -> tuple[list[Prompt], bool]:
+    """A member's prompts, and whether they are a batch. RequestError if there are none, too many, or of two kinds."""
+    kinds = {str} if isinstance(given, str) else set(map(type, given))
+    if isinstance(given, str) or kinds == {int}:
+        return [given], False
+    if len(kinds) != 1 or len(given) > limits.PROMPTS:
+        found = f"a list of {len(given)} values of {len(kinds)} types" if given else "[]"
+        allowed = f"a text, token ids, or a list of at most {limits.PROMPTS} of one of these"
+        raise RequestError(f"{name} is {found}; allowed: {allowed}")
+    return [*given], True
+
+
+def refuse(asked: JsonBody, absent: tuple[str, ...]) -> None:
     """RequestError if a member asks for what the engine lacks; an empty value asks for nothing."""
     for name in absent:
-        if value := getattr(asked, name):
-            raise RequestError(f"{name} is {shown(value)}; allowed: null, as this engine has no such feature")
+        value = bytes(memoryview(getattr(asked, name))[: LONGEST_VALUE + 1]).decode(errors="replace")
+        if "".join(value.split()) not in EMPTY:
+            value = value[:LONGEST_VALUE] + "..." * (len(value) > LONGEST_VALUE)
+            raise RequestError(f"{name} is {value}; allowed: null, as this engine has no such feature")
     if not getattr(asked, "skip_special_tokens", True):
         raise RequestError("skip_special_tokens is false; allowed: true")
 
@@ -102,7 +122,7 @@ def engine_params(
         return_logprob=logprobs,
         top_logprobs_num=top_logprobs,
         min_new_tokens=min_new_tokens,
-        logit_bias=None if not asked.logit_bias else {int(token): bias for token, bias in asked.logit_bias.items()},
+        logit_bias=asked.logit_bias or None,
         bad_words_ids=tuple(tuple(word) for word in asked.bad_words_ids or ()),
         allowed_token_ids=None if asked.allowed_token_ids is None else tuple(asked.allowed_token_ids),
         logprob_start_len=first_scored,

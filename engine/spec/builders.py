@@ -40,12 +40,15 @@ Locate: TypeAlias = Callable[[str], Path]
 
 
 def located(locate: Locate) -> Locate:
-    """`locate` with checks: ConfigError if it is no function, or where it returns something else than a path."""
+    """`locate` with checks: ConfigError if it is no function, or for a name that it finds no path for."""
     if not callable(locate):
         raise ConfigError(f"locate is {shown(locate)}; allowed: a function from a model's name to its folder")
 
     def checked(name: str) -> Path:
-        found = locate(name)
+        try:
+            found = locate(name)
+        except OSError as error:  # a name that no file system takes
+            raise ConfigError(f"model {shown(name)} cannot be looked for ({error.strerror})") from None
         if not isinstance(found, str | PathLike):
             raise ConfigError(f"locate returns {shown(found)} for model {shown(name)}; it must return a folder's path")
         return Path(found)

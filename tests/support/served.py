@@ -78,7 +78,12 @@ class RunningServer:
         """A connection over which a request was sent, for a client that behaves in its own way."""
         host, port = self.url.removeprefix("http://").split(":")
         connection = socket.create_connection((host, int(port)), timeout=SECONDS)
-        head = f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}"
+        head = (
+            f"POST {path} HTTP/1.1",
+            "Host: localhost",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+        )
         connection.sendall("\r\n".join((*head, "", body)).encode())
         return connection
 

@@ -80,8 +80,8 @@ ALLOWED: Final[tuple[tuple[str, tuple[type, ...], Callable[[Any, int], bool], st
     (
         "allowed_token_ids",
         (tuple, list, type(None)),
-        lambda ids, vocab: ids is None or (len(ids) > 0 and _ids(ids, vocab)),
-        "a list of token ids in [0, {V}), not empty",
+        lambda ids, vocab: ids is None or (0 < len(ids) <= vocab and _ids(ids, vocab)),
+        "a list of 1 to {V} token ids in [0, {V})",
     ),
     ("n", (int,), lambda n, _: 1 <= n <= 1024, "an integer in [1, 1024]"),
     ("no_stop_trim", (bool,), lambda *_: True, "true or false"),
@@ -145,7 +145,8 @@ class SamplingParams:
                 f"min_new_tokens is {self.min_new_tokens}; allowed: at most max_new_tokens, {self.max_new_tokens}"
             )
         banned = {ids[-1] for ids in self.bad_words_ids} | (self.stops(eos_ids) if self.min_new_tokens else set())
-        if banned.issuperset(range(vocab_size) if self.allowed_token_ids is None else self.allowed_token_ids):
+        kept = range(vocab_size) if self.allowed_token_ids is None else frozenset(self.allowed_token_ids)
+        if len(banned) >= len(kept) and banned.issuperset(kept):
             raise RequestError(
                 "bad_words_ids and the stop tokens before min_new_tokens could ban every allowed token at once; "
                 "allowed: at least one token that they never ban"

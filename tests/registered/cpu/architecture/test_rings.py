@@ -16,7 +16,7 @@ CORE = {"engine.core", "errors", "json_text"}
 DEVICE = CORE | {"files", "engine.device", "engine.models", "kernels"}
 SPEC = DEVICE | {"engine.spec"}
 TENSORS = {"torch", "safetensors", "tokenizers", "numpy"}
-HTTP = {"fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client"}
+HTTP = {"fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client", "msgspec"}
 # Folder or file -> what it may import beside itself and the standard library.
 RINGS = {
     "engine/core": CORE,
@@ -24,7 +24,7 @@ RINGS = {
     "engine/device": DEVICE | TENSORS,
     "engine/models": DEVICE | TENSORS,
     "engine/spec": SPEC | TENSORS,
-    "engine/server": SPEC | {"engine", "__version__", "jinja2"} | HTTP,
+    "engine/server": SPEC | {"engine", "__version__", "child_process", "jinja2"} | HTTP,
     "engine": SPEC | TENSORS | {"engine", "temp_dir", "child_process", "remote"},
 }
 # The clock, the environment and the world outside have no place where everything must replay.

@@ -75,7 +75,7 @@ def test_a_body_that_does_not_come_is_refused(strict: RunningServer, monkeypatch
     monkeypatch.setattr(limits, "BODY_SECONDS", 0.05)
     host, port = strict.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as slow:
-        head = f"POST /generate HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 9\r\n\r\n{{"
+        head = f"POST /generate HTTP/1.1\r\nHost: [::1]\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 9\r\n\r\n{{"
         slow.sendall(head.encode())
         assert b" 408 " in slow.recv(100)
 
@@ -110,7 +110,7 @@ def test_a_full_queue_and_too_many_requests_are_refused_with_a_reason(strict: Ru
 
 def test_more_connections_than_allowed_are_refused(strict: RunningServer):
     host, port = strict.url.removeprefix("http://").split(":")
-    head = f"POST /generate HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 9\r\n\r\n{{"
+    head = f"POST /generate HTTP/1.1\r\nHost: [::1]\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 9\r\n\r\n{{"
     held = [socket.create_connection((host, int(port)), timeout=30) for _ in range(3)]
     try:
         for connection in held:
@@ -169,7 +169,7 @@ def test_a_client_that_neither_sends_nor_reads_does_not_hold_up_the_end(
     with served(ServerOptions(port=0, drain_seconds=0.1)) as one:
         host, port = one.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=30) as slow, one.raw("/generate", STREAM) as deaf:
-            slow.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            slow.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
             deaf.recv(1)
             one.stop()
         assert one.server.cut_off == 1 and not caplog.text

@@ -116,10 +116,10 @@ def test_a_checkpoint_without_a_template_refuses_chats(client: OpenAI):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"prompt": []}, r"prompt is \[\]; allowed: a text, token ids, or a list of these"),
+        ({"prompt": []}, r"prompt is \[\]; allowed: a text, token ids, or a list of at most 4096 of one of these"),
         ({"prompt": "a", "best_of": 2}, r"best_of is 2; allowed: n, 1, as every completion is returned"),
-        ({"prompt": "a", "suffix": "b"}, r"suffix is 'b'; allowed: null"),
-        ({"prompt": "a", "max_tokens": 0}, r"max_tokens is 0; allowed: greater than or equal to 1"),
+        ({"prompt": "a", "suffix": "b"}, r'suffix is "b"; allowed: null'),
+        ({"prompt": "a", "max_tokens": 0}, r"max_tokens is 0; allowed: an integer >= 1"),
     ],
 )
 def test_a_wrong_value_is_an_error_of_openais_shape(client: OpenAI, words: dict[str, object], message: str):

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from specmatrix.engine.models.tokenizer import WINDOW, Detokenizer, Tokenizer, tokenizer_hash
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, RequestError
 
 TEXTS = ["A farmer has 12 cows and 7 sheep.", "grüße, 你好 🙂 and naïve café"] * 20
 
@@ -194,3 +194,20 @@ def test_an_encoding_is_the_same_every_time(tmp_path, dropout, good):
     else:
         with pytest.raises(ConfigError, match=r"json: dropout 0\.5 makes encodings random; allowed: null or 0$"):
             Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "call"),
+    [
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8="}}, lambda one: one.encode("a")),
+        (
+            {"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 5}},
+            lambda one: [*map(one.decode, ([id] for id in range(300)))],
+        ),
+    ],
+)
+def test_a_panic_of_the_library_is_an_error_of_the_text(folder, tmp_path, part, call):
+    raw = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**raw, **part}), encoding="utf-8")
+    with pytest.raises(RequestError, match=r"the tokenizer cannot .*code the .* \(PanicException: "):
+        call(Tokenizer(tmp_path))

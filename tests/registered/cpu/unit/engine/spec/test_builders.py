@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -106,3 +107,5 @@ def test_a_locate_that_finds_no_folder_is_refused_with_what_it_is():
         located("zoo")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^locate returns 3 for model 'tiny'; it must return a folder's path$"):
         located(lambda name: 3)("tiny")  # type: ignore[arg-type,return-value]
+    with pytest.raises(ConfigError, match=r"^model 'aaa.*\.\.\. cannot be looked for \(File name too long\)$"):
+        located(lambda name: Path(name).resolve(strict=True))("a" * 999)

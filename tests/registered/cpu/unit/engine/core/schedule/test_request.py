@@ -21,7 +21,7 @@ LEGAL = {
 HEAT = "0, or a number from 2**-126 to 2**126"
 BIAS = "a dict from token ids in [0, 50) to numbers from -100 to 100"
 WORDS = "a list of lists of token ids in [0, 50), none empty"
-ALLOWED_IDS = "a list of token ids in [0, 50), not empty"
+ALLOWED_IDS = "a list of 1 to 50 token ids in [0, 50)"
 TOP_K = "-1 (off), or an integer in [1, 2**63)"
 
 

@@ -1,0 +1,50 @@
+"""The process that renders a checkpoint's chat template, which is a program of the checkpoint's author."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from specmatrix.errors import described
+
+MOST_BYTES: Final = 2**29
+MOST_CHARACTERS: Final = 2**24
+
+
+def serve(template: str, tokens: Mapping[str, str], connection: Connection[Any, Any]) -> None:
+    """Answer lists of messages with (whether it is a text, the text or the error); the first answer is about the
+    template itself."""
+    with suppress(ValueError, OSError):  # macOS knows no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    # The template sees messages and tokens, nothing else.
+    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    sandbox.globals["raise_exception"] = _raise
+    try:
+        compiled = sandbox.from_string(template)
+    except Exception as error:
+        return connection.send((False, described(error)))
+    connection.send((True, ""))
+    while True:
+        try:
+            messages = connection.recv()
+        except EOFError:
+            return None
+        try:
+            text = compiled.render(messages=messages, add_generation_prompt=True, **tokens)
+            if len(text) > MOST_CHARACTERS:
+                raise TemplateError(f"it makes {len(text)} characters of them; allowed: {MOST_CHARACTERS}")
+            answer = True, text
+        except Exception as error:  # the template's own
+            answer = False, described(error)
+        connection.send(answer)
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)

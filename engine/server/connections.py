@@ -1,0 +1,75 @@
+"""Connections of clients: few, with a time for each part of a request; idle ones are closed first."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from specmatrix.engine.server import limits
+
+
+def most_connections(most_requests: int) -> int:
+    """How many connections may be open: no more than there are file descriptors for."""
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return min(most_requests + limits.SPARE_CONNECTIONS, max(8, descriptors - limits.SPARE_CONNECTIONS))
+
+
+class Connection(H11Protocol):
+    """Closes if the head of its next request does not come in time, or its client stops reading. When there are as many
+    as uvicorn's `limit_concurrency`, the one closes that has been idle for longest, or else one that is not read."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - uvicorn's
+        super().__init__(*arguments, **named)
+        self._timer: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._since = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being served."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            others = [one for one in self.connections if isinstance(one, Connection) and one is not self]
+            closable = [one for one in others if one.idle or one.flow.write_paused]
+            min(closable, key=lambda one: (not one.idle, one._since), default=self).close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for timer in filter(None, (self._timer, self._stalled)):
+            timer.cancel()
+
+    def on_response_complete(self) -> None:
+        self._wait()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(limits.READ_SECONDS, self.close)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+
+    def close(self) -> None:
+        """Drop the client."""
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _wait(self) -> None:
+        """Begin to wait for a request."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._since = self.loop.time()
+        self._timer = self.loop.call_later(limits.HEAD_SECONDS, self._close_idle)
+
+    def _close_idle(self) -> None:
+        if self.idle:
+            self.close()

@@ -1,0 +1,99 @@
+"""Bodies of requests: decoded straight into bounded types and no further than the first error, in milliseconds."""
+
+from __future__ import annotations
+
+import gc
+import re
+from typing import Any, Final, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request
+
+from specmatrix import __version__
+from specmatrix.errors import LONGEST_VALUE, RequestError, shown, text_of
+
+# The wrong value is looked for in bodies of so many bytes; in a longer one only its place is named.
+SEARCHED: Final = 65536
+LISTED: Final = "what the OpenAPI description at /openapi.json lists"
+# msgspec's message, "Expected `int`, got `str` - at `$.rid[0]`", and its words in this project's errors.
+MESSAGE: Final = re.compile(r"(.*?)(?: - at (`key` in )?`\$\.?(.*)`)?", re.DOTALL)
+WORDS: Final = {"str": "a string", "int": "an integer", "float": "a number", "array": "a list", "object": "an object"}
+REFERENCE: Final = "#/components/schemas/{name}"
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class JsonBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """A JSON object without unknown members, whose values have exactly the types of the description."""
+
+
+def absent() -> Any:  # noqa: ANN401 - a member of any type
+    """A member that asks for what this engine lacks: its text is kept as it came, not decoded."""
+    return msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+
+
+async def read(http: Request, kind: type[Body]) -> Body:
+    """The body of a request. RequestError unless it is JSON of this type."""
+    content = http.headers.get("content-type", "application/json")
+    if "json" not in content:
+        raise RequestError(f"Content-Type is {shown(content)}; allowed: application/json")
+    raw = await http.body()
+    collects = gc.isenabled()
+    gc.disable()  # a million lists would start many collections
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        raise RequestError(_sentence(str(error), raw)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is not JSON: {text_of(error)}") from None
+    except RecursionError:
+        raise RequestError("the body has too many lists and objects within each other") from None
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _sentence(message: str, raw: bytes) -> str:
+    """A message of msgspec in the words of this project's errors."""
+    found = MESSAGE.fullmatch(message)
+    assert found is not None
+    what, key, place = found[1], found[2] or "", found[3] or ""
+    if what.startswith("Object "):
+        name = text_of(f"{place}.{what.partition('`')[2][:LONGEST_VALUE].rstrip('`')}".strip("."))
+        return f"{name} is missing" if "missing" in what else f"{name} is unknown; allowed: {LISTED}"
+    kept = re.match(r"Expected (.*?)(, got .*)?$", what)
+    allowed = re.sub(r"`|\w+", lambda word: WORDS.get(word[0], word[0].strip("`")), kept[1]) if kept else LISTED
+    value = "wrong" if key else _value(place, raw)
+    return f"{'a key of ' if key else ''}{place or 'the body'} is {value}; allowed: {allowed.replace(' |', ' or')}"
+
+
+def _value(place: str, raw: bytes) -> str:
+    """The value at a place like `prompt[0].name`, for an error message."""
+    if len(raw) > SEARCHED or "[...]" in place:
+        return "wrong"
+    try:
+        value = msgspec.json.decode(raw)
+        for name, index in re.findall(r"(\w+)|\[(\d+)\]", place):
+            value = value[int(index)] if index else value[name]
+        return shown(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
+        return "wrong"
+
+
+class Application(FastAPI):
+    """Describes the bodies that its routes read."""
+
+    def __init__(self, bodies: tuple[type[msgspec.Struct], ...]) -> None:
+        super().__init__(title="specmatrix", version=__version__, docs_url=None, redoc_url=None)
+        self._bodies = bodies
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI description."""
+        described = super().openapi()
+        described["components"]["schemas"] |= msgspec.json.schema_components(self._bodies, ref_template=REFERENCE)[1]
+        return described
+
+
+def takes(kind: type[msgspec.Struct], **more: object) -> dict[str, Any]:
+    """The description of a route's body. more: what else its schema says."""
+    schema = {"$ref": REFERENCE.format(name=kind.__name__), **more}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
