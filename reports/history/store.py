@@ -143,15 +143,17 @@ def read(folder: Path) -> History:
         raise ReportError(f"{folder} holds no run; add one: specmatrix history add OUT --history {folder}")
     arrow = library("pyarrow")
     parquet = library("pyarrow.parquet")
-    tables = []
+    tables: list[tuple[str, Any]] = []
     for file in files:
         try:
-            tables.append(parquet.ParquetFile(file, memory_map=True).read())
+            table = parquet.ParquetFile(file, memory_map=True).read()
         except (OSError, arrow.ArrowException) as error:
             raise ReportError(f"{file} cannot be read: {shorten(str(error), 160)}") from error
-        names = set(tables[-1].column_names)
+        names = set(table.column_names)
         if missing := [name for name in (*RUN_COLUMNS, *CELL_COLUMNS) if name not in names]:
             raise ReportError(f"{file} has no column {missing[0]}; it was not written by specmatrix history add")
+        if len(table):
+            tables.append((file.stem, table))
     try:
         return _history(folder, tables)
     except (TypeError, ValueError, AttributeError, arrow.ArrowException) as error:
@@ -208,17 +210,18 @@ def _measured(cell: CellResult) -> dict[str, float | None]:
     return found
 
 
-def _history(folder: Path, tables: Sequence[Any]) -> History:
+def _history(folder: Path, named: Sequence[tuple[str, Any]]) -> History:
+    """The runs of tables, each with its file's name: what a table says of it would be a path of anybody's choice."""
     import numpy as np
     import pandas as pd
 
-    heads = [{name: table.column(name)[0].as_py() for name in RUN_COLUMNS} for table in tables if len(table)]
+    heads = [{**{name: table.column(name)[0].as_py() for name in RUN_COLUMNS}, "run": run} for run, table in named]
     if not heads:
         raise ReportError(f"{folder} holds only runs without a cell")
     moments = [datetime.fromisoformat(head["created"]) for head in heads]
     order = sorted(range(len(heads)), key=lambda row: (moments[row], heads[row]["run"]))
     runs = pd.DataFrame([heads[row] for row in order])
-    tables = [tables[row] for row in order]
+    tables = [named[row][1] for row in order]
     whole = library("pyarrow").concat_tables([table.select(CELL_COLUMNS) for table in tables]).combine_chunks()
     run_of = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
 

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from threading import Barrier, Thread
 from typing import Any
 
+import pandas
+import pyarrow.parquet
 import pytest
 
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.reports.history.store import add, read
 from specmatrix.reports.schema import (
     CellRecord,
     FailingRequest,
@@ -177,3 +181,49 @@ def test_a_tier_that_is_a_path_chooses_no_base(tmp_path, capsys):
     words = ("review", evil, "--base", tmp_path / "base", "--out", tmp_path / "out")
     assert run(capsys, *words) == 1
     assert json.loads((tmp_path / "out" / "check.json").read_text())["conclusion"] == "failure"
+
+
+def test_every_text_of_a_history_is_text_and_no_path(tmp_path, capsys):
+    history, out = tmp_path / "history", tmp_path / "out"
+    for run_of in (0, 1):
+        created = f"2026-09-0{run_of + 1}T00:00:00+00:00"
+        report = write_report(tmp_path / str(run_of), {"none": {}, "ngram": {}}, red=("ngram",), created=created)
+        (report / "report.html").write_text("a page")
+        assert run(capsys, "history", "add", report, "--history", history) == 0
+    for file in history.glob("*.parquet"):
+        frame = pandas.read_parquet(file)
+        for name in frame.columns:
+            if name not in ("created", "state", "red") and isinstance(frame[name][0], str):
+                frame[name] = HOSTILE + frame[name]
+        frame.to_parquet(file)
+    for words in (("show",), ("trend",), ("flaky",)):
+        assert run(capsys, "history", *words, "--history", history) == 0
+    before = {*tmp_path.rglob("*")}
+    assert run(capsys, "site", out, "--history", history) == 0
+    assert len([*(out / "pages").iterdir()]) == 2
+    assert all(path.is_relative_to(out) for path in {*tmp_path.rglob("*")} - before)
+    check_files(out)
+
+
+def test_four_writers_of_one_history_leave_every_run_whole(tmp_path, monkeypatch):
+    """Each has written its table before the first one gives it its name."""
+    history, ready = tmp_path / "history", Barrier(4)
+    report = write_report(tmp_path / "report", {"none": {}})
+    (report / "report.html").write_text("a page" * 10_000)
+    done: list[tuple[str, bool]] = []
+
+    real = pyarrow.parquet.write_table
+    monkeypatch.setattr(pyarrow.parquet, "write_table", lambda *given: (real(*given), ready.wait()))
+
+    def write() -> None:
+        done.append(add(report, history))
+
+    writers = [Thread(target=write) for _ in range(4)]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join()
+    assert len(done) == 4 and len({name for name, _ in done}) == 1
+    found = read(history)
+    assert len(found.runs) == 1 and found.cells == ("none",)
+    assert found.page(0).read_text() == "a page" * 10_000 and not [*history.rglob("*.partial")]
