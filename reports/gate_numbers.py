@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta, Struct, ValidationError, convert, defstruct
 
@@ -22,67 +22,48 @@ RATIOS: Final[Mapping[str, str]] = {
 }
 
 
-class Limit(NamedTuple):
-    """A number of a gate that passes, and the header's threshold that it is then at most, or with `least` at least.
-    exact: in float32 only."""
-
-    number: str
-    threshold: str
-    least: bool = False
-    exact: bool = False
-
-
-class _Numbers(NamedTuple):
-    """Names of a gate's numbers: how much it looked at, what it found none of if it passes, and their limits."""
-
-    amounts: str
-    faults: str = ""
-    limits: tuple[Limit, ...] = ()
-
-
-_NUMBERS: Final[Mapping[str, _Numbers]] = {
-    "claimed_capabilities": _Numbers("answers claims", "broken"),
-    "oracle": _Numbers("oracle_tokens", "wrong"),
-    "identities": _Numbers("rounds", "faults"),
-    "text": _Numbers("characters", "wrong"),
-    "ledger": _Numbers("pages stamps verbs", "leaked wrong_stamps overwritten"),
-    "schedule": _Numbers("steps forwards", "needless"),
-    "leaks": _Numbers("counts sent", "left"),
-    "resources": _Numbers("rounds", "unsteady bypassed", (Limit("memory_ratio", "memory_ratio"),)),
-    "ranks": _Numbers("ranks planned read", "divergent"),
-    "session": _Numbers("sessions attempts", "wrong apart"),
-    "adaptive": _Numbers("rounds observations replayed", limits=(Limit("deviation", "average"),)),
-    "lossless": _Numbers(
-        "tokens scored oracle_tokens",
-        "divergent first_divergence",
-        (Limit("score_nats", "score_nats", exact=True), Limit("oracle_nats", "oracle_nats", exact=True)),
-    ),
-    "precision": _Numbers(
-        "tokens scored", "beyond", tuple(Limit(name, name) for name in ("tied_share", "score_rms", "sampled_rms"))
-    ),
-    "distribution": _Numbers(
-        "draws",
-        "outside",
-        (
-            Limit("draws", "least_draws", least=True),
-            Limit("p", "alpha", least=True),
-            Limit("serial_p", "alpha", least=True),
-            Limit("logprob_gap", "logprob_nats"),
-        ),
-    ),
-    "finish": _Numbers("requests", "faults"),
-    "acceptance": _Numbers(
-        "length rounds emitted", "left", (Limit("ratio", "moved_low", least=True), Limit("ratio", "moved_high"))
-    ),
-    "accuracy": _Numbers("n outcomes"),
-    "config": _Numbers("fields"),
-    "effective": _Numbers("keys required", "differences unseen"),
-    SPEED: _Numbers("starts turns"),
+# How much a gate looked at, and what it found none of if it passes.
+AMOUNTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "claimed_capabilities": ("answers", "claims"),
+    "oracle": ("oracle_tokens",),
+    "identities": ("rounds",),
+    "text": ("characters",),
+    "ledger": ("pages", "stamps", "verbs"),
+    "schedule": ("steps", "forwards"),
+    "leaks": ("counts", "sent"),
+    "resources": ("rounds",),
+    "ranks": ("ranks", "planned", "read"),
+    "session": ("sessions", "attempts"),
+    "adaptive": ("rounds", "observations", "replayed"),
+    "lossless": ("tokens", "scored", "oracle_tokens"),
+    "precision": ("tokens", "scored"),
+    "distribution": ("draws",),
+    "finish": ("requests",),
+    "acceptance": ("length", "rounds", "emitted"),
+    "accuracy": ("n", "outcomes"),
+    "config": ("fields",),
+    "effective": ("keys", "required"),
+    SPEED: ("starts", "turns"),
 }
-GATES: Final = tuple(_NUMBERS)
-AMOUNTS: Final = {gate: tuple(row.amounts.split()) for gate, row in _NUMBERS.items()}
-FAULTS: Final = {gate: tuple(row.faults.split()) for gate, row in _NUMBERS.items()}
-LIMITS: Final = {gate: row.limits for gate, row in _NUMBERS.items()}
+FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "claimed_capabilities": ("broken",),
+    "oracle": ("wrong",),
+    "identities": ("faults",),
+    "text": ("wrong",),
+    "ledger": ("leaked", "wrong_stamps", "overwritten"),
+    "schedule": ("needless",),
+    "leaks": ("left",),
+    "resources": ("unsteady", "bypassed"),
+    "ranks": ("divergent",),
+    "session": ("wrong", "apart"),
+    "lossless": ("divergent", "first_divergence"),
+    "precision": ("beyond",),
+    "distribution": ("outside",),
+    "finish": ("faults",),
+    "acceptance": ("left",),
+    "effective": ("differences", "unseen"),
+}
+GATES: Final = tuple(AMOUNTS)
 
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=LARGEST)]
 _Positive: TypeAlias = Annotated[float, Meta(ge=1 / LARGEST, le=LARGEST)]
@@ -94,7 +75,7 @@ FIGURES: Final = frozenset(
         *("output_token_ms", "baseline_output_token_ms", "work_ms"),
     )
 )
-# Types of the numbers of a gate that are no amounts, faults or limits, or not of their type.
+# Types of the other numbers that are read, and of amounts and faults that are no integers.
 _OTHER_TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "lossless": {"first_divergence": str, "ties": _Count},
     "acceptance": {
@@ -123,8 +104,7 @@ def _record(gate: str) -> type[Struct]:
     """The record of a gate's numbers that are read; it may have others."""
     types: dict[str, Any] = {
         **dict.fromkeys(AMOUNTS[gate], _Count),
-        **dict.fromkeys(FAULTS[gate], int),
-        **{limit.number: float for limit in LIMITS[gate]},
+        **dict.fromkeys(FAULTS.get(gate, ()), int),
         **_OTHER_TYPES.get(gate, {}),
     }
     return defstruct(gate, [(name, kind, None) for name, kind in types.items()])
@@ -139,13 +119,6 @@ def check_numbers(gate: str, numbers: Mapping[str, Any]) -> None:
         convert(numbers, _RECORDS.get(gate, Struct))
     except ValidationError as error:
         raise ValueError(f"has a wrong number of gate {gate}: {error}") from None
-    if gate != "accuracy":
-        return
     lost, won, n = numbers.get("lost", 0), numbers.get("won", 0), numbers.get("n", LARGEST)
-    if lost + won > n:
+    if gate == "accuracy" and lost + won > n:
         raise ValueError(f"has more lost and won of gate accuracy than n, {lost} + {won} of {n}")
-    if outcomes := numbers.get("outcomes"):
-        right, answers = outcomes.count("1"), len(outcomes)
-        if numbers.get("n") != answers or right != round(numbers.get("accuracy", 0) * answers):
-            stated = f"{numbers.get('accuracy')!r:.20} of {numbers.get('n')!r:.20}"
-            raise ValueError(f"has outcomes of gate accuracy, {right} right of {answers}, and its numbers say {stated}")

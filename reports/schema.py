@@ -1,8 +1,9 @@
-"""Records of `report.jsonl`, schema 3; `docs/report-schema.md` describes them for readers outside this repository.
+"""Records of `report.jsonl`, schema 4; `docs/report-schema.md` describes them for readers outside this repository.
 
-A report is a JSON Lines file: one header line, then start lines and cell lines, and one end line. A start line holds
-what the cells of an engine start share, and precedes the first cell that names its number; the header holds the values
-of axes that a cell does not name.
+A report is a JSON Lines file: one header line, then start, names and cell lines, and one end line. A start line holds
+what the cells of an engine start share, a names line the names of counters, or of gates and their numbers, of which a
+cell's line has the values; both precede the first cell that refers to their number. The header holds the values of axes
+that a cell does not name.
 
 Numbers of a gate, where plots and comparisons read them (other gates may hold any numbers):
 
@@ -35,7 +36,7 @@ from msgspec.json import encode
 
 from specmatrix.reports.gate_numbers import LARGEST
 
-SCHEMA: Final = 3
+SCHEMA: Final = 4
 REPORT_FILE: Final = "report.jsonl"
 SUMMARY_FILE: Final = "summary.json"
 MARKDOWN_FILE: Final = "report.md"
@@ -205,7 +206,32 @@ class StartRecord(ReportRecord, frozen=True, tag_field="kind", tag="start"):
         return blake2b(encode(self, order="deterministic"), digest_size=6).hexdigest()
 
 
+class NamesRecord(ReportRecord, frozen=True, tag_field="kind", tag="names"):
+    """Names that cell lines give values to, in this order: a gate and the names of its numbers, for each gate; or
+    `evidence` and the names of counters."""
+
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+class CounterValues(ReportRecord, frozen=True, array_like=True):
+    """The counters of a cell: the number of the line that names them, and their values."""
+
+    names: Count
+    values: tuple[Count, ...]
+
+
+class GateValues(ReportRecord, frozen=True, array_like=True):
+    """The gates of a cell: the number of the line that names them and their numbers, the values of all numbers, and
+    without numbers those gates that are more than a PASS."""
+
+    names: Count
+    values: tuple[Json, ...]
+    others: tuple[GateResult, ...] = ()
+
+
 StartT = TypeVar("StartT")
+GatesT = TypeVar("GatesT")
+EvidenceT = TypeVar("EvidenceT")
 
 
 class Token(ReportRecord, frozen=True):
@@ -312,16 +338,19 @@ class Timeline(ReportRecord, frozen=True, omit_defaults=True):
     note: str = ""
 
 
-class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", tag="cell", omit_defaults=True):
+class CellRecord(
+    ReportRecord, Generic[StartT, GatesT, EvidenceT], frozen=True, tag_field="kind", tag="cell", omit_defaults=True
+):
     """One cell: what was asked, what proved that it ran, and how each gate judged it.
 
-    `start` is the engine start that it ran on; in a report's line it is the number of the start line. `evidence` holds
+    `start` is the engine start that it ran on. `evidence` holds
     the engine's counters, as differences over the cell; a counter that it lacks is zero. `error` says in one sentence
     what stopped a cell without a verdict, or why the subject does not support it; `verb` is the engine's operation that
     raised it, `traceback` where. `first_red` is the first request that a red gate blames, None if none blames any.
     `timeline` is of a traced run, None without one. `seconds` is wall time; `engine_starts` are those for this cell,
     its baseline's included; `losses` has a sentence on each earlier attempt that lost its worker or node of a cluster.
-    These vary from run to run and come last.
+    These vary from run to run and come last. In a report's line, `start` is the number of a start line, and `gates` and
+    `evidence` refer to names lines.
     """
 
     id: str
@@ -329,10 +358,10 @@ class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", t
     start: StartT
     axes: Mapping[str, str]
     repro: str
+    gates: GatesT
+    evidence: EvidenceT
     expect: Expect = "runs"
     waived: Waiver | None = None
-    gates: tuple[GateResult, ...] = ()
-    evidence: Mapping[str, Count] = field(default_factory=dict)
     error: str | None = None
     verb: str = ""
     traceback: str = ""
@@ -343,31 +372,32 @@ class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", t
     losses: tuple[str, ...] = ()
 
     @property
-    def requested(self: CellRecord[StartRecord]) -> Mapping[str, Json]:
+    def requested(self: CellResult) -> Mapping[str, Json]:
         """The configuration that was asked for."""
         return self.start.requested
 
     @property
-    def resolved(self: CellRecord[StartRecord]) -> Mapping[str, Json] | None:
+    def resolved(self: CellResult) -> Mapping[str, Json] | None:
         """The configuration that the engine chose, None if it refused or never started."""
         return self.start.resolved
 
     @property
-    def reasons(self: CellRecord[StartRecord]) -> tuple[ReasonRecord, ...]:
+    def reasons(self: CellResult) -> tuple[ReasonRecord, ...]:
         """Why the engine chose what was left to it."""
         return self.start.reasons
 
     @property
-    def rewrites(self: CellRecord[StartRecord]) -> tuple[RewriteRecord, ...]:
+    def rewrites(self: CellResult) -> tuple[RewriteRecord, ...]:
         """What the engine runs instead of what was asked."""
         return self.start.rewrites
 
-    def gate(self, name: str) -> GateResult | None:
+    def gate(self: CellResult, name: str) -> GateResult | None:
         """The result of the gate `name`, or None if the cell did not run it."""
         return next((gate for gate in self.gates if gate.name == name), None)
 
 
-CellResult: TypeAlias = CellRecord[StartRecord]
+CellResult: TypeAlias = CellRecord[StartRecord, tuple[GateResult, ...], Mapping[str, Count]]
+CellLine: TypeAlias = CellRecord[Count, GateValues, CounterValues]
 
 
 class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist, fmean, variance
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
@@ -194,8 +195,7 @@ def ratio_change(base: Columns, head: Columns, resamples: int = 2000) -> RatioCh
     if sums.min() <= 0:
         raise ValueError(f"all numbers must be above 0, got {sums.min():g}")
     prompts = len(base_top)
-    # How often each resample draws each prompt.
-    drawn = np.random.default_rng(0).multinomial(prompts, np.full(prompts, 1 / prompts), resamples)
+    drawn = _drawn(prompts, resamples)
     changes = (drawn @ head_top) / (drawn @ head_bottom) / ((drawn @ base_top) / (drawn @ base_bottom)) - 1
     low, high = np.quantile(changes, [0.025, 0.975])
     moves = head_top / head_bottom / (base_top / base_bottom) - 1
@@ -209,6 +209,14 @@ def ratio_change(base: Columns, head: Columns, resamples: int = 2000) -> RatioCh
         p_loss=max(least, float(((changes >= 0).sum() + 1) / (resamples + 1))),
         p_gain=max(least, float(((changes <= 0).sum() + 1) / (resamples + 1))),
     )
+
+
+@lru_cache(maxsize=8)
+def _drawn(prompts: int, resamples: int) -> npt.NDArray[np.float64]:
+    """How often each resample draws each prompt; the seed is fixed."""
+    import numpy as np
+
+    return np.random.default_rng(0).multinomial(prompts, np.full(prompts, 1 / prompts), resamples).astype(np.float64)
 
 
 class FitResult(NamedTuple):

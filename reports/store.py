@@ -9,7 +9,7 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, KeysView
+from collections.abc import Iterable, Iterator, KeysView, ValuesView
 from contextlib import contextmanager, suppress
 from gzip import GzipFile
 from hashlib import sha256
@@ -22,7 +22,7 @@ from typing import IO, Any, Final, Self, TypeAlias, cast
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import replace
 
 from specmatrix.files import LARGEST, opened
 from specmatrix.reports.atomic import check_place, publish
@@ -36,17 +36,22 @@ from specmatrix.reports.schema import (
     REPORT_FILE,
     SCHEMA,
     SUMMARY_FILE,
+    CellLine,
     CellRecord,
     CellResult,
-    Count,
+    CounterValues,
     End,
+    GateResult,
+    GateValues,
     Header,
+    Json,
+    NamesRecord,
     ReportError,
     StartRecord,
 )
 from specmatrix.reports.wording import shorten
 
-Line: TypeAlias = StartRecord | CellRecord[Count] | End
+Line: TypeAlias = StartRecord | NamesRecord | CellLine | End
 PARTIAL_FILE: Final = REPORT_FILE + ".partial"
 GZIP: Final = b"\x1f\x8b"
 
@@ -62,9 +67,11 @@ _WHOLE: Final = msgspec.json.Decoder(CellResult)
 _HEADER: Final = msgspec.json.Decoder(Header)
 _END: Final = msgspec.json.Decoder(End)
 _VERSION: Final = msgspec.json.Decoder(_Version)
-# What a cell says but for its id, its start, and what varies from run to run.
+# What a line says but for its id, what it refers to by number, and what varies from run to run.
 _FIELDS: Final = CellRecord.__struct_fields__
-_CONTENT: Final = attrgetter("state", *_FIELDS[_FIELDS.index("axes") : _FIELDS.index("seconds")])
+_REST: Final = _FIELDS[_FIELDS.index("evidence") + 1 : _FIELDS.index("seconds")]
+_CONTENT: Final = attrgetter("state", "axes", "repro", "gates.values", "gates.others", "evidence.values", *_REST)
+_REFERENCES: Final = attrgetter("start", "gates.names", "evidence.names")
 
 
 class ReportWriter:
@@ -86,7 +93,7 @@ class ReportWriter:
         self.partial: Final = directory / PARTIAL_FILE
         self._header = header
         self._cells: set[str] = set()
-        self._starts: dict[bytes, int] = {}
+        self._numbers: dict[type[Struct], dict[bytes, int]] = {StartRecord: {}, NamesRecord: {}}
         self._evidence: Counter[str] = Counter()
         self._began = monotonic()
         self.not_run: Iterable[str] = ()
@@ -108,24 +115,32 @@ class ReportWriter:
         self._append(first)
 
     def write(self, cell: CellResult) -> None:
-        """Append one cell, after its start if that is new; both are in the file when this returns."""
+        """Append one cell, after its start and its names if they are new; all are in the file when this returns."""
         if cell.id in self._cells:
             raise ReportError(f"cell {cell.id!r} is in the report twice; a cell is written once")
-        what = f"cell {cell.id!r}"
-        start = _encode(cell.start, what, _LINES)
-        number = self._starts.get(start, len(self._starts))
-        evidence = {name: count for name, count in cell.evidence.items() if count}
-        axes = {name: value for name, value in cell.axes.items() if self._header.axes.get(name) != value}
-        record = replace(cell, start=number, axes=axes, evidence=evidence, seconds=round(cell.seconds, 6))
-        line = _encode(record, what, _LINES)
         try:
-            check_cell(cell, self._header)
+            check_cell(cell)
         except ValueError as fault:
             raise ReportError(str(fault)) from None
-        if start not in self._starts:
-            self._append(start)
-            self._starts[start] = number
-        self._append(line)
+        what = f"cell {cell.id!r}"
+        evidence = {name: count for name, count in cell.evidence.items() if count}
+        names = NamesRecord(tuple((gate.name, tuple(gate.numbers)) for gate in cell.gates))
+        judged = (replace(gate, numbers={}) for gate in cell.gates)
+        line = replace(
+            cell,
+            start=self._number(cell.start, what),
+            axes={name: value for name, value in cell.axes.items() if self._header.axes.get(name) != value},
+            gates=GateValues(
+                self._number(names, what),
+                tuple(number for gate in cell.gates for number in gate.numbers.values()),
+                tuple(gate for gate in judged if gate != GateResult(gate.name, "PASS")),
+            ),
+            evidence=CounterValues(
+                self._number(NamesRecord((("evidence", tuple(evidence)),)), what), tuple(evidence.values())
+            ),
+            seconds=round(cell.seconds, 6),
+        )
+        self._append(_encode(line, what, _LINES))
         self._cells.add(cell.id)
         self._evidence.update(evidence)
 
@@ -164,6 +179,13 @@ class ReportWriter:
             self.abort()
         elif not self._file.closed:
             self.close()
+
+    def _number(self, record: StartRecord | NamesRecord, what: str) -> int:
+        """The number of a record among the lines of its kind, to which it is appended if it is new."""
+        line, known = _encode(record, what, _LINES), self._numbers[type(record)]
+        if line not in known:
+            self._append(line)
+        return known.setdefault(line, len(known))
 
     def _append(self, line: bytes) -> None:
         if self._file.closed:
@@ -220,67 +242,99 @@ class Report:
         self.path, self.header = path, header
         self.end(End(0, {}, ""))
         self.starts: Final[list[StartRecord]] = []
-        self._cells: dict[str, CellResult] = {}
+        self._names: Final[list[NamesRecord]] = []
+        self._sizes: Final[list[int]] = []
+        self._lines: dict[str, CellLine] = {}
         self._words: dict[int, EffectiveValues] = {}
 
-    def add(self, record: StartRecord | CellRecord[Count]) -> None:
-        """Add what a line holds: a cell's has the number of its start and the axes on which it differs from the header,
-        and in memory a cell holds both whole. IndexError for a cell before its start."""
-        if isinstance(record, StartRecord):
+    def add(self, record: StartRecord | NamesRecord | CellLine) -> None:
+        """Add what a line holds. IndexError for a cell before its start or names, ValueError for one whose values are
+        not as many as their names."""
+        if isinstance(record, CellRecord):
+            self.starts[record.start]
+            sizes, gates, evidence = self._sizes, record.gates, record.evidence
+            if sizes[gates.names] != len(gates.values) or sizes[evidence.names] != len(evidence.values):
+                raise ValueError(f"cell {record.id!r} has values without names, or names without values")
+            self._lines[record.id] = record
+        elif isinstance(record, StartRecord):
             self.starts.append(record)
-            return
-        force_setattr(record, "start", self.starts[record.start])
-        force_setattr(record, "axes", {**self.header.axes, **record.axes})
-        self._cells[record.id] = cast(CellResult, record)
+        else:
+            self._names.append(record)
+            self._sizes.append(sum(len(names) for _, names in record.groups))
 
     def end(self, line: End) -> None:
         """Set what the last line holds."""
         self.evidence, self.not_run, self.gpu_seconds = line.evidence, line.not_run, line.gpu_seconds
 
     def __len__(self) -> int:
-        return len(self._cells)
+        return len(self._lines)
 
     def __contains__(self, cell: object) -> bool:
-        return cell in self._cells
+        return cell in self._lines
 
     def __iter__(self) -> Iterator[CellResult]:
-        return iter(self._cells.values())
+        return map(self.__getitem__, self._lines)
 
     def __getitem__(self, cell: str) -> CellResult:
-        return self._cells[cell]
+        """A cell with its whole start, all its axes, and the names of its values."""
+        line = self._lines[cell]
+        gates, evidence = self._named(line.gates), self._named(line.evidence)
+        others = {gate.name: gate for gate in line.gates.others}
+        return replace(
+            cast(CellResult, line),
+            start=self.starts[line.start],
+            axes={**self.header.axes, **line.axes},
+            gates=tuple(replace(others.get(each) or GateResult(each, "PASS"), numbers=gates[each]) for each in gates),
+            evidence=evidence.get("evidence", {}),
+        )
+
+    def _named(self, given: GateValues | CounterValues) -> dict[str, dict[str, Json]]:
+        """Values under their names, in the groups of their line."""
+        values = iter(given.values)
+        return {group: dict(zip(names, values, strict=False)) for group, names in self._names[given.names].groups}
+
+    @property
+    def lines(self) -> ValuesView[CellLine]:
+        """All cells as the file has them, in its order."""
+        return self._lines.values()
 
     def ids(self) -> KeysView[str]:
         """All cell ids in file order."""
-        return self._cells.keys()
+        return self._lines.keys()
 
     def red(self) -> list[str]:
         """The ids of all cells that fail the run if they are not waived, in file order."""
-        return [cell.id for cell in self if cell.state in RED_STATES]
+        return [cell.id for cell in self.lines if cell.state in RED_STATES]
 
     def values(self, cell: str) -> dict[str, str]:
         """The effective axis values of a cell, whatever became of it."""
-        found = self._cells[cell]
-        if id(found.start) not in self._words:
-            self._words[id(found.start)] = EffectiveValues(found.resolved or {})
-        return self._words[id(found.start)].of(found.axes)
+        line = self._lines[cell]
+        if line.start not in self._words:
+            self._words[line.start] = EffectiveValues(self.starts[line.start].resolved or {})
+        return self._words[line.start].of({**self.header.axes, **line.axes})
 
     def effective(self, cell: str) -> dict[str, str] | None:
         """The effective axis values of a cell that ran and passed, else None."""
-        found = self._cells[cell]
-        return None if found.state != "PASS" or found.resolved is None else self.values(cell)
+        line = self._lines[cell]
+        return None if line.state != "PASS" or self.starts[line.start].resolved is None else self.values(cell)
 
     def same(self, other: Report) -> list[str]:
         """The cells that say the same in both reports, running time aside; one without a result says nothing."""
-        equal: dict[tuple[int, int], bool] = {}
+        if self.header.axes != other.header.axes:
+            return []
+        equal: dict[tuple[tuple[int, ...], tuple[int, ...]], bool] = {}
         found = []
-        for cell in self:
-            if cell.state == "INFRA" or (theirs := other._cells.get(cell.id)) is None:
+        for line in self.lines:
+            if line.state == "INFRA" or (theirs := other._lines.get(line.id)) is None:
                 continue
-            if (key := (id(cell.start), id(theirs.start))) not in equal:
-                equal[key] = cell.start.digest == theirs.start.digest
-            if equal[key] and _CONTENT(cell) == _CONTENT(theirs):
-                found.append(cell.id)
+            if (key := (_REFERENCES(line), _REFERENCES(theirs))) not in equal:
+                equal[key] = self._referred(*key[0]) == other._referred(*key[1])
+            if equal[key] and _CONTENT(line) == _CONTENT(theirs):
+                found.append(line.id)
         return found
+
+    def _referred(self, start: int, gates: int, evidence: int) -> tuple[str, NamesRecord, NamesRecord]:
+        return self.starts[start].digest, self._names[gates], self._names[evidence]
 
 
 @contextmanager
@@ -323,7 +377,7 @@ def _read(file: Path, source: IO[bytes]) -> Report:
             report.add(record)
             digest.update(line)
     except IndexError:
-        fault = f"{file} has a cell before its start"
+        fault = f"{file} has a cell before its start or names"
     except (ValueError, RecursionError) as error:
         fault = f"{file}: {_problem(error)}"
     for after in source:  # a line that is wrong: they tell whether the file was cut off or changed

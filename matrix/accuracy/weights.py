@@ -182,7 +182,9 @@ def _acceptance(answers: Sequence[Mapping[str, Any]]) -> GateResult:
 
 def _record(pair: ModelPair, state: CellState, **fields: Any) -> CellResult:  # noqa: ANN401 - fields of CellRecord
     axes = {"algorithm": pair.algorithm.lower(), "target": pair.target, "draft": pair.draft or "none"}
-    return CellRecord(pair.name, state, StartRecord(asdict(pair.config)), axes, pair.gsm8k, **fields)
+    return CellRecord(
+        pair.name, state, StartRecord(asdict(pair.config)), axes, pair.gsm8k, **{"gates": (), "evidence": {}, **fields}
+    )
 
 
 def header_of(questions: Split, pairs: Sequence[ModelPair]) -> Header:

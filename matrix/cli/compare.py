@@ -15,7 +15,7 @@ from specmatrix.reports.render.comparison import write_comparison
 from specmatrix.reports.render.console import StdoutConsole
 from specmatrix.reports.render.progress import waiting
 from specmatrix.reports.render.terminal import print_comparison
-from specmatrix.reports.store import load
+from specmatrix.reports.store import gc_paused, load
 
 
 def compare(
@@ -27,7 +27,7 @@ def compare(
 ) -> int:
     """0 if the verdict is green. ReportError on a bad report."""
     entries = read_acknowledgements(acknowledge) if acknowledge else ()
-    with waiting(f"comparing {base} and {head}"):
+    with waiting(f"comparing {base} and {head}"), gc_paused():
         comparison = compare_reports(load(base), load(head), entries)
         if out is not None:
             write_comparison(comparison, out)

@@ -112,7 +112,7 @@ def record(
     increments during its requests. command: what was asked for, None for the reference engine's configuration."""
     cell, asked = prepared.cell, asdict(prepared.configuration) if command is None else requested(command)
     start = StartRecord(asked) if engine is None else start_record(asked, engine.resolved, engine.start_hash)
-    made = CellRecord(
+    made: CellResult = CellRecord(
         id=cell.id,
         state=state,
         start=start,

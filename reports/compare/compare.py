@@ -67,10 +67,10 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     context = Context(blocked, acknowledged, today)
     # If an input differs, equal records may mean different results.
     same = [] if blocked else base.same(head)
-    equal = set(same)
-    pairs = {cell.id: (cell, head[cell.id]) for cell in base if cell.id not in equal and cell.id in head}
-    lost = [cell for cell in base if cell.id not in head]
-    new = [cell for cell in head if cell.id not in base]
+    equal, before, after = set(same), base.ids(), head.ids()
+    pairs = {cell: (base[cell], head[cell]) for cell in before if cell not in equal and cell in after}
+    lost = [base[cell] for cell in before if cell not in after]
+    new = [head[cell] for cell in after if cell not in before]
     measured = _measure(pairs, blocked)
     changes = [
         *(lost_cell(cell, None, context) for cell in lost),
@@ -156,7 +156,7 @@ def _check_compared(base: Report, head: Report, reasons: Sequence[str]) -> None:
     for report in (base, head):
         if not len(report):
             raise ReportError(f"{report.path} has no cells, so nothing was compared")
-    judged = (not {cell.state, head[cell.id].state} & UNJUDGED_STATES for cell in base if cell.id in head)
+    judged = (not {base[cell].state, head[cell].state} & UNJUDGED_STATES for cell in base.ids() if cell in head)
     if not reasons and not any(judged):
         raise ReportError(f"no cell has a verdict in both {base.path} and {head.path}, so nothing was compared")
 

@@ -25,14 +25,17 @@ def left_defaults(base: Report, head: Report, choices: Iterable[ChoiceChange]) -
 def _left(base: Report, head: Report, asked: str, value: str, cells: list[str]) -> Iterator[LeftDefault]:
     field = _RESOLVED.get(asked, asked)
     axis = _AXIS.get(field, field)
-    starts = [start for start in head.starts if start.resolved and word(start.resolved.get(field)) == value]
-    relying = {id(start): any(reason.field == asked for reason in start.reasons) for start in starts}
-    mine = [cell for cell in head if id(cell.start) in relying and cell.state == "PASS"]
-    by_default = [cell.id for cell in mine if relying[id(cell.start)]]
+    relying = {
+        number: any(reason.field == asked for reason in start.reasons)
+        for number, start in enumerate(head.starts)
+        if start.resolved and word(start.resolved.get(field)) == value
+    }
+    mine = [cell for cell in head.lines if cell.start in relying and cell.state == "PASS"]
+    by_default = [cell.id for cell in mine if relying[cell.start]]
     met = _values(base, [cell for cell in cells if base.effective(cell) is not None])
     left = [item for item in met.keys() - _values(head, by_default).keys() if item[0] != axis]
     if left:
-        explicit = tuple(cell.id for cell in mine if not relying[id(cell.start)])
+        explicit = tuple(cell.id for cell in mine if not relying[cell.start])
         yield LeftDefault(axis, value, tuple(sorted(left)), tuple(cells), explicit, not by_default)
 
 

@@ -35,5 +35,5 @@ def write_report(
             state = "FAIL" if cell in red else "PASS"
             lossless = GateResult("lossless", state, message="3 tokens differ" * (cell in red))
             gates = (GateResult("acceptance", "PASS", {"length": length}), lossless)
-            writer.write(CellRecord(cell, state, StartRecord({}), axes, "x", gates=gates))
+            writer.write(CellRecord(cell, state, StartRecord({}), axes, "x", gates, {}))
     return folder

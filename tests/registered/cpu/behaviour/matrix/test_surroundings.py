@@ -34,7 +34,7 @@ def write(place: Path, state: GateState = "PASS", message: str = "", cell: str =
     with ReportWriter(place, run_header("cpu", "pr", 0, GATES)) as writer:
         gate = GateResult("lossless", state, {}, None, message)
         axes = {"algorithm": cell}
-        writer.write(CellRecord(cell, state, StartRecord({}), axes, repro(cell, "cpu", 0), gates=(gate,)))
+        writer.write(CellRecord(cell, state, StartRecord({}), axes, repro(cell, "cpu", 0), (gate,), {}))
 
 
 @pytest.fixture(scope="module")

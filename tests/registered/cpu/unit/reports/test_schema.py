@@ -67,7 +67,6 @@ def test_a_cell_that_contradicts_itself_is_refused(tmp_path, make_cell, make_hea
         ("lossless", "tokens", [0] * 1000),
         ("lossless", "tokens", True),
         ("lossless", "ties", "0"),
-        ("lossless", "oracle_nats", "0"),
         ("lossless", "divergent", "5"),
         ("lossless", "first_divergence", 0),
         ("ledger", "stamps", {"a": 1}),
@@ -133,31 +132,16 @@ def passing(**gates: dict) -> tuple[GateResult, ...]:
     return tuple(GateResult(name, "PASS", numbers) for name, numbers in gates.items())
 
 
-RIGHT = {"n": 4, "accuracy": 0.75, "outcomes": "1101"}
-# Gates that exclude each other or themselves, and what is said of them; "" if they are allowed.
-TOGETHER = [
-    (passing(ledger={}) * 2, "has a gate twice"),
-    ((GateResult("finish", "PASS", {}, (1.0, 0.5)),), r"gate finish whose interval does not rise, \(1.0, 0.5\)$"),
-    (passing(accuracy={"lost": 2, "won": 2, "n": 3}), r"has more lost and won of gate accuracy than n, 2 \+ 2 of 3$"),
-    (passing(lossless={"ties": 2}, finish={"requests": 2}), ""),
-    (
-        passing(lossless={"ties": 62}, finish={"requests": 2}),
-        "has 62 ties in 2 requests, each of which has one at most$",
-    ),
-    (passing(accuracy=RIGHT), ""),
-    (passing(accuracy=RIGHT | {"outcomes": "1100"}), "2 right of 4, and its numbers say 0.75 of 4$"),
-    (passing(accuracy=RIGHT | {"n": 3}), "3 right of 4, and its numbers say 0.75 of 3$"),
-    (passing(accuracy={"n": 4, "outcomes": "1101"}), "3 right of 4, and its numbers say None of 4$"),
-    (passing(accuracy={"accuracy": 0.75, "outcomes": "1101"}), "3 right of 4, and its numbers say 0.75 of None$"),
-]
-
-
-@pytest.mark.parametrize(("gates", "sentence"), TOGETHER, ids=range(len(TOGETHER)))
+@pytest.mark.parametrize(
+    ("gates", "sentence"),
+    [
+        (passing(ledger={}) * 2, "has a gate twice"),
+        (passing(accuracy={"lost": 2, "won": 2, "n": 3}), r"more lost and won of gate accuracy than n, 2 \+ 2 of 3$"),
+        ((GateResult("finish", "PASS", {}, (1.0, 0.5)),), r"gate finish whose interval does not rise, \(1.0, 0.5\)$"),
+    ],
+)
 def test_what_gates_say_fits_together(make_cell, gates, sentence):
-    if sentence:
-        with pytest.raises(ValueError, match=sentence):
-            check_cell(make_cell(gates=gates))
-    else:
+    with pytest.raises(ValueError, match=sentence):
         check_cell(make_cell(gates=gates))
 
 

@@ -132,7 +132,7 @@ def test_a_file_that_is_no_report_is_named(tmp_path, text):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("number", [1, 2, 4, 10**30])
+@pytest.mark.parametrize("number", [1, 3, 5, 10**30])
 def test_a_report_of_another_schema_is_refused(three, resealed, number):
     resealed(three / "report.jsonl", (f'"schema":{schema.SCHEMA}', f'"schema":{number}'))
     with pytest.raises(schema.ReportError, match=rf"schema {number}, .* reads schema {schema.SCHEMA}; .* the version "):
@@ -154,7 +154,7 @@ def test_every_cut_and_every_missing_line_is_seen(three):
             load(three)
 
 
-@pytest.mark.parametrize(("old", "new"), [('"FAIL"', '"PASS"'), ('"tokens":256', '"tokens":255'), ("\n", "\n ")])
+@pytest.mark.parametrize(("old", "new"), [('"FAIL"', '"PASS"'), ("[40,256]", "[40,255]"), ("\n", "\n ")])
 def test_a_report_that_was_changed_after_it_was_written_is_refused(three, old, new):
     path = three / "report.jsonl"
     path.write_text(path.read_text().replace(old, new, 1))
@@ -175,13 +175,19 @@ FAULTS = [
     ('{"kind":"cell"', '[1]\n{"kind":"cell"', "Expected `object`, got `array`"),
     ('"state":"PASS"', '"state":"OK"', "Invalid enum value 'OK'"),
     ('"start":0', '"start":1', "has a cell before its start"),
+    ('"gates":[0,', '"gates":[2,', "has a cell before its start or names"),
+    ('"gates":[0,', '"gates":[-1,', "Expected `int` >= 0"),
+    ('"evidence":[1,[12]]', '"evidence":[1,[]]', "cell 'a' has values without names, or names without values"),
+    ('"gates":[0,[40,256]', '"gates":[0,[40,256,1]', "cell 'a' has values without names, or names without values"),
+    ('"gates":[0,[40,256],[]]', '"gates":[0,[40,256],[{"name":"ledger","state":"OK"}]]', "Invalid enum value 'OK'"),
+    ('"groups":[["ledger",["verbs"]]', '"groups":[["ledger",[4]]', "Expected `str`, got `int`"),
     ('"start":0', '"start":-1', "Expected `int` >= 0"),
     ('"id":"b"', '"id":"a"', "has 2 cells, and its end line says 3"),
     ('"repro":', '"repo":', "Object contains unknown field `repo`"),
     ('"topk":"4"', '"topk":4', "Expected `str`, got `int`"),
-    ('"verbs":40', '"verbs":1e999', "Number out of range"),
-    ('"verbs":40', f'"verbs":{"[" * 200_000}{"]" * 200_000}', "maximum recursion depth exceeded"),
-    ('"speculated":12', '"speculated":-1', "Expected `int` >= 0"),
+    ("[40,256]", "[1e999,256]", "Number out of range"),
+    ("[40,256]", f"[{'[' * 200_000}{']' * 200_000},256]", "maximum recursion depth exceeded"),
+    ("[1,[12]]", "[1,[-1]]", "Expected `int` >= 0"),
     ('"seconds":0.25', '"seconds":1e308', "Expected `float` <= 1000000000.0"),
 ]
 

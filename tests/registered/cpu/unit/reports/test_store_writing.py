@@ -4,9 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
-from specmatrix.reports.schema import GateResult, ReportError, Waiver, WaiverRule
+from specmatrix.reports.schema import GateResult, ReportError
 from specmatrix.reports.store import ReportWriter, cell_from_json, cell_to_json, load
 
 CONFTEST = Path(__file__).with_name("conftest.py")
@@ -90,72 +89,6 @@ def test_a_cell_is_written_once(tmp_path, make_cell, make_header):
         with pytest.raises(ReportError, match="cell 'a' is in the report twice; a cell is written once"):
             writer.write(make_cell("a"))
     assert len(load(tmp_path)) == 1
-
-
-KNOWN = Waiver("known", "2026-12-31", "a/b#1")
-
-
-@pytest.mark.parametrize(
-    ("cells", "waiver", "words"),
-    [
-        ("topk=4", replace(KNOWN, reason="other"), "for a reason that no waiver of the header gives"),
-        ("topk=4", replace(KNOWN, expiry="9999-12-31"), "for a reason that no waiver of the header gives"),
-        ("topk=4", replace(KNOWN, issue="a/b#2"), "for a reason that no waiver of the header gives"),
-        ("topk=1", KNOWN, "selects other cells, topk=1$"),
-        ("none.v2", KNOWN, "selects other cells, none.v2$"),
-        ("not (topk=4 or batch=pair)", KNOWN, "selects other cells, not "),
-        ("((((", KNOWN, "by a rule that cannot be read: selector .* expected an axis"),
-        ("topk in (1, 4) and algorithm!=none", KNOWN, ""),
-        ("v2.eagle3", replace(KNOWN, issue=""), ""),
-    ],
-)
-def test_a_waiver_is_declared_for_the_cells_that_its_selector_selects(
-    tmp_path, make_cell, make_header, cells, waiver, words
-):
-    rule = WaiverRule(cells, KNOWN.reason, KNOWN.expiry, issue=KNOWN.issue)
-    waived = make_cell("eagle3.v2", state="FAIL", waived=waiver)
-    with ReportWriter(tmp_path, make_header(waivers=(rule,))) as writer:
-        if words:
-            with pytest.raises(ReportError, match=f"^cell 'eagle3.v2' is waived .*{words}"):
-                writer.write(waived)
-        else:
-            writer.write(waived)
-    assert len(load(tmp_path)) == (not words)
-
-
-@pytest.mark.parametrize(
-    ("gate", "threshold", "limit", "number", "good", "bad"),
-    [
-        ("lossless", "oracle_nats", 1e-4, "oracle_nats", 1e-4, 50),
-        ("lossless", "score_nats", 1e-4, "score_nats", 0, 2e-4),
-        ("distribution", "least_draws", 100, "draws", 100, 99),
-        ("distribution", "alpha", 1e-4, "p", 0.5, 0),
-        ("distribution", "alpha", 1e-4, "serial_p", 1e-4, 9e-5),
-        ("distribution", "logprob_nats", 1e-3, "logprob_gap", 1e-3, 0.1),
-        ("adaptive", "average", 1e-9, "deviation", 0, 1e-8),
-        ("acceptance", "moved_low", 0.9, "ratio", 0.95, 0.2),
-        ("acceptance", "moved_high", 1.1, "ratio", 1.1, 1.2),
-    ],
-)
-def test_a_gate_does_not_pass_beyond_a_threshold_of_the_header(
-    tmp_path, make_cell, make_header, gate, threshold, limit, number, good, bad
-):
-    def cell(value: float, dtype: str = "float32", state: str = "PASS"):
-        resolved = {"topk": 4, "dtype": dtype}
-        return make_cell(f"{value}{dtype}", state=state, gates=(GateResult(gate, state, {number: value}),),
-                         resolved=resolved)  # fmt: skip
-
-    with ReportWriter(tmp_path, make_header(thresholds={gate: {threshold: limit}})) as writer:
-        writer.write(cell(good))
-        with pytest.raises(ReportError, match=f"passes {gate} with {number} {bad:.4g}, and the header allows "):
-            writer.write(cell(bad))
-        writer.write(cell(bad, state="FAIL"))
-        # Half precision does not allow to compare log-probabilities with another library's.
-        if gate == "lossless":
-            writer.write(cell(bad, "bfloat16"))
-    for rules in ({}, {gate: {threshold: str(limit)}}, {gate: {threshold: None}}):
-        with ReportWriter(tmp_path, make_header(thresholds=rules)) as writer:
-            writer.write(cell(bad))
 
 
 def test_a_closed_report_takes_nothing(tmp_path, make_cell, make_header):

@@ -13,7 +13,7 @@ EVIDENCE = ("lossless", "ledger")
 
 def record(name: str) -> CellRecord:
     gates = tuple(GateResult(gate, "PASS") for gate in (*EVIDENCE, "finish"))
-    return CellRecord(name, "PASS", StartRecord({}), {}, f"run {name}", gates=gates)
+    return CellRecord(name, "PASS", StartRecord({}), {}, f"run {name}", gates, {})
 
 
 WHOLE = [record("a"), record("b")]
@@ -42,7 +42,7 @@ def test_a_gate_that_did_not_run_or_measured_nothing_is_no_evidence(what):
 
 
 def test_a_cell_without_a_verdict_has_no_gates():
-    failed = CellRecord("b", "INFRA", StartRecord({}), {}, "run b", error="out of disk")
+    failed = CellRecord("b", "INFRA", StartRecord({}), {}, "run b", (), {}, error="out of disk")
     found = refusals(["a", "b"], EVIDENCE, [WHOLE[0], failed])
     assert found == ("lossless is missing in 1 of 2 cells, b", "ledger is missing in 1 of 2 cells, b")
 
