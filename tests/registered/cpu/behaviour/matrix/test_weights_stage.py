@@ -12,6 +12,7 @@ from specmatrix import HOME
 from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.zoo.published.pairs import PAIRS
+from specmatrix.reports.store import load
 
 pytestmark = [
     pytest.mark.nightly,
@@ -54,15 +55,15 @@ def test_every_layout_runs_at_five_examples_and_is_one_cell(tmp_path):
     command = [sys.executable, "-c", STAGE, str(QUESTIONS), str(EXAMPLES), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=HOME)
     assert done.returncode == 1, done.stderr
-    lines = [json.loads(line) for line in (tmp_path / "stage" / "report.jsonl").read_text().splitlines()]
-    cells = {line["id"]: line for line in lines if line["kind"] == "cell"}
-    assert {*cells} == {*PAIRS}
-    for name, cell in cells.items():
-        assert cell["state"] == "NOT MEASURED", (name, cell)
-        accuracy, acceptance = cell["gates"]
-        assert "of 4 questions correctly; with fewer than 12 even losing all of them" in accuracy["message"], name
-        assert (accuracy["numbers"]["n"], accuracy["numbers"]["different_texts"]) == (4, 0), name
-        assert acceptance["numbers"]["length"] >= 1 and cell["evidence"]["spec.drafted"] > 0, name
+    cells = load(tmp_path / "stage")
+    assert {*cells.ids()} == {*PAIRS}
+    for name in cells.ids():
+        cell = cells[name]
+        assert cell.state == "NOT MEASURED", (name, cell)
+        accuracy, acceptance = cell.gates
+        assert "of 4 questions correctly; with fewer than 12 even losing all of them" in accuracy.message, name
+        assert (accuracy.numbers["n"], accuracy.numbers["different_texts"]) == (4, 0), name
+        assert acceptance.numbers["length"] >= 1 and cell.evidence["spec.drafted"] > 0, name
         record = json.loads((tmp_path / "stage" / name / "accuracy.json").read_text())
         resolved = record["starts"]["cell"]["resolved"]
         assert record["task"]["num_fewshot"] == 5 and resolved["dtype"] == "bfloat16"
