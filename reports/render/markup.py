@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from markupsafe import Markup
 from markupsafe import escape as escape_html
 
-from specmatrix.plain_text import ACTIVE
+from specmatrix.plain_text import ACTIVE, visible
 from specmatrix.reports import wording as text
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import pair_text
@@ -45,7 +45,7 @@ def markdown(template: str, **values: object) -> str:
     page = _markdown().get_template(template)
     for most in ROWS:
         # Optional parts of a template leave blank lines behind.
-        found = re.sub(r"\n{3,}", "\n\n", page.render(values, most=most)).strip() + "\n"
+        found = visible(re.sub(r"\n{3,}", "\n\n", page.render(values, most=most)).strip()) + "\n"
         if len(found.encode()) <= LIMIT:
             break
     return found

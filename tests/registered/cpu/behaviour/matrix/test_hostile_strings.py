@@ -35,6 +35,7 @@ from tests.support.mutated_json import places
 HOSTILE = "../../x\x1b[31m\x9b\r\u202e\u2066\u2028\n::warning file=x::y\n ##[group]z##vso[task.x]\x07"
 # What a terminal acts on, or shows in another order; what GitHub, GitLab and Azure take for a command.
 ACTIVE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+TURNING = re.compile("[\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 COMMAND = re.compile(r"^\s*::(?!error )|##\w*\[", re.MULTILINE)
 CELL = "eagle3.s3.k1.n4.v2"
 
@@ -111,12 +112,13 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> int:
 
 
 def check_files(folder: Path) -> None:
-    """Names and texts of what commands wrote there are text too; in a page also what its script reads."""
+    """Names and texts of what commands wrote there are text too, and so is what a page's script or GitHub reads."""
     for file in (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".parquet"):
         text = file.read_text()
         assert not ACTIVE.search(str(file.relative_to(folder))) and not ACTIVE.search(text), file
-        for data in re.findall(r'id="data">(.*?)</script>', text, re.DOTALL):
-            assert not re.search("[\u200e\u200f\u2028-\u202e\u2066-\u2069]", "".join(_texts(json.loads(data)))), file
+        inside = re.findall(r'id="data">(.*?)</script>|specmatrixCell\((.*)\)', text, re.DOTALL)
+        for data in [*map("".join, inside), *([text] if file.name == "check.json" else [])]:
+            assert not TURNING.search("".join(_texts(json.loads(data)))), file
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -178,8 +180,9 @@ def test_a_tier_that_is_a_path_chooses_no_base(tmp_path, capsys):
     (tmp_path / "base").mkdir()
     evil = write_report(tmp_path / "artifact" / "evil", cells, red=("b",), tier="../artifact/evil")
     shutil.copy(evil / "report.jsonl", tmp_path / "artifact" / "evil-pr.jsonl.gz")
-    words = ("review", evil, "--base", tmp_path / "base", "--out", tmp_path / "out")
-    assert run(capsys, *words) == 1
+    words = ("review", evil, "--base", tmp_path / "base", "--out", tmp_path / "out", "--annotate")
+    assert main([*map(str, words)]) == 1
+    assert "\n::error title=no report of evil::a report of tier" in capsys.readouterr().out
     assert json.loads((tmp_path / "out" / "check.json").read_text())["conclusion"] == "failure"
 
 
