@@ -60,13 +60,8 @@ def whole_report(folder: Path) -> Path:
     }
     with ReportWriter(folder, made_header(waivers=(rule,), repository="https://example.org/o/n")) as writer:
         for cell, values in cells.items():
-            said = {
-                "id": cell,
-                "state": "FAIL",
-                "start": start,
-                "axes": Cell.from_id(cell).values,
-                "repro": f"r {cell}",
-            }
+            said = {"id": cell, "state": "FAIL", "start": start, "repro": f"r {cell}", "gates": ()}
+            said |= {"axes": Cell.from_id(cell).values, "evidence": {"rounds": 1}}
             writer.write(CellRecord(**(said | values)))
     return folder
 
