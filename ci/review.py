@@ -83,7 +83,8 @@ def review(
     for run_name, why in lost:
         print(f"{run_name}: red, no report: {why}")
     for each in reviews:
-        print(f"{each.name}: {each.verdict}, {each.outcome}{'; ' + each.missing if each.missing else ''}")
+        said = f"{each.name}: {each.verdict}, {each.outcome}{'; ' + each.missing if each.missing else ''}"
+        print(said.replace("\n", " "))
     for line in lines:
         print(f"{line.path}:{line.line}: {line.message}")
     for command in workflow_commands(marked(reviews, lines, lost)) if annotate else ():

@@ -215,7 +215,9 @@ def _history(folder: Path, named: Sequence[tuple[str, Any]]) -> History:
     import numpy as np
     import pandas as pd
 
-    heads = [{**{name: table.column(name)[0].as_py() for name in RUN_COLUMNS}, "run": run} for run, table in named]
+    heads = [
+        {**{name: _line(table.column(name)[0].as_py()) for name in RUN_COLUMNS}, "run": run} for run, table in named
+    ]
     if not heads:
         raise ReportError(f"{folder} holds only runs without a cell")
     moments = [datetime.fromisoformat(head["created"]) for head in heads]
@@ -230,6 +232,7 @@ def _history(folder: Path, named: Sequence[tuple[str, Any]]) -> History:
         return encoded.indices.to_numpy(), encoded.dictionary.to_pylist()
 
     cell_of, cells = codes("cell")
+    cells = [_line(cell) for cell in cells]
     shape = len(tables), len(cells)
     states = np.full(shape, ord(ABSENT), dtype=np.uint8)
     state_of, names = codes("state")
@@ -246,10 +249,15 @@ def _history(folder: Path, named: Sequence[tuple[str, Any]]) -> History:
         RedCell(
             int(run_of[row]),
             int(cell_of[row]),
-            tuple(red[row].as_py().split(", ")),
+            tuple(_line(red[row].as_py()).split(", ")),
             bool(waived[row]),
-            messages[row].as_py(),
+            _line(messages[row].as_py()),
         )
         for row in np.flatnonzero(np.isin(states[run_of, cell_of], [ord(LETTERS[state]) for state in RED_STATES]))
     ]
     return History(folder, runs, tuple(cells), states, measures, tuple(found))
+
+
+def _line(value: Any) -> Any:  # noqa: ANN401 - what a column holds
+    """A text on one short line: a file of a history may be anybody's."""
+    return shorten(value, _MAX_MESSAGE) if isinstance(value, str) else value

@@ -159,8 +159,8 @@ def _say_left(console: Console, number: int, noun: str) -> None:
 
 
 def _say(console: Console, text: str) -> None:
-    # A command that rich has wrapped or coloured by its own guess cannot be copied.
-    console.print(text, highlight=False, soft_wrap=True)
+    # One line, whatever a value holds. A command that rich has wrapped or coloured by its own guess cannot be copied.
+    console.print(text.replace("\n", " "), highlight=False, soft_wrap=True)
 
 
 def _counted(state: str, number: int) -> str:

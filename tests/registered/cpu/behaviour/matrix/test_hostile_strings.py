@@ -33,10 +33,10 @@ from tests.support.made_reports import made_header, write_report
 from tests.support.mutated_json import places
 
 HOSTILE = "../../x\x1b[31m\x9b\r\u202e\u2066\u2028\n::warning file=x::y\n ##[group]z##vso[task.x]\x07"
-# What a terminal acts on, or shows in another order; what GitHub, GitLab and Azure take for a command.
+# What a terminal acts on, or shows in another order; a line that a CI takes for a command, or that began as one.
 ACTIVE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 TURNING = re.compile("[\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-COMMAND = re.compile(r"^\s*::(?!error )|##\w*\[", re.MULTILINE)
+COMMAND = re.compile(r"^\s*:(?!:error )|##\w*\[", re.MULTILINE)
 CELL = "eagle3.s3.k1.n4.v2"
 
 
