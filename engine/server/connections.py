@@ -34,6 +34,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.max_size = limits.READ_BYTES  # type: ignore[attr-defined]  # asyncio's, 256 KiB
         self._wait()
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             others = [one for one in self.connections if isinstance(one, Connection) and one is not self]

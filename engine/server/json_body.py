@@ -88,9 +88,10 @@ class Application(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI description."""
-        described = super().openapi()
-        described["components"]["schemas"] |= msgspec.json.schema_components(self._bodies, ref_template=REFERENCE)[1]
-        return described
+        if self.openapi_schema is None:
+            _, described = msgspec.json.schema_components(self._bodies, ref_template=REFERENCE)
+            super().openapi()["components"]["schemas"] |= described
+        return super().openapi()
 
 
 def takes(kind: type[msgspec.Struct], **more: object) -> dict[str, Any]:

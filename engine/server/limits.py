@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specmatrix.engine.server.refusals import (
     Busy,
+    Disconnected,
     Forbidden,
     Refused,
     Stopping,
@@ -43,6 +44,7 @@ TEMPLATE_SECONDS: Final = 5.0
 HEAD_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 30.0
 READ_SECONDS: Final = 60.0  # without reading an answer
+READ_BYTES: Final = 8192  # at once; as chunks of a byte they keep the event loop for 50 ms
 SPARE_CONNECTIONS: Final = 128  # besides --max-connections, for what has no request yet
 # Probes and scrapes carry no key and must be answered under load, as on SGLang's server.
 OPEN: Final = ("/health", "/health_generate", "/metrics")
@@ -87,17 +89,23 @@ class Limits:
         headers = dict(scope["headers"])
         keyed = self._key is not None and _matches(headers.get(b"authorization", b""), self._key)
         probe = self._probes.get((scope["path"], keyed))
+        chunked = b"transfer-encoding" in headers
         try:
             self._check(scope, headers)
             if self._key is not None and not keyed and probe is None:
                 raise Unauthorized("the key is missing or wrong; send the header Authorization: Bearer KEY")
+            if probe is not None and chunked:
+                raise Refused("a probe has a body in chunks; allowed: none")
             with (probe or self._slots).one():
                 if probe is None:
                     receive = _replayed(await self._body(headers, receive), receive)
                 async with asyncio.timeout(OPEN_SECONDS) if probe else nullcontext():
                     await self.app(scope, receive, send)
         except Refused as error:
-            await answer(scope["path"], error)(scope, receive, send)
+            response = answer(scope["path"], error)
+            if chunked:  # whose rest, chunks of a byte each, would cost more to read than to send
+                response.headers["Connection"] = "close"
+            await response(scope, receive, send)
         except TimeoutError:
             if probe is None:
                 raise
@@ -134,7 +142,7 @@ class Limits:
                         return {"type": "http.request", "body": b"".join(parts), "more_body": False}
         except TimeoutError:
             raise TooSlow(f"the body did not arrive within {BODY_SECONDS:g} s") from None
-        return message
+        raise Disconnected("the client left before its body was complete")
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,10 +6,12 @@ import asyncio
 import json
 import random
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
+from threading import Thread, current_thread
 from time import thread_time
 from typing import Any, Final
 
@@ -21,6 +23,7 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.engine.server import limits
 from specmatrix.engine.server.app import ServerOptions
+from specmatrix.engine.server.engine_thread import Submission, Ticket
 from tests.support.engines import engine
 from tests.support.served import MODEL, QUESTION, RunningServer, served
 
@@ -78,7 +81,7 @@ async def loop_seconds() -> float:
     return thread_time()
 
 
-@pytest.mark.parametrize("count", [50, pytest.param(1500, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [40, pytest.param(1500, marks=pytest.mark.nightly)])
 def test_no_body_holds_up_the_event_loop_or_takes_much_memory(server: RunningServer, count: int):
     chosen, all_members = random.Random(40), members(server)
     assert len(all_members) > 120
@@ -145,8 +148,8 @@ def test_a_step_of_the_largest_request_takes_at_most_ten_times_that_of_an_ordina
         ("/generate", {"input_ids": [[1], 1]}, "input_ids is a list of 2 values of 2 types"),
         ("/generate", {"input_ids": [1] * 80_000}, "the prompt has 80000 tokens; allowed: at most 36864, the context"),
         ("/generate", {"text": "a" * 80_000}, "the prompt has 80000 characters; allowed: at most 36864"),
-        ("/v1/completions", {"model": MODEL, "prompt": ["a"] * 200, "n": 128}, "25600 more asked for; allowed: 132"),
-        ("/generate", {"text": ["a"] * 200, "sampling_params": {"n": 128}}, "25600 more asked for; allowed: 132"),
+        ("/v1/completions", {"model": MODEL, "prompt": ["a"] * 4096, "n": 128}, "524288 more asked for; allowed: 132"),
+        ("/generate", {"text": ["a"] * 4096, "sampling_params": {"n": 128}}, "524288 more asked for; allowed: 132"),
         (
             "/generate",
             {"input_ids": [5] * 2000, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 768},
@@ -159,9 +162,42 @@ def test_a_step_of_the_largest_request_takes_at_most_ten_times_that_of_an_ordina
 def test_what_is_too_much_is_refused_with_a_number(
     server: RunningServer, path: str, body: dict[str, object], words: str
 ):
+    before = server.call(loop_seconds)
     found = server.post(path, **body)
+    assert server.call(loop_seconds) - before < LOOP_SECONDS
     text = found.json()["error"]["message"]
     assert found.status_code in (400, 429) and words in text and "allowed: " in text and len(text) < 600
+
+
+def test_tokens_and_texts_are_made_beside_the_event_loop_and_the_engine(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+):
+    threads = dict[str, str]()
+
+    def spied(name: str, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda given: (threads.update({name: current_thread().name}), call(given))[1]
+
+    monkeypatch.setattr(server.llm.tokenizer, "encode", spied("encode", server.llm.tokenizer.encode))
+    monkeypatch.setattr(server.engine, "token_text", spied("token_text", server.engine.token_text))
+    body = {"model": MODEL, "prompt": QUESTION, "max_tokens": 2, "logprobs": 1}
+    for more in ({}, {"stream": True}):
+        threads.clear()
+        assert server.post("/v1/completions", **body, **more).status_code == 200
+        assert set(threads) == {"encode", "token_text"}
+        assert not {"engine", server.thread.name} & {*threads.values()}
+
+
+def test_many_health_generates_are_one_request_after_another(server: RunningServer, monkeypatch: pytest.MonkeyPatch):
+    submit, loads = server.engine.submit, list[int]()
+
+    async def spied(asked: Sequence[Submission]) -> list[Ticket]:
+        loads.append(server.engine.load)
+        return await submit(asked)
+
+    monkeypatch.setattr(server.engine, "submit", spied)
+    with ThreadPoolExecutor(8) as clients:
+        answers = clients.map(lambda _: server.client.get("/health_generate").status_code, range(8))
+        assert [*answers] == [200] * 8 and loads == [0] * 8
 
 
 @pytest.mark.parametrize(
@@ -177,12 +213,13 @@ def test_a_body_of_another_type_is_refused(server: RunningServer):
     assert found.status_code == 400 and "Content-Type is 'text/plain'; allowed: application/json" in found.text
 
 
-@pytest.fixture
-def keyed(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[RunningServer]:
     """A server with a key that accepts twelve connections, four of them with requests."""
-    monkeypatch.setattr(limits, "SPARE_CONNECTIONS", 8)
-    with served(ServerOptions(port=0, key=KEY, model=MODEL, max_connections=4)) as one:
-        yield one
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "SPARE_CONNECTIONS", 8)
+        with served(ServerOptions(port=0, key=KEY, model=MODEL, max_connections=4)) as one:
+            yield one
 
 
 def connection(server: RunningServer, sent: str) -> socket.socket:
@@ -231,6 +268,52 @@ def test_an_answer_that_is_not_read_ends_the_connection(monkeypatch: pytest.Monk
             while True:
                 deaf.sendall(request.encode() * 999)
         assert one.client.get("/health").status_code == 200
+
+
+CHUNKED: Final = "POST {} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", ["/generate", "/metrics"])
+def test_chunks_of_a_byte_are_not_read_from_a_client_without_a_key(keyed: RunningServer, path: str):
+    before = keyed.call(loop_seconds)
+    with connection(keyed, CHUNKED.format(path)) as flood, suppress(ConnectionError):
+        for _ in range(100):
+            flood.sendall(b"1\r\na\r\n" * 10_000)
+        raise AssertionError("all of it was read")
+    assert keyed.call(loop_seconds) - before < LOOP_SECONDS
+
+
+def test_chunks_of_a_byte_are_read_in_short_turns(server: RunningServer):
+    sent = CHUNKED.format("/flush_cache") + "1\r\n \r\n" * 40_000 + "0\r\n\r\n"
+    turns = list[float]()
+
+    async def measured() -> None:
+        tasks = server.server.server_state.tasks
+        while not tasks:
+            await asyncio.sleep(0)
+        while tasks:
+            turns.append(-thread_time())
+            await asyncio.sleep(0)
+            turns[-1] += thread_time()
+
+    waiting = Thread(target=server.call, args=(measured,))
+    waiting.start()
+    with connection(server, sent) as one:
+        assert one.recv(100).startswith(b"HTTP/1.1 200")
+    waiting.join(60)
+    assert max(turns) < LOOP_SECONDS / 5, sorted(turns)[-5:]
+
+
+def test_a_client_that_leaves_before_its_body_is_complete_is_no_failure(
+    keyed: RunningServer, caplog: pytest.LogCaptureFixture
+):
+    leaving = connection(keyed, HEAD.format(f"/generate HTTP/1.1\r\nAuthorization: Bearer {KEY}\r\nX:"))
+    while len(keyed.server.server_state.connections) < 2:
+        pass
+    leaving.close()
+    while len(keyed.server.server_state.connections) > 1:
+        pass
+    assert keyed.client.get("/v1/models").status_code == 200 and not caplog.text
 
 
 def test_a_failure_of_any_kind_gives_back_its_slot():
