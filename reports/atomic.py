@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedWriter
 from pathlib import Path
 from secrets import token_hex
+from typing import IO
 
 from specmatrix.plain_text import visible
 from specmatrix.reports.schema import ReportError
@@ -41,6 +43,52 @@ def replaced(path: Path, durable: bool = True) -> Iterator[BufferedWriter]:
         if isinstance(error, OSError):
             raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
         raise
+
+
+def claimed(path: Path) -> BufferedWriter:
+    """A new file of this name, which is the caller's alone until it is closed. BlockingIOError if it is another's.
+
+    One that nobody holds was left by an interrupted run and is removed. It is never emptied, as it may have a second
+    name, and no link is followed.
+    """
+    while True:
+        file = open(path, "ab", opener=_at_once)  # noqa: SIM115 - the caller closes it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its owner may have given it another name before it let go.
+            if is_at(file, path):
+                if not os.fstat(file.fileno()).st_size:
+                    return file
+                path.unlink()
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Within the context nobody else who holds `path` replaces it, or writes beside it what is made of it."""
+    with ExitStack() as files:
+        while path.exists():
+            file = files.enter_context(open(path, "rb", opener=_at_once))
+            with suppress(OSError):  # of file systems without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if is_at(file, path):
+                break
+        yield
+
+
+def is_at(file: IO[bytes], path: Path) -> bool:
+    """Whether an open file is the one that has this name now."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
+
+
+def _at_once(path: str, flags: int) -> int:
+    """A descriptor without waiting for the other end of a pipe; what is written is no link's."""
+    return os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if flags & os.O_CREAT else 0), 0o644)
 
 
 def check_place(folder: Path, *names: str) -> None:

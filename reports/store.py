@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import gc
 import json
 import os
@@ -25,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from specmatrix.files import LARGEST, opened
-from specmatrix.reports.atomic import check_place, publish
+from specmatrix.reports.atomic import check_place, claimed, held, is_at, publish
 from specmatrix.reports.effective import EffectiveValues
 from specmatrix.reports.rules import check_cell
 from specmatrix.reports.schema import (
@@ -98,17 +97,13 @@ class ReportWriter:
         self._began = monotonic()
         self.not_run: Iterable[str] = ()
         self.gpu_seconds: float | EllipsisType | None = ...
+        self._written: tuple[int, ...] = ()
         self._digest = sha256()
         first = _encode(header, "the header", _HEADER)
         check_place(directory, REPORT_FILE, PARTIAL_FILE, SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE)
         try:
-            self._file = open(self.partial, "ab", opener=_at_once)  # noqa: SIM115 - closed by close() or abort()
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Devices report size 0 and cannot be truncated.
-            if os.fstat(self._file.fileno()).st_size:
-                self._file.truncate(0)
+            self._file = claimed(self.partial)
         except BlockingIOError:
-            self.abort()
             raise ReportError(f"another run is writing a report in {directory}") from None
         except OSError as error:
             raise ReportError(f"cannot write in {directory}: {error.strerror}") from error
@@ -146,23 +141,32 @@ class ReportWriter:
 
     def close(self) -> Path:
         """Write the end line, flush to disk and give the report its name, which is returned."""
-        held = self.gpu_seconds
-        if held is ...:
+        spent = self.gpu_seconds
+        if spent is ...:
             named = self._header.host.get("gpus")
             gpus = len(named) if isinstance(named, list) else 0
-            held = round((monotonic() - self._began) * gpus, 3) if gpus else None
+            spent = round((monotonic() - self._began) * gpus, 3) if gpus else None
         digest = self._digest.hexdigest()
-        end = End(len(self._cells), self._evidence, digest, tuple(self.not_run), held)
+        end = End(len(self._cells), self._evidence, digest, tuple(self.not_run), spent)
         self._append(_encode(end, "the end line", _END))
         try:
-            # Pages of an earlier run must not remain next to this one's report.
-            for stale in (SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE):
-                self.path.with_name(stale).unlink(missing_ok=True)
-            publish(self._file, self.path)
+            with held(self.path):
+                # Pages of an earlier run must not remain next to this one's report.
+                for stale in (SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE):
+                    self.path.with_name(stale).unlink(missing_ok=True)
+                publish(self._file, self.path)
         except OSError as error:
             self._fail(error)
+        self._written = _stamp(self._file)
         self.abort()
         return self.path
+
+    def read(self) -> Report:
+        """The report that `close` named. ReportError if that is another run's by now."""
+        report = load(self.path)
+        if report.stamp != self._written:
+            raise overtaken(self.path)
+        return report
 
     def abort(self) -> None:
         """Stop without finishing; what was written so far stays in the partial file. Safe to call twice."""
@@ -198,17 +202,24 @@ class ReportWriter:
         self._digest.update(line + b"\n")
 
     def _fail(self, error: OSError) -> None:
-        self.abort()
         with suppress(OSError):
-            self.partial.unlink()
+            if is_at(self._file, self.partial):
+                self.partial.unlink()
+        self.abort()
         raise ReportError(
             f"cannot write {self.path}: {error.strerror} after {len(self._cells)} cells; nothing is left there"
         ) from error
 
 
-def _at_once(path: str, flags: int) -> int:
-    """A descriptor without waiting for the reader of a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o644)
+def overtaken(path: Path) -> ReportError:
+    """The error for a report in whose place there is a later one."""
+    return ReportError(f"another run has written {path} meanwhile; give each run a folder of its own")
+
+
+def _stamp(file: IO[bytes]) -> tuple[int, ...]:
+    """What no two reports have in common."""
+    found = os.fstat(file.fileno())
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def cell_to_json(cell: CellResult) -> str:
@@ -240,6 +251,7 @@ class Report:
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path, self.header = path, header
+        self.stamp: tuple[int, ...] = ()
         self.end(End(0, {}, ""))
         self.starts: Final[list[StartRecord]] = []
         self._names: Final[list[NamesRecord]] = []
@@ -265,6 +277,18 @@ class Report:
     def end(self, line: End) -> None:
         """Set what the last line holds."""
         self.evidence, self.not_run, self.gpu_seconds = line.evidence, line.not_run, line.gpu_seconds
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within the context no other run takes its place. ReportError if one has."""
+        with held(self.path):
+            try:
+                with self.path.open("rb") as file:
+                    if _stamp(file) != self.stamp:
+                        raise overtaken(self.path)
+            except OSError as error:
+                raise ReportError(f"cannot read {self.path}: {error.strerror}") from error
+            yield
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -359,7 +383,10 @@ def load(path: Path | str) -> Report:
     file = _find(Path(path))
     try:
         with opened(file) as source:
-            return _read(file, _unpacked(file, source) if source.peek(2)[:2] == GZIP else source)
+            stamp = _stamp(source)
+            report = _read(file, _unpacked(file, source) if source.peek(2)[:2] == GZIP else source)
+            report.stamp = stamp
+            return report
     except OSError as error:
         raise ReportError(f"cannot read {shorten(str(file), MAX_SAID)}: {error.strerror}") from error
 

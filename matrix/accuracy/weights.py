@@ -38,7 +38,7 @@ from specmatrix.reports.schema import (
     StartRecord,
 )
 from specmatrix.reports.stats import wilson
-from specmatrix.reports.store import ReportWriter, load
+from specmatrix.reports.store import ReportWriter
 
 TIER: Final = "gpu1"
 # Plain decoding of 1,319 answers is the longest part; a pair that takes longer hangs.
@@ -66,7 +66,7 @@ def main_weights(
         for pair, record in zip(pairs, records(pairs, out, run), strict=True):
             words = shlex.join(command(asking, pair, models, None))
             writer.write(replace(record, repro=f'specmatrix accuracy {words} --out "$(mktemp -d)"'))
-    view = write_run(load(writer.path))
+    view = write_run(writer.read())
     if json_:
         print(json.dumps(view.summary.to_json(), indent=2))
     else:

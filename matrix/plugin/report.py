@@ -18,7 +18,7 @@ from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.counters import CounterVerdict
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.schema import ReportError
-from specmatrix.reports.store import ReportWriter, cell_from_json, load
+from specmatrix.reports.store import ReportWriter, cell_from_json
 
 
 class CellReports:
@@ -57,7 +57,7 @@ class CellReports:
         """Complete the report unless the session was interrupted; counters that were never hit fail the session."""
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self.uncollected:
             self.writer.close()
-            self.counters = write_run(load(self.directory)).summary.counters
+            self.counters = write_run(self.writer.read()).summary.counters
             if self.counters.state == "FAIL":
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
         else:

@@ -180,13 +180,15 @@ def view(report: Report) -> RunView:
 def write_run(report: Report) -> RunView:
     """Write `summary.json`, `report.md` and `report.html` next to the report; returns what they show.
 
-    Raises ReportError if the place cannot be written or a line of the report is broken.
+    Raises ReportError if the place cannot be written, or holds another report by now.
     """
     run = view(report)
     directory = report.path.parent
-    write_summary(run.summary, directory)
-    write_text(directory / MARKDOWN_FILE, run_markdown(run))
-    write_text(directory / PAGE_FILE, run_page(run))
+    texts = {MARKDOWN_FILE: run_markdown(run), PAGE_FILE: run_page(run)}
+    with report.held():
+        write_summary(run.summary, directory)
+        for name, text in texts.items():
+            write_text(directory / name, text)
     return run
 
 

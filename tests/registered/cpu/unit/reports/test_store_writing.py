@@ -1,10 +1,15 @@
+import fcntl
 import json
+import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from threading import Barrier, Thread
 
 import pytest
 
+from specmatrix.reports.render.run import write_run
 from specmatrix.reports.schema import GateResult, ReportError
 from specmatrix.reports.store import ReportWriter, cell_from_json, cell_to_json, load
 
@@ -98,11 +103,79 @@ def test_a_closed_report_takes_nothing(tmp_path, make_cell, make_header):
         writer.write(make_cell("a"))
 
 
-def test_a_full_disk_leaves_nothing(tmp_path, make_cell, make_header):
-    (tmp_path / "report.jsonl.partial").symlink_to("/dev/full")
-    with pytest.raises(ReportError, match=r"report.jsonl: No space left on device after 0 cells; nothing is left"):
-        ReportWriter(tmp_path, make_header())
-    assert list(tmp_path.iterdir()) == []
+def test_no_link_in_the_place_of_a_partial_file_is_followed(tmp_path, make_header):
+    (mine := tmp_path / "mine").write_text("mine")
+    partial = tmp_path / "out" / "report.jsonl.partial"
+    partial.parent.mkdir()
+    partial.symlink_to(mine)
+    with pytest.raises(ReportError, match=f"cannot write in {tmp_path}/out: Too many levels of symbolic links"):
+        ReportWriter(tmp_path / "out", make_header())
+    partial.unlink()
+    partial.hardlink_to(mine)
+    ReportWriter(tmp_path / "out", make_header()).close()
+    assert mine.read_text() == "mine"
+
+
+def test_a_run_that_starts_as_another_ends_does_not_empty_its_report(tmp_path, make_cell, make_header, monkeypatch):
+    first = ReportWriter(tmp_path, make_header())
+    first.write(make_cell("a"))
+    real = fcntl.flock
+
+    def late(*given: object) -> None:
+        """The first run gives its file another name after the second has opened it."""
+        monkeypatch.undo()
+        first.close()
+        real(*given)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    second = ReportWriter(tmp_path, make_header())
+    assert list(load(tmp_path / "report.jsonl").ids()) == ["a"]
+    second.write(make_cell("b"))
+    second.close()
+    assert list(second.read().ids()) == ["b"]
+    with pytest.raises(ReportError, match=f"another run has written {tmp_path}/report.jsonl meanwhile; give each run"):
+        first.read()
+
+
+def test_pages_are_not_written_beside_another_runs_report(tmp_path, make_cell, write_report, monkeypatch):
+    """Who writes pages and who replaces the report hold the same lock."""
+    report, locked, real = load(write_report(tmp_path, [make_cell("a")])), [], fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", lambda file, how: (real(file, how), locked.append(os.fstat(file.fileno()))))
+    with report.held(), report.path.open("rb") as other, pytest.raises(BlockingIOError):
+        real(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    before = report.path.stat()
+    write_report(tmp_path, [make_cell("b")])
+    assert [os.path.samestat(before, each) for each in locked] == [True, False, True]
+    with pytest.raises(ReportError, match="another run has written"):
+        write_run(report)
+    assert [each.name for each in tmp_path.iterdir()] == ["report.jsonl"]
+
+
+def test_of_many_writers_into_one_folder_each_leaves_a_whole_run_or_is_refused(tmp_path, make_cell, make_header):
+    ready, done = Barrier(4), Counter[str]()
+
+    def write(number: int) -> None:
+        ready.wait()
+        for _ in range(10):
+            try:
+                with ReportWriter(tmp_path, make_header(commit=f"{number}" * 12)) as writer:
+                    writer.write(make_cell(f"cell{number}"))
+                assert [cell.id for cell in write_run(writer.read()).cells] == [f"cell{number}"]
+                done["whole"] += 1
+            except ReportError as refused:
+                assert "another run" in str(refused)
+                done["refused"] += 1
+
+    writers = [Thread(target=write, args=(number,)) for number in range(4)]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join()
+    assert done["whole"] > 0 and done.total() == 40
+    (cell,) = load(tmp_path)
+    for name in ("report.md", "report.html"):
+        page = tmp_path / name
+        assert not page.exists() or cell.id.removeprefix("cell") * 12 in page.read_text()
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path, make_header):
