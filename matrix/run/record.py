@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from specmatrix.errors import ConfigError, EngineBug
+from specmatrix.errors import ConfigError, EngineBug, NotFiniteError, RequestError
 from specmatrix.matrix.cells.tiers import repro
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.verb import traceback_of, verb_of
@@ -76,10 +76,10 @@ def crashed(
     evidence: Mapping[str, int] | None = None,
     first_red: FailingRequest | None = None,
 ) -> CellResult:
-    """The record of a cell whose run raised: FAIL for an EngineBug, which the engine detected itself, for a baseline
-    that never ends, and for an engine that failed in its own process or refused a command that its subject translated,
-    else INFRA. command: what was asked for, None if the subject did not come to translate the cell. engine: None if it
-    did not start."""
+    """The record of a cell whose run raised: FAIL for an EngineBug, which the engine detected itself, for a request of
+    the cell that the engine refused or gave numbers that are not finite, for a baseline that never ends, and for an
+    engine that failed in its own process or refused a command that its subject translated, else INFRA. command: what
+    was asked for, None if the subject did not come to translate the cell. engine: None if it did not start."""
     cause, part = (error.cause, "baseline: ") if isinstance(error, BaselineError) else (error, "")
     if isinstance(cause, EngineFailed) or (isinstance(cause, ConfigError) and prepared.subject != REFERENCE):
         found = record(prepared, "FAIL", engine, evidence, error=f"{part}{cause}", command=command)
@@ -89,7 +89,7 @@ def crashed(
     frames = traceback.extract_tb(cause.__traceback__)
     places = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames[: -LAST_FRAMES - 1 : -1]]
     text = f"{part}{type(cause).__name__}: {cause}, in {' < '.join(places)}"
-    state: CellState = "FAIL" if isinstance(cause, EngineBug | Stalled) else "INFRA"
+    state: CellState = "FAIL" if isinstance(cause, EngineBug | RequestError | NotFiniteError | Stalled) else "INFRA"
     found = record(prepared, state, engine, evidence, error=text, command=command)
     return structs.replace(found, verb=verb_of(cause), traceback=traceback_of(cause), first_red=first_red)
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from specmatrix.engine.parallel.group import RankLost
-from specmatrix.errors import ConfigError, LedgerError
+from specmatrix.errors import ConfigError, LedgerError, NotFiniteError, RequestError
 from specmatrix.matrix.cells.cell import GPU_LIMITS, Cell, asked
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.record import BaselineError, crashed, judged, lost, with_outcome
@@ -88,6 +88,8 @@ def raised_below(depth: int) -> Exception:
         (EngineFailed("lost", "generate", "the whole text"), "reference", "FAIL", "lost", "generate"),
         (ConfigError("n is 2"), "tiny", "FAIL", "n is 2", ""),
         (ConfigError("n is 2"), "reference", "INFRA", "ConfigError: n is 2, in drive (", ""),
+        (RequestError("n is 2"), "reference", "FAIL", "RequestError: n is 2, in drive (", ""),
+        (NotFiniteError("NaN"), "reference", "FAIL", "NotFiniteError: NaN, in drive (", ""),
         (RankLost("rank 1 of 2 died"), "reference", "INFRA", "RankLost: rank 1 of 2 died, in drive (", ""),
         (Stalled(9, 5, 1, "a", 2, 3), "reference", "FAIL", "Stalled: the requests have not ended after 9 steps; ", ""),
     ],
