@@ -50,11 +50,11 @@ class CausalLM(ABC):
         embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.layers = [self.layer(take, f"model.layers.{i}", i) for i in range(config.num_layers)]
         self.final_norm = self.norm.scale(take("model.norm.weight", config.hidden_size))
-        if config.tie_embeddings:
-            take.drop("lm_head.weight")
-            head = embedding
-        else:
-            head = take("lm_head.weight", config.vocab_size, config.hidden_size)
+        head = embedding
+        if not config.tie_embeddings or "lm_head.weight" in take:
+            own = take("lm_head.weight", config.vocab_size, config.hidden_size)
+            # As transformers: a checkpoint that says tied and brings another head is not tied.
+            head = embedding if torch.equal(own, embedding) else own
         self.vocabulary = Vocabulary(embedding, head, ranks)
         self.norm.own.hold(self.vocabulary.own_head)
         for i in range(config.bundled_layers):

@@ -7,6 +7,7 @@ from torch import Tensor
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.draft_config import AUX_IDS
 from specmatrix.engine.models.weights import WeightReader
 from specmatrix.errors import ConfigError
 
@@ -46,6 +47,11 @@ def captured_states(config: ModelConfig, target: CausalLM) -> tuple[int, ...]:
     """The target's states that the draft reads. ConfigError if the target lacks them or has another width."""
     assert config.draft is not None
     states = config.draft.states_of(target.num_layers)
+    if config.draft.states is None and config.draft.block_size is None and list(states) != sorted({*states}):
+        raise ConfigError(
+            f"{config.architecture}: the config names no aux layers, and their default, {list(states)} for a target of "
+            f"{target.num_layers} layers, is not three layers one behind the other; set {AUX_IDS}"
+        )
     if max(states) > target.num_layers or any(state < 0 for state in states if state != FINAL):
         raise ConfigError(
             f"{config.architecture}: aux layers {list(states)} must be in 0..{target.num_layers} for a target of "

@@ -33,7 +33,9 @@ class Eagle3:
         self.carry_width = hidden = config.hidden_size
         self.aux_layers = captured_states(config, target)
         self.state_width = len(self.aux_layers) * target.hidden_size
-        take = WeightReader(_canonical(weights), config.architecture)
+        named = _canonical(weights)
+        marks = named.pop("t2d", None)
+        take = WeightReader(named, config.architecture)
         self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device, target.deterministic)
         assert config.draft is not None
         self.vocab_size = config.draft.vocab_size
@@ -52,7 +54,8 @@ class Eagle3:
         embedding_norm = self.norm.scale(take("midlayer.input_layernorm.weight", hidden))
         self.embedding = self.norm.whole(shared_embedding(take, config, target), embedding_norm)
         self.id_map = self._id_map(take, target.vocab_size)
-        take.drop("t2d")
+        if marks is not None and marks.nonzero().flatten().tolist() != sorted(self.id_map.tolist()):
+            raise ConfigError(f"{config.architecture}: t2d marks other target ids than d2t maps to")
         take.done()
         self.rotations = rotations(config.rope, config.head_dim, target.positions, self.device)
         self.workspaces = Workspaces(config, self.dtype, self.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -96,6 +98,15 @@ def test_positions_reach_past_the_context_as_far_as_requested(target_folder, pag
     attend = paged(ours, 1, 4).attend([0], [0], torch.ones(1, 1).bool())
     hidden, aux = ours.forward(TOKENS[:1, :1], torch.tensor([[699]]), attend, capture=(1,))
     assert hidden.isfinite().all() and hidden.shape == aux.shape == (1, 1, 48)
+
+
+@torch.inference_mode()
+def test_a_head_of_its_own_is_read_although_the_config_says_tied(target_folder, architectures, paged):
+    folder = target_folder("llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    theirs = architectures["llama"][1].from_pretrained(folder, dtype=torch.float32).eval()
+    close(paged(load_target(folder, "cpu", torch.float32), 3, 40).run(TOKENS, [0, 0, 0]), theirs(TOKENS).logits)
 
 
 @pytest.mark.parametrize("kind", KINDS)

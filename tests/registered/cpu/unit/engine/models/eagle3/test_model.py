@@ -63,6 +63,8 @@ def test_embeddings_and_head_come_from_the_target_where_missing(llama_folder, ea
             "d2t must map draft ids to distinct target ids below 97, but its ids range from 1 to 40",
         ),
         ({"put": {"d2t": torch.full((41,), 90)}}, "d2t must map draft ids to distinct target ids below 97, but its"),
+        ({"put": {"t2d": torch.ones(97, dtype=torch.bool)}}, "t2d marks other target ids than d2t maps to"),
+        ({"eagle_config": None}, r"default, \[2, 1, 0\] for a target of 3 layers, is not three layers one behind"),
         ({"put": {"midlayer.bias": torch.zeros(1)}}, "tensor 'midlayer.bias' does not belong to this architecture"),
     ],
 )
