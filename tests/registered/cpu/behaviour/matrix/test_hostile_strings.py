@@ -4,10 +4,12 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial, reduce
 from hashlib import sha256
+from operator import getitem
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier
 from typing import Any
 
 import pandas
@@ -37,7 +39,6 @@ HOSTILE = "../../x\x1b[31m\x9b\r\u202e\u2066\u2028\n::warning file=x::y\n ##[gro
 ACTIVE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 TURNING = re.compile("[\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 COMMAND = re.compile(r"^\s*:(?!:error )|##\w*\[", re.MULTILINE)
-CELL = "eagle3.s3.k1.n4.v2"
 
 
 def whole_report(folder: Path) -> Path:
@@ -51,11 +52,10 @@ def whole_report(folder: Path) -> Path:
         (RewriteRecord("topk", "4", "1", "a reason"),),
     )  # fmt: skip
     red = GateResult("lossless", "FAIL", {"tokens": 9}, message="3 tokens differ", accept="specmatrix lock")
-    waived = {"waived": Waiver("known", "2026-12-31", "https://example.org/1")}
     cells: dict[str, dict[str, Any]] = {
         "eagle3.s3.k1.n4.v2": {"gates": (red,), "first_red": ask, "verb": "settle", "traceback": "x\n  y"},
         "none": {"state": "PASS", "gates": (GateResult("lossless", "PASS"),), "losses": ("its node was lost",)},
-        "ngram": {"gates": (red,), **waived},
+        "ngram": {"gates": (red,), "waived": Waiver("known", "2026-12-31", "https://example.org/1")},
         "standalone.s3": {"state": "UNSUPPORTED", "error": "no such engine"},
     }
     with ReportWriter(folder, made_header(waivers=(rule,), repository="https://example.org/o/n")) as writer:
@@ -76,22 +76,11 @@ def resealed(folder: Path, lines: list[Any]) -> Path:
     return folder
 
 
-def strings(lines: list[Any]) -> Iterator[tuple[int | str, ...]]:
-    for path in places(lines):
-        holder = lines
-        for key in path[:-1]:
-            holder = holder[key]
-        if isinstance(holder[path[-1]], str):
-            yield path
-
-
 def changed(lines: list[Any], *paths: tuple[int | str, ...]) -> list[Any]:
     """A copy of the lines with the hostile text in front of what is at some places."""
     found = json.loads(json.dumps(lines))
     for *holders, last in paths:
-        holder = found
-        for key in holders:
-            holder = holder[key]
+        holder = reduce(getitem, holders, found)
         holder[last] = HOSTILE + holder[last]
     return found
 
@@ -127,7 +116,7 @@ def test_every_string_of_a_report_is_refused_or_is_text(tmp_path, capsys):
     """Each alone, and those that are read all at once in every command that reads a report."""
     base, taken = whole_report(tmp_path / "whole"), []
     lines = [json.loads(line) for line in (base / "report.jsonl").read_text().splitlines()]
-    for number, path in enumerate(strings(lines)):
+    for number, path in enumerate(at for at in places(lines) if isinstance(reduce(getitem, at, lines), str)):
         forged = resealed(tmp_path / "each" / str(number), changed(lines, path))
         # A report of an unknown tier or stage, or of a planted fault, is refused by some commands.
         if run(capsys, "compare", base, forged) != 2 and path[1] not in ("tier", "stage", "fault"):
@@ -151,22 +140,15 @@ def test_every_string_of_a_report_is_refused_or_is_text(tmp_path, capsys):
     check_files(out)
 
 
-@pytest.mark.parametrize(
-    "words", [("compare", "BASE", "PATH"), ("review", "PATH", "--annotate"), ("history", "add", "PATH")]
-)
+@pytest.mark.parametrize("words", ["compare BASE PATH", "review PATH --annotate", "history add PATH --history H"])
 def test_the_name_of_a_folder_is_text(words, tmp_path, capsys):
     """Of one that holds a report, and of one that holds none."""
-    base = write_report(tmp_path / "base", {"none": {}})
-    name = HOSTILE.replace("../../", "")
-    whole, empty = write_report(tmp_path / "1" / name, {"none": {}}), tmp_path / "2" / name
+    whole, empty = (tmp_path / str(number) / HOSTILE.replace("../../", "") for number in (1, 2))
+    write_report(whole, {"none": {}})
     empty.mkdir(parents=True)
+    given = {"BASE": write_report(tmp_path / "base", {"none": {}}), "H": tmp_path / "history"}
     for path in (whole, empty):
-        given = {"BASE": base, "PATH": path}
-        run(
-            capsys,
-            *(given.get(word, word) for word in words),
-            *(("--history", tmp_path / "h") if words[0] == "history" else ()),
-        )
+        run(capsys, *({**given, "PATH": path}.get(word, word) for word in words.split()))
 
 
 def test_a_tier_that_is_a_path_chooses_no_base(tmp_path, capsys):
@@ -208,20 +190,11 @@ def test_four_writers_of_one_history_leave_every_run_whole(tmp_path, monkeypatch
     history, ready = tmp_path / "history", Barrier(4)
     report = write_report(tmp_path / "report", {"none": {}})
     (report / "report.html").write_text("a page" * 10_000)
-    done: list[tuple[str, bool]] = []
-
     real = pyarrow.parquet.write_table
     monkeypatch.setattr(pyarrow.parquet, "write_table", lambda *given: (real(*given), ready.wait()))
-
-    def write() -> None:
-        done.append(add(report, history))
-
-    writers = [Thread(target=write) for _ in range(4)]
-    for each in writers:
-        each.start()
-    for each in writers:
-        each.join()
-    assert len(done) == 4 and len({name for name, _ in done}) == 1
+    with ThreadPoolExecutor(4) as writers:
+        done = [*writers.map(lambda _: add(report, history), range(4))]
+    assert len({name for name, _ in done}) == 1
     found = read(history)
     assert len(found.runs) == 1 and found.cells == ("none",)
     assert found.page(0).read_text() == "a page" * 10_000 and not [*history.rglob("*.partial")]

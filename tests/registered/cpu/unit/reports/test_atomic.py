@@ -1,5 +1,6 @@
 import resource
-from threading import Barrier, Thread
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 
@@ -62,12 +63,10 @@ def test_no_link_is_followed_and_no_other_writer_is_met(tmp_path):
         for _ in range(5):
             write_text(path, text)
 
-    writers = [Thread(target=write, args=(text,)) for text in texts]
-    for each in writers:
-        each.start()
-    seen = {path.read_text() for _ in range(50)}
-    for each in writers:
-        each.join()
+    with ThreadPoolExecutor(4) as writers:
+        done = writers.map(write, texts)
+        seen = {path.read_text() for _ in range(50)}
+        assert [*done] == [None] * 4
     assert seen <= {"mine", *texts} and path.read_text() in texts and not path.is_symlink()
     assert mine.read_text() == "mine" and len([*path.parent.iterdir()]) == 4
 

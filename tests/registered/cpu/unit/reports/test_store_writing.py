@@ -4,8 +4,9 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier
 
 import pytest
 
@@ -166,11 +167,8 @@ def test_of_many_writers_into_one_folder_each_leaves_a_whole_run_or_is_refused(t
                 assert "another run" in str(refused)
                 done["refused"] += 1
 
-    writers = [Thread(target=write, args=(number,)) for number in range(4)]
-    for each in writers:
-        each.start()
-    for each in writers:
-        each.join()
+    with ThreadPoolExecutor(4) as writers:
+        [*writers.map(write, range(4))]
     assert done["whole"] > 0 and done.total() == 40
     (cell,) = load(tmp_path)
     for name in ("report.md", "report.html"):
