@@ -69,7 +69,7 @@ def failure(cell: CellResult) -> str:
     texts = [f"{g.name}: {g.message or g.state}" for g in cell.gates if g.state != "PASS"]
     if cell.error:
         texts.insert(0, cell.error)
-    return "; ".join(texts)
+    return visible("; ".join(texts))
 
 
 def accepting(cell: CellResult) -> str:

@@ -25,6 +25,7 @@ from specmatrix.matrix.run.waivers import file_option, load_waivers
 from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.zoo.registry import verify_cells
+from specmatrix.plain_text import inert
 from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import RED_STATES, REFERENCE, CellResult, WaiverRule, is_red
 from specmatrix.reports.store import cell_to_json
@@ -144,7 +145,7 @@ class CellItem(pytest.Item):
         record = excinfo.value.record
         lines = [f"{record.state} {record.id}", *([record.error] if record.error else [])]
         lines += [f"{g.name}: {g.state}: {g.message}" for g in record.gates if g.state != "PASS"]
-        return "\n".join([*lines, as_called(record.repro)])
+        return inert("\n".join([*lines, as_called(record.repro)]))
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The file that collects the cell, without a line number."""

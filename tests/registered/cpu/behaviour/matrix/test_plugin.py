@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from specmatrix import HOME
 from specmatrix.matrix.cells.cell import Cell
@@ -137,6 +138,12 @@ def test_red_cell_fails_with_its_sentences():
     runner.gates = ()
     record = runner.run_cell(Cell.from_id("none.length"))
     assert str(CellFailed(record)) == "no gate applied to this cell"
+    failed = CellFailed(replace(record, error="\x1b[2J\n::error::x"))
+    assert str(failed) == "\\x1b[2J\n::error::x"
+    assert CellItem.repr_failure(None, SimpleNamespace(value=failed)).splitlines()[1:3] == [
+        "\\x1b[2J",
+        ":\\x3aerror::x",
+    ]
 
 
 def test_a_cell_has_the_hooks_of_its_own_folder(tmp_path: Path):
