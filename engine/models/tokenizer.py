@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 
 from specmatrix.engine.models.config_reader import MOST, read_json
-from specmatrix.errors import ConfigError, RequestError, described, shown, text_of
+from specmatrix.errors import ConfigError, RequestError, described, is_interrupt, shown, text_of
 
 # A decoder's output for bytes that do not form a character yet.
 INCOMPLETE = "\ufffd"
@@ -91,9 +91,14 @@ def _failing(verb: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not _of_library(error):
             raise
         raise RequestError(f"the tokenizer cannot {verb} ({described(error)})") from None
+
+
+def _of_library(error: BaseException) -> bool:
+    """Whether the library failed, which raises Exception itself, or a panic of its own, which is none."""
+    return (isinstance(error, Exception) or type(error).__name__ == "PanicException") and not is_interrupt(error)
 
 
 class Detokenizer:
@@ -147,7 +152,9 @@ def _read(file: Path) -> tokenizers.Tokenizer:
         raise ConfigError(f"{file} is {found_there}; the checkpoint has no tokenizer")
     try:
         found = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # The library raises Exception itself.
+    except BaseException as error:
+        if not _of_library(error):
+            raise
         raise ConfigError(f"{file} is not a tokenizer ({text_of(error)}); the file is truncated or damaged") from None
     if dropout := getattr(found.model, "dropout", None):
         raise ConfigError(f"{file}: dropout {shown(dropout)} makes encodings random; allowed: null or 0")

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specmatrix.engine.models.config_reader import read_json
-from specmatrix.errors import ConfigError, shown, text_of
+from specmatrix.errors import ConfigError, is_interrupt, shown, text_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -126,6 +126,8 @@ def _opened(file: Path, device: torch.device | str) -> Iterator[Any]:
             _check_number(file, len(tensors.keys()))
             yield tensors
     except (SafetensorError, OSError) as error:
+        if is_interrupt(error):  # a TimeoutError is an OSError
+            raise
         raise ConfigError(
             f"{file} cannot be read as safetensors ({text_of(error)}); it is truncated or damaged"
         ) from None

@@ -35,6 +35,14 @@ def test_an_interrupt_leaves_nothing_in_flight_and_the_requests_go_on(monkeypatc
     at_rest(llm)
 
 
+@pytest.mark.usefixtures("raising")
+@pytest.mark.parametrize("place", ["specmatrix.engine.models.weights.numbered", "tokenizers.Tokenizer.from_file"])
+def test_a_timeout_while_a_model_is_loaded_is_no_damaged_file(monkeypatch, place):
+    monkeypatch.setattr(place, lambda *_: signal.raise_signal(signal.SIGALRM))
+    with pytest.raises(TimeoutError, match="time is up"):
+        start_engine()
+
+
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_an_exit_in_the_middle_of_the_books_breaks_the_engine(monkeypatch, interrupted):
     """An interrupt that was undone excuses no later exit."""
