@@ -64,16 +64,19 @@ class Interrupts:
         """Give every signal its handler, and call those that are due, whatever the others raise; not that of `again`,
         whose exception is on its way already."""
         handlers, self._handlers = self._handlers, {}
-
-        def deliver() -> None:
-            late, self._late = self._late, {}
-            for number in late.keys() - {again}:
-                ending.callback(handlers[number], number, late[number])
-
-        with ExitStack() as ending:
-            ending.callback(deliver)
+        try:
             for number, handler in handlers.items():
-                ending.callback(_restored, number, handler)
+                _set(number, handler)
+        except BaseException:  # from a signal whose handler is back already; what it stopped was not set
+            for number, handler in handlers.items():
+                _set(number, handler)
+            raise
+        finally:
+            if self._late:
+                late, self._late = self._late, {}
+                with ExitStack() as due:
+                    for number in late.keys() - {again}:
+                        due.callback(handlers[number], number, late[number])
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._late[number] = frame
@@ -109,14 +112,6 @@ class _UndoableSection:
         raised = self._interrupts.raised
         if raised is not None and raised is not error:
             raise raised
-
-
-def _restored(number: int, handler: Handler) -> None:
-    try:
-        _set(number, handler)
-    except BaseException:  # from another signal, before anything was set
-        _set(number, handler)
-        raise
 
 
 def _main_thread() -> bool:
