@@ -1,4 +1,4 @@
-"""Connections of clients: few, with a time for each part of a request; idle ones are closed first."""
+"""Connections of clients: few, with a time for each part of a request; those without one are closed first."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import resource
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specmatrix.engine.server import limits
@@ -19,7 +20,7 @@ def most_connections(most_requests: int) -> int:
 
 class Connection(H11Protocol):
     """Closes if the head of its next request does not come in time, or its client stops reading. When there are as many
-    as uvicorn's `limit_concurrency`, the one closes that has been idle for longest, or else one that is not read."""
+    as uvicorn's `limit_concurrency`, one closes that serves no admitted request: the one that last did for longest."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - uvicorn's
         super().__init__(*arguments, **named)
@@ -32,19 +33,31 @@ class Connection(H11Protocol):
         """Whether no request is being served."""
         return self.cycle is None or self.cycle.response_complete
 
+    @property
+    def admitted(self) -> bool:
+        """Whether a request is being served that `Limits` gave one of the slots to."""
+        return not self.idle and "admitted" in self.cycle.scope["state"]
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.max_size = limits.READ_BYTES  # type: ignore[attr-defined]  # asyncio's, 256 KiB
         self._wait()
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             others = [one for one in self.connections if isinstance(one, Connection) and one is not self]
-            closable = [one for one in others if one.idle or one.flow.write_paused]
-            min(closable, key=lambda one: (not one.idle, one._since), default=self).close()
+            min((one for one in others if not one.admitted), key=lambda one: one._since, default=self).close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         for timer in filter(None, (self._timer, self._stalled)):
             timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        # Chunks of a byte cost more to parse than to send, and nobody waits for those of an answered request.
+        answered = self.cycle is not None and self.cycle.response_complete and self.conn.their_state is h11.SEND_BODY
+        if not answered or b"transfer-encoding" not in dict(self.headers):
+            super().data_received(data)
+        elif data.endswith(b"0\r\n\r\n"):
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         self._wait()

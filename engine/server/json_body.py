@@ -36,13 +36,17 @@ async def read(http: Request, kind: type[Body]) -> Body:
     content = http.headers.get("content-type", "application/json")
     if "json" not in content:
         raise RequestError(f"Content-Type is {shown(content)}; allowed: application/json")
-    raw = await http.body()
+    return decoded(await http.body(), kind)
+
+
+def decoded(raw: bytes | msgspec.Raw, kind: type[Body], within: str = "") -> Body:
+    """The value of a JSON text. RequestError unless it is of this type. within: the member of the body that it is."""
     collects = gc.isenabled()
     gc.disable()  # a million lists would start many collections
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
-        raise RequestError(_sentence(str(error), raw)) from None
+        raise RequestError(_sentence(str(error), raw, within)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is not JSON: {text_of(error)}") from None
     except RecursionError:
@@ -52,23 +56,24 @@ async def read(http: Request, kind: type[Body]) -> Body:
             gc.enable()
 
 
-def _sentence(message: str, raw: bytes) -> str:
+def _sentence(message: str, raw: bytes | msgspec.Raw, within: str) -> str:
     """A message of msgspec in the words of this project's errors."""
     found = MESSAGE.fullmatch(message)
     assert found is not None
-    what, key, place = found[1], found[2] or "", found[3] or ""
+    what, key = found[1], found[2] or ""
+    value = "wrong" if key else _value(found[3] or "", raw)
+    place = ".".join(filter(None, (within, found[3])))
     if what.startswith("Object "):
         name = text_of(f"{place}.{what.partition('`')[2][:LONGEST_VALUE].rstrip('`')}".strip("."))
         return f"{name} is missing" if "missing" in what else f"{name} is unknown; allowed: {LISTED}"
     kept = re.match(r"Expected (.*?)(, got .*)?$", what)
     allowed = re.sub(r"`|\w+", lambda word: WORDS.get(word[0], word[0].strip("`")), kept[1]) if kept else LISTED
-    value = "wrong" if key else _value(place, raw)
     return f"{'a key of ' if key else ''}{place or 'the body'} is {value}; allowed: {allowed.replace(' |', ' or')}"
 
 
-def _value(place: str, raw: bytes) -> str:
+def _value(place: str, raw: bytes | msgspec.Raw) -> str:
     """The value at a place like `prompt[0].name`, for an error message."""
-    if len(raw) > SEARCHED or "[...]" in place:
+    if memoryview(raw).nbytes > SEARCHED or "[...]" in place:
         return "wrong"
     try:
         value = msgspec.json.decode(raw)

@@ -45,7 +45,7 @@ HEAD_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 30.0
 READ_SECONDS: Final = 60.0  # without reading an answer
 READ_BYTES: Final = 8192  # at once; as chunks of a byte they keep the event loop for 50 ms
-SPARE_CONNECTIONS: Final = 128  # besides --max-connections, for what has no request yet
+SPARE_CONNECTIONS: Final = 128  # besides --max-connections, for probes and what has no request yet
 # Probes and scrapes carry no key and must be answered under load, as on SGLang's server.
 OPEN: Final = ("/health", "/health_generate", "/metrics")
 OPEN_REQUESTS: Final = 16  # at once, to each of them
@@ -89,23 +89,20 @@ class Limits:
         headers = dict(scope["headers"])
         keyed = self._key is not None and _matches(headers.get(b"authorization", b""), self._key)
         probe = self._probes.get((scope["path"], keyed))
-        chunked = b"transfer-encoding" in headers
         try:
             self._check(scope, headers)
             if self._key is not None and not keyed and probe is None:
                 raise Unauthorized("the key is missing or wrong; send the header Authorization: Bearer KEY")
-            if probe is not None and chunked:
+            if probe is not None and b"transfer-encoding" in headers:
                 raise Refused("a probe has a body in chunks; allowed: none")
             with (probe or self._slots).one():
                 if probe is None:
+                    scope.setdefault("state", {})["admitted"] = True  # its connection stays
                     receive = _replayed(await self._body(headers, receive), receive)
                 async with asyncio.timeout(OPEN_SECONDS) if probe else nullcontext():
                     await self.app(scope, receive, send)
         except Refused as error:
-            response = answer(scope["path"], error)
-            if chunked:  # whose rest, chunks of a byte each, would cost more to read than to send
-                response.headers["Connection"] = "close"
-            await response(scope, receive, send)
+            await answer(scope["path"], error)(scope, receive, send)
         except TimeoutError:
             if probe is None:
                 raise

@@ -17,7 +17,7 @@ from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.server import limits
 from specmatrix.engine.server.engine_thread import EngineThread, SessionTurn, Submission, Ticket, failure
-from specmatrix.engine.server.json_body import JsonBody, absent, read, takes
+from specmatrix.engine.server.json_body import REFERENCE, JsonBody, absent, decoded, read, takes
 from specmatrix.engine.server.refusals import NativeErrorBody, Stopping, body_of, documented
 from specmatrix.engine.server.responses import DONE, EventStream, event, finished, json_answer, merged, number
 from specmatrix.engine.server.sampling import NATIVE_ABSENT, Ids, NativeSampling, engine_params, prompts_of, refuse
@@ -37,6 +37,12 @@ RUNNING: Final = (
 PROBE: Final = SamplingParams(max_new_tokens=1)
 
 
+# Decoded once their number is known: each becomes much larger than it is as JSON.
+Samplings = Annotated[
+    list[Raw], EACH, Meta(extra_json_schema={"items": {"$ref": REFERENCE.format(name="NativeSampling")}})
+]
+
+
 class SessionField(JsonBody):
     """SGLang's session_params."""
 
@@ -52,7 +58,7 @@ class GenerateBody(JsonBody):
 
     text: str | Annotated[list[str], EACH] | None = None
     input_ids: Ids | None = None
-    sampling_params: NativeSampling | Annotated[list[NativeSampling], EACH] | None = None
+    sampling_params: NativeSampling | Samplings | None = None
     rid: Name | Annotated[list[Name], EACH] | None = None
     stream: bool = False
     return_logprob: Flags | None = None
@@ -92,6 +98,9 @@ class GenerateBody(JsonBody):
         scored = _each("return_logprob", self.return_logprob, count, batch, False)
         starts = _each("logprob_start_len", self.logprob_start_len, count, batch, -1)
         tops = _each("top_logprobs_num", self.top_logprobs_num, count, batch, 0)
+        if isinstance(self.sampling_params, list):
+            where = "sampling_params[{}]"
+            samplings = [decoded(raw, NativeSampling, where.format(i)) for i, raw in enumerate(samplings)]
         engine.check_room(sum(sampling.n for sampling in samplings))
         seed = engine.resolved.random_seed
         for i, prompt in enumerate(prompts):

@@ -79,14 +79,13 @@ SAME: Final = (
 
 def prompts_of(name: str, given: str | Sequence[Any]) -> tuple[list[Prompt], bool]:
     """A member's prompts, and whether they are a batch. RequestError if there are none, too many, or of two kinds."""
-    kinds = {str} if isinstance(given, str) else set(map(type, given))
-    if isinstance(given, str) or kinds == {int}:
-        return [given], False
-    if len(kinds) != 1 or len(given) > limits.PROMPTS:
-        found = f"a list of {len(given)} values of {len(kinds)} types" if given else "[]"
+    one = isinstance(given, str) or isinstance(next(iter(given), None), int)
+    few = one or 0 < len(given) <= limits.PROMPTS
+    if not few or (not isinstance(given, str) and len(set(map(type, given))) > 1):
+        found = f"a list of {len(given)} values" if given else "[]"
         allowed = f"a text, token ids, or a list of at most {limits.PROMPTS} of one of these"
         raise RequestError(f"{name} is {found}; allowed: {allowed}")
-    return [*given], True
+    return ([given], False) if one else ([*given], True)
 
 
 def refuse(asked: JsonBody, absent: tuple[str, ...]) -> None:

@@ -24,7 +24,7 @@ RINGS = {
     "engine/device": DEVICE | TENSORS,
     "engine/models": DEVICE | TENSORS,
     "engine/spec": SPEC | TENSORS,
-    "engine/server": SPEC | {"engine", "__version__", "child_process", "jinja2"} | HTTP,
+    "engine/server": SPEC | {"engine", "__version__", "child_process", "jinja2", "h11"} | HTTP,
     "engine": SPEC | TENSORS | {"engine", "temp_dir", "child_process", "remote"},
 }
 # The clock, the environment and the world outside have no place where everything must replay.

@@ -8,7 +8,7 @@ import random
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from threading import Thread, current_thread
@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.schedule.request import SamplingParams
@@ -39,6 +40,14 @@ RIGHT: Final = {
     "/open_session": '"capacity_of_str_len":9,',
     "/update_weights_from_disk": '"model_path":"a",',
 }
+# What took longest, or most memory, of all combinations.
+HEAVIEST: Final = (
+    ("/generate", "sampling_params", "list", "{}"),
+    ("/generate", "session_params", "list", '{"id":"a"}'),
+    ("/generate", "sampling_params.logit_bias", "map", "1"),
+    ("/v1/completions", "prompt", "list", "[1]"),
+    ("/v1/chat/completions", "messages", "list", '{"role":"u"}'),
+)
 LOOP_SECONDS: Final = 0.5
 GROWTH: Final = 200 * 2**10  # KiB
 
@@ -81,12 +90,13 @@ async def loop_seconds() -> float:
     return thread_time()
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(1500, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [30, pytest.param(1500, marks=pytest.mark.nightly)])
 def test_no_body_holds_up_the_event_loop_or_takes_much_memory(server: RunningServer, count: int):
     chosen, all_members = random.Random(40), members(server)
     assert len(all_members) > 120
-    for _ in range(count):
-        (path, member), kind, element = chosen.choice(all_members), chosen.choice(KINDS), chosen.choice(ELEMENTS)
+    drawn = [(*chosen.choice(all_members), chosen.choice(KINDS), chosen.choice(ELEMENTS)) for _ in range(count)]
+    for case in (*HEAVIEST, *drawn):
+        path, member, kind, element = case
         *outer, name = member.split(".")
         inner = f'"{name}":{hostile(kind, element, MOST)}'
         body = ("{" + RIGHT.get(path, "") + (f'"{outer[0]}":{{{inner}}}' if outer else inner) + "}").encode()
@@ -144,8 +154,8 @@ def test_a_step_of_the_largest_request_takes_at_most_ten_times_that_of_an_ordina
         ("/generate", {"text": "a", "sampling_params": {"bad_words_ids": [[1] * 33]}}, "bad_words_ids[0] is [1, "),
         ("/generate", {"text": "a", "sampling_params": {"n": 129}}, "n is 129; allowed: an integer <= 128"),
         ("/generate", {"text": ["a"] * 4097}, "text is ['a', "),
-        ("/generate", {"input_ids": [[1]] * 4097}, "input_ids is a list of 4097 values of 1 types; allowed: a text"),
-        ("/generate", {"input_ids": [[1], 1]}, "input_ids is a list of 2 values of 2 types"),
+        ("/generate", {"input_ids": [[1]] * 4097}, "input_ids is a list of 4097 values; allowed: a text"),
+        ("/generate", {"input_ids": [[1], 1]}, "input_ids is a list of 2 values; allowed: a text"),
         ("/generate", {"input_ids": [1] * 80_000}, "the prompt has 80000 tokens; allowed: at most 36864, the context"),
         ("/generate", {"text": "a" * 80_000}, "the prompt has 80000 characters; allowed: at most 36864"),
         ("/v1/completions", {"model": MODEL, "prompt": ["a"] * 4096, "n": 128}, "524288 more asked for; allowed: 132"),
@@ -166,7 +176,7 @@ def test_what_is_too_much_is_refused_with_a_number(
     found = server.post(path, **body)
     assert server.call(loop_seconds) - before < LOOP_SECONDS
     text = found.json()["error"]["message"]
-    assert found.status_code in (400, 429) and words in text and "allowed: " in text and len(text) < 600
+    assert found.status_code in (400, 429) and words in text and "allowed: " in text and len(text) < 400
 
 
 def test_tokens_and_texts_are_made_beside_the_event_loop_and_the_engine(
@@ -215,8 +225,10 @@ def test_a_body_of_another_type_is_refused(server: RunningServer):
 
 @pytest.fixture(scope="module")
 def keyed() -> Iterator[RunningServer]:
-    """A server with a key that accepts twelve connections, four of them with requests."""
+    """A server with a key that accepts twelve connections: four with requests, two to each open path, two idle."""
+    assert len(limits.OPEN) * limits.OPEN_REQUESTS < limits.SPARE_CONNECTIONS
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "OPEN_REQUESTS", 2)
         patch.setattr(limits, "SPARE_CONNECTIONS", 8)
         with served(ServerOptions(port=0, key=KEY, model=MODEL, max_connections=4)) as one:
             yield one
@@ -264,7 +276,7 @@ def test_an_answer_that_is_not_read_ends_the_connection(monkeypatch: pytest.Monk
     monkeypatch.setattr(limits, "READ_SECONDS", 0.05)
     with served() as one:
         request = "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        with connection(one, request) as deaf, pytest.raises(OSError):
+        with connection(one, request) as deaf, pytest.raises(ConnectionError):
             while True:
                 deaf.sendall(request.encode() * 999)
         assert one.client.get("/health").status_code == 200
@@ -276,11 +288,13 @@ CHUNKED: Final = "POST {} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chun
 @pytest.mark.parametrize("path", ["/generate", "/metrics"])
 def test_chunks_of_a_byte_are_not_read_from_a_client_without_a_key(keyed: RunningServer, path: str):
     before = keyed.call(loop_seconds)
-    with connection(keyed, CHUNKED.format(path)) as flood, suppress(ConnectionError):
-        for _ in range(100):
+    with connection(keyed, CHUNKED.format(path)) as flood:
+        for _ in range(50):
             flood.sendall(b"1\r\na\r\n" * 10_000)
-        raise AssertionError("all of it was read")
-    assert keyed.call(loop_seconds) - before < LOOP_SECONDS
+        assert keyed.call(loop_seconds) - before < LOOP_SECONDS
+        flood.sendall(b"0\r\n\r\n")
+        assert flood.recv(9999).startswith(b"HTTP/1.1 4")
+        assert not flood.recv(9999)
 
 
 def test_chunks_of_a_byte_are_read_in_short_turns(server: RunningServer):
@@ -363,13 +377,15 @@ def test_pages_of_other_sites_are_refused(server: RunningServer, headers: dict[s
     assert server.client.get("/health", headers=headers).status_code == (status if "Host" in headers else 200)
 
 
-def test_a_host_that_is_named_by_the_option_is_not_checked():
-    async def found(*_: object) -> None:
-        raise LookupError
+def test_a_server_for_other_machines_answers_to_any_host():
+    seen = list[str]()
 
-    async def main() -> None:
-        scope = {"type": "http", "path": "/health", "method": "GET", "headers": [(b"host", b"any.example")]}
-        with pytest.raises(LookupError):
-            await limits.Limits(found, None, "0.0.0.0", 100, 1)(scope, found, found)
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["path"])
 
-    asyncio.run(main())
+    async def silent(*_: object) -> None:
+        raise AssertionError
+
+    scope = {"type": "http", "path": "/health", "method": "GET", "headers": [(b"host", b"any.example")]}
+    asyncio.run(limits.Limits(app, None, "0.0.0.0", 100, 1)(scope, silent, silent))
+    assert seen == ["/health"]

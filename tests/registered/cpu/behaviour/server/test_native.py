@@ -215,7 +215,7 @@ def test_metrics_count_requests_and_pages(server: RunningServer):
         ({"input_ids": [[-1]]}, "input_ids[0][0] is -1; allowed: an integer >= 0"),
         ({"text": "a", "sampling_params": 1}, "sampling_params is 1; allowed: an object or a list or null"),
         ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens is -1; allowed"),
-        ({"text": "a", "sampling_params": [{"stop": [""], "n": 0}]}, "sampling_params[0].stop[0] is ''; allowed: a"),
+        ({"text": ["a"], "sampling_params": [{"stop": [""]}]}, "sampling_params[0].stop[0] is ''; allowed: a"),
         (
             {"text": "a", "sampling_params": {"logit_bias": {"-": 1}}},
             "a key of sampling_params.logit_bias is wrong",
