@@ -32,8 +32,9 @@ class PlainStream:
 
     def write(self, text: str) -> int:
         """Write all of it; the number of characters given."""
-        whole = inert(self._line + text)
-        self.file.write(whole[len(self._line) :])
+        before = self._line  # which another thread may change
+        whole = inert(before + text)
+        self.file.write(whole[len(before) :])
         line = whole.rpartition("\n")[2]
         # A cut line does not begin where it is cut.
         self._line = line if len(line) <= _LOOKED_BACK else f".{line[-_LOOKED_BACK:]}"
