@@ -43,6 +43,8 @@ THRESHOLDS: Final = {
 }
 # Positions of a short context that the stored oracle does not reach, or not for every prompt.
 LATE: Final = SHORT_CONTEXT - 64
+# Rounds compared of all sampled and ruled requests of a cell: one takes 10 ms.
+DRAWN_ROUNDS: Final = 32
 
 
 @dataclass(frozen=True)
@@ -110,15 +112,16 @@ class AcceptanceGate:
         """Cells with a drafter and either unaborted greedy requests on the oracle's prompts or session turns."""
         if cell.algorithm == "ngram":
             return self.exact
-        return _in_oracle(cell) or (self.exact and has_session_baseline(cell))
+        return _in_oracle(cell) or (self.exact and (has_session_baseline(cell) or _is_drawn(cell)))
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED if the oracle lacks the combination or no verify round ran."""
         if run.resolved.get("ngram") is not None:
             return self._replayed(run)
-        outcome = self._to_the_stored_end(prepared.cell, run)
-        far = outcome.state is State.PASS and self.exact and run.resolved["dtype"] == "float32"
-        return self._to_the_contexts_end(prepared.cell, run, outcome) if far else outcome
+        alone = not _in_oracle(prepared.cell) and not has_session_baseline(prepared.cell)
+        outcome = Outcome(self.name, State.PASS) if alone else self._to_the_stored_end(prepared.cell, run)
+        more = outcome.state is State.PASS and self.exact and run.resolved["dtype"] == "float32"
+        return self._by_naive_drafts(prepared.cell, run, outcome, alone) if more else outcome
 
     def _to_the_stored_end(self, cell: Cell, run: Run) -> Outcome:
         """Compare with the stored oracle, which ends where its texts do, and with the session baseline."""
@@ -182,36 +185,42 @@ class AcceptanceGate:
         first = next((pair for pair in greedy if pair.mismatch() is not None), greedy[0])
         return Outcome(self.name, State.FAIL, numbers, interval, text, first.blame())
 
-    def _to_the_contexts_end(self, cell: Cell, run: Run, outcome: Outcome) -> Outcome:
-        """Compare the last rounds of greedy requests that fill the context, past the end of the oracle's texts: a draft
-        may fail at later positions only, and over a session's turns."""
-        if cell.context != "short":
-            return outcome
+    def _by_naive_drafts(self, cell: Cell, run: Run, outcome: Outcome, alone: bool) -> Outcome:
+        """Compare the rounds that the oracle's texts do not have: a few of sampled and ruled requests, and the last
+        ones of greedy requests that fill the context, since a draft may fail at later positions only. alone: the cell
+        has no others, so that without any it is not measured."""
         algorithm = "nextn.single" if cell.adapts and cell.algorithm == "nextn" else cell.algorithm
-        answers = {answer.name: answer for answer in run.answers}
         rounds, reach, left = 0, 0, dict[str, int]()
-        for request in run.requests:
-            answer = answers[request.name]
-            if request.temperature > 0 or request.ruled or not answer.accept_lengths:
-                continue
+        for answer, since, among in _beyond_the_oracle(cell, run):
             shapes = [combination(cell, run.resolved)[1:]] * len(answer.accept_lengths)
             if cell.adapts:
                 shapes = [(width - 1, 1, width) for width in answer.round_widths]
             found = self.naive(
-                cell.target, algorithm, shapes, answer.prompt_ids, answer.output_ids, answer.accept_lengths, LATE
+                cell.target,
+                algorithm,
+                shapes,
+                answer.prompt_ids,
+                answer.output_ids,
+                answer.accept_lengths,
+                since,
+                among,
             )
             rounds, reach = rounds + found.rounds, max(reach, found.reach)
             if found.place is not None:
-                left[request.name] = found.place
-        outcome = replace(outcome, numbers={**outcome.numbers, "naive_rounds": rounds, "naive_reach": reach})
+                left[answer.name] = found.place
+        numbers = dict[str, Number](naive_rounds=rounds, naive_reach=reach)
+        if alone:
+            every = [length for answer in run.answers for length in answer.accept_lengths]
+            numbers |= {"length": sum(every) / max(1, len(every)), "rounds": rounds, "left": len(left)}
+        outcome = replace(outcome, numbers={**outcome.numbers, **numbers})
+        if alone and not rounds:
+            return replace(outcome, state=State.NOT_MEASURED, message="no request had a verify round to compare")
         if not left:
             return outcome
         name = min(left, key=lambda name: left[name])
-        text = (
-            f"{len(left)} requests differ from naive drafts at late positions, first {name} in verify round "
-            f"{left[name] + 1}"
-        )
-        blame = Blame(name, first_token(answers[name].accept_lengths, left[name]))
+        text = f"{len(left)} requests differ from naive drafts, first {name} in verify round {left[name] + 1}"
+        mine = next(answer.accept_lengths for answer in run.answers if answer.name == name)
+        blame = Blame(name, first_token(mine, left[name]))
         return replace(outcome, state=State.FAIL, message=text, blame=blame)
 
     def _replayed(self, run: Run) -> Outcome:
@@ -260,6 +269,26 @@ class AcceptanceGate:
 def _in_oracle(cell: Cell) -> bool:
     """Whether the oracle has acceptance lengths for the cell's greedy requests."""
     return cell.algorithm != "none" and cell.abort == "none" and cell.sampling in ("greedy", "mixed")
+
+
+def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, int, range]]:
+    """Answers whose rounds the oracle's texts do not have, the first position of those to compare, and their indices:
+    every so many rounds of sampled and ruled requests, and the late ones of greedy requests that fill the context."""
+    answers = {answer.name: answer for answer in run.answers if answer.accept_lengths and not answer.retractions}
+    kept = [(request, answers[request.name]) for request in run.requests if request.name in answers]
+    drawn = [answer for request, answer in kept if request.temperature > 0 or request.ruled]
+    stride, passed = max(1, -(-sum(len(answer.accept_lengths) for answer in drawn) // DRAWN_ROUNDS)), 0
+    for answer in drawn:
+        yield answer, 0, range(-passed % stride, len(answer.accept_lengths), stride)
+        passed += len(answer.accept_lengths)
+    if cell.context == "short":
+        yield from ((answer, LATE, range(len(answer.accept_lengths))) for _, answer in kept if answer not in drawn)
+
+
+def _is_drawn(cell: Cell) -> bool:
+    """Whether requests draw from what the target gives, or from what rules make of it, which decide what a round
+    accepts, and not the oracle's text."""
+    return cell.algorithm != "none" and cell.abort == "none" and cell.sampling not in ("greedy", "mixed")
 
 
 def first_token(lengths: Sequence[int], place: int) -> int:

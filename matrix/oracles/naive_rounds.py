@@ -6,6 +6,7 @@ turns of a session.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,11 +40,12 @@ def naive_check(
     output: Sequence[int],
     lengths: Sequence[int],
     since: int = 0,
+    among: range = range(sys.maxsize),
     drafts: Callable[[str], Drafts] = zoo_drafts,
 ) -> NaiveCheck:
     """Compare an answer's rounds. shapes: (steps, topk, draft tokens) of each round; lengths: tokens of each, bonus
-    included. since: the first position whose rounds are compared. drafts: of a target. A round whose accepted path may
-    go on past the end of the text is not compared either."""
+    included. since: the first position whose rounds are compared, among: the only ones that are, by index. drafts: of a
+    target. A round whose accepted path may go on past the end of the text is not compared either."""
     import torch
 
     from specmatrix.matrix.zoo.oracle import Proposals, accepted_path
@@ -53,7 +55,7 @@ def naive_check(
     proposals: dict[tuple[str, int], Proposals] = {}
     with torch.inference_mode():
         for index, (length, shape) in enumerate(zip(lengths, shapes, strict=True)):
-            if known < since:
+            if known < since or index not in among:
                 known += length
                 continue
             key = key_of(algorithm, shape)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell
-from specmatrix.matrix.gates.acceptance import AcceptanceGate, same_range
+from specmatrix.matrix.gates.acceptance import DRAWN_ROUNDS, AcceptanceGate, same_range
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.round_alignment import first_round_mismatch
 from specmatrix.matrix.oracles.transformers import Oracle, decode, load_oracle
@@ -14,6 +14,7 @@ from specmatrix.reports.wording import count
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 NAIVE = "standalone.s2.ctx.length"
 NGRAM = "ngram.mixed_lengths.mixed"
+DRAWN = ("eagle3.s3.k4.n8.v2.p16.topk_topp", "standalone.rules", "dflash.temperature")
 
 
 @pytest.fixture(scope="session")
@@ -78,10 +79,8 @@ def test_the_naive_drafts_follow_a_request_to_the_end_of_the_context(measured):
     late = next(at for at, start in enumerate(starts) if start + prompt > 160 and lengths[at] != lengths[at + 1])
     lengths[late : late + 2] = reversed(lengths[late : late + 2])
     answer = replace(run.answers[0], accept_lengths=tuple(lengths))
-    # Drawn requests are not followed, and do not end the walk.
-    drawn = replace(run.requests[0], name="d0", temperature=0.8)
-    outcome = found.judge(gate, requests=(drawn, *run.requests), answers=(replace(answer, name="d0"), answer))
-    text = f"1 requests differ from naive drafts at late positions, first {answer.name} in verify round {late + 1}"
+    outcome = found.judge(gate, answers=(answer,))
+    text = f"1 requests differ from naive drafts, first {answer.name} in verify round {late + 1}"
     assert (outcome.state, outcome.message, outcome.blame.token) == (State.FAIL, text, 1 + starts[late])
 
 
@@ -208,10 +207,27 @@ def test_without_evidence_nothing_is_measured(measured, gate):
 
 
 @pytest.mark.parametrize("cell_id", ["eagle3", "eagle3.pair.mixed", "eagle3.s3.ramp.length"])
-def test_it_applies_to_greedy_drafted_requests(gate, cell_id):
+def test_it_applies_to_drafted_requests(gate, cell_id):
     assert gate.applies(Cell.from_id(cell_id))
-    for other in ("none", "none.ramp.length", "eagle3.temperature", "eagle3.abort_running"):
+    for other in ("none", "none.ramp.length", "none.temperature", "eagle3.abort_running"):
         assert not gate.applies(Cell.from_id(other))
+    drawn = Cell.from_id("eagle3.temperature")
+    assert gate.applies(drawn) and not replace(gate, exact=False).applies(drawn), "only exact rounds show draws"
+
+
+@pytest.mark.parametrize("cell_id", DRAWN)
+def test_rounds_of_sampled_and_ruled_requests_are_those_of_naive_drafts(measured, cell_id):
+    """No oracle has their texts; one round that accepts another number of tokens is red."""
+    found, gate = measured(cell_id), AcceptanceGate()
+    outcome = found.judge(gate)
+    assert outcome.state is State.PASS and 5 < outcome.numbers["naive_rounds"] <= DRAWN_ROUNDS
+    answer = next(answer for answer in found.run.answers if len(answer.accept_lengths) > 3)
+    first, *rest = answer.accept_lengths
+    wrong = replace(answer, accept_lengths=(first + 1, *rest))
+    outcome = found.judge(gate, answers=(wrong,))
+    assert outcome.message == f"1 requests differ from naive drafts, first {answer.name} in verify round 1"
+    silent = replace(answer, accept_lengths=())
+    assert found.verdict(gate, answers=(silent,)) == "NOT MEASURED: no request had a verify round to compare"
 
 
 def test_static_rounds_of_waves_are_the_oracles(measured, altered):

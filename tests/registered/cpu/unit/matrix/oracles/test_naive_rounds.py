@@ -29,8 +29,10 @@ class Zeros:
         return index
 
 
-def check(output: Sequence[int], lengths: Sequence[int] = LENGTHS, since: int = 0) -> NaiveCheck:
-    return naive_check("llama-mini", "EAGLE3", SHAPES, PROMPT, output, lengths, since, lambda target: Zeros())
+def check(
+    output: Sequence[int], lengths: Sequence[int] = LENGTHS, since: int = 0, among: range = range(9)
+) -> NaiveCheck:
+    return naive_check("llama-mini", "EAGLE3", SHAPES, PROMPT, output, lengths, since, among, lambda target: Zeros())
 
 
 @pytest.mark.parametrize("size", range(1, 15))
@@ -54,3 +56,8 @@ def test_a_round_whose_path_may_go_on_past_the_end_is_not_compared(size: int):
 )
 def test_the_first_round_of_another_length_is_named(output, lengths, since, found):
     assert check(output, lengths, since) == found
+
+
+def test_rounds_that_are_not_chosen_are_passed_over():
+    assert check([0] * 20, [3, 2, 3, 3], among=range(0, 4, 2)).place is None
+    assert check([0] * 20, [3, 2, 3, 3], among=range(1, 4, 2)) == NaiveCheck(1, 1, len(PROMPT) + 3)
