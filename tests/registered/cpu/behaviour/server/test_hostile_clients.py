@@ -241,6 +241,13 @@ def connection(server: RunningServer, sent: str) -> socket.socket:
     return one
 
 
+def until(true: Callable[[], object]) -> None:
+    """Wait for the server."""
+    end = monotonic() + 60
+    while not true():
+        assert monotonic() < end
+
+
 HEAD: Final = "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{"
 WAITING: Final = {
     "idle": "",
@@ -252,7 +259,10 @@ WAITING: Final = {
 
 @pytest.mark.parametrize("sent", WAITING.values(), ids=WAITING)
 def test_clients_without_a_key_that_only_wait_never_lock_out_one_that_has_it(keyed: RunningServer, sent: str):
-    with ExitStack() as held:
+    body = json.dumps({"text": QUESTION})
+    head = f"/generate HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}"
+    with ExitStack() as held, connection(keyed, f"POST {head}\r\n\r\n{body[0]}") as begun:
+        until(lambda: keyed.server.server_state.tasks)
         for _ in range(100):
             held.enter_context(connection(keyed, sent))
         for _ in range(3):
@@ -261,6 +271,8 @@ def test_clients_without_a_key_that_only_wait_never_lock_out_one_that_has_it(key
                 assert fresh.get("/health").status_code == 200
         assert httpx.get(keyed.url + "/health", trust_env=False).status_code == 200
         assert len(keyed.server.server_state.connections) <= 12
+        begun.sendall(body[1:].encode())
+        assert begun.recv(9999).startswith(b"HTTP/1.1 200")
 
 
 def test_a_head_that_does_not_come_ends_the_connection(monkeypatch: pytest.MonkeyPatch):
@@ -323,13 +335,9 @@ def test_a_client_that_leaves_before_its_body_is_complete_is_no_failure(
 ):
     leaving = connection(keyed, HEAD.format(f"/generate HTTP/1.1\r\nAuthorization: Bearer {KEY}\r\nX:"))
     tasks = keyed.server.server_state.tasks
-    end = monotonic() + 60
-    while not tasks and monotonic() < end:
-        pass
+    until(lambda: tasks)
     leaving.close()
-    while tasks and monotonic() < end:
-        pass
-    assert not tasks
+    until(lambda: not tasks)
     assert keyed.client.get("/v1/models").status_code == 200 and not caplog.text
 
 
