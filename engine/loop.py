@@ -277,6 +277,9 @@ class Loop(Generic[Handle]):
             output.append(token)
             finish = rules.judge(token, len(output), transcript)
             if finish is not None:
+                transcript.read()
+                if transcript.failure is not None:
+                    raise transcript.failure
                 self.scheduler.finish(request, finish)
                 break
         taken = len(output) - shown

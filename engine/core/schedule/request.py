@@ -201,14 +201,18 @@ class TextStream(Protocol):
 
 
 class OutputText:
-    """Holds tokens undecoded until the text is read: most texts are read once, at the end."""
+    """Holds tokens undecoded until the text is read: most texts are read once, at the end.
 
-    __slots__ = ("_stream", "_text", "_waiting")
+    failure: why the text does not go on, None while it does.
+    """
+
+    __slots__ = ("_stream", "_text", "_waiting", "failure")
 
     def __init__(self, stream: TextStream) -> None:
         self._stream = stream
         self._waiting: list[int] = []
         self._text = ""
+        self.failure: RequestError | None = None
 
     def take(self, token: int) -> None:
         """Add the next token."""
@@ -217,7 +221,10 @@ class OutputText:
     def read(self) -> str:
         """The text of all added tokens."""
         if self._waiting:
-            self._text = self._stream.push(self._waiting)
+            try:
+                self._text = self._stream.push(self._waiting)
+            except RequestError as error:  # the tokenizer's
+                self.failure = error
             self._waiting = []
         return self._text
 

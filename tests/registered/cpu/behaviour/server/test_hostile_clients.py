@@ -26,7 +26,7 @@ from specmatrix.engine.server import limits
 from specmatrix.engine.server.app import ServerOptions
 from specmatrix.engine.server.engine_thread import Submission, Ticket
 from tests.support.engines import engine
-from tests.support.served import MODEL, QUESTION, RunningServer, served
+from tests.support.served import MODEL, QUESTION, RunningServer, served, templated
 
 KEY: Final = "s3cret"
 MOST: Final = 4 * 2**20 - 4096  # bytes of a body, and a little for its other members
@@ -45,7 +45,7 @@ HEAVIEST: Final = (
     ("/generate", "sampling_params", "list", "{}"),
     ("/generate", "session_params", "list", '{"id":"a"}'),
     ("/generate", "sampling_params.logit_bias", "map", "1"),
-    ("/v1/completions", "prompt", "list", "[1]"),
+    ("/v1/completions", "prompt", "list", "[]"),
     ("/v1/chat/completions", "messages", "list", '{"role":"u"}'),
 )
 LOOP_SECONDS: Final = 0.5
@@ -397,3 +397,21 @@ def test_a_server_for_other_machines_answers_to_any_host():
     scope = {"type": "http", "path": "/health", "method": "GET", "headers": [(b"host", b"any.example")]}
     asyncio.run(limits.Limits(app, None, "0.0.0.0", 100, 1)(scope, silent, silent))
     assert seen == ["/health"]
+
+
+def test_a_token_that_makes_the_tokenizer_panic_fails_its_request_alone(tmp_path: Path):
+    folder = templated(tmp_path)
+    raw = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    raw["decoder"] = {"type": "Strip", "content": "#", "start": 0, "stop": 5}  # panics at a token like ####
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").write_text(json.dumps(raw), encoding="utf-8")
+    sampling = {"temperature": 0, "max_new_tokens": 40}
+    with served(folder=folder) as one:
+        for more in ({}, {"stream": True}, {"sampling_params": {**sampling, "stop": ["never"]}}):
+            found = one.post("/generate", **{"text": QUESTION, "sampling_params": sampling, **more})
+            assert "the tokenizer cannot decode the tokens (PanicException: " in found.text, found.text
+            assert one.generate(text=QUESTION, sampling_params={**sampling, "max_new_tokens": 3})["output_ids"]
+        aborted = {"text": QUESTION, "sampling_params": {**sampling, "ignore_eos": True, "max_new_tokens": 3000}}
+        with one.client.stream("POST", "/generate", json={**aborted, "stream": True}) as answer:
+            next(answer.iter_lines())
+        assert one.ended.get(timeout=60) and one.generate(text="a")["output_ids"] and one.held() == 0

@@ -211,3 +211,11 @@ def test_a_panic_of_the_library_is_an_error_of_the_text(folder, tmp_path, part, 
     (tmp_path / "tokenizer.json").write_text(json.dumps({**raw, **part}), encoding="utf-8")
     with pytest.raises(RequestError, match=r"the tokenizer cannot .*code the .* \(PanicException: "):
         call(Tokenizer(tmp_path))
+
+
+def test_a_panic_at_the_reading_is_an_error_of_the_file(folder, tmp_path):
+    raw = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    part = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**raw, **part}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is not a tokenizer \(Precompiled: "):
+        Tokenizer(tmp_path)
