@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import socket
@@ -25,6 +26,9 @@ from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.engine.server import limits
 from specmatrix.engine.server.app import ServerOptions
 from specmatrix.engine.server.engine_thread import Submission, Ticket
+from specmatrix.engine.server.json_body import decoded
+from specmatrix.engine.server.openai_bodies import CompletionBody
+from specmatrix.errors import RequestError
 from tests.support.engines import engine
 from tests.support.served import MODEL, QUESTION, RunningServer, served, templated
 
@@ -108,6 +112,20 @@ def test_no_body_holds_up_the_event_loop_or_takes_much_memory(server: RunningSer
         assert server.call(loop_seconds) - before < LOOP_SECONDS, said
         assert peak() - held < GROWTH, said
         assert answer.status_code in (200, 400, 429) and len(answer.content) < 3000, (said, answer.text[:300])
+
+
+def test_many_lists_start_no_collections():
+    started, enabled = list[str](), gc.isenabled()
+    gc.enable()
+    gc.callbacks.append(lambda phase, _: started.append(phase))
+    try:
+        with pytest.raises(RequestError, match=r"prompt\[399999\] is wrong"):
+            decoded(b'{"prompt":[' + b"[]," * 399_999 + b"{}]}", CompletionBody)
+        assert len(started) <= 4 and gc.isenabled()
+    finally:
+        gc.callbacks.pop()
+        if not enabled:
+            gc.disable()
 
 
 LARGEST: Final[dict[str, Any]] = {
