@@ -370,6 +370,9 @@ def gc_paused() -> Iterator[None]:
         yield
     finally:
         if was:
+            if not gc.get_freeze_count():  # what was made counts as old, so that the next collection skips it
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
