@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import json
 import os
@@ -10,9 +9,8 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView, ValuesView
 from contextlib import contextmanager, suppress
-from gzip import GzipFile
+from gzip import BadGzipFile, GzipFile
 from hashlib import sha256
-from io import BufferedReader, BytesIO
 from operator import attrgetter
 from pathlib import Path
 from time import monotonic
@@ -23,7 +21,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from specmatrix.files import LARGEST, opened
+from specmatrix.files import opened
 from specmatrix.reports.atomic import check_place, claimed, held, is_at, publish
 from specmatrix.reports.effective import EffectiveValues
 from specmatrix.reports.rules import check_cell
@@ -50,9 +48,11 @@ from specmatrix.reports.schema import (
 )
 from specmatrix.reports.wording import shorten
 
-Line: TypeAlias = StartRecord | NamesRecord | CellLine | End
+Line: TypeAlias = StartRecord | NamesRecord | CellLine
 PARTIAL_FILE: Final = REPORT_FILE + ".partial"
 GZIP: Final = b"\x1f\x8b"
+# Of a report, unpacked: some 700,000 cells.
+MAX_BYTES: Final = 2**29
 
 
 class _Version(Struct, tag_field="kind", tag="header"):
@@ -387,53 +387,39 @@ def load(path: Path | str) -> Report:
     try:
         with opened(file) as source:
             stamp = _stamp(source)
-            report = _read(file, _unpacked(file, source) if source.peek(2)[:2] == GZIP else source)
-            report.stamp = stamp
-            return report
+            packed = source.peek(2)[:2] == GZIP
+            whole = (GzipFile(fileobj=source) if packed else source).read(MAX_BYTES + 1)
+    except (EOFError, zlib.error, BadGzipFile) as error:
+        raise ReportError(f"{file} is a damaged gzip file: {_problem(error)}") from None
     except OSError as error:
         raise ReportError(f"cannot read {shorten(str(file), MAX_SAID)}: {error.strerror}") from error
-
-
-def _read(file: Path, source: IO[bytes]) -> Report:
-    """Decode line by line: a whole file in memory costs more than its lines."""
-    line = source.readline(LARGEST + 1)
-    if len(line) > LARGEST:  # a device may never end
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    report, digest, fault = Report(file, _header(file, line)), sha256(line), ""
-    try:
-        for line in source:
-            if isinstance(record := _LINES.decode(line), End):
-                break
-            report.add(record)
-            digest.update(line)
-    except IndexError:
-        fault = f"{file} has a cell before its start or names"
-    except (ValueError, RecursionError) as error:
-        fault = f"{file}: {_problem(error)}"
-    for after in source:  # a line that is wrong: they tell whether the file was cut off or changed
-        digest.update(line)
-        line = after
-    report.end(end := _end(file, line))
-    if digest.hexdigest() != end.digest:
-        raise ReportError(f"{file} was changed after it was written, or copied badly; run the cells again")
-    if end.cells != len(report):
-        fault = fault or f"{file} has {len(report)} cells, and its end line says {end.cells}"
-    if ran := next((cell for cell in end.not_run if cell in report), None):
-        fault = fault or f"{file} has cell {shorten(ran, MAX_SAID)!r}, and its end line says that it did not run"
-    if fault:
-        raise ReportError(fault)
+    if len(whole) > MAX_BYTES:  # a device may never end, and a small file may unpack without one
+        raise ReportError(f"{file} has more than {MAX_BYTES:,} bytes")
+    report = _read(file, whole)
+    report.stamp = stamp
     return report
 
 
-def _unpacked(file: Path, source: BufferedReader) -> BytesIO:
-    """The content of a compressed report, of at most `LARGEST` bytes: a small file may unpack without an end."""
+def _read(file: Path, whole: bytes) -> Report:
+    """The report in a file's content."""
+    begin, last = whole.find(b"\n") + 1 or len(whole), whole.rfind(b"\n", 0, -1) + 1
+    report, end = Report(file, _header(file, whole[:begin])), _end(file, whole[last:])
+    lines = memoryview(whole)[:last]
+    if sha256(lines).hexdigest() != end.digest:
+        raise ReportError(f"{file} was changed after it was written, or copied badly; run the cells again")
     try:
-        found = GzipFile(fileobj=source).read(LARGEST + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ReportError(f"{file} is a damaged gzip file: {_problem(error)}") from None
-    if len(found) > LARGEST:
-        raise ReportError(f"{file} unpacks to more than {LARGEST:,} bytes; unpack it and read the plain file")
-    return BytesIO(found)
+        for record in _LINES.decode_lines(lines[begin:]):
+            report.add(record)
+    except IndexError:
+        raise ReportError(f"{file} has a cell before its start or names") from None
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"{file}: {_problem(error)}") from None
+    report.end(end)
+    if end.cells != len(report):
+        raise ReportError(f"{file} has {len(report)} cells, and its end line says {end.cells}")
+    if ran := next((cell for cell in end.not_run if cell in report), None):
+        raise ReportError(f"{file} has cell {shorten(ran, MAX_SAID)!r}, and its end line says that it did not run")
+    return report
 
 
 def _header(file: Path, line: bytes) -> Header:
