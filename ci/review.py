@@ -17,7 +17,7 @@ from specmatrix.matrix.cover.selection import base_name
 from specmatrix.matrix.run.executed_lines import changed_lines, ranges, suspects
 from specmatrix.options import Acknowledge
 from specmatrix.plain_text import as_given
-from specmatrix.reports.atomic import check_place, write_text
+from specmatrix.reports.atomic import check_place, held, write_text
 from specmatrix.reports.compare import compare, read_acknowledgements
 from specmatrix.reports.cost import CPU_TIER
 from specmatrix.reports.render.review import (
@@ -78,8 +78,9 @@ def review(
         reviews.append(Review(run, None if before is None else compare(before, head, entries), missing))
     lines = () if diff is None else lines_of(reviews, diff)
     if out is not None:
-        write_text(out / COMMENT_FILE, comment(reviews, link, lost))
-        write_text(out / CHECK_FILE, json.dumps(check_run(reviews, link, lines, lost), indent=1) + "\n")
+        with held(out):
+            write_text(out / COMMENT_FILE, comment(reviews, link, lost))
+            write_text(out / CHECK_FILE, json.dumps(check_run(reviews, link, lines, lost), indent=1) + "\n")
     for run_name, why in lost:
         print(f"{run_name}: red, no report: {why}")
     for each in reviews:

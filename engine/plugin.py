@@ -9,6 +9,7 @@ request, never the batch.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from specmatrix.engine.core.draft.algorithms import (
 )
 from specmatrix.engine.spec.builders import BUILDERS, RELAYS, Build, BuildContext, RelayOf
 from specmatrix.engine.spec.torch_settings import read, restore
-from specmatrix.errors import ConfigError, described, is_interrupt, shown
+from specmatrix.errors import ConfigError, described, is_interrupt, shown, text_of
 
 __all__ = ["BuildContext", "Topology", "Traits", "forget_algorithm", "register_algorithm"]
 
@@ -124,8 +125,8 @@ def load_algorithms(path: Path) -> tuple[Traits, ...]:
     Raises ConfigError with the file's name if it cannot be read, raises (with the line), changes torch's settings, or
     registers nothing. In these cases none of its registrations remain.
     """
-    if not path.is_file():
-        raise ConfigError(f"algorithm file {path} does not exist; pass a Python file that must {HINT}")
+    if not os.path.isfile(path):  # noqa: PTH113 - raises nothing for a name that is too long
+        raise ConfigError(f"algorithm file {text_of(path)} does not exist; pass a Python file that must {HINT}")
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)

@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from io import BufferedWriter
 from pathlib import Path
 from secrets import token_hex
@@ -67,16 +67,15 @@ def claimed(path: Path) -> BufferedWriter:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Within the context nobody else who holds `path` replaces it, or writes beside it what is made of it."""
-    with ExitStack() as files:
-        while path.exists():
-            file = files.enter_context(open(path, "rb", opener=_at_once))
-            with suppress(OSError):  # of file systems without locks
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if is_at(file, path):
-                break
+def held(folder: Path) -> Iterator[None]:
+    """Within the context nobody else who holds `folder` writes there: its files are of one run. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # of file systems without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
 
 
 def is_at(file: IO[bytes], path: Path) -> bool:

@@ -150,7 +150,7 @@ class ReportWriter:
         end = End(len(self._cells), self._evidence, digest, tuple(self.not_run), spent)
         self._append(_encode(end, "the end line", _END))
         try:
-            with held(self.path):
+            with held(self.path.parent):
                 # Pages of an earlier run must not remain next to this one's report.
                 for stale in (SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE):
                     self.path.with_name(stale).unlink(missing_ok=True)
@@ -281,14 +281,14 @@ class Report:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Within the context no other run takes its place. ReportError if one has."""
-        with held(self.path):
-            try:
+        try:
+            with held(self.path.parent):
                 with self.path.open("rb") as file:
                     if _stamp(file) != self.stamp:
                         raise overtaken(self.path)
-            except OSError as error:
-                raise ReportError(f"cannot read {self.path}: {error.strerror}") from error
-            yield
+                yield
+        except OSError as error:
+            raise ReportError(f"cannot read {self.path}: {error.strerror}") from error
 
     def __len__(self) -> int:
         return len(self._lines)

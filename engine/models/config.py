@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,11 +75,7 @@ def read_model_config(raw: Mapping[str, Any], file: Path) -> ModelConfig:
 
 def read_raw(path: str | Path) -> dict[str, Any]:
     """The content of a checkpoint folder's config.json. ConfigError if it is missing or not a JSON object."""
-    try:
-        found = Path(path).is_dir()
-    except OSError:  # the name is too long
-        found = False
-    if not found:
+    if not os.path.isdir(path):  # noqa: PTH112 - raises nothing for a name that is too long
         raise ConfigError(
             f"checkpoint {shown(str(path))} does not exist; pass a folder with config.json and safetensors files"
         )

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from msgspec import structs
 
 from specmatrix.engine.core.observe.rank_agreement import Agreement
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, is_interrupt
 from specmatrix.extras import missing_extra
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import tier as find_tier
@@ -83,6 +83,8 @@ class Baselines:
             try:
                 self.runs[key] = self._run(plain)
             except Exception as error:
+                if is_interrupt(error):
+                    raise
                 self.runs[key] = BaselineError(error)
         found = self.runs[key]
         if isinstance(found, BaselineError):
@@ -177,7 +179,11 @@ class Runner:
                 result = self._judged(prepared, command)
             if self.timed and result.state == "PASS" and prepared.expectation != "refused":
                 result = with_outcome(result, self._speed(prepared))
-        except Exception as error:  # A crash of the subject is this cell's result; the other cells go on.
+        except BaseException as error:
+            # A crash of the subject is this cell's result and the other cells go on; a time limit is its caller's.
+            if not isinstance(error, Exception) or is_interrupt(error):
+                self._drop()
+                raise
             result = crashed(prepared, error, command, self.engine, *self._interrupted(prepared))
             self._drop()
         if self.explain == "every" or (self.explain == "red" and result.state in RED_STATES):

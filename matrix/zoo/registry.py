@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -44,9 +45,8 @@ def resolve_path(name_or_path: str | Path) -> Path:
         return CORPUS_FILE
     if str(name_or_path) in NAMES:
         return CHECKPOINTS / str(name_or_path)
-    path = Path(name_or_path)
-    if path.is_dir():
-        return path
+    if os.path.isdir(name_or_path):  # noqa: PTH112 - raises nothing for a name that is too long
+        return Path(name_or_path)
     raise ConfigError(f"model {shown(str(name_or_path))} is neither a folder nor in the zoo ({', '.join(NAMES)})")
 
 

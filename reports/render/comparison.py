@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from specmatrix.reports.atomic import write_text
+from specmatrix.reports.atomic import check_place, held, write_text
 from specmatrix.reports.compare.cell_state import CellChange, ChangeState, Comparison, Drift
 from specmatrix.reports.compare.cells import effect_text
 from specmatrix.reports.compare.compare import comparison_record
@@ -33,10 +33,15 @@ def write_comparison(comparison: Comparison, directory: Path, sides: tuple[str, 
     sides: what the page calls base and head; by default their commits.
     Raises ReportError if the place cannot be written.
     """
-    text = json.dumps(comparison_record(comparison), indent=1) + "\n"
-    write_text(directory / f"{COMPARISON_NAME}.json", text)
-    write_text(directory / f"{COMPARISON_NAME}.md", comparison_markdown(comparison))
-    write_text(directory / f"{COMPARISON_NAME}.html", comparison_page(comparison, sides))
+    texts = {
+        "json": json.dumps(comparison_record(comparison), indent=1) + "\n",
+        "md": comparison_markdown(comparison),
+        "html": comparison_page(comparison, sides),
+    }
+    check_place(directory)
+    with held(directory):
+        for ending, text in texts.items():
+            write_text(directory / f"{COMPARISON_NAME}.{ending}", text)
 
 
 def comparison_markdown(comparison: Comparison) -> str:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from specmatrix.reports.atomic import check_place, replaced, write_text
+from specmatrix.reports.atomic import check_place, held, replaced, write_text
 from specmatrix.reports.history.changes import ALL_CELLS, ChangePoint, changes, over_cells
 from specmatrix.reports.history.flaky import flaky, sentence
 from specmatrix.reports.history.store import LETTERS, PAGES, History
@@ -33,12 +33,18 @@ def write_site(history: History, out: Path, repository: str = "") -> Path:
     """
     check_place(out, INDEX_FILE)
     try:
-        pages = _copy_pages(history, out / PAGES)
-        _write_cells(history, out / CELLS)
+        with held(out):
+            pages = _copy_pages(history, out / PAGES)
+            _write_cells(history, out / CELLS)
+            write_text(out / INDEX_FILE, _page(history, pages, repository))
     except OSError as error:
         raise ReportError(f"cannot write in {out}: {error.strerror}") from error
+    return out / INDEX_FILE
+
+
+def _page(history: History, pages: frozenset[int], repository: str) -> str:
     found, unstable = changes(history), flaky(history)
-    page = html(
+    return html(
         "site.html.j2",
         history=history,
         latest=list(_latest(history)),
@@ -56,9 +62,6 @@ def write_site(history: History, out: Path, repository: str = "") -> Path:
             "measures": {name: _rounded(over_cells(values)) for name, values in history.measures.items()},
         },
     )
-    path = out / INDEX_FILE
-    write_text(path, page)
-    return path
 
 
 def _copy_pages(history: History, folder: Path) -> frozenset[int]:

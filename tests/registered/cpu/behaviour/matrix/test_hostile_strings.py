@@ -1,12 +1,15 @@
 """No string of a report, of its folder's name or of a history reaches a terminal, a CI or a path as more than text."""
 
+import fcntl
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
 from hashlib import sha256
+from io import BufferedWriter
 from operator import getitem
 from pathlib import Path
 from threading import Barrier
@@ -18,6 +21,7 @@ import pytest
 
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.reports import atomic
 from specmatrix.reports.history.store import add, read
 from specmatrix.reports.schema import (
     CellRecord,
@@ -200,3 +204,22 @@ def test_four_writers_of_one_history_leave_every_run_whole(tmp_path, monkeypatch
     found = read(history)
     assert len(found.runs) == 1 and found.cells == ("none",)
     assert found.page(0).read_text() == "a page" * 10_000 and not [*history.rglob("*.partial")]
+
+
+@pytest.mark.parametrize("words", ["compare IN IN --out", "review IN --out", "site --history H"])
+def test_whoever_writes_several_files_into_a_folder_is_alone_there(words, tmp_path, monkeypatch):
+    given, out = {"IN": write_report(tmp_path / "in", {"none": {}}), "H": tmp_path / "history"}, tmp_path / "out"
+    add(given["IN"], given["H"])
+    real, named = atomic.publish, set[str]()
+
+    def watched(file: BufferedWriter, path: Path, durable: bool = True) -> None:
+        folder = os.open(out, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(folder)
+        named.add(path.name)
+        real(file, path, durable)
+
+    monkeypatch.setattr(atomic, "publish", watched)
+    assert main([*(str(given.get(word, word)) for word in words.split()), str(out)]) in (0, 1)
+    assert len(named) > 1 and named <= {path.name for path in out.rglob("*")}

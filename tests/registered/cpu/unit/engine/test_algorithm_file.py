@@ -89,3 +89,5 @@ def test_a_folder_and_a_missing_file_are_no_algorithm_files(tmp_path: Path):
     for path in (tmp_path, tmp_path / "none.py"):
         with pytest.raises(ConfigError, match=f"^algorithm file {path} does not exist; pass a Python file that must"):
             load_algorithms(path)
+    with pytest.raises(ConfigError, match=r"^algorithm file a{100}.*\.\.\. does not exist"):
+        load_algorithms(Path("a" * 5000))

@@ -1,6 +1,7 @@
 """Records of cells: states, shared engines, baselines, and subjects that crash, lack something or refuse."""
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -151,6 +152,27 @@ def test_a_crash_is_infra_or_a_verdict_and_the_next_cell_gets_a_fresh_start(erro
     assert lost.error is not None and lost.error.startswith(text)
     plain = runner(Crashing(error, plain=True)).run_cell(cells[0])
     assert plain.error is not None and plain.error.startswith(f"baseline: {text}")
+
+
+class Expired(BaseException):
+    """As a test's time limit raises."""
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("kind", [TimeoutError, Expired])
+def test_a_time_limit_is_no_crash_and_leaves_its_engine_to_nobody(monkeypatch, kind: type[BaseException], plain: bool):
+    def expire(*_: object) -> None:
+        raise kind("time is up")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    monkeypatch.setattr(CrashingEngine, "generate", lambda *_: signal.raise_signal(signal.SIGALRM))
+    made = runner(Crashing(RuntimeError(), plain))
+    try:
+        with pytest.raises(kind, match="time is up"):
+            made.run_cell(Cell.from_id("eagle3.pair"))
+        assert made.run_cell(Cell.from_id("eagle3.pair")).state == "PASS"
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 class Other(protocol.Subject):

@@ -59,6 +59,7 @@ def test_an_unknown_name_lists_the_zoo_and_broken_checksum_lists_are_refused(tmp
     zoo = "zoo model 'gpt' is unknown; the zoo has llama-mini, llama-mini-standalone"
     assert zoo in refusal(registry.verify, "gpt")
     assert "model 'gpt' is neither a folder nor in the zoo (llama-mini, " in refusal(registry.resolve_path, "gpt")
+    assert "model 'aaa" in refusal(registry.resolve_path, "a" * 5000)
     assert f"checksum file {tmp_path / 'none'} is missing" in refusal(registry.checksums, tmp_path / "none")
     (tmp_path / "sums").write_text("abc 5 file\n")
     text = "line 1 is 'abc 5 file'; it must be a sha256, a size and a file name"
