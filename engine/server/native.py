@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Final
 from uuid import uuid4
 
@@ -19,7 +20,7 @@ from specmatrix.engine.server import limits
 from specmatrix.engine.server.engine_thread import EngineThread, SessionTurn, Submission, Ticket, failure
 from specmatrix.engine.server.json_body import REFERENCE, JsonBody, absent, decoded, read, takes
 from specmatrix.engine.server.refusals import NativeErrorBody, Stopping, body_of, documented
-from specmatrix.engine.server.responses import DONE, EventStream, event, finished, json_answer, merged, number
+from specmatrix.engine.server.responses import DONE, EventStream, built, event, finished, json_answer, merged, number
 from specmatrix.engine.server.sampling import NATIVE_ABSENT, Ids, NativeSampling, engine_params, prompts_of, refuse
 from specmatrix.errors import RequestError
 
@@ -217,8 +218,8 @@ def native_router(engine: EngineThread, model: str) -> APIRouter:
                 if (error := failure(ticket.output)) is not None:
                     yield event(body_of("/generate", str(error), 500, ""))
                     continue
-                last = await asyncio.to_thread(whole, body, ticket, ticket.output, asks[index])
-                yield await asyncio.to_thread(event, last | place)
+                last = await built(partial(whole, body, ticket, ticket.output, asks[index]))
+                yield await built(partial(event, last | place))
             elif not asks[index].drops:
                 count = ticket.tokens
                 info = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from time import time
 from typing import Any, Final
@@ -23,7 +24,7 @@ from specmatrix.engine.server.openai_bodies import (
     OpenAICommon,
 )
 from specmatrix.engine.server.refusals import NoSuchModel, OpenAIErrorBody, body_of, documented
-from specmatrix.engine.server.responses import DONE, EventStream, event, finished, json_answer, merged, number
+from specmatrix.engine.server.responses import DONE, EventStream, built, event, finished, json_answer, merged, number
 from specmatrix.engine.server.sampling import engine_params, prompts_of, refuse
 from specmatrix.errors import RequestError, shown
 
@@ -80,7 +81,7 @@ class Answering:
         )
         if self.echo:
             decode = engine.tokenizer.decode
-            self.echoed = await asyncio.to_thread(lambda: [decode(ticket.request.prompt) for ticket in self.tickets])
+            self.echoed = await built(lambda: [decode(ticket.request.prompt) for ticket in self.tickets])
         if body.stream:
             return EventStream(engine, self.tickets, self.events())
         outputs = await finished(http, engine, self.tickets)
@@ -205,9 +206,9 @@ class Answering:
                 yield event(self.chunk(index, fresh, None, None))
                 continue
             # All at the end: a part of the text may wait for a character or a stop string that its tokens begin.
-            scores = await asyncio.to_thread(self.logprobs, index, output)
+            scores = await built(partial(self.logprobs, index, output))
             chunk = self.chunk(index, fresh, output.finish.reason, scores)
-            yield await asyncio.to_thread(event, chunk)
+            yield await built(partial(event, chunk))
         if options is not None and options.include_usage:
             yield event({**self.head(True), "choices": [], "usage": self.usage(), **self.extension()})
         elif extension := self.extension():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
 
 import msgspec
 from fastapi import Request, Response
@@ -18,6 +19,8 @@ from specmatrix.engine.server.refusals import Disconnected
 DONE: Final = b"data: [DONE]\n\n"
 # JSON has no infinity; clients of OpenAI's API know this number as the log-probability of what cannot be.
 LEAST: Final = -9999.0
+_BUILDER: Final = ThreadPoolExecutor(1, thread_name_prefix="answers")
+T = TypeVar("T")
 
 
 async def finished(http: Request, engine: EngineThread, tickets: Sequence[Ticket]) -> list[Output]:
@@ -60,9 +63,15 @@ def event(data: Mapping[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
+async def built(make: Callable[[], T]) -> T:
+    """What `make` returns, of the one thread that builds answers: each may have half a million numbers, and several at
+    once would keep the event loop waiting."""
+    return await asyncio.get_running_loop().run_in_executor(_BUILDER, make)
+
+
 async def json_answer(content: Callable[[], object]) -> Response:
-    """A response with what `content` returns; built in another thread, as it may have half a million numbers."""
-    return Response(await asyncio.to_thread(lambda: msgspec.json.encode(content())), media_type="application/json")
+    """A response with what `content` returns."""
+    return Response(await built(lambda: msgspec.json.encode(content())), media_type="application/json")
 
 
 async def merged(tickets: Sequence[Ticket]) -> AsyncIterator[int]:

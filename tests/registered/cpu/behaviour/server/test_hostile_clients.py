@@ -10,9 +10,10 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
-from threading import Thread, current_thread
+from threading import Event, Thread, current_thread
 from time import monotonic, thread_time
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from specmatrix.engine.server.app import ServerOptions
 from specmatrix.engine.server.engine_thread import Submission, Ticket
 from specmatrix.engine.server.json_body import decoded
 from specmatrix.engine.server.openai_bodies import CompletionBody
+from specmatrix.engine.server.responses import built
 from specmatrix.errors import RequestError
 from tests.support.engines import engine
 from tests.support.served import MODEL, QUESTION, RunningServer, served, templated
@@ -215,6 +217,23 @@ def test_tokens_and_texts_are_made_beside_the_event_loop_and_the_engine(
         assert not {"engine", server.thread.name} & {*threads.values()}
 
 
+def test_answers_are_built_one_at_a_time():
+    """Four of the largest would keep the event loop waiting in turns."""
+    building, most = [0], [0]
+
+    def build(answer: int) -> int:
+        building[0] += 1
+        most[0] = max(most[0], building[0])
+        Event().wait(0.02)  # long enough for another to begin
+        building[0] -= 1
+        return answer
+
+    async def all_at_once() -> list[int]:
+        return await asyncio.gather(*(built(partial(build, answer)) for answer in range(4)))
+
+    assert asyncio.run(all_at_once()) == [0, 1, 2, 3] and most == [1]
+
+
 def test_many_health_generates_are_one_request_after_another(server: RunningServer, monkeypatch: pytest.MonkeyPatch):
     submit, loads = server.engine.submit, list[int]()
 
@@ -279,8 +298,10 @@ WAITING: Final = {
 def test_clients_without_a_key_that_only_wait_never_lock_out_one_that_has_it(keyed: RunningServer, sent: str):
     body = json.dumps({"text": QUESTION})
     head = f"/generate HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}"
+    state = keyed.server.server_state
+    until(lambda: not any(one.admitted for one in state.connections.copy()))  # of the flood before
     with ExitStack() as held, connection(keyed, f"POST {head}\r\n\r\n{body[0]}") as begun:
-        until(lambda: keyed.server.server_state.tasks)
+        until(lambda: any(one.admitted for one in state.connections.copy()))
         for _ in range(100):
             held.enter_context(connection(keyed, sent))
         for _ in range(3):
@@ -288,7 +309,7 @@ def test_clients_without_a_key_that_only_wait_never_lock_out_one_that_has_it(key
                 assert fresh.post("/generate", json={"text": QUESTION}).status_code == 200
                 assert fresh.get("/health").status_code == 200
         assert httpx.get(keyed.url + "/health", trust_env=False).status_code == 200
-        assert len(keyed.server.server_state.connections) <= 12
+        assert len(state.connections) <= 12
         begun.sendall(body[1:].encode())
         assert begun.recv(9999).startswith(b"HTTP/1.1 200")
 
