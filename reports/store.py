@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -389,12 +390,12 @@ def load(path: Path | str) -> Report:
             stamp = _stamp(source)
             packed = source.peek(2)[:2] == GZIP
             whole = (GzipFile(fileobj=source) if packed else source).read(MAX_BYTES + 1)
+            if len(whole) > MAX_BYTES:  # a device may never end, and a small file may unpack without one
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     except (EOFError, zlib.error, BadGzipFile) as error:
         raise ReportError(f"{file} is a damaged gzip file: {_problem(error)}") from None
     except OSError as error:
         raise ReportError(f"cannot read {shorten(str(file), MAX_SAID)}: {error.strerror}") from error
-    if len(whole) > MAX_BYTES:  # a device may never end, and a small file may unpack without one
-        raise ReportError(f"{file} has more than {MAX_BYTES:,} bytes")
     report = _read(file, whole)
     report.stamp = stamp
     return report

@@ -15,7 +15,6 @@ from threading import current_thread, main_thread
 from typing import Final
 
 import uvicorn
-from fastapi import FastAPI
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.server.chat_template import ChatTemplate
@@ -70,14 +69,15 @@ class ServerOptions:
             raise ConfigError("--api-key has characters that a header cannot hold; allowed: printable ASCII, no blanks")
 
 
-def application(llm: LLM, folder: Path, options: ServerOptions) -> tuple[FastAPI, EngineThread]:
+def application(llm: LLM, folder: Path, options: ServerOptions) -> tuple[Application, EngineThread]:
     """The application over a loaded engine, and its engine thread, which `Server` starts and stops."""
     model = options.model or llm.resolved.model_path
     engine = EngineThread(llm, options.max_queued_requests)
-    app = Application((*NATIVE_BODIES, *OPENAI_BODIES))
+    template = ChatTemplate(folder)
+    app = Application((*NATIVE_BODIES, *OPENAI_BODIES), template.close)
     install(app)
     app.include_router(native_router(engine, llm.resolved.model_path))
-    app.include_router(openai_router(engine, model, ChatTemplate(folder)))
+    app.include_router(openai_router(engine, model, template))
     app.include_router(metrics_router(ServerMetrics(engine, model)))
     app.add_middleware(
         Limits,
@@ -96,19 +96,20 @@ class Server(uvicorn.Server):
     many requests were aborted.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: EngineThread, drain_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, app: Application, engine: EngineThread, drain_seconds: float) -> None:
         super().__init__(config)
-        self._engine, self._drain_seconds = engine, drain_seconds
+        self._app, self._engine, self._drain_seconds = app, engine, drain_seconds
         self.force: int | None = None
         self.cut_off = 0
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until `stop`, and end the engine's thread."""
+        """Serve until `stop`, and end the engine's thread and what the application started."""
         self._engine.start()
         try:
             await super().serve(sockets)
         finally:
             await self._engine.stop(waits=self.force is None)
+            self._app.close()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait until every answer is sent, or until the time for draining is over."""
@@ -166,7 +167,7 @@ def bind(options: ServerOptions) -> socket.socket:
     return bound
 
 
-def server(app: FastAPI, engine: EngineThread, options: ServerOptions) -> Server:
+def server(app: Application, engine: EngineThread, options: ServerOptions) -> Server:
     """A server that has not started."""
     config = uvicorn.Config(
         app,
@@ -178,4 +179,4 @@ def server(app: FastAPI, engine: EngineThread, options: ServerOptions) -> Server
         lifespan="off",
         server_header=False,
     )
-    return Server(config, engine, options.drain_seconds)
+    return Server(config, app, engine, options.drain_seconds)

@@ -82,10 +82,19 @@ class ChatTemplate:
             why = f"no answer within {limits.TEMPLATE_SECONDS:g} s"
         except (EOFError, OSError):
             why = "its process ended, maybe for want of memory"
-        self._connection.close()
-        self._connection = None
-        self._end()
+        self._stop()
         return False, why
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            self._end()
 
 
 def _content(token: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -85,11 +86,11 @@ def _value(place: str, raw: bytes | msgspec.Raw) -> str:
 
 
 class Application(FastAPI):
-    """Describes the bodies that its routes read."""
+    """Describes the bodies that its routes read. close: ends what it started."""
 
-    def __init__(self, bodies: tuple[type[msgspec.Struct], ...]) -> None:
+    def __init__(self, bodies: tuple[type[msgspec.Struct], ...], close: Callable[[], None]) -> None:
         super().__init__(title="specmatrix", version=__version__, docs_url=None, redoc_url=None)
-        self._bodies = bodies
+        self._bodies, self.close = bodies, close
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI description."""

@@ -11,6 +11,7 @@ from specmatrix.engine.server import limits
 from specmatrix.engine.server.chat_template import ChatTemplate
 from specmatrix.engine.server.refusals import Busy
 from specmatrix.errors import ConfigError, RequestError
+from tests.support.child_processes import children
 from tests.support.served import served, templated
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -79,6 +80,7 @@ def test_a_template_that_is_not_compiled_in_time_is_refused_at_the_start(
 
 
 def test_a_slow_template_holds_up_only_its_own_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    before = children()
     with served(folder=templated(tmp_path, TEMPLATE)) as server:
         monkeypatch.setattr(limits, "TEMPLATE_SECONDS", 1.0)
         model, answers = server.client.get("/v1/models").json()["data"][0]["id"], list[int]()
@@ -91,3 +93,5 @@ def test_a_slow_template_holds_up_only_its_own_client(tmp_path: Path, monkeypatc
         assert server.generate(text="a")["output_ids"] and not answers
         slow.join(60)
         assert answers == [400]
+        assert server.post("/v1/chat/completions", model=model, messages=asked("x"), max_tokens=1).status_code == 200
+    assert children() == before, "a server ends with what it started"
