@@ -26,7 +26,7 @@ def write_text(path: Path, text: str) -> None:
 @contextmanager
 def replaced(path: Path, durable: bool = True) -> Iterator[BufferedWriter]:
     """A file that takes the name `path` when the context ends: a reader sees the old file or the new one, never a part.
-    Until then it has a name that nobody can guess, so that no link is followed and no other writer is met.
+    Until then it has a random name, so it follows no symlink and collides with no other writer.
 
     durable: it survives a power failure. Raises ReportError if the disk is full or the place cannot be written, and
     then, as after any other exception, `path` is as it was.
@@ -48,8 +48,8 @@ def replaced(path: Path, durable: bool = True) -> Iterator[BufferedWriter]:
 def claimed(path: Path) -> BufferedWriter:
     """A new file of this name, which is the caller's alone until it is closed. BlockingIOError if it is another's.
 
-    One that nobody holds was left by an interrupted run and is removed. It is never emptied, as it may have a second
-    name, and no link is followed.
+    An unlocked file was left by an interrupted run and is removed, not truncated, as it may be a hard link. Symlinks
+    are not followed.
     """
     while True:
         file = open(path, "ab", opener=_at_once)  # noqa: SIM115 - the caller closes it

@@ -231,6 +231,16 @@ def test_cells_are_the_same_where_only_the_running_time_differs(tmp_path, make_c
     assert sides[0].same(sides[1]) == ["a"]
 
 
+def test_equal_values_under_other_names_are_not_the_same(tmp_path, make_cell, write_report):
+    renamed = (schema.GateResult("ledger", "PASS", {"pages": 40}), *make_cell().gates[1:])
+    base = [make_cell("a"), make_cell("b"), make_cell("c")]
+    head = [make_cell("a"), make_cell("b", gates=renamed), make_cell("c", evidence={"drafted": 12})]
+    first, second = (load(write_report(tmp_path / name, cells)) for name, cells in (("base", base), ("head", head)))
+    assert first.same(second) == ["a"]
+    other = load(write_report(tmp_path / "other", base, axes={"tp": "2"}))
+    assert first.same(other) == [], "an axis that no line names"
+
+
 def test_effective_values_are_those_of_green_cells_that_ran(tmp_path, make_cell, write_report):
     cells = [make_cell("ran"), make_cell("red", state="FAIL"), make_cell("refused", resolved=None)]
     report = load(write_report(tmp_path, cells))
