@@ -23,7 +23,7 @@ REFERENCE: Final = "#/components/schemas/{name}"
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-class JsonBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+class JsonBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A JSON object without unknown members, whose values have exactly the types of the description."""
 
 
