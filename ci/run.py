@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -44,6 +45,7 @@ from specmatrix.reports.schema import (
     REPORT_FILE,
     CellResult,
     Header,
+    ReportError,
     ShardRecord,
     WaiverRule,
     is_red,
@@ -54,6 +56,9 @@ from specmatrix.reports.wording import count
 from specmatrix.stopping import Stopped
 
 MAX_STARTS: Final = 100
+# For `--rerun-failed`, the newest report; and the folder in its own for what reran.
+LAST: Final = Path("last")
+RERUN: Final = "rerun"
 
 
 def run_command(**given: Any) -> int:  # noqa: ANN401 - fields of RunOptions
@@ -66,6 +71,9 @@ run_command.__signature__ = inspect.signature(RunOptions, eval_str=True)  # type
 
 def run(options: RunOptions) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
+    if options.rerun_failed == LAST:
+        newest = newest_report(options.out)
+        options = dataclasses.replace(options, rerun_failed=newest, out=newest.parent / RERUN)
     if options.junit is not None:
         check_place(options.junit.parent, options.junit.name)
     engine, rules = foreign_subject(options.subject, options.endpoint), load_waivers(options.waivers)
@@ -132,6 +140,14 @@ def header_of(
     header = run_header(asked.tier, asked.stage, asked.seed, gates, engine, rules)
     host = header.host if runs.cluster is None else runs.cluster.host
     return replace(header, fault=asked.fault or "", shard=part, dirty=header.dirty or bool(asked.fault), host=host)
+
+
+def newest_report(folder: Path) -> Path:
+    """The newest report in a folder and those in it, but for those of reruns. ReportError if there is none."""
+    found = (path for path in folder.rglob(REPORT_FILE) if path.parent.name != RERUN)
+    if (newest := max(found, key=lambda path: path.stat().st_mtime, default=None)) is None:
+        raise ReportError(f"there is no {REPORT_FILE} in {folder}; name the report whose failed cells rerun")
+    return newest
 
 
 def change_of(options: RunOptions) -> Lines | None:

@@ -19,6 +19,7 @@ from specmatrix.options import (
     Launch,
     PlantedFault,
     Seed,
+    Selector,
     SubjectName,
     Tier,
     Url,
@@ -37,9 +38,7 @@ class RunOptions:
     out: Annotated[Path, typer.Option(help="folder for report.jsonl, summary.json, report.md, report.html")] = Path(
         "out"
     )
-    cells: Annotated[
-        str | None, typer.Option(help="select by id or by an expression like `algorithm=eagle3 and topk in (2, 4)`")
-    ] = None
+    cells: Selector = None
     workers: Annotated[
         int | None,
         typer.Option(help="worker processes, one compute thread each; on GPUs, per set of GPUs; with --on, per GPU"),
@@ -52,7 +51,12 @@ class RunOptions:
     ] = None
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="end at the first red cell")] = False
     rerun_failed: Annotated[
-        Path | None, typer.Option(help="run the cells of this report that are red or did not run")
+        Path | None,
+        typer.Option(
+            metavar="[PATH]",
+            help="run the cells of a report that are red or did not run; alone: of the newest in --out, into its "
+            "folder rerun",
+        ),
     ] = None
     change: Annotated[
         str | None,

@@ -93,7 +93,7 @@ def shrink(
     check_parallel("workers", workers)
     check_seed(seed)
     visible_gpus(tier)
-    [red] = chosen_cells(tier, "nightly", Cell.from_id(cell).id, None)
+    [red] = chosen_cells(tier, "nightly", [Cell.from_id(cell).id], None)
     verify_cells([red])
     with cell_runs(RunOptions(tier=tier, stage=STAGE, seed=seed, fault=fault), workers) as runs:
         [record] = runs([red])

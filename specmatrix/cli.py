@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Annotated, Any, Final, NamedTuple, cast
 
 import typer
+from typer._click.shell_completion import CompletionItem
 from typer.core import TyperCommand, TyperGroup
 
 from specmatrix import __version__
@@ -23,6 +24,17 @@ from specmatrix.extras import missing_extra
 from specmatrix.reports.schema import ReportError
 from specmatrix.stopping import Stopped, stoppable
 from specmatrix.usage_errors import UsageError, misuse, repeated_option
+
+# The groups of `--help`, each with an example: the first command of each, in the order of COMMANDS.
+GROUPS: Final[Mapping[str, tuple[str, str]]] = {
+    "run": ("Run cells", "specmatrix run --stage smoke"),
+    "compare": ("Read results", "specmatrix compare out/base out/head"),
+    "axes": ("What can run", "specmatrix explain eagle3.s3.k4.n8"),
+    "accuracy": ("Engine and models", "specmatrix serve --page-size 4"),
+}
+HELPED: Final[Mapping[str, Any]] = {"help_option_names": ["-h", "--help"]}
+# Options whose value may be left out, and what it is then.
+ALONE: Final[Mapping[str, str]] = {"--rerun-failed": "last"}
 
 
 class Command(NamedTuple):
@@ -92,12 +104,12 @@ class LoadedCommands(Mapping[str, TyperCommand | TyperGroup]):
     def __init__(self, word: str = "") -> None:
         names = {name: name.rpartition(" ") for name in COMMANDS}
         self.rows = {last: COMMANDS[name] for name, (first, _, last) in names.items() if first == word}
-        self._word = word
+        self.word = word
         self._loaded: dict[str, TyperCommand | TyperGroup] = {}
 
     def __getitem__(self, name: str) -> TyperCommand | TyperGroup:
         if name not in self._loaded:
-            self._loaded[name] = _loaded(self.rows[name], LoadedCommands(f"{self._word} {name}".strip()))
+            self._loaded[name] = _loaded(self.rows[name], LoadedCommands(f"{self.word} {name}".strip()))
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -113,8 +125,29 @@ class CommandGroup(TyperGroup):
     commands: Any  # LoadedCommands, where typer declares a mutable mapping
 
     def format_commands(self, context: object, formatter: Any) -> None:  # noqa: ANN401 - of a private class of typer
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, row.help) for name, row in self.commands.rows.items()])
+        sections: dict[str, list[tuple[str, str]]] = {}
+        title = "Commands"
+        for name, row in self.commands.rows.items():
+            if self.commands.word == "" and name in GROUPS:
+                title = "{} (`{}`)".format(*GROUPS[name])
+            sections.setdefault(title, []).append((name, row.help))
+        width = max(map(len, self.commands.rows))
+        for head, rows in sections.items():
+            with formatter.section(head):
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows])
+
+    def shell_complete(self, context: Any, incomplete: str) -> Any:  # noqa: ANN401 - of private classes of typer
+        found = super(TyperGroup, self).shell_complete(context, incomplete)
+        rows = self.commands.rows.items()
+        return [*(CompletionItem(name, help=row.help) for name, row in rows if name.startswith(incomplete)), *found]
+
+
+class EngineCommand(TyperCommand):
+    """A command that takes engine flags too."""
+
+    def format_epilog(self, context: object, formatter: Any) -> None:  # noqa: ANN401 - of a private class of typer
+        with formatter.section("Engine flags"):
+            formatter.write_dl(_function("matrix.cli.flags:rows")())
 
 
 def _loaded(row: Command, behind: LoadedCommands) -> TyperCommand | TyperGroup:
@@ -122,25 +155,23 @@ def _loaded(row: Command, behind: LoadedCommands) -> TyperCommand | TyperGroup:
     if behind.rows:
         return _group(function, row.help, behind, alone=bool(row.function))
     app = _app()
-    flags: dict[str, Any] = {}
-    if row.engine_flags:
-        epilog = _function("matrix.cli.flags:epilog")()
-        flags = {"context_settings": {"ignore_unknown_options": True}, "epilog": epilog}
-    app.command(help=row.help, **flags)(function)
+    kind = EngineCommand if row.engine_flags else TyperCommand
+    settings = {"ignore_unknown_options": row.engine_flags, **HELPED}
+    app.command(help=row.help, cls=kind, context_settings=settings)(function)
     return cast(TyperCommand, typer.main.get_command(app))
 
 
 def _group(function: Any, text: str, commands: LoadedCommands, alone: bool = False) -> CommandGroup:  # noqa: ANN401
     """alone: whether the word is a command without any of them too."""
-    app = _app()
-    app.callback(cls=CommandGroup, help=text, invoke_without_command=alone)(function)
+    app = _app(completion=commands.word == "")
+    app.callback(cls=CommandGroup, help=text, invoke_without_command=alone, context_settings=HELPED)(function)
     group = cast(CommandGroup, typer.main.get_command(app))
     group.commands = commands
     return group
 
 
-def _app() -> typer.Typer:
-    return typer.Typer(add_completion=False, rich_markup_mode=None)
+def _app(completion: bool = False) -> typer.Typer:
+    return typer.Typer(add_completion=completion, rich_markup_mode=None)
 
 
 def _function(path: str) -> Any:  # noqa: ANN401 - any command
@@ -161,6 +192,17 @@ def _options(
 ) -> None: ...
 
 
+def whole(words: Sequence[str]) -> list[str]:
+    """Words with the values that may be left out."""
+    after = [*words[1:], "--"]
+    return [
+        each
+        for word, then in zip(words, after, strict=True)
+        for each in (word, ALONE.get(word, "") if then.startswith("-") else "")
+        if each
+    ]
+
+
 @cache
 def command_line() -> CommandGroup:
     """All commands, with their options."""
@@ -175,6 +217,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if empty := empty_word(given):
         return wrong(f"{empty} is empty, perhaps an unset shell variable; give a value or omit it")
     path = max((own for own in map(str.split, COMMANDS) if given[: len(own)] == own), key=len, default=[])
+    if given == path and not (path and COMMANDS[" ".join(path)].function):
+        given.append("--help")
+    given = whole(given)
     try:
         with stoppable():
             command: Any = command_line()

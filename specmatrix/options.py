@@ -30,7 +30,10 @@ PlantedFault = Annotated[
     str | None, typer.Option("--fault", help="plant this fault of `specmatrix faults --list` in the engine first")
 ]
 Seed = Annotated[int, typer.Option(help="seed for prompts and sampling")]
-Selector = Annotated[str | None, typer.Option("--cells", help="select cells, as `run` does")]
+Selector = Annotated[
+    list[str] | None,
+    typer.Option("--cells", help="select by id or by `algorithm=eagle3 and topk in (2, 4)`; given again: these too"),
+]
 Stage = Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly")]
 SubjectName = Annotated[
     str, typer.Option("--subject", help="the engine under test, by a name of `specmatrix subjects`")

@@ -78,13 +78,17 @@ def explain(
     cell: Annotated[list[str], typer.Argument(metavar="CELL", help="ids of cells, or axis=value ... of one")],
     json_: Json = False,
 ) -> int:
-    """Explain each cell: an id, or an assignment. Words of one `axis=value` each are one assignment together."""
+    """Explain each cell: an id, or an assignment. Words of one `axis=value` each are one assignment together. The exit
+    status is 2 if one is refused, or is no cell of the matrix."""
     single = [word for word in cell if "=" in word and not word.split()[1:]]
     texts = [word for word in cell if word not in single]
     if single:
         texts.insert(cell.index(single[0]), " ".join(single))
-    rows = [explain_json(read_cell(text)) for text in texts] if json_ else []
-    return print_answer({"schema": 1, "cells": rows}, "" if json_ else "\n\n".join(map(explain_text, texts)), json_)
+    cells = [read_cell(text) for text in texts]
+    rows = [explain_json(each) for each in cells] if json_ else []
+    print_answer({"schema": 1, "cells": rows}, "" if json_ else "\n\n".join(map(explain_text, cells)), json_)
+    kinds = {found.kind for each in cells for found in constraints_of(each)}
+    return 2 if kinds & {"impossible", "redundant", "refused"} else 0
 
 
 def explain_json(cell: Cell) -> dict[str, JsonValue]:

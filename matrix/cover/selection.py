@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from sys import maxsize
 from typing import Final
 
@@ -121,14 +121,17 @@ def all_cells(may: Callable[[Prefix], bool] | None = None) -> Iterator[Cell]:
         yield from (Cell._make(start + tail) for tail in tails)
 
 
-def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None, subject: str = REFERENCE) -> list[Cell]:
-    """The selected cells of a tier and a subject's stage: one GPU per rank, or one or two ranks on a CPU. Subjects have
-    own cells on CPUs only.
+def chosen_cells(
+    tier: str, stage: str, cells: Sequence[str] | None, limit: int | None, subject: str = REFERENCE
+) -> list[Cell]:
+    """The cells of a tier and a subject's stage that any of the selectors `cells` picks: one GPU per rank, or one or
+    two ranks on a CPU. Subjects have own cells on CPUs only.
 
     ConfigError if there are none.
     """
     gpus = find_tier(tier).gpus
-    chosen = of_gpus(select(stage, cells, limit, REFERENCE if gpus else subject), gpus)
+    picked = (select(stage, text, limit, REFERENCE if gpus else subject) for text in cells or (None,))
+    chosen = of_gpus(islice(dict.fromkeys(chain.from_iterable(picked)), limit), gpus)
     if not chosen:
         ranks = count(gpus, "rank") if gpus else "1 or 2 ranks"
         raise ConfigError(

@@ -47,7 +47,7 @@ def report_of(out: Path, red: str = "", left: tuple[str, ...] = ()) -> None:
 @pytest.fixture
 def ids(tmp_path: Path) -> list[str]:
     """The smoke cells that the tests select."""
-    return [cell.id for cell in chosen_cells("cpu", "smoke", "batch in (mixed_lengths, single)", None)]
+    return [cell.id for cell in chosen_cells("cpu", "smoke", ["batch in (mixed_lengths, single)"], None)]
 
 
 def test_fail_fast_ends_at_the_first_red_cell_and_counts_those_that_did_not_run(ids, monkeypatch, tmp_path, capsys):
@@ -65,6 +65,9 @@ def test_fail_fast_ends_at_the_first_red_cell_and_counts_those_that_did_not_run(
 
     before = (tmp_path / "report.jsonl").read_bytes()
     monkeypatch.setattr(local, "work", scripted_workers.passes)
+    for _ in range(2):
+        assert run(tmp_path, "--rerun-failed") == 0
+        assert {*load(tmp_path / "rerun").ids()} == {*report.red(), *report.not_run}
     assert run(tmp_path / "again", "--rerun-failed", str(tmp_path)) == 0
     again = load(tmp_path / "again")
     assert {*again.ids()} == {*report.red(), *report.not_run} and not again.not_run

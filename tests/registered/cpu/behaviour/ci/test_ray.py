@@ -69,7 +69,7 @@ def test_a_task_of_a_gpu_tier_holds_several_groups():
 
 
 def test_the_end_of_a_run_says_what_was_lost_and_how_often(tmp_path):
-    cells = chosen_cells("cpu", "smoke", "algorithm=none", None)[:2]
+    cells = chosen_cells("cpu", "smoke", ["algorithm=none"], None)[:2]
     losses = [("its node a was lost", "its node b was lost"), ("its node a was lost",) * 2]
     with ReportWriter(tmp_path, run_header("cpu", "smoke", 0, GATES)) as writer:
         for cell, lost in zip(cells, losses, strict=True):

@@ -21,7 +21,7 @@ from specmatrix.reports.store import ReportWriter, load
 from tests.support import scripted_workers
 
 SELECTOR = "batch in (mixed_lengths, pair)"
-CELLS = chosen_cells("cpu", "smoke", SELECTOR, None)
+CELLS = chosen_cells("cpu", "smoke", [SELECTOR], None)
 RUN = ["run", "--stage", "smoke", "--cells", SELECTOR, "--workers", "1"]
 
 

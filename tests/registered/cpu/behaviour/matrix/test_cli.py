@@ -7,13 +7,15 @@ import subprocess
 import sys
 from importlib.metadata import version
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 
 import pytest
+import typer
 
-from specmatrix.cli import COMMANDS, main
+from specmatrix.cli import COMMANDS, command_line, main
 from specmatrix.engine.parallel.group import GroupLease
-from specmatrix.matrix.cli.flags import flags_of
+from specmatrix.matrix.cli.flags import FLAGS, flags_of
 from specmatrix.matrix.cli.generate import configuration
 from specmatrix.matrix.cover.selection import chosen_cells
 from specmatrix.reports.schema import ReportError
@@ -60,14 +62,62 @@ def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out == f"specmatrix {version('specmatrix')}\n"
 
 
-def test_help_says_in_a_whole_sentence_what_each_command_does(capsys, monkeypatch):
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
+def test_help_says_in_a_whole_sentence_what_each_command_does(words, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["--help"]) == 0
-    rows = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
-    assert (
-        len(rows) == sum(" " not in name for name in COMMANDS)
-        and [row for row in rows if row.endswith("...") or not row.endswith(".")] == []
-    )
+    assert main(words) == 0
+    sections = [part.splitlines() for part in capsys.readouterr().out.partition("Run cells ")[2].split("\n\n")]
+    rows = [row for head, *rows in sections for row in rows]
+    assert len(sections) == 4 and [row.split()[0] for row in rows] == [name for name in COMMANDS if " " not in name]
+    assert [row for row in rows if row.endswith("...") or not row.endswith(".")] == []
+    assert all(head.endswith("`):") for head, *_ in sections)
+
+
+@pytest.mark.parametrize("word", [name for name, row in COMMANDS.items() if not row.function])
+def test_a_word_that_only_stands_before_others_prints_them(word, capsys):
+    assert main([word]) == 0
+    assert f"Usage: specmatrix {word} [OPTIONS] COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [name for name, row in COMMANDS.items() if row.engine_flags])
+def test_commands_that_take_engine_flags_have_a_line_on_each(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main([command, "-h"]) == 0
+    lines = capsys.readouterr().out.partition("\nEngine flags:\n")[2].splitlines()
+    assert [line.split()[0] for line in lines if line.strip()[0] == "-"] == list(FLAGS)
+    assert "Engine flags" not in command_line().commands["run"].get_help(typer.Context(command_line()))
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("hi", ["history"]),
+        ("run --rerun", ["--rerun-failed"]),
+        ("history tr", ["trend"]),
+        ("zoo ", ["list", "verify", "acceptance", "train"]),
+    ],
+)
+def test_a_shell_completes_commands_and_options(typed, completed, capsys, monkeypatch):
+    monkeypatch.setenv("_SPECMATRIX_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"specmatrix {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split(" "))))
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().out.split() == completed
+
+
+def test_several_selectors_pick_the_cells_of_each_and_every_one_once():
+    pair, page = "algorithm=none and batch=pair", "eagle3.s2.k2.n6.v2.p64.c7.pair"
+    found = chosen_cells("cpu", "smoke", [pair, page, "batch=pair"], None)
+    alone = [chosen_cells("cpu", "smoke", [text], None) for text in (pair, page, "batch=pair")]
+    assert found == list(dict.fromkeys(chain(*alone))) and len(found) == 1 + len(alone[2]) < sum(map(len, alone))
+    assert chosen_cells("cpu", "smoke", [page, pair], 1) == alone[1]
+
+
+@pytest.mark.parametrize(("cell", "status"), [("eagle3.s3.k4.n8", 0), ("eagle3.k4", 2), ("none.k4", 2)])
+def test_explaining_a_refused_cell_is_no_success(cell, status, capsys):
+    assert main(["explain", cell]) == status
+    assert main(["explain", "eagle3.pair", cell, "--json"]) == status
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ EMPTY = "is empty, perhaps an unset shell variable; "
 LEAST = "greater than or equal to "
 # A command line, and key words of the sentence.
 WRONG = {
-    "": "Missing command; see `specmatrix --help`",
     "--loud": "No such option: --loud; see `specmatrix --help`",
     "walk": "No such command 'walk'; see `specmatrix --help`",
     "explain": "Missing argument 'CELL'; see `specmatrix explain --help`",
@@ -29,7 +28,9 @@ WRONG = {
     "run --workers 1000000000": f"workers must be {SANE}1000000000",
     "run --cells ''": f"--cells {EMPTY}give a value",
     "run --cells=' '": f"--cells {EMPTY}omit it to run every cell",
-    "run --cells none.v2 --cells=none.v1": "--cells is given twice; give it once",
+    "run --seed 1 --seed=2": "--seed is given twice; give it once",
+    "run --cells none.v2 --cells nonsense": "'nonsense' is neither a cell id nor a selector",
+    "run --rerun-failed --out /no/report": "there is no report.jsonl in /no/report; name the report",
     "run --cells --cells": "'--cells' is neither a cell id nor a selector",
     "run --tier tpu": "tier 'tpu' is unknown; it must be one of cpu, gpu1, gpu2, gpu4, gpu8",
     "run --limit": "'--limit' requires an argument; see `specmatrix run --help`",
