@@ -85,7 +85,9 @@ def run(options: RunOptions) -> int:
         require("torch")
     seconds, change = measured_seconds(options.durations, options.tier), change_of(options)
     with cell_runs(options, at_once, seconds, rules) as runs:
-        chosen = chosen_by(options) if options.rerun_failed is None else failed_cells(options.rerun_failed, options)
+        again = options.rerun_failed
+        name = options.subject if engine is None else engine.name
+        chosen = chosen_by(options) if again is None else failed_cells(again, options, name)
         check_seed(options.seed)
         part, chosen = of_shard(chosen, seconds, options.shard, gpus)
         verify_cells(chosen)
@@ -242,7 +244,7 @@ def checked_workers(workers: int | None, tier: str, on: str | None) -> int:
     return found
 
 
-def failed_cells(source: Path, options: RunOptions) -> list[Cell]:
+def failed_cells(source: Path, options: RunOptions, subject: str) -> list[Cell]:
     """The cells of a report that are red without a waiver, or that its run ended before.
 
     ConfigError if there are none, if the report is of other options, if it is the one that the run would write, or if
@@ -257,7 +259,8 @@ def failed_cells(source: Path, options: RunOptions) -> list[Cell]:
     found = {"subject": header.subject.name, "tier": header.tier, "stage": header.stage, "seed": header.seed}
     found["fault"] = header.fault
     for name in found:
-        value = "" if getattr(options, name) is None else getattr(options, name)
+        value = subject if name == "subject" else getattr(options, name)
+        value = "" if value is None else value
         if found[name] == "" != value:
             raise ConfigError(f"{report.path} is of no {name}, not {value}; leave out --{name}")
         if found[name] != value:

@@ -9,15 +9,10 @@ request, never the batch.
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from traceback import walk_tb
 from typing import Final, get_type_hints
 
 from specmatrix.engine.core.draft.algorithms import (
@@ -30,7 +25,8 @@ from specmatrix.engine.core.draft.algorithms import (
 )
 from specmatrix.engine.spec.builders import BUILDERS, RELAYS, Build, BuildContext, RelayOf
 from specmatrix.engine.spec.torch_settings import read, restore
-from specmatrix.errors import ConfigError, described, is_interrupt, shown, text_of
+from specmatrix.errors import ConfigError, shown
+from specmatrix.user_file import load_file
 
 __all__ = ["BuildContext", "Topology", "Traits", "forget_algorithm", "register_algorithm"]
 
@@ -113,61 +109,35 @@ def _check_hooks(name: str, build: Callable[..., object]) -> None:
             raise ConfigError(f"algorithm {name}: {made.__name__} has no hook {hook}; it needs {', '.join(HOOKS)}")
 
 
-# Prefix of the module name in sys.modules, so that a file named `torch.py` replaces no real module.
-PREFIX: Final = "specmatrix_algorithm_"
+KIND: Final = "algorithm"
 HINT: Final = "call register_algorithm(traits, drafter) at its top level"
 
 
 def load_algorithms(path: Path) -> tuple[Traits, ...]:
-    """Run a Python file and return the traits of the algorithms that it registers, in registration order. Modules in
-    the file's folder can be imported and take precedence over installed ones, as when Python runs a script.
+    """Run a Python file and return the traits of the algorithms that it registers, in registration order.
 
-    Raises ConfigError with the file's name if it cannot be read, raises (with the line), changes torch's settings, or
-    registers nothing. In these cases none of its registrations remain.
+    ConfigError as `load_file`, and if it changes torch's settings or registers nothing. In these cases none of its
+    registrations remain.
     """
-    if not os.path.isfile(path):  # noqa: PTH113 - raises nothing for a name that is too long
-        raise ConfigError(f"algorithm file {text_of(path)} does not exist; pass a Python file that must {HINT}")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    before = known_algorithms()
-    name = f"{PREFIX}{path.stem}"
-    spec = spec_from_loader(name, SourceFileLoader(name, str(path)))
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)
-    settings = read()
+    before, settings = known_algorithms(), read()
     try:
         try:
-            spec.loader.exec_module(module)
+            load_file(path, KIND, HINT)
         finally:
             changed = restore(settings)
         if changed is not None:
-            raise ConfigError(f"it {changed}; it must leave torch's settings alone")
-    except BaseException as error:  # user code may raise anything
+            raise ConfigError(
+                f"{KIND} file {path} cannot be loaded: it {changed}; it must leave torch's settings alone"
+            )
+    except BaseException:  # user code may raise anything
         for traits in _since(before):
             forget_algorithm(traits.name)
-        del sys.modules[name]
-        if is_interrupt(error):
-            raise
-        said = str(error) if isinstance(error, ConfigError) else _message(error)
-        raise ConfigError(f"algorithm file {path}{_line(path, error)} cannot be loaded: {said}") from error
+        raise
     found = _since(before)
     if not found:
-        raise ConfigError(f"algorithm file {path} registers no algorithm; it must {HINT}")
+        raise ConfigError(f"{KIND} file {path} registers no algorithm; it must {HINT}")
     return found
 
 
 def _since(before: tuple[Traits, ...]) -> tuple[Traits, ...]:
     return known_algorithms()[len(before) :]
-
-
-def _message(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error.msg}" if isinstance(error, SyntaxError) else described(error)
-
-
-def _line(path: Path, error: BaseException) -> str:
-    """`, line 7`: the last line of the file itself on the traceback."""
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        return f", line {error.lineno}"
-    lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
-    return f", line {lines[-1]}" if lines else ""

@@ -9,6 +9,7 @@ from io import StringIO
 from multiprocessing.connection import Connection
 from typing import Any
 
+import specmatrix.user_file  # noqa: F401 - finds the classes of a user's files
 from specmatrix.exit_with_parent import exit_with_parent
 
 

@@ -71,6 +71,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "subjects": Command("matrix.cli.subjects:subjects", "List, show, check and install the engines that cells run on."),
     "subjects show": Command("matrix.cli.subjects:show", "Show what one subject can show and which gates judge it."),
     "subjects check": Command("matrix.cli.subjects:check", "Run the contract suite for subjects."),
+    "subjects new": Command("matrix.cli.subjects:new", "Write a subject to fill in."),
     "subjects install": Command("matrix.cli.subjects:install", "Make the environment of a subject."),
     "faults": Command("matrix.faults.command:faults", "Plant faults and report which gates detect each."),
     "accuracy": Command("matrix.accuracy.command:accuracy", "Measure task accuracy with and without speculation."),

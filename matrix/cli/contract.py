@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
+from textwrap import indent
 from time import monotonic
 from typing import Annotated, Any, Final
 
@@ -143,10 +144,15 @@ def _printable(text: str) -> str:
 
 
 def _line(result: Mapping[str, Any]) -> str:
-    length, violations = result["tokens_per_round"], result["violations"]
+    length = result["tokens_per_round"]
     speed = "" if length is None else f"{length:5.2f} tokens per round"
-    head = f"  {result['start']:40} {'FAIL' if violations else 'PASS'} {speed}".rstrip()
-    return "\n".join([head, *(f"    {each}" for each in violations)])
+    return f"  {result['start']:40} {verdict(result['violations'], speed)}"
+
+
+def verdict(violations: Sequence[str], measured: str) -> str:
+    """What stands behind a law or a start of a contract, and below it what broke it."""
+    head = f"{'FAIL' if violations else 'PASS'} {measured}".rstrip()
+    return "\n".join([head, *(indent(each, "    ") for each in violations)])
 
 
 def _sum(name: str, done: Sequence[Mapping[str, Any]]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any, Final
 
 import typer
@@ -10,18 +12,24 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from specmatrix.errors import ConfigError, shown
+from specmatrix.errors import ConfigError, shown, text_of
+from specmatrix.matrix.cli.contract import verdict
 from specmatrix.matrix.gates.registry import applied_gates
+from specmatrix.matrix.subjects import skeleton
 from specmatrix.matrix.subjects.contract import check_contract
 from specmatrix.matrix.subjects.http.endpoint import endpoint_of
 from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.subjects.registry import installed_subject, known_subjects, load_subject
 from specmatrix.matrix.subjects.vllm import environment
 from specmatrix.options import ApiKey, Json, Launch, Url
+from specmatrix.reports.atomic import write_text
 from specmatrix.reports.render.console import print_answer, table_console
+from specmatrix.reports.wording import count
+from specmatrix.stopping import Stopped
 
 MISSING: Final = "not installed"
-Name = Annotated[str, typer.Argument(metavar="NAME", help="a name of the list")]
+SKELETON: Final = Path(skeleton.__file__)
+Name = Annotated[str, typer.Argument(metavar="NAME", help="a name of the list, or FILE.py:CLASS")]
 
 
 def subjects(context: typer.Context, json_: Json = False) -> int:
@@ -79,17 +87,38 @@ def _facts(subject: Subject) -> dict[str, Any]:
 
 
 def check(name: Name, url: Url = None, launch: Launch = None, api_key: ApiKey = None, json_: Json = False) -> int:
-    """Run the contract for a subject; 0 if it holds. ConfigError if there is none of this name, or it is missing."""
+    """Run the contract for a subject, law by law; 0 if it holds. ConfigError if there is none of this name, or it is
+    missing."""
     subject = installed_subject(name, endpoint_of(url, None, launch, api_key))
-    done = []
-    for part in check_contract(subject):
-        done.append(part)
-        if not json_:
-            print(f"FAIL {part.name}: {part.fault}" if part.fault else f"ok   {part.name}", flush=True)
-    broken = sum(bool(part.fault) for part in done)
-    record = {"schema": 1, "subject": name, "checks": [part._asdict() for part in done]}
-    print_answer(record, f"{name}: {len(done) - broken} of {len(done)} parts of the contract hold", json_)
-    return int(broken > 0)
+    done = list[dict[str, Any]]()
+    with closing(check_contract(subject)) as laws:  # stops its engine before an interrupt is told
+        try:
+            for law in laws:
+                if not json_:
+                    print(f"  {law.name:43}", end="", flush=True)
+                began = perf_counter()
+                broken, seconds = law.check(), perf_counter() - began
+                done.append({"name": law.name, "seconds": seconds, "broken": broken and broken._asdict()})
+                if not json_:
+                    lines = [f"{what + ':':10}{text}" for what, text in (broken._asdict() if broken else {}).items()]
+                    print(verdict(lines, f"{seconds:6.1f} s"), flush=True)
+        except Stopped as stop:
+            raise stop.saying(f"interrupted after {count(len(done), 'law')} of the contract") from None
+    held = sum(part["broken"] is None for part in done)
+    record = {"schema": 2, "subject": name, "checks": done}
+    print_answer(record, f"{name}: {held} of {len(done)} laws of the contract hold", json_)
+    return int(held < len(done))
+
+
+def new(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a Python file that does not exist yet")],
+) -> int:
+    """Write a subject to fill in. ConfigError if the file exists."""
+    if file.exists():
+        raise ConfigError(f"{text_of(file)} exists; name a new file")
+    write_text(file, SKELETON.read_text(encoding="utf-8"))
+    print(f"{file} is a subject to fill in, at each TODO; check it with: specmatrix subjects check {file}:MySubject")
+    return 0
 
 
 def install(

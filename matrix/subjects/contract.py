@@ -8,13 +8,14 @@ after its limit.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from traceback import extract_tb
 from typing import Any, Final, NamedTuple
 
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, described, shown
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import stage_cells, subject_cells
@@ -45,73 +46,84 @@ SAMPLED: Final = ("top_k", "top_p", "seed", "min_p")
 CLAIMED: Final = {"top_logprobs": Capability.LOGPROBS, "logprobs": Capability.LOGPROBS, "abort_after": Capability.ABORT}
 
 
-class ContractCheck(NamedTuple):
-    """One part of the contract. fault: a sentence on what is wrong, "" if nothing is."""
+class Broken(NamedTuple):
+    """How a subject broke a law, each a phrase."""
+
+    asked: str
+    expected: str
+    got: str
+
+
+class Law(NamedTuple):
+    """One part of the contract. check: runs it, which may take minutes; None if it holds."""
 
     name: str
-    fault: str
+    check: Callable[[], Broken | None]
 
 
-def check_contract(subject: Subject) -> Iterator[ContractCheck]:
-    """Check a subject part by part. ConfigError if it runs in this process or supports no plain cell."""
+def check_contract(subject: Subject) -> Generator[Law]:
+    """The laws for a subject, each to be checked before the next is taken. ConfigError if it runs in this process or
+    supports no cell."""
     if subject.profile.in_process:
         raise ConfigError(
             f"subject {subject.name!r} runs in this process, without asks; only others have this contract"
         )
-    yield ContractCheck("translations are pure data", _raised(lambda: _translated(subject)))
-    yield ContractCheck("no request field is ignored", _raised(lambda: _ignored(subject)))
-    commands = (subject.translate(prepare(cell, subject=subject.name)) for cell in (*PLAIN, *DRAFTED))
+    yield Law("translations are pure data", lambda: _raised(lambda: _translated(subject)))
+    yield Law("no request field is ignored", lambda: _raised(lambda: _ignored(subject)))
+    try:
+        commands = [subject.translate(prepare(cell, subject=subject.name)) for cell in (*PLAIN, *DRAFTED)]
+    except Exception as error:
+        raise ConfigError(_raise_of(error)) from error
     command = next((found for found in commands if isinstance(found, EngineCommand)), None)
     if command is None:
         raise ConfigError(f"subject {subject.name!r} supports neither {' nor '.join(cell.id for cell in PLAIN)}")
     session = _Checks(subject, command)
     try:
         for name, check in session.checks().items():
-            yield ContractCheck(name, _fault(check))
+            yield Law(name, partial(session.outcome, check))
+            if session.engine is None:  # none starts, so there is nothing else to check
+                return
     finally:
         session.stop()
 
 
-def _fault(check: Callable[[], str]) -> str:
-    try:
-        return check()
-    except (EngineFailed, ConfigError) as error:
-        return str(error)
-
-
-def _raised(check: Callable[[], str]) -> str:
-    """The fault that a check finds, or what `translate` raised, and where."""
+def _raised(check: Callable[[], Broken | None]) -> Broken | None:
+    """What a check finds, or what `translate` raised, and where."""
     try:
         return check()
     except Exception as error:
-        last = extract_tb(error.__traceback__)[-1]
-        return f"translate raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        return Broken("a translation", "a command or Unsupported", _raise_of(error))
 
 
-def _translated(subject: Subject) -> str:
-    """What is wrong with the first translation that is not pure JSON data with an ask for each request."""
+def _raise_of(error: Exception) -> str:
+    last = extract_tb(error.__traceback__)[-1]
+    return f"translate raised {described(error)} ({last.filename}, line {last.lineno})"
+
+
+def _translated(subject: Subject) -> Broken | None:
+    """The first translation that is not pure JSON data with an ask for each request."""
     for cell in dict.fromkeys([*stage_cells(STAGE), *subject_cells(STAGE, subject.name)]):
         prepared = prepare(cell, workload=subject.requests, subject=subject.name)
-        found = translated(subject, prepared)
+        asked, found = f"the translation of {cell.id}", translated(subject, prepared)
         if found != translated(subject, prepared):
-            return f"{cell.id} has two translations"
+            return Broken(asked, "the same each time", "two")
         if isinstance(found, Unsupported):
             if not found.reason.strip():
-                return f"{cell.id} is unsupported without a reason"
+                return Broken(asked, "a reason if it is unsupported", shown(found.reason))
             continue
         try:
             json.dumps([dict(found.flags), dict(found.checkpoints), dict(found.environment)])
             json.dumps([dict(ask.fields) for ask in found.asks if isinstance(ask, SubjectRequest)])
         except TypeError as error:
-            return f"the command of {cell.id} is not JSON: {error}"
+            return Broken(asked, "flags, checkpoints, environment and fields of asks as JSON", str(error))
         ids = [ask.id for ask in found.asks if isinstance(ask, SubjectRequest) and ask.input_ids]
-        if ids != [request.name for request in prepared.requests]:
-            return f"the asks of {cell.id} must be its requests, in order and with token ids, got {ids!r:.60}"
-    return ""
+        if ids != (due := [request.name for request in prepared.requests]):
+            return Broken(asked, f"an ask with token ids for each request, in order: {shown(due)}", shown(ids))
+    return None
 
 
-def _ignored(subject: Subject) -> str:
-    """What the first request field is that changes nothing in a plain cell's translation."""
+def _ignored(subject: Subject) -> Broken | None:
+    """The first request field that changes nothing in a plain cell's translation."""
     for name, value in REQUESTED.items():
         if CLAIMED.get(name, Capability.TOKEN_IDS) not in subject.profile.capabilities:
             continue
@@ -121,21 +133,26 @@ def _ignored(subject: Subject) -> str:
             for one in (plain, replace(plain, **{name: value}))
         )
         if before == after and isinstance(after, EngineCommand):
-            return f"{name} changes nothing in the translation; translate it, or answer Unsupported"
-    return ""
+            return Broken(
+                f"the translation of a request with {name} {shown(value)}",
+                "another command than without it, or Unsupported",
+                "the same command",
+            )
+    return None
 
 
 @dataclass
 class _Checks:
-    """Engines of one command, started as checks need them."""
+    """Engines of one command, started as checks need them. asked: what the last one was asked for."""
 
     subject: Subject
     command: EngineCommand
     engine: EngineProcess | None = None
     answers: tuple[Answer, ...] = ()
+    asked: str = ""
 
-    def checks(self) -> dict[str, Callable[[], str]]:
-        """The checks by name, in order; each returns a fault or ""."""
+    def checks(self) -> dict[str, Callable[[], Broken | None]]:
+        """The checks by name, in order."""
         claims = self.subject.profile.capabilities
         return {
             "ids come back": self.ids,
@@ -147,9 +164,17 @@ class _Checks:
             "an engine that exceeds its limit is killed": self.limit,
         }
 
+    def outcome(self, check: Callable[[], Broken | None]) -> Broken | None:
+        """What a check finds, or how the engine failed."""
+        try:
+            return check()
+        except (EngineFailed, ConfigError) as error:
+            return Broken(self.asked, "an engine that goes on", str(error))
+
     def running(self) -> EngineProcess:
         """The engine, a new one if the last has ended."""
         if self.engine is None or self.engine.ended:
+            self.asked = f"a start with {shown(dict(self.command.flags))}"
             self.engine = EngineProcess(self.subject, self.command)
         return self.engine
 
@@ -157,55 +182,77 @@ class _Checks:
         """The command's asks."""
         return [ask for ask in self.command.asks if isinstance(ask, SubjectRequest)]
 
-    def ids(self) -> str:
-        self.answers = tuple(self.running().generate(self.asks()))
+    def answered(self, asked: str, *asks: SubjectRequest) -> list[Answer]:
+        """The answers of the running engine to what `asked` describes."""
+        engine = self.running()
+        self.asked = asked
+        return engine.generate(asks)
+
+    def ids(self) -> Broken | None:
+        self.answers = tuple(self.answered(f"{', '.join(ask.id for ask in self.asks())} at once", *self.asks()))
         for ask, answer in zip(self.asks(), self.answers, strict=True):
             if tuple(answer.prompt_ids) != tuple(ask.input_ids):
-                return f"the prompt_ids of {ask.id} are not its input_ids"
+                return Broken(
+                    f"{ask.id} with input_ids {shown(ask.input_ids)}",
+                    "them as its prompt_ids",
+                    shown(answer.prompt_ids),
+                )
             if answer.finish not in ("stop", "length"):
-                return f"{ask.id} must finish by stop or length, got {answer.finish!r} ({answer.refusal})"
-        return ""
+                return Broken(f"{ask.id} {shown(dict(ask.fields))}", "finish 'stop' or 'length'", _finish(answer))
+        return None
 
-    def alone(self) -> str:
-        for ask, before in zip(self.asks(), self.answers, strict=False):
-            (answer,) = self.running().generate([ask])
+    def alone(self) -> Broken | None:
+        self.answers = self.answers or tuple(self.answered("all asks at once", *self.asks()))
+        for ask, before in zip(self.asks(), self.answers, strict=True):
+            (answer,) = self.answered(f"{ask.id} alone", ask)
             if (answer.output_ids, answer.text) != (before.output_ids, before.text):
-                return f"{ask.id} has another answer alone than with the other asks"
-        return ""
+                due = f"its answer among the other asks, {shown(before.output_ids)} {shown(before.text)}"
+                return Broken(self.asked, due, f"{shown(answer.output_ids)} {shown(answer.text)}")
+        return None
 
-    def refusal(self) -> str:
+    def refusal(self) -> Broken | None:
         ask = self.asks()[0]
-        (answer,) = self.running().generate([replace(ask, input_ids=(ask.input_ids * TOO_MANY)[:TOO_MANY])])
+        long = replace(ask, input_ids=(ask.input_ids * TOO_MANY)[:TOO_MANY])
+        (answer,) = self.answered(f"a prompt of {TOO_MANY:,} tokens", long)
         if answer.finish != "refused" or not answer.refusal:
-            return f"a prompt of {TOO_MANY} tokens must be refused with a message, got finish {answer.finish!r}"
+            return Broken(self.asked, "finish 'refused', and a message as `refusal`", _finish(answer))
         return self.alone()
 
-    def abort(self) -> str:
-        (answer,) = self.running().generate([replace(self.asks()[0], abort_after=ABORT_AFTER)])
+    def abort(self) -> Broken | None:
+        (answer,) = self.answered(
+            f"an abort after {ABORT_AFTER} tokens", replace(self.asks()[0], abort_after=ABORT_AFTER)
+        )
         if answer.finish != "abort" or len(answer.output_ids) < ABORT_AFTER:
-            tokens = len(answer.output_ids)
-            return f"an abort after {ABORT_AFTER} tokens must end it, got finish {answer.finish!r} and {tokens} tokens"
-        return ""
+            got = f"{_finish(answer)} and {len(answer.output_ids)} tokens"
+            return Broken(self.asked, f"finish 'abort' and at least {ABORT_AFTER} tokens", got)
+        return None
 
-    def read_back(self) -> str:
-        unread = [flag for flag in self.command.flags if flag not in self.running().readback()]
-        return f"{unread[0]} is a flag, and is not read back" if unread else ""
+    def read_back(self) -> Broken | None:
+        read = self.running().readback()
+        unread = [flag for flag in self.command.flags if flag not in read]
+        return Broken("what runs", f"the flag {unread[0]} among it", shown(dict(read))) if unread else None
 
-    def closed_twice(self) -> str:
+    def closed_twice(self) -> Broken | None:
         engine = self.running()
+        self.asked = "two calls of close"
         engine.close()
         engine.close()
-        return "" if engine.ended else "the process still runs"
+        return None if engine.ended else Broken(self.asked, "a process that has ended", "the process still runs")
 
-    def limit(self) -> str:
+    def limit(self) -> Broken | None:
         engine = self.running()
+        self.asked = "an answer within 0.1 s while it is suspended"
         engine.answer_seconds = 0.1
         engine.pause()
         with suppress(EngineFailed):
             engine.generate(self.asks())
-            return "it answered while it was suspended"
-        return "" if engine.ended else "the process still runs"
+            return Broken(self.asked, "no answer", "it answered")
+        return None if engine.ended else Broken(self.asked, "a process that is killed", "the process still runs")
 
     def stop(self) -> None:
         if self.engine is not None:
             self.engine.stop()
+
+
+def _finish(answer: Answer) -> str:
+    return f"finish {shown(answer.finish)}" + f" ({answer.refusal})" * bool(answer.refusal)

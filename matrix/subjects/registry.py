@@ -10,6 +10,7 @@ from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.protocol import Profile, Subject
 from specmatrix.reports.schema import REFERENCE
+from specmatrix.user_file import load_name
 
 GROUP: Final = "specmatrix.subjects"
 # Name to module and class.
@@ -27,13 +28,16 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "vllm-suffix": "specmatrix.matrix.subjects.vllm.subject:SuffixSubject",
 }
 PARTS: Final = ("version", "python", "translate", "start")
+HINT: Final = "define the class of a subject, such as `specmatrix subjects new FILE` writes"
+# Those loaded from a place, by the names that they give themselves.
+_FROM_PLACES: Final[dict[str, str]] = {}
 
 
 def known_subjects() -> dict[str, EntryPoint]:
-    """Every subject by name: this package's first, then other packages' in the order of their names. ConfigError if two
-    have one name."""
+    """Every subject by name: this package's first, then other packages' in the order of their names, and those that
+    were loaded from a place. ConfigError if two have one name."""
     found = {name: EntryPoint(name, place, GROUP) for name, place in BUILT_IN.items()}
-    for point in sorted(entry_points(group=GROUP)):
+    for point in (*sorted(entry_points(group=GROUP)), *(EntryPoint(*row, GROUP) for row in _FROM_PLACES.items())):
         if found.setdefault(point.name, point).value != point.value:
             places = f"{found[point.name].value} and {point.value}"
             raise ConfigError(f"subject {shown(point.name)} is registered twice, by {places}; each needs its own name")
@@ -61,18 +65,29 @@ def foreign_subject(name: str, endpoint: Endpoint | None = None) -> Subject | No
 
 
 def load_subject(name: str, endpoint: Endpoint | None = None) -> Subject:
-    """The subject of a name, at an endpoint if one is given. ConfigError if there is none, or if it is no Subject."""
-    known = known_subjects()
-    if name not in known:
-        raise ConfigError(f"subject {shown(name)} is unknown; it must be one of {', '.join(known)}")
-    place = known[name].value
+    """The subject of a name, or of `path.py:Class` or `package.module:Class`, at an endpoint if one is given.
+    ConfigError if there is none, or if it is no Subject."""
+    from_place = ":" in name
+    if not from_place and name not in (known := known_subjects()):
+        raise ConfigError(f"subject {shown(name)} is unknown; it must be FILE.py:CLASS or one of {', '.join(known)}")
+    place = name if from_place else known[name].value
     try:
-        subject: Subject = known[name].load()()
+        subject: Subject = load_name(place, "subject", HINT)()
+    except ConfigError:
+        raise
     except Exception as error:  # a user's own code
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(f"subject {shown(name)} cannot be loaded from {place}: {text}") from error
-    if getattr(subject, "name", None) != name:
-        raise ConfigError(f"subject {shown(name)} of {place} has the name {shown(getattr(subject, 'name', None))}")
+    own = getattr(subject, "name", None)
+    if own != name and not (from_place and isinstance(own, str)):
+        raise ConfigError(f"subject {shown(name)} of {place} has the name {shown(own)}")
+    if from_place:
+        _FROM_PLACES[subject.name] = place
+        try:
+            known_subjects()
+        except ConfigError:
+            del _FROM_PLACES[subject.name]
+            raise
     if not isinstance(getattr(subject, "profile", None), Profile):
         raise ConfigError(f"subject {shown(name)} of {place} must have a profile, which is a Profile")
     for part in PARTS:

@@ -25,7 +25,7 @@ RINGS = {
     "engine/models": DEVICE | TENSORS,
     "engine/spec": SPEC | TENSORS,
     "engine/server": SPEC | {"engine", "__version__", "child_process", "jinja2", "h11"} | HTTP,
-    "engine": SPEC | TENSORS | {"engine", "temp_dir", "child_process", "remote"},
+    "engine": SPEC | TENSORS | {"engine", "temp_dir", "child_process", "remote", "user_file"},
 }
 # The clock, the environment and the world outside have no place where everything must replay.
 OUTSIDE = {"time", "datetime", "os", "random", "secrets", "socket", "subprocess", "threading", "asyncio", "locale"}
@@ -78,6 +78,7 @@ BELOW = {
     "remote",
     "stopping",
     "temp_dir",
+    "user_file",
 }
 ORDER = ("kernels", "engine", "reports", "matrix", "ci", "benchmarks")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, Traits
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.subjects.protocol import Answer
 from tests.support.sources import source
 
 WEIGHTS = {"none": "none", "checkpoint": "its own checkpoint", "bundled": "in the target's checkpoint"}
@@ -70,3 +72,10 @@ def test_the_modes_have_cells_and_gates_that_exist():
 def test_the_page_says_what_each_gate_proves():
     gates = [row["gate"] for row in rows("docs/matrix.md", "gate | what it proves")]
     assert sorted(gates) == sorted(gate.name for gate in GATES)
+
+
+def test_the_page_describes_every_field_of_an_answer_in_its_order():
+    named = [name for row in rows("docs/subjects.md", "field | holds") for name in re.findall(r"`(\w+)`", row["field"])]
+    assert set(named) == {field.name for field in fields(Answer)}
+    required = [field.name for field in fields(Answer)][:8]
+    assert named[:8] == required

@@ -20,7 +20,7 @@ WRONG = {
     "explain topk": "cell id 'topk' has the axis name topk in place of a value",
     "cells list --tier gpu8 --cells tp=2": "tier 'gpu8' has none of the selected cells",
     "cells list --stage never": "stage 'never' is unknown",
-    "cells list --subject never": "subject 'never' is unknown; it must be one of reference, ",
+    "cells list --subject never": "subject 'never' is unknown; it must be FILE.py:CLASS or one of reference, ",
     "run --cells nonsense": "'nonsense' is neither a cell id nor a selector",
     "run --cell x": "No such option: --cell; the closest is --cells; see `specmatrix run --help`",
     "run --workers abc": "--workers: Input should be a valid integer, unable to parse string as an integer, got 'abc'",

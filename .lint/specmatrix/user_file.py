@@ -1,0 +1,1 @@
+../../specmatrix/user_file.py

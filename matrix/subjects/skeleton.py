@@ -1,0 +1,92 @@
+"""A subject to fill in at each TODO: an engine under test, which the matrix asks and compares with itself.
+
+`specmatrix subjects check FILE.py:MySubject` runs the contract, `specmatrix run --subject FILE.py:MySubject` cells.
+What the classes and their fields mean is in docs/subjects.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from specmatrix.matrix.subjects.protocol import (
+    Answer,
+    Capability,
+    EngineCommand,
+    Profile,
+    RunningEngine,
+    Subject,
+    SubjectRequest,
+    Unsupported,
+)
+from specmatrix.matrix.workloads.build import prompt_ids
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.zoo.registry import resolve_path
+
+# TODO: the matrix's algorithms, and what your engine calls them.
+MODES = {"none": None, "standalone": "draft_model", "eagle3": "eagle3"}
+# TODO: axes that `translate` reads; a cell with another value than the default on any other axis is unsupported.
+AXES = {"algorithm", "model", "batch", "finish"}
+# TODO: fields of a request that `translate` reads, or that only what the profile does not claim would need.
+FIELDS = {"name", "prompt", "max_new_tokens", "ignore_eos", "after", "answer", "logprobs", "top_logprobs"}
+
+
+class MySubject(Subject):
+    name = "mine"
+    # TODO: claim what the engine shows. Each claim adds gates; why others do not judge it may be said in `cannot`.
+    profile = Profile(
+        frozenset({Capability.TOKEN_IDS, Capability.ROUNDS, Capability.READBACK}),
+        cannot={Capability.JOURNAL: "its pages have no journal"},
+    )
+
+    def version(self) -> str | None:
+        """TODO: the engine's version, None if it is not installed."""
+        return "0"
+
+    def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
+        """The cell in the engine's words: pure, without the engine. What is not translated must be Unsupported."""
+        cell, plain = prepared.cell, type(prepared.cell)()
+        for axis, value in cell.values.items():
+            if axis not in AXES and value != getattr(plain, axis):
+                return Unsupported(f"it has no {axis} {value}")
+        if cell.algorithm not in MODES:
+            return Unsupported(f"it has no {cell.algorithm}")
+        for request in prepared.requests:
+            for field in fields(request):
+                if field.name not in FIELDS and getattr(request, field.name) != field.default:
+                    return Unsupported(f"it does not translate {field.name} of a request")
+        models = {"target": cell.target} | ({"draft": cell.draft} if cell.draft else {})
+        return EngineCommand({"mode": MODES[cell.algorithm]}, models, tuple(map(ask, prepared.requests)))
+
+    def start(self, command: EngineCommand) -> RunningEngine:
+        """Called in a process of its own."""
+        return MyEngine(command)
+
+
+def ask(request: RequestSpec) -> SubjectRequest:
+    """A request with its parameters under the engine's names, as JSON."""
+    parameters = {"max_tokens": request.max_new_tokens, "ignore_eos": request.ignore_eos}
+    return SubjectRequest(request.name, prompt_ids(request), parameters, request.after)
+
+
+class MyEngine(RunningEngine):
+    def __init__(self, command: EngineCommand) -> None:
+        self.flags = dict(command.flags)
+        self.models = {role: resolve_path(name) for role, name in command.checkpoints.items()}
+        raise NotImplementedError("TODO: start the engine with these flags and model folders")
+
+    def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
+        """TODO: an Answer for each ask, in order: its id, its prompt's and its output's tokens, the text, how it ended
+        ("stop", "length", "abort", "error" or "refused"), the stop token or string that ended it, how many of the
+        prompt's tokens were cached, and the tokens of each verify round."""
+        return [Answer(ask.id, ask.input_ids, (), "", "stop", None, 0, ()) for ask in asks]
+
+    def readback(self) -> Mapping[str, Any]:
+        """TODO: the flags with the values that run."""
+        return self.flags
+
+    def close(self) -> None:
+        """TODO: release what `generate` does not need any more; called twice, the second call does nothing."""
+        self.models.clear()

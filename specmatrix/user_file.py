@@ -1,0 +1,102 @@
+"""Python files that a user names. Each is a module of its own name, which child processes find by VARIABLE."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from traceback import walk_tb
+from types import ModuleType
+from typing import Any, Final
+from zlib import crc32
+
+from specmatrix.errors import ConfigError, described, is_interrupt, text_of
+
+# Paths of the files that this process loaded, for its children.
+VARIABLE: Final = "SPECMATRIX_FILES"
+# Of a module's name, so that a file named `torch.py` replaces no real module.
+PREFIX: Final = "specmatrix_file_"
+
+
+def named_files() -> list[Path]:
+    """The files of VARIABLE."""
+    return [Path(place) for place in os.environ.get(VARIABLE, "").split(os.pathsep) if place]
+
+
+def load_file(path: Path, kind: str, hint: str) -> ModuleType:
+    """Run a Python file as a module. Modules in its folder can be imported, behind installed ones.
+
+    ConfigError with the file's name if it does not exist or raises (with the line), in which case no module remains.
+    """
+    if not os.path.isfile(path):  # noqa: PTH113 - raises nothing for a name that is too long
+        raise ConfigError(f"{kind} file {text_of(path)} does not exist; pass a Python file that must {hint}")
+    spec = _spec(path)
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:  # user code may raise anything
+        del sys.modules[spec.name]
+        if is_interrupt(error):
+            raise
+        said = str(error) if isinstance(error, ConfigError) else _message(error)
+        raise ConfigError(f"{kind} file {path}{_line(path, error)} cannot be loaded: {said}") from error
+    if path.resolve() not in named_files():
+        os.environ[VARIABLE] = os.pathsep.join(map(str, (*named_files(), path.resolve())))
+    return module
+
+
+def load_name(place: str, kind: str, hint: str) -> Any:  # noqa: ANN401 - whatever has that name
+    """What `path.py:Name` or `package.module:Name` names, importing the module if it is not imported. ConfigError as
+    `load_file`, and if the file has no such name; a module of a package raises what it raises."""
+    module, _, name = place.rpartition(":")
+    if not module.endswith(".py"):
+        return getattr(import_module(module), name)
+    path = Path(module)
+    found = sys.modules.get(_name(path)) or load_file(path, kind, hint)
+    if not hasattr(found, name):
+        raise ConfigError(f"{kind} file {path} has no {text_of(name)}; it must {hint}")
+    return getattr(found, name)
+
+
+class _FileFinder:
+    """Finds the modules of a parent's files, by which what they define is unpickled."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if not name.startswith(PREFIX):
+            return None
+        return next((_spec(file) for file in named_files() if _name(file) == name), None)
+
+
+sys.meta_path.append(_FileFinder)
+
+
+def _name(path: Path) -> str:
+    return f"{PREFIX}{path.stem}_{crc32(os.fsencode(path.resolve())):08x}"
+
+
+def _spec(path: Path) -> ModuleSpec:
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    name = _name(path)
+    found = spec_from_loader(name, SourceFileLoader(name, str(path)))
+    assert found is not None
+    return found
+
+
+def _message(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error.msg}" if isinstance(error, SyntaxError) else described(error)
+
+
+def _line(path: Path, error: BaseException) -> str:
+    """`, line 7`: the last line of the file itself on the traceback."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f", line {error.lineno}"
+    lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+    return f", line {lines[-1]}" if lines else ""
