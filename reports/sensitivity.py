@@ -13,22 +13,23 @@ from specmatrix.reports.stats import NORMAL, Z95, detectable_drop, zero_count_bo
 
 # The share of runs with an effect of the stated size that are red.
 POWER: Final = 0.8
-# What is compared exactly: a gate's number of those things. A defect that strikes them at random with the
-# stated share would have struck one of them in 95 % of runs.
-_COMPARED: Final[Mapping[str, str]] = {
-    "lossless": "tokens",
-    "precision": "tokens",
-    "oracle": "oracle_tokens",
-    "finish": "requests",
-    "identities": "rounds",
-    "text": "characters",
-    "ledger": "stamps",
-    "schedule": "steps",
-    "resources": "rounds",
-    "ranks": "planned",
-    "session": "sessions",
-    "adaptive": "observations",
+# What is compared exactly: a gate's number of those things, and a defect of one in words. A defect that strikes them at
+# random with the stated share would have struck one of them in 95 % of runs.
+_COMPARED: Final[Mapping[str, tuple[str, str]]] = {
+    "lossless": ("tokens", "wrong token"),
+    "precision": ("tokens", "wrong token"),
+    "oracle": ("oracle_tokens", "wrong token"),
+    "finish": ("requests", "wrong end of a request"),
+    "identities": ("rounds", "wrong count of a round"),
+    "text": ("characters", "wrong character"),
+    "ledger": ("stamps", "wrong KV position"),
+    "schedule": ("steps", "needless step"),
+    "resources": ("rounds", "round that allocates"),
+    "ranks": ("planned", "step of which ranks differ"),
+    "session": ("sessions", "wrong session"),
+    "adaptive": ("observations", "wrong choice of steps"),
 }
+UNITS: Final = {gate: words for gate, (_, words) in _COMPARED.items()} | {"acceptance": "lost draft token"}
 # How many tests a gate makes of a cell by each threshold that is the probability of a false alarm.
 _TESTS: Final[Mapping[str, Mapping[str, int]]] = {
     "distribution": {"alpha": 2},
@@ -49,7 +50,7 @@ def smallest_effect(gate: GateResult, thresholds: Mapping[str, float]) -> float 
         return _shift(gate.numbers, thresholds)
     if gate.name == "acceptance":
         return _lost_rounds(gate, thresholds)
-    name = _COMPARED.get(gate.name, "")
+    name, _ = _COMPARED.get(gate.name, ("", ""))
     # Equality of answers whose drafts were all accepted, or all rejected, proves little of them.
     proving = gate.numbers.get("proving") if gate.name == "lossless" else None
     return _share(gate.numbers.get(name) if proving is None else proving)

@@ -22,7 +22,7 @@ from specmatrix.reports.schema import (
     Json,
     is_waived,
 )
-from specmatrix.reports.sensitivity import FalseAlarms, false_alarms, typical
+from specmatrix.reports.sensitivity import UNITS, FalseAlarms, false_alarms, typical
 from specmatrix.reports.store import Report
 
 # Keys of summary.json for the states; part of its stable form.
@@ -30,6 +30,10 @@ STATE_KEYS: Final[dict[CellState, str]] = {
     "PASS": "pass", "FAIL": "fail", "NOT MEASURED": "not_measured", "INFRA": "infra",
     "UNSUPPORTED": "unsupported",
 }  # fmt: skip
+
+
+# The largest share of wrong things that is worth a sentence.
+MIN_SEEN: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,15 @@ class Summary:
     def red(self) -> int:
         """Cells that fail the run."""
         return sum(self.states[state] for state in RED_STATES)
+
+    @property
+    def seen(self) -> list[str]:
+        """What a typical cell would have shown: `one wrong token in 1,800 (lossless)`."""
+        return [
+            f"one {UNITS[gate]} in {round(1 / share):,} ({gate})"
+            for gate, share in self.effects.items()
+            if gate in UNITS and share <= MIN_SEEN
+        ]
 
     @property
     def ran(self) -> int:

@@ -137,7 +137,9 @@
   const details = (cell) => {
     const box = node("div");
     const command = node("span", undefined, "command");
-    command.append(node("code", cell.repro), node("button", "copy", "copy"));
+    const code = node("code");
+    for (const word of cell.repro.split(/( )/)) code.append(word.startsWith("--") ? node("span", word, "option") : word);
+    command.append(code, node("button", "copy", "copy"));
     command.lastChild.type = "button";
     box.append(node("h3", "Rerun"), command);
     if (cell.error) box.append(node("h3", "Error"), node("pre", cell.error, "said"));

@@ -15,7 +15,7 @@ from specmatrix.reports.compare.common_factors import common_factors
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import effective
 from specmatrix.reports.gate_numbers import GATES
-from specmatrix.reports.groups import RedGroup, red_groups
+from specmatrix.reports.groups import RedGroup, failure_name, red_groups
 from specmatrix.reports.lengths import positive
 from specmatrix.reports.render.markup import html, markdown
 from specmatrix.reports.render.plots import (
@@ -41,7 +41,7 @@ from specmatrix.reports.schema import (
 from specmatrix.reports.speed import speed_text
 from specmatrix.reports.store import Report
 from specmatrix.reports.summary import STATE_KEYS, Summary, summarise, write_summary
-from specmatrix.reports.wording import count, failure, shorten
+from specmatrix.reports.wording import build, count, failure, shorten
 
 # A page with more rows opens too slowly; red cells are never left out before passing ones.
 MAX_ROWS: Final = 4000
@@ -124,6 +124,15 @@ class RunView:
         return lines
 
     @property
+    def headline(self) -> str:
+        """The verdict with the most frequent failure, what its cells have in common, and the code that it is of."""
+        if not self.groups:
+            return f"{self.header.tier} / {self.header.stage}: {self.verdict}, {self.outcome}"
+        first, fault = self.groups[0], self.header.fault
+        where = f" at {' x '.join(first.factors[0])}" if first.factors else ""
+        return f"{failure_name(first.cells[0])}{where}, {f'fault {fault}' if fault else build(self.header)}"
+
+    @property
     def outcome(self) -> str:
         """The verdict in a few words: `16 of 80 cells did not pass`."""
         summary = self.summary
@@ -146,7 +155,6 @@ class _TableRow(NamedTuple):
     axes: str
     waiver: str
     gates: list[tuple[str, str]]
-    unproven: int
     point: Point | None
     glyph: str
     note: str
@@ -264,7 +272,6 @@ def _rows(
                 axes=" ".join(f"{axis}={value}" for axis, value in effective_values.items()),
                 waiver=_waiver(cell, today),
                 gates=[(name, found[name].state if name in found else "did not run") for name in gates],
-                unproven=sum(gate.state != "PASS" for gate in cell.gates),
                 point=point,
                 glyph="" if point is None else glyph(point, low, high, reference),
                 note=_note(cell),

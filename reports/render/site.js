@@ -94,13 +94,13 @@
 
   const plot = (title, unit, values, moved) => {
     const points = runs.filter((run) => run.series === series.value && values[run.index] !== null && values[run.index] !== undefined);
-    if (!points.length) return undefined;
+    if (points.length < 2) return undefined;
     const [width, height, left, right, top, bottom] = [720, 190, 56, 12, 12, 34];
     const shown = points.map((run) => values[run.index]);
     let [low, high] = [Math.min(...shown), Math.max(...shown)];
     const room = (high - low) * 0.08 || Math.abs(high) * 0.05 || 1;
     [low, high] = [low - room, high + room];
-    const x = (place) => left + (points.length > 1 ? place / (points.length - 1) : 0.5) * (width - left - right);
+    const x = (place) => left + place / (points.length - 1) * (width - left - right);
     const y = (value) => top + (high - value) / (high - low) * (height - top - bottom);
     const last = points[points.length - 1];
     const made = shape("svg", { viewBox: `0 0 ${width} ${height}`, class: "plot", role: "img",
@@ -131,8 +131,11 @@
   };
 
   const moved = (cell, measure) => data.changes.filter((row) => row[0] === cell && row[1] === measure).map((row) => row[2]);
-  const trends = () => byId("trends").replaceChildren(...Object.entries(data.measures)
-    .map(([name, values]) => plot(name, "", values, moved("", name))).filter(Boolean));
+  const trends = () => {
+    const plots = Object.entries(data.measures).map(([name, values]) => plot(name, "", values, moved("", name))).filter(Boolean);
+    byId("trends").replaceChildren(...plots);
+    byId("trends").parentNode.hidden = !plots.length;
+  };
 
   let opened = "";
   window.specmatrixCell = ({ cell, measures, red }) => {

@@ -47,5 +47,11 @@ def test_counts_are_stable_and_complete(tmp_path, make_cell, write_report):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("tokens", "seen"), [(257, ["one wrong token in 86 (lossless)"]), (20, [])])
+def test_a_sentence_says_what_a_typical_cell_would_have_shown(tokens, seen, tmp_path, write_report, make_cell):
+    gates = (GateResult("lossless", "PASS", {"tokens": tokens}), GateResult("config", "PASS", {"fields": 9}))
+    assert summarise(load(write_report(tmp_path, [make_cell("a", gates=gates)]))).seen == seen
+
+
 def test_everything_but_green_unsupported_and_waived_is_red(make_cell):
     assert [cell.id for cell in cells(make_cell) if is_red(cell, "2026-09-01")] == ["b", "d", "e", "f"]

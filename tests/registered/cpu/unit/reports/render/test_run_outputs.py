@@ -199,14 +199,24 @@ def test_the_page_holds_every_cell_and_opens_without_a_network(red_run):
     rows = [row for row in page.all("tr") if "data-row" in row]
     assert len(rows) == 80
     assert [row["data-state"] for row in rows[:17]] == ["FAIL"] * 16 + ["PASS"]
+
     data = json.loads(page.data)["cells"]
     assert [cell["id"] for cell in data] == [cell.id for cell in red_run.cells]
     assert data[0]["effective"]["spec_version"] == "v2"
     assert FACTOR in page.text
-    assert all(cell.repro in page.text for cell in red_run.red)
-    said = ("red, 16 of 80 cells did not pass", "64 PASS, 16 FAIL", "3 of 1280 tokens", "Measurements")
+    assert all(cell.repro in " ".join(page.text.split()) for cell in red_run.red)
+    # The headline, the red cells, what the gates found, and then the figures.
+    said = (
+        "lossless FAIL at topk > 1 x spec_version=v2 x batch != single, 0f3c2a9d4",
+        "red, 16 of 80 cells did not pass",
+        "3 of 1280 tokens",
+        "15 more cells with this failure",
+        "64 PASS, 16 FAIL",
+        "Measurements",
+    )
     places = [page.text.index(words) for words in said]
     assert places == sorted(places)
+    assert page.all("a")[0]["href"] == f"#cell={red_run.groups[0].cells[0].id}", "the headline has the first red cell"
     links = {found[name] for _, found in page.tags for name in ("src", "href") if name in found}
     # Links to the page's own rows, and to nothing else.
     assert links == {f"#cell={cell.id}" for cell in red_run.cells}
@@ -216,7 +226,8 @@ def test_the_page_holds_every_cell_and_opens_without_a_network(red_run):
 def test_columns_are_sorted_by_buttons_that_say_how(red_run):
     page = Page(run_page(red_run))
     heads = page.all("th", **{"aria-sort": "none"})
-    assert [head["data-sort"] for head in heads].count("number") == 3 and len(heads) >= 5
+    assert [head["data-sort"] for head in heads].count("number") == 2 + 5 and len(heads) >= 9
+    assert {"lossless", "ledger"} <= {*page.text.split()}
     assert len(page.all("button", type="button")) >= len(heads)
 
 
@@ -357,7 +368,15 @@ def test_a_row_describes_changes_of_few_cells_in_words(run_of, make_cell, rewrit
 def test_ids_and_commands_may_wrap(run_of, make_cell):
     name = "eagle3.s3.k4.n8.v2.p16.burst.stream.topk_topp.length.abort_running"
     page = run_page(run_of([make_cell(name, state="FAIL")]))
-    assert page.count(name.replace(".", ".<wbr>")) == 2
+    assert page.count(name.replace(".", ".<wbr>")) == 3
+    [rerun] = re.findall(r'<span class="command"><code>(.*?)</code>', page)
+    assert re.findall(r'<span class="option">(.*?)</span>', rerun) == ["--cells"]
+
+
+def test_coverage_costs_and_automatic_choices_are_folded(red_run):
+    titles = re.findall(r"<section>(<details><summary>)?<h2>(.*?)</h2>", run_page(red_run))
+    assert {title for folded, title in titles if folded} == {"Coverage", "Cost", "Automatic choices"}
+    assert {title for folded, title in titles if not folded} >= {"Red cells", "Gates", "All cells"}
 
 
 def test_every_output_shows_which_combinations_ran(run_of, make_cell):
