@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -19,7 +20,7 @@ from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.schema import MAX_SAID, REPORT_FILE, Json, ReportError
 from specmatrix.reports.store import Report
 from specmatrix.reports.store import load as load_report
-from specmatrix.reports.wording import shorten
+from specmatrix.reports.wording import count, shorten, tested
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -43,7 +44,8 @@ class _KillMatrixFile(Struct):
 
 
 class Runs:
-    """What was loaded, as one frame per kind of record. Column `run` is the path that a row comes from.
+    """What was loaded, as one frame per kind of record, each made when it is first taken. Column `run` is the path that
+    a row comes from.
 
     reports: by path. faults: the faults of kill matrices, by path.
     """
@@ -52,6 +54,20 @@ class Runs:
         self.reports: Final = reports
         self.faults: Final = faults
 
+    def __repr__(self) -> str:
+        lines = [
+            f"{run}: {count(len(report), 'cell')}, {len(report.red()):,} red; {report.header.tier} / "
+            f"{report.header.stage}, seed {report.header.seed}, {tested(report.header)}"
+            for run, report in self.reports.items()
+        ]
+        lines += [
+            f"{run}: {count(len(faults), 'fault')}, {sum(bool(fault.killed_by) for fault in faults):,} killed"
+            for run, faults in self.faults.items()
+        ]
+        frames = [name for name, value in vars(type(self)).items() if isinstance(value, cached_property)]
+        return "\n".join([*lines, f"frames: {', '.join(frames)}"])
+
+    @cached_property
     def headers(self) -> DataFrame:
         """One row per report: `run`, `created`, `commit`, `dirty`, `tier`, `stage`, `seed`, `cells`."""
         names = ("created", "commit", "dirty", "tier", "stage", "seed")
@@ -60,6 +76,7 @@ class Runs:
             for run, report in self._reports()
         )
 
+    @cached_property
     def cells(self) -> DataFrame:
         """One row per cell: `run`, `id`, `state`, `expect`, `start` (see `starts`), `seconds`, `error`, `waived` (the
         reason), `repro`; a column per axis with the value asked for, and `effective_<axis>` with the one that ran."""
@@ -82,6 +99,7 @@ class Runs:
             for cell in report
         )
 
+    @cached_property
     def gates(self) -> DataFrame:
         """One row per cell and gate: `run`, `id`, `gate`, `verdict`, `message`, `low` and `high` (the interval), and a
         column per number that a gate recorded."""
@@ -101,15 +119,17 @@ class Runs:
             for gate in cell.gates
         ).pipe(_in_front, ("run", "id", "gate", "verdict", "message", "low", "high"))
 
+    @cached_property
     def evidence(self) -> DataFrame:
         """One row per cell and counter above zero: `run`, `id`, `counter`, `count`."""
         return _frame(
-            {"run": run, "id": cell.id, "counter": counter, "count": count}
+            {"run": run, "id": cell.id, "counter": counter, "count": number}
             for run, report in self._reports()
             for cell in report
-            for counter, count in cell.evidence.items()
+            for counter, number in cell.evidence.items()
         )
 
+    @cached_property
     def starts(self) -> DataFrame:
         """One row per engine start: `run`, `start`, `cells` (how many ran on it), `resolved_hash`, `reasons` and
         `rewrites` (a list of texts each), a column per resolved value, and `requested_<field>` per requested one."""
@@ -129,6 +149,7 @@ class Runs:
             for start in report.starts
         ).pipe(_in_front, ("run", "start", "cells", "resolved_hash", "reasons", "rewrites"))
 
+    @cached_property
     def kills(self) -> DataFrame:
         """One row per fault and gate: `run`, `fault`, `category`, `origin`, `gate`, `killed` (the gate is red with the
         fault and passing without), `crashed` (a cell crashed with the fault). ReportError without a kill matrix."""

@@ -56,7 +56,7 @@ def test_shards_run_apart_merge_to_the_whole_run(monkeypatch, tmp_path, capsys):
     assert all(0 < len(load(out)) < len(CELLS) for out in outs)
     # The merged report is one like any other.
     assert main(["compare", str(tmp_path / "whole"), str(tmp_path / "all")]) == 0
-    assert len(specmatrix.load(tmp_path / "all").cells()) == len(CELLS)
+    assert len(specmatrix.load(tmp_path / "all").cells) == len(CELLS)
     assert json.loads((tmp_path / "all/summary.json").read_text())["cells"] == len(CELLS)
     assert (tmp_path / "all/report.md").exists()
 

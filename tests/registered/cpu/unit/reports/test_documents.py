@@ -7,6 +7,7 @@ import sys
 from typing import get_args
 
 import pytest
+from matplotlib import pyplot
 from msgspec.structs import fields, replace
 
 import specmatrix
@@ -81,14 +82,30 @@ def test_five_questions_are_answered():
 def test_frames_hold_the_content_of_the_report(runs):
     base = load(runs / "out" / "base")
     loaded = specmatrix.load(runs / "out" / "base", [runs / "out" / "head"])
-    cells, starts = loaded.cells(), loaded.starts()
+    cells, starts = loaded.cells, loaded.starts
     paths = [str(runs / "out" / name) for name in ("base", "head")]
-    assert list(cells["run"].unique()) == list(loaded.headers()["run"]) == paths
-    assert len(cells) == 2 * len(base) and len(loaded.gates()) == 2 * sum(len(cell.gates) for cell in base)
-    counts = loaded.evidence().groupby(["run", "counter"])["count"].sum()
+    assert list(cells["run"].unique()) == list(loaded.headers["run"]) == paths
+    assert len(cells) == 2 * len(base) and len(loaded.gates) == 2 * sum(len(cell.gates) for cell in base)
+    counts = loaded.evidence.groupby(["run", "counter"])["count"].sum()
     assert counts[paths[0]].to_dict() == base.evidence
     first = cells.iloc[0]
     assert {axis: first[axis] for axis in base[first["id"]].axes} == base[first["id"]].axes
     assert {axis: first[f"effective_{axis}"] for axis in base[first["id"]].axes} == base.values(first["id"])
     assert starts.groupby("run")["cells"].sum().tolist() == [len(base)] * 2
     assert set(cells["start"]) == set(starts["start"])
+
+
+def test_the_notebook_draws_acceptance_by_position_and_seconds_by_axis(monkeypatch):
+    monkeypatch.chdir(DOCS)
+    pyplot.switch_backend("Agg")
+    names, drawn = {}, []
+    for cell in json.loads((DOCS / "reports.ipynb").read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "reports.ipynb", "exec"), names)
+            drawn += [len(pyplot.figure(number).axes) for number in pyplot.get_fignums()]
+            pyplot.close("all")
+            assert cell["outputs"], "the page shows what each cell yields"
+    assert drawn == [1, 1]
+    rates = names["by_position"]
+    assert {"eagle3", "dflash"} <= {*rates.columns} and rates.min().min() > 0.3 and rates.max().max() <= 1
+    assert {"batch", "topk"} <= {*names["by_axis"].index} and (names["by_axis"]["max"] >= names["by_axis"]["min"]).all()

@@ -25,7 +25,7 @@ def faults(tmp_path):
 
 def test_kills_have_a_row_per_fault_and_gate(faults):
     for path in (faults, faults.parent):
-        kills = specmatrix.load(path).kills()
+        kills = specmatrix.load(path).kills
         assert len(kills) == 2 * kills["gate"].nunique() and kills["killed"].dtype == bool
         assert kills[kills["killed"]][["fault", "gate"]].values.tolist() == [
             [catalogue()[0].id, "ledger"], [catalogue()[0].id, "lossless"],
@@ -34,13 +34,23 @@ def test_kills_have_a_row_per_fault_and_gate(faults):
         assert set(kills["category"]) == {fault.category for fault in catalogue()[:2]}
 
 
+def test_what_was_loaded_says_what_is_in_it_and_makes_each_frame_once(faults, tmp_path, make_cell, write_report):
+    cells = [make_cell("a"), make_cell("b", state="FAIL")]
+    runs = specmatrix.load(write_report(tmp_path / "x", cells), faults)
+    report, matrix, frames = repr(runs).splitlines()
+    assert "2 cells, 1 red; cpu / pr, seed 0, 0f3c2a9d41b7" in report and "2 faults, 1 killed" in matrix
+    assert all(runs.__dict__.get(name) is None for name in frames.removeprefix("frames: ").split(", "))
+    assert all(len(getattr(runs, name)) for name in frames.removeprefix("frames: ").split(", "))
+    assert runs.cells is runs.cells
+
+
 def test_runs_differ_by_their_path(tmp_path, make_cell, write_report):
     paths = [write_report(tmp_path / name, [make_cell("a", seconds=float(order))]) for order, name in enumerate("xy")]
     for runs in (specmatrix.load(*paths), specmatrix.load(paths), specmatrix.load(str(paths[0]), paths[1])):
-        assert dict(zip(runs.cells()["run"], runs.cells()["seconds"], strict=True)) == {
+        assert dict(zip(runs.cells["run"], runs.cells["seconds"], strict=True)) == {
             str(paths[0]): 0.0, str(paths[1]): 1.0,
         }  # fmt: skip
-    assert runs.starts()["start"].nunique() == 1
+    assert runs.starts["start"].nunique() == 1
 
 
 def test_effective_values_stand_beside_requested_ones_and_are_missing_where_nothing_ran(
@@ -48,9 +58,9 @@ def test_effective_values_stand_beside_requested_ones_and_are_missing_where_noth
 ):
     cells = [make_cell("ran"), make_cell("again"), make_cell("refused", resolved=None, resolved_hash=None)]
     runs = specmatrix.load(write_report(tmp_path, cells))
-    frame = runs.cells().set_index("id")
+    frame = runs.cells.set_index("id")
     assert frame["spec_version"].tolist() == ["auto"] * 3
-    assert runs.starts().set_index("start")["cells"][frame["start"]].tolist() == [2, 2, 1]
+    assert runs.starts.set_index("start")["cells"][frame["start"]].tolist() == [2, 2, 1]
     assert frame["effective_spec_version"]["ran"] == "v2"
     assert frame["effective_spec_version"].isna()["refused"]
 
@@ -60,15 +70,15 @@ def test_gates_keep_their_numbers_and_interval(tmp_path, make_cell, write_report
         GateResult("ledger", "PASS", {"verbs": 3}),
         GateResult("acceptance", "FAIL", {"length": 2.5}, (2, 3), "low"),
     )
-    frame = specmatrix.load(write_report(tmp_path, [make_cell("a", gates=gates)])).gates().set_index("gate")
+    frame = specmatrix.load(write_report(tmp_path, [make_cell("a", gates=gates)])).gates.set_index("gate")
     assert frame["length"]["acceptance"] == 2.5 and frame["verbs"]["ledger"] == 3
     assert frame[["verdict", "low", "high", "message"]].loc["acceptance"].tolist() == ["FAIL", 2.0, 3.0, "low"]
 
 
 def test_a_report_without_cells_gives_frames_without_rows(tmp_path, write_report):
     runs = specmatrix.load(write_report(tmp_path, []))
-    assert [len(frame()) for frame in (runs.cells, runs.gates, runs.evidence, runs.starts)] == [0, 0, 0, 0]
-    assert "verdict" in runs.gates() and len(runs.headers()) == 1
+    assert [len(frame) for frame in (runs.cells, runs.gates, runs.evidence, runs.starts)] == [0, 0, 0, 0]
+    assert "verdict" in runs.gates and len(runs.headers) == 1
 
 
 def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, faults, make_cell, write_report):
@@ -89,12 +99,12 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, faults, make_c
         with pytest.raises(ReportError, match=r"faults.json is no kill matrix as `specmatrix faults --json` writes it"):
             specmatrix.load(faults)
     with pytest.raises(ReportError, match="no kill matrix was loaded"):
-        specmatrix.load(report).kills()
+        _ = specmatrix.load(report).kills
 
 
 def test_a_kill_matrix_alone_has_no_cells(faults):
     with pytest.raises(ReportError, match="no report was loaded; load the directory of a run"):
-        specmatrix.load(faults).cells()
+        _ = specmatrix.load(faults).cells
 
 
 def test_neither_import_nor_comparison_nor_collection_waits_for_pandas_or_torch(tmp_path, make_cell, write_report):
@@ -111,7 +121,7 @@ def test_neither_import_nor_comparison_nor_collection_waits_for_pandas_or_torch(
         "import specmatrix.reports.render.run, specmatrix.reports.render.comparison\n"
         f"runs = specmatrix.load({str(report)!r})\n"
         "assert not loaded('torch', 'transformers', 'pandas', 'scipy', 'jinja2')\n"
-        "runs.cells()\n"
+        "runs.cells\n"
         "assert loaded('pandas', 'torch') == ['pandas']\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
