@@ -84,6 +84,7 @@ class CellRuns:
         given = [f"--stage {TIMED}"] if asked.stage == TIMED else []
         given += [f"--starts {asked.starts}"] if asked.starts else []
         given += [one.options for one in (asked.endpoint, asked.only) if one is not None]
+        given += filter(None, [asked.files])
         given += [file_option(asked.waivers)] if asked.waivers else []
         again = repro(record.id, asked.tier, asked.seed, asked.subject, asked.fault or "", " ".join(given))
         return replace(record, repro=again)
@@ -140,6 +141,8 @@ def cell_runs(
         seconds += 2 * (engine.profile.start_seconds + engine.profile.answer_seconds)
     if timed:
         seconds *= 1 + (options.starts or STARTS)
+    if options.on is not None and (options.files or ".py:" in subject):
+        raise ConfigError("--on sends no file of yours to the cluster; install it there and name it as a package")
     connect = None if options.on is None else _reached(options.on)
     with ExitStack() as stack:
         tree: Path | None = None

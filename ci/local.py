@@ -248,12 +248,14 @@ def freeze() -> None:
 
 def job_runner(job: ShardJob) -> Runner:
     """The runner of a job's cells, on one compute thread."""
+    from specmatrix.matrix.run.plugins import load_plugins
     from specmatrix.matrix.run.runner import subject_runner
 
     if find_spec("torch") is not None:
         import torch
 
         torch.set_num_threads(1)
+    load_plugins()
     asked = job.options
     runner = subject_runner(asked.subject, asked.seed, asked.tier, job.waivers, job.explain, asked.endpoint)
     runner.workload = asked.only or runner.workload

@@ -14,7 +14,7 @@ from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.order import measured_seconds
 from specmatrix.matrix.cover.selection import chosen_cells
-from specmatrix.options import Durations, Json, Selector, Stage
+from specmatrix.options import Durations, Json, Plugins, Selector, Stage
 from specmatrix.reports.render.console import print_answer
 from specmatrix.reports.wording import count, duration
 
@@ -40,6 +40,7 @@ def plan(
         typer.Option(metavar="RUNNERS", help="print a job matrix for GitHub Actions, on these: cpu=LABEL,gpu1=LABEL"),
     ] = None,
     json_: Json = False,
+    _plugin: Plugins = None,
 ) -> int:
     """Print a plan for each tier, those of hosts packed together: a line per shard, JSON or a job matrix. ConfigError
     or ReportError on a bad option, or if the plan needs more than `max_gpu_minutes`."""

@@ -24,8 +24,9 @@ from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cells.timed import TIMED
 from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
 from specmatrix.matrix.cover.selection import chosen_cells
-from specmatrix.matrix.gates.registry import GATES, applied_gates
+from specmatrix.matrix.gates.registry import all_gates, applied_gates
 from specmatrix.matrix.run.executed_lines import Lines, beside, no_suspect, ranges, read_change, suspects
+from specmatrix.matrix.run.plugins import load_algorithm_plugin
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.waivers import load_waivers
 from specmatrix.matrix.subjects.protocol import Subject
@@ -77,6 +78,8 @@ def run(options: RunOptions) -> int:
     if options.junit is not None:
         check_place(options.junit.parent, options.junit.name)
     engine, rules = foreign_subject(options.subject, options.endpoint), load_waivers(options.waivers)
+    if options.speculative_algorithm_file is not None:
+        options = with_algorithms(options, options.speculative_algorithm_file)
     gpus, only = find_tier(options.tier).gpus, options.only
     at_once = checked_workers(timed_workers(options), options.tier, options.on)
     if options.on is None:
@@ -105,6 +108,17 @@ def run(options: RunOptions) -> int:
     for line in named:
         print(line)
     return int(view.verdict != "green")
+
+
+def with_algorithms(options: RunOptions, file: Path) -> RunOptions:
+    """The options with the cells of a file's algorithms, unless they select others. ConfigError for another subject."""
+    if options.subject != REFERENCE:
+        raise ConfigError(f"--speculative-algorithm-file is for the reference engine, not {shown(options.subject)}")
+    require("torch")
+    names = load_algorithm_plugin(file)
+    if options.cells is not None or options.rerun_failed is not None:
+        return options
+    return dataclasses.replace(options, cells=[f"algorithm in ({', '.join(names)})"])
 
 
 def write_report(
@@ -137,7 +151,7 @@ def header_of(
     runs: CellRuns, engine: Subject | None, rules: tuple[WaiverRule, ...], part: ShardRecord | None
 ) -> Header:
     """The header of a run's report."""
-    gates = GATES if engine is None else applied_gates(engine.profile).gates
+    gates = all_gates() if engine is None else applied_gates(engine.profile).gates
     asked = runs.job.options
     header = run_header(asked.tier, asked.stage, asked.seed, gates, engine, rules)
     host = header.host if runs.cluster is None else runs.cluster.host

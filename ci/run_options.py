@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ import typer
 from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
 from specmatrix.matrix.workloads.subset import Subset, subset
 from specmatrix.options import (
+    AlgorithmFile,
     ApiKey,
     BaselineUrl,
     Durations,
@@ -18,6 +20,7 @@ from specmatrix.options import (
     Junit,
     Launch,
     PlantedFault,
+    Plugins,
     Seed,
     Selector,
     SubjectName,
@@ -86,6 +89,8 @@ class RunOptions:
     launch: Launch = None
     api_key: ApiKey = None
     junit: Junit = None
+    plugin: Plugins = None
+    speculative_algorithm_file: AlgorithmFile = None
     json: Json = False
 
     def __post_init__(self) -> None:
@@ -95,6 +100,14 @@ class RunOptions:
     def only(self) -> Subset | None:
         """The requests that run, None for all."""
         return subset(self.requests, self.tokens)
+
+    @property
+    def files(self) -> str:
+        """The options that name the user's files, which are on this machine alone."""
+        named = [("plugin", path) for path in self.plugin or ()]
+        if self.speculative_algorithm_file is not None:
+            named.append(("speculative-algorithm-file", self.speculative_algorithm_file))
+        return " ".join(f"--{option} {quote(str(path))}" for option, path in named)
 
     @property
     def endpoint(self) -> Endpoint | None:

@@ -18,11 +18,11 @@ from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cells.tiers import check_parallel, check_seed, visible_gpus
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.selection import chosen_cells, of_gpus
+from specmatrix.matrix.gates.registry import gate_names
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.matrix.zoo.registry import verify_cells
-from specmatrix.options import WORKERS, PlantedFault, Seed, Tier, Workers
-from specmatrix.reports.gate_numbers import GATES
+from specmatrix.options import WORKERS, PlantedFault, Plugins, Seed, Tier, Workers
 from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import RED_STATES, CellResult
 from specmatrix.reports.wording import count, failure, shorten
@@ -85,17 +85,18 @@ def shrink(
     workers: Workers = WORKERS,
     seed: Seed = 0,
     fault: PlantedFault = None,
+    plugin: Plugins = None,
 ) -> int:
     """Print the smallest run of a red cell that is red for the same gate, and its command. ConfigError if the cell is
     not red for it, or on a bad option."""
-    if gate is not None and gate not in GATES:
-        raise ConfigError(f"gate {shown(gate)} is unknown; it must be one of {', '.join(GATES)}")
+    if gate is not None and gate not in (known := gate_names()):
+        raise ConfigError(f"gate {shown(gate)} is unknown; it must be one of {', '.join(known)}")
     check_parallel("workers", workers)
     check_seed(seed)
     visible_gpus(tier)
     [red] = chosen_cells(tier, "nightly", [Cell.from_id(cell).id], None)
     verify_cells([red])
-    with cell_runs(RunOptions(tier=tier, stage=STAGE, seed=seed, fault=fault), workers) as runs:
+    with cell_runs(RunOptions(tier=tier, stage=STAGE, seed=seed, fault=fault, plugin=plugin), workers) as runs:
         [record] = runs([red])
         best = Shrunk(runs, red, record, _first_red(record, gate))
         print(f"{red.id}: {best.why}", flush=True)

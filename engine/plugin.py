@@ -26,7 +26,7 @@ from specmatrix.engine.core.draft.algorithms import (
 from specmatrix.engine.spec.builders import BUILDERS, RELAYS, Build, BuildContext, RelayOf
 from specmatrix.engine.spec.torch_settings import read, restore
 from specmatrix.errors import ConfigError, shown
-from specmatrix.user_file import load_file
+from specmatrix.user_file import DEFINED, load_file
 
 __all__ = ["BuildContext", "Topology", "Traits", "forget_algorithm", "register_algorithm"]
 
@@ -55,6 +55,7 @@ def register_algorithm(
         if given is not None and not callable(given):
             raise ConfigError(f"algorithm {traits.name}: {hook} must be a function, got {shown(given)}")
     register_traits(traits, check)
+    DEFINED.append(f"algorithm {traits.name}")
     BUILDERS[traits.name] = build
     if relay is not None:
         RELAYS[traits.name] = relay

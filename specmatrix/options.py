@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 WORKERS: Final = min(os.cpu_count() or 1, 8)
+
+
+def _load_plugins(files: list[Path] | None) -> list[Path]:
+    import_module("specmatrix.matrix.run.plugins").load_plugins(files or ())
+    return files or []
+
 
 Acknowledge = Annotated[Path | None, typer.Option(help="JSON file of accepted rewrites and lost cells")]
 AlgorithmFile = Annotated[Path | None, typer.Option(help="a Python file that registers a custom algorithm")]
@@ -25,6 +32,16 @@ Launch = Annotated[
 Minutes = Annotated[float, typer.Option(min=0.001, max=1e6, help="wall-clock limit")]
 Models = Annotated[
     Path | None, typer.Option(help="folder of published checkpoints, by hub name; default: the hub's cache")
+]
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE",
+        callback=_load_plugins,
+        is_eager=True,
+        help="a Python file that registers axis values, gates, faults or algorithms; repeatable",
+    ),
 ]
 PlantedFault = Annotated[
     str | None, typer.Option("--fault", help="plant this fault of `specmatrix faults --list` in the engine first")

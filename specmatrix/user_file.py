@@ -20,6 +20,8 @@ from specmatrix.errors import ConfigError, described, is_interrupt, text_of
 VARIABLE: Final = "SPECMATRIX_FILES"
 # Of a module's name, so that a file named `torch.py` replaces no real module.
 PREFIX: Final = "specmatrix_file_"
+# What registering functions were called with so far, so that a file which defines nothing is noticed.
+DEFINED: Final[list[str]] = []
 
 
 def named_files() -> list[Path]:

@@ -5,11 +5,10 @@ defaults have no token, except on the first axis, so adding an axis leaves exist
 Each combination of start axis values needs its own engine start; one start serves all values of the request axes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -32,9 +31,9 @@ class Axis:
     name: str
     scope: Literal["start", "request"]
     summary: str
-    values: tuple[Value, ...]
+    values: list[Value]
 
-    @cached_property
+    @property
     def names(self) -> tuple[str, ...]:
         return tuple(value.name for value in self.values)
 
@@ -54,6 +53,20 @@ AXES: Final = msgspec.yaml.decode(Path(__file__).with_name("axes.yaml").read_byt
 NAMES: Final = tuple(axis.name for axis in AXES)
 START_AXES: Final = tuple(axis.name for axis in AXES if axis.scope == "start")
 INDEX: Final = {name: index for index, name in enumerate(NAMES)}
+
+
+class OwnValue(NamedTuple):
+    """What a plug-in says of a value that it adds. like: the built-in value of a request axis that the package's gates
+    take it for. config: fields of the engine's configuration that a start has with it. requests: makes the requests of
+    such a cell from those with `like`."""
+
+    like: str
+    config: Mapping[str, Any]
+    requests: Callable[[tuple[Any, ...]], Iterable[Any]] | None
+
+
+# By axis and value.
+OWN_VALUES: Final[dict[tuple[str, str], OwnValue]] = {}
 
 
 def axis(name: str) -> Axis:

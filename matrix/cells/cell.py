@@ -6,8 +6,9 @@ from operator import getitem
 from typing import Any, Final, NamedTuple, cast
 
 from specmatrix.engine.core.config.asked import AUTO, Auto, EngineConfig
+from specmatrix.engine.core.draft.algorithms import Traits, algorithm, is_registered
 from specmatrix.errors import ConfigError, nearest, shown
-from specmatrix.matrix.cells.axes import AXES, INDEX, NAMES, START_AXES, Axis, axis
+from specmatrix.matrix.cells.axes import AXES, INDEX, NAMES, OWN_VALUES, START_AXES, Axis, OwnValue, axis
 from specmatrix.matrix.cells.start_settings import CORPUS, session_retract
 from specmatrix.matrix.cells.start_settings import TEXTS as SLOTS
 
@@ -143,9 +144,26 @@ class Cell(NamedTuple):
         return self.canonical._replace(**shape)
 
     @property
+    def own_values(self) -> dict[str, OwnValue]:
+        """Its values that plug-ins added, by axis."""
+        return {pair[0]: OWN_VALUES[pair] for pair in zip(NAMES, self, strict=True) if pair in OWN_VALUES}
+
+    @property
+    def as_like(self) -> "Cell":
+        """The cell that gates take it for: with a built-in value on each request axis."""
+        return self._replace(**{name: own.like for name, own in self.own_values.items() if name not in START_AXES})
+
+    @property
+    def own_traits(self) -> Traits | None:
+        """The traits of a user's algorithm, None for another."""
+        name = self.algorithm.upper()
+        return algorithm(name) if is_registered(name) else None
+
+    @property
     def adapts(self) -> bool:
         """Whether the depth changes between rounds: only EAGLE-style chains may (sglang#21599, #23336)."""
-        return self.adaptive != "off" and self.algorithm in ("eagle", "eagle3", "nextn") and self.topk in ("auto", "1")
+        may = self.algorithm in ("eagle", "eagle3", "nextn") if self.own_traits is None else self.own_traits.adaptive
+        return may and self.adaptive != "off" and self.topk in ("auto", "1")
 
     @property
     def seconds(self) -> float:
@@ -175,7 +193,7 @@ class Cell(NamedTuple):
 
     def config(self) -> EngineConfig:
         """The engine configuration that the cell requests; the only bridge from the matrix to the engine."""
-        return EngineConfig(
+        found = EngineConfig(
             model_path=self.target,
             speculative_algorithm=self.algorithm.upper(),
             speculative_draft_model_path=self.draft,
@@ -197,6 +215,9 @@ class Cell(NamedTuple):
             random_seed=0 if self.spec_version == "v1" else ENGINE_SEED,
             **(GRAMS.get(self.model, {}) if self.algorithm == "ngram" else {}),
         )
+        for own in self.own_values.values():
+            found = replace(found, **own.config)
+        return found
 
 
 TOKENS: Final = tuple({value.name: value.token for value in axis.values} for axis in AXES)

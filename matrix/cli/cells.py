@@ -18,14 +18,14 @@ from specmatrix.matrix.subjects.protocol import Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.prepared_cell import prepare
-from specmatrix.options import Json, Selector, SubjectName, Tier
+from specmatrix.options import Json, Plugins, Selector, SubjectName, Tier
 from specmatrix.reports.render.console import print_answer
 from specmatrix.reports.schema import REFERENCE
 from specmatrix.reports.schema import Json as JsonValue
 from specmatrix.reports.wording import count, duration
 
 
-def axes(json_: Json = False) -> int:
+def axes(json_: Json = False, _plugin: Plugins = None) -> int:
     """Print every axis with its values, the default first."""
     rows = [
         {
@@ -50,6 +50,7 @@ def list_cells(
     limit: Annotated[int | None, typer.Option(help="list at most this many cells")] = None,
     subject: SubjectName = REFERENCE,
     json_: Json = False,
+    _plugin: Plugins = None,
 ) -> int:
     """Print the cells that a run of these options has: id, what the engine must do, and the reference engine's
     estimated seconds, or why another subject does not support the cell."""
@@ -77,6 +78,7 @@ def list_cells(
 def explain(
     cell: Annotated[list[str], typer.Argument(metavar="CELL", help="ids of cells, or axis=value ... of one")],
     json_: Json = False,
+    _plugin: Plugins = None,
 ) -> int:
     """Explain each cell: an id, or an assignment. Words of one `axis=value` each are one assignment together. The exit
     status is 2 if one is refused, or is no cell of the matrix."""

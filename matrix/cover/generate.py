@@ -1,13 +1,13 @@
 """Choice of cells: enumeration of the runnable ones, a t-wise cover by covertable, and negative cells."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, product
 from math import prod
 from typing import Any, Final
 
-from specmatrix.matrix.cells.axes import AXES, NAMES, START_AXES
+from specmatrix.matrix.cells.axes import AXES, NAMES, OWN_VALUES, START_AXES
 from specmatrix.matrix.cells.cell import Cell, order
-from specmatrix.matrix.cells.constraints import CONSTRAINTS, Constraint, explain
+from specmatrix.matrix.cells.constraints import CONSTRAINTS, LEFT_OUT, Constraint, explain
 
 # Another salt gives another cover of about the same size; this one is as good as any.
 SALT: Final = "specmatrix"
@@ -82,6 +82,26 @@ def _condition(names: tuple[str, ...], seen: set[tuple[str, ...]]) -> dict[str, 
         return tuple(row[name] for name in names) in seen
 
     return {"operator": "fn", "requires": list(names), "evaluate": holds}
+
+
+def own_cells(stage: str, cells: Sequence[Cell]) -> list[Cell]:
+    """The cells of values that plug-ins added: of a stage's `cells`, with each such value in turn, those that are still
+    cells and show it with another combination of `strength` - 1 values. An algorithm takes the place of a drafter."""
+    found: list[Cell] = []
+    for name, value in OWN_VALUES:
+        of = [cell for cell in (*cells, *found) if name != "algorithm" or cell.algorithm != "none"]
+        found += _showing(dict.fromkeys(cell._replace(**{name: value}) for cell in of), STRENGTHS[stage] - 1)
+    return found
+
+
+def _showing(cells: Iterable[Cell], size: int) -> Iterator[Cell]:
+    """Those cells that have a combination of `size` values which none before had."""
+    seen = set[tuple[tuple[int, str], ...]]()
+    for cell in cells:
+        fresh = set(combinations(enumerate(cell), size)) - seen
+        if fresh and not any(rule.kind in LEFT_OUT for rule in explain(cell)):
+            seen |= fresh
+            yield cell
 
 
 def negatives(constraint: Constraint, count: int) -> list[Cell]:

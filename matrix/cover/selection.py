@@ -15,6 +15,7 @@ from specmatrix.matrix.cells.selector import Selector, parse_selector
 from specmatrix.matrix.cells.tiers import TIERS
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cells.timed import TIMED, TIMED_CELLS, check_timed
+from specmatrix.matrix.cover.generate import own_cells
 from specmatrix.matrix.cover.lockfile import STAGES, subject_cells
 from specmatrix.reports.schema import REFERENCE, Header, ReportError
 from specmatrix.reports.wording import count
@@ -96,7 +97,10 @@ def _chosen(stage: str, selector: Selector | None, limit: int | None, subject: s
 
 def _listed(stage: str, subject: str) -> Iterable[Cell]:
     """The cells of a stage other than `product`."""
-    return map(Cell.from_id, TIMED_CELLS) if stage == TIMED else subject_cells(stage, subject)
+    if stage == TIMED:
+        return map(Cell.from_id, TIMED_CELLS)
+    cells = subject_cells(stage, subject)
+    return [*cells, *own_cells(stage, cells)]
 
 
 def _elsewhere(stage: str, selector: Selector, subject: str) -> str:

@@ -18,9 +18,9 @@ from specmatrix.matrix.cover.order import in_order
 from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kill_matrix import Matrix, kill_matrix
-from specmatrix.matrix.faults.loader import catalogue
+from specmatrix.matrix.faults.loader import all_faults
 from specmatrix.matrix.faults.table import kill_table
-from specmatrix.options import WORKERS, Json, Seed, Stage, Workers
+from specmatrix.options import WORKERS, Json, Plugins, Seed, Stage, Workers
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.render.console import print_answer, table_console
 from specmatrix.reports.render.progress import counting
@@ -46,6 +46,7 @@ def faults(
         typer.Option(min=1, help="run this many cells of the stage before a fault's own"),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="only list the faults")] = False,
+    _plugin: Plugins = None,
 ) -> int:
     """Print the kill matrix of a tier's faults (or of the faults `only`), as a table or JSON; return the exit status.
 
@@ -90,7 +91,7 @@ def faults(
 def select(only: Sequence[str], tier: str = "cpu", more: Sequence[Fault] = ()) -> list[Fault]:
     """The faults of a tier with these ids, each once, or all if none are given. more: faults besides the catalogue's,
     by id only. ConfigError for an unknown id."""
-    known = {fault.id: fault for fault in (*catalogue(), *(more if only else ())) if fault.runs_on(tier)}
+    known = {fault.id: fault for fault in (*all_faults(), *(more if only else ())) if fault.runs_on(tier)}
     for name in only:
         if name not in known:
             close = nearest(name, known)

@@ -13,6 +13,7 @@ from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kernels import DETECTOR as KERNELS
 from specmatrix.matrix.faults.plant import CellVerdict, Trial, trial
 from specmatrix.matrix.faults.processes import Processes
+from specmatrix.matrix.gates.registry import own_names
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.gate_numbers import GATES, SPEED
 from specmatrix.reports.schema import REFERENCE
@@ -76,7 +77,9 @@ class Matrix:
     @property
     def sole(self) -> dict[str, tuple[str, ...]]:
         """Detector to the faults that it alone kills."""
-        alone = {gate: tuple(k.fault.id for k in self.kills if k.killed_by == (gate,)) for gate in DETECTORS}
+        alone = {
+            gate: tuple(k.fault.id for k in self.kills if k.killed_by == (gate,)) for gate in (*DETECTORS, *own_names())
+        }
         return alone
 
     @property
@@ -191,7 +194,7 @@ def kill_of(fault: Fault, result: Trial, passed: dict[tuple[str, str], bool]) ->
             if state in RED and passed.get((verdict.cell, gate)):
                 messages.setdefault(gate, f"{verdict.cell}: {message}")
                 red[verdict.cell] = None
-    killed_by = tuple(detector for detector in DETECTORS if detector in messages)
+    killed_by = tuple(detector for detector in (*DETECTORS, *own_names()) if detector in messages)
     return Kill(fault, killed_by, crashed, messages, sum(verdict.seconds for verdict in result.verdicts), tuple(red))
 
 

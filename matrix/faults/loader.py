@@ -12,9 +12,29 @@ import msgspec
 from specmatrix.errors import ConfigError, shown, text_of
 from specmatrix.matrix.faults.fault import Edit, Fault
 from specmatrix.reports.yaml_text import parse_yaml
+from specmatrix.user_file import DEFINED
 
 FOLDER: Final = Path(__file__).parent
 FIELDS: Final = f"a fault has {', '.join(Fault.__struct_fields__)}; an edit has {', '.join(Edit.__struct_fields__)}"
+
+
+# Of plug-ins.
+_OWN: Final[list[Fault]] = []
+
+
+def register_fault(fault: Fault) -> None:
+    """Add a fault behind the catalogue's. ConfigError if its id is taken or it is no Fault."""
+    if not isinstance(fault, Fault):
+        raise ConfigError(f"a fault must be a Fault, got {shown(fault)}")
+    if fault.id in (known.id for known in all_faults()):
+        raise ConfigError(f"fault {shown(fault.id)} exists already; choose another id")
+    _OWN.append(fault)
+    DEFINED.append(f"fault {fault.id}")
+
+
+def all_faults() -> tuple[Fault, ...]:
+    """The catalogue's faults and those of plug-ins."""
+    return (*catalogue(), *_OWN)
 
 
 @cache

@@ -22,6 +22,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.kernels import PREFIX, check_operations
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.golden.review import blessed_table
+from specmatrix.matrix.run.plugins import load_plugins
 from specmatrix.matrix.subjects.http.endpoint import FLAGS, Endpoint
 from specmatrix.matrix.subjects.http.sglang import SglangSubject
 from specmatrix.matrix.subjects.http.sglang_engine import SglangEngine
@@ -40,6 +41,7 @@ def main(arguments: list[str]) -> None:
     imported = Path(str(specmatrix.engine.__file__)).resolve()
     if not imported.is_relative_to(Path(tree).resolve()):
         raise ConfigError(f"the imported engine is {imported}, not the one in {tree}; put {tree} first on PYTHONPATH")
+    load_plugins()
     operations = [text for text in ids if text.startswith(PREFIX)]
     cells = [Cell.from_id(text) for text in ids if text not in operations]
     with Path(file).open("a", encoding="utf-8") as out:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
+from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.pairing import first_difference
@@ -121,6 +122,7 @@ class AcceptanceGate:
         alone = not _in_oracle(prepared.cell) and not has_session_baseline(prepared.cell)
         outcome = Outcome(self.name, State.PASS) if alone else self._to_the_stored_end(prepared.cell, run)
         more = outcome.state is State.PASS and self.exact and run.resolved["dtype"] == "float32"
+        more = more and prepared.cell.own_traits is None  # of which the zoo has no drafts
         return self._by_naive_drafts(prepared.cell, run, outcome, alone) if more else outcome
 
     def _to_the_stored_end(self, cell: Cell, run: Run) -> Outcome:
@@ -128,17 +130,21 @@ class AcceptanceGate:
         if not (self.exact and has_session_baseline(cell)):
             return self._against_oracle(cell, run)
         outcome = self._against_oracle(cell, run) if _in_oracle(cell) else Outcome(self.name, State.PASS)
-        return self._against_session_baseline(outcome, run)
+        return self._against_session_baseline(outcome, run, cell.own_traits)
 
-    def _against_session_baseline(self, outcome: Outcome, run: Run) -> Outcome:
-        """The first turns' outcome, unless a later turn's acceptance lengths differ from the session baseline's."""
+    def _against_session_baseline(self, outcome: Outcome, run: Run, own: Traits | None) -> Outcome:
+        """The first turns' outcome, unless a later turn's acceptance lengths differ from the session baseline's; of a
+        user's (`own`) algorithm, any request's."""
         if run.session_baseline is None:
             return Outcome(
                 self.name,
                 State.NOT_MEASURED,
                 message="there is no run of the turns with their whole history prefilled at once",
             )
-        numbers, text = mismatching_turns(run, run.session_baseline)
+        numbers, text = mismatching_turns(run, run.session_baseline, own)
+        if own is not None:
+            rounds = [length for answer in run.answers for length in answer.accept_lengths]
+            numbers |= {"length": sum(rounds) / max(1, len(rounds)), "rounds": len(rounds)}
         outcome = replace(outcome, numbers={**outcome.numbers, **numbers})
         if outcome.state is not State.PASS or run.resolved["dtype"] != "float32":
             return outcome
@@ -268,7 +274,8 @@ class AcceptanceGate:
 
 def _in_oracle(cell: Cell) -> bool:
     """Whether the oracle has acceptance lengths for the cell's greedy requests."""
-    return cell.algorithm != "none" and cell.abort == "none" and cell.sampling in ("greedy", "mixed")
+    drafts = cell.algorithm != "none" and cell.own_traits is None
+    return drafts and cell.abort == "none" and cell.sampling in ("greedy", "mixed")
 
 
 def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, int, range]]:
@@ -288,7 +295,8 @@ def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, int, rang
 def _is_drawn(cell: Cell) -> bool:
     """Whether requests draw from what the target gives, or from what rules make of it, which decide what a round
     accepts, and not the oracle's text."""
-    return cell.algorithm != "none" and cell.abort == "none" and cell.sampling not in ("greedy", "mixed")
+    drafts = cell.algorithm != "none" and cell.own_traits is None
+    return drafts and cell.abort == "none" and cell.sampling not in ("greedy", "mixed")
 
 
 def first_token(lengths: Sequence[int], place: int) -> int:

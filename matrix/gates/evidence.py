@@ -81,10 +81,10 @@ def _adapts(cell: Cell, run: Run) -> bool:
 
 
 def _trained(cell: Cell, run: Run) -> bool:
-    """All drafters but n-gram, whose proposals may all be wrong in a text without repetition; a single request without
-    further turns that is aborted early may have had four rounds without an accepted draft."""
+    """All drafters but a user's and n-gram, whose proposals may all be wrong in a text without repetition; a single
+    request without further turns that is aborted early may have had four rounds without an accepted draft."""
     aborted = (cell.abort, cell.batch, cell.session) == ("running", "single", "none")
-    return _drafts(cell, run) and cell.algorithm != "ngram" and not aborted
+    return _drafts(cell, run) and cell.algorithm != "ngram" and cell.own_traits is None and not aborted
 
 
 def _moves(cell: Cell, run: Run) -> bool:
@@ -116,8 +116,9 @@ def _tree(cell: Cell, run: Run) -> bool:
 
 
 def _must_branch(cell: Cell, run: Run) -> bool:
-    """More draft nodes than levels, so some level holds two; a smaller tree may be a chain."""
-    return _tree(cell, run) and run.resolved["num_draft_tokens"] - 1 > run.resolved["num_steps"]
+    """More draft nodes than levels, so some level holds two; a smaller tree, or a user's, may be a chain."""
+    wide = run.resolved["num_draft_tokens"] - 1 > run.resolved["num_steps"]
+    return _tree(cell, run) and wide and cell.own_traits is None
 
 
 def _must_compact(cell: Cell, run: Run) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Final, NamedTuple
 
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.gates.acceptance import AcceptanceGate
 from specmatrix.matrix.gates.accuracy import AccuracyGate
 from specmatrix.matrix.gates.adaptive import AdaptiveGate
@@ -19,6 +20,7 @@ from specmatrix.matrix.gates.leaks import LeaksGate
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.gates.oracle import OracleGate
+from specmatrix.matrix.gates.own import OwnGate
 from specmatrix.matrix.gates.precision import PrecisionGate
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.resources import ResourcesGate
@@ -26,6 +28,8 @@ from specmatrix.matrix.gates.schedule import ScheduleGate
 from specmatrix.matrix.gates.session import SessionGate
 from specmatrix.matrix.gates.text import TextGate
 from specmatrix.matrix.subjects.protocol import Capability, Profile
+from specmatrix.reports.gate_numbers import GATES as NAMES
+from specmatrix.user_file import DEFINED
 
 GATES: Final[tuple[Gate, ...]] = (
     ConfigGate(),
@@ -46,6 +50,40 @@ GATES: Final[tuple[Gate, ...]] = (
 )
 
 
+# Of plug-ins, in the order in which they were registered.
+OWN_GATES: Final[list[OwnGate]] = []
+
+
+def register_gate(gate: Gate) -> None:
+    """Add a gate, which judges after this package's. ConfigError if its name is taken or a part of it is missing."""
+    name = getattr(gate, "name", None)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"a gate must have a name, got {shown(name)}")
+    parts = {"needs": frozenset, "thresholds": dict, "applies": MethodType, "judge": MethodType}
+    for part, kind in parts.items():
+        if not isinstance(getattr(gate, part, None), kind):
+            raise ConfigError(f"gate {shown(name)} has no {part}; it needs name, needs, thresholds, applies and judge")
+    if name in gate_names():
+        raise ConfigError(f"gate {shown(name)} exists already; choose another name")
+    OWN_GATES.append(OwnGate(gate))
+    DEFINED.append(f"gate {name}")
+
+
+def all_gates() -> tuple[Gate, ...]:
+    """The gates that judge the reference engine."""
+    return (*GATES, *OWN_GATES)
+
+
+def own_names() -> tuple[str, ...]:
+    """The names of plug-ins' gates."""
+    return tuple(gate.name for gate in OWN_GATES)
+
+
+def gate_names() -> tuple[str, ...]:
+    """The names of all gates of any subject."""
+    return (*NAMES, *own_names())
+
+
 class Applied(NamedTuple):
     """The gates that judge a subject, and for each of the others one sentence on why it does not."""
 
@@ -57,7 +95,7 @@ def applied_gates(profile: Profile) -> Applied:
     """All gates for the reference engine; for another subject those whose needs it claims and does not exclude, with
     `claimed_capabilities` and `oracle`, which proves its baseline. ConfigError on an unknown gate."""
     if Capability.RESOLUTION in profile.capabilities:
-        return Applied(GATES, {})
+        return Applied(all_gates(), {})
     gates, excluded = [], {}
     every = _foreign(profile)
     for name in profile.excluded:
@@ -92,4 +130,4 @@ def _foreign(profile: Profile) -> tuple[Gate, ...]:
     more: tuple[Gate, ...] = (IdentitiesGate(),)
     if Capability.TOKEN_IDS not in profile.capabilities:
         more = (*more, text)
-    return (ClaimedCapabilitiesGate(), oracle, *more, *(own.get(gate.name, gate) for gate in GATES))
+    return (ClaimedCapabilitiesGate(), oracle, *more, *(own.get(gate.name, gate) for gate in all_gates()))

@@ -79,7 +79,7 @@ class ScheduleGate:
     def _needless(self, cell: Cell, run: Run, done: WorkDone) -> str:
         """A sentence on the first step whose forwards are not those that it needs, else ""."""
         assert run.work is not None
-        steps, shape = [step for step in done.steps if step.rows], DraftShape.of(cell.algorithm, run.resolved)
+        steps, shape = [step for step in done.steps if step.rows], DraftShape.of(cell, run.resolved)
         if len(steps) != len(run.work.forwards):
             return f"{len(run.work.forwards)} steps were launched, and {len(steps)} are in the journal"
         graph = int(self.thresholds["spare_graph_positions"]) if run.resolved["cuda_graph_max_bs"] else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number
 from specmatrix.matrix.gates.round_alignment import first_round_mismatch
@@ -19,25 +20,31 @@ KEEPS_KV: Final = ("eagle", "eagle3", "nextn", "standalone", "dflash")
 
 
 def has_session_baseline(cell: Cell) -> bool:
-    """Cells whose turns reuse session or cached KV and draft from it at a fixed depth."""
+    """Cells whose turns reuse session or cached KV and draft from it at a fixed depth; and all of a user's drafter
+    whose drafts follow from the request alone, as there is no oracle of it."""
+    if (own := cell.own_traits) is not None:
+        return own.drafts and not own.irregular and not cell.adapts
     found = cell.memory != "tight" and (cell.session == "streaming" or cell.prefix_cache == "on")
     drafts = cell.algorithm in KEEPS_KV and not cell.adapts and cell.sampling in ("greedy", "mixed")
     return cell.session != "none" and found and drafts
 
 
-def mismatching_turns(run: Run, plain: Run) -> tuple[dict[str, Number], str]:
-    """Greedy turns compared and mismatching, and a sentence about the first mismatch ("" for none)."""
+def mismatching_turns(run: Run, plain: Run, own: Traits | None = None) -> tuple[dict[str, Number], str]:
+    """Greedy turns compared and mismatching, and a sentence about the first mismatch ("" for none). own: other
+    requests too, of a user's algorithm, but not where a prefix cache kept prompt tokens from a drafter without KV."""
     theirs = {answer.name: answer for answer in plain.answers}
     mine = {answer.name: answer for answer in run.answers}
     compared, places = 0, []
     for request in run.requests:
         answer, other = mine[request.name], theirs[request.name]
-        if request.temperature == 0 and oracle_index(request) is None and answer.accept_lengths:
+        due = oracle_index(request) is None if own is None else own.own_kv or not answer.cached_tokens
+        if request.temperature == 0 and due and answer.accept_lengths:
             compared += 1
             place = first_round_mismatch(answer.accept_lengths, other.accept_lengths, answer.retractions)
             places += [] if place is None else [f"{request.name} in verify round {place + 1}"]
     numbers: dict[str, Number] = {"turns": compared, "turns_left": len(places)}
     if not places:
         return numbers, ""
-    text = f"{len(places)} of {compared} turns differ in acceptance length from their whole history prefilled at once"
+    from_ = "the default engine start" if own else "their whole history prefilled at once"
+    text = f"{len(places)} of {compared} {'requests' if own else 'turns'} differ in acceptance length from {from_}"
     return numbers, f"{text}; first: {places[0]}"

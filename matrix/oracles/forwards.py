@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.oracles.work import NeededStep
 from specmatrix.matrix.subjects.protocol import StepForwards
 
 
 class DraftShape(NamedTuple):
-    """How a drafter works. kind: "none", "token" (a forward per depth), "layers" (one layer per depth) or "block"."""
+    """How a drafter works. kind: "none", "token" (a forward per depth), "layers" (one layer per depth), "block", or
+    "own" of a user's drafter with weights, whose forwards nothing foretells."""
 
     kind: str
     steps: int
@@ -18,9 +20,11 @@ class DraftShape(NamedTuple):
     nodes: int
 
     @classmethod
-    def of(cls, algorithm: str, resolved: Mapping[str, Any]) -> DraftShape:
+    def of(cls, cell: Cell, resolved: Mapping[str, Any]) -> DraftShape:
         """The shape of a cell's algorithm as it was resolved."""
-        kind = {"none": "none", "ngram": "none", "dflash": "block"}.get(algorithm, "token")
+        kind = {"none": "none", "ngram": "none", "dflash": "block"}.get(cell.algorithm, "token")
+        if cell.own_traits is not None:
+            kind = "own" if cell.own_traits.needs_draft_model else "none"
         if resolved["enable_multi_layer_eagle"]:
             kind = "layers"
         return cls(kind, resolved["num_steps"], resolved["topk"], resolved["num_draft_tokens"])
@@ -73,7 +77,7 @@ def needless_forwards(step: NeededStep, ran: StepForwards, shape: DraftShape, sp
         logits = requests + logits * step.scored
     if ran.logits != logits:
         return f"a {kind} of {requests} requests by {width} computes {ran.logits} rows of logits; {logits} are needed"
-    expected = draft_forwards(shape, step.prefill, requests, width)
+    expected = list(ran.draft) if shape.kind == "own" else draft_forwards(shape, step.prefill, requests, width)
     if list(ran.draft) != expected:
         return (
             f"a {kind} of {requests} requests by {width} runs draft forwards {_shown(ran.draft)}, and "

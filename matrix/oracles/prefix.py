@@ -14,6 +14,8 @@ SHIFTED: Final = ("standalone", "eagle", "eagle3", "nextn")
 
 def span_of(cell: Cell, resolved: Mapping[str, Any]) -> int:
     """Number of tokens after a position that its draft KV depends on; one per draft layer with a layer per step."""
+    if cell.own_traits is not None:
+        return cell.own_traits.key_span
     if cell.algorithm not in SHIFTED:
         return 0
     return int(resolved["num_steps"]) if resolved["enable_multi_layer_eagle"] else 1

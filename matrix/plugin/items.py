@@ -7,6 +7,7 @@ import os
 from collections.abc import Generator, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 import pluggy
@@ -21,6 +22,7 @@ from specmatrix.matrix.cells.timed import TIMED
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.selection import PRODUCT, is_id, of_gpus, select
 from specmatrix.matrix.plugin.collection import FAILED
+from specmatrix.matrix.run.plugins import load_plugins
 from specmatrix.matrix.run.waivers import file_option, load_waivers
 from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
 from specmatrix.matrix.subjects.registry import foreign_subject
@@ -60,6 +62,7 @@ class CellGroup(pytest.Collector):
         """One item per cell, grouped by engine start."""
         config = self.config
         try:
+            load_plugins([Path(place) for place in config.option.specmatrix_plugin])
             visible_gpus(self.tier)
             if config.option.specmatrix_report and self.tier != CPU:
                 raise ConfigError(
@@ -124,6 +127,7 @@ class CellItem(pytest.Item):
         record = runner_for(self.config, self.tier).run_cell(self.cell)
         option, endpoint = self.config.option, endpoint_from(self.config)
         options = [] if endpoint is None else [endpoint.options]
+        options += [f"--plugin {quote(place)}" for place in option.specmatrix_plugin]
         options += [file_option(Path(option.specmatrix_waivers))] if option.specmatrix_waivers else []
         if options:
             names = record.id, self.tier, option.specmatrix_seed, option.specmatrix_subject

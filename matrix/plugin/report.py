@@ -9,7 +9,7 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.selection import is_id
-from specmatrix.matrix.gates.registry import GATES, applied_gates
+from specmatrix.matrix.gates.registry import all_gates, applied_gates
 from specmatrix.matrix.plugin.items import CPU, RECORD, endpoint_from, waivers_of
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.record import lost
@@ -32,7 +32,7 @@ class CellReports:
         self.subject = config.option.specmatrix_subject
         try:
             subject, rules = foreign_subject(self.subject, endpoint_from(config)), waivers_of(config)
-            gates = GATES if subject is None else applied_gates(subject.profile).gates
+            gates = all_gates() if subject is None else applied_gates(subject.profile).gates
             header = run_header(CPU, self.stage, self.seed, gates, subject, rules)
             self.writer = ReportWriter(self.directory, header)
         except (ConfigError, ReportError) as error:

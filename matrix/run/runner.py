@@ -24,8 +24,9 @@ from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.effective import nearest_first
 from specmatrix.matrix.gates.gate import Gate, Outcome, State
 from specmatrix.matrix.gates.oracle import OracleGate
+from specmatrix.matrix.gates.own import OwnGate
 from specmatrix.matrix.gates.ranks import RanksGate
-from specmatrix.matrix.gates.registry import GATES, applied_gates
+from specmatrix.matrix.gates.registry import all_gates, applied_gates
 from specmatrix.matrix.gates.schedule import ScheduleGate
 from specmatrix.matrix.gates.session_baseline import has_session_baseline
 from specmatrix.matrix.run.explain import explained
@@ -139,7 +140,7 @@ class Runner:
     subject: Subject
     seed: int
     workload: Workload = workload
-    gates: Sequence[Gate] = GATES
+    gates: Sequence[Gate] = field(default_factory=all_gates)
     refusal: Callable[[PreparedCell, ConfigError | None], Outcome] = ConfigGate().judge_refusal
     divergence: Callable[[PreparedCell, Agreement | None], Outcome] = RanksGate().judge_agreement
     stall: Callable[[Stalled], Outcome] = ScheduleGate().judge_stall
@@ -273,7 +274,11 @@ class Runner:
         head instead. A CPU has no resources of a GPU."""
         gpus = find_tier(self.tier).gpus
         claims = self.subject.profile.capabilities - (set() if gpus else {Capability.RESOURCES})
-        return [gate for gate in self.gates if gate.needs <= claims and gate.applies(cell)]
+        return [
+            gate
+            for gate in self.gates
+            if gate.needs <= claims and gate.applies(cell if isinstance(gate, OwnGate) else cell.as_like)
+        ]
 
     def close(self) -> None:
         """Close the running engine; baseline engines stay open."""
@@ -356,7 +361,7 @@ def resumed(
 def _verdict(gate: Gate, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
     """What a gate says; NOT MEASURED where it needs a package that is not installed."""
     try:
-        return gate.judge(prepared, run, baseline)
+        return gate.judge(prepared if isinstance(gate, OwnGate) else prepared.as_like, run, baseline)
     except ModuleNotFoundError as error:
         if (sentence := missing_extra(error)) is None:
             raise

@@ -18,8 +18,8 @@ from specmatrix.errors import ConfigError, shown
 from specmatrix.files import read_text
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import parse_selector
+from specmatrix.matrix.gates.registry import gate_names
 from specmatrix.matrix.subjects.registry import known_subjects
-from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.schema import CRASH, RED_STATES, WAIVER_KINDS, CellResult, Waiver, WaiverRule
 from specmatrix.reports.yaml_text import parse_yaml
 
@@ -110,7 +110,7 @@ def _rule(entry: object, where: str) -> WaiverRule:
 
 
 def _faults(texts: Mapping[str, Any], where: str) -> Iterator[str]:
-    gates = (*GATES, CRASH)
+    gates = (*gate_names(), CRASH)
     if texts["gate"] not in gates:
         yield f"gate of {where} must be one of {', '.join(gates)}, got {shown(texts['gate'])}"
     if texts.get("kind", WAIVER_KINDS[0]) not in WAIVER_KINDS:

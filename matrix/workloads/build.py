@@ -108,7 +108,9 @@ def workload(cell: Cell, seed: int) -> tuple[RequestSpec, ...]:
 
     Every request fits into tight memory alone, but no two of them to their end.
     """
-    requests = _requests(cell, seed)
+    requests = _requests(cell.as_like, seed)
+    for own in cell.own_values.values():
+        requests = requests if own.requests is None else [*own.requests(tuple(requests))]
     return tuple(fill_context(requests, SHORT_CONTEXT, _tokens) if cell.context == "short" else requests)
 
 

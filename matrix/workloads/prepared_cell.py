@@ -66,6 +66,11 @@ class PreparedCell:
         except ConfigError as error:
             return error
 
+    @cached_property
+    def as_like(self) -> PreparedCell:
+        """What this package's gates take it for: see `Cell.as_like`."""
+        return replace(self, cell=self.cell.as_like, workload=lambda *_: self.requests)
+
     @property
     def predicted_refusal(self) -> str:
         """The message of the error that refuses the cell, or ""."""
