@@ -23,7 +23,7 @@ def has_session_baseline(cell: Cell) -> bool:
     """Cells whose turns reuse session or cached KV and draft from it at a fixed depth; and all of a user's drafter
     whose drafts follow from the request alone, as there is no oracle of it."""
     if (own := cell.own_traits) is not None:
-        return own.drafts and not own.irregular and not cell.adapts
+        return own.drafts and not own.irregular and not cell.adapts and cell.sampling in ("greedy", "mixed")
     found = cell.memory != "tight" and (cell.session == "streaming" or cell.prefix_cache == "on")
     drafts = cell.algorithm in KEEPS_KV and not cell.adapts and cell.sampling in ("greedy", "mixed")
     return cell.session != "none" and found and drafts

@@ -9,14 +9,16 @@ from itertools import product
 
 import pytest
 
+from specmatrix.engine.core.draft.algorithms import Topology, Traits, forget_traits, register_traits
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import INDEX, NAMES, OWN_VALUES, axis
-from specmatrix.matrix.cells.cell import GPUS, MEANINGS, RANKS, SECONDS, TOKENS, Cell
+from specmatrix.matrix.cells.cell import DRAFTS, GPUS, MEANINGS, RANKS, SECONDS, TOKENS, Cell
 from specmatrix.matrix.cells.constraints import LEFT_OUT, explain
-from specmatrix.matrix.cells.own_values import register_value
+from specmatrix.matrix.cells.own_values import add_algorithms, register_value
 from specmatrix.matrix.cover.generate import own_cells
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.selection import select
+from specmatrix.matrix.gates.session_baseline import has_session_baseline
 from specmatrix.matrix.run.plugins import load_plugins
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
@@ -90,6 +92,32 @@ def test_cells_of_two_own_values_are_among_those_of_a_stage():
     register_value("page_size", "8", "p8")
     register_value("slots", "8", "m8")
     assert any((cell.page_size, cell.slots) == ("8", "8") for cell in own_cells("pr", stage_cells("pr")))
+
+
+@pytest.mark.parametrize(
+    ("name", "takes", "model", "draft"),  # results of constraints are kept by name
+    [
+        ("first", ("ForCausalLMEagle3",), "qwen3", "qwen3-mini-eagle3"),
+        ("second", ("ForCausalLM",), "llama", "llama-mini-standalone"),
+        ("third", ("ForCausalLMEagle",), "qwen3", None),
+        ("fourth", (), "llama", None),
+    ],
+)
+def test_an_algorithm_is_a_value_with_the_drafts_that_its_traits_take(name, takes, model, draft):
+    weights = {"draft_weights": "checkpoint", "draft_architectures": takes} if takes else {}
+    register_traits(Traits(name.upper(), "a test's own", Topology.TREE, **weights), None)
+    try:
+        add_algorithms()
+        cell = Cell.of({"algorithm": name, "model": model})
+        assert (cell.draft, cell.config().speculative_algorithm) == (draft, name.upper())
+        kinds = {rule.kind for rule in explain(cell)}
+        assert ("impossible" in kinds) == (bool(takes) and draft is None)
+        fixed = Cell.from_id(f"{name}.s3.pair")
+        assert has_session_baseline(fixed) and not has_session_baseline(fixed._replace(sampling="temperature"))
+    finally:
+        forget_traits(name.upper())
+        for pair in [pair for pair in DRAFTS if pair[1] == name]:
+            del DRAFTS[pair]
 
 
 def test_without_a_plug_in_no_axis_changes():
