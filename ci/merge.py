@@ -44,7 +44,8 @@ def merge(
         writer.not_run = [cell for report in shards for cell in report.not_run]
         held = [report.gpu_seconds for report in shards]
         writer.gpu_seconds = None if None in held else sum(filter(None, held))
-    view = write_run(writer.read())
+    with writer.read() as report:
+        view = write_run(report)
     show_run(view, out, (), json_, junit)
     return int(view.verdict != "green")
 

@@ -52,7 +52,7 @@ from specmatrix.reports.schema import (
     is_red,
 )
 from specmatrix.reports.stats import MIN_VALUES
-from specmatrix.reports.store import PARTIAL_FILE, Report, ReportWriter, load
+from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
 from specmatrix.reports.wording import count
 from specmatrix.stopping import Stopped
 
@@ -99,7 +99,9 @@ def run(options: RunOptions) -> int:
         header = replace(header_of(runs, engine, rules, part), cheaper=less)
         header = header if only is None else replace(header, data_hash=hash_of(only, chosen, options, header.data_hash))
         traced = runs.explained("every" if len(chosen) == 1 else "red") if options.explain else runs
-        view = write_run(write_report(options.out, header, chosen, traced(chosen), options.fail_fast))
+        writer = write_report(options.out, header, chosen, traced(chosen), options.fail_fast)
+        with writer.read() as report:
+            view = write_run(report)
         named: list[str] = []
         if change is not None and not options.json and not gpus:
             named += suspect_lines(view, change, options.tier, options.seed, chosen, runs)
@@ -123,8 +125,8 @@ def with_algorithms(options: RunOptions, file: Path) -> RunOptions:
 
 def write_report(
     out: Path, header: Header, cells: Sequence[Cell], records: Generator[CellResult], fail_fast: bool
-) -> Report:
-    """Write a report and read it. Stopped is raised again with a message on the partial output. fail_fast: end the run
+) -> ReportWriter:
+    """Write a report. Stopped is raised again with a message on the partial output. fail_fast: end the run
     at the first red cell that is not waived."""
     done, red = set[str](), 0
     report, partial = out / REPORT_FILE, out / PARTIAL_FILE
@@ -144,7 +146,7 @@ def write_report(
         kept = f"; {report} is from an earlier run" if report.exists() else ""
         text = f"interrupted after {len(done):,} of {count(len(cells), 'cell')}, {red:,} of them red"
         raise stop.saying(f"{text}; partial results are in {partial}, which is not a report{kept}") from None
-    return writer.read()
+    return writer
 
 
 def header_of(

@@ -6,11 +6,10 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedWriter
 from pathlib import Path
 from secrets import token_hex
-from typing import IO
 
 from specmatrix.plain_text import visible
 from specmatrix.reports.schema import ReportError
@@ -33,37 +32,46 @@ def replaced(path: Path, durable: bool = True) -> Iterator[BufferedWriter]:
     """
     partial = path.with_name(f".{token_hex(8)}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("xb") as file:
-            yield file
-            publish(file, path, durable)
-    except BaseException as error:
+        with writes(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("xb") as file:
+                yield file
+                publish(file, path, durable)
+    finally:
         with suppress(OSError):
-            partial.unlink()
-        if isinstance(error, OSError):
-            raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
-        raise
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def writes(path: Path) -> Iterator[None]:
+    """An OSError within the context becomes a ReportError: this place cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def claimed(path: Path) -> BufferedWriter:
-    """A new file of this name, which is the caller's alone until it is closed. BlockingIOError if it is another's.
+    """A new file of this name, which is the caller's alone until it is closed. ReportError if it is another's.
 
     An unlocked file was left by an interrupted run and is removed, not truncated, as it may be a hard link. Symlinks
     are not followed.
     """
+    # Without waiting for the other end of a pipe.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
     while True:
-        file = open(path, "ab", opener=_at_once)  # noqa: SIM115 - the caller closes it
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with writes(path), ExitStack() as stack:
+            file = stack.enter_context(open(path, "ab", opener=lambda name, _: os.open(name, flags, 0o644)))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ReportError(f"another run is writing a report in {path.parent}") from None
             # Its owner may have given it another name before it let go.
-            if is_at(file, path):
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 if not os.fstat(file.fileno()).st_size:
+                    stack.pop_all()
                     return file
                 path.unlink()
-        except BaseException:
-            file.close()
-            raise
-        file.close()
 
 
 @contextmanager
@@ -78,29 +86,15 @@ def held(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def is_at(file: IO[bytes], path: Path) -> bool:
-    """Whether an open file is the one that has this name now."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    return False
-
-
-def _at_once(path: str, flags: int) -> int:
-    """A descriptor without waiting for the other end of a pipe; what is written is no link's."""
-    return os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if flags & os.O_CREAT else 0), 0o644)
-
-
 def check_place(folder: Path, *names: str) -> None:
     """Make `folder`; ReportError if files of these names cannot be written there: found now, and not after hours."""
-    try:
+    with writes(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
             if (folder / name).is_dir():
                 raise OSError(errno.EISDIR, f"{name} is a directory there")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise ReportError(f"cannot write in {folder}: {error.strerror}") from error
 
 
 def publish(file: BufferedWriter, path: Path, durable: bool = True) -> None:

@@ -62,7 +62,7 @@ def judge_counters(demand: CounterDemand | None, stage: str, cells: int, hits: M
 
 def counters_of(report: Report) -> CounterVerdict:
     """The verdict on a report's counters."""
-    ran = sum(cell.state != "UNSUPPORTED" for cell in report.lines)
+    ran = sum(cell.state != "UNSUPPORTED" for cell in report.lines.values())
     return judge_counters(report.header.counters, report.header.stage, ran, report.evidence)
 
 

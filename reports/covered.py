@@ -34,8 +34,8 @@ class Coverage:
 def covered(report: Report) -> Coverage:
     """Count the pairs and triples of a report."""
     requested = [{axis: word(value) for axis, value in cell.axes.items()} for cell in report]
-    ran = (cell for cell in report if cell.state == "PASS" and cell.resolved is not None)
-    passing = [effective(cell.axes, cell.resolved) for cell in ran]
+    ran = (cell for cell in report if cell.state == "PASS" and cell.start.resolved is not None)
+    passing = [effective(cell.axes, cell.start.resolved) for cell in ran]
     return Coverage(*_counts(requested), *_counts(passing))
 
 

@@ -41,25 +41,23 @@ def effective(axes: Mapping[str, Json], resolved: Mapping[str, Json] | None) -> 
     A start axis takes the resolved value whatever was asked; a request axis (batch, sampling, abort) is not in the
     resolved configuration and keeps its own, which the cell's evidence has proved.
     """
-    return EffectiveValues(resolved or {}).of(axes)
+    return EffectiveValues(resolved or {}, {}).of(axes)
 
 
 class EffectiveValues:
-    """What a resolved configuration makes of the axes of the cells that run under it."""
+    """What a resolved configuration makes of the axes of the cells that run under it. usual: the values of axes that a
+    cell does not name."""
 
-    def __init__(self, resolved: Mapping[str, Json]) -> None:
+    def __init__(self, resolved: Mapping[str, Json], usual: Mapping[str, Json]) -> None:
         words = {field: word(value) for field, value in resolved.items()}
         self._words = words | {axis: words[field] for axis, field in RESOLVED_FIELD.items() if field in words}
-        self._split: dict[tuple[str, ...], tuple[dict[str, str], list[str]]] = {}
+        self._usual: dict[str, str] = {}
+        self._usual = self.of(usual)
 
     def of(self, axes: Mapping[str, Json]) -> dict[str, str]:
         """Axis -> the resolved value as text where the configuration decides it, else the cell's own."""
-        names = tuple(axes)
-        if names not in self._split:
-            decided = {axis: self._words[axis] for axis in names if axis in self._words}
-            self._split[names] = (decided, [axis for axis in names if axis not in decided])
-        decided, own = self._split[names]
-        return decided | {axis: text.lower() if isinstance(text := axes[axis], str) else word(text) for axis in own}
+        decided = self._words
+        return self._usual | {axis: decided[axis] if axis in decided else word(own) for axis, own in axes.items()}
 
 
 def word(value: Json) -> str:

@@ -213,7 +213,7 @@ def _faults(path: Path) -> list[_FaultRecord]:
 
 
 def _effective(report: Report, cell: str) -> dict[str, str]:
-    if report[cell].resolved is None:
+    if report[cell].start.resolved is None:
         return {}
     values = report.values(cell)
     return {axis: values[axis] for axis in report[cell].axes}

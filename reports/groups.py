@@ -51,11 +51,11 @@ def red_groups(red: Sequence[CellResult], green: Sequence[CellResult]) -> tuple[
     found: dict[str, list[CellResult]] = {}
     for cell in red:
         found.setdefault(kind_of(cell), []).append(cell)
-    passing = [effective(cell.axes, cell.resolved) for cell in green]
+    passing = [effective(cell.axes, cell.start.resolved) for cell in green]
     groups: list[RedGroup] = []
     for kind, cells in sorted(found.items(), key=lambda item: -len(item[1])):
         factored = len(groups) < MAX_FACTORED
-        failing = [effective(cell.axes, cell.resolved) for cell in cells]
+        failing = [effective(cell.axes, cell.start.resolved) for cell in cells]
         factors = exact_factors(failing, passing) if factored else ()
         groups.append(RedGroup(kind, tuple(cells), factors))
     return tuple(groups)

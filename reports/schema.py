@@ -15,32 +15,33 @@ Numbers of a gate, where plots and comparisons read them (other gates may hold a
   baseline); optional `outcomes`, a string with "1" (right) or "0" (wrong) per question
 - `lossless`: `tokens`, `proving`, `divergent`, `ties`, `past_ties`, `first_divergence`
 - `speed`: `starts`, `turns` of each, `clock`, `device`, `gpus`, the lists of `gate_numbers.RATIOS` and the figures of
-  `gate_numbers.FIGURES`; its interval is that of `speed_up`, None for one start
+  `speed.FIGURES`; its interval is that of `speed_up`, None for one start
 
 How much a gate looked at (`gate_numbers.AMOUNTS`) and how many faults it found (`FAULTS`) are integers, or what is said
-above. `rules` holds what else a report must not say; the writer checks it, and the digest in the end line tells the
-reader that nothing was changed since.
+above. A reader takes what is neither as not recorded. `check_cell` holds what a cell must not say; the writer calls it,
+and the digest in the end line tells the reader that nothing was changed since.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from datetime import date, datetime
+from collections.abc import Mapping
+from datetime import datetime
 from hashlib import blake2b
 from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct, field
 from msgspec.json import encode
 
-from specmatrix.reports.gate_numbers import LARGEST
+from specmatrix.reports.gate_numbers import FAULTS, LARGEST
 
 SCHEMA: Final = 4
 REPORT_FILE: Final = "report.jsonl"
 SUMMARY_FILE: Final = "summary.json"
 MARKDOWN_FILE: Final = "report.md"
 PAGE_FILE: Final = "report.html"
+# What is made of a report, next to it.
+PAGES: Final = (SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE)
 # Characters of an error's text that come from the file.
 MAX_SAID: Final = 240
 # A header's commit if the code is neither in a git checkout nor an installed release.
@@ -48,6 +49,7 @@ UNKNOWN: Final = "unknown"
 
 # Of a repository in the web.
 ADDRESS: Final = re.compile(r"https://[\w.-]+(:\d+)?(/[\w.~+-]+)+")
+_DAY: Final = r"\d{4}-\d\d-\d\d"
 
 CellState = Literal["PASS", "FAIL", "NOT MEASURED", "INFRA", "UNSUPPORTED"]
 GateState = Literal["PASS", "FAIL", "NOT MEASURED"]
@@ -65,9 +67,13 @@ RED_STATES: Final[frozenset[CellState]] = frozenset(("FAIL", "NOT MEASURED", "IN
 UNJUDGED_STATES: Final[frozenset[CellState]] = frozenset(("INFRA", "UNSUPPORTED"))
 
 Json: TypeAlias = Any
-Number: TypeAlias = float | int | str | Sequence[Any]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=LARGEST)]
+Bounded: TypeAlias = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
+# Texts by which days and times compare.
+Day: TypeAlias = Annotated[str, Meta(pattern=rf"^{_DAY}\Z")]
+Time: TypeAlias = Annotated[str, Meta(pattern=rf"^{_DAY}[T ]\d\d:\d\d.*(Z|[+-]\d\d:\d\d)\Z")]
+Reason: TypeAlias = Annotated[str, Meta(pattern=r"\S")]
 
 
 class ReportError(Exception):
@@ -100,14 +106,9 @@ class Waiver(ReportRecord, frozen=True, omit_defaults=True):
     """A known failure of one cell, accepted until `expiry` (ISO date, inclusive). issue: where it is reported, "" for
     nowhere."""
 
-    reason: str
-    expiry: str
+    reason: Reason
+    expiry: Day
     issue: str = ""
-
-    def __post_init__(self) -> None:
-        check_day("expiry", self.expiry)
-        if not self.reason.strip():
-            raise ValueError("the reason of a waiver is empty; say why the failure is accepted")
 
 
 class WaiverRule(ReportRecord, frozen=True, omit_defaults=True):
@@ -119,16 +120,13 @@ class WaiverRule(ReportRecord, frozen=True, omit_defaults=True):
     """
 
     cells: str
-    reason: str
-    expiry: str
+    reason: Reason
+    expiry: Day
     gate: str = CRASH
     kind: WaiverKind = "known"
     subject: str = REFERENCE
     versions: str = ""
     issue: str = ""
-
-    def __post_init__(self) -> None:
-        check_day("expiry", self.expiry)
 
 
 class SubjectRecord(ReportRecord, frozen=True, omit_defaults=True):
@@ -182,7 +180,7 @@ class GateResult(ReportRecord, frozen=True, omit_defaults=True):
     name: str
     state: GateState
     numbers: Mapping[str, Json] = field(default_factory=dict)
-    interval: tuple[float, float] | None = None
+    interval: tuple[Bounded, Bounded] | None = None
     message: str = ""
     accept: str = ""
 
@@ -371,29 +369,12 @@ class CellRecord(
     engine_starts: Count = 0
     losses: tuple[str, ...] = ()
 
-    @property
-    def requested(self: CellResult) -> Mapping[str, Json]:
-        """The configuration that was asked for."""
-        return self.start.requested
-
-    @property
-    def resolved(self: CellResult) -> Mapping[str, Json] | None:
-        """The configuration that the engine chose, None if it refused or never started."""
-        return self.start.resolved
-
-    @property
-    def reasons(self: CellResult) -> tuple[ReasonRecord, ...]:
-        """Why the engine chose what was left to it."""
-        return self.start.reasons
-
-    @property
-    def rewrites(self: CellResult) -> tuple[RewriteRecord, ...]:
-        """What the engine runs instead of what was asked."""
-        return self.start.rewrites
-
     def gate(self: CellResult, name: str) -> GateResult | None:
         """The result of the gate `name`, or None if the cell did not run it."""
-        return next((gate for gate in self.gates if gate.name == name), None)
+        for gate in self.gates:
+            if gate.name == name:
+                return gate
+        return None
 
 
 CellResult: TypeAlias = CellRecord[StartRecord, tuple[GateResult, ...], Mapping[str, Count]]
@@ -410,11 +391,11 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     `axes`: the values that a cell has on the axes that its line does not name.
     """
 
-    schema: int = SCHEMA
+    schema: Literal[4] = SCHEMA
     tier: str
     stage: str
     seed: int
-    created: str
+    created: Time
     commit: str
     dirty: bool
     versions: Mapping[str, str]
@@ -433,7 +414,7 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     axes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_time("created", self.created)
+        datetime.fromisoformat(self.created)
         if self.repository and not ADDRESS.fullmatch(self.repository):
             raise ValueError(f"repository must be an address such as https://host/name, got {self.repository!r:.60}")
         if not isinstance(self.host.get("gpus") or [], list):
@@ -462,18 +443,19 @@ def is_red(cell: CellResult, today: str) -> bool:
     return cell.state in RED_STATES and not is_waived(cell, today)
 
 
-def check_day(name: str, day: str) -> None:
-    """ValueError unless `day` is a date by which days compare as text."""
-    with suppress(ValueError):
-        if date.fromisoformat(day).isoformat() == day:
-            return
-    raise ValueError(f"{name} must be a date such as 2026-12-31, got {day!r:.60}")
-
-
-def _check_time(name: str, time: str) -> None:
-    """ValueError unless `time` is a time with zone, the day of which compares as text."""
-    check_day(name, time[:10])
-    with suppress(ValueError):
-        if datetime.fromisoformat(time).tzinfo is not None:
-            return
-    raise ValueError(f"{name} must be a time with zone such as 2026-12-31T10:00:00+00:00, got {time!r:.60}")
+def check_cell(cell: CellResult) -> None:
+    """ReportError if a cell's state is not what its gates and its error say, or if a gate passes that found a fault."""
+    for gate in cell.gates:
+        found = [name for name in FAULTS.get(gate.name, ()) if gate.numbers.get(name)]
+        if gate.state == "PASS" and found:
+            raise ReportError(f"cell {cell.id!r:.60} has a gate {gate.name} that is PASS with {', '.join(found)}")
+    red = {gate.state for gate in cell.gates} - {"PASS"}
+    if cell.state == "PASS":
+        agree = bool(cell.gates) and not red and cell.error is None
+    else:
+        agree = bool(cell.error or cell.state in red) and ("FAIL" not in red or cell.state == "FAIL")
+    if not agree:
+        said = ", ".join(f"{gate.name} {gate.state}" for gate in cell.gates) or "none"
+        raise ReportError(
+            f"cell {cell.id!r:.60} is {cell.state}, but its gates are {said:.240}, error {cell.error!r:.60}"
+        )

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Final
 
-from specmatrix.reports.schema import CellResult, GateResult, Header, Number
+from specmatrix.reports.lengths import number, positives
+from specmatrix.reports.schema import CellResult, GateResult, Header, Json
 from specmatrix.reports.stats import NORMAL, Z95, detectable_drop, zero_count_bound
 
 # The share of runs with an effect of the stated size that are red.
@@ -87,17 +88,16 @@ def false_alarms(gates: Mapping[str, int], header: Header) -> FalseAlarms:
     return FalseAlarms(sum(tests for tests, _ in spent), min(1.0, at_most))
 
 
-def _share(number: Number | None) -> float | None:
-    if not isinstance(number, int | float) or number < 1:
-        return None
-    return zero_count_bound(int(number))
+def _share(value: Json) -> float | None:
+    found = number(value) or 0.0
+    return None if found < 1 else zero_count_bound(int(found))
 
 
 def _lost_rounds(gate: GateResult, thresholds: Mapping[str, float]) -> float | None:
     """Rounds that are compared one by one, or a loss that leaves the allowed band."""
     rounds = gate.numbers.get("rounds")
     if "left" in gate.numbers:
-        return _share(sum(rounds) if isinstance(rounds, list) else rounds)
+        return _share(sum(positives(rounds)) if isinstance(rounds, list) else rounds)
     if gate.interval is None or "low" not in thresholds:
         return None
     error = (gate.interval[1] - gate.interval[0]) / (2 * Z95)
@@ -105,22 +105,17 @@ def _lost_rounds(gate: GateResult, thresholds: Mapping[str, float]) -> float | N
     return max(0.0, 1 - thresholds["low"] - (Z95 - NORMAL.inv_cdf(POWER)) * error)
 
 
-def _drop(numbers: Mapping[str, Number], thresholds: Mapping[str, float]) -> float | None:
-    baseline, won, n = numbers.get("baseline"), numbers.get("won"), numbers.get("n")
-    if (
-        not isinstance(baseline, float)
-        or not isinstance(won, int)
-        or not isinstance(n, int)
-        or "alpha" not in thresholds
-    ):
+def _drop(numbers: Mapping[str, Json], thresholds: Mapping[str, float]) -> float | None:
+    baseline, won, n = number(numbers.get("baseline"), 1), number(numbers.get("won")), number(numbers.get("n"))
+    if baseline is None or won is None or not n or baseline * n + won > n or "alpha" not in thresholds:
         return None
-    return detectable_drop(round(baseline * n), won, n, thresholds["alpha"], POWER)
+    return detectable_drop(round(baseline * n), int(won), int(n), thresholds["alpha"], POWER)
 
 
-def _shift(numbers: Mapping[str, Number], thresholds: Mapping[str, float]) -> float | None:
+def _shift(numbers: Mapping[str, Json], thresholds: Mapping[str, float]) -> float | None:
     """The largest distance of two cumulative distributions, by the one-term bound of the Kolmogorov-Smirnov test."""
-    draws = numbers.get("draws")
-    if not isinstance(draws, int) or draws < 1 or "alpha" not in thresholds:
+    draws = number(numbers.get("draws")) or 0.0
+    if draws < 1 or "alpha" not in thresholds:
         return None
     critical = math.sqrt(math.log(2 / thresholds["alpha"]) / (2 * draws))
     return critical + NORMAL.inv_cdf(POWER) / (2 * math.sqrt(draws))

@@ -16,9 +16,9 @@ from math import exp, expm1, log, log1p
 from statistics import fmean, median
 from typing import Final, NamedTuple
 
-from specmatrix.reports.gate_numbers import FIGURES, RATIOS, SPEED
-from specmatrix.reports.lengths import positive
-from specmatrix.reports.schema import CellResult, Number
+from specmatrix.reports.gate_numbers import RATIOS, SPEED
+from specmatrix.reports.lengths import positive, positives
+from specmatrix.reports.schema import CellResult, Json
 from specmatrix.reports.stats import MIN_VALUES, Shift, mean_interval, pseudo_median, shift
 
 OWN: Final = "own_speed"
@@ -43,11 +43,16 @@ ON_GPU: Final = DriftShare(0.1, 0.3)
 # Where the fixed work moved by more, other things than the shares above decide what was measured: on a shared H100
 # host, where it took 54 % more, the ratio to plain decoding of an equal engine doubled.
 MAX_DRIFT: Final = 0.25
+# What is said of one measurement, with the drafter and without.
+FIGURES: Final = (
+    *("speed_up", "tokens_per_second", "first_token_ms", "baseline_first_token_ms", "output_token_ms"),
+    "baseline_output_token_ms",
+)
 # What must be equal for two measurements to be comparable.
 SETTING: Final = ("clock", "device")
 
 
-def ratio_shift(base: Mapping[str, Number], head: Mapping[str, Number], measure: str) -> Shift | None:
+def ratio_shift(base: Mapping[str, Json], head: Mapping[str, Json], measure: str) -> Shift | None:
     """The shift of the logarithm of a ratio from base to head, whose interval follows from the spread between engine
     starts; None if they are too few.
 
@@ -80,7 +85,7 @@ def levels(starts: Sequence[Sequence[float]]) -> list[float]:
     return [fmean(middles) + pseudo_median(row) for row in rest]
 
 
-def obstacle(base: Mapping[str, Number], head: Mapping[str, Number]) -> str:
+def obstacle(base: Mapping[str, Json], head: Mapping[str, Json]) -> str:
     """Why two measurements cannot be compared, in a few words; "" if they can."""
     other = next((name for name in SETTING if base.get(name) != head.get(name)), "")
     if other:
@@ -89,7 +94,7 @@ def obstacle(base: Mapping[str, Number], head: Mapping[str, Number]) -> str:
     return f"fixed work took {100 * expm1(moved):+.1f} %" if abs(moved) > log1p(MAX_DRIFT) else ""
 
 
-def drift(base: Mapping[str, Number], head: Mapping[str, Number]) -> float:
+def drift(base: Mapping[str, Json], head: Mapping[str, Json]) -> float:
     """The logarithm of the time of the fixed work in head over that in base; 0 if it is unknown."""
     before, after = (positive(numbers.get("work_ms")) for numbers in (base, head))
     return log(after / before) if before and after else 0.0
@@ -104,7 +109,7 @@ def level(starts: Sequence[Sequence[float]]) -> tuple[float, tuple[float, float]
     return exp(fmean(found)), (exp(low), exp(high))
 
 
-def by_start(numbers: Mapping[str, Number], measure: str) -> list[list[float]]:
+def by_start(numbers: Mapping[str, Json], measure: str) -> list[list[float]]:
     """The values of a ratio by engine start and turn; empty if it was not measured."""
     found, starts = ratios(numbers, measure), numbers.get("starts", 1)
     if not isinstance(starts, int) or not 0 < starts <= len(found):
@@ -113,18 +118,17 @@ def by_start(numbers: Mapping[str, Number], measure: str) -> list[list[float]]:
     return [found[begin : begin + turns] for begin in range(0, turns * starts, turns)]
 
 
-def ratios(numbers: Mapping[str, Number], measure: str) -> list[float]:
+def ratios(numbers: Mapping[str, Json], measure: str) -> list[float]:
     """The values of a ratio by turn; empty if it was not measured."""
-    found = numbers.get(RATIOS[measure], ())
-    return list(found) if isinstance(found, list | tuple) else []
+    return positives(numbers.get(RATIOS[measure]))
 
 
 def speed_text(cell: CellResult) -> str:
     """A cell's speed in one sentence, "" if it has none."""
     gate = cell.gate(SPEED)
-    if gate is None or not gate.numbers.keys() >= FIGURES:
+    n = {} if gate is None else {name: positive(gate.numbers.get(name)) for name in FIGURES}
+    if gate is None or None in n.values():
         return ""
-    n = gate.numbers
     between = "one engine start" if gate.interval is None else "{:.2f} to {:.2f}".format(*gate.interval)
     return (
         f"{n['tokens_per_second']:,.0f} tokens/s, {n['speed_up']:.2f} times the speed without a drafter ({between}); "

@@ -66,7 +66,8 @@ def main_weights(
         for pair, record in zip(pairs, records(pairs, out, run), strict=True):
             words = shlex.join(command(asking, pair, models, None))
             writer.write(replace(record, repro=f'specmatrix accuracy {words} --out "$(mktemp -d)"'))
-    view = write_run(writer.read())
+    with writer.read() as report:
+        view = write_run(report)
     if json_:
         print(json.dumps(view.summary.to_json(), indent=2))
     else:

@@ -57,7 +57,8 @@ class CellReports:
         """Complete the report unless the session was interrupted; counters that were never hit fail the session."""
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self.uncollected:
             self.writer.close()
-            self.counters = write_run(self.writer.read()).summary.counters
+            with self.writer.read() as report:
+                self.counters = write_run(report).summary.counters
             if self.counters.state == "FAIL":
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
         else:

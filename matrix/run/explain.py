@@ -28,7 +28,7 @@ def explained(result: CellResult, subject: Subject, prepared: PreparedCell) -> C
     timeline = traced(subject, prepared)
     ask = result.first_red
     if ask is not None and timeline.events:
-        graphs = (result.resolved or {}).get(GRAPHS)
+        graphs = (result.start.resolved or {}).get(GRAPHS)
         ask = with_tree(ask, timeline, UNLIKE_GRAPHS if graphs else UNLIKE)
     return structs.replace(result, timeline=timeline, first_red=ask)
 

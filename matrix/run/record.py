@@ -17,7 +17,6 @@ from specmatrix.matrix.run.verb import traceback_of, verb_of
 from specmatrix.matrix.subjects.engine_process import EngineFailed
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, Stalled
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
-from specmatrix.reports.rules import check_cell
 from specmatrix.reports.schema import (
     REFERENCE,
     CellRecord,
@@ -28,6 +27,7 @@ from specmatrix.reports.schema import (
     ReasonRecord,
     RewriteRecord,
     StartRecord,
+    check_cell,
 )
 
 LAST_FRAMES: Final = 3
@@ -108,7 +108,7 @@ def record(
     error: str | None = None,
     command: EngineCommand | None = None,
 ) -> CellResult:
-    """The record of a cell, ValueError if it contradicts itself. engine: None if it did not start. evidence: counter
+    """The record of a cell, ReportError if it contradicts itself. engine: None if it did not start. evidence: counter
     increments during its requests. command: what was asked for, None for the reference engine's configuration."""
     cell, asked = prepared.cell, asdict(prepared.configuration) if command is None else requested(command)
     start = StartRecord(asked) if engine is None else start_record(asked, engine.resolved, engine.start_hash)

@@ -8,10 +8,10 @@ from typing import Literal
 
 from msgspec import Struct, convert
 
-from specmatrix.errors import shown, text_of
+from specmatrix.errors import text_of
 from specmatrix.files import read_text
 from specmatrix.json_text import parse_json
-from specmatrix.reports.schema import MAX_SAID, ReportError, check_day
+from specmatrix.reports.schema import MAX_SAID, Day, Reason, ReportError
 from specmatrix.reports.wording import shorten
 
 
@@ -21,13 +21,8 @@ class Acknowledgement(Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: Literal["rewrite", "lost"]
     what: str
-    reason: str
-    expiry: str
-
-    def __post_init__(self) -> None:
-        if not self.reason.strip():
-            raise ValueError(f"the reason is empty; say why {shown(self.what)} is accepted")
-        check_day("expiry", self.expiry)
+    reason: Reason
+    expiry: Day
 
 
 class Acknowledged:

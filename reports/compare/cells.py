@@ -101,6 +101,8 @@ def _support_change(base: CellResult, head: CellResult, context: Context) -> Cel
 
 def _other_axes(base: CellResult, head: CellResult) -> str:
     """The values of base's axes that differ in head: `topk 1 instead of 4`. An axis that base lacks is a new one."""
+    if base.axes == head.axes:
+        return ""
     both = ((name, head.axes.get(name, "nothing"), value) for name, value in base.axes.items())
     return ", ".join(f"{name} {new} instead of {old}" for name, new, old in both if new != old)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, compress
 from typing import Final, NamedTuple, TypeAlias
@@ -10,13 +10,15 @@ from typing import Final, NamedTuple, TypeAlias
 from specmatrix.reports.compare.cell_state import CoverageChange, LostPairs
 from specmatrix.reports.compare.paths import explanation
 from specmatrix.reports.covered import holders
-from specmatrix.reports.effective import RESOLVED_FIELD, Pair
+from specmatrix.reports.effective import RESOLVED_FIELD, Pair, Value
 from specmatrix.reports.schema import RED_STATES, CellResult
 from specmatrix.reports.store import Report
 from specmatrix.reports.wording import count
 
 _Records: TypeAlias = Mapping[str, tuple[CellResult | None, CellResult | None]]
 MOVED: Final = "resolve now to "
+# Cells that are looked through before the next ones, of which none is needed once all pairs are found.
+PART: Final = 1_000
 SINGULAR: Final = {"are": "is", "resolve": "resolves"}
 
 
@@ -35,8 +37,13 @@ def coverage_change(base: Report, head: Report, unchanged: Iterable[str], change
             steady.append(cell)
     was, now = carried(list(old.values())), carried(list(new.values()))
     moved = was.keys() ^ now.keys()
-    held = holders([values for cell in steady if (values := head.effective(cell)) is not None]) if moved else {}
-    moved = {pair for pair in moved if not held.get(pair[0], 0) & held.get(pair[1], 0)}
+    begin = 0
+    while moved and begin < len(steady):
+        needed = _one_of_each(moved)
+        part = (values for cell in steady[begin : begin + PART] if (values := head.effective(cell)) is not None)
+        held = holders([values for values in part if any(values.get(axis) == value for axis, value in needed)])
+        moved = {pair for pair in moved if not held.get(pair[0], 0) & held.get(pair[1], 0)}
+        begin += PART
     lost = {pair: _members(list(old), was[pair]) for pair in moved & was.keys()}
     gained = {pair: _members(list(new), now[pair]) for pair in moved & now.keys()}
     return CoverageChange(
@@ -51,9 +58,19 @@ def carried(cells: Sequence[Mapping[str, str]]) -> dict[Pair, int]:
     return {(a, b): both for (a, own), (b, other) in combinations(held, 2) if a[0] != b[0] and (both := own & other)}
 
 
+def _one_of_each(pairs: Iterable[Pair]) -> list[Value]:
+    """Values of which each pair has one, as few as are found by taking the most frequent first."""
+    found, left = [], set(pairs)
+    while left:
+        ((value, _),) = Counter(value for pair in left for value in pair).most_common(1)
+        found.append(value)
+        left = {pair for pair in left if value not in pair}
+    return found
+
+
 def _members(names: Sequence[str], bits: int) -> list[str]:
     """The names at the places of the bits that are set, the lowest first."""
-    return list(compress(names, map(int, f"{bits:b}"[::-1])))
+    return list(compress(names, map("1".__eq__, f"{bits:b}"[::-1])))
 
 
 def _by_cause(lost: Mapping[Pair, list[str]], change_of: Callable[[str], _Reason]) -> tuple[LostPairs, ...]:

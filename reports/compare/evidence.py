@@ -11,7 +11,7 @@ from typing import Final
 
 from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, MIN_EFFECT, TOLERANCE, Effect
 from specmatrix.reports.gate_numbers import AMOUNTS, RATIOS, SPEED
-from specmatrix.reports.lengths import length_interval, positive
+from specmatrix.reports.lengths import length_interval, number, positive, positives
 from specmatrix.reports.schema import CellResult, GateResult
 from specmatrix.reports.speed import FIXED, drift, obstacle, ratio_shift, ratios
 from specmatrix.reports.stats import (
@@ -63,9 +63,10 @@ def lost_evidence(base: CellResult, head: CellResult, other: Collection[str]) ->
     Gates in `other` judge other inputs or another configuration: only what they no longer look at counts.
     """
     found = []
+    there = {gate.name: gate for gate in base.gates}
     for gate in head.gates:
-        old = base.gate(gate.name)
-        if gate.state != "PASS" or old is None:
+        old = there.get(gate.name)
+        if gate.state != "PASS" or old is None or gate.numbers == old.numbers:
             continue
         for name in AMOUNTS.get(gate.name, ()):
             before, after = _amount(old, name), _amount(gate, name)
@@ -130,7 +131,7 @@ def prompt_moves(gate: str, base: CellResult, head: CellResult) -> dict[int, flo
     if old is None or new is None:
         return {}
     if gate == "accuracy":
-        answers = zip(old.numbers.get("outcomes", ""), new.numbers.get("outcomes", ""), strict=False)
+        answers = zip(_outcomes(old), _outcomes(new), strict=False)
         return {question: int(after) - int(before) for question, (before, after) in enumerate(answers)}
     before, after = _lengths(old), _lengths(new)
     return {question: after[question] / length - 1 for question, length in before.items() if question in after}
@@ -141,6 +142,8 @@ def _lengths(gate: GateResult) -> dict[int, float]:
     found = _prompts(gate)
     questions = gate.numbers.get("questions")
     if found is None or not isinstance(questions, list) or len(questions) != len(found[0]):
+        return {}
+    if not all(isinstance(question, int) for question in questions):
         return {}
     sums: dict[int, list[float]] = {}
     for question, emitted, rounds in zip(questions, *found, strict=True):
@@ -177,12 +180,12 @@ def _acceptance(old: GateResult, new: GateResult) -> Effect | None:
 
 
 def _accuracy(old: GateResult, new: GateResult) -> Effect | None:
-    base, head = old.numbers.get("accuracy"), new.numbers.get("accuracy")
-    old_n, new_n = old.numbers.get("n"), new.numbers.get("n")
+    base, head = (number(gate.numbers.get("accuracy"), 1) for gate in (old, new))
+    old_n, new_n = (int(number(gate.numbers.get("n")) or 0) for gate in (old, new))
     if base is None or head is None or not old_n or not new_n:
         return None
     effect = partial(Effect, "accuracy", base, head)
-    old_answers, new_answers = old.numbers.get("outcomes", ""), new.numbers.get("outcomes", "")
+    old_answers, new_answers = _outcomes(old), _outcomes(new)
     if 0 < len(old_answers) == len(new_answers):
         lost = sum(a == "1" and b == "0" for a, b in zip(old_answers, new_answers, strict=True))
         won = sum(a == "0" and b == "1" for a, b in zip(old_answers, new_answers, strict=True))
@@ -230,8 +233,10 @@ _MEASURES: Final[dict[str, Callable[[GateResult, GateResult], Iterable[Effect | 
 
 def _amount(gate: GateResult, name: str) -> float:
     """A number of a gate, or how many values a list or text of it has; 0 without one."""
-    value = gate.numbers.get(name, 0)
-    return len(value) if isinstance(value, list | str) else value if isinstance(value, int | float) else 0
+    if name == "outcomes":
+        return len(_outcomes(gate))
+    value = gate.numbers.get(name)
+    return len(value) if isinstance(value, list) else number(value) or 0.0
 
 
 def _size(gate: GateResult, what: str) -> int:
@@ -239,16 +244,19 @@ def _size(gate: GateResult, what: str) -> int:
     if what == "prompt":
         prompts = _prompts(gate)
         return 0 if prompts is None else len(prompts[0])
-    value = gate.numbers.get(AMOUNTS[gate.name][0], 0)
-    return value if isinstance(value, int) else 0
+    return int(number(gate.numbers.get(AMOUNTS[gate.name][0])) or 0)
 
 
 def _prompts(gate: GateResult) -> tuple[list[float], list[float]] | None:
     """Tokens and rounds by prompt, None unless the gate has both."""
-    emitted, rounds = gate.numbers.get("emitted"), gate.numbers.get("rounds")
-    if isinstance(emitted, list) and isinstance(rounds, list) and 0 < len(emitted) == len(rounds):
-        return emitted, rounds
-    return None
+    emitted, rounds = (positives(gate.numbers.get(name)) for name in ("emitted", "rounds"))
+    return (emitted, rounds) if 0 < len(emitted) == len(rounds) else None
+
+
+def _outcomes(gate: GateResult) -> str:
+    """By question "1" (right) or "0" (wrong)."""
+    value = gate.numbers.get("outcomes")
+    return value if isinstance(value, str) and not value.strip("01") else ""
 
 
 def _standard_error(interval: tuple[float, float]) -> float:

@@ -23,7 +23,7 @@ class PathChanges:
 
     def of(self, base: CellResult, head: CellResult) -> tuple[PathChange, ...]:
         """The changes of one cell."""
-        if base.resolved is None or head.resolved is None:
+        if base.start.resolved is None or head.start.resolved is None:
             return path_changes(base, head)
         # Keyed by id(); the starts are kept alive so that no id is reused.
         starts = (base.start, head.start)
@@ -43,16 +43,16 @@ def path_changes(base: CellResult, head: CellResult) -> tuple[PathChange, ...]:
         return ()
     changes = [
         PathChange(f"asked {name}", old, new, "the cell requests another value now")
-        for name, old, new in _differences(base.requested, head.requested, _UNASKED)
+        for name, old, new in _differences(base.start.requested, head.start.requested, _UNASKED)
     ]
-    if base.resolved is None or head.resolved is None:
-        if base.resolved is not head.resolved:
-            stopped = head if head.resolved is None else base
+    if base.start.resolved is None or head.start.resolved is None:
+        if base.start.resolved is not head.start.resolved:
+            stopped = head if head.start.resolved is None else base
             ended = "fails" if stopped.error else "refused"
             old, new = ("runs" if cell is not stopped else ended for cell in (base, head))
             changes.append(PathChange("engine start", old, new, _refusal(stopped)))
         return tuple(changes)
-    differing = _differences(base.resolved, head.resolved, DERIVED)
+    differing = _differences(base.start.resolved, head.start.resolved, DERIVED)
     return (*changes, *(PathChange(name, old, new, explanation(head, name)) for name, old, new in differing))
 
 
@@ -66,14 +66,14 @@ def _refusal(cell: CellResult) -> str:
 def explanation(cell: CellResult, field: str) -> str:
     """The engine's reason for the value of resolved field `field`."""
     names = explaining_fields(field)
-    for rewrite in cell.rewrites:
+    for rewrite in cell.start.rewrites:
         if rewrite.field in names:
             return rewrite.reason
-    for reason in cell.reasons:
+    for reason in cell.start.reasons:
         if reason.field in names:
             return reason.because
-    asked = [word(cell.requested[name]) for name in names if name in cell.requested]
-    as_asked = cell.resolved is not None and word(cell.resolved.get(field)) in asked
+    asked = [word(cell.start.requested[name]) for name in names if name in cell.start.requested]
+    as_asked = cell.start.resolved is not None and word(cell.start.resolved.get(field)) in asked
     return "as the cell requests" if as_asked else "the engine gives no reason"
 
 

@@ -27,10 +27,10 @@ def signature(rewrite: RewriteRecord) -> str:
 
 def new_rewrites(base: CellResult | None, head: CellResult) -> tuple[RewriteRecord, ...]:
     """Rewrites of head that base does not have; none if base has no result for the cell."""
-    if not head.rewrites or (base is not None and base.state in UNJUDGED_STATES):
+    if not head.start.rewrites or (base is not None and base.state in UNJUDGED_STATES):
         return ()
-    known = set() if base is None else {signature(rewrite) for rewrite in base.rewrites}
-    return tuple(rewrite for rewrite in head.rewrites if signature(rewrite) not in known)
+    known = set() if base is None else {signature(rewrite) for rewrite in base.start.rewrites}
+    return tuple(rewrite for rewrite in head.start.rewrites if signature(rewrite) not in known)
 
 
 class _RewriteGroup(NamedTuple):
@@ -75,8 +75,8 @@ def _cell_changes(
     base: CellResult | None, head: CellResult | None, paths: PathChanges
 ) -> Iterator[tuple[str, str, str, bool]]:
     """(status, signature, reason, silent) for each difference in what one cell runs."""
-    old = {} if base is None else {signature(rewrite): rewrite.reason for rewrite in base.rewrites}
-    now = {} if head is None else {signature(rewrite): rewrite.reason for rewrite in head.rewrites}
+    old = {} if base is None else {signature(rewrite): rewrite.reason for rewrite in base.start.rewrites}
+    now = {} if head is None else {signature(rewrite): rewrite.reason for rewrite in head.start.rewrites}
     declared = base is None and head is not None and head.expect == "rewritten"
     for name, reason in now.items():
         if name not in old:
@@ -95,9 +95,9 @@ def choice_changes(pairs: CellPairs) -> tuple[ChoiceChange, ...]:
     """Automatic choices whose value or reason differs between the reports, grouped by both."""
     groups: dict[tuple[str, str, str, str, str], list[str]] = defaultdict(list)
     for base, head in _with_results(pairs):
-        if base is None or head is None or base.reasons == head.reasons:
+        if base is None or head is None or base.start.reasons == head.start.reasons:
             continue
-        old, now = _reasons(base.reasons), _reasons(head.reasons)
+        old, now = _reasons(base.start.reasons), _reasons(head.start.reasons)
         for field in sorted(old.keys() | now.keys()):
             before, after = old.get(field, ("", "")), now.get(field, ("", ""))
             if before != after:

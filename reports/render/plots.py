@@ -10,8 +10,8 @@ from html import escape
 from typing import Final, TypeAlias
 
 from specmatrix.reports.effective import effective
-from specmatrix.reports.lengths import length_interval, positive
-from specmatrix.reports.schema import CellResult, GateResult, Number
+from specmatrix.reports.lengths import length_interval, number, numbers, positive
+from specmatrix.reports.schema import CellResult, GateResult
 from specmatrix.reports.stats import paired_difference
 from specmatrix.reports.wording import count, shorten
 
@@ -177,7 +177,7 @@ def _text(kind: str, x: float, y: float, text: str, anchor: str) -> str:
 
 def shape(cell: CellResult) -> str:
     """What drafts for which model, as a short label: `eagle3 llama s3 k4 n8`."""
-    values = effective(cell.axes, cell.resolved)
+    values = effective(cell.axes, cell.start.resolved)
     drafts = values.get("algorithm") != "none"
     sizes = [f"{mark}{values[axis]}" for axis, mark in _SIZES if axis in values and drafts]
     model = [values["model"]] if "model" in values else []
@@ -212,11 +212,11 @@ def accuracy_point(cell: CellResult) -> Point | None:
     gate = cell.gate("accuracy")
     if gate is None:
         return None
-    lost, won, n = (_number(gate.numbers.get(name)) for name in ("lost", "won", "n"))
-    if lost is None or won is None or not n:
+    lost, won, n = (number(gate.numbers.get(name)) for name in ("lost", "won", "n"))
+    if lost is None or won is None or not n or lost + won > n:
         return None
     low, high = paired_difference(round(lost), round(won), round(n))
-    accuracy = _number(gate.numbers.get("accuracy"))
+    accuracy = number(gate.numbers.get("accuracy"))
     share = "" if accuracy is None else f", accuracy {100 * accuracy:.1f} %"
     title = f"{cell.id}: {lost:g} lost, {won:g} won of {n:g}{share}"
     return Point(100 * (won - lost) / n, 100 * low, 100 * high, _tone(gate), title)
@@ -265,10 +265,10 @@ def position_plot(cells: Sequence[CellResult]) -> str:
     deepest: dict[str, list[list[float]]] = defaultdict(list)
     for cell in cells:
         gate = cell.gate("acceptance")
-        rates = None if gate is None else gate.numbers.get("per_position")
-        adapts = bool((cell.resolved or {}).get("adaptive_slots"))
-        if isinstance(rates, list) and rates and cell.state == "PASS" and not adapts:
-            deepest[effective(cell.axes, cell.resolved).get("algorithm", "?")].append(rates)
+        rates = [] if gate is None else numbers(gate.numbers.get("per_position"), 1)
+        adapts = bool((cell.start.resolved or {}).get("adaptive_slots"))
+        if rates and cell.state == "PASS" and not adapts:
+            deepest[effective(cell.axes, cell.start.resolved).get("algorithm", "?")].append(rates)
     curves = []
     for algorithm, rows in sorted(deepest.items()):
         depth = max(len(row) for row in rows)
@@ -279,7 +279,3 @@ def position_plot(cells: Sequence[CellResult]) -> str:
 
 def _tone(gate: GateResult) -> str:
     return "good" if gate.state == "PASS" else "bad"
-
-
-def _number(value: Number | None) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

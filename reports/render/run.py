@@ -188,15 +188,14 @@ def view(report: Report) -> RunView:
 def write_run(report: Report) -> RunView:
     """Write `summary.json`, `report.md` and `report.html` next to the report; returns what they show.
 
-    Raises ReportError if the place cannot be written, or holds another report by now.
+    Raises ReportError if the place cannot be written.
     """
     run = view(report)
     directory = report.path.parent
     texts = {MARKDOWN_FILE: run_markdown(run), PAGE_FILE: run_page(run)}
-    with report.held():
-        write_summary(run.summary, directory)
-        for name, text in texts.items():
-            write_text(directory / name, text)
+    write_summary(run.summary, directory)
+    for name, text in texts.items():
+        write_text(directory / name, text)
     return run
 
 
@@ -230,13 +229,13 @@ def run_page(run: RunView) -> str:
 
 
 def _values(cell: CellResult) -> dict[str, str]:
-    return effective(cell.axes, cell.resolved)
+    return effective(cell.axes, cell.start.resolved)
 
 
 def _rewrites(cells: Sequence[CellResult]) -> tuple[RewriteRow, ...]:
     groups: dict[tuple[str, str], list[CellResult]] = defaultdict(list)
     for cell in cells:
-        for rewrite in cell.rewrites:
+        for rewrite in cell.start.rewrites:
             groups[signature(rewrite), rewrite.reason].append(cell)
     return tuple(
         RewriteRow(name, len(group), sum(cell.expect == "rewritten" for cell in group), reason)
@@ -245,7 +244,7 @@ def _rewrites(cells: Sequence[CellResult]) -> tuple[RewriteRow, ...]:
 
 
 def _choices(cells: Sequence[CellResult]) -> tuple[ChoiceRow, ...]:
-    found = Counter((r.field, str(r.value), r.because) for cell in cells for r in cell.reasons)
+    found = Counter((r.field, str(r.value), r.because) for cell in cells for r in cell.start.reasons)
     return tuple(ChoiceRow(name, value, number, because) for (name, value, because), number in sorted(found.items()))
 
 
@@ -290,7 +289,7 @@ def _note(cell: CellResult) -> str:
     """What a row says in words: why it is red, what was rewritten, what was lost before, accuracy and speed."""
     accuracy = accuracy_point(cell)
     texts = [] if cell.state == "PASS" else [shorten(failure(cell), _MAX_NOTE)]
-    texts += [f"rewritten {signature(rewrite)}" for rewrite in cell.rewrites]
+    texts += [f"rewritten {signature(rewrite)}" for rewrite in cell.start.rewrites]
     texts += [f"ran again: {loss}" for loss in cell.losses]
     texts += [] if accuracy is None else [accuracy.title.removeprefix(f"{cell.id}: ")]
     texts += [text] if (text := speed_text(cell)) else []
@@ -313,9 +312,10 @@ def _axes(values: Sequence[dict[str, str]]) -> dict[str, list[str]]:
 def _details(cell: CellResult, values: dict[str, str], header: Header) -> Json:
     """What the script reads about a cell: its record, its start, and its effective values."""
     return {
-        **{name: getattr(cell, name) for name in ("id", "axes", "repro", "evidence", "error", "requested", "resolved")},
+        **{name: getattr(cell, name) for name in ("id", "axes", "repro", "evidence", "error")},
+        **{name: getattr(cell.start, name) for name in ("requested", "resolved")},
         "waived": None if cell.waived is None else asdict(cell.waived),
-        **{name: [asdict(row) for row in getattr(cell, name)] for name in ("reasons", "rewrites")},
+        **{name: [asdict(row) for row in getattr(cell.start, name)] for name in ("reasons", "rewrites")},
         "gates": [asdict(gate) for gate in cell.gates],
         "effective": values,
     }

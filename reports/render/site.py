@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from specmatrix.reports.atomic import check_place, held, replaced, write_text
+from specmatrix.reports.atomic import check_place, held, replaced, write_text, writes
 from specmatrix.reports.history.changes import ALL_CELLS, ChangePoint, changes, over_cells
 from specmatrix.reports.history.flaky import flaky, sentence
 from specmatrix.reports.history.store import LETTERS, PAGES, History
 from specmatrix.reports.render.markup import html, script_json
-from specmatrix.reports.schema import RED_STATES, Json, ReportError
+from specmatrix.reports.schema import RED_STATES, Json
 from specmatrix.reports.wording import count
 
 if TYPE_CHECKING:
@@ -32,13 +32,10 @@ def write_site(history: History, out: Path, repository: str = "") -> Path:
     repository: address of the repository in which commits are found, as `https://github.com/owner/name`.
     """
     check_place(out, INDEX_FILE)
-    try:
-        with held(out):
-            pages = _copy_pages(history, out / PAGES)
-            _write_cells(history, out / CELLS)
-            write_text(out / INDEX_FILE, _page(history, pages, repository))
-    except OSError as error:
-        raise ReportError(f"cannot write in {out}: {error.strerror}") from error
+    with writes(out), held(out):
+        pages = _copy_pages(history, out / PAGES)
+        _write_cells(history, out / CELLS)
+        write_text(out / INDEX_FILE, _page(history, pages, repository))
     return out / INDEX_FILE
 
 

@@ -310,8 +310,8 @@ def test_a_server_is_started_for_each_cell_and_none_is_left(tmp_path: Path):
     words = ["--stage", "product", "--cells", cells, "--workers", "1", "--out", str(tmp_path)]
     assert main(["run", "--subject", "sglang", "--launch", launch, *words]) == 0
     found = list(load(tmp_path))
-    assert [(cell.state, cell.rewrites) for cell in found] == [("PASS", ())] * 2
-    assert {cell.resolved and cell.resolved["disable_overlap_schedule"] for cell in found} == {True, False}
+    assert [(cell.state, cell.start.rewrites) for cell in found] == [("PASS", ())] * 2
+    assert {cell.start.resolved and cell.start.resolved["disable_overlap_schedule"] for cell in found} == {True, False}
     ends = monotonic() + 30  # the workers are killed, and the servers end with them
     while left := [path for path in Path("/proc").glob("[0-9]*/cmdline") if names(path, str(tmp_path))]:
         assert monotonic() < ends, left

@@ -53,7 +53,7 @@ def runs(tmp_path_factory):
     with ReportWriter(place / "out" / "head", replace(base.header, commit="f" * 40)) as writer:
         for cell in base:
             if cell.id == "eagle":
-                start = replace(cell.start, resolved={**cell.resolved, "spec_version": "v2", "lag": 1})
+                start = replace(cell.start, resolved={**cell.start.resolved, "spec_version": "v2", "lag": 1})
                 gates = (replace(cell.gates[0], state="FAIL", message="v2 is not golden"), *cell.gates[1:])
                 cell = replace(cell, start=start, gates=gates, state="FAIL")
             writer.write(cell)

@@ -34,6 +34,7 @@ STARTS = st.builds(
 INTERVALS = st.lists(st.floats(-LARGEST, LARGEST), min_size=2, max_size=2).map(sorted).map(tuple)
 GATES = st.builds(schema.GateResult, TEXT, st.sampled_from(schema.GATE_STATES), OBJECT, st.none() | INTERVALS, TEXT)
 DAYS = st.dates().map(str)
+REASON = TEXT.map("x{}".format)
 
 
 def cell_of(state, gates, error, **parts: object) -> schema.CellResult:
@@ -53,7 +54,7 @@ def cells_of(starts: list[schema.StartRecord]) -> st.SearchStrategy[schema.CellR
         axes=st.dictionaries(TEXT, TEXT, max_size=3),
         repro=TEXT,
         expect=st.sampled_from([each for each in get_args(schema.Expect) if each != "refused"]),
-        waived=st.none() | st.builds(schema.Waiver, TEXT.filter(str.strip), DAYS),
+        waived=st.none() | st.builds(schema.Waiver, REASON, DAYS),
         gates=st.lists(GATES, max_size=3, unique_by=lambda gate: gate.name),
         evidence=st.dictionaries(TEXT, st.integers(min_value=1), max_size=3),
         error=st.none() | TEXT,
@@ -69,7 +70,7 @@ HEADERS = st.builds(
     commit=TEXT, dirty=st.booleans(),
     versions=st.dictionaries(TEXT, TEXT, max_size=2), host=OBJECT, lock_hash=TEXT, data_hash=TEXT, zoo_hash=TEXT,
     thresholds=st.dictionaries(TEXT, OBJECT, max_size=2),
-    waivers=st.lists(st.builds(schema.WaiverRule, TEXT, TEXT, DAYS), max_size=2).map(tuple),
+    waivers=st.lists(st.builds(schema.WaiverRule, TEXT, REASON, DAYS), max_size=2).map(tuple),
     counters=st.none()
     | st.builds(
         schema.CounterDemand, st.lists(TEXT, max_size=2).map(tuple), st.dictionaries(TEXT, TEXT, max_size=2),
@@ -112,10 +113,9 @@ def test_a_report_reads_back_from_its_directory_and_its_file(three, make_cell, m
 
 
 def test_a_place_without_a_report_is_named(tmp_path):
-    with pytest.raises(schema.ReportError, match=r"nowhere does not exist; give a report file or a directory"):
-        load(tmp_path / "nowhere")
-    with pytest.raises(schema.ReportError, match=r"has no report.jsonl; it is not the directory of a finished run"):
-        load(tmp_path)
+    for place in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(schema.ReportError, match=r"cannot read .*: No such file or directory$"):
+            load(place)
     (tmp_path / "report.jsonl").mkdir()
     with pytest.raises(schema.ReportError, match=r"cannot read .*report.jsonl: Is a directory"):
         load(tmp_path)
@@ -127,7 +127,7 @@ def test_a_place_without_a_report_is_named(tmp_path):
 def test_a_file_that_is_no_report_is_named(tmp_path, text):
     (tmp_path / "report.jsonl").write_text(text)
     with pytest.raises(
-        schema.ReportError, match=r"report.jsonl(, line 1: the first line is not a report header| is empty)"
+        schema.ReportError, match=r"report.jsonl: its first line is not the header of a report of schema 4"
     ):
         load(tmp_path)
 
@@ -135,16 +135,16 @@ def test_a_file_that_is_no_report_is_named(tmp_path, text):
 @pytest.mark.parametrize("number", [1, 3, 5, 10**30])
 def test_a_report_of_another_schema_is_refused(three, resealed, number):
     resealed(three / "report.jsonl", (f'"schema":{schema.SCHEMA}', f'"schema":{number}'))
-    with pytest.raises(schema.ReportError, match=rf"schema {number}, .* reads schema {schema.SCHEMA}; .* the version "):
+    with pytest.raises(schema.ReportError, match=r"not the header of a report of schema 4: .* `\$\.schema`"):
         load(three)
 
 
 def test_every_cut_and_every_missing_line_is_seen(three):
     whole = (three / "report.jsonl").read_bytes()
-    for size in [*range(1, len(whole), 97), len(whole) - 1]:
+    for size in [*range(1, len(whole), 97), len(whole) - 2]:
         (three / "report.jsonl").write_bytes(whole[:size])
         with pytest.raises(
-            schema.ReportError, match=r"not a report header|has no end line; it was cut off while it was"
+            schema.ReportError, match=r"not the header of a report|no end line, so it was cut off while it was"
         ):
             load(three)
     lines = whole.splitlines(keepends=True)
@@ -174,11 +174,11 @@ FAULTS = [
     ('{"kind":"cell"', '<<<<<<< head\n{"kind":"cell"', "JSON is malformed"),
     ('{"kind":"cell"', '[1]\n{"kind":"cell"', "Expected `object`, got `array`"),
     ('"state":"PASS"', '"state":"OK"', "Invalid enum value 'OK'"),
-    ('"start":0', '"start":1', "has a cell before its start"),
-    ('"gates":[0,', '"gates":[2,', "has a cell before its start or names"),
+    ('"start":0', '"start":1', "cell 'a' has no start, or values without names"),
+    ('"gates":[0,', '"gates":[2,', "cell 'a' has no start, or values without names"),
     ('"gates":[0,', '"gates":[-1,', "Expected `int` >= 0"),
-    ('"evidence":[1,[12]]', '"evidence":[1,[]]', "cell 'a' has values without names, or names without values"),
-    ('"gates":[0,[40,256]', '"gates":[0,[40,256,1]', "cell 'a' has values without names, or names without values"),
+    ('"evidence":[1,[12]]', '"evidence":[1,[]]', "cell 'a' has no start, or values without names"),
+    ('"gates":[0,[40,256]', '"gates":[0,[40,256,1]', "cell 'a' has no start, or values without names"),
     ('"gates":[0,[40,256],[]]', '"gates":[0,[40,256],[{"name":"ledger","state":"OK"}]]', "Invalid enum value 'OK'"),
     ('"groups":[["ledger",["verbs"]]', '"groups":[["ledger",[4]]', "Expected `str`, got `int`"),
     ('"start":0', '"start":-1', "Expected `int` >= 0"),
@@ -205,7 +205,7 @@ def test_a_line_that_is_no_text_is_named(three):
     *lines, end = (three / "report.jsonl").read_bytes().replace(b'"id":"b"', b'"id":"\xff"').splitlines(keepends=True)
     end = json.dumps(json.loads(end) | {"digest": sha256(b"".join(lines)).hexdigest()}).encode() + b"\n"
     (three / "report.jsonl").write_bytes(b"".join([*lines, end]))
-    with pytest.raises(schema.ReportError, match="it is not UTF-8 text"):
+    with pytest.raises(schema.ReportError, match="invalid start byte"):
         load(three)
 
 
@@ -263,7 +263,7 @@ def test_a_compressed_report_that_was_cut_off_is_named(tmp_path, make_cell, writ
     plain = write_report(tmp_path, [make_cell("a")]) / "report.jsonl"
     packed = tmp_path / "packed.jsonl.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes())[:keep])
-    with pytest.raises(schema.ReportError, match=r"packed\.jsonl\.gz is a damaged gzip file: Compressed file ended"):
+    with pytest.raises(schema.ReportError, match=r"cannot read .*packed\.jsonl\.gz: Compressed file ended"):
         load(packed)
 
 
@@ -271,5 +271,5 @@ def test_a_compressed_file_without_an_end_is_refused(tmp_path, monkeypatch):
     packed = tmp_path / "packed.jsonl.gz"
     packed.write_bytes(gzip.compress(b"0" * 100_000))
     monkeypatch.setattr(specmatrix.reports.store, "MAX_BYTES", 50_000)
-    with pytest.raises(schema.ReportError, match=r"cannot read .*packed\.jsonl\.gz: File too large$"):
+    with pytest.raises(schema.ReportError, match=r"cannot read .*packed\.jsonl\.gz: it has more than 50,000 bytes$"):
         load(packed)

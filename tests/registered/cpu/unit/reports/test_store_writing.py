@@ -48,10 +48,9 @@ def test_an_exception_leaves_no_report(tmp_path, make_cell, make_header):
     with pytest.raises(KeyboardInterrupt), ReportWriter(tmp_path, make_header()) as writer:
         writer.write(make_cell("a"))
         raise KeyboardInterrupt
-    with pytest.raises(ReportError, match=r"has only report.jsonl.partial; the run that wrote it did not finish"):
+    with pytest.raises(ReportError, match=f"^{tmp_path} is of a run that did not finish$"):
         load(tmp_path)
-    sentence = f"{tmp_path}/report.jsonl.partial was left by an unfinished run; it is not a report"
-    with pytest.raises(ReportError, match=f"^{sentence}$"):
+    with pytest.raises(ReportError, match=r"report.jsonl.partial is of a run that did not finish$"):
         load(tmp_path / "report.jsonl.partial")
 
 
@@ -75,7 +74,7 @@ def test_a_directory_with_an_interrupted_run_is_not_that_of_the_run_before(
 ):
     write_report(tmp_path, [make_cell("old")])
     ReportWriter(tmp_path, make_header()).abort()
-    words = f"has report.jsonl.partial; the run that wrote it did not finish; name {tmp_path}/report.jsonl to read"
+    words = f"is of a run that did not finish; name {tmp_path}/report.jsonl to read the one before it"
     with pytest.raises(ReportError, match=words):
         load(tmp_path)
     assert list(load(tmp_path / "report.jsonl").ids()) == ["old"]
@@ -97,19 +96,14 @@ def test_a_cell_is_written_once(tmp_path, make_cell, make_header):
     assert len(load(tmp_path)) == 1
 
 
-def test_a_closed_report_takes_nothing(tmp_path, make_cell, make_header):
-    writer = ReportWriter(tmp_path, make_header())
-    writer.close()
-    with pytest.raises(ReportError, match=r"report.jsonl is closed; nothing can be added to it"):
-        writer.write(make_cell("a"))
-
-
 def test_no_link_in_the_place_of_a_partial_file_is_followed(tmp_path, make_header):
     (mine := tmp_path / "mine").write_text("mine")
     partial = tmp_path / "out" / "report.jsonl.partial"
     partial.parent.mkdir()
     partial.symlink_to(mine)
-    with pytest.raises(ReportError, match=f"cannot write in {tmp_path}/out: Too many levels of symbolic links"):
+    with pytest.raises(
+        ReportError, match=r"cannot write .*out/report.jsonl.partial: Too many levels of symbolic links"
+    ):
         ReportWriter(tmp_path / "out", make_header())
     partial.unlink()
     partial.hardlink_to(mine)
@@ -133,25 +127,29 @@ def test_a_run_that_starts_as_another_ends_does_not_empty_its_report(tmp_path, m
     assert list(load(tmp_path / "report.jsonl").ids()) == ["a"]
     second.write(make_cell("b"))
     second.close()
-    assert list(second.read().ids()) == ["b"]
-    with pytest.raises(ReportError, match=f"another run has written {tmp_path}/report.jsonl meanwhile; give each run"):
-        first.read()
+    with second.read() as report:
+        assert list(report.ids()) == ["b"]
+    words = f"another run has written {tmp_path}/report.jsonl meanwhile; give each run"
+    with pytest.raises(ReportError, match=words), first.read():
+        pass
 
 
-def test_pages_are_not_written_beside_another_runs_report(tmp_path, make_cell, write_report, monkeypatch):
+def test_pages_are_not_written_beside_another_runs_report(tmp_path, make_cell, make_header, write_report, monkeypatch):
     """Who writes pages and who replaces the report hold the same lock."""
-    report, locked, real = load(write_report(tmp_path, [make_cell("a")])), [], fcntl.flock
+    locked, real = [], fcntl.flock
+    with ReportWriter(tmp_path, make_header()) as first:
+        first.write(make_cell("a"))
 
     def watched(file: object, how: int) -> None:
         real(file, how)
         locked.append(os.fstat(getattr(file, "fileno", lambda: file)()))
 
     monkeypatch.setattr(fcntl, "flock", watched)
-    with report.held():
+    with first.read():
         pass
     write_report(tmp_path, [make_cell("b")])
     assert [os.path.samestat(tmp_path.stat(), each) for each in locked] == [True, False, True]
-    with pytest.raises(ReportError, match="another run has written"):
+    with pytest.raises(ReportError, match="another run has written"), first.read() as report:
         write_run(report)
     assert [each.name for each in tmp_path.iterdir()] == ["report.jsonl"]
 
@@ -165,7 +163,8 @@ def test_of_many_writers_into_one_folder_each_leaves_a_whole_run_or_is_refused(t
             try:
                 with ReportWriter(tmp_path, make_header(commit=f"{number}" * 12)) as writer:
                     writer.write(make_cell(f"cell{number}"))
-                assert [cell.id for cell in write_run(writer.read()).cells] == [f"cell{number}"]
+                with writer.read() as report:
+                    assert [cell.id for cell in write_run(report).cells] == [f"cell{number}"]
                 done["whole"] += 1
             except ReportError as refused:
                 assert "another run" in str(refused)
@@ -182,18 +181,17 @@ def test_of_many_writers_into_one_folder_each_leaves_a_whole_run_or_is_refused(t
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path, make_header):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ReportError, match=f"cannot write in {tmp_path}/file: File exists"):
+    with pytest.raises(ReportError, match=f"cannot write {tmp_path}/file: File exists"):
         ReportWriter(tmp_path / "file", make_header())
 
 
-def test_a_disk_that_fills_up_in_the_middle_leaves_nothing(tmp_path):
+def test_a_disk_that_fills_up_in_the_middle_leaves_no_report(tmp_path):
     """The size limit cuts a line in its middle, as a full disk does."""
     command = [sys.executable, "-c", ENDLESS, str(tmp_path), "20000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    said = f"cannot write {tmp_path}/report.jsonl: File too large after {len(done.stdout.split())} cells; nothing is"
-    assert done.returncode == 1 and done.stderr.startswith(said)
+    assert done.returncode == 1 and done.stderr.startswith(f"cannot write {tmp_path}/report.jsonl: File too large")
     assert int(done.stdout.split()[-1]) > 5
-    assert list(tmp_path.iterdir()) == []
+    assert [each.name for each in tmp_path.iterdir()] == ["report.jsonl.partial"]
 
 
 def test_zero_counters_are_left_out_and_a_start_is_written_once(tmp_path, make_cell, write_report):
@@ -204,7 +202,7 @@ def test_zero_counters_are_left_out_and_a_start_is_written_once(tmp_path, make_c
     report = load(directory)
     assert report["a"].evidence == {"y": 2} and report.evidence == {"y": 2, "speculated": 24}
     assert report["a"].start is report["b"].start is not report["c"].start
-    assert report["c"].resolved == {"topk": 1}
+    assert report["c"].start.resolved == {"topk": 1}
 
 
 def test_a_cell_names_only_values_that_are_not_those_of_the_header(tmp_path, make_cell, make_header):

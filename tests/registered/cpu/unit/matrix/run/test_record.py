@@ -30,9 +30,9 @@ def test_a_gpu_tier_requests_the_same_in_float32_on_a_gpu_and_limits_graphs_wher
     assert asked(ngram, 1).cuda_graph_max_bs == "auto" and asked(ngram, 1).cuda_graph_max_gb == 3
     found = judged(prepare(cell, "gpu1", 2), ())
     assert (found.state, found.expect) == ("NOT MEASURED", "runs")
-    assert found.requested["device"] == "cuda"
+    assert found.start.requested["device"] == "cuda"
     assert found.repro == f"specmatrix run --tier gpu1 --cells '{cell.id}' --seed 2 --out \"$(mktemp -d)\""
-    assert (found.resolved, found.start.resolved_hash, found.gates) == (None, None, ())
+    assert (found.start.resolved, found.start.resolved_hash, found.gates) == (None, None, ())
     assert found.error == "no gate applied to this cell"
 
 
@@ -101,7 +101,12 @@ def test_who_failed_decides_the_state_of_a_crash(error, subject, state, text, ve
     prepared, failed = prepare(Cell.from_id("eagle3"), subject=subject), BaselineError(cause) if baseline else cause
     found = crashed(prepared, failed, command, Started(), evidence={"spec.drafted": 4}, first_red=ask)
     assert found.error is not None and found.error.startswith(("baseline: " if baseline else "") + text)
-    assert (found.state, found.verb, found.requested, found.resolved) == (state, verb, {"depth": 3}, {"depth": 4})
+    assert (found.state, found.verb, found.start.requested, found.start.resolved) == (
+        state,
+        verb,
+        {"depth": 3},
+        {"depth": 4},
+    )
     assert ("--subject tiny " in found.repro) is (subject == "tiny")
     assert found.evidence == {"spec.drafted": 4} and found.gates == ()
     if isinstance(error, EngineFailed):
@@ -153,4 +158,4 @@ def test_a_lost_cell_is_the_cell_before_it_ran():
     found = lost(prepared, "the power went")
     other = judged(prepared, ())
     assert structs.replace(found, state="NOT MEASURED", error=other.error) == other
-    assert found.requested["speculative_eagle_topk"] == 4
+    assert found.start.requested["speculative_eagle_topk"] == 4

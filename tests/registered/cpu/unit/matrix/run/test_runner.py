@@ -81,10 +81,10 @@ def test_a_record_holds_the_requested_and_the_resolved_configuration():
     record = runner(ReferenceSubject()).run_cell(cell)
     assert (record.state, record.error) == ("PASS", None)
     assert record.id == cell.id and record.axes == cell.values and record.expect == "rewritten"
-    assert record.requested["page_size"] == 4 and record.requested["kv_stamps"] is True
-    assert record.resolved is not None and record.resolved["num_draft_tokens"] == 6
-    assert [(r.field, r.asked, r.got) for r in record.rewrites] == [("speculative_num_draft_tokens", 16, 6)]
-    assert "reasons" not in record.resolved and record.reasons
+    assert record.start.requested["page_size"] == 4 and record.start.requested["kv_stamps"] is True
+    assert record.start.resolved is not None and record.start.resolved["num_draft_tokens"] == 6
+    assert [(r.field, r.asked, r.got) for r in record.start.rewrites] == [("speculative_num_draft_tokens", 16, 6)]
+    assert "reasons" not in record.start.resolved and record.start.reasons
     assert record.evidence["spec.drafted"] > 0 < record.seconds
     assert record.repro.startswith("specmatrix run --cells 'eagle3.s5.k1.n16.p4.pair.length' --seed 3 --out ")
     assert cell_from_json(cell_to_json(record)) == record
@@ -263,7 +263,7 @@ def test_a_gate_without_its_package_is_not_measured_and_names_the_extra(monkeypa
 def test_a_subject_that_always_drafts_says_so():
     record = runner(Other(protocol.Unsupported("it always drafts")), (Sees(),)).run_cell(Cell.from_id("eagle3.pair"))
     error = "baseline: other does not support the cell without speculation: it always drafts"
-    assert (record.state, record.error, record.requested) == ("FAIL", error, {"drafter": "eagle3"})
+    assert (record.state, record.error, record.start.requested) == ("FAIL", error, {"drafter": "eagle3"})
     assert record.traceback.endswith(f"ConfigError: {error.removeprefix('baseline: ')}\n")
 
 
@@ -309,7 +309,7 @@ def test_ranks_that_diverge_are_the_red_of_their_cell_and_the_next_one_gets_a_fr
     cell = Cell.from_id("eagle3.pair")
     red = made.run_cell(cell)
     (gate,) = red.gates
-    assert (red.state, red.error, red.resolved, made.engine) == ("FAIL", None, {"topk": 9}, None)
+    assert (red.state, red.error, red.start.resolved, made.engine) == ("FAIL", None, {"topk": 9}, None)
     assert (gate.name, gate.state, gate.message) == ("ranks", "FAIL", "step 1: the plan of rank 1 and of rank 0 differ")
     assert (made.run_cell(cell).state, len(subject.starts)) == ("PASS", 3)
 

@@ -69,7 +69,7 @@ def test_a_crashed_cell_shows_its_verb_traceback_start_counters_and_the_request_
     for file in ("matrix/run/runner.py", "engine/loop.py", "engine/device_step.py", Path(__file__).name):
         assert file in cell.traceback
     assert f'"{HOME}' not in cell.traceback.replace(f'"{HOME}/tests', "")
-    assert cell.start == green.start and cell.resolved is not None
+    assert cell.start == green.start and cell.start.resolved is not None
     # The round that raised counts: it had been launched.
     assert cell.evidence["prefill.step"] == green.evidence["prefill.step"] and cell.evidence["decode.round"] == 2
     ask = cell.first_red
@@ -102,7 +102,7 @@ class Lost(Unplugged):
 def test_an_engine_that_cannot_show_its_requests_keeps_its_error():
     cell = Runner(Lost(), seed=0).run_cell(Cell.from_id("eagle3"))
     assert cell.error is not None and cell.error.startswith("KeyError: ") and cell.first_red is None
-    assert cell.resolved is not None and not cell.evidence
+    assert cell.start.resolved is not None and not cell.evidence
 
 
 def test_a_traceback_keeps_its_causes_and_of_a_long_one_the_end():

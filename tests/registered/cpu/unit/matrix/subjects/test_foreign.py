@@ -56,8 +56,11 @@ def test_a_faultless_subject_is_green_and_its_command_is_recorded():
     found = judged("")
     assert (found.state, found.error) == ("PASS", None)
     assert [gate.name for gate in found.gates] == ["claimed_capabilities", "oracle", "lossless", "finish"]
-    assert found.requested["drafter"] == "eagle3" and found.requested["checkpoints"]["draft"] == "llama-mini-eagle3"
-    assert found.resolved == {"drafter": "eagle3", "depth": 3} and not found.rewrites
+    assert (
+        found.start.requested["drafter"] == "eagle3"
+        and found.start.requested["checkpoints"]["draft"] == "llama-mini-eagle3"
+    )
+    assert found.start.resolved == {"drafter": "eagle3", "depth": 3} and not found.start.rewrites
     assert found.repro.startswith("specmatrix run --subject replay --cells 'eagle3.s3.k1' ")
     oracle = found.gate("oracle")
     assert oracle is not None and oracle.numbers["oracle_tokens"] > 20 and oracle.numbers["ties"] == 0
@@ -126,7 +129,7 @@ def test_a_failure_of_the_engine_is_the_red_of_its_cell_alone(fault, error):
         assert found.state == "FAIL" and found.error is not None and found.error.startswith(error)
         assert found.verb == ("" if fault == "refuse" else "generate")
         assert ("a wire came loose" in found.traceback) is (fault == "raise")
-        assert found.requested["drafter"] == "eagle3", "what this engine was asked for"
+        assert found.start.requested["drafter"] == "eagle3", "what this engine was asked for"
         assert runner.run_cell(Cell()).state == "PASS"
 
 
@@ -230,8 +233,8 @@ def test_another_number_of_completions_is_red(fault, n, error, monkeypatch):
 
 def test_what_the_subject_runs_instead_is_a_rewrite():
     found = judged("rewrite")
-    assert found.state == "PASS" and found.resolved is not None and found.resolved["depth"] == 9
-    (rewrite,) = found.rewrites
+    assert found.state == "PASS" and found.start.resolved is not None and found.start.resolved["depth"] == 9
+    (rewrite,) = found.start.rewrites
     assert (rewrite.field, rewrite.asked, rewrite.got) == ("depth", 3, 9)
 
 

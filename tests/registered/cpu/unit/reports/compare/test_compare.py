@@ -18,7 +18,7 @@ def only(comparison):
 
 
 def moved(make_cell, **changes: object):
-    resolved = {**(make_cell().resolved or {}), "spec_version": "v1", "lag": 0}
+    resolved = {**(make_cell().start.resolved or {}), "spec_version": "v1", "lag": 0}
     reason = ReasonRecord("spec_version", "v1", "trees run on v1")
     return make_cell("a", **{"resolved": resolved, "reasons": (reason,)} | changes)
 
@@ -75,7 +75,7 @@ STATES = {
         lambda m: m.cell("a"), lambda m: m.rewritten("a"),
         "REWRITTEN", True, "rewritten, num_draft_tokens: 6 -> 4: a chain verifies steps + 1 tokens", {}),
     "another request": (
-        lambda m: m.cell("a"), lambda m: m.cell("a", requested={**m.cell().requested, "spec_version": "v2"}),
+        lambda m: m.cell("a"), lambda m: m.cell("a", requested={**m.cell().start.requested, "spec_version": "v2"}),
         "REWRITTEN", True, "asked spec_version=v2 instead of absent", {}),
     "refused now": (
         lambda m: m.cell("a", gates=RED[:1]), lambda m: m.cell("a", **REFUSED),
@@ -240,7 +240,7 @@ def test_a_path_and_its_rewrite_are_told_once_and_whole_tables_short(against, ma
     rewrite = RewriteRecord("spec_version", "v2", "v1", "trees run on v1")
     change = only(against([make_cell("a")], [change_cell(moved(make_cell), rewrites=(rewrite,))]))
     assert change.why == "resolves to spec_version=v1 instead of v2: trees run on v1"
-    table = {**(make_cell().resolved or {}), "slots": "x" * 400}
+    table = {**(make_cell().start.resolved or {}), "slots": "x" * 400}
     comparison = against([make_cell("a")], [make_cell("a", resolved=table)])
     assert len(only(comparison).why) < 130 and all(len(reason) < 130 for reason in comparison.reasons)
 

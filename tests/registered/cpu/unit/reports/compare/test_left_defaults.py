@@ -20,10 +20,10 @@ def cell(make_cell):
 
     def make(name: str, version: str, *, asked: bool = False, **axes: str):
         whole = make_cell(name)
-        requested = {**whole.requested, "spec_version": version if asked else "auto"}
+        requested = {**whole.start.requested, "spec_version": version if asked else "auto"}
         reasons = () if asked else (V1 if version == "v1" else V2,)
         values = {**whole.axes, "spec_version": version if asked else "auto", **axes}
-        resolved = {**whole.resolved, "spec_version": version}
+        resolved = {**whole.start.resolved, "spec_version": version}
         return make_cell(name, requested=requested, resolved=resolved, reasons=reasons, axes=values)
 
     return make

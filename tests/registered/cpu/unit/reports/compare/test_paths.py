@@ -11,7 +11,7 @@ def test_equal_cells_run_the_same_path(make_cell):
 
 
 def test_derived_values_follow_silently(make_cell):
-    resolved = {**(make_cell().resolved or {}), "lag": 0, "num_pages": 7, "reasons": [1], "rewrites": [2]}
+    resolved = {**(make_cell().start.resolved or {}), "lag": 0, "num_pages": 7, "reasons": [1], "rewrites": [2]}
     resolved |= {"model_path": "/elsewhere", "random_seed": 3}
     assert path_changes(make_cell(), make_cell(resolved=resolved)) == ()
 
@@ -82,7 +82,7 @@ def test_a_cell_that_the_machine_lost_has_no_path(make_cell):
 def test_cells_of_two_starts_are_looked_through_once(make_cell, change_cell):
     base = make_cell("a")
     reason = (ReasonRecord("spec_version", "v1", "trees are held back"),)
-    head = change_cell(base, resolved={**base.resolved, "spec_version": "v1"}, reasons=reason)
+    head = change_cell(base, resolved={**base.start.resolved, "spec_version": "v1"}, reasons=reason)
     paths = PathChanges()
     found = paths.of(base, head)
     assert found == path_changes(base, head)
@@ -93,10 +93,10 @@ def test_cells_of_two_starts_are_looked_through_once(make_cell, change_cell):
 @pytest.mark.parametrize("what", ["resolved", "requested", "reasons", "state"])
 def test_every_other_change_of_a_start_is_compared_in_full(make_cell, change_cell, what):
     base = make_cell("a")
-    head = change_cell(base, resolved={**base.resolved, "spec_version": "v1"})
+    head = change_cell(base, resolved={**base.start.resolved, "spec_version": "v1"})
     changed = {
-        "resolved": {**head.resolved, "page_size": 64},
-        "requested": {**head.requested, "page_size": 64},
+        "resolved": {**head.start.resolved, "page_size": 64},
+        "requested": {**head.start.requested, "page_size": 64},
         "reasons": (ReasonRecord("spec_version", "v1", "other words"),),
         "state": "INFRA",
     }

@@ -81,9 +81,9 @@ def test_it_is_written_over_an_older_one_and_leaves_no_script_of_a_cell_that_is_
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path, filled):
     (tmp_path / "site").write_text("a file")
-    with pytest.raises(ReportError, match=r"cannot write in .*site: File exists"):
+    with pytest.raises(ReportError, match=r"cannot write .*site: File exists"):
         write_site(read(filled), tmp_path / "site")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "cells").write_text("a file")
-    with pytest.raises(ReportError, match=r"cannot write in .*other: File exists"):
+    with pytest.raises(ReportError, match=r"cannot write .*other: File exists"):
         write_site(read(filled), tmp_path / "other")
