@@ -71,9 +71,9 @@ def test_a_file_that_never_ends_is_refused(words, tmp_path: Path, capsys: pytest
 
 
 REPORTS = {
-    "deep": "line 1: the first line is not a report header: Expected `object`, got `array`",
-    "digits": "line 1: the first line is not a report header: Number out of range",
-    "latin": "line 1: the first line is not a report header: Expected `object`, got `str`",
+    "deep": "its first line is not the header of a report of schema 4: Expected `object`, got `array`",
+    "digits": "its first line is not the header of a report of schema 4: Number out of range",
+    "latin": "its first line is not the header of a report of schema 4: Expected `object`, got `str`",
 }
 
 
@@ -81,14 +81,14 @@ REPORTS = {
 def test_a_report_is_named_with_what_is_wrong(kind, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file = tmp_path / "report.jsonl"
     file.write_bytes(TEXTS[kind][0])
-    assert refused(("compare", str(file), str(file)), capsys) == f"{file}, {REPORTS[kind]}"
+    assert refused(("compare", str(file), str(file)), capsys) == f"{file}: {REPORTS[kind]}"
 
 
 def test_a_report_with_a_byte_order_mark_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file = tmp_path / "report.jsonl"
     file.write_bytes(b"\xef\xbb\xbf{}\n")
     sentence = refused(("compare", str(file), str(file)), capsys)
-    assert sentence.startswith(f"{file}, line 1: the first line is not a report header: ")
+    assert sentence.startswith(f"{file}: its first line is not the header of a report")
 
 
 def test_a_loop_of_links_is_no_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -112,9 +112,7 @@ def test_a_folder_in_an_outputs_place_is_found_before_the_work(words, name, tmp_
     monkeypatch.setattr("specmatrix.benchmarks.command.waiting", pytest.fail)
     (tmp_path / name).mkdir()
     given = tuple(str(QUESTIONS) if word == "FILE" else word for word in words)
-    assert (
-        refused((*given, "--out", str(tmp_path)), capsys) == f"cannot write in {tmp_path}: {name} is a directory there"
-    )
+    assert refused((*given, "--out", str(tmp_path)), capsys) == f"cannot write {tmp_path}: {name} is a directory there"
 
 
 @pytest.mark.parametrize("text", ["(" * 3_000 + "topk=4", "not " * 3_000 + "topk=4"])

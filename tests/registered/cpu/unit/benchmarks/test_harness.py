@@ -1,6 +1,9 @@
 """Timings of whole processes: one that fails or gives a wrong answer yields no figure."""
 
+import subprocess
 import sys
+
+import pytest
 
 from specmatrix.benchmarks import harness
 
@@ -20,6 +23,14 @@ def test_a_comparison_is_timed_only_if_it_compared_every_cell(monkeypatch):
     assert all(metric.median > 0 for metric in found)
     monkeypatch.setattr(harness, "COMPARE", "print(599)")
     assert {metric.state for metric in harness.comparisons(600)} == {"red"}
+
+
+@pytest.mark.parametrize(("cells", "state"), [(98_800, "met"), (100_000, "met"), (94_999, "red"), (100_001, "red")])
+def test_a_collection_is_judged_by_what_the_stage_has(monkeypatch, cells, state):
+    done = subprocess.CompletedProcess((), 0, f"{cells} tests collected in 3.00s", "")
+    monkeypatch.setattr(harness, "repeated", lambda _: (done, [3.0, 3.1, 3.2]))
+    found = harness.collection()
+    assert found.state == state and (state == "red" or found.note == f"{cells:,} cells")
 
 
 def test_without_pytest_or_a_checkout_nothing_is_measured(monkeypatch, tmp_path):

@@ -23,8 +23,8 @@ def test_entries_read_back(tmp_path):
         (json.dumps([GOOD, {**GOOD, "who": "me"}]), r"unknown field `who` - at `\$\[1\]`"),
         (json.dumps([{**GOOD, "reason": 3}]), r"Expected `str`, got `int` - at `\$\[0\].reason`"),
         (json.dumps([{**GOOD, "kind": "red"}]), "Invalid enum value 'red'"),
-        (json.dumps([{**GOOD, "reason": "  "}]), r"the reason is empty; say why 'spec_version: \* -> v1' is"),
-        (json.dumps([{**GOOD, "expiry": "soon"}]), "expiry must be a date such as 2026-12-31, got 'soon'"),
+        (json.dumps([{**GOOD, "reason": "  "}]), r"Expected `str` matching regex .* - at `\$\[0\].reason`"),
+        (json.dumps([{**GOOD, "expiry": "soon"}]), r"Expected `str` matching regex .* - at `\$\[0\].expiry`"),
     ],
 )
 def test_each_bad_file_is_named(tmp_path, text, said):
