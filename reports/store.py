@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
+import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView, Sequence
@@ -206,10 +208,13 @@ class Report:
         self._words: dict[int, EffectiveValues] = {}
         if len(self.lines) != end.cells:
             raise ReportError(f"{path} has {len(self.lines)} cells, and its end line says {end.cells}")
+        if ran := next((cell for cell in end.not_run if cell in self.lines), None):
+            raise ReportError(f"{path} has cell {ran!r:.60}, and its end line says that it did not run")
         sizes = {number: sum(len(names) for _, names in each.groups) for number, each in enumerate(self._names)}
         for line in self.lines.values():
-            values = all(sizes.get(each.names) == len(each.values) for each in (line.gates, line.evidence))
-            if line.start >= len(self.starts) or not values:
+            gates, evidence = line.gates, line.evidence
+            whole = sizes.get(gates.names) == len(gates.values) and sizes.get(evidence.names) == len(evidence.values)
+            if line.start >= len(self.starts) or not whole:
                 raise ReportError(f"{path}: cell {line.id!r:.60} has no start, or values without names")
 
     def __len__(self) -> int:
@@ -329,7 +334,7 @@ def load(path: Path | str) -> Report:
             packed = source.peek(2)[:2] == GZIP
             text = (GzipFile(fileobj=source) if packed else source).read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:  # a device may never end, and a small file may unpack without one
-            raise OSError(f"it has more than {MAX_BYTES:,} bytes")
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     except (OSError, EOFError, zlib.error) as error:
         raise ReportError(
             f"cannot read {shorten(str(file), MAX_SAID)}: {getattr(error, 'strerror', None) or error}"
@@ -339,7 +344,7 @@ def load(path: Path | str) -> Report:
 
 def _read(file: Path, whole: bytes) -> Report:
     """The report in a file's content."""
-    begin, last = whole.find(b"\n") + 1, whole.rfind(b"\n", 0, -1) + 1
+    begin, last = whole.find(b"\n") + 1 or len(whole), whole.rfind(b"\n", 0, -1) + 1
     lines, part = memoryview(whole), f"its first line is not the header of a report of schema {SCHEMA}"
     try:
         header = _HEADER.decode(lines[:begin])
