@@ -28,6 +28,7 @@ from specmatrix.matrix.gates.registry import all_gates, applied_gates
 from specmatrix.matrix.run.executed_lines import Lines, beside, no_suspect, ranges, read_change, suspects
 from specmatrix.matrix.run.plugins import load_algorithm_plugin
 from specmatrix.matrix.run.provenance import run_header
+from specmatrix.matrix.run.running_cells import listing
 from specmatrix.matrix.run.waivers import load_waivers
 from specmatrix.matrix.subjects.protocol import Subject
 from specmatrix.matrix.subjects.registry import foreign_subject
@@ -90,7 +91,7 @@ def run(options: RunOptions) -> int:
     with cell_runs(options, at_once, seconds, rules) as runs:
         again = options.rerun_failed
         name = options.subject if engine is None else engine.name
-        chosen = chosen_by(options) if again is None else failed_cells(again, options, name)
+        chosen = chosen_by(options, engine) if again is None else failed_cells(again, options, name)
         check_seed(options.seed)
         part, chosen = of_shard(chosen, seconds, options.shard, gpus)
         verify_cells(chosen)
@@ -224,9 +225,10 @@ def show_run(view: RunView, out: Path, explained: Sequence[Path], json_: bool, j
     console.print(f"report: {out / PAGE_FILE}", highlight=False, markup=False, soft_wrap=True)
 
 
-def chosen_by(options: RunOptions) -> list[Cell]:
+def chosen_by(options: RunOptions, engine: Subject | None) -> list[Cell]:
     """As `chosen_cells`, of one tier."""
-    return chosen_cells(options.tier, options.stage, options.cells, options.limit, options.subject)
+    listed = listing(engine, options.tier, options.cells)
+    return chosen_cells(options.tier, options.stage, options.cells, options.limit, listed)
 
 
 def timed_workers(options: RunOptions) -> int | None:

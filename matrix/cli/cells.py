@@ -14,11 +14,13 @@ from specmatrix.matrix.cells.constraints import expect, explain_text, read_cell
 from specmatrix.matrix.cells.constraints import explain as constraints_of
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.cover.selection import chosen_cells
+from specmatrix.matrix.run.running_cells import listing
+from specmatrix.matrix.subjects.http.endpoint import endpoint_of
 from specmatrix.matrix.subjects.protocol import Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.prepared_cell import prepare
-from specmatrix.options import Json, Plugins, Selector, SubjectName, Tier
+from specmatrix.options import ApiKey, BaselineUrl, Json, Plugins, Selector, SubjectName, Tier, Url
 from specmatrix.reports.render.console import print_answer
 from specmatrix.reports.schema import REFERENCE
 from specmatrix.reports.schema import Json as JsonValue
@@ -49,13 +51,17 @@ def list_cells(
     cells: Selector = None,
     limit: Annotated[int | None, typer.Option(help="list at most this many cells")] = None,
     subject: SubjectName = REFERENCE,
+    url: Url = None,
+    baseline_url: BaselineUrl = None,
+    api_key: ApiKey = None,
     json_: Json = False,
     _plugin: Plugins = None,
 ) -> int:
     """Print the cells that a run of these options has: id, what the engine must do, and the reference engine's
     estimated seconds, or why another subject does not support the cell."""
-    engine = None if subject == REFERENCE else load_subject(subject)
-    found = chosen_cells(tier, stage, cells, limit, subject)
+    endpoint = endpoint_of(url, baseline_url, None, api_key)
+    engine = None if subject == REFERENCE else load_subject(subject, endpoint)
+    found = chosen_cells(tier, stage, cells, limit, listing(engine, tier, cells))
     rows, lines = list[JsonValue](), list[str]()
     for cell in found:
         if engine is None:

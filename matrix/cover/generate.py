@@ -1,6 +1,6 @@
 """Choice of cells: enumeration of the runnable ones, a t-wise cover by covertable, and negative cells."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations, product
 from math import prod
 from typing import Any, Final
@@ -8,6 +8,7 @@ from typing import Any, Final
 from specmatrix.matrix.cells.axes import AXES, NAMES, OWN_VALUES, START_AXES
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, LEFT_OUT, Constraint, explain
+from specmatrix.matrix.cells.enumerate import starts
 
 # Another salt gives another cover of about the same size; this one is as good as any.
 SALT: Final = "specmatrix"
@@ -34,27 +35,36 @@ def cover(strength: int, kept: Iterable[Cell] = (), rules: Sequence[Constraint] 
     """
     barred = {(rule.axes[0], value) for rule in rules if len(rule.axes) == 1 for (value,) in rule.forbidden}
     factors = {axis.name: [value for value in axis.names if (axis.name, value) not in barred] for axis in AXES}
-    return _make(factors, strength, list(kept), rules)
-
-
-def sweep(start: Cell, kept: Iterable[Cell] = ()) -> list[Cell]:
-    """New cells that together with `kept` cover every pair of request values, except exams, on this start."""
-    factors = {name: [start.values[name]] for name in START_AXES}
-    factors |= {axis.name: [v for v in axis.names if v != "gsm"] for axis in AXES if axis.scope == "request"}
-    here = [cell for cell in kept if cell.start_key == start.start_key and cell.batch != "gsm"]
-    return _make(factors, 2, here)
-
-
-def _make(
-    factors: dict[str, list[str]], strength: int, kept: list[Cell], rules: Sequence[Constraint] = CONSTRAINTS
-) -> list[Cell]:
     # covertable is slow to import and needed only to extend the lock file.
     from covertable.main import Controller
 
-    presets = [cell.values for cell in kept]
-    controller = Controller(factors, strength=strength, salt=SALT, presets=presets, constraints=_conditions(rules))
-    rows = dict.fromkeys(Cell(**row) for row in controller.make_async())
-    return [cell for cell in rows if cell not in set(kept)]
+    known = {cell: cell.values for cell in kept}
+    conditions = _conditions(rules)
+    controller = Controller(factors, strength=strength, salt=SALT, presets=[*known.values()], constraints=conditions)
+    return [cell for cell in dict.fromkeys(Cell(**row) for row in controller.make_async()) if cell not in known]
+
+
+def sweep(
+    start: Cell, kept: Iterable[Cell] = (), strength: int = 2, fits: Callable[[Cell], bool] = lambda cell: True
+) -> list[Cell]:
+    """New cells that together with `kept` cover every combination of `strength` request values, except exams, that a
+    cell of this start has for which `fits` holds. The cell with most of the rest is the next, the cheapest of several.
+    """
+    split, rules = len(START_AXES), [rule for rule in CONSTRAINTS if rule.kind != "rewritten"]
+    [(key, tails)] = [*starts(rules, lambda prefix: prefix == start[: len(prefix)])] or [(start[:split], [])]
+    here = sorted((Cell._make(key + tail) for tail in tails), key=lambda cell: cell.seconds)
+
+    def combined(cell: Cell) -> set[tuple[tuple[str, str], ...]]:
+        return {*combinations(zip(NAMES[split:], cell[split:], strict=True), strength)}
+
+    held = {one for cell in kept if cell.start_key == start.start_key for one in combined(cell)}
+    left = {cell: combined(cell) - held for cell in here if cell.batch != "gsm"}
+    found: list[Cell] = []
+    while left and (new := left.pop(best := max(left, key=lambda cell: len(left[cell])))):
+        if fits(best):
+            found.append(best)
+            left = {cell: rest - new for cell, rest in left.items()}
+    return found
 
 
 def _conditions(rules: Sequence[Constraint]) -> list[dict[str, Any]]:

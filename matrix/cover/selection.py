@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from sys import maxsize
-from typing import Final
+from typing import Final, TypeAlias
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import MEANINGS, Cell
@@ -16,18 +16,20 @@ from specmatrix.matrix.cells.tiers import TIERS
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cells.timed import TIMED, TIMED_CELLS, check_timed
 from specmatrix.matrix.cover.generate import own_cells
-from specmatrix.matrix.cover.lockfile import STAGES, subject_cells
-from specmatrix.reports.schema import REFERENCE, Header, ReportError
+from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
+from specmatrix.reports.schema import Header, ReportError
 from specmatrix.reports.wording import count
 
 PRODUCT: Final = "product"
 # Of the published checkpoints; it has no cells.
 WEIGHTS: Final = "weights"
+# The cells of each of STAGES on an engine.
+Listing: TypeAlias = Callable[[str], Iterable[Cell]]
 
 
-def select(stage: str, text: str | None = None, limit: int | None = None, subject: str = REFERENCE) -> list[Cell]:
-    """The cells of a subject's stage that match a selector, all for None; a cell's id selects it whether or not it is
-    in the stage.
+def select(stage: str, text: str | None = None, limit: int | None = None, listed: Listing = stage_cells) -> list[Cell]:
+    """The cells of a stage that match a selector, all for None; a cell's id selects it whether or not it is in the
+    stage.
 
     Stage `product` is every cell that the axes and constraints allow, `speed` the cells that are timed. ConfigError on
     an unknown stage, a limit below 1, an invalid selector, a combination that is not a cell, an empty selection, or one
@@ -38,7 +40,7 @@ def select(stage: str, text: str | None = None, limit: int | None = None, subjec
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1, got {limit}")
     if text is None:
-        return _chosen(stage, None, limit, subject)
+        return _chosen(stage, None, limit, listed)
     if not text.strip():
         raise ConfigError("--cells is empty, perhaps an unset shell variable; omit it to run every cell")
     if is_id(text):
@@ -48,12 +50,12 @@ def select(stage: str, text: str | None = None, limit: int | None = None, subjec
             check_timed(cell)
         return [cell]
     selector = parse_selector(text)
-    cells = _chosen(stage, selector, limit, subject)
+    cells = _chosen(stage, selector, limit, listed)
     if not cells:
         raise ConfigError(
-            f"selector {shown(text)} matches no cell of stage {shown(stage)}; {_elsewhere(stage, selector, subject)}"
+            f"selector {shown(text)} matches no cell of stage {shown(stage)}; {_elsewhere(stage, selector, listed)}"
         )
-    _check_ids(stage, selector.ids, subject)
+    _check_ids(stage, selector.ids, listed)
     return cells
 
 
@@ -66,22 +68,22 @@ def base_name(header: Header) -> str:
     return f"{header.tier}-{header.stage}.jsonl.gz"
 
 
-def _check_ids(stage: str, named: Iterable[Cell], subject: str) -> None:
+def _check_ids(stage: str, named: Iterable[Cell], listed: Listing) -> None:
     """ConfigError on a cell that a selector names and that is not in the stage, with the reason or a stage that has
     it."""
-    for cell in sorted(lacking(stage, named, subject)):
+    for cell in sorted(lacking(stage, named, listed)):
         expect(cell)
-        others = (other for other in (*STAGES, PRODUCT) if not lacking(other, (cell,), subject))
+        others = (other for other in (*STAGES, PRODUCT) if not lacking(other, (cell,), listed))
         has = next((f"--stage {other} has it" for other in others), "it runs where --cells names it alone")
         raise ConfigError(f"cell {cell.id} of the selector is not in stage {shown(stage)}; {has}")
 
 
-def lacking(stage: str, cells: Iterable[Cell], subject: str) -> set[Cell]:
-    """Those of some cells that a subject's stage does not have."""
+def lacking(stage: str, cells: Iterable[Cell], listed: Listing) -> set[Cell]:
+    """Those of some cells that a stage does not have."""
     wanted = set(cells)
     if stage == PRODUCT:
         return {cell for cell in wanted if any(rule.kind in LEFT_OUT for rule in explain(cell))}
-    return wanted.difference(_listed(stage, subject)) if wanted else wanted
+    return wanted.difference(_listed(stage, listed)) if wanted else wanted
 
 
 def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
@@ -89,26 +91,26 @@ def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
     return [cell for cell in cells if (cell.ranks == gpus if gpus else not cell.gpus)]
 
 
-def _chosen(stage: str, selector: Selector | None, limit: int | None, subject: str) -> list[Cell]:
+def _chosen(stage: str, selector: Selector | None, limit: int | None, listed: Listing) -> list[Cell]:
     may = None if selector is None else selector.may
-    source = all_cells(may) if stage == PRODUCT else _listed(stage, subject)
+    source = all_cells(may) if stage == PRODUCT else _listed(stage, listed)
     return list(islice(filter(selector and selector.picks, source), None if limit is None else min(limit, maxsize)))
 
 
-def _listed(stage: str, subject: str) -> Iterable[Cell]:
+def _listed(stage: str, listed: Listing) -> Iterable[Cell]:
     """The cells of a stage other than `product`."""
     if stage == TIMED:
         return map(Cell.from_id, TIMED_CELLS)
-    cells = subject_cells(stage, subject)
+    cells = list(listed(stage))
     return [*cells, *own_cells(stage, cells)]
 
 
-def _elsewhere(stage: str, selector: Selector, subject: str) -> str:
+def _elsewhere(stage: str, selector: Selector, listed: Listing) -> str:
     """A hint where matching cells exist outside the stage."""
     if stage == PRODUCT:
         return "no possible cell matches it"
     last = STAGES[-1]
-    if found := len(_chosen(last, selector, None, subject)):
+    if found := len(_chosen(last, selector, None, listed)):
         return f"--stage {last} has {count(found, 'matching cell')}"
     return f"no cell of the lock file matches it; --stage {PRODUCT} selects from all possible cells"
 
@@ -126,15 +128,12 @@ def all_cells(may: Callable[[Prefix], bool] | None = None) -> Iterator[Cell]:
 
 
 def chosen_cells(
-    tier: str, stage: str, cells: Sequence[str] | None, limit: int | None, subject: str = REFERENCE
+    tier: str, stage: str, cells: Sequence[str] | None, limit: int | None, listed: Listing = stage_cells
 ) -> list[Cell]:
-    """The cells of a tier and a subject's stage that any of the selectors `cells` picks: one GPU per rank, or one or
-    two ranks on a CPU. Subjects have own cells on CPUs only.
-
-    ConfigError if there are none.
-    """
+    """The cells of a tier and a stage that any of the selectors `cells` picks: one GPU per rank, or one or two ranks on
+    a CPU. ConfigError if there are none."""
     gpus = find_tier(tier).gpus
-    picked = (select(stage, text, limit, REFERENCE if gpus else subject) for text in cells or (None,))
+    picked = (select(stage, text, limit, listed) for text in cells or (None,))
     chosen = of_gpus(islice(dict.fromkeys(chain.from_iterable(picked)), limit), gpus)
     if not chosen:
         ranks = count(gpus, "rank") if gpus else "1 or 2 ranks"

@@ -97,7 +97,9 @@ class RoundsPair(NamedTuple):
 
 @dataclass
 class AcceptanceGate:
-    """Compares greedy requests with the oracle prompt by prompt, and session turns with their session baseline.
+    """Compares greedy requests with the oracle prompt by prompt, and session turns with their session baseline. Where a
+    subject shows a histogram of accepted drafts in place of rounds, they have no order: texts that go on behind their
+    end, where the oracle's stops, are left out.
 
     exact: also round by round, and n-gram rounds with a replay of the journal, as only the reference engine allows.
     """
@@ -111,7 +113,7 @@ class AcceptanceGate:
 
     def applies(self, cell: Cell) -> bool:
         """Cells with a drafter and either unaborted greedy requests on the oracle's prompts or session turns."""
-        if cell.algorithm == "ngram":
+        if cell.algorithm == "ngram" or (cell.finish == "length" and Capability.ROUNDS not in self.needs):
             return self.exact
         return _in_oracle(cell) or (self.exact and (has_session_baseline(cell) or _is_drawn(cell)))
 
@@ -159,7 +161,8 @@ class AcceptanceGate:
             return Outcome(self.name, State.NOT_MEASURED, message=greedy, accept=rewriting(cell.target))
         steady = [pair for pair in greedy if not pair.retractions]
         # Another engine may draft less in front of a length limit, so its last round is not compared.
-        mine = [pair.mine if self.exact else pair.mine[:-1] for pair in steady or greedy]
+        last = None if self.exact or Capability.ROUNDS not in self.needs else -1
+        mine = [pair.mine[:last] for pair in steady or greedy]
         compared = [(lengths, pair) for lengths, pair in zip(mine, steady or greedy, strict=True) if lengths]
         measured = [same_range(lengths, pair.theirs) for lengths, pair in compared]
         if not measured:
@@ -346,13 +349,19 @@ def _greedy(cell: Cell, run: Run, oracle: Oracle) -> Iterator[tuple[Answer, int,
         index, answer = oracle_index(request), answers.get(request.name)
         if request.temperature > 0 or index is None or answer is None:
             continue
-        lengths = answer.accept_lengths
+        lengths = answer.accept_lengths or _unordered(answer)
         if cell.numerics != "float32":
             left = first_difference(answer.output_ids, oracle.continuations[index], prefix=True)
             ends = accumulate(lengths, initial=1)
             lengths = tuple(n for n, end in zip(lengths, list(ends)[1:], strict=True) if left is None or end <= left)
         if lengths:
             yield answer, index, lengths
+
+
+def _unordered(answer: Answer) -> tuple[int, ...]:
+    """Tokens of each round, bonus included, as far as an answer's metrics have them: the shortest first."""
+    histogram = answer.meta_info.get("spec_correct_drafts_histogram") or ()
+    return tuple(drafts + 1 for drafts, rounds in enumerate(histogram) for _ in range(rounds))
 
 
 def combination(cell: Cell, resolved: Mapping[str, Any]) -> Combination:

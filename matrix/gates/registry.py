@@ -125,7 +125,9 @@ def _foreign(profile: Profile) -> tuple[Gate, ...]:
         "past_tie_nats": profile.tie_nats,
     }
     lossless.sampled = Capability.SAMPLED_IDENTITY in profile.capabilities
-    own: dict[str, Gate] = {"lossless": lossless, "acceptance": AcceptanceGate(exact=False)}
+    shown = Capability.ROUNDS if Capability.ROUNDS in profile.capabilities else Capability.HISTOGRAM
+    acceptance = AcceptanceGate(needs=frozenset({shown}), exact=False)
+    own: dict[str, Gate] = {"lossless": lossless, "acceptance": acceptance}
     text = TextGate(target_oracle=None if "oracle" in profile.excluded else oracle)
     more: tuple[Gate, ...] = (IdentitiesGate(),)
     if Capability.TOKEN_IDS not in profile.capabilities:

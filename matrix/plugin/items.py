@@ -23,13 +23,14 @@ from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.selection import PRODUCT, is_id, of_gpus, select
 from specmatrix.matrix.plugin.collection import FAILED
 from specmatrix.matrix.run.plugins import load_plugins
+from specmatrix.matrix.run.running_cells import listing
 from specmatrix.matrix.run.waivers import file_option, load_waivers
 from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.plain_text import inert
 from specmatrix.reports.repro import as_called
-from specmatrix.reports.schema import RED_STATES, REFERENCE, CellResult, WaiverRule, is_red
+from specmatrix.reports.schema import RED_STATES, CellResult, WaiverRule, is_red
 from specmatrix.reports.store import cell_to_json
 from specmatrix.reports.wording import failure, waiver_text
 
@@ -69,14 +70,11 @@ class CellGroup(pytest.Collector):
                     f"--specmatrix-report supports tier {CPU!r} only; use `specmatrix run --tier {self.tier}`"
                 )
             check_seed(config.option.specmatrix_seed)
-            foreign_subject(config.option.specmatrix_subject, endpoint_from(config))
+            engine = foreign_subject(config.option.specmatrix_subject, endpoint_from(config))
             waivers_of(config)
-            chosen = select(
-                config.option.specmatrix_stage,
-                config.option.specmatrix_cells,
-                config.option.specmatrix_limit,
-                config.option.specmatrix_subject if self.tier == CPU else REFERENCE,
-            )
+            stage, text = config.option.specmatrix_stage, config.option.specmatrix_cells
+            listed = listing(engine, self.tier, None if text is None else [text])
+            chosen = select(stage, text, config.option.specmatrix_limit, listed)
             cells = of_gpus(chosen, find_tier(self.tier).gpus)
             self._check_node_ids(cells)
             verify_cells(cells)

@@ -19,7 +19,6 @@ from specmatrix.extras import missing_extra
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cells.timed import STARTS
-from specmatrix.matrix.gates.claimed_capabilities import ClaimedCapabilitiesGate
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.effective import nearest_first
 from specmatrix.matrix.gates.gate import Gate, Outcome, State
@@ -33,6 +32,7 @@ from specmatrix.matrix.run.explain import explained
 from specmatrix.matrix.run.failing_request import crashed_request, failing_request
 from specmatrix.matrix.run.record import BaselineError, crashed, judged, record, with_outcome
 from specmatrix.matrix.run.requests import run_requests
+from specmatrix.matrix.run.running_cells import judges
 from specmatrix.matrix.run.waivers import waive
 from specmatrix.matrix.subjects.engine_process import EngineProcess, start_engine
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
@@ -194,9 +194,7 @@ class Runner:
         return structs.replace(result, seconds=perf_counter() - began, engine_starts=starts)
 
     def _judged(self, prepared: PreparedCell, command: EngineCommand) -> CellResult:
-        if self.foreign and not [
-            gate for gate in self._applied(prepared.cell) if not isinstance(gate, ClaimedCapabilitiesGate)
-        ]:
+        if self.foreign and not judges(self._applied(prepared.cell), prepared.cell):
             return record(prepared, "UNSUPPORTED", error=UNJUDGED)
         try:
             engine = self._started(command)

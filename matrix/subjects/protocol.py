@@ -398,6 +398,12 @@ class Subject(Protocol):
         """What it cannot run on a CPU, by axis values. Cells of this package's subjects are chosen within them."""
         return ()
 
+    def running(self) -> Sequence[Cell]:
+        """The start that runs already, with the defaults of the request axes, so that a stage's cells are requests on
+        it; several where the engine does not say which, none where `start` starts any. ConfigError if no cell has it.
+        """
+        return ()
+
     def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
         """The requests of a cell for a seed: those of the matrix, or its own with parameters that only it has."""
         from specmatrix.matrix.workloads.build import workload

@@ -67,6 +67,14 @@ class Connection:
             why = f"{path} answers with status {response.status_code}"
         raise NotThere(f"{self.url} does not say what it runs: {why}")
 
+    def text(self, path: str) -> str:
+        """What the server has at a path, "" for nothing."""
+        try:
+            response = self._client.get(path)
+        except httpx.HTTPError:
+            return ""
+        return response.text if response.status_code == 200 else ""
+
     def find(self, *paths: str) -> dict[str, Any]:
         """As `get`, but empty if none of the paths exists."""
         try:

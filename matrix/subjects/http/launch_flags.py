@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import PurePath
 from typing import Any, Final
 
+from packaging.version import InvalidVersion, Version
+
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.axes import START_AXES, axis
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.constraints import CONSTRAINTS
 
 # A chunk of this size splits no prompt of the matrix.
 WHOLE: Final = 2048
-# SGLang runs NEXTN as EAGLE whose draft is in the target's checkpoint.
-SAME: Final = {"NEXTN": ("NEXTN", "EAGLE")}
+# Other names of one value. SGLang runs NEXTN as EAGLE whose draft is in the target's checkpoint.
+SAME: Final = {"NEXTN": ("NEXTN", "EAGLE"), "float32": ("float32", "float")}
 PRECISION: Final = "a server has kernels of its own for each precision, which `numerics` does not name"
+NO_V1: Final = "the server has no v1: with `disable_overlap_schedule` it runs v2 synchronously"
+# The first version of SGLang without v1.
+V2_ONLY: Final = Version("0.5.13")
 OTHERS: Final = "the server does not report the table of its adaptive steps"
+# What rules out a start, whatever its requests.
+START_RULES: Final = tuple(
+    rule for rule in CONSTRAINTS if rule.kind != "rewritten" and {*START_AXES}.issuperset(rule.axes)
+)
 
 
 def launch_flags(cell: Cell) -> dict[str, Any]:
@@ -31,6 +44,7 @@ def launch_flags(cell: Cell) -> dict[str, Any]:
         "page_size": int(cell.page_size),
         "disable_radix_cache": cell.prefix_cache == "off",
         "tp_size": cell.ranks,
+        "dtype": cell.numerics if cell.numerics == "float32" else None,
     }
     if cell.prefill_chunk != "off":
         flags["chunked_prefill_size"] = int(cell.prefill_chunk)
@@ -62,6 +76,46 @@ def mismatches(cell: Cell, running: Mapping[str, Any]) -> Iterator[str]:
         yield f"the server runs chunked_prefill_size {chunk}, which splits prompts"
     if cell.adaptive != "off" or running.get("speculative_adaptive"):
         yield OTHERS
+    if cell.numerics != "float32":
+        yield PRECISION
+    if cell.spec_version == "v1" and not has_v1(running):
+        yield NO_V1
+
+
+def running_start(running: Mapping[str, Any]) -> Cell:
+    """The start of which a server has every value, named where an axis has it. ConfigError if there is none."""
+    cell, near = Cell(), dict[str, list[str]]()
+    for name in ("model", *START_AXES):
+        amiss = {value: len([*mismatches(cell._replace(**{name: value}), running)]) for value in axis(name).names}
+        least = [value for value in reversed(amiss) if amiss[value] == min(amiss.values())]
+        # Values of which no flag is sent are true of any server; else all are amiss.
+        near[name] = least if len(least) < len(amiss) or {"auto", "on"}.intersection(least) else [axis(name).default]
+        cell = cell._replace(**{name: near[name][0]})
+    for values in product(*near.values()):
+        cell = cell._replace(**dict(zip(near, values, strict=True)))
+        if not any(mismatches(cell, running)) and not any(rule.applies(cell) for rule in START_RULES):
+            return cell
+    why = [*mismatches(cell, running), *(f"{cell.id}: {rule.why}" for rule in START_RULES if rule.applies(cell))][0]
+    raise ConfigError(f"no cell has the server's configuration: {why}; `specmatrix axes` lists what cells have")
+
+
+def unjudged_sizes(running: Mapping[str, Any]) -> str:
+    """Why the acceptance of a server's draft sizes is not judged, "" if it is: the oracle has those of cells."""
+    steps, topk, nodes = (
+        running.get(f"speculative_{name}") for name in ("num_steps", "eagle_topk", "num_draft_tokens")
+    )
+    chain = topk == 1 and nodes == (steps or 0) + 1
+    sizes = {"steps": steps, "topk": topk, "draft_tokens": None if chain else nodes}
+    odd = [f"{name} {size}" for name, size in sizes.items() if size and str(size) not in axis(name).names]
+    return f"no cell has the server's {' and '.join(odd)}, so the oracle has no rounds of that size" if odd else ""
+
+
+def has_v1(running: Mapping[str, Any]) -> bool:
+    """Whether a server, as it reports itself, has v1 beside v2: one that names its spec version, or an old one."""
+    try:
+        return "spec_version" in running or Version(str(running["version"])) < V2_ONLY
+    except (InvalidVersion, KeyError):
+        return False
 
 
 def other_model(cell: Cell, *names: object) -> Iterator[str]:
@@ -79,6 +133,6 @@ def spec_version(flags: Mapping[str, Any]) -> str:
 
 def same(flag: str, asked: object, running: object) -> bool:
     """Whether a running value is what was asked for."""
-    if flag == "speculative_algorithm" and isinstance(asked, str):
+    if isinstance(asked, str):
         return running in SAME.get(asked, (asked,))
     return asked == running or (not asked and running in (None, False))

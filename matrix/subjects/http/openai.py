@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import axis
-from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.cell import MODELS, Cell
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
-from specmatrix.matrix.subjects.http.launch_flags import other_model, same
+from specmatrix.matrix.subjects.http.launch_flags import START_RULES, other_model, same
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Capability,
@@ -44,7 +44,16 @@ EXTENSIONS: Final = {
     "ignore_eos": "ignore_eos",
     "stop_token_ids": "stop_token_ids",
 }
+SPECULATES: Final = "the server speculates"
 UNSAID: Final = "the server does not say whether it speculates"
+# By counter, how lines of /metrics begin that count it: vLLM's, and those of `specmatrix serve`.
+COUNTED: Final = {
+    f"spec.{what}": (
+        f"vllm:spec_decode_num_{theirs}_tokens_total",
+        f'specmatrix:engine_events_total{{event="spec.{what}"',
+    )
+    for what, theirs in (("drafted", "draft"), ("accepted", "accepted"))
+}
 DEFAULTS: Final = {one.name: one.default for one in fields(RequestSpec)}
 # Axes on which OpenAI's API says nothing of what runs: only their defaults are supported.
 SHOWN: Final = ("algorithm", "model", "batch", "sampling", "finish", "abort")
@@ -60,8 +69,9 @@ TEXTS: Final = Profile(
 class OpenAISubject(Subject):
     """/v1/completions with the prompt's token ids.
 
-    model: the name under which the server has its model. root: what it is, as vLLM says. running: as /server_info
-    reports it, empty if the server has none.
+    model: the name under which the server has its model. root: what it is, as vLLM says. drafts: whether it speculates,
+    None if it does not say. server: as /server_info
+    reports it, empty if it has none.
     """
 
     name: str = "openai"
@@ -69,7 +79,8 @@ class OpenAISubject(Subject):
     endpoint: Endpoint | None = None
     model: str = ""
     root: str = ""
-    running: dict[str, Any] = field(default_factory=dict)
+    server: dict[str, Any] = field(default_factory=dict)
+    drafts: bool | None = None
     chat: bool = False
 
     def at(self, endpoint: Endpoint) -> Self:
@@ -77,26 +88,40 @@ class OpenAISubject(Subject):
         has another model or speculates."""
         if endpoint.url is None:
             raise ConfigError(f"subject {self.name!r} is reached by --url; --launch is for sglang")
-        (first, *_), running = _served(endpoint.url, endpoint.key)
+        (first, *_), running, drafts, counted = _served(endpoint.url, endpoint.key)
         model = str(first["id"])
         if endpoint.baseline_url is not None:
-            theirs, plain = _served(endpoint.baseline_url, endpoint.key)
+            theirs, plain, speculates, _ = _served(endpoint.baseline_url, endpoint.key)
             if model not in (names := [str(card["id"]) for card in theirs]):
                 raise ConfigError(f"--baseline-url serves {', '.join(names)}; it must serve {model}, as --url does")
-            if drafter := plain.get("speculative_algorithm"):
+            if speculates:
+                drafter = plain.get("speculative_algorithm", "a drafter")
                 raise ConfigError(f"--baseline-url runs {drafter}; allowed: no speculation")
-        profile = replace(self.profile, has_baseline=endpoint.baseline_url is not None, restarts=False)
+        claims = self.profile.capabilities | ({Capability.TOTALS} if counted else set())
+        profile = replace(
+            self.profile, capabilities=claims, has_baseline=endpoint.baseline_url is not None, restarts=False
+        )
         root = str(first.get("root") or "")
-        return replace(self, endpoint=endpoint, model=model, root=root, running=running, profile=profile)
+        return replace(self, endpoint=endpoint, model=model, root=root, server=running, drafts=drafts, profile=profile)
 
     def version(self) -> str | None:
         return self.model or "over HTTP"
+
+    def running(self) -> Sequence[Cell]:
+        """The server's start with each drafter that it may have."""
+        if self.endpoint is None:
+            return ()
+        every = [Cell(algorithm=one, model=model) for model in MODELS for one in axis("algorithm").names]
+        every = [cell for cell in every if not any(rule.applies(cell) for rule in START_RULES)]
+        if found := [cell for cell in every if not any(self._mismatches(cell))]:
+            return found
+        raise ConfigError(f"no cell has the server's configuration: {min(next(self._mismatches(c)) for c in every)}")
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Bodies of the endpoint. A server without /server_info does not say which algorithm it runs, which is then
         taken as claimed by the user, who names the server's own by --cells."""
         cell = prepared.cell
-        if reason := _obstacle(cell, prepared.requests) or next(self._mismatches(prepared), ""):
+        if reason := _obstacle(cell, prepared.requests) or next(self._mismatches(cell, prepared.plain), ""):
             return Unsupported(reason)
         asks = tuple(self._ask(request) for request in prepared.requests)
         return EngineCommand({}, {"target": cell.target}, asks, variant=BASELINE if prepared.plain else "")
@@ -108,21 +133,24 @@ class OpenAISubject(Subject):
         url = self.endpoint.baseline_url if command.variant == BASELINE else None
         return OpenAIEngine(url or self.endpoint.url, self.endpoint.key, self.chat)
 
-    def _mismatches(self, prepared: PreparedCell) -> Iterator[str]:
+    def _mismatches(self, cell: Cell, plain: bool = False) -> Iterator[str]:
         """A sentence for each value of the cell that the server does not have, as far as it says so. A baseline's
         server has the model of the other, and does not speculate."""
         if self.endpoint is None:
             return
-        cell, names = prepared.cell, [self.running["model_path"]] if self.running else [self.model, self.root]
-        yield from other_model(cell, *names)
-        if prepared.plain:
+        yield from other_model(cell, *([self.server["model_path"]] if self.server else [self.model, self.root]))
+        if self.server and not same("dtype", "float32", dtype := self.server.get("dtype")):
+            yield f"the server runs dtype {dtype}, not float32"
+        if plain:
             return
         asked = None if cell.algorithm == "none" else cell.algorithm.upper()
-        if self.running:
-            if not same("speculative_algorithm", asked, runs := self.running["speculative_algorithm"]):
+        if self.server:
+            if not same("speculative_algorithm", asked, runs := self.server["speculative_algorithm"]):
                 yield f"the server runs speculative_algorithm {runs}, not {asked}"
-        elif asked is None:
-            yield UNSAID
+        elif asked is None and self.drafts is not False:
+            yield SPECULATES if self.drafts else UNSAID
+        elif asked is not None and self.drafts is False:
+            yield f"the server does not speculate, so it does not run {asked}"
 
     def _ask(self, request: RequestSpec) -> SubjectRequest:
         body: dict[str, Any] = {
@@ -166,18 +194,27 @@ class OpenAIChatSubject(OpenAISubject):
         return super().at(endpoint)
 
 
-def _served(url: str, key: str | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The models of a server, and what it reports under SGLang's flag names, if it does. ConfigError without a
-    model."""
+def _served(url: str, key: str | None) -> tuple[list[dict[str, Any]], dict[str, Any], bool | None, bool]:
+    """The models of a server, what it reports under SGLang's flag names, if it does, whether it speculates, if it says
+    so, and whether it counts drafts. ConfigError without a model."""
     from specmatrix.matrix.subjects.http.connection import Connection
 
     with Connection(url, key) as server:
         models = server.get("/v1/models").get("data")
         if not isinstance(models, list) or not models or not all(isinstance(m, dict) and m.get("id") for m in models):
             raise ConfigError(f"{url} serves no model")
-        running = server.find(*INFO)
-    # Another engine may have an endpoint of this name.
-    return models, running if {"speculative_algorithm", "model_path"} <= running.keys() else {}
+        running, metrics = server.find(*INFO), server.text("/metrics")
+    counted = totals(metrics).keys() == COUNTED.keys()
+    if {"speculative_algorithm", "model_path"} <= running.keys():  # another engine may have an endpoint of this name
+        return models, running, running["speculative_algorithm"] is not None, counted
+    return models, {}, counted if "vllm:" in metrics else None, counted
+
+
+def totals(metrics: str) -> dict[str, int]:
+    """The counters of drafts that a server's /metrics has."""
+    lines = metrics.splitlines()
+    found = {name: [line for line in lines if line.startswith(begins)] for name, begins in COUNTED.items()}
+    return {name: sum(int(float(row.split()[-1])) for row in rows) for name, rows in found.items() if rows}
 
 
 def _obstacle(cell: Cell, requests: Sequence[RequestSpec]) -> str:
@@ -206,6 +243,10 @@ class OpenAIEngine(RunningEngine):
         from specmatrix.matrix.subjects.http.asking import ask_all
 
         return ask_all(asks, self._send, lambda ask, answer: None)
+
+    def counters(self) -> Mapping[str, int]:
+        """What the server counts of drafts, those of other clients too."""
+        return totals(self._server.text("/metrics"))
 
     def close(self) -> None:
         self._server.close()

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
-from specmatrix.matrix.subjects.http.launch_flags import OTHERS, PRECISION, launch_flags, mismatches
+from specmatrix.matrix.subjects.http.launch_flags import (
+    OTHERS,
+    PRECISION,
+    launch_flags,
+    mismatches,
+    running_start,
+    unjudged_sizes,
+)
 from specmatrix.matrix.subjects.protocol import (
     Capability,
     EngineCommand,
@@ -25,6 +33,8 @@ from specmatrix.matrix.workloads.request import RequestSpec
 if TYPE_CHECKING:
     from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
+SIZES: Final = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+SIZED: Final = ("standalone", "eagle", "eagle3", "nextn")
 PAIRED: Final = ("lossless", "distribution", "accuracy")
 # Fields of a request that another value than the default makes unsupported.
 ABSENT: Final = {
@@ -67,12 +77,12 @@ NATIVE: Final = Profile(
 
 @dataclass
 class SglangSubject(Subject):
-    """Without an endpoint it only translates. running: what the server reports, if it runs already."""
+    """Without an endpoint it only translates. server: what it reports, if it runs already."""
 
     name: str = "sglang"
     profile: Profile = NATIVE
     endpoint: Endpoint | None = None
-    running: dict[str, Any] = field(default_factory=dict)
+    server: dict[str, Any] = field(default_factory=dict)
 
     def at(self, endpoint: Endpoint) -> Self:
         """The subject at an endpoint. ConfigError if no server is there, or if the baseline speculates."""
@@ -92,13 +102,24 @@ class SglangSubject(Subject):
             )
             if model != other:
                 raise ConfigError(f"--baseline-url serves {other}; it must serve {model}, as --url does")
-        profile = replace(self.profile, restarts=False)
-        if endpoint.baseline_url is None:
-            profile = replace(profile, excluded=dict.fromkeys(PAIRED, NO_BASELINE), has_baseline=False)
-        return replace(self, endpoint=endpoint, running=running, profile=profile)
+        unpaired = () if endpoint.baseline_url is not None else PAIRED
+        excluded = dict.fromkeys(unpaired, NO_BASELINE)
+        if why := unjudged_sizes(running):
+            excluded["acceptance"] = why
+        profile = replace(self.profile, restarts=False, excluded=excluded, has_baseline=not unpaired)
+        return replace(self, endpoint=endpoint, server=running, profile=profile)
 
     def version(self) -> str | None:
-        return str(self.running.get("version", "over HTTP"))
+        return str(self.server.get("version", "over HTTP"))
+
+    def running(self) -> Sequence[Cell]:
+        """The start of the server at the URL. ConfigError if no cell has it."""
+        return () if self.endpoint is None or self.endpoint.url is None else (running_start(self.server),)
+
+    def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
+        """Those of the matrix; where each has a rule or a stop of its own, those that SGLang's API has."""
+        found, own = super().requests(cell, seed), cell.sampling == "rules" or cell.finish == "stops"
+        return [request for request in found if not (own and any(_unread((request,))))]
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags as SGLang's server has them, asks as bodies of /generate."""
@@ -106,9 +127,7 @@ class SglangSubject(Subject):
         reason = PRECISION if cell.numerics != "float32" else next(_unread(prepared.requests), "")
         if self.endpoint is not None and self.endpoint.url is not None:
             if not baseline:
-                reason = (
-                    next(mismatches(cell, self.running), "") or _overfull(prepared.requests, self.running) or reason
-                )
+                reason = next(mismatches(cell, self.server), "") or _overfull(prepared.requests, self.server) or reason
             elif self.endpoint.baseline_url is None:
                 reason = NO_BASELINE
         elif cell.adaptive != "off":
@@ -118,6 +137,8 @@ class SglangSubject(Subject):
         checkpoints = {"target": cell.target} | ({} if cell.draft is None else {"draft": cell.draft})
         # The baseline server has the defaults that it was started with.
         flags = {"speculative_algorithm": None} if baseline else launch_flags(cell)
+        if not self.server:
+            flags |= _every_size(prepared)
         return EngineCommand(
             flags, checkpoints, tuple(map(_ask, prepared.requests)), variant=BASELINE if baseline else ""
         )
@@ -129,6 +150,16 @@ class SglangSubject(Subject):
         if self.endpoint is None:
             raise ConfigError(f"subject {self.name!r} needs --url or --launch")
         return SglangEngine(self.endpoint, command, self.profile.start_seconds)
+
+
+def _every_size(prepared: PreparedCell) -> dict[str, int]:
+    """The draft's sizes, of which SGLang's server takes all or none."""
+    cell, found = prepared.cell, prepared.predicted
+    given = {cell.steps, cell.topk, cell.draft_tokens} != {"auto"}
+    if not given or cell.algorithm not in SIZED or isinstance(found, ConfigError):
+        return {}
+    sizes = found.num_steps, found.topk, found.num_draft_tokens
+    return {flag: int(size) for flag, size in zip(SIZES, sizes, strict=True)}
 
 
 def _overfull(requests: tuple[RequestSpec, ...], running: Mapping[str, Any]) -> str:

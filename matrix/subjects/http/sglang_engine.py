@@ -24,7 +24,7 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "spec_num_correct_drafts": ("spec_accepted_drafts", "spec_accept_token_num"),
     "spec_num_proposed_drafts": ("spec_proposed_drafts", "spec_draft_token_num"),
     "spec_correct_drafts_histogram": ("spec_accept_histogram",),
-    "total_retractions": ("retraction_count",),
+    "total_retractions": ("num_retractions", "retraction_count"),
 }
 RESOLVED: Final = dict(zip(("num_steps", "topk", "num_draft_tokens"), SHAPE, strict=True))
 
@@ -48,7 +48,7 @@ class SglangEngine(RunningEngine):
         self._running = self._server.get(*INFO)
         self._counts: Counter[str] = Counter()
         self._lock = Lock()
-        self._prefix = uuid4().hex[:8]  # names of requests and sessions must differ from other clients'
+        self._prefix = ""
         self._open: Counter[str] = Counter()  # sessions, and the asks that they still wait for
         self._texts: dict[str, tuple[tuple[int, ...], int]] = {}  # by ask: all its tokens, and those of its prompt
         self._lines: dict[str, tuple[int, ...]] = {}  # by streaming session: the tokens of its history
@@ -67,6 +67,8 @@ class SglangEngine(RunningEngine):
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         """All asks on an empty prefix cache, together where they do not wait for each other."""
         self._texts.clear()
+        # Names of requests and sessions differ from other clients' and from those that this one has aborted.
+        self._prefix = uuid4().hex[:8]
         with suppress(RefusedAsk):  # while another client's requests run, or if the server has no such endpoint
             self._server.post("/flush_cache", {})
         turns = [ask.session for ask in asks if ask.session and not ask.session.resend]

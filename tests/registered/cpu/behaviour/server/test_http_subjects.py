@@ -71,7 +71,8 @@ def test_cells_pass_on_a_server_and_its_baseline_and_the_journal_agrees(server: 
     )
     for found in (pair, aborted, turns):
         assert found.state == "PASS", [(gate.name, gate.message) for gate in found.gates]
-    assert {gate.name for gate in pair.gates} == {"claimed_capabilities", "oracle", "identities", "lossless", "finish"}
+    judges = {"claimed_capabilities", "oracle", "identities", "lossless", "finish", "acceptance"}
+    assert {gate.name for gate in pair.gates} == judges
     assert (other.state, other.error) == ("UNSUPPORTED", "the server runs speculative_num_steps 3, not 5")
     after = server.llm.counters
     grown = {name: after[name] - before[name] for name in after}
@@ -153,12 +154,12 @@ def test_no_earlier_cell_is_in_the_cache_of_one(server: RunningServer):
 
 def test_a_cell_that_sends_more_than_the_server_queues_is_unsupported(server: RunningServer):
     subject = load_subject("sglang", Endpoint(server.url))
-    assert isinstance(subject, SglangSubject) and subject.running["max_queued_requests"] == 128
+    assert isinstance(subject, SglangSubject) and subject.server["max_queued_requests"] == 128
     burst = prepare(Cell.from_id(f"{CELL}.burst"), subject="sglang")
     many = len(burst.requests)
-    slots = subject.running["max_running_requests"]
+    slots = subject.server["max_running_requests"]
     for queue, fits in ((None, True), (many - slots, True), (many - slots - 1, False)):
-        subject.running["max_queued_requests"] = queue
+        subject.server["max_queued_requests"] = queue
         found = subject.translate(burst)
         reason = f"the cell sends more requests at once than the server runs and queues ({slots} and {queue})"
         assert isinstance(found, EngineCommand) if fits else found == Unsupported(reason)
@@ -269,6 +270,7 @@ def served_as(
         return {"data": [model if self.url == url or other is None else other]}
 
     monkeypatch.setattr(Connection, "get", get)
+    monkeypatch.setattr(Connection, "text", lambda self, path: "")
 
 
 @pytest.mark.parametrize(
@@ -366,7 +368,7 @@ def test_sessions_need_a_server_that_has_them():
     cells = [Cell.from_id(f"eagle3.s3{session}") for session in ("", ".branch", ".stream")]
     assert [launch_flags(cell).get("enable_streaming_session") for cell in cells] == [None, None, True]
     running: dict[str, object] = {"model_path": "llama-mini", "speculative_algorithm": "EAGLE3", "page_size": 1}
-    running |= {"speculative_num_steps": 3, "tp_size": 1}
+    running |= {"speculative_num_steps": 3, "tp_size": 1, "dtype": "float32"}
     lacking = "the server does not report enable_streaming_session"
     off = "the server runs enable_streaming_session False, not True"
     for value, said in ((None, [lacking]), (False, [off]), (True, [])):

@@ -1,0 +1,117 @@
+"""A run against a URL sweeps every kind of request over exactly the server's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specmatrix.cli import main
+from specmatrix.engine.server.app import ServerOptions
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.axes import AXES
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.run.running_cells import listing
+from specmatrix.matrix.subjects.http.connection import Connection, NotThere
+from specmatrix.matrix.subjects.http.endpoint import Endpoint
+from specmatrix.matrix.subjects.registry import load_subject
+from specmatrix.reports.store import Report, load
+from tests.support.served import RunningServer, served
+
+# One token per page, as pages of 4 have no cells with logit rules.
+START = "eagle3.s3.k1.n4.v2"
+REQUESTS = [axis for axis in AXES if axis.scope == "request"]
+VLLM = 'vllm:num_requests_running{engine="0"} 0.0\n'
+DRAFTS = "".join(f'vllm:spec_decode_num_{one}_tokens_total{{engine="0"}} 3.0\n' for one in ("draft", "accepted"))
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[RunningServer]:
+    with served(page_size=1, max_running_requests=16) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[RunningServer]:
+    nothing = {"speculative_num_steps": "auto", "speculative_eagle_topk": "auto", "speculative_draft_model_path": None}
+    with served(page_size=1, speculative_algorithm="NONE", **nothing) as one:
+        yield one
+
+
+def run(out: Path, *words: str) -> Report:
+    """The report of a run that passes."""
+    assert main(["run", *words, "--workers", "1", "--out", str(out)]) == 0
+    return load(out)
+
+
+def passed(report: Report) -> list[Cell]:
+    return [Cell.from_id(one.id) for one in report if one.state == "PASS"]
+
+
+def test_every_value_of_the_request_axes_runs_on_the_servers_own_start(drafting: RunningServer, tmp_path: Path):
+    report = run(tmp_path, "--subject", "sglang", "--url", drafting.url, "--stage", "smoke")
+    cells, start = passed(report), Cell.from_id(START).start_key
+    assert {Cell.from_id(one.id).start_key for one in report} == {start}
+    held = {(axis.name, getattr(cell, axis.name)) for cell in cells for axis in REQUESTS}
+    lacking = {(axis.name, value) for axis in REQUESTS for value in axis.names} - held
+    assert lacking == {("batch", "gsm"), ("abort", "queued")}, "exams are slow, and no request waits for a slot"
+    assert [one.error for one in report if one.state != "PASS"] == []
+    pair = report[f"{START}.pair"].gate("acceptance")
+    assert pair is not None and pair.numbers["ratio"] == pytest.approx(1), "as its histogram says"
+
+
+def test_more_stages_cover_more_combinations_of_the_same_server(drafting: RunningServer):
+    engine = load_subject("sglang", Endpoint(drafting.url))
+    smoke, pr = (list(listing(engine, "cpu", None)(stage)) for stage in ("smoke", "pr"))
+    assert {cell.start_key for cell in pr} == {Cell.from_id(START).start_key} and 2 * len(smoke) < len(pr) < 60
+    pairs = {(cell.session, cell.finish) for cell in pr}
+    assert {(session, finish) for session in ("streaming", "branching") for finish in ("eos", "length")} <= pairs
+
+
+def test_openais_api_has_the_cells_whose_texts_are_compared(
+    drafting: RunningServer, plain: RunningServer, tmp_path: Path
+):
+    words = ("--subject", "openai", "--stage", "smoke", "--url")
+    report = run(tmp_path / "drafts", *words, drafting.url, "--baseline-url", plain.url)
+    assert {cell.algorithm for cell in passed(report)} == {"eagle3"} and len(passed(report)) >= 4
+    assert all(one.gate("text") is not None for one in report if one.state == "PASS")
+    report = run(tmp_path / "plain", *words, plain.url)
+    assert {cell.algorithm for cell in passed(report)} == {"none"}
+
+
+def test_a_server_whose_configuration_no_cell_has_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    words = ("run", "--stage", "smoke", "--out", str(tmp_path), "--subject")
+    with served(page_size=2) as odd:
+        assert main([*words, "sglang", "--url", odd.url]) == 2
+        assert "the server runs page_size 2, not 1; `specmatrix axes` lists" in capsys.readouterr().err
+    with served(ServerOptions(port=0, model="mine"), dtype="bfloat16") as other:
+        for name in ("sglang", "openai"):
+            assert main([*words, name, "--url", other.url]) == 2
+            assert "the server runs dtype bfloat16, not float32" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("metrics", "drafters"),
+    [("", "standalone, eagle3, eagle, ngram, dflash"), (VLLM, "none"), (VLLM + DRAFTS, "standalone, eagle3")],
+)
+def test_a_plain_openai_server_names_its_drafter_by_the_selector(
+    metrics: str, drafters: str, monkeypatch: pytest.MonkeyPatch
+):
+    def get(self: Connection, *paths: str) -> dict[str, object]:
+        if paths != ("/v1/models",):
+            raise NotThere("it does not say")
+        return {"data": [{"id": "llama-mini"}]}
+
+    monkeypatch.setattr(Connection, "get", get)
+    monkeypatch.setattr(Connection, "text", lambda self, path: metrics)
+    engine = load_subject("openai", Endpoint("http://a"))
+    assert ", ".join(cell.algorithm for cell in engine.running()).startswith(drafters)
+    if drafters == "none":
+        assert {cell.algorithm for cell in listing(engine, "cpu", None)("smoke")} == {"none"}
+        return
+    refused = pytest.raises(ConfigError, match=r"does not say which drafter it has; name it by --cells algorithm=NAME")
+    with refused:
+        listing(engine, "cpu", None)("smoke")
+    named = listing(engine, "cpu", ["algorithm=ngram"])("smoke")
+    assert {cell.algorithm for cell in named} == {"ngram"}
