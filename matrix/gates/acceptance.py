@@ -121,6 +121,8 @@ class AcceptanceGate:
         """NOT MEASURED if the oracle lacks the combination or no verify round ran."""
         if run.resolved.get("ngram") is not None:
             return self._replayed(run)
+        if Capability.ROUNDS not in self.needs:
+            run = replace(run, answers=tuple(replace(one, accept_lengths=_unordered(one)) for one in run.answers))
         alone = not _in_oracle(prepared.cell) and not has_session_baseline(prepared.cell)
         outcome = Outcome(self.name, State.PASS) if alone else self._to_the_stored_end(prepared.cell, run)
         more = outcome.state is State.PASS and self.exact and run.resolved["dtype"] == "float32"
@@ -349,7 +351,7 @@ def _greedy(cell: Cell, run: Run, oracle: Oracle) -> Iterator[tuple[Answer, int,
         index, answer = oracle_index(request), answers.get(request.name)
         if request.temperature > 0 or index is None or answer is None:
             continue
-        lengths = answer.accept_lengths or _unordered(answer)
+        lengths = answer.accept_lengths
         if cell.numerics != "float32":
             left = first_difference(answer.output_ids, oracle.continuations[index], prefix=True)
             ends = accumulate(lengths, initial=1)
