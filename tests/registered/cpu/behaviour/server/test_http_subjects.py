@@ -192,7 +192,8 @@ def test_without_a_baseline_the_oracle_judges_the_run_itself(server: RunningServ
     )
     for one in found:
         assert one.state == "PASS", one
-        assert {gate.name for gate in one.gates} == {"claimed_capabilities", "oracle", "identities", "finish"}
+        judges = {"claimed_capabilities", "oracle", "identities", "finish", "acceptance"}
+        assert {gate.name for gate in one.gates} == judges
     assert (none.state, none.error) == ("UNSUPPORTED", SPECULATES)
     excluded = load_subject("sglang", Endpoint(server.url)).profile.excluded
     assert excluded == dict.fromkeys(("lossless", "distribution", "accuracy"), NO_BASELINE)
