@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from specmatrix import HOME
 from specmatrix.cli import main
 from specmatrix.engine.server.app import ServerOptions
 from specmatrix.errors import ConfigError
@@ -49,8 +51,21 @@ def passed(report: Report) -> list[Cell]:
     return [Cell.from_id(one.id) for one in report if one.state == "PASS"]
 
 
-def test_every_value_of_the_request_axes_runs_on_the_servers_own_start(drafting: RunningServer, tmp_path: Path):
-    report = run(tmp_path, "--subject", "sglang", "--url", drafting.url, "--stage", "smoke")
+def page_command(begin: str, urls: dict[str, str]) -> list[str]:
+    """The first command of docs/your-engine.md that begins so, with other servers."""
+    text = (HOME / "docs" / "your-engine.md").read_text(encoding="utf-8")
+    words = shlex.split(next(line for line in text.splitlines() if line.startswith(f"specmatrix {begin} ")))[1:]
+    return [urls.get(word, word) for word in words]
+
+
+def test_the_pages_commands_run_every_value_of_the_request_axes_on_the_servers_own_start(
+    drafting: RunningServer, plain: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    urls = {"http://127.0.0.1:30000": drafting.url, "http://127.0.0.1:30001": plain.url}
+    assert main(page_command("cells list", urls)) == 0
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()[:-1]}
+    report = run(tmp_path, *page_command("run", urls)[1:])
+    assert {one.id for one in report} == listed
     cells, start = passed(report), Cell.from_id(START).start_key
     assert {Cell.from_id(one.id).start_key for one in report} == {start}
     held = {(axis.name, getattr(cell, axis.name)) for cell in cells for axis in REQUESTS}
