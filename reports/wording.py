@@ -85,8 +85,8 @@ def waiver_text(waiver: Waiver, most: int = 160) -> str:
 
 
 def build(header: Header) -> str:
-    """The commit as people name it: 12 digits, and whether the checkout held more."""
-    return header.commit[:12] + (" + changes" if header.dirty else "")
+    """The commit as people name it: 12 digits, whether the checkout held more, and the planted fault."""
+    return header.commit[:12] + " + changes" * header.dirty + f" + fault {header.fault}" * bool(header.fault)
 
 
 def tested(header: Header) -> str:

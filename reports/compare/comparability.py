@@ -48,6 +48,8 @@ def mismatches(base: Header, head: Header) -> tuple[Mismatch, ...]:
     for side, header in (("base", base), ("head", head)):
         if header.dirty:
             rows.append((f"{side} checkout", "clean", "dirty", (), f"{side} ran with uncommitted changes"))
+        if header.fault:
+            rows.append((f"{side} fault", "none", header.fault, (), f"{side} ran with a planted fault"))
     return tuple(Mismatch(name, _text(a), _text(b), gates, why) for name, a, b, gates, why in rows if a != b)
 
 

@@ -128,9 +128,9 @@ class RunView:
         """The verdict with the most frequent failure, what its cells have in common, and the code that it is of."""
         if not self.groups:
             return f"{self.header.tier} / {self.header.stage}: {self.verdict}, {self.outcome}"
-        first, fault = self.groups[0], self.header.fault
+        first = self.groups[0]
         where = f" at {' x '.join(first.factors[0])}" if first.factors else ""
-        return f"{failure_name(first.cells[0])}{where}, {f'fault {fault}' if fault else build(self.header)}"
+        return f"{failure_name(first.cells[0])}{where}, {build(self.header)}"
 
     @property
     def outcome(self) -> str:

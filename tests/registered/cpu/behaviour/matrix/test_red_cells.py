@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from specmatrix.cli import main
+from specmatrix.matrix.run.provenance import run_header
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.store import load
+from specmatrix.reports.wording import build
 
 CELL = "eagle3.s3.k4.n8.v2.mixed_lengths"
 
@@ -27,7 +29,8 @@ def red(tmp_path_factory) -> tuple[Path, CellResult]:
 def test_a_planted_fault_makes_its_cell_red_and_the_report_names_it(red):
     out, cell = red
     header = load(out).header
-    assert (header.fault, header.dirty) == ("bonus-stride", True)
+    assert header.fault == "bonus-stride" and header.dirty is run_header("cpu", "pr", 0, ()).dirty
+    assert f"{build(header)}<" in (out / "report.html").read_text() and build(header).endswith(" + fault bonus-stride")
     assert cell.first_red.gate == "lossless" and cell.first_red.token == 2
     assert "planted fault" in (out / "report.html").read_text()
 

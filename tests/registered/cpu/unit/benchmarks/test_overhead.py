@@ -21,13 +21,14 @@ def burn(seconds):
 
 def test_nested_calls_count_once_and_results_pass_through():
     clock = CallTimer()
-    inner = clock.wrap(lambda x: x + 1)
+    inner = clock.wrap(lambda x: burn(1e-3) or x + 1)
     outer = clock.wrap(lambda x: inner(x) * 2)
     assert outer(3) == 8
     once = clock.seconds
     assert once > 0
-    with pytest.raises(TypeError):
-        outer(None)
+    failing = clock.wrap(lambda: burn(1e-3) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        failing()
     assert clock.seconds > once, "a call that fails is counted and leaves the clock usable"
     assert inner(1) == 2
 

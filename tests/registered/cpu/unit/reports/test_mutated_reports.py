@@ -254,8 +254,8 @@ def read(path: Path, base: Report) -> bool:
         texts.append(json.dumps(comparison_record(comparison), allow_nan=False))
         print_comparison(comparison, console)
     frames = Runs({str(path): report}, {})
-    for make in (frames.headers, frames.cells, frames.gates, frames.evidence, frames.starts):
-        make()
+    made = (frames.headers, frames.cells, frames.gates, frames.evidence, frames.starts)
+    assert all(frame is not None for frame in made)
     for text in (*texts, console.file.getvalue()):
         text.encode()
     return green

@@ -24,6 +24,7 @@ def test_equal_headers_match(make_header):
         ({"host": {"cpu": "EPYC", "gpus": []}}, "cpu", set()),
         ({"versions": {"python": "3.11.7", "torch": "2.12.0", "specmatrix": "0.1.0"}}, "torch", set()),
         ({"dirty": True}, "head checkout", set()),
+        ({"fault": "bonus-stride"}, "head fault", set()),
     ],
 )
 def test_each_changed_input_is_named_with_what_it_affects(make_header, change, name, gates):
