@@ -158,7 +158,7 @@ def header_of(
     asked = runs.job.options
     header = run_header(asked.tier, asked.stage, asked.seed, gates, engine, rules)
     host = header.host if runs.cluster is None else runs.cluster.host
-    return replace(header, fault=asked.fault or "", shard=part, host=host)
+    return replace(header, fault=asked.fault or "", label=asked.label, shard=part, host=host)
 
 
 def newest_report(folder: Path) -> Path:

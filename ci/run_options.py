@@ -47,6 +47,7 @@ class RunOptions:
         typer.Option(help="worker processes, one compute thread each; on GPUs, per set of GPUs; with --on, per GPU"),
     ] = None
     seed: Seed = 0
+    label: Annotated[str, typer.Option(help="what the report calls the build under test")] = ""
     limit: Annotated[int | None, typer.Option(help="run at most this many cells")] = None
     subject: SubjectName = REFERENCE
     waivers: Annotated[

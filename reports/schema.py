@@ -385,9 +385,10 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     """What the run was: code, data, machine and rules.
 
     `repository` is the address of the repository that holds `commit`, "" if it is not known. `subject` is the engine
-    under test; `fault` is the id of the defect that was planted in it, "" for none. `created`
-    is an ISO 8601 time with zone. `thresholds` and `waivers` are the rules that held. `counters` is None where the
-    stage demands none, `shard` for a run of all selected cells, `cheaper` where no stage is or only a part of one ran.
+    under test; `label` is what the user calls its build; `fault` is the id of the defect that was planted in it, "" for
+    none. `created` is an ISO 8601 time with zone. `thresholds` and `waivers` are the rules that held. `counters` is
+    None where the stage demands none, `shard` for a run of all selected cells, `cheaper` where no stage is or only a
+    part of one ran.
     `axes`: the values that a cell has on the axes that its line does not name.
     """
 
@@ -411,6 +412,7 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     shard: ShardRecord | None = None
     cheaper: CheaperStage | None = None
     repository: str = ""
+    label: str = ""
     axes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -92,7 +92,8 @@ def build(header: Header) -> str:
 def tested(header: Header) -> str:
     """What a side of a comparison tests: the commit, and in front of it the engine that is not of this repository."""
     engine = "" if header.subject.name == REFERENCE else f"{header.subject.name} {header.subject.version}".rstrip()
-    return f"{engine} at {build(header)}" if engine else build(header)
+    text = f"{engine} at {build(header)}" if engine else build(header)
+    return f"{text} ({shorten(header.label, 60)})" if header.label else text
 
 
 def machine(header: Header) -> str:
@@ -111,6 +112,7 @@ def provenance(header: Header) -> dict[str, str]:
     """What was run, where and on which inputs, by name."""
     return {
         "subject": f"{header.subject.name} {header.subject.version}".strip(),
+        **({"label": header.label} if header.label else {}),
         **({"planted fault": header.fault} if header.fault else {}),
         "commit": build(header),
         "created": header.created,

@@ -1,7 +1,19 @@
 import pytest
 
-from specmatrix.reports.schema import GateResult, Waiver
-from specmatrix.reports.wording import build, count, duration, failure, machine, shorten, shorten_rewrite, waiver_text
+from specmatrix.reports import wording
+from specmatrix.reports.schema import GateResult, SubjectRecord, Waiver
+from specmatrix.reports.wording import (
+    build,
+    count,
+    duration,
+    failure,
+    machine,
+    provenance,
+    shorten,
+    shorten_rewrite,
+    waiver_text,
+)  # fmt: skip
+from tests.support.made_reports import made_header
 
 
 def test_counts_agree_with_their_noun():
@@ -52,3 +64,9 @@ def test_build_and_machine(make_header):
     assert build(make_header(commit="0123456789abcdef", dirty=True)) == "0123456789ab + changes"
     assert machine(make_header(host={"cpu": "Xeon", "gpus": ["H100"]})) == "Xeon, H100"
     assert machine(make_header(host={})) == "unknown CPU"
+
+
+def test_builds_of_one_version_are_told_apart_by_their_labels():
+    base, head = (made_header(subject=SubjectRecord("sglang", "0.5.13"), label=label) for label in ("base", "pull 7"))
+    assert wording.tested(base).endswith(" (base)") and wording.tested(head).endswith(" (pull 7)")
+    assert (provenance(head)["label"], "label" in provenance(made_header())) == ("pull 7", False)
