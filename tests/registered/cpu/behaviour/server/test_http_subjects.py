@@ -147,8 +147,10 @@ def test_no_earlier_cell_is_in_the_cache_of_one(server: RunningServer):
     engine = subject.start(command)
     first = command.asks[0]
     again = replace(first, id="again", after=(first.id,))
-    cached = [[answer.cached_tokens for answer in engine.generate([first, again])] for _ in range(2)]
+    rounds = [engine.generate([first, again]) for _ in range(2)]
     engine.close()
+    cached = [[answer.cached_tokens for answer in answers] for answers in rounds]
+    assert len({answer.meta_info["id"] for answers in rounds for answer in answers}) == 4, "no name is used twice"
     assert cached[0] == cached[1] and cached[0][0] == 0 < cached[0][1]
 
 
