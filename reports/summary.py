@@ -71,7 +71,7 @@ class Summary:
         return [
             f"one {UNITS[gate]} in {round(1 / share):,} ({gate})"
             for gate, share in self.effects.items()
-            if gate in UNITS and share <= MIN_SEEN
+            if gate in UNITS and 0 < share <= MIN_SEEN
         ]
 
     @property
