@@ -69,7 +69,8 @@ class PreparedCell:
     @cached_property
     def as_like(self) -> PreparedCell:
         """What this package's gates take it for: see `Cell.as_like`."""
-        return replace(self, cell=self.cell.as_like, workload=lambda *_: self.requests)
+        like = self.cell.as_like
+        return self if like == self.cell else replace(self, cell=like, workload=lambda *_: self.requests)
 
     @property
     def predicted_refusal(self) -> str:

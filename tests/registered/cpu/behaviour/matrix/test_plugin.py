@@ -126,7 +126,9 @@ def test_a_cell_that_is_not_supported_is_skipped_with_its_reason_and_reported(mo
     runner = SimpleNamespace(run_cell=lambda cell: record)
     monkeypatch.setattr(cell_items, "runner_for", lambda config, tier: runner)
     monkeypatch.setattr(cell_items, "endpoint_from", lambda config: None)
-    config = SimpleNamespace(option=SimpleNamespace(specmatrix_report="out", specmatrix_waivers=None))
+    config = SimpleNamespace(
+        option=SimpleNamespace(specmatrix_report="out", specmatrix_waivers=None, specmatrix_plugin=[])
+    )
     item = SimpleNamespace(config=config, tier="cpu", cell=Cell(), user_properties=[])
     with pytest.raises(pytest.skip.Exception, match="vLLM has no tree drafts"):
         CellItem.runtest(item)

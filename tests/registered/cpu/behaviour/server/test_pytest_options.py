@@ -55,7 +55,7 @@ def test_cells_run_on_the_server_that_the_options_name(server: RunningServer, tm
     assert (status, seen.outcomes) == (pytest.ExitCode.OK, {PAIR: "passed", DEEPER: "skipped"}), seen.said
     assert "the server runs speculative_num_steps 3, not 5" in seen.said[DEEPER]
     gates = {gate.name for cell in load(tmp_path / "out") for gate in cell.gates}
-    assert gates == {"claimed_capabilities", "oracle", "identities", "lossless", "finish"}
+    assert gates == {"acceptance", "claimed_capabilities", "oracle", "identities", "lossless", "finish"}
 
 
 def test_the_repro_of_a_red_cell_names_the_server_but_not_its_key(

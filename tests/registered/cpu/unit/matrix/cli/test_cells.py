@@ -8,8 +8,8 @@ from specmatrix.matrix.cover.lockfile import stage_cells, subject_cells
 from specmatrix.matrix.cover.selection import of_gpus
 
 
-def said(capsys, *words: str):
-    assert main([*words]) == 0
+def said(capsys, *words: str, status: int = 0):
+    assert main([*words]) == status
     return capsys.readouterr().out
 
 
@@ -52,5 +52,5 @@ def test_json_says_what_a_cell_resolves_to_and_why(capsys):
     (row,) = json.loads(said(capsys, "explain", "eagle3.s3", "--json"))["cells"]
     assert row["resolved"]["num_draft_tokens"] == 4 and row["error"] is None
     assert {"spec_version", "speculative_eagle_topk"} <= {reason["field"] for reason in row["reasons"]}
-    (refused,) = json.loads(said(capsys, "explain", "none.v2.sync", "--json"))["cells"]
+    (refused,) = json.loads(said(capsys, "explain", "none.v2.sync", "--json", status=2))["cells"]
     assert refused["resolved"] is None and refused["error"] and refused["constraints"][0]["kind"] == "refused"
