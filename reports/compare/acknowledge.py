@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -51,7 +52,10 @@ def read_acknowledgements(path: Path) -> tuple[Acknowledgement, ...]:
     Raises ReportError for a missing or broken file, an unknown kind, an empty reason or a bad date.
     """
     try:
-        return convert(parse_json(read_text(path)), tuple[Acknowledgement, ...])
+        entries = convert(parse_json(read_text(path)), tuple[Acknowledgement, ...])
+        for entry in entries:
+            date.fromisoformat(entry.expiry)  # the pattern takes a 13th month
+        return entries
     except OSError as error:
         raise ReportError(f"cannot read {text_of(path)}: {error.strerror}") from error
     except UnicodeDecodeError:

@@ -24,6 +24,7 @@ def test_entries_read_back(tmp_path):
         (json.dumps([{**GOOD, "reason": 3}]), r"Expected `str`, got `int` - at `\$\[0\].reason`"),
         (json.dumps([{**GOOD, "kind": "red"}]), "Invalid enum value 'red'"),
         (json.dumps([{**GOOD, "reason": "  "}]), r"Expected `str` matching regex .* - at `\$\[0\].reason`"),
+        (json.dumps([{**GOOD, "expiry": "2026-13-01"}]), "month must be in 1..12"),
         (json.dumps([{**GOOD, "expiry": "soon"}]), r"Expected `str` matching regex .* - at `\$\[0\].expiry`"),
     ],
 )
