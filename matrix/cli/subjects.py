@@ -91,7 +91,7 @@ def check(name: Name, url: Url = None, launch: Launch = None, api_key: ApiKey = 
     missing."""
     subject = installed_subject(name, endpoint_of(url, None, launch, api_key))
     done = list[dict[str, Any]]()
-    with closing(check_contract(subject)) as laws:  # stops its engine before an interrupt is told
+    with closing(check_contract(subject)) as laws:  # so that its engine ends first if the user interrupts
         try:
             for law in laws:
                 if not json_:

@@ -126,7 +126,7 @@ class AcceptanceGate:
         alone = not _in_oracle(prepared.cell) and not has_session_baseline(prepared.cell)
         outcome = Outcome(self.name, State.PASS) if alone else self._to_the_stored_end(prepared.cell, run)
         more = outcome.state is State.PASS and self.exact and run.resolved["dtype"] == "float32"
-        more = more and prepared.cell.own_traits is None  # of which the zoo has no drafts
+        more = more and prepared.cell.own_traits is None  # the zoo has no drafts for it
         return self._by_naive_drafts(prepared.cell, run, outcome, alone) if more else outcome
 
     def _to_the_stored_end(self, cell: Cell, run: Run) -> Outcome:

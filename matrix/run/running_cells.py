@@ -26,9 +26,9 @@ from specmatrix.matrix.workloads.prepared_cell import prepare
 
 
 def listing(engine: Subject | None, tier: str, cells: Sequence[str] | None) -> Listing:
-    """The cells of a stage on an engine, None for the reference engine, of which the selectors `cells` pick some. A
-    subject has a lock file of its own for CPUs only. ConfigError if no cell has what runs already, or if neither the
-    engine nor the selectors say which of several starts that is."""
+    """Lists the cells of a stage for an engine (None: the reference engine). cells: the run's selectors, which may name
+    the drafter of a server that does not. Subjects have lock files of their own for CPUs only. ConfigError if no cell
+    has the configuration of a running engine, or if several have it and no selector decides."""
     known = () if engine is None else tuple(engine.running())
     if engine is not None and known:
         return cache(partial(_swept, engine, known, cells or ()))

@@ -16,6 +16,7 @@ from specmatrix.matrix.subjects.http.launch_flags import (
     launch_flags,
     mismatches,
     running_start,
+    same,
     unjudged_sizes,
 )
 from specmatrix.matrix.subjects.protocol import (
@@ -102,6 +103,8 @@ class SglangSubject(Subject):
             )
             if model != other:
                 raise ConfigError(f"--baseline-url serves {other}; it must serve {model}, as --url does")
+            if not same("dtype", "float32", dtype := baseline.get("dtype")):
+                raise ConfigError(f"--baseline-url runs dtype {dtype}; allowed: float32")
         unpaired = () if endpoint.baseline_url is not None else PAIRED
         excluded = dict.fromkeys(unpaired, NO_BASELINE)
         if why := unjudged_sizes(running):

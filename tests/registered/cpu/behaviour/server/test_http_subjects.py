@@ -222,6 +222,12 @@ def test_a_baseline_of_another_model_is_refused_by_its_path(server: RunningServe
         load_subject("sglang", Endpoint(server.url, other.url))
 
 
+def test_a_baseline_of_another_dtype_is_refused(server: RunningServer):
+    refused = pytest.raises(ConfigError, match=r"^--baseline-url runs dtype bfloat16; allowed: float32$")
+    with served(**PLAIN, dtype="bfloat16") as other, refused:
+        load_subject("sglang", Endpoint(server.url, other.url))
+
+
 def test_openais_api_is_judged_by_its_texts(server: RunningServer, plain: RunningServer):
     (pair,) = run("openai", Endpoint(server.url, plain.url), "eagle3.pair.stop_string")
     text = pair.gate("text")
