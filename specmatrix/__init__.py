@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     # The folder of engine/, matrix/ and the other packages: this one in an installation, its parent in a checkout.
     HOME: Path
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _HERE = os.path.dirname(os.path.realpath(__file__))
 _HOME = _HERE if os.path.isdir(os.path.join(_HERE, "engine")) else os.path.dirname(_HERE)
 if _HOME != _HERE:

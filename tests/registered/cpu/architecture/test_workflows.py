@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specmatrix import HOME
+from specmatrix import HOME, __version__
 from specmatrix.matrix.cells.tiers import TIERS
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.faults.loader import catalogue
@@ -117,7 +117,7 @@ def test_actions_are_pinned_and_keep_no_credentials(file: Path):
 
 
 @pytest.mark.parametrize("file", sorted(WORKFLOWS.iterdir()), ids=lambda file: file.name)
-def test_permissions_are_stated_and_only_two_jobs_may_write(file: Path):
+def test_permissions_are_stated_and_only_three_jobs_may_write(file: Path):
     whole = yaml.safe_load(file.read_text(encoding="utf-8"))
     assert whole["permissions"] in ({}, {"contents": "read"})
     may = {
@@ -128,6 +128,7 @@ def test_permissions_are_stated_and_only_two_jobs_may_write(file: Path):
     }
     assert may == {
         "specmatrix-comment.yml": {"post: checks", "post: pull-requests"}, "pull-request.yml": {"store: contents"},
+        "release.yml": {"publish: id-token"},
     }.get(file.name, set())  # fmt: skip
 
 
@@ -154,3 +155,12 @@ def test_a_run_without_a_report_gets_a_comment_that_says_so():
     (download,) = (step for step in job["steps"] if "download-artifact" in step.get("uses", ""))
     (render,) = (step["run"] for step in job["steps"] if "specmatrix review" in step.get("run", ""))
     assert download["continue-on-error"] is True and "mkdir -p reports-of-run/whole/" in render
+
+
+def test_a_release_is_what_installs_on_every_python_and_its_version_is_said_alike():
+    jobs = yaml.safe_load((WORKFLOWS / "release.yml").read_text(encoding="utf-8"))["jobs"]
+    assert jobs["publish"]["needs"] == "install" and jobs["install"]["needs"] == "build"
+    assert jobs["install"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
+    assert yaml.safe_load((HOME / "CITATION.cff").read_text(encoding="utf-8"))["version"] == __version__
+    newest = re.findall(r"^## \[(\d.*)\]", (HOME / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
+    assert newest == __version__
