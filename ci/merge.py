@@ -91,7 +91,7 @@ def _check_cells(reports: Sequence[Report], expected: int) -> None:
     """ConfigError unless the shards have each cell once, as they do unless they were planned with other durations."""
     seen: dict[str, Report] = {}
     for report in reports:
-        for cell in (*report.ids(), *report.not_run):
+        for cell in (*report.lines, *report.not_run):
             if cell in seen:
                 where = f"{seen[cell].path} and {report.path}"
                 raise ConfigError(f"{where} both have cell {cell!r}; give every shard the same --durations")

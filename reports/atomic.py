@@ -23,12 +23,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def replaced(path: Path, durable: bool = True) -> Iterator[BufferedWriter]:
+def replaced(path: Path) -> Iterator[BufferedWriter]:
     """A file that takes the name `path` when the context ends: a reader sees the old file or the new one, never a part.
     Until then it has a random name, so it follows no symlink and collides with no other writer.
 
-    durable: it survives a power failure. Raises ReportError if the disk is full or the place cannot be written, and
-    then, as after any other exception, `path` is as it was.
+    Raises ReportError if the disk is full or the place cannot be written; after any exception `path` is as it was.
     """
     partial = path.with_name(f".{token_hex(8)}.partial")
     try:
@@ -36,7 +35,7 @@ def replaced(path: Path, durable: bool = True) -> Iterator[BufferedWriter]:
             path.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("xb") as file:
                 yield file
-                publish(file, path, durable)
+                publish(file, path)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -97,16 +96,7 @@ def check_place(folder: Path, *names: str) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def publish(file: BufferedWriter, path: Path, durable: bool = True) -> None:
-    """Give an open file that is finished its name `path`; durable: both survive a power failure. Raises OSError."""
+def publish(file: BufferedWriter, path: Path) -> None:
+    """Give a finished, open file its name `path`. Raises OSError."""
     file.flush()
-    if durable:
-        os.fsync(file.fileno())
     Path(file.name).replace(path)
-    if not durable:
-        return
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -8,18 +8,6 @@ from typing import Final
 # No number that is summed or divided is larger, so that sums and ratios stay finite.
 LARGEST: Final = 10**9
 
-# The gate that measures, and by what a comparison judges it the name of its number with one ratio per turn of each
-# engine start.
-SPEED: Final = "speed"
-RATIOS: Final[Mapping[str, str]] = {
-    "speed": "speed_ups",
-    "first_token": "first_token_ratios",
-    "output_token": "output_token_ratios",
-    "own_speed": "own_speeds",
-    "plain_speed": "plain_speeds",
-}
-
-
 # Of each gate: how much it looked at, and what it found none of if it passes.
 _COUNTED: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "claimed_capabilities": (("answers", "claims"), ("broken",)),
@@ -41,7 +29,7 @@ _COUNTED: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "accuracy": (("n", "outcomes"), ()),
     "config": (("fields",), ()),
     "effective": (("keys", "required"), ("differences", "unseen")),
-    SPEED: (("starts", "turns"), ()),
+    "speed": (("starts", "turns"), ()),
 }
 AMOUNTS: Final = {gate: amounts for gate, (amounts, _) in _COUNTED.items()}
 FAULTS: Final = {gate: faults for gate, (_, faults) in _COUNTED.items()}

@@ -14,7 +14,7 @@ Numbers of a gate, where plots and comparisons read them (other gates may hold a
 - `accuracy`: `accuracy` and `baseline` (fractions), `n` (questions), `lost` and `won` (discordant pairs against the
   baseline); optional `outcomes`, a string with "1" (right) or "0" (wrong) per question
 - `lossless`: `tokens`, `proving`, `divergent`, `ties`, `past_ties`, `first_divergence`
-- `speed`: `starts`, `turns` of each, `clock`, `device`, `gpus`, the lists of `gate_numbers.RATIOS` and the figures of
+- `speed`: `starts`, `turns` of each, `clock`, `device`, `gpus`, the lists of `speed.RATIOS` and the figures of
   `speed.FIGURES`; its interval is that of `speed_up`, None for one start
 
 How much a gate looked at (`gate_numbers.AMOUNTS`) and how many faults it found (`FAULTS`) are integers, or what is said
@@ -24,7 +24,6 @@ and the digest in the end line tells the reader that nothing was changed since.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import datetime
 from hashlib import blake2b
@@ -48,7 +47,7 @@ MAX_SAID: Final = 240
 UNKNOWN: Final = "unknown"
 
 # Of a repository in the web.
-ADDRESS: Final = re.compile(r"https://[\w.-]+(:\d+)?(/[\w.~+-]+)+")
+ADDRESS: Final = r"https://[\w.-]+(:\d+)?(/[\w.~+-]+)+"
 _DAY: Final = r"\d{4}-\d\d-\d\d"
 
 CellState = Literal["PASS", "FAIL", "NOT MEASURED", "INFRA", "UNSUPPORTED"]
@@ -56,7 +55,6 @@ GateState = Literal["PASS", "FAIL", "NOT MEASURED"]
 Expect = Literal["runs", "refused", "rewritten"]
 WaiverKind = Literal["known", "flaky"]
 Phase = Literal["schedule", "launch", "resolve"]
-WAIVER_KINDS: Final[tuple[WaiverKind, ...]] = ("known", "flaky")
 # The name of the subject that the matrix brings, and of what a waiver covers if no gate judged the cell.
 REFERENCE: Final = "reference"
 CRASH: Final = "crash"
@@ -73,6 +71,7 @@ Bounded: TypeAlias = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 # Texts by which days and times compare.
 Day: TypeAlias = Annotated[str, Meta(pattern=rf"^{_DAY}\Z")]
 Time: TypeAlias = Annotated[str, Meta(pattern=rf"^{_DAY}[T ]\d\d:\d\d.*(Z|[+-]\d\d:\d\d)\Z")]
+Address: TypeAlias = Annotated[str, Meta(pattern=rf"^({ADDRESS})?\Z")]
 Reason: TypeAlias = Annotated[str, Meta(pattern=r"\S")]
 
 
@@ -411,14 +410,12 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     fault: str = ""
     shard: ShardRecord | None = None
     cheaper: CheaperStage | None = None
-    repository: str = ""
+    repository: Address = ""
     label: str = ""
     axes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         datetime.fromisoformat(self.created)
-        if self.repository and not ADDRESS.fullmatch(self.repository):
-            raise ValueError(f"repository must be an address such as https://host/name, got {self.repository!r:.60}")
         if not isinstance(self.host.get("gpus") or [], list):
             raise ValueError(f"gpus of host must be a list, got {self.host['gpus']!r:.60}")
 

@@ -16,12 +16,20 @@ from math import exp, expm1, log, log1p
 from statistics import fmean, median
 from typing import Final, NamedTuple
 
-from specmatrix.reports.gate_numbers import RATIOS, SPEED
 from specmatrix.reports.lengths import positive, positives
 from specmatrix.reports.schema import CellResult, Json
 from specmatrix.reports.stats import MIN_VALUES, Shift, mean_interval, pseudo_median, shift
 
+# The gate, and by what a comparison judges it the name of its number with one ratio per turn of each engine start.
+SPEED: Final = "speed"
 OWN: Final = "own_speed"
+RATIOS: Final[Mapping[str, str]] = {
+    "speed": "speed_ups",
+    "first_token": "first_token_ratios",
+    "output_token": "output_token_ratios",
+    OWN: "own_speeds",
+    "plain_speed": "plain_speeds",
+}
 FIXED: Final = (OWN, "plain_speed")
 # Ratios that also fall if only plain decoding became quicker.
 OF_BOTH: Final = ("speed", "output_token")

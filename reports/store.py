@@ -8,14 +8,14 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, KeysView, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from gzip import GzipFile
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 from types import EllipsisType, TracebackType
-from typing import Any, Final, Self, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -49,7 +49,6 @@ from specmatrix.reports.wording import shorten
 Line: TypeAlias = StartRecord | NamesRecord | CellLine
 ValuesT = TypeVar("ValuesT", GateValues, CounterValues)
 PARTIAL_FILE: Final = REPORT_FILE + ".partial"
-GZIP: Final = b"\x1f\x8b"
 # Of a report, unpacked: some 700,000 cells.
 MAX_BYTES: Final = 2**29
 
@@ -60,7 +59,7 @@ _HEADER: Final = msgspec.json.Decoder(Header)
 _END: Final = msgspec.json.Decoder(End)
 
 
-class ReportWriter:
+class ReportWriter(AbstractContextManager["ReportWriter"]):
     """Streams cells to `directory/report.jsonl.partial`, which becomes `report.jsonl` only in `close()`.
 
     Until then the report, summary and pages of an earlier run stay as they are. An interrupted run leaves its partial
@@ -119,7 +118,7 @@ class ReportWriter:
         self._evidence.update(evidence)
 
     def close(self) -> Path:
-        """Write the end line, flush to disk and give the report its name, which is returned."""
+        """Write the end line and give the report its name, which is returned."""
         if self.gpu_seconds is ...:
             gpus = len(cast(Sequence[Json], self._header.host.get("gpus") or ()))
             self.gpu_seconds = round((monotonic() - self._began) * gpus, 3) if gpus else None
@@ -146,9 +145,6 @@ class ReportWriter:
         """Stop without finishing; what was written so far stays in the partial file. Safe to call twice."""
         with suppress(OSError):  # of a full disk, which was reported
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -208,8 +204,6 @@ class Report:
         self._words: dict[int, EffectiveValues] = {}
         if len(self.lines) != end.cells:
             raise ReportError(f"{path} has {len(self.lines)} cells, and its end line says {end.cells}")
-        if ran := next((cell for cell in end.not_run if cell in self.lines), None):
-            raise ReportError(f"{path} has cell {ran!r:.60}, and its end line says that it did not run")
         sizes = {number: sum(len(names) for _, names in each.groups) for number, each in enumerate(self._names)}
         for line in self.lines.values():
             gates, evidence = line.gates, line.evidence
@@ -246,10 +240,6 @@ class Report:
         """Values under their names, in the groups of their line."""
         values = iter(given.values)
         return {group: dict(zip(names, values, strict=False)) for group, names in self._names[given.names].groups}
-
-    def ids(self) -> KeysView[str]:
-        """All cell ids in file order."""
-        return self.lines.keys()
 
     def red(self) -> list[str]:
         """The ids of all cells that fail the run if they are not waived, in file order."""
@@ -331,8 +321,7 @@ def load(path: Path | str) -> Report:
             raise ReportError(f"{file} is of a run that did not finish{whole}")
         file = file / REPORT_FILE if file.is_dir() else file
         with opened(file) as source:
-            packed = source.peek(2)[:2] == GZIP
-            text = (GzipFile(fileobj=source) if packed else source).read(MAX_BYTES + 1)
+            text = (GzipFile(fileobj=source) if source.peek(2)[:2] == b"\x1f\x8b" else source).read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:  # a device may never end, and a small file may unpack without one
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     except (OSError, EOFError, zlib.error) as error:

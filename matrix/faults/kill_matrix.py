@@ -15,8 +15,9 @@ from specmatrix.matrix.faults.plant import CellVerdict, Trial, trial
 from specmatrix.matrix.faults.processes import Processes
 from specmatrix.matrix.gates.registry import own_names
 from specmatrix.matrix.zoo.registry import verify_cells
-from specmatrix.reports.gate_numbers import GATES, SPEED
+from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.schema import REFERENCE
+from specmatrix.reports.speed import SPEED
 
 RED: Final = ("FAIL", "NOT MEASURED")
 # What can detect a fault: the gates of cells and the laws of kernels. Lost speed shows in a comparison only.

@@ -65,7 +65,7 @@ def web_address(remote: str) -> str:
     found = re.fullmatch(r"(?:https://|ssh://)(?:[^@/]*@)?([\w.-]+)(?::\d+)?/(.+?)(?:\.git)?/?", remote)
     found = found or re.fullmatch(r"[\w.-]+@([\w.-]+):(.+?)(?:\.git)?/?", remote)
     address = f"https://{found[1]}/{found[2]}" if found else ""
-    return address if ADDRESS.fullmatch(address) else ""
+    return address if re.fullmatch(ADDRESS, address) else ""
 
 
 def installed_versions() -> dict[str, str]:

@@ -15,8 +15,7 @@ from specmatrix.matrix.run.provenance import this_host
 from specmatrix.matrix.run.timed_pair import PairProcess, StartSamples, TimedPair, TimedTurn, clock_of
 from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
-from specmatrix.reports.gate_numbers import RATIOS, SPEED
-from specmatrix.reports.speed import level
+from specmatrix.reports.speed import RATIOS, SPEED, level
 
 # Turns of each start with one request; half as many with a batch.
 TURNS: Final = 32

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from msgspec import structs
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -20,11 +20,12 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import parse_selector
 from specmatrix.matrix.gates.registry import gate_names
 from specmatrix.matrix.subjects.registry import known_subjects
-from specmatrix.reports.schema import CRASH, RED_STATES, WAIVER_KINDS, CellResult, Waiver, WaiverRule
+from specmatrix.reports.schema import CRASH, RED_STATES, CellResult, Waiver, WaiverKind, WaiverRule
 from specmatrix.reports.yaml_text import parse_yaml
 
 DEFAULT_FILE: Final = Path("specmatrix-waivers.yaml")
 REQUIRED: Final = ("cells", "gate", "reason", "expiry")
+_KINDS: Final = get_args(WaiverKind)
 OPTIONAL: Final = ("kind", "subject", "versions", "issue")
 
 
@@ -113,8 +114,8 @@ def _faults(texts: Mapping[str, Any], where: str) -> Iterator[str]:
     gates = (*gate_names(), CRASH)
     if texts["gate"] not in gates:
         yield f"gate of {where} must be one of {', '.join(gates)}, got {shown(texts['gate'])}"
-    if texts.get("kind", WAIVER_KINDS[0]) not in WAIVER_KINDS:
-        yield f"kind of {where} must be {' or '.join(WAIVER_KINDS)}, got {shown(texts['kind'])}"
+    if texts.get("kind", _KINDS[0]) not in _KINDS:
+        yield f"kind of {where} must be {' or '.join(_KINDS)}, got {shown(texts['kind'])}"
     if "subject" in texts and texts["subject"] not in (known := known_subjects()):
         yield f"subject of {where} must be one of {', '.join(known)}, got {shown(texts['subject'])}"
     try:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from specmatrix.reports.compare.cell_state import Mismatch, RuleChange
-from specmatrix.reports.gate_numbers import GATES, SPEED
+from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.schema import REFERENCE, Header, Json
+from specmatrix.reports.speed import SPEED
 
 NUMERIC: Final = ("acceptance", "accuracy")
 # Gates whose result depends on prompts and weights; the others depend on the engine only.

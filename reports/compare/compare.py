@@ -67,7 +67,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     context = Context(blocked, acknowledged, today)
     # If an input differs, equal records may mean different results.
     same = [] if blocked else base.same(head)
-    equal, before, after = set(same), base.ids(), head.ids()
+    equal, before, after = set(same), base.lines, head.lines
     pairs = {cell: (base[cell], head[cell]) for cell in before if cell not in equal and cell in after}
     lost = [base[cell] for cell in before if cell not in after]
     new = [head[cell] for cell in after if cell not in before]
@@ -156,7 +156,7 @@ def _check_compared(base: Report, head: Report, reasons: Sequence[str]) -> None:
     for report in (base, head):
         if not len(report):
             raise ReportError(f"{report.path} has no cells, so nothing was compared")
-    judged = (not {base[cell].state, head[cell].state} & UNJUDGED_STATES for cell in base.ids() if cell in head)
+    judged = (not {base[cell].state, head[cell].state} & UNJUDGED_STATES for cell in base.lines if cell in head)
     if not reasons and not any(judged):
         raise ReportError(f"no cell has a verdict in both {base.path} and {head.path}, so nothing was compared")
 
@@ -215,7 +215,7 @@ def _factors(changes: Iterable[CellChange], head: Report) -> tuple[Factor, ...]:
         return ()
     reds = [head.values(cell) for cell in failing]
     failed = set(failing)
-    greens = [values for cell in head.ids() if cell not in failed and (values := head.effective(cell)) is not None]
+    greens = [values for cell in head.lines if cell not in failed and (values := head.effective(cell)) is not None]
     return common_factors(reds, greens)
 
 

@@ -86,7 +86,7 @@ def _write_cells(history: History, folder: Path) -> None:
     for cell in range(len(history.cells)):
         measured = {name: _rounded(values[:, cell]) for name, values in history.measures.items()}
         record = {"cell": cell, "measures": {k: v for k, v in measured.items() if v}, "red": red.get(cell, [])}
-        with replaced(folder / f"{cell}.js", durable=False) as script:
+        with replaced(folder / f"{cell}.js") as script:
             script.write(f"specmatrixCell({script_json(record)});\n".encode(errors="replace"))
     # Of an earlier history with more cells.
     cell = len(history.cells)

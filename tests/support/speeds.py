@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from specmatrix.reports.gate_numbers import RATIOS
+from specmatrix.reports.speed import RATIOS
 
 STARTS, TURNS = 8, 16
 # What a GPU host showed: standard deviations between the engine starts of equal runs, of the speed over no drafter and

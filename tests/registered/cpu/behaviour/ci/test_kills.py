@@ -125,7 +125,7 @@ def judge(kill: PlannedKill, ended: Ended, out: Path, cells: set[str]) -> None:
     """Invariants after a kill: a report is complete or refused in one sentence, and only a complete one is green."""
     status, said = ended.status, ended.said
     if (out / "report.jsonl").exists():  # this run's, or that of the one before
-        assert set(load(out / "report.jsonl").ids()) == cells
+        assert set(load(out / "report.jsonl").lines) == cells
     try:
         report = load(out)
     except ReportError as refusal:
@@ -159,7 +159,7 @@ def judge(kill: PlannedKill, ended: Ended, out: Path, cells: set[str]) -> None:
 def test_after_any_kill_the_report_is_complete_or_refused_and_the_next_run_works(code, kills, most, tmp_path):
     first = run(code, tmp_path)
     assert first.status == 0, first.said
-    chosen = set(load(tmp_path).ids())
+    chosen = set(load(tmp_path).lines)
     assert len(chosen) > 5
     rng, drawn, hits = random.Random(7), Counter[str](), Counter[str]()
     for number in range(kills):
@@ -174,4 +174,4 @@ def test_after_any_kill_the_report_is_complete_or_refused_and_the_next_run_works
     assert all(hits[victim] >= max(1, LEAST * drawn[victim]) for victim in ("run", "worker")), (hits, drawn)
     last = run(code, tmp_path)
     assert (last.status, json.loads(last.out)["pass"]) == (0, len(chosen)), last.said
-    assert set(load(tmp_path).ids()) == chosen
+    assert set(load(tmp_path).lines) == chosen

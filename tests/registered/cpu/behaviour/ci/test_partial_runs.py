@@ -54,9 +54,9 @@ def test_fail_fast_ends_at_the_first_red_cell_and_counts_those_that_did_not_run(
     monkeypatch.setattr(local, "work", scripted_workers.fails_drafts)
     assert run(tmp_path, "--cells", "batch in (mixed_lengths, single)", "--fail-fast") == 1
     report = load(tmp_path)
-    assert len(report.red()) == 1 and list(report.ids())[-1] == report.red()[0]
+    assert len(report.red()) == 1 and list(report.lines)[-1] == report.red()[0]
     left = len(ids) - len(report)
-    assert left >= 2 and {*report.ids(), *report.not_run} == {*ids} and len(report.not_run) == left
+    assert left >= 2 and {*report.lines, *report.not_run} == {*ids} and len(report.not_run) == left
     said = f"red: 1 of {len(report)} cell{'s' * (len(report) > 1)} did not pass, and {left} more cells did not run"
     assert said in capsys.readouterr().out.splitlines()
     assert json.loads((tmp_path / "summary.json").read_text())["not_run"] == left
@@ -67,10 +67,10 @@ def test_fail_fast_ends_at_the_first_red_cell_and_counts_those_that_did_not_run(
     monkeypatch.setattr(local, "work", scripted_workers.passes)
     for _ in range(2):
         assert run(tmp_path, "--rerun-failed") == 0
-        assert {*load(tmp_path / "rerun").ids()} == {*report.red(), *report.not_run}
+        assert {*load(tmp_path / "rerun").lines} == {*report.red(), *report.not_run}
     assert run(tmp_path / "again", "--rerun-failed", str(tmp_path)) == 0
     again = load(tmp_path / "again")
-    assert {*again.ids()} == {*report.red(), *report.not_run} and not again.not_run
+    assert {*again.lines} == {*report.red(), *report.not_run} and not again.not_run
     assert (tmp_path / "report.jsonl").read_bytes() == before
     monkeypatch.undo()
     assert run(tmp_path / "third", "--rerun-failed", str(tmp_path / "again")) == 2
@@ -82,7 +82,7 @@ def test_fail_fast_goes_on_behind_waived_cells(ids, monkeypatch, tmp_path, capsy
     monkeypatch.setattr(local, "work", scripted_workers.fails_drafts)
     assert run(tmp_path, "--cells", "batch in (mixed_lengths, single)", "--fail-fast", "--waivers", str(waivers)) == 0
     report = load(tmp_path)
-    assert {*report.ids()} == {*ids} and report.red() and not report.not_run
+    assert {*report.lines} == {*ids} and report.red() and not report.not_run
     assert report[report.red()[0]].waived.issue == "x#1"
     lines = capsys.readouterr().out.splitlines()
     assert ", 0 failed, " in lines[0] and f", {len(report.red())} waived; " in lines[0]
@@ -107,7 +107,7 @@ def test_a_lost_cell_and_those_that_did_not_run_are_run_again(monkeypatch, tmp_p
     report_of(tmp_path, red=CELLS[0], left=CELLS[2:])
     monkeypatch.setattr(local, "work", scripted_workers.passes)
     assert run(tmp_path / "again", "--rerun-failed", str(tmp_path / "report.jsonl")) == 0
-    assert {*load(tmp_path / "again").ids()} == {CELLS[0], CELLS[2]}
+    assert {*load(tmp_path / "again").lines} == {CELLS[0], CELLS[2]}
 
 
 @pytest.mark.parametrize(

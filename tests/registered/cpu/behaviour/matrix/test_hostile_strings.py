@@ -212,13 +212,13 @@ def test_whoever_writes_several_files_into_a_folder_is_alone_there(words, tmp_pa
     add(given["IN"], given["H"])
     real, named = atomic.publish, set[str]()
 
-    def watched(file: BufferedWriter, path: Path, durable: bool = True) -> None:
+    def watched(file: BufferedWriter, path: Path) -> None:
         folder = os.open(out, os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(folder)
         named.add(path.name)
-        real(file, path, durable)
+        real(file, path)
 
     monkeypatch.setattr(atomic, "publish", watched)
     assert main([*(str(given.get(word, word)) for word in words.split()), str(out)]) in (0, 1)

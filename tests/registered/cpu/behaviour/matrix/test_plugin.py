@@ -108,7 +108,7 @@ def test_report_of_two_workers_holds_every_cell(tmp_path: Path):
     done = pytest_on("-p", "xdist.plugin", "-n", "2", "-q", *chosen, "--report", str(tmp_path))
     assert done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), done.stdout
     report = load(tmp_path)
-    assert sorted(report.ids()) == sorted(collected(*chosen))
+    assert sorted(report.lines) == sorted(collected(*chosen))
     red = [cell for cell in report if cell.state != "PASS"]
     assert (done.returncode == 0) == (not red)
     assert all(cell.repro in done.stdout for cell in red)

@@ -176,7 +176,7 @@ def test_the_printed_repro_leaves_the_report_that_it_came_from(tmp_path: Path, m
     assert (done.returncode, done.stderr) == (0, "")
     (again,) = (path for path in tmp_path.rglob("report.jsonl") if path != report)
     assert done.stdout.endswith(f"\nreport: {again.with_name('report.html')}\n")
-    assert list(load(again).ids()) == ["none"] and load(again)["none"].repro == load("out")["none"].repro
+    assert list(load(again).lines) == ["none"] and load(again)["none"].repro == load("out")["none"].repro
     assert report.read_bytes() == whole
     # The shell gives every run of the line another folder.
     folders = {subprocess.check_output(f"echo {line.partition('--out ')[2]}", shell=True) for _ in range(2)}

@@ -56,8 +56,8 @@ def test_every_layout_runs_at_five_examples_and_is_one_cell(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=HOME)
     assert done.returncode == 1, done.stderr
     cells = load(tmp_path / "stage")
-    assert {*cells.ids()} == {*PAIRS}
-    for name in cells.ids():
+    assert {*cells.lines} == {*PAIRS}
+    for name in cells.lines:
         cell = cells[name]
         assert cell.state == "NOT MEASURED", (name, cell)
         accuracy, acceptance = cell.gates

@@ -41,8 +41,8 @@ def test_the_verdicts_are_the_expected_ones_and_on_the_page(name: str, capsys, t
     for step in replayed.steps:
         if isinstance(step, ComparedStep):
             folder = tmp_path / name / step.name
-            assert {*load(folder / "base").ids()} == {*step.cells, *step.dropped}
-            assert {*load(folder / "head").ids()} == {*step.cells, *step.added}
+            assert {*load(folder / "base").lines} == {*step.cells, *step.dropped}
+            assert {*load(folder / "head").lines} == {*step.cells, *step.added}
             assert (folder / "comparison.html").is_file() and f"page: {folder / 'comparison.html'}" in said
             page = (folder / "comparison.html").read_text("utf-8")
             assert f": {escape(step.base.name)} → {escape(step.head.name)}</h1>" in page

@@ -68,10 +68,11 @@ def test_a_run_was_made_at_a_time_with_zone(make_header, time):
 
 
 @pytest.mark.parametrize("address", ["http://x/y", "javascript:alert(1)", "https://x", 'https://x/"y', "https://x/y z"])
-def test_a_repository_is_an_address_that_a_page_may_link(make_header, address):
-    assert make_header(repository="https://host.example:8443/owner/name").repository
-    with pytest.raises(ValueError, match=r"^repository must be an address such as https://host/name, got "):
-        make_header(repository=address)
+def test_a_repository_is_an_address_that_a_page_may_link(make_header, tmp_path, address):
+    ok = make_header(repository="https://host.example:8443/owner/name")
+    assert decode(encode(ok), type=Header) == ok
+    with pytest.raises(ReportError, match=r"^the header cannot be written .* regex .* at `\$.repository`"):
+        ReportWriter(tmp_path, replace(ok, repository=address))
 
 
 def test_gpus_of_a_host_are_a_list(make_header):

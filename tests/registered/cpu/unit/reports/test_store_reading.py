@@ -217,7 +217,7 @@ def test_keys_in_any_order_and_with_spaces_read_the_same(three, resealed):
     resealed(path)
     turned = load(three)
     assert list(turned) == list(whole)
-    assert [turned.values(cell) for cell in turned.ids()] == [whole.values(cell) for cell in whole.ids()]
+    assert [turned.values(cell) for cell in turned.lines] == [whole.values(cell) for cell in whole.lines]
 
 
 def test_cells_are_the_same_where_only_the_running_time_differs(tmp_path, make_cell, write_report):

@@ -65,7 +65,7 @@ def test_an_earlier_run_stays_until_the_new_one_is_complete(tmp_path, make_cell,
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir() if each != interrupted.partial} == earlier
     with ReportWriter(tmp_path, make_header()) as writer:
         writer.write(make_cell("new"))
-    assert list(load(tmp_path).ids()) == ["new"]
+    assert list(load(tmp_path).lines) == ["new"]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["notes.txt", "report.jsonl"]
 
 
@@ -77,7 +77,7 @@ def test_a_directory_with_an_interrupted_run_is_not_that_of_the_run_before(
     words = f"is of a run that did not finish; name {tmp_path}/report.jsonl to read the one before it"
     with pytest.raises(ReportError, match=words):
         load(tmp_path)
-    assert list(load(tmp_path / "report.jsonl").ids()) == ["old"]
+    assert list(load(tmp_path / "report.jsonl").lines) == ["old"]
 
 
 def test_two_runs_cannot_write_in_one_place(tmp_path, make_cell, make_header):
@@ -85,7 +85,7 @@ def test_two_runs_cannot_write_in_one_place(tmp_path, make_cell, make_header):
         with pytest.raises(ReportError, match=f"another run is writing a report in {tmp_path}"):
             ReportWriter(tmp_path, make_header())
         first.write(make_cell("a"))
-    assert list(load(tmp_path).ids()) == ["a"]
+    assert list(load(tmp_path).lines) == ["a"]
 
 
 def test_a_cell_is_written_once(tmp_path, make_cell, make_header):
@@ -124,11 +124,11 @@ def test_a_run_that_starts_as_another_ends_does_not_empty_its_report(tmp_path, m
 
     monkeypatch.setattr(fcntl, "flock", late)
     second = ReportWriter(tmp_path, make_header())
-    assert list(load(tmp_path / "report.jsonl").ids()) == ["a"]
+    assert list(load(tmp_path / "report.jsonl").lines) == ["a"]
     second.write(make_cell("b"))
     second.close()
     with second.read() as report:
-        assert list(report.ids()) == ["b"]
+        assert list(report.lines) == ["b"]
     words = f"another run has written {tmp_path}/report.jsonl meanwhile; give each run"
     with pytest.raises(ReportError, match=words), first.read():
         pass

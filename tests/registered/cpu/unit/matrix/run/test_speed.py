@@ -22,7 +22,7 @@ from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.tensor_parallel import RankedSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.timed import LIMIT
-from specmatrix.reports.gate_numbers import RATIOS
+from specmatrix.reports.speed import RATIOS
 from specmatrix.reports.store import cell_from_json, cell_to_json
 
 CELL = Cell.from_id("eagle3.s3.v2.pair")

@@ -142,7 +142,7 @@ def test_every_lost_pair_is_really_lost(tmp_path, specimen, write_report):
     head = load(write_report(tmp_path / "head", specimen(policy="v1", stride=True)[9:]))
 
     def carried(report):
-        rows = (sorted((report.effective(cell) or {}).items()) for cell in report.ids())
+        rows = (sorted((report.effective(cell) or {}).items()) for cell in report.lines)
         return {pair for row in rows for pair in combinations(row, 2)}
 
     change = compare(base, head).coverage
