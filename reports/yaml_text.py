@@ -9,8 +9,8 @@ from typing import Any, Final
 import yaml
 
 # Of a file of a user; a waiver has a dozen values and 300 characters.
-MOST_CHARACTERS: Final = 2**18
-MOST_VALUES: Final = 100_000
+MAX_CHARACTERS: Final = 2**18
+MAX_VALUES: Final = 100_000
 
 
 class _Plain:
@@ -37,15 +37,15 @@ _FAST: Final = type("_FastLoader", (_Plain, getattr(yaml, "CSafeLoader", yaml.Sa
 def parse_yaml(text: str, own: bool = False) -> Any:  # noqa: ANN401  # whatever YAML holds
     """The value of a text. ValueError, in one line, if it is no YAML, or more than anybody writes: an alias stands for
     all that it names. own: a file of this package."""
-    if len(text) > MOST_CHARACTERS and not own:
-        raise ValueError(f"it has {len(text):,} characters; allowed: at most {MOST_CHARACTERS:,}")
+    if len(text) > MAX_CHARACTERS and not own:
+        raise ValueError(f"it has {len(text):,} characters; allowed: at most {MAX_CHARACTERS:,}")
     try:
         if own:
             return yaml.load(text, Loader=_FAST)
         loader = _SAFE(text)
         node = loader.get_single_node()
-        if node is not None and _expanded(node, {}) > MOST_VALUES:
-            raise ValueError(f"it has more than {MOST_VALUES:,} values, or its aliases repeat so many")
+        if node is not None and _expanded(node, {}) > MAX_VALUES:
+            raise ValueError(f"it has more than {MAX_VALUES:,} values, or its aliases repeat so many")
         return None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None

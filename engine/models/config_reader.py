@@ -13,7 +13,7 @@ from specmatrix.json_text import parse_json
 
 # Maximum size and maximum number of layers: far above any model, and small enough that loops over them and products of
 # a few of them stay feasible.
-MOST: Final = 2**31 - 1
+MAX_INT: Final = 2**31 - 1
 MAX_LAYERS: Final = 4096
 # Models compute in float32.
 LARGEST: Final = 2.0**127
@@ -59,7 +59,7 @@ class ConfigReader:
             raise ConfigError(f"{self.file}: {self.within}{name} must be {allowed}, got {shown(value)}")
         return value
 
-    def size(self, name: str, default: int | None = None, most: int = MOST, least: int = 1) -> int:
+    def size(self, name: str, default: int | None = None, most: int = MAX_INT, least: int = 1) -> int:
         """An integer from `least` to `most`. ConfigError as for a value."""
         allowed = "a positive integer" if least == 1 else f"an integer of at least {least}"
         value: int = self.value(name, lambda v: type(v) is int and v >= least, allowed, default)
@@ -67,7 +67,7 @@ class ConfigReader:
             raise ConfigError(f"{self.file}: {self.within}{name} must be at most {most}, got {shown(value)}")
         return value
 
-    def count(self, name: str, default: int | None = None, most: int = MOST) -> int:
+    def count(self, name: str, default: int | None = None, most: int = MAX_INT) -> int:
         """An integer from 0 to `most`. ConfigError as for a value."""
         return self.size(name, default, most, least=0)
 

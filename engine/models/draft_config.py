@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.models.config_reader import MOST, ConfigReader
+from specmatrix.engine.models.config_reader import MAX_INT, ConfigReader
 from specmatrix.errors import ConfigError, shown
 
 
@@ -18,7 +18,7 @@ class DraftConfig:
     target_hidden_size: width of one such state. vocab_size: the draft's own head.
     normed: an EAGLE-3 layer's residual stream continues from the normalised states (vLLM's speculators).
     block_size: tokens of a block, its known first one included, and mask_token: the id of its unknown tokens; None for
-    a draft that is autoregressive.
+    a draft that is autoregressive. target_layers: how many layers its target has, None if the config does not say.
     """
 
     states: tuple[int, ...] | None
@@ -28,6 +28,7 @@ class DraftConfig:
     block_size: int | None = None
     mask_token: int | None = None
     normed: bool = False
+    target_layers: int | None = None
 
     def states_of(self, target_layers: int) -> tuple[int, ...]:
         """The states it reads from a target with `target_layers` layers.
@@ -108,7 +109,7 @@ def _dflash(fields: ConfigReader) -> DraftConfig:
     # transformers' rule for Qwen3, where layer_types is absent.
     if not kinds and fields.flag("use_sliding_window", False) and fields.count("max_window_layers", 28) < layers:
         raise ConfigError(f"{fields.file}: use_sliding_window true is not supported in a DFLASH draft; allowed: false")
-    mask = own.value("mask_token_id", lambda token: type(token) is int and 0 <= token <= MOST, "a token id")
+    mask = own.value("mask_token_id", lambda token: type(token) is int and 0 <= token <= MAX_INT, "a token id")
     block = (own if own.raw.get("block_size") is not None else fields).size("block_size", DEFAULT_BLOCK, least=2)
     return DraftConfig(
         _behind(own, "target_layer_ids"),
@@ -117,6 +118,7 @@ def _dflash(fields: ConfigReader) -> DraftConfig:
         layers,
         block,
         mask,
+        target_layers=None if fields.raw.get("num_target_layers") is None else fields.size("num_target_layers"),
     )
 
 

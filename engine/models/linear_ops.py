@@ -20,8 +20,8 @@ from specmatrix.kernels.backend import on_triton
 from specmatrix.kernels.matmul import matmul
 
 # Maximum rows of one product: longer ones are split, so that all are within the tested range.
-MOST: Final = 192
-# Row counts that the test of row invariance compares with a product of MOST rows.
+MAX_ROWS: Final = 192
+# Row counts that the test of row invariance compares with a product of MAX_ROWS rows.
 COUNTS: Final = (*range(1, 18), 23, 33, 64, 100)
 
 
@@ -34,7 +34,7 @@ class Form(NamedTuple):
     least: int = 1
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        rows, most = x.shape[-2], MOST if self.block else 1
+        rows, most = x.shape[-2], MAX_ROWS if self.block else 1
         if rows > most:
             return torch.cat([self(part, weight) for part in x.split(most, -2)], -2)
         spare = max(-rows % self.block, self.least - rows) if self.block else 0
@@ -112,7 +112,7 @@ class RowInvariantOps:
         if on_triton(x):
             return matmul(x, weight, out)
         form = self._form(weight)
-        if out is not None and form.block == 1 and form.least <= len(x) <= MOST:
+        if out is not None and form.block == 1 and form.least <= len(x) <= MAX_ROWS:
             return torch.mm(x, weight, out=out)
         found = form(x, weight)
         return found if out is None else out.copy_(found)
@@ -135,16 +135,16 @@ def _no_form(weight: Tensor) -> ConfigError:
 
 @cache
 def holds(form: Form, shape: tuple[int, ...], dtype: torch.dtype, threads: int) -> bool:
-    """Whether a row has the same bits alone, at several positions and among up to MOST rows, contiguous or not.
+    """Whether a row has the same bits alone, at several positions and among up to MAX_ROWS rows, contiguous or not.
 
     shape [..., in, out] of the weight. Cached per number of threads, because a BLAS may split sums by threads.
     """
     *several, inner, _ = shape
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(shape, generator=generator).to(dtype)
-    x = torch.randn(MOST, 2, *several, inner, generator=generator).to(dtype)[:, 0].movedim(0, -2)
+    x = torch.randn(MAX_ROWS, 2, *several, inner, generator=generator).to(dtype)[:, 0].movedim(0, -2)
     whole = form(x, weight)
-    order = torch.randperm(MOST, generator=generator)
+    order = torch.randperm(MAX_ROWS, generator=generator)
     return all(
         torch.equal(form(x[..., :count, :], weight), whole[..., :count, :])
         and torch.equal(form(x[..., order[:count], :], weight), whole[..., order[:count], :])

@@ -46,6 +46,11 @@ def shared_head(take: WeightReader, config: ModelConfig, vocab_size: int, target
 def captured_states(config: ModelConfig, target: CausalLM) -> tuple[int, ...]:
     """The target's states that the draft reads. ConfigError if the target lacks them or has another width."""
     assert config.draft is not None
+    if config.draft.target_layers not in (None, target.num_layers):
+        raise ConfigError(
+            f"{config.architecture}: num_target_layers {config.draft.target_layers} differs from the target's "
+            f"{target.num_layers}"
+        )
     states = config.draft.states_of(target.num_layers)
     if config.draft.states is None and config.draft.block_size is None and list(states) != sorted({*states}):
         raise ConfigError(

@@ -12,14 +12,14 @@ from typing import Any
 
 import tokenizers
 
-from specmatrix.engine.models.config_reader import MOST, read_json
+from specmatrix.engine.models.config_reader import MAX_INT, read_json
 from specmatrix.errors import ConfigError, RequestError, described, is_interrupt, shown, text_of
 
 # A decoder's output for bytes that do not form a character yet.
 INCOMPLETE = "\ufffd"
 WINDOW = 4
 # Ids that begin or end a text; published models have up to a dozen.
-MOST_SPECIAL = 256
+MAX_SPECIAL = 256
 
 
 class Tokenizer:
@@ -173,9 +173,9 @@ def _special_ids(folder: Path) -> tuple[list[int], list[int]]:
         for ids, key in zip(found, ("bos_token_id", "eos_token_id"), strict=True):
             value = raw.get(key)
             given = value if isinstance(value, list) else [] if value is None else [value]
-            if len(given) > MOST_SPECIAL:
-                raise ConfigError(f"{folder / name}: {key} lists {len(given):,} ids; allowed: at most {MOST_SPECIAL}")
-            if any(type(token) is not int or not 0 <= token <= MOST for token in given):
+            if len(given) > MAX_SPECIAL:
+                raise ConfigError(f"{folder / name}: {key} lists {len(given):,} ids; allowed: at most {MAX_SPECIAL}")
+            if any(type(token) is not int or not 0 <= token <= MAX_INT for token in given):
                 raise ConfigError(
                     f"{folder / name}: {key} must be a token id or a list of token ids, got {shown(value)}"
                 )

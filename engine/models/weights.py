@@ -19,7 +19,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 LONGEST_NAME: Final = 255  # of a file, in bytes
 # The largest published models have 70,000, for 384 experts in each of 60 layers.
-MOST_TENSORS: Final = 80_000
+MAX_TENSORS: Final = 80_000
 # Tensors that decide between close values keep the checkpoint's precision.
 EXACT = ("e_score_correction_bias",)
 # Supported storage types, in safetensors' names; anything else is quantized, with separate scales.
@@ -134,8 +134,8 @@ def _opened(file: Path, device: torch.device | str) -> Iterator[Any]:
 
 
 def _check_number(file: Path, tensors: int) -> None:
-    if tensors > MOST_TENSORS:
-        raise ConfigError(f"{file} lists {tensors:,} tensors; allowed: at most {MOST_TENSORS:,}")
+    if tensors > MAX_TENSORS:
+        raise ConfigError(f"{file} lists {tensors:,} tensors; allowed: at most {MAX_TENSORS:,}")
 
 
 def _promised(file: Path, wanted: set[str], names: set[str]) -> None:

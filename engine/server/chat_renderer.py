@@ -14,15 +14,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specmatrix.errors import described
 
-MOST_BYTES: Final = 2**29
-MOST_CHARACTERS: Final = 2**24
+MAX_BYTES: Final = 2**29
+MAX_CHARACTERS: Final = 2**24
 
 
 def serve(template: str, tokens: Mapping[str, str], connection: Connection[Any, Any]) -> None:
     """Answer lists of messages with (whether it is a text, the text or the error); the first answer is about the
     template itself."""
     with suppress(ValueError, OSError):  # macOS knows no such limit
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     # The template sees messages and tokens, nothing else.
     sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     sandbox.globals["raise_exception"] = _raise
@@ -38,8 +38,8 @@ def serve(template: str, tokens: Mapping[str, str], connection: Connection[Any, 
             return None
         try:
             text = compiled.render(messages=messages, add_generation_prompt=True, **tokens)
-            if len(text) > MOST_CHARACTERS:
-                raise TemplateError(f"it makes {len(text)} characters of them; allowed: {MOST_CHARACTERS}")
+            if len(text) > MAX_CHARACTERS:
+                raise TemplateError(f"it makes {len(text)} characters of them; allowed: {MAX_CHARACTERS}")
             answer = True, text
         except Exception as error:  # the template's own
             answer = False, described(error)

@@ -37,14 +37,14 @@ LOG2E, HALF = np.float32(1.44269504088896341), np.float32(0.5)
 LN2, LN2_REST = np.float32(0.693359375), np.float32(-2.12194440e-4)
 P0, P1, P2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
 P3, P4, P5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
-LEAST, MOST = np.float32(-87), np.float32(88)
+MIN_EXPONENT, MAX_EXPONENT = np.float32(-87), np.float32(88)
 
 
 @jit()
 def exp(x):
     """e^x within 2 ulp; x is clamped to the range whose results are normal numbers, NaN stays NaN."""
-    x = LEAST if x < LEAST else x
-    x = MOST if x > MOST else x
+    x = MIN_EXPONENT if x < MIN_EXPONENT else x
+    x = MAX_EXPONENT if x > MAX_EXPONENT else x
     power = np.floor(x * LOG2E + HALF)
     y = x - power * LN2 - power * LN2_REST
     found = ((((P0 * y + P1) * y + P2) * y + P3) * y + P4) * y + P5

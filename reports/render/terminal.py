@@ -30,7 +30,7 @@ from specmatrix.reports.wording import (
 )
 
 COLOURS = {"good": "green", "bad": "red", "warn": "yellow", "calm": "cyan"}
-MOST = 12
+MAX_LISTED = 12
 # Lines shown of an engine's log.
 LOG_LINES = 3
 _WORDS = {"PASS": "passed", "FAIL": "failed", "INFRA": "with infrastructure errors"}
@@ -43,10 +43,10 @@ def print_run(run: RunView, console: Console) -> None:
     _say(console, f"{counts}[dim]; total cell time {duration(run.summary.seconds)}[/dim]")
     for factor in run.factors:
         _say(console, f"[bold red]{escape(factor.text)}[/bold red]")
-    for group in run.groups[:MOST]:
+    for group in run.groups[:MAX_LISTED]:
         if group.factors or len(group.cells) > 1:
             _say(console, f"[bold]{escape(group.text)}[/bold]")
-    for cell in [cell for group in run.groups for cell in group.cells][:MOST]:
+    for cell in [cell for group in run.groups for cell in group.cells][:MAX_LISTED]:
         _say(console, f"[red]{cell.state}[/red] [bold]{escape(cell.id)}[/bold]: {escape(shorten(failure(cell), 240))}")
         for line in _evidence(cell, run):
             _say(console, f"  [dim]{escape(line)}[/dim]")
@@ -54,18 +54,18 @@ def print_run(run: RunView, console: Console) -> None:
             _say(console, f"  [dim]{escape(accepting(cell))}[/dim]")
         _say(console, f"  {escape(as_called(cell.repro))}")
     _say_left(console, len(run.red), "red cell")
-    for cell in run.waived[:MOST]:
+    for cell in run.waived[:MAX_LISTED]:
         why = escape(waiver_text(cell.waived)) if cell.waived else ""
         _say(console, f"[cyan]waived {cell.state}[/cyan] [bold]{escape(cell.id)}[/bold]: {why}")
     _say_left(console, len(run.waived), "waived cell")
-    for cell in run.unsupported[:MOST]:
+    for cell in run.unsupported[:MAX_LISTED]:
         why = escape(shorten(failure(cell), 240))
         _say(console, f"[yellow]{cell.state}[/yellow] [bold]{escape(cell.id)}[/bold]: {why}")
     _say_left(console, len(run.unsupported), "unsupported cell")
     for cell in run.cells:
         if speed := speed_text(cell):
             _say(console, f"[bold]{escape(cell.id)}[/bold]: {escape(speed)}")
-    for text in run.lost[:MOST]:
+    for text in run.lost[:MAX_LISTED]:
         _say(console, f"[yellow]{escape(text)}[/yellow]")
     _say_left(console, len(run.lost), "lost attempt")
     if gates := list(_gates(run)):
@@ -137,13 +137,13 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
     for state in ChangeState:
         changes = [change for change in comparison.changes if change.state is state]
         colour = COLOURS[tone(state)]
-        for change, after in zip_longest(changes[:MOST], changes[1:MOST]):
+        for change, after in zip_longest(changes[:MAX_LISTED], changes[1:MAX_LISTED]):
             text = escape("; ".join(filter(None, (shorten(change.why, 240), change.accepted))))
             _say(console, f"[{colour}]{state}[/{colour}] [bold]{escape(change.id)}[/bold]: {text}")
             if after is None or after.repro != change.repro:
                 _say(console, f"  [dim]{escape(as_called(change.repro))}[/dim]")
-        if len(changes) > MOST:
-            _say(console, f"… and {count(len(changes) - MOST, 'more cell')} {state}")
+        if len(changes) > MAX_LISTED:
+            _say(console, f"… and {count(len(changes) - MAX_LISTED, 'more cell')} {state}")
 
 
 def _gates(run: RunView) -> Iterator[str]:
@@ -154,8 +154,8 @@ def _gates(run: RunView) -> Iterator[str]:
 
 
 def _say_left(console: Console, number: int, noun: str) -> None:
-    if number > MOST:
-        _say(console, f"… and {count(number - MOST, f'more {noun}')} in the report")
+    if number > MAX_LISTED:
+        _say(console, f"… and {count(number - MAX_LISTED, f'more {noun}')} in the report")
 
 
 def _say(console: Console, text: str) -> None:

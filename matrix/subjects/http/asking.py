@@ -9,7 +9,7 @@ from typing import Final
 from specmatrix.matrix.subjects.protocol import Answer, SubjectRequest
 
 # Requests at once: more than any cell runs together, and fewer than servers queue by default.
-MOST: Final = 64
+MAX_THREADS: Final = 64
 
 
 def ask_all(
@@ -20,7 +20,7 @@ def ask_all(
     """The answers in order. Each ask is sent once those that it waits for have ended; on_answer: called in this thread
     for each. ValueError if one waits for what is not among them."""
     waiting, running, done = list(asks), dict[Future[Answer], SubjectRequest](), dict[str, Answer]()
-    with ThreadPoolExecutor(max_workers=MOST) as pool:
+    with ThreadPoolExecutor(max_workers=MAX_THREADS) as pool:
         while waiting or running:
             due = [ask for ask in waiting if all(name in done for name in ask.after)]
             waiting = [ask for ask in waiting if ask not in due]

@@ -18,7 +18,7 @@ from specmatrix.matrix.zoo.registry import resolve_path
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
 
 EARLY, LATE = 2_000, 20_000
-MOST = 10.0  # MB
+MAX_MB = 10.0  # MB
 
 
 def held() -> float:
@@ -69,4 +69,4 @@ def test_what_is_held_does_not_grow_with_the_requests_served(drafts):
         number += 1
         if served >= EARLY and not early:
             early = held()
-    assert held() - early <= MOST
+    assert held() - early <= MAX_MB

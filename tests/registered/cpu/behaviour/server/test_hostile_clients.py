@@ -35,7 +35,7 @@ from tests.support.engines import engine
 from tests.support.served import MODEL, QUESTION, RunningServer, served, templated
 
 KEY: Final = "s3cret"
-MOST: Final = 4 * 2**20 - 4096  # bytes of a body, and a little for its other members
+MAX_BODY: Final = 4 * 2**20 - 4096  # bytes of a body, and a little for its other members
 ELEMENTS: Final = ("-1", "1", "1e99", '"a"', "{}", "[]", "[1]", "null", '{"a":[1]}', '{"role":"u","content":"a"}')
 KINDS: Final = ("list", "lists", "map", "text", "deep", "number")
 # Members that make the rest of a body right, so that the hostile one is reached.
@@ -104,7 +104,7 @@ def test_no_body_holds_up_the_event_loop_or_takes_much_memory(server: RunningSer
     for case in (*HEAVIEST, *drawn):
         path, member, kind, element = case
         *outer, name = member.split(".")
-        inner = f'"{name}":{hostile(kind, element, MOST)}'
+        inner = f'"{name}":{hostile(kind, element, MAX_BODY)}'
         body = ("{" + RIGHT.get(path, "") + (f'"{outer[0]}":{{{inner}}}' if outer else inner) + "}").encode()
         said = f"{path} {member}: {kind} of {element}"
         del inner

@@ -39,7 +39,7 @@ MUTATIONS = 2000
 # One in so many is tried with every change.
 SAMPLE = 32
 REAL = ("dflash", "eagle", "ngram", "standalone.pair", "eagle3.tiers.v2.ramp.length", "none.v2.length")
-MOST = 500
+MAX_TEXT = 500
 # What shows how much a gate looked at, and what it must not find; written down again, apart from the code under test.
 LOOKED = {
     "ledger": ("pages", "stamps", "verbs"),
@@ -263,7 +263,7 @@ def read(path: Path, base: Report) -> bool:
 
 def in_one_sentence(refusal: Exception, path: Path) -> bool:
     text = str(refusal)
-    return "\n" not in text and len(text) < len(str(path)) + MOST
+    return "\n" not in text and len(text) < len(str(path)) + MAX_TEXT
 
 
 EVERY = pytest.param(range(MUTATIONS), marks=pytest.mark.nightly, id="every")

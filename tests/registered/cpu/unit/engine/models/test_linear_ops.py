@@ -8,7 +8,7 @@ import torch
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.models import linear_ops as module
-from specmatrix.engine.models.linear_ops import FAST, FORMS, MOST, RowInvariantOps, holds, linear_ops
+from specmatrix.engine.models.linear_ops import FAST, FORMS, MAX_ROWS, RowInvariantOps, holds, linear_ops
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.registry import resolve_path
 
@@ -39,7 +39,7 @@ def test_both_kinds_of_products_are_products(deterministic):
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("rows", [0, 1, 7, 8, 25, MOST, 2 * MOST + 5])
+@pytest.mark.parametrize("rows", [0, 1, 7, 8, 25, MAX_ROWS, 2 * MAX_ROWS + 5])
 def test_every_form_is_a_product(form, rows):
     for lead in ((), (3,)):
         x, weight = torch.randn(*lead, rows, 12), torch.randn(*lead, 12, 8)
@@ -51,10 +51,10 @@ def test_rows_keep_their_bits_whatever_the_blas(shape):
     """Beyond the cases of the law: every number of rows, and split products."""
     held = linear_ops(True)
     weight = held.hold(torch.randn(shape))
-    x = torch.randn(*shape[:-2], 2 * MOST + 9, shape[-2])
+    x = torch.randn(*shape[:-2], 2 * MAX_ROWS + 9, shape[-2])
     multiply = held.linear if len(shape) == 2 else held.each
     whole = multiply(x, weight)
-    for rows in (*range(1, 80), MOST, MOST + 1, 2 * MOST):
+    for rows in (*range(1, 80), MAX_ROWS, MAX_ROWS + 1, 2 * MAX_ROWS):
         assert torch.equal(multiply(x[..., :rows, :], weight), whole[..., :rows, :]), rows
     if len(shape) == 2:
         out = torch.randn(x.shape[0], shape[1])

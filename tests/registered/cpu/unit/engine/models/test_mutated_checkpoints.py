@@ -24,7 +24,7 @@ from tests.support.mutated_json import TOKENS, VALUES, with_other_value
 MUTATIONS = 1500
 # One in so many is tried with every change.
 SAMPLE = 9
-MOST = 500
+MAX_TEXT = 500
 # Nats below which two libraries may choose either token.
 CLOSE = 1e-3
 SECONDS = 10
@@ -197,7 +197,7 @@ def judged(pair: tuple[str, str, str | None], folders: dict[str, Path], due: Enc
         wrong = "" if expected in (None, answer.output) else f"answered {answer.output} instead of {expected}"
     except ConfigError as refusal:
         text, paths = str(refusal), sum(len(str(folder)) for folder in folders.values())
-        good = "\n" not in text and len(text) < paths + MOST and text == text.encode(errors="replace").decode()
+        good = "\n" not in text and len(text) < paths + MAX_TEXT and text == text.encode(errors="replace").decode()
         how, wrong = "refused", "" if good and text.isprintable() else f"refused in the words {text[:200]!r}"
     except Exception as error:
         frame = error.__traceback__
