@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
@@ -27,12 +27,14 @@ from specmatrix.matrix.cover.order import stored_ranks
 from specmatrix.matrix.faults.command import select as select_faults
 from specmatrix.matrix.faults.loader import delays
 from specmatrix.matrix.faults.plant import planted
+from specmatrix.matrix.run.explain import Explain
 from specmatrix.matrix.run.waivers import file_option
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.reports.render.progress import counting
 from specmatrix.reports.schema import CellResult, WaiverRule, is_red
 from specmatrix.reports.wording import shorten
+from specmatrix.user_file import named_files
 
 if TYPE_CHECKING:
     from specmatrix.ci.ray import Cluster
@@ -70,9 +72,9 @@ class CellRuns:
                 count(record)
                 yield runs.with_command(record)
 
-    def explained(self, which: Literal["red", "every"]) -> CellRuns:
+    def explained(self, which: Explain) -> CellRuns:
         """The same, where these cells run a second time with a trace."""
-        return self._with(explain=which, limit=2 * self.job.limit)
+        return self._with(explain=which, limit=self.job.limit * (2 if which in ("red", "every") else 1))
 
     def _with(self, **changes: Any) -> CellRuns:  # noqa: ANN401 - fields of the job
         return dataclasses.replace(self, job=dataclasses.replace(self.job, **changes))
@@ -141,7 +143,7 @@ def cell_runs(
         seconds += 2 * (engine.profile.start_seconds + engine.profile.answer_seconds)
     if timed:
         seconds *= 1 + (options.starts or STARTS)
-    if options.on is not None and (options.files or ".py:" in subject):
+    if options.on is not None and named_files():
         raise ConfigError("--on sends no file of yours to the cluster; install it there and name it as a package")
     connect = None if options.on is None else _reached(options.on)
     with ExitStack() as stack:

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
 from types import ModuleType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from specmatrix import HOME
 from specmatrix.child_process import ChildProcess, start
@@ -30,6 +30,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import VISIBLE
 from specmatrix.matrix.cells.timed import TIMED
+from specmatrix.matrix.run.explain import Explain
 from specmatrix.matrix.run.record import lost
 from specmatrix.matrix.run.waivers import waive
 from specmatrix.matrix.workloads.prepared_cell import prepare
@@ -52,13 +53,13 @@ THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 class ShardJob:
     """What every worker knows. waivers: the rules of the options' file. limit: seconds per cell, including the worker's
     start. tree: a copy of the packages with a planted fault that the workers import, None for this process's own.
-    explain: the cells that run a second time with a trace: "none", "red" or "every"."""
+    explain: the cells that run a second time with a trace, see `Runner`."""
 
     options: RunOptions
     waivers: tuple[WaiverRule, ...] = ()
     limit: float = LIMIT_SECONDS
     tree: Path | None = None
-    explain: Literal["none", "red", "every"] = "none"
+    explain: Explain = "none"
 
 
 @dataclass(slots=True)

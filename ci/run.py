@@ -26,6 +26,7 @@ from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
 from specmatrix.matrix.cover.selection import chosen_cells
 from specmatrix.matrix.gates.registry import all_gates, applied_gates
 from specmatrix.matrix.run.executed_lines import Lines, beside, no_suspect, ranges, read_change, suspects
+from specmatrix.matrix.run.explain import Explain
 from specmatrix.matrix.run.plugins import load_algorithm_plugin
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.running_cells import listing
@@ -99,8 +100,10 @@ def run(options: RunOptions) -> int:
         less = cheaper_stage(options.stage, gpus) if all(one is None for one in parts) else None
         header = replace(header_of(runs, engine, rules, part), cheaper=less)
         header = header if only is None else replace(header, data_hash=hash_of(only, chosen, options, header.data_hash))
-        traced = runs.explained("every" if len(chosen) == 1 else "red") if options.explain else runs
-        writer = write_report(options.out, header, chosen, traced(chosen), options.fail_fast)
+        which: Explain = "none" if gpus else "draft"
+        if options.explain:
+            which = "every" if len(chosen) == 1 else "red"
+        writer = write_report(options.out, header, chosen, runs.explained(which)(chosen), options.fail_fast)
         with writer.read() as report:
             view = write_run(report)
         named: list[str] = []

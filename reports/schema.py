@@ -384,7 +384,8 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     """What the run was: code, data, machine and rules.
 
     `repository` is the address of the repository that holds `commit`, "" if it is not known. `subject` is the engine
-    under test; `label` is what the user calls its build; `fault` is the id of the defect that was planted in it, "" for
+    under test; `label` is what the user calls its build; `files` are the user's own (plug-ins, an algorithm, a
+    subject), each a name and 12 digits of its digest; `fault` is the id of the defect that was planted in it, "" for
     none. `created` is an ISO 8601 time with zone. `thresholds` and `waivers` are the rules that held. `counters` is
     None where the stage demands none, `shard` for a run of all selected cells, `cheaper` where no stage is or only a
     part of one ran.
@@ -412,6 +413,7 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     cheaper: CheaperStage | None = None
     repository: Address = ""
     label: str = ""
+    files: tuple[str, ...] = ()
     axes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

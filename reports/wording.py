@@ -113,6 +113,7 @@ def provenance(header: Header) -> dict[str, str]:
     return {
         "subject": f"{header.subject.name} {header.subject.version}".strip(),
         **({"label": header.label} if header.label else {}),
+        **({"files of the user": ", ".join(header.files)} if header.files else {}),
         **({"planted fault": header.fault} if header.fault else {}),
         "commit": build(header),
         "created": header.created,

@@ -1,4 +1,5 @@
-"""Python files that a user names. Each is a module of its own name, which child processes find by VARIABLE."""
+"""Python files that a user names. Each is a module of its own name, which child processes find by VARIABLE and whose
+workers run it first."""
 
 from __future__ import annotations
 
@@ -27,6 +28,11 @@ DEFINED: Final[list[str]] = []
 def named_files() -> list[Path]:
     """The files of VARIABLE."""
     return [Path(place) for place in os.environ.get(VARIABLE, "").split(os.pathsep) if place]
+
+
+def loaded(path: Path) -> ModuleType | None:
+    """The module of a file that this process loaded."""
+    return sys.modules.get(_name(path))
 
 
 def load_file(path: Path, kind: str, hint: str) -> ModuleType:
@@ -59,7 +65,7 @@ def load_name(place: str, kind: str, hint: str) -> Any:  # noqa: ANN401 - whatev
     if not module.endswith(".py"):
         return getattr(import_module(module), name)
     path = Path(module)
-    found = sys.modules.get(_name(path)) or load_file(path, kind, hint)
+    found = loaded(path) or load_file(path, kind, hint)
     if not hasattr(found, name):
         raise ConfigError(f"{kind} file {path} has no {text_of(name)}; it must {hint}")
     return getattr(found, name)

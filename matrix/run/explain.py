@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import structs
 
@@ -12,6 +12,9 @@ from specmatrix.matrix.subjects.protocol import Subject, Unsupported
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.reports.schema import CellResult, FailingRequest, Timeline
 
+Explain = Literal["none", "draft", "red", "every"]
+# For the drafts of all red cells of a worker.
+TRACE_SECONDS: Final = 20.0
 UNTRACED: Final = "only the reference engine with one rank is traced"
 UNLIKE: Final = (
     "the traced run on a fresh engine yielded other tokens, so what is red depends on what its engine ran before"

@@ -21,6 +21,7 @@ from specmatrix.matrix.cover.lockfile import LOCK_FILE, own_lock_file
 from specmatrix.matrix.gates.gate import Gate
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.run.coverage_demand import demanded
+from specmatrix.matrix.run.plugins import files_of_user
 from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.zoo.registry import TARGETS, TEST, oracle_file, zoo_hash
 from specmatrix.reports.schema import ADDRESS, REFERENCE, UNKNOWN, Header, Json, SubjectRecord, WaiverRule
@@ -57,6 +58,7 @@ def run_header(
         subject=described,
         repository=web_address(_git("remote", "get-url", "origin")),
         axes={axis.name: axis.default for axis in AXES},
+        files=files_of_user(),
     )
 
 

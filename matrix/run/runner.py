@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -28,7 +28,7 @@ from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.registry import all_gates, applied_gates
 from specmatrix.matrix.gates.schedule import ScheduleGate
 from specmatrix.matrix.gates.session_baseline import has_session_baseline
-from specmatrix.matrix.run.explain import explained
+from specmatrix.matrix.run.explain import TRACE_SECONDS, Explain, explained
 from specmatrix.matrix.run.failing_request import crashed_request, failing_request
 from specmatrix.matrix.run.record import BaselineError, crashed, judged, record, with_outcome
 from specmatrix.matrix.run.requests import run_requests
@@ -55,7 +55,6 @@ from specmatrix.matrix.workloads.prepared_cell import PreparedCell, Workload, pr
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import RED_STATES, CellResult, FailingRequest, WaiverRule
 
-Explain = Literal["none", "red", "every"]
 UNJUDGED: Final = "no gate that applies to the subject compares the cell's answers"
 SHAPE: Final = ("num_steps", "topk", "num_draft_tokens")
 # Baseline engines in their own processes that a runner keeps: one of vLLM's takes 1.6 GB.
@@ -133,7 +132,8 @@ class Runner:
     workload: the requests of a cell for a seed. gates: in the order in which they judge. refusal: judges a start that
     was refused (with the error) or should have been (with None). divergence: judges ranks that stopped because they
     diverged. stall: judges an engine that does not end. tier: of the records. waivers: of the user's tree. explain: the
-    cells that run a second time with a trace. timed: green cells measure their speed, on `starts` engine starts,
+    cells that run a second time with a trace, or "draft": red ones, for TRACE_SECONDS in all, of which the draft of the
+    broken round stays. timed: green cells measure their speed, on `starts` engine starts,
     None for the usual number. engine: the running engine, of the last cell. baselines: runs so far.
     """
 
@@ -155,6 +155,7 @@ class Runner:
     _served: tuple[Served, ...] = field(default=(), init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
     _starts: int = field(default=0, init=False)
+    _trace_left: float = field(default=TRACE_SECONDS, init=False)
 
     def __post_init__(self) -> None:
         oracle = next((gate for gate in self.gates if isinstance(gate, OracleGate)), None)
@@ -187,8 +188,12 @@ class Runner:
                 raise
             result = crashed(prepared, error, command, self.engine, *self._interrupted(prepared))
             self._drop()
-        if self.explain == "every" or (self.explain == "red" and result.state in RED_STATES):
+        red, before_trace = result.state in RED_STATES, perf_counter()
+        if self.explain == "every" or (self.explain == "red" and red):
             result = explained(result, self.subject, prepared)
+        elif self.explain == "draft" and red and before_trace - began < self._trace_left:
+            result = structs.replace(explained(result, self.subject, prepared), timeline=None)
+            self._trace_left -= perf_counter() - before_trace
         result = waive(result, self.waivers, self.subject.name, self.subject.version())
         starts = self._starts + self.baselines.starts - before
         return structs.replace(result, seconds=perf_counter() - began, engine_starts=starts)

@@ -31,6 +31,7 @@ INPUTS: Final = (
     Input("zoo", lambda h: h.zoo_hash, CONTENT_DEPENDENT, "the models differ, so their results cannot be compared"),
     Input("gpus", lambda h: sorted({*map(str, h.host.get("gpus") or ())}), NUMERIC, "other GPUs round differently"),
     Input("seed", lambda h: h.seed, (*NUMERIC, "distribution", SPEED), "other seeds draw other samples"),
+    Input("files", lambda h: ", ".join(h.files) or "none", (), "the user's plug-ins, algorithm or subject are others"),
     Input("lock", lambda h: h.lock_hash, (), "cells are matched by their id; see NEW and LOST"),
     Input("tier", lambda h: h.tier, (), "each tier has its own cells; see NEW and LOST"),
     Input("stage", lambda h: h.stage, (), "each stage has its own cells; see NEW and LOST"),

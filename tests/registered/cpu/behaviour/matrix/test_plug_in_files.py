@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,6 @@ def unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a file that is loaded in this process leaves is removed."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("SPECMATRIX_FILES", "")
-    monkeypatch.setenv("SPECMATRIX_PLUGINS", "")
 
 
 VALUE = "from specmatrix.matrix.cells.own_values import register_value\nregister_value('page_size', {!r}, 'p8')\n"
@@ -91,7 +91,7 @@ def test_the_example_adds_values_cells_and_a_fault(tmp_path: Path):
         OF_BOTH,
     )
     assert called(tmp_path, *words).stdout.splitlines()[-1].startswith("2 cells")
-    listed = called(tmp_path, "faults", "--list", "two-too-many", SPECMATRIX_PLUGINS=str(EXAMPLE))
+    listed = called(tmp_path, "faults", "--list", "two-too-many", SPECMATRIX_FILES=str(EXAMPLE))
     assert listed.stdout.startswith("two-too-many: two tokens more than max_new_tokens"), listed.stderr
 
 
@@ -126,9 +126,12 @@ def test_a_worker_loads_the_plug_in_and_a_gate_that_raises_fails_its_cell_alone(
     )
     assert [one.name for one in report["none.p8"].gates if one.state != "PASS"] == ["paged"]
     assert "--plugin mine.py" in report["none.p8"].repro
+    assert report.header.files == (f"mine.py {sha256(GATES.encode()).hexdigest()[:12]}",)
     # Who reads the report has no plug-in.
     compared = called(tmp_path, "compare", "out", "out")
     assert "2 same" in compared.stdout, compared.stdout + compared.stderr
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert report.header.files[0] in page
 
 
 def test_pytest_collects_and_runs_the_cells_of_a_plug_in(tmp_path: Path):
@@ -182,8 +185,13 @@ def test_a_file_that_a_run_cannot_take_is_one_sentence(tmp_path, monkeypatch, ca
 
 
 def test_a_cluster_gets_no_file_of_the_users(tmp_path: Path):
-    done = called(tmp_path, "run", "--plugin", str(EXAMPLE), "--on", "127.0.0.1:1", "--cells", "none")
-    assert done.returncode == 2 and "--on sends no file of yours to the cluster" in done.stderr
+    words = ("run", "--on", "127.0.0.1:1", "--cells", "none")
+    for done in (
+        called(tmp_path, *words, "--plugin", str(EXAMPLE)),
+        called(tmp_path, *words, SPECMATRIX_FILES=str(EXAMPLE)),
+        called(tmp_path, *words, "--speculative-algorithm-file", str(COPY)),
+    ):
+        assert done.returncode == 2 and "--on sends no file of yours to the cluster" in done.stderr, done.stderr
 
 
 # Where a page holds several tokens its drafts are others, which only the acceptance can show.

@@ -65,3 +65,11 @@ def test_the_failed_cells_of_a_planted_fault_rerun_with_the_same_fault_only(red,
     assert "is of fault bonus-stride, not none; add --fault bonus-stride" in capsys.readouterr().err
     assert main([*words, "--fault", "path-not-compacted"]) == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_an_ordinary_run_shows_the_draft_of_the_broken_round_too(tmp_path):
+    words = ["run", "--cells", "standalone.s1.k2.pair", "--fault", "bonus-stride", "--workers", "1"]
+    assert main([*words, "--out", str(tmp_path)]) == 1
+    [cell] = load(tmp_path)
+    assert len(cell.first_red.tree) == 3 and cell.timeline is None
+    assert "draft of this round" in (tmp_path / "report.html").read_text()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from specmatrix import HOME
 from specmatrix.cli import main
@@ -47,15 +54,23 @@ def run(out: Path, *words: str) -> Report:
     return load(out)
 
 
+def free_port() -> str:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return str(one.getsockname()[1])
+
+
 def passed(report: Report) -> list[Cell]:
     return [Cell.from_id(one.id) for one in report if one.state == "PASS"]
 
 
-def page_command(begin: str, urls: dict[str, str]) -> list[str]:
-    """The first command of docs/your-engine.md that begins so, with other servers."""
-    text = (HOME / "docs" / "your-engine.md").read_text(encoding="utf-8")
-    words = shlex.split(next(line for line in text.splitlines() if line.startswith(f"specmatrix {begin} ")))[1:]
-    return [urls.get(word, word) for word in words]
+PAGE = (HOME / "docs" / "your-engine.md").read_text(encoding="utf-8")
+
+
+def page_command(begin: str, replaced: dict[str, str]) -> list[str]:
+    """The first command of docs/your-engine.md that begins so, with other servers and folders."""
+    words = shlex.split(next(line for line in PAGE.splitlines() if line.startswith(f"specmatrix {begin} ")))[1:]
+    return [replaced.get(word, word) for word in words]
 
 
 def test_the_pages_commands_run_every_value_of_the_request_axes_on_the_servers_own_start(
@@ -74,6 +89,43 @@ def test_the_pages_commands_run_every_value_of_the_request_axes_on_the_servers_o
     assert [one.error for one in report if one.state != "PASS"] == []
     pair = report[f"{START}.pair"].gate("acceptance")
     assert pair is not None and pair.numbers["ratio"] == pytest.approx(1), "as its histogram says"
+
+
+def test_the_pages_commands_compare_two_builds_by_their_labels(
+    drafting: RunningServer, plain: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    urls = {"http://127.0.0.1:30000": drafting.url, "http://127.0.0.1:30001": plain.url}
+    replaced = urls | {"out/base": str(tmp_path / "base"), "out/head": str(tmp_path / "head")}
+    begin = "run --subject sglang --url http://127.0.0.1:30000 --baseline-url http://127.0.0.1:30001 --stage pr --label"
+    for label in ("base", "head"):
+        assert main([*page_command(f"{begin} {label}", replaced), "--limit", "2"]) == 0
+    capsys.readouterr()
+    assert main(page_command("compare", replaced)) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert re.search(r"\(base\) → sglang .*\(head\)  0 regressed, 0 improved, 2 same", first), first
+
+
+def test_the_pages_job_runs_its_steps_in_order_on_a_server_with_sglangs_flags(tmp_path: Path):
+    (text,) = (one for one in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if one.startswith("name:"))
+    (job,) = yaml.safe_load(text)["jobs"].values()
+    steps = [step["run"] for step in job["steps"] if "run" in step and not step["run"].startswith("pip install ")]
+    ports = {"30000": free_port(), "30001": free_port()}
+    script = "\n".join(["set -e -o pipefail", *(f'{step}\n. "$GITHUB_ENV"' for step in steps)])
+    script = re.sub("3000[01]", lambda found: ports[found[0]], script).replace("--label", "--limit 1 --label")
+    command = f"{shlex.quote(sys.executable)} -m specmatrix"
+    script = f'specmatrix() {{ {command} "$@"; }}\n{script}'
+    settings = {**job["env"], "SERVE": f"{command} serve", "GITHUB_SHA": "0f3c", "GITHUB_ENV": str(tmp_path / "set")}
+    environment = {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), environment["PATH"]))
+    with (tmp_path / "said").open("w+") as said:
+        words = ("bash", "-c", script)
+        done = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=said, stderr=said, start_new_session=True)
+        try:
+            assert done.wait(300) == 0, (tmp_path / "said").read_text()
+        finally:
+            os.killpg(done.pid, signal.SIGKILL)
+    report = load(tmp_path / "out")
+    assert [one.state for one in report] == ["PASS"] and report.header.label == "0f3c"
 
 
 def test_more_stages_cover_more_combinations_of_the_same_server(drafting: RunningServer):

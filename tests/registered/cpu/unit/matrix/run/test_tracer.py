@@ -169,6 +169,15 @@ def test_a_trace_with_other_tokens_is_no_evidence_of_the_first_run():
     assert Runner(ReferenceSubject(), seed=0, explain="red").run_cell(Cell.from_id("none")).timeline is None
 
 
+def test_red_cells_are_traced_for_their_drafts_until_the_time_is_over(monkeypatch):
+    seconds = iter([0.0, 1.0, 22.0, 30.0, 31.0, 32.0, *range(40, 60)])
+    monkeypatch.setattr("specmatrix.matrix.run.runner.perf_counter", lambda: next(seconds))
+    runner = Runner(Lying(), seed=0, gates=(LosslessGate(),), explain="draft")
+    first, second = (runner.run_cell(Cell.from_id("eagle3.s3.pair")) for _ in range(2))
+    assert (first.first_red.note, second.first_red.note) == (UNLIKE, "")
+    assert (first.timeline, runner.run_cell(Cell.from_id("none")).first_red) == (None, None)
+
+
 def test_a_trace_says_where_it_ends_and_with_which_error(monkeypatch):
     def trace_of():
         return traced(ReferenceSubject(), prepare(Cell.from_id("none")))

@@ -23,6 +23,7 @@ def test_equal_headers_match(make_header):
         ({"stage": "nightly"}, "stage", set()),
         ({"host": {"cpu": "EPYC", "gpus": []}}, "cpu", set()),
         ({"versions": {"python": "3.11.7", "torch": "2.12.0", "specmatrix": "0.1.0"}}, "torch", set()),
+        ({"files": ("mine.py 0f3c2a9d41b7",)}, "files", set()),
         ({"dirty": True}, "head checkout", set()),
         ({"fault": "bonus-stride"}, "head fault", set()),
     ],
