@@ -165,9 +165,9 @@ def _executor(context: BuildContext, drafter: Drafter, scheduler: Scheduler, set
     hooks: DraftHooks = guard or drafter
     agreed = AgreedDrafts(hooks, ranks)
     rules = LogitRules(context.target.vocab_size, setup.tokenizer.eos_ids, _rows(resolved), resolved.positions, device)
-    plain = DeviceStep(
-        context.target, agreed if audited or ranks.size > 1 else hooks, drafter.capture, context.kv, relay, rules, ranks
-    )
+    hooks = agreed if audited or ranks.size > 1 else hooks
+    rule = resolved.speculative_acceptance
+    plain = DeviceStep(context.target, hooks, drafter.capture, context.kv, relay, rules, ranks, rule)
     step: Step = plain
     if guard is not None:
         step = GuardedStep(step, guard)

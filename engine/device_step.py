@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Final, Protocol
 
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
-from specmatrix.engine.device.batch import StepBatch, tree_bias
+from specmatrix.engine.device.batch import StepBatch, VerifyResult, tree_bias
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.kv_groups import KVGroups
 from specmatrix.engine.device.logit_rules import LogitRules, NodeContext, without_unlikely
@@ -47,8 +49,8 @@ class Step(Protocol):
 
 @dataclass(eq=False)
 class DeviceStep:
-    """The step itself, without checks. capture: the target layers whose input states the drafter needs. verify: the
-    verifier, which a trace wraps."""
+    """The step itself, without checks. capture: the target layers whose input states the drafter needs. rule: of the
+    verifier's acceptance. verify: the verifier, which a trace wraps."""
 
     target: CausalLM
     drafter: DraftHooks
@@ -57,10 +59,11 @@ class DeviceStep:
     relay: Relay
     rules: LogitRules
     ranks: Ranks
+    rule: str = "match"
     repeatable = True
 
     def __post_init__(self) -> None:
-        self.verify = verify
+        self.verify: Callable[..., VerifyResult] = verify if self.rule == "match" else partial(verify, rule=self.rule)
         self._dtype = self.kv.full.pool.data.dtype
 
     def run(self, plan: StepPlan, batch: StepBatch) -> StepOutput:

@@ -130,10 +130,11 @@ class StepRunner:
         table, relay = self._table, self._relay
         rows, generations = graphs.set_rows([row.row for row in plan.rows], [row.generation for row in plan.rows])
         width, padded_kv_len = plan.rows[0].width, pad_kv_len(max(row.bound for row in plan.rows), table.positions)
+        given = (rows, generations, width, padded_kv_len, relay, table)
         relay.settle()
 
         def whole_round() -> StepOutput:
-            output = self.step.run(plan, StepBatch.round(rows, generations, width, padded_kv_len, relay, table))
+            output = self.step.run(plan, StepBatch.round(*given, plan.greedy))
             relay.settle()
             relay.length[:1].zero_()
             return output

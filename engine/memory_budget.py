@@ -88,6 +88,8 @@ def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]
     windowed = sum(window is not None for window in target.config.windows[: target.layers])
     drafted = size * sum(draft.layers * draft.config.kept_numbers() for draft in drafts)
     carried = size * sum(max(draft.layers, 1) * draft.config.hidden_size for draft in drafts)
+    if r.speculative_acceptance != "match" and drafts:  # what the next drafts are drawn from
+        carried += 4 * target.config.vocab_size * (r.num_steps if r.enable_multi_layer_eagle else 1)
     spare = padded(r.max_running_requests) * max(r.max_steps * r.topk, r.max_draft_tokens)
     tables = 8 * r.positions * (1 + (windowed > 0)) * (1 + r.kv_stamps)
     full = (r.num_pages + 1) * page * ((target.layers - windowed) * row + drafted + 8 * r.kv_stamps)

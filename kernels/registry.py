@@ -20,9 +20,10 @@ from specmatrix.kernels.fused_linear import Fusion, NextNorm, fused_linear
 from specmatrix.kernels.gather_rows import gather, scatter
 from specmatrix.kernels.matmul import matmul
 from specmatrix.kernels.paged_attention import paged_attention, plan_reads
+from specmatrix.kernels.reject_drafts import log_residual, reject_drafts
 from specmatrix.kernels.rms_norm import rms_norm
 from specmatrix.kernels.rotary import rotary
-from specmatrix.kernels.sample import draw, uniform
+from specmatrix.kernels.sample import draw, probabilities, uniform
 from specmatrix.kernels.select_tree import select_tree
 from specmatrix.kernels.silu_mul import silu_mul
 from specmatrix.kernels.store_kv import store_kv
@@ -170,6 +171,21 @@ KERNELS: Final = (
     _kernel(uniform, cases="UNIFORM_CASES", fast=uniform, why="identical 53 bits"),
     _kernel(argmax, fast=argmax, why="token ids"),
     _kernel(draw, cases="DRAW_CASES", fast=draw, why="token ids"),
+    _kernel(
+        probabilities,
+        cases="PROBABILITY_CASES",
+        fast=probabilities,
+        bound=error_bounds.masses,
+        why="exponentials of float32 quotients, normalised",
+    ),
+    _kernel(reject_drafts, fast=reject_drafts, why="token ids"),
+    _kernel(
+        log_residual,
+        cases="RESIDUAL_CASES",
+        fast=log_residual,
+        bound=error_bounds.log_residual,
+        why="a quotient and two logarithms in float32",
+    ),
 )
 
 CPU_KERNELS: Final = (

@@ -12,6 +12,7 @@ from torch import Tensor
 from specmatrix.engine.core.schedule.step import StepPlan
 from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.relay import DraftState, Relay
+from specmatrix.engine.device.sampling import SamplingRows
 from specmatrix.engine.device.slot_table import SlotTable
 
 # Positions with cached masks, by device type; a table of 4096 takes 32 MiB in half precision.
@@ -59,7 +60,7 @@ class StepBatch:
     positions [B, W] start..start + W - 1, in a prefill step at most padded_kv_len - 1, and write [B, W] their slots,
     the padding slot 0 past a chunk's end.
     relay: the source of the rows' values; None in a batch built by hand. generations [B]: the writers in the rows'
-    stamps, None without stamps.
+    stamps, None without stamps. greedy: every row is.
     """
 
     rows: Tensor
@@ -72,6 +73,7 @@ class StepBatch:
     known: tuple[HostTokens, ...] = ()
     relay: Relay | None = None
     generations: Tensor | None = None
+    greedy: bool = True
     positions: Tensor = field(init=False)
     write: Tensor = field(init=False)
     _causal: Causal | None = field(init=False, default=None)
@@ -98,22 +100,35 @@ class StepBatch:
         known = () if plan.prefill else tuple([HostTokens(r.rid, r.tokens) for r in plan.rows if r.tokens])
         generations = None if table.writers is None else integers([r.generation for r in plan.rows], device)
         slots = table.read(rows, padded_kv_len)
-        return cls(rows, start, root, width, padded_kv_len, slots, lengths, known, relay, generations)
+        given = (rows, start, root, width, padded_kv_len, slots, lengths, known, relay, generations, plan.greedy)
+        return cls(*given)
 
     @classmethod
     def round(
-        cls, rows: Tensor, generations: Tensor, width: int, padded_kv_len: int, relay: Relay, table: SlotTable
+        cls,
+        rows: Tensor,
+        generations: Tensor,
+        width: int,
+        padded_kv_len: int,
+        relay: Relay,
+        table: SlotTable,
+        greedy: bool = False,
     ) -> StepBatch:
         """The batch of a verify round, from device tensors only: rows and generations [B]."""
         start, root = relay.lengths_and_roots(rows)
         slots = table.read(rows, padded_kv_len)
-        return cls(rows, start, root, width, padded_kv_len, slots, None, (), relay, generations)
+        return cls(rows, start, root, width, padded_kv_len, slots, None, (), relay, generations, greedy)
 
     @property
     def carried(self) -> DraftState:
         """The drafter's carried state of these rows; the initial state in the first step of a request's residence."""
         assert self.relay is not None
         return self.relay.state(self.rows)
+
+    @property
+    def sampling(self) -> SamplingRows | None:
+        """The rows' sampling parameters; None if every row is greedy."""
+        return None if self.greedy or self.relay is None else self.relay.sampling_of(self.rows)
 
     def causal(self, width: int, dtype: torch.dtype) -> Causal:
         """The first `width` positions as consecutive tokens. Cached: target and draft use the same masks."""

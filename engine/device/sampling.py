@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specmatrix.kernels.argmax import argmax
-from specmatrix.kernels.sample import draw, uniform
+from specmatrix.kernels.sample import choose, draw, probabilities, uniform
 
-__all__ = ["SamplingRows", "chosen_logprobs", "pick", "top_logprobs", "uniform"]
+__all__ = ["SamplingRows", "chosen_logprobs", "drawn_drafts", "law_of", "pick", "stream", "top_logprobs", "uniform"]
+
+# What keeps the random numbers of rejection sampling apart from each other and from those of `pick`, which are
+# f(seed, position): draft noise, the coins that accept drafts, and the draw behind the accepted ones.
+NOISE: Final = 0x2545F4914F6CDD1D
+COINS: Final = 0x5851F42D4C957F2D
+RESIDUAL: Final = 0x369DEA0F31A53F85
+# More columns than a round has: a draft of at most 256 tokens and the token behind it.
+COLUMNS: Final = 512
 
 
 class SamplingRows(NamedTuple):
@@ -34,6 +42,28 @@ def pick(logits: Tensor, emit_positions: Tensor | None, rows: SamplingRows | Non
         return argmax(logits)
     coins = uniform(rows.seed, emit_positions)
     return draw(logits, coins, rows.temperature, rows.top_k, rows.top_p, truncate)
+
+
+def stream(which: int, seed: Tensor, start: Tensor, columns: Tensor) -> Tensor:
+    """Coins f(seed, position, column) of a stream -> float64 [B, W] in [0, 1).
+
+    seed, start [B]; columns [W] in 1.. : of the token at position start + column in a round that begins at start. A
+    position that a later round drafts again has another column there: block verification decides a prefix by its last
+    coins too, so using one again would favour it.
+    """
+    return uniform(seed ^ which, (start[:, None] + columns) * COLUMNS + columns)
+
+
+def law_of(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """The distribution that `pick` draws from, float32 [B, W, V]; a point mass for greedy rows."""
+    return probabilities(logits, rows.temperature, rows.top_k, rows.top_p)
+
+
+def drawn_drafts(logits: Tensor, start: Tensor, columns: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    """Draft tokens [B, W] for these columns of rounds that begin at start [B], from logits [B, W, V], and the
+    distribution q [B, W, V] that drew them: the draft's under the request's temperature, top_k and top_p."""
+    q = law_of(logits, rows)
+    return choose(q, stream(NOISE, rows.seed, start, columns)), q
 
 
 def chosen_logprobs(logits: Tensor, tokens: Tensor, rows: SamplingRows | None = None) -> Tensor:

@@ -15,9 +15,10 @@ from torch import Tensor
 from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.engine.core.draft.tree import max_depth
 from specmatrix.engine.device.attention import DraftAttention, StepAttention
-from specmatrix.engine.device.batch import StepBatch, prefix_bias
+from specmatrix.engine.device.batch import StepBatch, count, prefix_bias
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
+from specmatrix.engine.device.sampling import SamplingRows, drawn_drafts
 from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain, shift_left
 from specmatrix.kernels.argmax import argmax
 from specmatrix.kernels.expand_topk import expand_topk
@@ -30,6 +31,7 @@ class DraftModel(Protocol):
 
     kv: KVLayout
     carry_width: int
+    vocab_size: int  # of its logits
 
     def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor | None, attend: object) -> Tensor:
         """tokens, positions [B, W]; returns out [B, W, C]."""
@@ -55,6 +57,8 @@ class AutoregressiveDrafter:
     topk: int
     nodes: int
     capture: tuple[int, ...]
+    vocab_size: int  # the target's
+    draws: bool = False  # drafts of sampled requests are drawn from the draft's distribution
 
     def __post_init__(self) -> None:
         self.depth = max_depth(self.steps, self.nodes)
@@ -62,9 +66,12 @@ class AutoregressiveDrafter:
         self.carries = self._carries(self.model.carry_width)
 
     def _carries(self, width: int) -> tuple[DraftStateSpec, ...]:
-        """ids [topk] proposals for depth 1, best first; probs [topk] their probabilities (a chain needs none); hidden
-        [width] the stream after them (none for a model that carries none)."""
+        """ids [topk] proposals for depth 1, best first, or the scores [draft vocabulary] to draw it from; probs [topk]
+        their probabilities (a chain needs none); hidden [width] the stream after them (none for a model that carries
+        none)."""
         found = [DraftStateSpec("ids", (self.topk,), torch.int64, distinct=True)]
+        if self.draws:
+            found = [DraftStateSpec("scores", (self.model.vocab_size,), torch.float32)]
         if self.topk > 1:
             found.append(DraftStateSpec("probs", (self.topk,), torch.float32))
         if width:
@@ -92,6 +99,8 @@ class AutoregressiveDrafter:
         attend = StepAttention(self.pool, write, batch.slots, bias, start=batch.start)
         out = self.model.forward(tokens, positions, aux, attend)
         last = out.gather(1, (kept - 1)[:, None, None].expand(-1, 1, out.shape[2]))
+        if self.draws:
+            return {"scores": self.model.logits(last)[:, 0], "hidden": last[:, 0]}
         probs, ids = self._top(last)
         state = {"ids": ids[:, 0], "hidden": last[:, 0]}
         return state if probs is None else state | {"probs": probs[:, 0]}
@@ -101,23 +110,39 @@ class AutoregressiveDrafter:
         logits = self.model.logits(out)
         if self.topk == 1:
             # A chain needs no selection among candidates, in which equal scores would tie.
-            best = argmax(logits)[..., None]
-            return None, self.model.to_target(best)
+            return None, self.model.to_target(argmax(logits)[..., None])
         probs, ids = torch.softmax(logits, -1).topk(self.topk, -1)
         return probs, self.model.to_target(ids)
 
     def _chain(self, batch: StepBatch, state: DraftState, padded_kv_len: int) -> DraftTree:
         if batch.width == 1:
             return shared_chain(batch.root)
-        tokens = [batch.root, state["ids"]]
+        rows = batch.sampling if self.draws else None
+        first, law = self._drawn(state["scores"][:, None], batch, 1, rows) if self.draws else (state["ids"], None)
+        tokens, laws = [batch.root, first], [law]
         hidden = state["hidden"][:, None] if "hidden" in state else None
         deeper = batch.width - 2
         attend = self._draft_attention(batch, padded_kv_len, deeper)
         for step in range(deeper):
             attend.begin(step)
             hidden = self.model.forward(tokens[-1], (batch.start + step)[:, None], hidden, attend)
-            tokens.append(self._top(hidden)[1][:, 0])
-        return shared_chain(torch.cat(tokens, 1))
+            token, law = self._drawn(self.model.logits(hidden), batch, step + 2, rows)
+            tokens.append(token)
+            laws.append(law)
+        return shared_chain(
+            torch.cat(tokens, 1), torch.cat([law for law in laws if law is not None], 1) if rows else None
+        )
+
+    def _drawn(
+        self, logits: Tensor, batch: StepBatch, column: int, rows: SamplingRows | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """A chain's draft [B, 1] in a column, from logits [B, 1, draft vocabulary], and the distribution over the
+        target's vocabulary [B, 1, V] that it was drawn from; None for the best one."""
+        if rows is None:
+            return self.model.to_target(argmax(logits)), None
+        ids, q = drawn_drafts(logits, batch.start, count(column + 1, logits.device)[column:], rows)
+        every = self.model.to_target(count(q.shape[2], q.device))
+        return self.model.to_target(ids), q.new_zeros(len(q), 1, self.vocab_size).index_copy_(2, every, q)
 
     def _tree(self, batch: StepBatch, state: DraftState, padded_kv_len: int) -> DraftTree:
         """Best-first expansion (EAGLE-2): the best topk of each step's topk**2 children are expanded, and every

@@ -82,6 +82,11 @@ class BuildContext:
         return found
 
     @property
+    def draws(self) -> bool:
+        """Whether drafts of sampled requests are drawn from the draft's distribution: the acceptance rule needs it."""
+        return self.resolved.speculative_acceptance != "match"
+
+    @property
     def verify_tokens(self) -> int:
         """Tokens per request of the target's verify step, for a draft whose forward has that shape (sglang#24999).
 
@@ -149,12 +154,12 @@ def _nextn(context: BuildContext) -> Drafter:
     if not r.enable_multi_layer_eagle:
         return autoregressive(context, first, first.aux_layers)
     pool = context.pool(replace(first.kv, layers=count))
-    return MultiLayerDrafter(context.traits, layers, pool, first.aux_layers, r.num_draft_tokens)
+    return MultiLayerDrafter(context.traits, layers, pool, first.aux_layers, r.num_draft_tokens, context.draws)
 
 
 def _dflash(context: BuildContext) -> Drafter:
     model = load_dflash(context.draft_folder, context.target)
-    return BlockDrafter(context.traits, model, context.pool(model.kv), context.verify_tokens)
+    return BlockDrafter(context.traits, model, context.pool(model.kv), context.verify_tokens, context.draws)
 
 
 def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int, ...]) -> Drafter:
@@ -168,6 +173,8 @@ def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int,
         topk=resolved.topk,
         nodes=resolved.max_draft_tokens,
         capture=capture,
+        vocab_size=context.target.vocab_size,
+        draws=context.draws,
     )
 
 

@@ -11,21 +11,22 @@ from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.engine.device.attention import DraftAttention
-from specmatrix.engine.device.batch import StepBatch, prefix_bias
+from specmatrix.engine.device.batch import StepBatch, count, prefix_bias
 from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.device.relay import DraftStateSpec, Relay
+from specmatrix.engine.device.sampling import drawn_drafts
 from specmatrix.engine.models.dflash.model import DFlash
 from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain
 
 
 class BlockDrafter:
-    """Chains of batch.width - 1 drafts, each the best token at its own mask position."""
+    """Chains of batch.width - 1 drafts, each the best token, or one drawn, at its own mask position."""
 
     steps = topk = 1
     carries: tuple[DraftStateSpec, ...] = ()
 
-    def __init__(self, traits: Traits, model: DFlash, pool: KVPool, nodes: int) -> None:
-        self.traits, self.model, self.pool, self.nodes = traits, model, pool, nodes
+    def __init__(self, traits: Traits, model: DFlash, pool: KVPool, nodes: int, draws: bool = False) -> None:
+        self.traits, self.model, self.pool, self.nodes, self.draws = traits, model, pool, nodes, draws
         self.capture = model.aux_layers
         self.key_span = traits.key_span
 
@@ -46,8 +47,11 @@ class BlockDrafter:
         everything = torch.ones(len(batch.root), width, width, dtype=torch.bool, device=batch.root.device)
         attend.begin(0, everything)
         out = self.model.forward(torch.cat((batch.root, masks), 1), batch.positions, attend)
-        drafts = self.model.logits(out[:, 1:]).argmax(-1)
-        return shared_chain(torch.cat((batch.root, drafts), 1))
+        logits, rows = self.model.logits(out[:, 1:]), batch.sampling if self.draws else None
+        if rows is None:
+            return shared_chain(torch.cat((batch.root, logits.argmax(-1)), 1))
+        drafts, q = drawn_drafts(logits, batch.start, count(width, batch.root.device)[1:], rows)
+        return shared_chain(torch.cat((batch.root, drafts), 1), q)
 
     def _keep(self, batch: StepBatch, aux: Tensor | None) -> None:
         """Store the KV of every position of the step. aux: [B, W, states]."""

@@ -23,6 +23,8 @@ class DraftTree(NamedTuple):
 
     tokens [B, N] int64; parents [B, N] int64 with parents[:, 0] == -1 and parents[:, n] < n; depths [B, N];
     ancestors [B, N, N] bool, or None for a chain, where it is the causal triangle; depth: longest path allowed.
+    q [B, N - 1, V] float32, of a chain: the distribution over the target's vocabulary that each draft was drawn from;
+    None if each is a point mass, as where a rule or a lookup decides.
     """
 
     tokens: Tensor
@@ -30,6 +32,7 @@ class DraftTree(NamedTuple):
     depths: Tensor
     ancestors: Tensor | None
     depth: int
+    q: Tensor | None = None
 
 
 class DraftHooks(Protocol):
@@ -73,11 +76,11 @@ def chain(tokens: Tensor) -> DraftTree:
     return tree._replace(parents=tree.parents.clone(), depths=tree.depths.clone(memory_format=torch.contiguous_format))
 
 
-def shared_chain(tokens: Tensor) -> DraftTree:
+def shared_chain(tokens: Tensor, q: Tensor | None = None) -> DraftTree:
     """`chain` for built-in drafters: its parents and depths are shared by all engines and must not be written to."""
     batch, nodes = tokens.shape
     parents, depths = _line(batch, nodes, tokens.device)
-    return DraftTree(tokens, parents, depths, None, nodes - 1)
+    return DraftTree(tokens, parents, depths, None, nodes - 1, q)
 
 
 def agreed_tree(tree: DraftTree, ranks: Ranks) -> DraftTree:

@@ -100,11 +100,10 @@ class Guard:
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
         own = relay if self._batch is None or self._batch.relay is None else self._batch.relay
-        tree = self._call("propose", lambda tree: _shaped_tree(tree, batch), own)
+        tree = self._call("propose", lambda tree: _shaped_tree(tree, batch, self._vocab_size), own)
         if tree is None:
             return chain(torch.nn.functional.pad(batch.root, (0, batch.width - 1)))
-        parts = (part if part is None else self._lent(part) for part in tree[:4])
-        return self._checked_tree(DraftTree(*parts, tree.depth), batch)
+        return self._checked_tree(DraftTree(*(self._lent(p) if isinstance(p, Tensor) else p for p in tree)), batch)
 
     def _lent(self, tensor: Tensor) -> Tensor:
         return tensor if self._built_in else copied(tensor)
@@ -162,7 +161,7 @@ class Guard:
         return kept
 
     def _checked_tree(self, tree: DraftTree, batch: StepBatch) -> DraftTree:
-        tokens, parents, depths, ancestors, depth = tree
+        tokens, parents, depths, ancestors, depth, _ = tree
         order = count(batch.width, tokens.device)
         before = (order - 1).clamp(min=0)
         above = torch.minimum(parents.clamp(min=0), before)
@@ -180,7 +179,7 @@ class Guard:
             line = ancestors.gather(1, above[:, :, None].expand_as(ancestors)) & (order > 0)[:, None]
             violations[ANCESTORS] = (ancestors != line | (order == order[:, None])).flatten(1)
         bad = self._note(violations)
-        return tree if bad is None else _padded(tree, bad, batch.root)
+        return tree if bad is None else _padded(tree, bad, batch.root)._replace(q=_padded_law(tree, bad))
 
     def _note(self, violations: dict[int, Tensor]) -> Tensor | None:
         """Record each row's violations [B, *]. Returns the rows with any [B], None if there are known to be none."""
@@ -217,7 +216,7 @@ def _copied_relay(relay: Relay) -> Relay:
     return own
 
 
-def _shaped_tree(tree: object, batch: StepBatch) -> DraftTree:
+def _shaped_tree(tree: object, batch: StepBatch, vocab_size: int) -> DraftTree:
     """A proposal with the shapes and dtypes of the round."""
     if not isinstance(tree, DraftTree):
         raise InvalidOutputError(f"proposed a {type(tree).__name__}, not a DraftTree")
@@ -226,6 +225,8 @@ def _shaped_tree(tree: object, batch: StepBatch) -> DraftTree:
         _check_tensor(f"proposed {field}", tensor, shape, torch.int64, batch.rows.device)
     if tree.ancestors is not None:
         _check_tensor("proposed ancestors", tree.ancestors, (*shape, batch.width), torch.bool, batch.rows.device)
+    if tree.q is not None:
+        _check_tensor("proposed q", tree.q, (shape[0], shape[1] - 1, vocab_size), torch.float32, batch.rows.device)
     longest = batch.width - 1
     least = longest if tree.ancestors is None else min(1, longest)
     if not isinstance(tree.depth, int) or not least <= tree.depth <= longest:
@@ -264,3 +265,12 @@ def _padded(tree: DraftTree, bad: Tensor, root: Tensor) -> DraftTree:
         torch.where(rows[:, :, None], alone, tree.ancestors),
         tree.depth,
     )
+
+
+def _padded_law(tree: DraftTree, bad: Tensor) -> Tensor | None:
+    """The tree's q, with the point masses of the padding in the bad rows."""
+    if tree.q is None:
+        return None
+    point = torch.zeros_like(tree.q)
+    point[..., 0] = 1.0
+    return torch.where(bad[:, None, None], point, tree.q)

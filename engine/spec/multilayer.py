@@ -18,6 +18,7 @@ from specmatrix.engine.device.attention import StepAttention
 from specmatrix.engine.device.batch import StepBatch, causal_bias, count
 from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
+from specmatrix.engine.device.sampling import drawn_drafts, law_of
 from specmatrix.engine.spec.autoregressive import DraftModel
 from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain, shift_left
 
@@ -29,9 +30,16 @@ class MultiLayerDrafter:
     layer_per_step = True
 
     def __init__(
-        self, traits: Traits, layers: Sequence[DraftModel], pool: KVPool, capture: tuple[int, ...], nodes: int
+        self,
+        traits: Traits,
+        layers: Sequence[DraftModel],
+        pool: KVPool,
+        capture: tuple[int, ...],
+        nodes: int,
+        draws: bool = False,
     ) -> None:
         self.traits, self.layers, self.pool, self.capture, self.nodes = traits, layers, pool, capture, nodes
+        self.draws = draws
         self.steps = self.key_span = len(layers)
         self.back = len(layers) - 1
         width, dtype = layers[0].carry_width, pool.data.dtype
@@ -41,6 +49,8 @@ class MultiLayerDrafter:
             DraftStateSpec("tokens", (self.back,), torch.int64),
             DraftStateSpec("states", (self.back, width), dtype),
             DraftStateSpec("held", (), torch.int64),
+            # What sampled drafts are drawn from.
+            *([DraftStateSpec("scores", (self.steps, layers[0].vocab_size), torch.float32)] if draws else []),
         )
 
     def prime(
@@ -54,7 +64,9 @@ class MultiLayerDrafter:
         return self._extend(batch, verdict.tokens, aux, verdict.count)
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
-        return shared_chain(torch.cat((batch.root, relay.state(batch.rows)["ids"][:, : batch.width - 1]), 1))
+        state, rows = relay.state(batch.rows), batch.sampling if self.draws else None
+        q = None if rows is None or batch.width == 1 else law_of(state["scores"][:, : batch.width - 1], rows)
+        return shared_chain(torch.cat((batch.root, state["ids"][:, : batch.width - 1]), 1), q)
 
     def _extend(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, kept: Tensor) -> DraftState:
         """Run all layers over the `back` positions before start and the W from start on; the row of the last kept
@@ -67,11 +79,17 @@ class MultiLayerDrafter:
         at = (batch.start[:, None] + offsets).clamp(0, batch.padded_kv_len - 1)
         attend = self._attention(batch, carried["held"], offsets, at)
         last = (back + kept - 1)[:, None]
-        ids, out, drafts = known, states, []
-        for layer in self.layers:
+        ids, out, drafts, scores = known, states, [], []
+        rows = batch.sampling if self.draws else None
+        for number, layer in enumerate(self.layers, 1):
             out = layer.forward(ids, at, out, attend)
-            best = layer.logits(out.gather(1, last[:, :, None].expand(-1, -1, out.shape[2]))).argmax(-1)
+            logits = layer.logits(out.gather(1, last[:, :, None].expand(-1, -1, out.shape[2])))
+            best = logits.argmax(-1)
+            if rows is not None:
+                column = count(number + 1, tokens.device)[number:]
+                best = drawn_drafts(logits, batch.start + kept, column, rows)[0]
             drafts.append(best)
+            scores.append(logits)
             ids = ids.roll(-1, 1).scatter(1, last, best)
         behind = kept[:, None] + count(back, tokens.device)
         return {
@@ -79,6 +97,7 @@ class MultiLayerDrafter:
             "tokens": known.gather(1, behind),
             "states": states.gather(1, behind[:, :, None].expand(-1, -1, states.shape[2])),
             "held": (carried["held"] + kept).clamp(max=back),
+            "scores": torch.cat(scores, 1),
         }
 
     def _attention(self, batch: StepBatch, held: Tensor, offsets: Tensor, at: Tensor) -> StepAttention:

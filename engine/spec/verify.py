@@ -1,10 +1,15 @@
-"""The verifier: sample, then match.
+"""The verifier: sample, then match; or rejection sampling, by the token or the block rule.
 
 At every node the target's own next token is drawn with the counter-based randomness of its position; a child is
 accepted if and only if its token equals that draw, and the draw at the last accepted node is the bonus token. For
 drafts that do not depend on the draw, a child x of node n is accepted with probability p_n(x), as in SGLang's
 target-only tree sampling, the output distribution is exactly the target's, and the tokens are those that plain decoding
 draws with the same seed. Greedy is the special case in which the draw is the argmax.
+
+Under the rules `reject` and `block` the drafts of a chain come from a distribution q, and a draft is accepted by
+p and q: with probability sum of min(p, q), where a match of drafts from q would have sum of p * q. The output has the
+target's distribution too, but other tokens than plain decoding. Greedy batches, and trees, for which these rules are
+not defined, are matched.
 """
 
 from __future__ import annotations
@@ -16,20 +21,28 @@ from torch import Tensor
 
 from specmatrix.engine.device.batch import VerifyResult, count
 from specmatrix.engine.device.collectives import ALONE, Ranks
-from specmatrix.engine.device.sampling import SamplingRows, pick
+from specmatrix.engine.device.sampling import COINS, RESIDUAL, SamplingRows, law_of, pick, stream
 from specmatrix.engine.spec.drafter import DraftTree
 from specmatrix.kernels.accept_path import accept_path
+from specmatrix.kernels.reject_drafts import reject_drafts
 
 
 def verify(
-    logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, ranks: Ranks = ALONE
+    logits: Tensor,
+    tree: DraftTree,
+    start: Tensor,
+    rows: SamplingRows | None,
+    ranks: Ranks = ALONE,
+    rule: str = "match",
 ) -> VerifyResult:
     """Accept a path of each tree.
 
     logits [B, N, V]; start [B] KV length before the round; rows: None if all rows of the batch are greedy.
     ranks: rank 0's tokens apply on every rank, because near ties may differ between devices (sglang#22458, #31071).
-    The token emitted after node n has absolute position start + depth(n) + 1.
+    The token emitted after node n has absolute position start + depth(n) + 1. rule: match, reject or block.
     """
+    if rule != "match" and rows is not None and tree.depth and tree.ancestors is None:
+        return _by_rejection(logits, tree, start, rows, ranks, rule == "block")
     emit = ranks.agreed(pick(logits, None if rows is None else start[:, None] + tree.depths + 1, rows))
     if not tree.depth:
         return VerifyResult(tree.depths, _ones(*start.shape, start.device), emit)
@@ -39,6 +52,19 @@ def verify(
     path, accepted = accept_path(tree.tokens, tree.parents, emit, tree.depth, tree.ancestors)
     moved = (path != count(path.shape[1], path.device)).any(1)
     return VerifyResult(path, accepted, emit.gather(1, path), moved)
+
+
+def _by_rejection(
+    logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows, ranks: Ranks, block: bool
+) -> VerifyResult:
+    """Accept the drafts of chains by the distributions that drew them."""
+    drafts, columns = tree.tokens[:, 1:], count(tree.depth + 2, start.device)[1:]
+    p = law_of(logits, rows)
+    q = torch.zeros_like(p[:, 1:]).scatter_(2, drafts[..., None], 1.0) if tree.q is None else tree.q
+    coins = stream(COINS, rows.seed, start, columns[:-1])
+    tokens, accepted = reject_drafts(p, q, drafts, coins, stream(RESIDUAL, rows.seed, start, columns), block)
+    both = ranks.agreed(torch.cat((tokens, accepted[:, None]), 1))
+    return VerifyResult(tree.depths, both[:, -1], both[:, :-1])
 
 
 @cache

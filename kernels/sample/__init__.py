@@ -9,7 +9,7 @@ from specmatrix.kernels import preconditions
 from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.sample import eager
 
-__all__ = ["draw", "uniform"]
+__all__ = ["choose", "draw", "probabilities", "uniform"]
 
 
 def uniform(seed: Tensor, position: Tensor) -> Tensor:
@@ -43,3 +43,22 @@ def draw(
         if row.shape != logits.shape[:1]:
             raise preconditions.shape_error("draw", name, row, tuple(logits.shape[:1]))
     return select_backend(eager, logits).draw(logits, coins, temperature, top_k, top_p, truncate)
+
+
+def probabilities(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """What `draw` draws from, with the same arguments -> float32 [B, W, V]: each row sums to 1, greedy ones are 1 at
+    the argmax. Torch on every device, without a read by the host, so that CUDA graphs can hold it."""
+    for name, row in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p)):
+        if row.shape != logits.shape[:1]:
+            raise preconditions.shape_error("probabilities", name, row, tuple(logits.shape[:1]))
+    return eager.probabilities(logits, temperature, top_k, top_p)
+
+
+def choose(masses: Tensor, coins: Tensor) -> Tensor:
+    """The first token of each row whose cumulative mass exceeds coin * total mass -> int64 [B, W].
+
+    masses float [B, W, V], at least 0; coins float64 [B, W]. A row without mass gives token 0.
+    """
+    if coins.shape != masses.shape[:2]:
+        raise preconditions.shape_error("choose", "coins", coins, tuple(masses.shape[:2]))
+    return eager.choose(masses, coins)

@@ -1,4 +1,5 @@
-"""Cases of uniform: (seed, position), and of draw: (logits, coins, temperature, top_k, top_p)."""
+"""Cases of uniform: (seed, position), of draw: (logits, coins, temperature, top_k, top_p), and of probabilities, which
+has no coins."""
 
 from __future__ import annotations
 
@@ -89,3 +90,14 @@ DRAW_CASES = (
     Case("extreme temperatures", _extreme),
     Case("ties", _ties),
 )
+
+
+def _coinless(case: Case) -> Case:
+    def make(g: Generator) -> tuple[Tensor, ...]:
+        logits, _, *more = case.make(g)
+        return logits, *more
+
+    return Case(case.name, make)
+
+
+PROBABILITY_CASES = tuple(_coinless(case) for case in DRAW_CASES if case.size == "small")

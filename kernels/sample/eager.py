@@ -1,4 +1,4 @@
-"""uniform and draw, vectorised."""
+"""The operations on random numbers, vectorised."""
 
 from __future__ import annotations
 
@@ -34,21 +34,32 @@ def uniform(seed: Tensor, position: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, coins: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, truncate: bool) -> Tensor:
-    greedy = temperature <= 0
-    heat = temperature.masked_fill(greedy, 1.0)[:, None, None]
+    token = choose(_masses(logits, temperature, top_k, top_p, truncate), coins)
+    return torch.where((temperature <= 0)[:, None], logits.argmax(-1), token)
+
+
+def probabilities(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    masses = _masses(logits, temperature, top_k, top_p, True)
+    point = torch.zeros_like(masses).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    return torch.where((temperature <= 0)[:, None, None], point, masses / masses.sum(-1, keepdim=True))
+
+
+def choose(masses: Tensor, coins: Tensor) -> Tensor:
+    level = masses.cumsum(-1, dtype=torch.float64)
+    total = level[..., -1:].contiguous()
+    token = torch.searchsorted(level, coins[..., None] * total, right=True)
+    # Rounding may lift the target to the total; then choose the last token with mass. NaN sorts after every total.
+    last = torch.searchsorted(level, total).clamp_(max=masses.shape[-1] - 1)
+    return torch.minimum(token, last)[..., 0]
+
+
+def _masses(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, truncate: bool) -> Tensor:
+    """softmax(logits / temperature), with zeros outside top_k and top_p; of greedy rows with temperature 1."""
+    heat = temperature.masked_fill(temperature <= 0, 1.0)[:, None, None]
     logits = logits.float()
     # Subtract the peak first: divided by a small temperature it would be infinite, and every mass NaN.
     mass = torch.softmax((logits - logits.amax(-1, keepdim=True)).div_(heat), -1)
-    if truncate:
-        mass = _truncated(mass, top_k, top_p)
-    level = mass.cumsum(-1, dtype=torch.float64)
-    total = level[..., -1:].contiguous()
-    target = coins[..., None] * total
-    token = torch.searchsorted(level, target, right=True)
-    # Rounding may lift the target to the total; then choose the last token with mass. NaN sorts after every total.
-    last = torch.searchsorted(level, total).clamp_(max=logits.shape[-1] - 1)
-    token = torch.minimum(token, last)[..., 0]
-    return torch.where(greedy[:, None], logits.argmax(-1), token)
+    return _truncated(mass, top_k, top_p) if truncate else mass
 
 
 def _truncated(mass: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

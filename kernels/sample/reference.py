@@ -1,4 +1,4 @@
-"""The references of uniform and draw, one row at a time."""
+"""The references of uniform, draw and probabilities, one row at a time."""
 
 from __future__ import annotations
 
@@ -42,26 +42,42 @@ def draw(logits: Tensor, coins: Tensor, temperature: Tensor, top_k: Tensor, top_
     return out
 
 
+def probabilities(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """One row at a time."""
+    out = torch.zeros(logits.shape)
+    for b, rows in enumerate(logits.tolist()):
+        for w, row in enumerate(rows):
+            heat = float(temperature[b])
+            kept = {row.index(max(row)): 1.0} if heat <= 0 else _kept(row, heat, int(top_k[b]), float(top_p[b]))
+            for token, mass in kept.items():
+                out[b, w, token] = mass / sum(kept.values())
+    return out
+
+
 def _draw_row(logits: list[float], coin: float, heat: float, top_k: int, top_p: float) -> int:
+    kept = _kept(logits, heat, top_k, top_p)
+    left = coin * sum(kept.values())
+    chosen = -1
+    for i in sorted(kept):
+        if kept[i] > 0:
+            chosen = i
+        left -= kept[i]
+        if left < 0:
+            break
+    return chosen
+
+
+def _kept(logits: list[float], heat: float, top_k: int, top_p: float) -> dict[int, float]:
+    """The masses that top_k and top_p keep, likeliest first."""
     peak = max(logits)
     mass = [math.exp((x - peak) / heat) for x in logits]
     order = sorted(range(len(mass)), key=lambda i: (-mass[i], i))
     if top_k:
         order = order[:top_k]
     total = sum(mass[i] for i in order)
-    kept: set[int] = set()
-    reached = 0.0
+    kept: dict[int, float] = {}
     for i in order:
-        if kept and reached >= top_p * total:
+        if kept and sum(kept.values()) >= top_p * total:
             break
-        kept.add(i)
-        reached += mass[i]
-    left = coin * reached
-    chosen = -1
-    for i in sorted(kept):
-        if mass[i] > 0:
-            chosen = i
-        left -= mass[i]
-        if left < 0:
-            break
-    return chosen
+        kept[i] = mass[i]
+    return kept

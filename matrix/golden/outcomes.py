@@ -49,6 +49,7 @@ DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "tp_size": (("tp",),),
     "dtype": (("numerics",),),
     "device": ((),),
+    "speculative_acceptance": ((),),
 }
 # Fields of EngineConfig that have another name in a resolved configuration.
 RENAMED: Final[dict[str, str]] = {

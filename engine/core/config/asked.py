@@ -15,6 +15,7 @@ Auto: TypeAlias = Literal["auto"]
 
 CHOICES: Final[dict[str, tuple[object, ...]]] = {
     "spec_version": (AUTO, "v1", "v2"),
+    "speculative_acceptance": ("match", "reject", "block"),
     "dtype": (AUTO, "float32", "bfloat16", "float16"),
     "device": (AUTO, "cpu", "cuda"),
     "strict_memory": (0, 1, 2),
@@ -27,6 +28,13 @@ ALIASES: Final = {
     "speculative_draft_model": "speculative_draft_model_path",
     "tensor_parallel_size": "tp_size",
     "tp": "tp_size",
+    "speculative_use_rejection_sampling": "speculative_acceptance",
+    "rejection_sample_method": "speculative_acceptance",
+}
+# SGLang's and vLLM's spellings of an acceptance rule, with the rule that each of their values means.
+RULES: Final[dict[str, dict[object, str]]] = {
+    "speculative_use_rejection_sampling": {"true": "reject", "1": "reject", "false": "match", "0": "match"},
+    "rejection_sample_method": {"standard": "reject", "block": "block"},
 }
 # What a value may be; anything else may raise where it is compared.
 PLAIN: Final = (str, int, float, bool, type(None))
@@ -53,6 +61,7 @@ class EngineConfig:
     speculative_num_draft_tokens: int | Auto = AUTO
     speculative_adaptive: bool = False
     speculative_adaptive_config: str | None = None
+    speculative_acceptance: Literal["match", "reject", "block"] = "match"
     speculative_accept_threshold_single: float = 1.0
     speculative_accept_threshold_acc: float = 1.0
     speculative_ngram_min_bfs_breadth: int = 1
@@ -100,6 +109,8 @@ class EngineConfig:
         values: dict[str, Any] = {}
         for flag, value in flags.items():
             name = field_of(flag)
+            if (rules := RULES.get(flag.removeprefix("--").replace("-", "_"))) is not None:
+                value = rules.get(str(value).lower(), value)
             if name in values:
                 raise ConfigError(f"{name} is given twice; remove one")
             values[name] = _parse(name, value) if isinstance(value, str) else value
@@ -287,6 +298,8 @@ class Resolved:
     cuda_graph_max_bs: largest batch size (requests) whose rounds run as CUDA graphs, 0 for no graphs.
     cuda_graph_max_gb: maximum GPU memory of all graphs together, in GiB.
     tp_size: ranks that share the target, one process each.
+    speculative_acceptance: what accepts a draft of a sampled request: that the target's draw equals it, or rejection
+    sampling by the distribution that drew it, token by token or for a whole block.
     window: Facts.window; window_pages: KV pages of the windowed layers (without the padding page), 0 if there are none.
     """
 
@@ -321,6 +334,7 @@ class Resolved:
     cuda_graph_max_bs: int = 0
     cuda_graph_max_gb: int = 4
     tp_size: int = 1
+    speculative_acceptance: Literal["match", "reject", "block"] = "match"
     reasons: tuple[Reason, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
 

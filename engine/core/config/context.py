@@ -40,6 +40,11 @@ class RuleContext:
         return value
 
     @property
+    def matches(self) -> bool:
+        """Whether drafts are accepted where the target's own draw equals them; other rules need chains."""
+        return self.asked.speculative_acceptance == "match"
+
+    @property
     def draft(self) -> DraftFacts | None:
         """Facts about the algorithm's draft: the named checkpoint's, else those of the target's bundled draft."""
         if not self.traits.needs_draft_model:
@@ -108,7 +113,7 @@ class RuleContext:
         if self.traits.irregular and breadth != AUTO:
             return breadth
         if topk == AUTO:
-            return BREADTH if self.traits.irregular else 1
+            return BREADTH if self.traits.irregular and self.matches else 1
         return topk
 
 

@@ -179,8 +179,8 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         "each step runs the whole draft model, so a short chain is the fastest",
     ),
     *_shape(
-        "a LlamaForCausalLM target and an algorithm that can draft trees",
-        lambda s: s.facts.architecture == "LlamaForCausalLM" and s.traits.topology is Topology.TREE,
+        "a LlamaForCausalLM target and an algorithm that can draft trees, under the acceptance rule match",
+        lambda s: s.matches and s.facts.architecture == "LlamaForCausalLM" and s.traits.topology is Topology.TREE,
         (5, 4, 8),
         "Llama targets default to a tree of 5 steps, topk 4, 8 draft tokens",
     ),

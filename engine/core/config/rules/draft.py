@@ -152,6 +152,24 @@ DRAFTING: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        name="acceptance-unused",
+        why="without drafts nothing is accepted",
+        broken=lambda s: not s.traits.drafts and not s.matches,
+        message=lambda s: (
+            f"speculative_acceptance {s.asked.speculative_acceptance} has no effect with speculative_algorithm "
+            f"{s.traits.name}; remove it or choose a drafter"
+        ),
+    ),
+    Rule(
+        name="acceptance-of-chains",
+        why="rejection sampling by q is defined for chains",
+        broken=lambda s: s.traits.drafts and not s.matches and s.asked_topk > 1,
+        message=lambda s: (
+            f"speculative_acceptance {s.asked.speculative_acceptance} needs the distribution that drew each draft, "
+            f"and a tree (topk {s.asked_topk}) has none; use topk 1 or speculative_acceptance match"
+        ),
+    ),
+    Rule(
         name="block-too-wide",
         why="the draft was trained for its own block size",
         broken=_past_block,

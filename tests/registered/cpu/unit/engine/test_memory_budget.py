@@ -57,6 +57,14 @@ def test_the_sum_equals_an_engines_allocations(algorithm, topk, stamps):
     assert sum(need.device for need in weights) >= executor.target.vocab_size * executor.target.hidden_size * 4
 
 
+def test_what_drafts_are_drawn_from_counts():
+    own = {"speculative_num_steps": 2, "speculative_acceptance": "block", "max_total_tokens": 512}
+    llm = LLM(EngineConfig(str(CHECKPOINTS / "deepseek-mini"), "NEXTN", **own))
+    matched = replace(llm.resolved, speculative_acceptance="match")
+    more = judged(llm)[1].device - needs(matched, models_of(matched, Path), 1)[1].device
+    assert more == llm.loop.executor.relay.carried["scores"].nbytes > 0
+
+
 def test_windowed_layers_and_layers_of_their_own_count_as_they_are():
     llm = LLM(EngineConfig(str(CHECKPOINTS / "qwen3-mini"), kv_stamps=True, max_total_tokens=2048, page_size=8))
     assert len(llm.loop.executor.kv.groups) == 2

@@ -182,6 +182,7 @@ def test_a_chain_must_be_one():
         (lambda tree: tree._replace(parents=tree.parents.int()), "proposed parents with shape (3, 5) and torch.int32"),
         (lambda tree: tree._replace(ancestors=tree.parents), "proposed ancestors with shape (3, 5) and torch.int64"),
         (lambda tree: tree._replace(depths=tree.depths.to("meta")), "proposed depths on device meta in a step on cpu"),
+        (lambda tree: tree._replace(q=torch.ones(3, 5, VOCAB)), "proposed q with shape (3, 5, 50) and torch.float32"),
     ],
 )
 def test_what_is_no_tree_of_the_round_puts_the_drafter_in_quarantine(change, words):
@@ -230,6 +231,16 @@ def test_what_is_no_state_of_the_drafter_puts_it_in_quarantine(state, words):
     with pytest.warns(RuntimeWarning, match="rounds continue without drafts"):
         assert guard.absorb(batch, VerifyResult(batch.root, batch.rows, batch.root), None) is None
     assert guard.error.startswith(f"the drafter of ODD {words}; it is not called again")
+
+
+def test_padding_in_the_place_of_bad_drafts_is_drawn_from_a_point_mass():
+    batch = batch_of(3, 3)
+    q = torch.full((3, 2, VOCAB), 1 / VOCAB)
+    tokens = torch.cat((batch.root, torch.tensor([[1, 2], [3, VOCAB], [4, 5]])), 1)
+    mended = asked(guard_of(chain(tokens)._replace(q=q)), batch)
+    assert mended.tokens[:, 1:].tolist() == [[1, 2], [0, 0], [4, 5]]
+    assert mended.q[1].argmax(1).tolist() == [0, 0] and mended.q[1].sum().item() == 2
+    assert torch.equal(mended.q[::2], q[::2]) and mended.q.data_ptr() != q.data_ptr()
 
 
 def test_in_quarantine_no_hook_is_called_and_rounds_of_any_width_continue():

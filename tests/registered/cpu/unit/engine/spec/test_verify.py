@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from specmatrix.engine.device.sampling import SamplingRows, pick
+from specmatrix.engine.device.sampling import (
+    COINS,
+    NOISE,
+    RESIDUAL,
+    SamplingRows,
+    drawn_drafts,
+    pick,
+    stream,
+    uniform,
+)
 from specmatrix.engine.spec.drafter import DraftTree, chain
 from specmatrix.engine.spec.verify import verify
 from specmatrix.kernels.tree_layout import tree_layout
@@ -117,3 +126,75 @@ def test_the_verdict_equals_sampling_token_by_token(shape, sampled):
         assert verdict.path[b, :count].tolist() == path
         assert verdict.tokens[b, :count].tolist() == emitted
     assert longest > 2
+
+
+RULES = ("reject", "block")
+
+
+def drawn_chain(logits: Tensor, start: Tensor, rows: SamplingRows, steps: int) -> DraftTree:
+    """Chains drawn from other logits than the target's."""
+    columns = torch.arange(1, steps + 1)
+    drafts, q = drawn_drafts(logits[:, :steps] + 1.5 * logits[:, 1 : steps + 1].roll(1, 2), start, columns, rows)
+    return chain(torch.cat((torch.zeros(len(start), 1, dtype=torch.int64), drafts), 1))._replace(q=q)
+
+
+def case_of(batch: int, steps: int = 3) -> tuple[Tensor, DraftTree, Tensor, SamplingRows]:
+    logits = torch.randn(batch, steps + 1, VOCAB, generator=torch.Generator().manual_seed(4)) * 2
+    start, rows = torch.arange(batch) + 3, rows_of(batch)
+    return logits, drawn_chain(logits, start, rows, steps), start, rows
+
+
+def emitted(verdict) -> list[list[int]]:
+    return [row[:n] for row, n in zip(verdict.tokens.tolist(), verdict.count.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_under_rejection_greedy_rows_are_as_if_matched(rule):
+    logits, tree, start, rows = case_of(80)
+    by_rule, matched = verify(logits, tree, start, rows, rule=rule), verify(logits, tree, start, rows)
+    assert emitted(by_rule)[::4] == emitted(matched)[::4] and emitted(by_rule) != emitted(matched)
+    alone = verify(logits, tree, start, None, rule=rule)
+    assert emitted(alone) == emitted(verify(logits, tree, start, None)) and by_rule.moved is None
+    assert by_rule.count.max() == 4 and by_rule.count.min() == 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_row_alone_is_verified_as_among_others_also_beside_rows_without_drafts(rule):
+    logits, tree, start, rows = case_of(12)
+    together = emitted(verify(logits, tree, start, rows, rule=rule))
+    for b in range(12):
+        cut = slice(b, b + 1)
+        own = chain(tree.tokens[cut])._replace(q=tree.q[cut])
+        assert emitted(verify(logits[cut], own, start[cut], one(rows, b), rule=rule)) == [together[b]]
+    # A round without drafts draws as plain decoding does, so that nothing has moved on in the next one.
+    root = chain(tree.tokens[:, :1])
+    assert emitted(verify(logits[:, :1], root, start, rows, rule=rule)) == [
+        [token] for token in pick(logits[:, :1], start[:, None] + 1, rows)[:, 0].tolist()
+    ]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_drafts_without_a_distribution_are_point_masses(rule):
+    logits, tree, start, rows = case_of(40)
+    points = torch.nn.functional.one_hot(tree.tokens[:, 1:], VOCAB).float()
+    verdict = verify(logits, tree._replace(q=None), start, rows, rule=rule)
+    assert emitted(verdict) == emitted(verify(logits, tree._replace(q=points), start, rows, rule=rule))
+    assert emitted(verdict) != emitted(verify(logits, tree, start, rows, rule=rule))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_tree_is_matched_under_every_rule(rule):
+    logits, _, start, rows = case_of(20)
+    parents = torch.tensor([[-1, 0, 0, 1]]).expand(20, -1)
+    tokens = torch.tensor([[0, 1, 2, 3]]).expand(20, -1)
+    tree = tree_of(tokens, parents, 2)
+    assert emitted(verify(logits, tree, start, rows, rule=rule)) == emitted(verify(logits, tree, start, rows))
+
+
+def test_the_streams_share_no_number_with_each_other_or_with_another_column_or_position():
+    seed, start, columns = torch.tensor([5, 6]), torch.tensor([9, 9]), torch.arange(1, 6)
+    drawn = [stream(which, seed, start + more, columns) for which in (NOISE, COINS, RESIDUAL) for more in range(4)]
+    drawn.append(uniform(seed, torch.arange(30).expand(2, -1).contiguous()))
+    numbers = torch.cat(drawn, 1).flatten()
+    assert len(numbers.unique()) == len(numbers) and bool((numbers < 1).all())
+    assert torch.equal(drawn[0], stream(NOISE, seed, start, columns))

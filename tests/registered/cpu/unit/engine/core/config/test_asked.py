@@ -43,8 +43,23 @@ def test_flags_parse_text_by_field():
 
 
 @pytest.mark.parametrize(
+    ("flag", "value", "rule"),
+    [
+        ("--speculative-acceptance", "block", "block"),
+        ("--speculative-use-rejection-sampling", "true", "reject"),
+        ("--speculative-use-rejection-sampling", False, "match"),
+        ("rejection_sample_method", "standard", "reject"),
+        ("rejection_sample_method", "block", "block"),
+    ],
+)
+def test_an_acceptance_rule_is_spelled_as_by_sglang_or_vllm(flag, value, rule):
+    assert EngineConfig.from_flags({"model": "m", flag: value}).speculative_acceptance == rule
+
+
+@pytest.mark.parametrize(
     ("flags", "sentence"),
     [
+        ({"model": "m", "rejection_sample_method": "synthetic"}, "speculative_acceptance must be one of match, reject"),
         ({"model": "m", "page_sise": 4}, "unknown flag '--page-sise'; did you mean --page-size?"),
         ({"model": "m", "bogus": True}, f"unknown flag '--bogus'; it must be one of {FLAGS}"),
         ({"page-size": "4", "page_size": "4"}, "page_size is given twice; remove one"),

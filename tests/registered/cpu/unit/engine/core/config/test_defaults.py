@@ -58,6 +58,8 @@ def test_a_shape_that_is_chosen_as_a_whole_needs_evidence():
         (EngineConfig("m", "DFLASH", "d", speculative_num_draft_tokens=4), facts(BLOCK), (1, 1, 4)),
         (EngineConfig("m", "DFLASH", "d", 3, 2, 4), facts(BLOCK), (1, 1, 4)),
         (EngineConfig("m", "NEXTN"), replace(facts(), bundled=NEXT), (5, 4, 8)),
+        (eagle3(speculative_acceptance="reject"), facts(HEAD), (3, 1, 4)),
+        (EngineConfig("m", "NGRAM", speculative_acceptance="block"), facts(), (11, 1, 12)),
         (EngineConfig("m", "NEXTN"), replace(facts(None, "DeepseekV3ForCausalLM"), bundled=NEXT), (3, 1, 4)),
     ],
 )

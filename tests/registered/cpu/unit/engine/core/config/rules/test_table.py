@@ -26,6 +26,10 @@ def dflash(**asked: object) -> EngineConfig:
     return EngineConfig("m", "DFLASH", "d", **asked)
 
 
+def gram(**asked: object) -> EngineConfig:
+    return EngineConfig("m", "NGRAM", speculative_acceptance="reject", **asked)
+
+
 def layered(*sizes: int) -> EngineConfig:
     return EngineConfig("m", "NEXTN", "d", *sizes, enable_multi_layer_eagle=True)
 
@@ -48,6 +52,13 @@ REFUSED = [
     ("topk-range", eagle3(1, 65), "speculative_eagle_topk must be between 1 and 64, got 65"),
     ("num-draft-tokens-range", eagle3(3, 2, 1), "speculative_num_draft_tokens must be between 2 and 256, got 1"),
     ("tree-too-wide", eagle3(2, 2, 8), "speculative_num_draft_tokens 8 is more than the root and the 6 candidates"),
+    (
+        "acceptance-unused",
+        EngineConfig("m", speculative_acceptance="block"),
+        "speculative_acceptance block has no effect",
+    ),
+    ("acceptance-of-chains", eagle3(3, 2, speculative_acceptance="reject"), "speculative_acceptance reject needs the"),
+    ("acceptance-of-chains", gram(speculative_eagle_topk=2), "speculative_acceptance reject needs the distribution"),
     ("threshold-inexact", eagle3(speculative_accept_threshold_single=0.9), "speculative_accept_threshold_single must"),
     ("threshold-inexact", EngineConfig("m", speculative_accept_threshold_acc=2.0), "speculative_accept_threshold_acc"),
     ("v2-needs-overlap", eagle3(spec_version="v2", disable_overlap_schedule=True), "spec_version v2 cannot run with"),

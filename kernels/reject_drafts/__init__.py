@@ -1,0 +1,41 @@
+"""Acceptance of a chain of drafts by rejection sampling, for drafts that were drawn from known distributions."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specmatrix.kernels import preconditions
+from specmatrix.kernels.reject_drafts import eager
+
+__all__ = ["log_residual", "reject_drafts"]
+
+
+def reject_drafts(
+    p: Tensor, q: Tensor, drafts: Tensor, coins: Tensor, last: Tensor, block: bool
+) -> tuple[Tensor, Tensor]:
+    """Verify a chain of S drafts per request. The output has the target's distribution if the drafts have q's.
+
+    p float32 [B, S + 1, V]: the target's distribution after the root and each draft; q float32 [B, S, V]: the one that
+    each draft was drawn from; a value that is negative or not finite counts as 0, and a draft there is rejected.
+    drafts int64 [B, S]; coins float64 [B, S] accept them; last float64 [B, S + 1] draws the token after each place.
+    Token rule (arXiv 2211.17192): draft i is accepted if coin * q_i(draft) < p_i(draft), and all before it are.
+    block (arXiv 2403.10444): h_0 = 1 and h_i = min(h_{i-1} * p_i(draft) / q_i(draft), 1); the longest prefix of i
+    drafts is accepted whose coin is below R / (R + 1 - h_i), where R is the sum of max(h_i * p_{i+1} - q_{i+1}, 0), or
+    below h_i if i is S or h_i is 0 or 1. The token after i accepted drafts comes from max(h_i * p - q, 0), where h_i is
+    1 for the token rule; from p if that is nowhere above 0, or if all drafts are accepted.
+    -> tokens int64 [B, S + 1], those up to count valid; count int64 [B], accepted drafts and the token after them.
+    Torch on every device, without a read by the host, so that CUDA graphs can hold it.
+    """
+    batch, steps = drafts.shape
+    for name, tensor in (("q", q), ("coins", coins), ("last", last)):
+        wanted = (batch, steps, p.shape[2])[: tensor.dim()] if name != "last" else (batch, steps + 1)
+        if tensor.shape != wanted:
+            raise preconditions.shape_error("reject_drafts", name, tensor, wanted)
+    if p.shape[:2] != (batch, steps + 1):
+        raise preconditions.shape_error("reject_drafts", "p", p, (batch, steps + 1, "V"))
+    return eager.reject_drafts(p, q, drafts, coins, last, block)
+
+
+def log_residual(p: Tensor, q: Tensor) -> Tensor:
+    """log(max(p - q, 0)) of float32 masses as float32: the least float where p is not above q."""
+    return eager.log_residual(p, q)
