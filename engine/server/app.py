@@ -30,17 +30,17 @@ from specmatrix.engine.server.refusals import install
 from specmatrix.errors import ConfigError, shown
 
 MEBIBYTE: Final = 2**20
-# For clients that have not read their answers when the time for draining is over.
+# Time that clients get to read their responses after the drain timeout.
 READ_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How a server is reached and what it accepts.
+    """Address and limits of a server.
 
-    port 0: a free one. key: asked of clients, None for none. model: the name under which the model is served.
-    max_queued_requests: besides the running ones. max_connections: HTTP requests at once. drain_seconds: for requests
-    that still run after a signal; then they are aborted.
+    port: 0 selects a free one. key: API key that clients must send, None for none. model: the served model name.
+    max_queued_requests: in addition to the running ones. max_connections: concurrent HTTP requests. drain_seconds:
+    how long requests may run after a signal before they are aborted.
     """
 
     host: str = "127.0.0.1"
@@ -53,7 +53,7 @@ class ServerOptions:
     drain_seconds: float = 60.0
 
     def check(self) -> None:
-        """ConfigError on a value that cannot be served."""
+        """Raise ConfigError on a value outside its range."""
         for name, value, least, most in (
             ("port", self.port, 0, 65535),
             ("max-queued-requests", self.max_queued_requests, 0, 10**6),
@@ -70,7 +70,7 @@ class ServerOptions:
 
 
 def application(llm: LLM, folder: Path, options: ServerOptions) -> tuple[Application, EngineThread]:
-    """The application over a loaded engine, and its engine thread, which `Server` starts and stops."""
+    """Create the application for a loaded engine, and its engine thread, which `Server` starts and stops."""
     model = options.model or llm.resolved.model_path
     engine = EngineThread(llm, options.max_queued_requests)
     template = ChatTemplate(folder)
@@ -90,10 +90,10 @@ def application(llm: LLM, folder: Path, options: ServerOptions) -> tuple[Applica
 
 
 class Server(uvicorn.Server):
-    """Stops accepting at the first SIGINT or SIGTERM and ends once every answer is sent; stops at once at the second.
+    """A server that drains at the first SIGINT or SIGTERM and stops at once at the second.
 
-    drain_seconds: after which requests that still run are aborted. force: the number of the second signal. cut_off: how
-    many requests were aborted.
+    While it drains it accepts no requests; it ends once every response is sent. drain_seconds: when requests that still
+    run are aborted. force: the number of the second signal. cut_off: number of aborted requests.
     """
 
     def __init__(self, config: uvicorn.Config, app: Application, engine: EngineThread, drain_seconds: float) -> None:
@@ -103,7 +103,7 @@ class Server(uvicorn.Server):
         self.cut_off = 0
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until `stop`, and end the engine's thread and what the application started."""
+        """Serve until `stop`, then end the engine thread and close the application."""
         self._engine.start()
         try:
             await super().serve(sockets)
@@ -112,7 +112,7 @@ class Server(uvicorn.Server):
             self._app.close()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait until every answer is sent, or until the time for draining is over."""
+        """Wait until every response is sent or the drain timeout has passed."""
         async with asyncio.TaskGroup() as group:
             limit = group.create_task(self._limit_drain())
             await super().shutdown(sockets)
@@ -128,7 +128,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        if current_thread() is not main_thread():  # which alone receives signals
+        if current_thread() is not main_thread():  # only the main thread receives signals
             yield
             return
         loop = asyncio.get_running_loop()
@@ -144,7 +144,7 @@ class Server(uvicorn.Server):
                 signal.signal(number, before[number])
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Drain; at once, if it drains already."""
+        """Start draining; a second call stops at once."""
         if self.should_exit:
             self.force_exit, self.force = True, number
             return
@@ -155,7 +155,7 @@ class Server(uvicorn.Server):
 
 
 def bind(options: ServerOptions) -> socket.socket:
-    """A listening socket. ConfigError if the address cannot be used."""
+    """Open a listening socket. ConfigError if the address cannot be used."""
     try:
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         bound = socket.create_server((options.host, options.port), family=family, backlog=2048)
@@ -168,10 +168,10 @@ def bind(options: ServerOptions) -> socket.socket:
 
 
 def server(app: Application, engine: EngineThread, options: ServerOptions) -> Server:
-    """A server that has not started."""
+    """Create a server without starting it."""
     config = uvicorn.Config(
         app,
-        http=Connection,  # h11; httptools would take any number of headers
+        http=Connection,  # h11; httptools does not limit the number of headers
         ws="none",
         limit_concurrency=most_connections(options.max_connections),
         log_level="warning",

@@ -1,4 +1,4 @@
-"""The process that renders a checkpoint's chat template, which is a program of the checkpoint's author."""
+"""The process that renders a checkpoint's chat template, which is untrusted code."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ MAX_CHARACTERS: Final = 2**24
 
 
 def serve(template: str, tokens: Mapping[str, str], connection: Connection[Any, Any]) -> None:
-    """Answer lists of messages with (whether it is a text, the text or the error); the first answer is about the
-    template itself."""
-    with suppress(ValueError, OSError):  # macOS knows no such limit
+    """Render each received list of messages and send (success, text or error).
+
+    The first answer, sent before any messages are received, tells whether the template compiles.
+    """
+    with suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
-    # The template sees messages and tokens, nothing else.
+    # The template can access only the messages and special tokens.
     sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     sandbox.globals["raise_exception"] = _raise
     try:
@@ -41,7 +43,7 @@ def serve(template: str, tokens: Mapping[str, str], connection: Connection[Any, 
             if len(text) > MAX_CHARACTERS:
                 raise TemplateError(f"it makes {len(text)} characters of them; allowed: {MAX_CHARACTERS}")
             answer = True, text
-        except Exception as error:  # the template's own
+        except Exception as error:  # raised by the template
             answer = False, described(error)
         connection.send(answer)
 

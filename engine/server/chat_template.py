@@ -1,4 +1,4 @@
-"""A checkpoint's chat template: messages to the text of a prompt."""
+"""A checkpoint's chat template, which turns messages into a prompt text."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class ChatTemplate:
-    """The template of `chat_template.jinja` or `tokenizer_config.json`; without one, every use is refused.
+    """The template from `chat_template.jinja` or `tokenizer_config.json`; without one, `render` raises RequestError.
 
-    A process of its own renders it, with a limit of memory, and is replaced when it takes too long. Any thread may
-    call. ConfigError if the checkpoint's files are damaged.
+    A separate process with a memory limit renders it, and is replaced when it takes too long. Thread-safe.
+    ConfigError if the checkpoint's files are damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,7 +32,7 @@ class ChatTemplate:
         text = settings.get("chat_template")
         if (folder / FILE).is_file():
             text = read_text(folder / FILE)
-        elif isinstance(text, list):  # several by name
+        elif isinstance(text, list):  # several named templates
             named = {one.get("name"): one.get("template") for one in text if isinstance(one, dict)}
             text = named.get("default")
         self._text = text if isinstance(text, str) else None
@@ -45,8 +45,8 @@ class ChatTemplate:
                 raise ConfigError(f"the chat template of {folder} cannot be read ({why})")
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt that asks for the assistant's next message. RequestError without a template, or if it refuses;
-        Busy if others are being rendered for too long."""
+        """Render the prompt for the assistant's next message. RequestError without a template, or if rendering fails;
+        Busy if other requests keep the process occupied for too long."""
         if self._text is None:
             raise RequestError(
                 "this checkpoint has no chat template (neither chat_template.jinja nor chat_template in "
@@ -65,13 +65,13 @@ class ChatTemplate:
         return text
 
     def _started(self) -> tuple[bool, str]:
-        """Start the process; whether it could compile the template, and why not."""
+        """Start the process. Returns whether it compiled the template, and the error if not."""
         process, self._connection = start(chat_renderer.serve, self._text, self._tokens)
         self._end = finalize(self, process.stop)
         return self._answer()
 
     def _answer(self, *messages: Any) -> tuple[bool, str]:  # noqa: ANN401 - at most one list of messages
-        """The process's answer; if there is none in time, the process ends."""
+        """Receive the process's answer; stop the process if there is none in time."""
         assert self._connection is not None
         try:
             for one in messages:
@@ -98,6 +98,6 @@ class ChatTemplate:
 
 
 def _content(token: object) -> str:
-    """A special token's text; files hold it alone or within an object."""
+    """The text of a special token, stored in the files as a string or as an object with `content`."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else ""

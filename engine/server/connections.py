@@ -1,4 +1,4 @@
-"""Connections of clients: few, with a time for each part of a request; those without one are closed first."""
+"""Client connections: limited in number, with a timeout for each part of a request."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from specmatrix.engine.server import limits
 
 
 def most_connections(most_requests: int) -> int:
-    """How many connections may be open: no more than there are file descriptors for."""
+    """The maximum number of open connections, bounded by the file descriptor limit."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return min(most_requests + limits.SPARE_CONNECTIONS, max(8, descriptors - limits.SPARE_CONNECTIONS))
 
 
 class Connection(H11Protocol):
-    """Closes if the head of its next request does not come in time, or its client stops reading. When there are as many
-    as uvicorn's `limit_concurrency`, one closes that serves no admitted request: the one that last did for longest."""
+    """A connection that closes if its next request's head does not arrive in time, or if its client stops reading.
+
+    When the number of connections reaches uvicorn's `limit_concurrency`, the one without an admitted request that has
+    waited longest is closed.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - uvicorn's
         super().__init__(*arguments, **named)
@@ -35,7 +38,7 @@ class Connection(H11Protocol):
 
     @property
     def admitted(self) -> bool:
-        """Whether a request is being served that `Limits` gave one of the slots to."""
+        """Whether the request being served holds one of the slots of `Limits`."""
         return not self.idle and "admitted" in self.cycle.scope["state"]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -52,7 +55,7 @@ class Connection(H11Protocol):
             timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        # Chunks of a byte cost more to parse than to send, and nobody waits for those of an answered request.
+        # One-byte chunks cost more to parse than to send: the rest of an answered request's chunked body is skipped.
         answered = self.cycle is not None and self.cycle.response_complete and self.conn.their_state is h11.SEND_BODY
         if not answered or b"transfer-encoding" not in dict(self.headers):
             super().data_received(data)
@@ -78,7 +81,7 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def _wait(self) -> None:
-        """Begin to wait for a request."""
+        """Start the timeout for the head of the next request."""
         if self._timer is not None:
             self._timer.cancel()
         self._since = self.loop.time()

@@ -1,4 +1,4 @@
-"""One engine in its own thread, and the requests of an asyncio event loop that it serves."""
+"""Runs an engine in its own thread, for requests from an asyncio event loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class SessionTurn:
-    """Session parameters as HTTP clients write them: `rid` is a request's name."""
+    """Session parameters as HTTP clients send them; `rid` is a request name, not an engine id."""
 
     id: str
     rid: str | None = None
@@ -46,8 +46,11 @@ class SessionTurn:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One completion of one prompt. name: the request's name (SGLang's rid), None for a new one. drops: its output is
-    not wanted, as with SGLang's max_new_tokens 0."""
+    """One completion of one prompt.
+
+    name: the request's name (SGLang's rid), None to generate one. drops: the output is discarded, as with SGLang's
+    max_new_tokens 0.
+    """
 
     prompt: Prompt
     params: SamplingParams
@@ -61,8 +64,9 @@ class Submission:
 class Ticket:
     """A queued request, read by the event loop.
 
-    name: "" if it was refused with others of its batch. text, tokens: what has been produced so far, written only if it
-    streams. output: its result, once it has ended. began, first, ended: seconds of the monotonic clock.
+    name: "" if another request of its batch was refused. text, tokens: the output so far, updated only if `streams`.
+    output: the result, None until it has ended. began, first, ended: times of queueing, first token and end, in
+    seconds of the monotonic clock.
     """
 
     name: str
@@ -78,16 +82,16 @@ class Ticket:
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wake(self) -> None:
-        """Wake the reader. Called by the event loop only."""
+        """Wake the reader. Must be called in the event loop."""
         self._moved.set()
 
     async def moved(self) -> None:
-        """Wait until there is something new to read: a slow reader gets more at once."""
+        """Wait for new output; updates since the last call are combined."""
         await self._moved.wait()
         self._moved.clear()
 
     async def done(self) -> Output:
-        """The result, once the request has ended."""
+        """Wait until the request has ended and return its result."""
         while self.output is None:
             await self.moved()
         return self.output
@@ -96,8 +100,8 @@ class Ticket:
 class EngineThread:
     """Runs an engine's steps while requests are open.
 
-    Its methods belong to one event loop; only the thread calls the engine. most_queued: requests that may wait besides
-    the running ones; one more is Busy.
+    All methods must be called in one event loop; only the thread calls the engine. most_queued: maximum number of
+    queued requests in addition to the running ones; further ones raise Busy.
     """
 
     def __init__(self, llm: LLM, most_queued: int) -> None:
@@ -108,22 +112,22 @@ class EngineThread:
         self.stopping = False
         self.open: dict[str, Ticket] = {}  # by name
         self.on_end: Callable[[Ticket], None] = lambda ticket: None
-        self._reserved = 0  # requests on their way to the thread
+        self._reserved = 0  # requests posted to the thread but not yet queued
         self._names: set[str] = set()
         self._llm = llm
-        self._tickets: dict[int, Ticket] = {}  # the thread's own
-        self._turns: dict[str, dict[str, int]] = {}  # the thread's own: session to the rids of its named requests
+        self._tickets: dict[int, Ticket] = {}  # used by the thread only
+        self._turns: dict[str, dict[str, int]] = {}  # used by the thread only: session -> request name -> rid
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; called within the event loop that will call the other methods."""
+        """Start the thread. Must be called in the event loop that calls the other methods."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def stop(self, waits: bool = True) -> None:
-        """Abort what is still open, close the sessions, and end the thread. waits: if false, only signal it to end."""
+        """Abort open requests, close the sessions and end the thread. waits: if false, only signal it to end."""
         self.stopping = True
         if not waits:
             self._calls.put(None)
@@ -138,12 +142,12 @@ class EngineThread:
 
     @property
     def resolved(self) -> Resolved:
-        """What runs."""
+        """The resolved configuration."""
         return self._llm.resolved
 
     @property
     def load(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self.open) + self._reserved
 
     @property
@@ -152,11 +156,11 @@ class EngineThread:
         return self._llm.health if self._thread.is_alive() else "the engine's thread has ended"
 
     async def call(self, function: Callable[[LLM], Result]) -> Result:
-        """A function of the engine, called by its thread between two steps."""
+        """Call a function of the engine in its thread, between two steps, and return its result."""
         return await asyncio.wrap_future(self._post(lambda: function(self._llm)))
 
     def check_room(self, count: int) -> None:
-        """Busy or Stopping where so many more requests are not accepted."""
+        """Raise Busy or Stopping unless `count` more requests are accepted."""
         if self.stopping:
             raise Stopping("the server is shutting down and accepts no more requests")
         if self.load + count > self.most:
@@ -166,7 +170,7 @@ class EngineThread:
             )
 
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Token ids of a prompt. RequestError, before a tokenizer reads it, for one that no context could hold."""
+        """Token ids of a prompt. RequestError, before tokenization, if it is too long for any context."""
         most = self.resolved.context_length * self.tokenizer.longest
         if len(prompt) > most:
             raise RequestError(
@@ -176,8 +180,8 @@ class EngineThread:
         return self.tokenizer.prompt_ids(prompt, self.vocab_size)
 
     def _tokenized(self, asked: Sequence[Submission]) -> list[Submission]:
-        """Requests with token ids as prompts. RequestError if all together ask for too many log-probabilities."""
-        ids = {id(one.prompt): one.prompt for one in asked}  # completions share their prompt
+        """Tokenize the prompts. RequestError if the requests together ask for too many log-probabilities."""
+        ids = {id(one.prompt): one.prompt for one in asked}  # completions of one prompt share it
         ids = {key: self.prompt_ids(prompt) for key, prompt in ids.items()}
         found, cells = [replace(one, prompt=ids[id(one.prompt)]) for one in asked], 0
         for one in found:
@@ -193,9 +197,9 @@ class EngineThread:
         return found
 
     async def submit(self, asked: Sequence[Submission]) -> list[Ticket]:
-        """Queue requests, all or none. RequestError for one that cannot run, Busy or Stopping where none is accepted.
+        """Queue all requests or none. RequestError if one cannot run, Busy or Stopping if the server accepts none.
 
-        If the caller is cancelled, they are aborted.
+        The requests are aborted if the caller is cancelled.
         """
         self.check_room(len(asked))
         asked = await asyncio.to_thread(self._tokenized, asked)
@@ -227,13 +231,13 @@ class EngineThread:
             self.open.update((ticket.name, ticket) for ticket in added.result())
 
     def abort(self, tickets: Sequence[Ticket]) -> None:
-        """Stop requests that still run; each ends with what it has."""
+        """Stop requests that still run; each ends with its output so far."""
         for rid in [ticket.rid for ticket in tickets if ticket.output is None]:
             self._post(partial(self._llm.abort, rid))
 
     async def abort_all(self) -> int:
-        """Stop all requests, those that are on their way to the engine too; their number."""
-        await self.call(lambda llm: None)  # comes after them
+        """Stop all requests, including those just submitted. Returns their number."""
+        await self.call(lambda llm: None)  # runs after every submission made before it
         self.abort([*self.open.values()])
         return len(self.open)
 
@@ -250,13 +254,13 @@ class EngineThread:
         return future
 
     def _send(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a function in the event loop, unless that is closed."""
+        """Call a function in the event loop, unless the loop is closed."""
         with suppress(RuntimeError):
             assert self._loop is not None
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _run(self) -> None:
-        """The thread: calls and steps in turn."""
+        """The thread's main loop: alternates calls and engine steps."""
         busy = False
         while True:
             try:
@@ -279,7 +283,7 @@ class EngineThread:
             return False
 
     def _publish(self) -> None:
-        """Show the event loop what its requests have produced."""
+        """Publish new output of the requests to the event loop."""
         moved, ended, now = [], [], monotonic()
         for rid, ticket in list(self._tickets.items()):
             request = ticket.request
@@ -327,7 +331,7 @@ class EngineThread:
         return tickets
 
     def _turn(self, turn: SessionTurn) -> SessionParams:
-        """The engine's parameters. RequestError if `rid` names no request of the session."""
+        """Convert to the engine's parameters. RequestError if `rid` names no request of the session."""
         session = self._llm.sessions.sessions.get(turn.id)
         rid = None
         if turn.rid is not None and session is not None and not session.streaming:
@@ -361,7 +365,7 @@ class EngineThread:
         await self.call(closed)
 
     async def flush_cache(self) -> int:
-        """Empty the prefix cache; the number of freed pages. RequestError while requests are open."""
+        """Empty the prefix cache and return the number of freed pages. RequestError while requests are open."""
         if self.load:
             raise RequestError(
                 f"the cache cannot be flushed while requests are running or queued ({self.load}); wait for their end"
@@ -369,15 +373,17 @@ class EngineThread:
         return await self.call(lambda llm: llm.flush_cache())
 
     async def update_weights(self, model_path: str) -> None:
-        """As LLM.update_weights_from_disk; the path is the client's, so what is wrong with it is a RequestError."""
+        """As LLM.update_weights_from_disk, with RequestError for ConfigError, because the client chose the path."""
         try:
             await self.call(lambda llm: llm.update_weights_from_disk(model_path))
         except ConfigError as error:
             raise RequestError(str(error)) from error
 
     async def state(self) -> dict[str, Any]:
-        """What runs, read from the running components. pages: KV pages of layers without a window, in all, free, cached
-        and in open accounts (requests and sessions)."""
+        """The running configuration, the counters, and numbers of requests, sessions and KV pages.
+
+        pages: of layers without a window: total, free, cached, and held by accounts (requests and sessions).
+        """
 
         def read(llm: LLM) -> dict[str, Any]:
             pages = llm.loop.scheduler.ledger.groups[0].counts
@@ -399,5 +405,5 @@ def _close_sessions(llm: LLM) -> None:
 
 
 def failure(output: Output) -> EngineError | None:
-    """The error that ended a request, None if none did."""
+    """The error that ended a request, None if it ended without one."""
     return EngineError(output.finish.message or "") if output.finish.reason == "error" else None

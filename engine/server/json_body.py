@@ -1,4 +1,4 @@
-"""Bodies of requests: decoded straight into bounded types and no further than the first error, in milliseconds."""
+"""Decodes request bodies directly into types with bounded sizes, up to the first error, within milliseconds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fastapi import FastAPI, Request
 from specmatrix import __version__
 from specmatrix.errors import LONGEST_VALUE, RequestError, shown, text_of
 
-# The wrong value is looked for in bodies of so many bytes; in a longer one only its place is named.
+# Largest body, in bytes, in which an invalid value is looked up; for longer ones the error names only its path.
 SEARCHED: Final = 65536
 LISTED: Final = "what the OpenAPI description at /openapi.json lists"
-# msgspec's message, "Expected `int`, got `str` - at `$.rid[0]`", and its words in this project's errors.
+# msgspec's message, "Expected `int`, got `str` - at `$.rid[0]`", and this project's words for its types.
 MESSAGE: Final = re.compile(r"(.*?)(?: - at (`key` in )?`\$\.?(.*)`)?", re.DOTALL)
 WORDS: Final = {"str": "a string", "int": "an integer", "float": "a number", "array": "a list", "object": "an object"}
 REFERENCE: Final = "#/components/schemas/{name}"
@@ -24,16 +24,16 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class JsonBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A JSON object without unknown members, whose values have exactly the types of the description."""
+    """A JSON object; unknown members, and values not exactly of the declared types, are rejected."""
 
 
 def absent() -> Any:  # noqa: ANN401 - a member of any type
-    """A member that asks for what this engine lacks: its text is kept as it came, not decoded."""
+    """Declare a member for a feature that this engine lacks: its JSON text is kept undecoded."""
     return msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
 
 
 async def read(http: Request, kind: type[Body]) -> Body:
-    """The body of a request. RequestError unless it is JSON of this type."""
+    """Read and decode the body of a request. RequestError unless it is JSON of this type."""
     content = http.headers.get("content-type", "application/json")
     if "json" not in content:
         raise RequestError(f"Content-Type is {shown(content)}; allowed: application/json")
@@ -41,9 +41,9 @@ async def read(http: Request, kind: type[Body]) -> Body:
 
 
 def decoded(raw: bytes | msgspec.Raw, kind: type[Body], within: str = "") -> Body:
-    """The value of a JSON text. RequestError unless it is of this type. within: the member of the body that it is."""
+    """Decode a JSON text. RequestError unless it is of this type. within: name of the member that holds it."""
     collects = gc.isenabled()
-    gc.disable()  # a million lists would start many collections
+    gc.disable()  # decoding a million lists would trigger many collections
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
@@ -58,7 +58,7 @@ def decoded(raw: bytes | msgspec.Raw, kind: type[Body], within: str = "") -> Bod
 
 
 def _sentence(message: str, raw: bytes | msgspec.Raw, within: str) -> str:
-    """A message of msgspec in the words of this project's errors."""
+    """Rewrite a msgspec message in this project's error format."""
     found = MESSAGE.fullmatch(message)
     assert found is not None
     what, key = found[1], found[2] or ""
@@ -73,7 +73,7 @@ def _sentence(message: str, raw: bytes | msgspec.Raw, within: str) -> str:
 
 
 def _value(place: str, raw: bytes | msgspec.Raw) -> str:
-    """The value at a place like `prompt[0].name`, for an error message."""
+    """The value at a path like `prompt[0].name`, for an error message."""
     if memoryview(raw).nbytes > SEARCHED or "[...]" in place:
         return "wrong"
     try:
@@ -86,7 +86,7 @@ def _value(place: str, raw: bytes | msgspec.Raw) -> str:
 
 
 class Application(FastAPI):
-    """Describes the bodies that its routes read. close: ends what it started."""
+    """An application whose OpenAPI description includes the given bodies. close: releases its resources."""
 
     def __init__(self, bodies: tuple[type[msgspec.Struct], ...], close: Callable[[], None]) -> None:
         super().__init__(title="specmatrix", version=__version__, docs_url=None, redoc_url=None)
@@ -101,6 +101,6 @@ class Application(FastAPI):
 
 
 def takes(kind: type[msgspec.Struct], **more: object) -> dict[str, Any]:
-    """The description of a route's body. more: what else its schema says."""
+    """OpenAPI description of a route's body. more: further members of its schema."""
     schema = {"$ref": REFERENCE.format(name=kind.__name__), **more}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -1,4 +1,4 @@
-"""What every HTTP request must pass before a route sees it, and how much one may ask for (docs/engine.md, "Limits")."""
+"""Checks that run before every route, and the limits of requests and connections (docs/engine.md, "Limits")."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from specmatrix.engine.server.refusals import (
 )
 from specmatrix.errors import shown
 
-# Of one request.
+# Limits of one request.
 PROMPTS: Final = 4096
-COMPLETIONS: Final = 128  # of a prompt
+COMPLETIONS: Final = 128  # per prompt
 STOPS: Final = 64  # stop strings, and as many stop tokens
 STOP_CHARACTERS: Final = 256
 BIASES: Final = 4096
 BAD_WORDS: Final = 256
 BAD_WORD_TOKENS: Final = 32
 ALLOWED_TOKENS: Final = 2**18
-LOGPROB_CELLS: Final = 2**19  # positions with their alternatives
+LOGPROB_CELLS: Final = 2**19  # positions times (1 + alternatives)
 NAME_CHARACTERS: Final = 1000
 MESSAGES: Final = 4096
 METADATA: Final = 16
 TAGS: Final = 16
 TEMPLATE_SECONDS: Final = 5.0
-# Of connections.
+# Limits of connections.
 HEAD_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 30.0
-READ_SECONDS: Final = 60.0  # without reading an answer
-READ_BYTES: Final = 8192  # at once; as chunks of a byte they keep the event loop for 50 ms
-SPARE_CONNECTIONS: Final = 128  # besides --max-connections, for probes and what has no request yet
-# Probes and scrapes carry no key and must be answered under load, as on SGLang's server.
+READ_SECONDS: Final = 60.0  # without the client reading its response
+READ_BYTES: Final = 8192  # per read; as one-byte chunks they block the event loop for 50 ms
+SPARE_CONNECTIONS: Final = 128  # beyond --max-connections, for probes and connections without a request
+# Paths of probes and scrapes, which send no key and must be answered under load, as on SGLang's server.
 OPEN: Final = ("/health", "/health_generate", "/metrics")
-OPEN_REQUESTS: Final = 16  # at once, to each of them
+OPEN_REQUESTS: Final = 16  # concurrently, per path
 OPEN_SECONDS: Final = 60.0
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 SAFE: Final = ("GET", "HEAD", "OPTIONS")
@@ -56,14 +56,14 @@ SAFE: Final = ("GET", "HEAD", "OPTIONS")
 
 @dataclass
 class Slots:
-    """Requests of a kind that are served at once."""
+    """A counter that limits concurrent requests of one kind."""
 
     most: int
     taken: int = 0
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Hold a slot. Busy if all are taken."""
+        """Hold a slot within the context. Busy if all are taken."""
         if self.taken >= self.most:
             raise Busy(f"too many requests: {self.taken} being served; allowed: {self.most}")
         self.taken += 1
@@ -74,8 +74,11 @@ class Slots:
 
 
 class Limits:
-    """ASGI middleware. key: asked of every request but those to OPEN, None for none. host: where the server listens; on
-    a loopback address it answers to loopback names only. most_bytes: of a body. most_requests: at once."""
+    """ASGI middleware that applies the limits.
+
+    key: API key that all paths but OPEN require, None for none. host: where the server listens; on a loopback address
+    only loopback host names are accepted. most_bytes: per body. most_requests: concurrent requests.
+    """
 
     def __init__(self, app: ASGIApp, key: str | None, host: str, most_bytes: int, most_requests: int) -> None:
         self.app = app
@@ -97,7 +100,7 @@ class Limits:
                 raise Refused("a probe has a body in chunks; allowed: none")
             with (probe or self._slots).one():
                 if probe is None:
-                    scope.setdefault("state", {})["admitted"] = True  # its connection stays
+                    scope.setdefault("state", {})["admitted"] = True  # the connection is not closed for others
                     receive = _replayed(await self._body(headers, receive), receive)
                 async with asyncio.timeout(OPEN_SECONDS) if probe else nullcontext():
                     await self.app(scope, receive, send)
@@ -109,7 +112,7 @@ class Limits:
             await answer(scope["path"], Stopping(f"no answer within {OPEN_SECONDS:g} s"))(scope, receive, send)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        """Forbidden for what only a browser sends: another page's request, or a name that resolves to this machine."""
+        """Raise Forbidden for a browser's cross-site request, or a host name that is not allowed (DNS rebinding)."""
         host = headers.get(b"host", b"localhost").decode("latin-1")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if self._names is not None and name.strip("[]").lower() not in self._names:
@@ -122,7 +125,7 @@ class Limits:
             raise Forbidden(f"Origin is {shown(origin)}; allowed: the server's own, or any with --api-key")
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> Message:
-        """The request's whole body as one message. Refused if it is too large or does not come."""
+        """Read the whole body as one message. Raises Refused if it is too large or does not arrive."""
         allowed = f"allowed: {self._most_bytes:,} (--max-body-bytes)"
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._most_bytes:
@@ -150,13 +153,13 @@ def _is_loopback(host: str) -> bool:
 
 
 def _matches(header: bytes, key: bytes) -> bool:
-    """Whether a header holds the key, in a time that does not depend on how much of it is right."""
+    """Compare the key in a header in constant time."""
     scheme, _, given = header.partition(b" ")
     return hmac.compare_digest(given.strip(), key) and scheme.lower() == b"bearer"
 
 
 def _replayed(first: Message, receive: Receive) -> Receive:
-    """A `receive` that returns a message before the others."""
+    """A `receive` that returns `first` before further messages."""
     waiting = [first]
 
     async def replay() -> Message:

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, under SGLang's names where SGLang has them."""
+"""Prometheus metrics, with SGLang's names where they exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 6
 
 
 class ServerMetrics:
-    """Counts of ended requests, and the engine's state at each scrape."""
+    """Statistics of ended requests, and the engine's state at each scrape."""
 
     def __init__(self, engine: EngineThread, model: str) -> None:
         self.registry, self._engine = CollectorRegistry(), engine
@@ -37,7 +37,7 @@ class ServerMetrics:
         return kind(f"sglang:{name}", text, [*self._label], registry=self.registry, **more).labels(**self._label)
 
     def ended(self, ticket: Ticket) -> None:
-        """Count a request. Called by the event loop."""
+        """Count an ended request. Must be called in the event loop."""
         output = ticket.output
         assert output is not None
         self._counts["num_requests"].inc()
@@ -58,7 +58,7 @@ class ServerMetrics:
 
 
 class _Snapshot:
-    """The engine's state at one time, as a collector."""
+    """A Prometheus collector of the engine's state at one time."""
 
     def __init__(self, label: dict[str, str], state: dict[str, Any]) -> None:
         self._label, self._state = label, state

@@ -28,9 +28,9 @@ EACH: Final = Meta(max_length=limits.PROMPTS)
 Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARACTERS)]
 Flags = bool | Annotated[list[bool], EACH]
 Integers = int | Annotated[list[int], EACH]
-# Inputs that this engine has no counterpart of.
+# Inputs for features that this engine lacks.
 ABSENT: Final = ("input_embeds", "image_data", "audio_data", "video_data", "lora_path", "token_ids_logprob")
-# Of /server_info: what the configuration and the running engine call as SGLang's flags are called.
+# Keys of /server_info that have the same name as SGLang's flag: from the configuration, and from the running engine.
 RESOLVED: Final = ("model_path", "spec_version", "max_total_tokens", "random_seed")
 RUNNING: Final = (
     *("page_size", "context_length", "max_running_requests", "enable_streaming_session", "dtype", "device", "tp_size"),
@@ -38,7 +38,7 @@ RUNNING: Final = (
 PROBE: Final = SamplingParams(max_new_tokens=1)
 
 
-# Decoded once their number is known: each becomes much larger than it is as JSON.
+# Decoded after their number is checked, because each is much larger in memory than as JSON.
 Samplings = Annotated[
     list[Raw], EACH, Meta(extra_json_schema={"items": {"$ref": REFERENCE.format(name="NativeSampling")}})
 ]
@@ -83,13 +83,13 @@ class GenerateBody(JsonBody):
         return prompts_of(*given[0])
 
     def decode(self, engine: EngineThread) -> Callable[[int], str | None] | None:
-        """The text of a token in log-probabilities, None where these are not wanted."""
+        """The function that gives a token's text in log-probabilities; None if these are not requested."""
         if not (any(self.return_logprob) if isinstance(self.return_logprob, list) else self.return_logprob):
             return None
         return engine.token_text if self.return_text_in_logprobs else lambda _: None
 
     def asks(self, engine: EngineThread) -> list[Submission]:
-        """One ask per completion, those of a prompt one after another."""
+        """One submission per completion, in the order of the prompts."""
         prompts, batch = self.prompts()
         refuse(self, ABSENT)
         count, asks = len(prompts), list[Submission]()
@@ -116,7 +116,7 @@ class GenerateBody(JsonBody):
 
 
 def _each(name: str, value: Any, count: int, batch: bool, default: Any) -> list[Any]:  # noqa: ANN401 - of any member
-    """A member's value for each prompt. RequestError if it is a list of another length."""
+    """Broadcast a member's value to all prompts. RequestError if it is a list of another length."""
     if value is None:
         return [default] * count
     if not isinstance(value, list):
@@ -131,7 +131,7 @@ def _params(asked: NativeSampling, scored: bool, start: int, top: int) -> Sampli
     most = 128 if asked.max_new_tokens is None else asked.max_new_tokens
     return engine_params(
         asked,
-        # 0 computes the prompt only; the one token is not shown.
+        # 0 computes only the prompt: one token is generated but not returned.
         max_new_tokens=max(1, most),
         min_new_tokens=asked.min_new_tokens,
         seed=asked.sampling_seed,
@@ -148,7 +148,7 @@ def _turn(given: SessionField | None) -> SessionTurn | None:
 
 
 def meta_info(ticket: Ticket, output: Output, decode: Callable[[int], str | None] | None) -> dict[str, Any]:
-    """SGLang's meta_info. decode: the text of a token, None to leave log-probabilities out."""
+    """SGLang's meta_info. decode: returns a token's text; None omits log-probabilities."""
     finish = output.finish
     reason: dict[str, Any] = {"type": finish.reason}
     if finish.reason == "length":
@@ -193,7 +193,7 @@ def _tops(pairs: Sequence[tuple[int, float]], decode: Callable[[int], str | None
 
 
 def native_router(engine: EngineThread, model: str) -> APIRouter:
-    """The endpoints over an engine. model: its path."""
+    """The router of these endpoints. model: the model's path."""
     router = APIRouter(responses=documented(NativeErrorBody))
 
     def whole(body: GenerateBody, ticket: Ticket, output: Output, ask: Submission) -> dict[str, Any]:
@@ -273,7 +273,7 @@ class CloseBody(JsonBody):
 
 
 class TagsBody(JsonBody):
-    """What of the engine's memory a call is about: all tags, or null for the same."""
+    """The tags of the memory to release or resume: all of them, or null for all."""
 
     tags: Annotated[list[Name], Meta(max_length=limits.TAGS)] | None = None
 
@@ -290,7 +290,7 @@ NATIVE_BODIES: Final = (GenerateBody, AbortBody, OpenBody, CloseBody, TagsBody, 
 
 
 def _control_routes(router: APIRouter, engine: EngineThread) -> None:
-    # For the description only; the route refuses in a sentence.
+    # Used only in the description; the route reports the error itself.
     either = [
         {"required": ["rid"], "properties": {"rid": {"type": "string"}}},
         {"required": ["abort_all"], "properties": {"abort_all": {"const": True}}},
@@ -357,7 +357,7 @@ def _state_routes(router: APIRouter, engine: EngineThread, model: str) -> None:
         """Whether the server runs and its engine works; also while its memory is released, as on SGLang's server."""
         check()
 
-    one_probe = asyncio.Lock()  # takes one place in the queue, however many ask
+    one_probe = asyncio.Lock()  # concurrent probes share one place in the queue
 
     @router.get("/health_generate")
     async def health_generate(http: Request) -> None:
@@ -389,7 +389,7 @@ def _state_routes(router: APIRouter, engine: EngineThread, model: str) -> None:
 
 
 def running_flags(resolved: Resolved, state: Mapping[str, Any], most_queued: int) -> dict[str, Any]:
-    """What runs, under SGLang's flag names. state: as EngineThread reads it. most_queued: its limit."""
+    """The running configuration under SGLang's flag names. state: from EngineThread.state. most_queued: its limit."""
     running = state["readback"]
     drafts = running["algorithm"] != "NONE"
     return {

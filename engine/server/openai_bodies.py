@@ -10,7 +10,7 @@ from specmatrix.engine.server import limits
 from specmatrix.engine.server.json_body import JsonBody, absent
 from specmatrix.engine.server.sampling import Common, Prompts
 
-# Members of bodies that ask for what this engine lacks; empty values do not.
+# Members for features that this engine lacks; only empty values are accepted.
 COMPLETION_ABSENT: Final = ("suffix",)
 CHAT_ABSENT: Final = ("tools", "functions", "function_call", "audio", "prediction", "web_search_options")
 MAX_LOGPROBS: Final = 100
@@ -27,7 +27,7 @@ class StreamOptions(JsonBody):
 
 
 class OpenAICommon(Common, kw_only=True):
-    """What both bodies share, with the extensions that SGLang and vLLM have."""
+    """Members shared by both bodies, with extensions of SGLang and vLLM."""
 
     model: str
     stream: bool = False
@@ -66,14 +66,14 @@ class ChatMessage(JsonBody):
     name: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates read it."""
+        """Convert to the form that chat templates expect."""
         parts = self.content
         text = "\n".join(part.text for part in parts) if isinstance(parts, list) else parts or ""
         return {"role": self.role, "content": text} | ({} if self.name is None else {"name": self.name})
 
 
 class ResponseFormat(JsonBody):
-    """Text, as this engine has no grammars."""
+    """The response format; only text, because this engine has no grammars."""
 
     type: Literal["text"] = "text"
 

@@ -29,7 +29,7 @@ from specmatrix.engine.server.sampling import engine_params, prompts_of, refuse
 from specmatrix.errors import RequestError, shown
 
 OWNER: Final = "specmatrix"
-# Of SGLang's `sglext.spec_tokens_details` (sglang#33518).
+# Keys of SGLang's `sglext.spec_tokens_details` (sglang#33518).
 SPEC_KEYS: Final = (
     "spec_accept_rate",
     "spec_accept_length",
@@ -42,10 +42,10 @@ SPEC_KEYS: Final = (
 
 @dataclass(slots=True)
 class Answering:
-    """One HTTP request, and how answers of its kind look.
+    """One HTTP request to an OpenAI endpoint, and the format of its response.
 
-    scored: number of alternatives, None without log-probabilities. echo: the prompt is part of the text. tickets: by
-    choice, once they are queued. echoed: the prompts, likewise.
+    scored: number of alternatives, None without log-probabilities. echo: the text includes the prompt. tickets: one
+    per choice, once queued. echoed: the prompts' texts, one per choice.
     """
 
     engine: EngineThread
@@ -58,7 +58,7 @@ class Answering:
     echoed: Sequence[str] = ()
 
     async def respond(self, http: Request, prompts: Sequence[Prompt], most: int) -> Response:
-        """Queue the prompts, and answer when they have ended or as they grow. most: tokens of each completion."""
+        """Queue the prompts; respond when all have ended, or stream. most: maximum tokens per completion."""
         body, engine = self.body, self.engine
         engine.check_room(len(prompts) * body.n)
         params = engine_params(
@@ -92,12 +92,12 @@ class Answering:
         return f"{'chatcmpl' if self.chat else 'cmpl'}-{self.tickets[0].name}"
 
     def head(self, streams: bool) -> dict[str, Any]:
-        """What every object begins with."""
+        """The first members of every response object."""
         kind = ("chat.completion" + ".chunk" * streams) if self.chat else "text_completion"
         return {"id": self.id, "object": kind, "created": int(time()), "model": self.model}
 
     def text(self, index: int, text: str) -> str:
-        """A choice's whole text so far."""
+        """The text of a choice, preceded by its prompt if `echo`."""
         if not self.echo:
             return text
         return self.echoed[index] + text
@@ -119,7 +119,7 @@ class Answering:
         return {**self.head(True), "choices": [{"index": index, **said, "logprobs": scores, "finish_reason": finish}]}
 
     def logprobs(self, index: int, output: Output) -> dict[str, Any] | None:
-        """The log-probabilities of a finished choice, None if not wanted."""
+        """The log-probabilities of a finished choice, None if not requested."""
         if self.scored is None:
             return None
         tokens, values, tops = list(output.output_ids), [*output.logprobs], [*output.top_logprobs]
@@ -155,7 +155,7 @@ class Answering:
         return {"content": rows}
 
     def usage(self) -> dict[str, Any]:
-        """Tokens of the prompts, each once, and of all outputs."""
+        """Token counts; each prompt counts once, however many completions it has."""
         first = self.tickets[:: self.body.n]
         prompt = sum(len(ticket.request.prompt) for ticket in first)
         output = sum(
@@ -170,7 +170,7 @@ class Answering:
         }
 
     def extension(self) -> dict[str, Any]:
-        """SGLang's `sglext`, if it was asked for: of one choice an object, of several a list."""
+        """SGLang's `sglext` if requested: an object for one choice, a list for several."""
         if not self.body.return_spec_tokens_details:
             return {}
         metas = [ticket.output.meta_info if ticket.output else {} for ticket in self.tickets]
@@ -178,7 +178,7 @@ class Answering:
         return {"sglext": {"spec_tokens_details": details[0] if len(details) == 1 else details}}
 
     def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
-        """The object of an answer that is not streamed. EngineError if a choice failed."""
+        """The body of a response that is not streamed. EngineError if a choice failed."""
         for output in outputs:
             if (error := failure(output)) is not None:
                 raise error
@@ -186,7 +186,7 @@ class Answering:
         return {**self.head(False), "choices": choices, "usage": self.usage(), **self.extension()}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The events of a streamed answer."""
+        """Yield the events of a streamed response."""
         sent = [0] * len(self.tickets)
         options = self.body.stream_options
         if self.chat:
@@ -205,7 +205,7 @@ class Answering:
             if output is None:
                 yield event(self.chunk(index, fresh, None, None))
                 continue
-            # All at the end: a part of the text may wait for a character or a stop string that its tokens begin.
+            # Sent only at the end: streamed text may lag behind the tokens, at partial characters and stop strings.
             scores = await built(partial(self.logprobs, index, output))
             chunk = self.chunk(index, fresh, output.finish.reason, scores)
             yield await built(partial(event, chunk))
@@ -217,7 +217,7 @@ class Answering:
 
 
 def openai_router(engine: EngineThread, model: str, template: ChatTemplate) -> APIRouter:
-    """The endpoints over an engine. model: the name under which it is served."""
+    """The router of these endpoints. model: the served model name."""
     router = APIRouter(prefix="/v1", responses=documented(OpenAIErrorBody))
     created = int(time())
 

@@ -1,4 +1,4 @@
-"""What the server refuses, with its HTTP status, and the bodies of errors: OpenAI's under /v1, SGLang's elsewhere."""
+"""Errors with their HTTP status, and error bodies: OpenAI's format under /v1, SGLang's elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specmatrix.errors import LONGEST_VALUE, EngineError, RequestError, text_of
 
 
 class Refused(RequestError):
-    """A request that is refused for another reason than its values; `status` and `kind` are of the HTTP answer."""
+    """A request refused for a reason other than its values. status, kind: HTTP status and OpenAI error type."""
 
     status = 400
     kind = "invalid_request_error"
@@ -56,13 +56,13 @@ class Unauthorized(Refused):
 
 
 class Forbidden(Refused):
-    """What only a browser sends on behalf of another page."""
+    """A cross-site request from a browser, or a host name that is not allowed."""
 
     status, kind = 403, "permission_error"
 
 
 class NoSuchModel(Refused):
-    """Another model than the one that is served."""
+    """The requested model is not the served one."""
 
     status = 404
 
@@ -99,12 +99,12 @@ STATUSES: Final = (400, 401, 403, 404, 405, 408, 413, 429, 500, 503)
 
 def documented(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Error responses for the OpenAPI description of a route."""
-    # FastAPI documents 422 where there is a body, unless it is named here.
+    # FastAPI adds its own 422 to routes with a body, unless it is listed here.
     return {status: {"model": body} for status in (*STATUSES, 422)}
 
 
 def status_of(error: EngineError) -> tuple[int, str]:
-    """HTTP status and OpenAI's type of error."""
+    """HTTP status and OpenAI error type of an error."""
     if isinstance(error, Refused):
         return error.status, error.kind
     return (400, "invalid_request_error") if isinstance(error, RequestError) else (500, "server_error")

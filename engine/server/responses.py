@@ -1,4 +1,4 @@
-"""Responses that end their requests in the engine when the client goes away."""
+"""Responses that abort their engine requests when the client disconnects."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from specmatrix.engine.server.engine_thread import EngineThread, Ticket
 from specmatrix.engine.server.refusals import Disconnected
 
 DONE: Final = b"data: [DONE]\n\n"
-# JSON has no infinity; clients of OpenAI's API know this number as the log-probability of what cannot be.
+# Stands for a log-probability of -inf, which JSON cannot represent, as in OpenAI's API.
 LEAST: Final = -9999.0
 _BUILDER: Final = ThreadPoolExecutor(1, thread_name_prefix="answers")
 T = TypeVar("T")
 
 
 async def finished(http: Request, engine: EngineThread, tickets: Sequence[Ticket]) -> list[Output]:
-    """The outputs of requests; Disconnected, after aborting them, if the client leaves first."""
+    """Wait for the outputs of requests. If the client disconnects first, abort them and raise Disconnected."""
     gone = asyncio.ensure_future(_disconnect(http))
     outputs = asyncio.gather(*(ticket.done() for ticket in tickets))
     try:
@@ -45,7 +45,7 @@ async def _disconnect(http: Request) -> None:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events about requests, which are aborted if they still run when the response ends for any reason."""
+    """Server-sent events of requests; when the response ends for any reason, requests that still run are aborted."""
 
     def __init__(self, engine: EngineThread, tickets: Sequence[Ticket], events: AsyncIterator[bytes]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -59,23 +59,25 @@ class EventStream(StreamingResponse):
 
 
 def event(data: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 async def built(make: Callable[[], T]) -> T:
-    """What `make` returns, of the one thread that builds answers: each may have half a million numbers, and several at
-    once would keep the event loop waiting."""
+    """Call `make` in the single thread that builds answers.
+
+    An answer may hold half a million numbers; several at once would delay the event loop.
+    """
     return await asyncio.get_running_loop().run_in_executor(_BUILDER, make)
 
 
 async def json_answer(content: Callable[[], object]) -> Response:
-    """A response with what `content` returns."""
+    """A JSON response with the value that `content` returns."""
     return Response(await built(lambda: msgspec.json.encode(content())), media_type="application/json")
 
 
 async def merged(tickets: Sequence[Ticket]) -> AsyncIterator[int]:
-    """The index of a ticket, whenever one has moved; each at least once after its end."""
+    """Yield a ticket's index whenever it has new output, and at least once after its end."""
     waiting = {asyncio.ensure_future(ticket.moved()): index for index, ticket in enumerate(tickets)}
     try:
         while waiting:
@@ -91,5 +93,5 @@ async def merged(tickets: Sequence[Ticket]) -> AsyncIterator[int]:
 
 
 def number(value: float | None) -> float | None:
-    """A log-probability as JSON has it."""
+    """Clamp a log-probability to a number that JSON can represent."""
     return None if value is None else max(value, LEAST)

@@ -1,4 +1,4 @@
-"""Sampling parameters as HTTP clients write them, and the engine's."""
+"""Converts the sampling parameters of HTTP requests to the engine's."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Completions = Annotated[int, Meta(ge=1, le=limits.COMPLETIONS)]
 # A list of numbers is one prompt; `prompts_of` refuses a mixture.
 Ids = list[TokenId | list[TokenId]]
 Prompts = list[TokenId | str | list[TokenId]]
-# Members that ask for nothing, as JSON.
+# JSON values that leave a feature unused.
 EMPTY: Final = ("null", "[]", "{}", '""', "0", "false")
 
 
 class Common(JsonBody):
-    """What SGLang's sampling_params and OpenAI's bodies share, with SGLang's defaults."""
+    """Members shared by SGLang's sampling_params and OpenAI's bodies, with SGLang's defaults."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -50,7 +50,7 @@ class Common(JsonBody):
     n: Completions = 1
 
 
-# Members that this engine has no counterpart of, with the only value that asks for nothing.
+# Members for features that this engine lacks; only empty values are accepted.
 NATIVE_ABSENT: Final = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
 
 
@@ -70,7 +70,7 @@ class NativeSampling(Common):
     custom_params: Raw = absent()
 
 
-# Members that the engine takes as they are.
+# Members that are passed to the engine unchanged.
 SAME: Final = (
     *("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("ignore_eos", "no_stop_trim", "n"),
@@ -78,7 +78,7 @@ SAME: Final = (
 
 
 def prompts_of(name: str, given: str | Sequence[Any]) -> tuple[list[Prompt], bool]:
-    """A member's prompts, and whether they are a batch. RequestError if there are none, too many, or of two kinds."""
+    """The prompts in a member, and whether they are a batch. RequestError on none, too many or mixed types."""
     one = isinstance(given, str) or isinstance(next(iter(given), None), int)
     few = one or 0 < len(given) <= limits.PROMPTS
     if not few or (not isinstance(given, str) and len(set(map(type, given))) > 1):
@@ -89,7 +89,7 @@ def prompts_of(name: str, given: str | Sequence[Any]) -> tuple[list[Prompt], boo
 
 
 def refuse(asked: JsonBody, absent: tuple[str, ...]) -> None:
-    """RequestError if a member asks for what the engine lacks; an empty value asks for nothing."""
+    """Raise RequestError if a member in `absent` has a non-empty value: the engine lacks these features."""
     for name in absent:
         value = bytes(memoryview(getattr(asked, name))[: LONGEST_VALUE + 1]).decode(errors="replace")
         if "".join(value.split()) not in EMPTY:
@@ -109,7 +109,7 @@ def engine_params(
     top_logprobs: int = 0,
     first_scored: int = -1,
 ) -> SamplingParams:
-    """The engine's parameters, which it checks itself."""
+    """Convert to the engine's parameters, which the engine validates."""
     stop = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
     same: dict[str, Any] = {name: getattr(asked, name) for name in SAME}
     return SamplingParams(
