@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Little is imported here, as Ctrl-C prints a traceback until the command line hears it.
+# Imports are kept minimal: Ctrl-C prints a traceback until the command line has installed its handlers.
 # ruff: noqa: PTH112, PTH118, PTH120
 import os
 
@@ -32,11 +32,11 @@ def __getattr__(name: str) -> Path:
 
 
 def load(*paths: str | Path | Iterable[str | Path]) -> Runs:
-    """Reports of runs (`load("out/a", "out/b")`) and kill matrices (`load("out/faults.json")`) as pandas frames.
+    """Load reports of runs (`load("out/a", "out/b")`) and kill matrices (`load("out/faults.json")`) as pandas frames.
 
     Paths are files or directories; the column `run` of each frame distinguishes them. Raises ReportError.
     """
-    # Imports pandas, which neither the command line nor a comparison needs.
+    # Imported lazily: it needs pandas, which the command line and comparisons do not.
     from specmatrix.reports.frames import load as load_runs
 
     return load_runs(*paths)

@@ -1,9 +1,9 @@
-"""The command `specmatrix`, also as `python -m specmatrix`: Ctrl-C may come before the command line is imported."""
+"""Entry point of `specmatrix` and `python -m specmatrix`; handles Ctrl-C while the command line is being imported."""
 
 import os
 import sys
 
-# The module `signal` without its enums, which would take a while.
+# The C module behind `signal`, without its enums, which are slow to create.
 from _signal import SIGINT, default_int_handler, getsignal, signal
 
 
@@ -17,7 +17,7 @@ def main() -> int:
 
 
 def _leave(number: int, frame: object) -> None:
-    # An exception would be lost in an import, or print a traceback when Python ends.
+    # An exception could be swallowed by an import, or print a traceback at interpreter exit.
     try:
         os.write(2, b"specmatrix: interrupted\n")
     finally:

@@ -14,9 +14,9 @@ from specmatrix.exit_with_parent import exit_with_parent
 
 
 def main(descriptor: int) -> None:
-    """Call what the parent sends."""
+    """Receive a function and its arguments from the parent, and call it."""
     exit_with_parent()
-    # Standard input is the parent's; reading from it would wait for the parent's end.
+    # The real standard input signals the parent's end; reading from it would block until then.
     sys.stdin = StringIO()
     os.set_inheritable(descriptor, False)
     connection: Connection[Any, Any] = Connection(descriptor)

@@ -18,7 +18,7 @@ from uuid import uuid4
 from specmatrix import HOME
 
 PROGRAM: Final = "specmatrix.child"
-# Runs a module of this package in another interpreter, whose other packages stay its own.
+# Runs a module of this package in another interpreter, which keeps its own versions of all other packages.
 FOREIGN: Final = (
     "import runpy, sys; place, module = sys.argv[1:3]; del sys.argv[1:3]; sys.path.insert(0, place); "
     "import specmatrix; sys.path.remove(place); runpy.run_module(module, run_name='__main__', alter_sys=True)"
@@ -30,12 +30,11 @@ PASSES: Final = 100
 
 
 class ChildProcess:
-    """A command as the leader of its own process group, which `stop` kills as a whole, and on Linux every process
-    that it started in another group and that has kept its environment.
+    """A command that leads its own process group.
 
-    Its standard input is a pipe that only this process holds, for `specmatrix.exit_with_parent`. Its stdout and stderr
-    are read all the time, whatever their size, and only their end is kept; with `shown` they go to this process's
-    stderr.
+    `stop` kills the group and, on Linux, descendants in other groups that kept its environment. Its stdin is a pipe
+    held only by this process, for `specmatrix.exit_with_parent`. Its stdout and stderr are read continuously and only
+    their end is kept; with `shown` they go to this process's stderr.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class ChildProcess:
             stdout=2 if shown else subprocess.PIPE,
             stderr=None if shown else subprocess.STDOUT,
             pass_fds=pass_fds,
-            start_new_session=True,  # Ctrl-C in the terminal reaches this process alone
+            start_new_session=True,  # so that Ctrl-C in the terminal reaches only this process
         )
         assert self._process.stdin is not None
         self.pid, self.stdin, self._tail = self._process.pid, self._process.stdin, b""
@@ -66,18 +65,18 @@ class ChildProcess:
             self._reader.start()
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit status, -N if signal N killed it; None if it still runs after this time."""
+        """Wait for its exit status, -N if signal N killed it; None on timeout."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 
     def cpu_seconds(self) -> float | None:
-        """CPU time that the living processes of its group have used; None where /proc does not tell."""
+        """CPU time used by the living processes of its group; None if there are none in /proc."""
         found: float | None = None
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):  # it has ended
-                # After the name in brackets: state, parent, group, and the times as 12th and 13th.
+                # After the name in brackets: state, parent, group, ...; user and system time are 12th and 13th.
                 words = path.read_bytes().rpartition(b") ")[2].split()
                 if int(words[2]) == self.pid:
                     found = (found or 0.0) + (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
@@ -92,16 +91,16 @@ class ChildProcess:
         os.killpg(self.pid, signal.SIGSTOP)
 
     def kill(self) -> None:
-        """Kill every process of its group, without waiting for their end."""
-        # No process is left; macOS reports that as PermissionError.
+        """Kill every process of its group without waiting."""
+        # Raised if no process is left; macOS raises PermissionError.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """Kill what still runs of it, and wait for its end."""
+        """Kill all of its processes that still run, and wait for its end."""
         self.kill()
         self._process.wait()
-        for _ in range(PASSES):  # one may start another before it is killed
+        for _ in range(PASSES):  # a process may start another before it is killed
             for pid in (others := self._others()):
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -109,12 +108,14 @@ class ChildProcess:
                 break
         self.stdin.close()
         # A process that left the group may still hold the pipe.
-        if self._reader is not None and self._reader is not current_thread():  # that of a garbage collection
+        if self._reader is not None and self._reader is not current_thread():  # it may be, in a garbage collection
             self._reader.join(READER_SECONDS)
 
     def _others(self) -> list[int]:
-        """Living processes with this one's mark in their environment, which an ended one has no more. Those that they
-        started with marks of their own have it too."""
+        """Pids of living processes whose environment contains this command's mark.
+
+        A nested ChildProcess appends its mark to it, so its processes are included.
+        """
         found, name, mark = [], f"{MARK}=".encode(), self._mark.encode()
         for path in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):  # it has ended, or is another user's
@@ -123,7 +124,7 @@ class ChildProcess:
         return found
 
     def output_end(self, characters: int) -> str:
-        """The end of its output, complete after `stop`."""
+        """The last characters of its output; complete after `stop`."""
         return self._tail.decode(errors="replace").strip()[-characters:]
 
     def _read(self, output: IO[bytes]) -> None:
@@ -140,10 +141,11 @@ def start(
     python: str | None = None,
     shown: bool = False,
 ) -> tuple[ChildProcess, Connection[Any, Any]]:
-    """A process that runs function(*arguments, connection), and this side's end of that connection.
+    """Start a process that runs function(*arguments, connection). Returns it and this side's end of the connection.
 
-    function: found by its name on this process's import path, or on `imports`; with `python` by that interpreter, which
-    has its own packages and this one. environment: changes of this process's. shown: as for ChildProcess.
+    function: imported by name in the child. imports: the child's import path, by default this process's. python:
+    another interpreter, which uses its own packages and this one. environment: changes to this process's environment.
+    shown: as for ChildProcess.
     """
     given = {**os.environ, **(environment or {})}
     if python:
@@ -159,7 +161,7 @@ def start(
         process = ChildProcess(words, environment=given, pass_fds=(theirs.fileno(),), shown=shown)
     connection: Connection[Any, Any] = Connection(ours.detach())
     try:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it ended at once; whoever receives from it finds out
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has already ended; receiving from it will fail
             connection.send((function, arguments))
     except BaseException:
         connection.close()

@@ -1,4 +1,4 @@
-"""The command line: a table of its commands, each a function beside what it does.
+"""The command line: a table of commands, each implemented by a function in the module of its feature.
 
 Exit status: 0 on success, 1 if something is red, 2 for invalid input (one error line on stderr), 130 after Ctrl-C,
 141 if the reader closed stdout, 143 after SIGTERM.
@@ -33,15 +33,15 @@ GROUPS: Final[Mapping[str, tuple[str, str]]] = {
     "accuracy": ("Engine and models", "specmatrix serve --page-size 4"),
 }
 HELPED: Final[Mapping[str, Any]] = {"help_option_names": ["-h", "--help"]}
-# Options whose value may be left out, and what it is then.
+# Options whose value may be omitted, and the value used then.
 ALONE: Final[Mapping[str, str]] = {"--rerun-failed": "last"}
 
 
 class Command(NamedTuple):
-    """A function of specmatrix, as `module:name`, which is imported when the command is called or asked for its help;
-    "" for a word that only stands before others.
+    """One row of the command table.
 
-    engine_flags: words that are no option of its own are passed on, as they may be flags of the engine.
+    function: `module:name` within specmatrix, imported when the command is called or its help is printed; "" for a
+    group without a command of its own. engine_flags: unknown options are passed on as flags of the engine.
     """
 
     function: str
@@ -49,7 +49,7 @@ class Command(NamedTuple):
     engine_flags: bool = False
 
 
-# In the order of `--help` and of the table of docs/running.md; a command of two words is behind the first.
+# In the order of `--help` and of the table in docs/running.md; commands of two words follow their group.
 COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command("ci.run:run_command", "Run cells and write their report."),
     "plan": Command("ci.plan:plan", "Divide the cells of tiers into shards."),
@@ -100,7 +100,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
 
 
 class LoadedCommands(Mapping[str, TyperCommand | TyperGroup]):
-    """The commands behind a word, each imported when it is taken."""
+    """The commands of a group, imported on access."""
 
     def __init__(self, word: str = "") -> None:
         names = {name: name.rpartition(" ") for name in COMMANDS}
@@ -144,7 +144,7 @@ class CommandGroup(TyperGroup):
 
 
 class EngineCommand(TyperCommand):
-    """A command that takes engine flags too."""
+    """A command that also accepts engine flags."""
 
     def format_epilog(self, context: object, formatter: Any) -> None:  # noqa: ANN401 - of a private class of typer
         with formatter.section("Engine flags"):
@@ -163,7 +163,7 @@ def _loaded(row: Command, behind: LoadedCommands) -> TyperCommand | TyperGroup:
 
 
 def _group(function: Any, text: str, commands: LoadedCommands, alone: bool = False) -> CommandGroup:  # noqa: ANN401
-    """alone: whether the word is a command without any of them too."""
+    """alone: the group is also a command by itself."""
     app = _app(completion=commands.word == "")
     app.callback(cls=CommandGroup, help=text, invoke_without_command=alone, context_settings=HELPED)(function)
     group = cast(CommandGroup, typer.main.get_command(app))
@@ -194,7 +194,7 @@ def _options(
 
 
 def whole(words: Sequence[str]) -> list[str]:
-    """Words with the values that may be left out."""
+    """Insert omitted option values (`ALONE`) into a command line."""
     after = [*words[1:], "--"]
     return [
         each
@@ -206,7 +206,7 @@ def whole(words: Sequence[str]) -> list[str]:
 
 @cache
 def command_line() -> CommandGroup:
-    """All commands, with their options."""
+    """The root group of all commands."""
     text = "A generated test matrix for speculative decoding: run cells, report the results, compare two runs."
     return _group(_options, text, LoadedCommands())
 
@@ -243,7 +243,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except OSError as error:
         return failed(error)
     except SystemExit as end:
-        # typer exits with 1 if the reader closed stdout, but 1 means that something is red.
+        # typer exits with 1 if the reader closed stdout, but status 1 means that something is red.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         return unwritten(end.__context__)

@@ -21,11 +21,11 @@ LONGEST_VALUE: Final = 200
 
 
 def text_of(value: object) -> str:
-    """The start of a text, or of an exception's, on one line, even if its own `__str__` fails."""
+    """The start of str(value) on one line; safe even if `__str__` raises."""
     try:
         text = str(value)
         line = " ".join(str.split(text[:LONGEST_TEXT])) + "..." * (len(text) > LONGEST_TEXT)
-        # A terminal acts on control characters, and half of a surrogate pair cannot be written.
+        # Terminals interpret control characters, and lone surrogates cannot be encoded.
         return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
     except BaseException as error:  # user code may raise anything
         if is_interrupt(error):
@@ -34,7 +34,7 @@ def text_of(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value for an error message: the start of its repr, also where Python refuses to print it."""
+    """The start of a value's repr for an error message; safe where repr raises, as for very long integers."""
     try:
         text = repr(value)
     except BaseException as error:  # a value may be of any class
@@ -50,7 +50,7 @@ def described(error: BaseException) -> str:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an exception interrupted the code that it came from: Ctrl-C, or raised by a signal's Python handler."""
+    """Whether an exception is KeyboardInterrupt or was raised by a Python signal handler."""
     handlers = [getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()]
     return isinstance(error, KeyboardInterrupt) or any(
         frame.f_code in handlers for frame, _ in walk_tb(error.__traceback__)
@@ -70,7 +70,7 @@ class RequestError(EngineError):
 
 
 class NotFiniteError(EngineError):
-    """The target's weights are finite, but what it computed from a request's tokens is not."""
+    """The target computed NaN or infinity for a request's tokens, although its weights are finite."""
 
 
 class EngineBug(Exception):

@@ -1,4 +1,4 @@
-"""Standard streams of the command line, and the exit status for what goes wrong."""
+"""Standard streams of the command line, and exit statuses for failures."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Final
 from specmatrix.errors import text_of
 from specmatrix.plain_text import PlainStream
 
-# Writing stdout failed: a full disk, a quota, a file size limit, a closed pipe, or a terminal that is gone.
+# Errors of writing to stdout: a full disk, a quota, a file size limit, a closed pipe, or a closed terminal.
 UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EIO)
-# The system has no more to give to this user.
+# Resource limits of the system or user.
 EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 STREAMS: Final = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 
 def empty_word(words: Sequence[str]) -> str:
-    """What of a command line is empty, "" if nothing is: an empty path would be the current folder."""
+    """A name for the first empty argument, "" if there is none: an empty path would mean the current folder."""
     for before, word in zip(("", *words), words, strict=False):
         if word.startswith("--") and word.endswith("="):
             return text_of(word[:-1])
@@ -33,8 +33,10 @@ def empty_word(words: Sequence[str]) -> str:
 
 @contextmanager
 def open_streams() -> Iterator[None]:
-    """Open the null device for each standard stream that the caller closed, as the next file would take its descriptor,
-    and escape characters that the locale's encoding lacks. Within the context both outputs are plain text."""
+    """Open the null device for each closed standard stream, because the next opened file would get its descriptor.
+
+    Within the context stdout and stderr are PlainStreams, and characters outside the locale's encoding are escaped.
+    """
     for name, mode in STREAMS.items():
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
@@ -46,7 +48,7 @@ def open_streams() -> Iterator[None]:
 
 
 def failed(error: OSError) -> int:
-    """The exit status for what the operating system refused; raises again what names no file, as that is a defect."""
+    """Report an OSError and return the exit status; re-raise an unexpected one that names no file, as a defect."""
     if error.errno in EXHAUSTED:
         return wrong(f"the system's limits are reached ({error.strerror}); raise them, see `ulimit -a`")
     if error.filename is not None:
@@ -57,10 +59,10 @@ def failed(error: OSError) -> int:
 
 
 def unwritten(error: OSError) -> int:
-    # The rest of the buffer would fail again when Python closes stdout.
+    # Flushing the rest of the buffer would fail again when Python closes stdout.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno == errno.EPIPE:
-        # As a shell reports SIGPIPE, for example in `| head`.
+        # The status that a shell reports for SIGPIPE, for example in `| head`.
         return 128 + signal.SIGPIPE
     return wrong(f"cannot write the output: {error.strerror}")
 

@@ -1,4 +1,4 @@
-"""Ends this process when its parent ends, even if the parent is killed, and with it the process group that it leads."""
+"""Ends this process, and the process group that it leads, when its parent ends, even if the parent is killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STATUS: Final = 1
 
 
 def exit_with_parent() -> None:
-    """From now on the end of standard input ends this process with status 1, or kills the group that it leads.
+    """Start a thread that, at the end of stdin, kills the group that this process leads, or exits with status 1.
 
     Standard input must be a pipe whose write end only the parent holds and never writes to.
     """

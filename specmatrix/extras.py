@@ -1,4 +1,4 @@
-"""What only some uses of the package need: the extras of its installation."""
+"""Optional dependencies: the extras of the package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from specmatrix.errors import ConfigError
 
-# Package to the extra that brings it. Beside vLLM or SGLang an installation changes none of these.
+# Package -> the extra that installs it. Installing specmatrix beside vLLM or SGLang changes none of these.
 EXTRA_OF: Final = {
     "torch": "engine",
     "transformers": "engine",
@@ -27,13 +27,13 @@ EXTRA_OF: Final = {
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """One sentence that names the extra which brings the missing module; None if no extra does."""
+    """The error message naming the extra that installs the missing module; None if no extra does."""
     package = (error.name or "").partition(".")[0]
     return _sentence(package) if package in EXTRA_OF else None
 
 
 def require(package: str) -> None:
-    """ConfigError if `package` is not installed."""
+    """Raise ConfigError if `package` is not installed."""
     if find_spec(package) is None:
         raise ConfigError(_sentence(package))
 

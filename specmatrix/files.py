@@ -1,4 +1,4 @@
-"""Files that a user names, and sources."""
+"""Reads files that users name, and parses sources."""
 
 import ast
 import errno
@@ -16,7 +16,7 @@ _PARSING: Final = Lock()
 
 
 class _Pipe(FileIO):
-    """A pipe, of which each piece must come in time."""
+    """A pipe with a timeout for each read."""
 
     def readinto(self, buffer: "bytearray | memoryview", /) -> int | None:  # type: ignore[override]  # of any buffer
         if not select([self], [], [], PATIENCE)[0]:
@@ -25,7 +25,7 @@ class _Pipe(FileIO):
 
 
 def opened(path: Path) -> BufferedReader:
-    """A file to read from. A pipe may stay silent for ever, so it must be written to every `PATIENCE` seconds."""
+    """Open a file for reading. Reading from a pipe raises OSError after `PATIENCE` seconds without data."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
     return (
@@ -34,7 +34,7 @@ def opened(path: Path) -> BufferedReader:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's content. OSError if it cannot be read or has more than `LARGEST` bytes: a device may never end."""
+    """Read a file. OSError if it cannot be read or has more than `LARGEST` bytes, as a device may never end."""
     with opened(path) as file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
@@ -43,12 +43,14 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """A file's UTF-8 text. Raises as `read_bytes`, and UnicodeDecodeError."""
+    """Read a UTF-8 file. Raises as `read_bytes`, and UnicodeDecodeError."""
     return read_bytes(path).decode()
 
 
 def parsed(source: str) -> ast.Module:
-    """The syntax tree of a source text. Python 3.11 counts the depth of a tree across threads: two that parse at once
-    may raise SystemError (cpython#106905)."""
+    """Parse a source text, one thread at a time.
+
+    Python 3.11 counts the depth of a tree across threads, so parsing in two may raise SystemError (cpython#106905).
+    """
     with _PARSING:
         return ast.parse(source)

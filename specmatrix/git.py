@@ -1,4 +1,4 @@
-"""Git, run as a process."""
+"""Runs git commands."""
 
 import os
 import subprocess
@@ -7,24 +7,26 @@ from typing import Final
 
 from specmatrix.errors import ConfigError, shown, text_of
 
-# No hook of the repository runs.
+# Disables the repository's hooks.
 SETTINGS: Final = ("-c", "core.hooksPath=/dev/null")
-# What git would take from the environment of a hook instead of the folder.
+# Variables that a git hook sets, which would take precedence over the folder.
 HOOK: Final = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
 
 
 class GitFailed(ConfigError):
-    """Git refused a command; the text has what it said."""
+    """A git command failed; the text contains its stderr."""
 
 
 def git_environment() -> dict[str, str]:
-    """This process's environment, but for what a hook that started it has set."""
+    """This process's environment without the variables that a git hook sets."""
     return {name: value for name, value in os.environ.items() if name not in HOOK}
 
 
 def git(folder: Path, *words: str) -> str:
-    """The output of a git command in a folder, without blanks at its end. GitFailed if it fails, ConfigError if it
-    cannot run. Ctrl-C ends the wait, and not git in the middle of a write."""
+    """Run a git command in a folder and return its stdout without trailing whitespace.
+
+    GitFailed if it fails, ConfigError if it cannot run. Ctrl-C is not passed to git, which may be writing.
+    """
     try:
         done = subprocess.run(
             ["git", *SETTINGS, *words], cwd=folder, env=git_environment(), capture_output=True, start_new_session=True
@@ -40,7 +42,7 @@ def git(folder: Path, *words: str) -> str:
 
 
 def commit_of(folder: Path, name: str) -> str:
-    """The hash of a commit that a user named. ConfigError if the repository has none of that name."""
+    """Resolve a commit name to its hash. ConfigError if the repository has no such commit."""
     try:
         return git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     except GitFailed:

@@ -1,4 +1,4 @@
-"""JSON that a user wrote: whatever is wrong with it is a ValueError in a few words."""
+"""Parses JSON written by users; every error is a ValueError with a short message."""
 
 import json
 from typing import Any, TypeAlias
@@ -9,11 +9,11 @@ Json: TypeAlias = Any
 
 
 class TwiceError(ValueError):
-    """An object has a key twice."""
+    """An object contains a key twice."""
 
 
 def reject_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    """An object of its keys and values. TwiceError if it has a key twice, of which json takes the last."""
+    """Build an object from its pairs. TwiceError on a duplicate key, where json would keep the last."""
     whole = dict(pairs)
     if len(whole) < len(pairs):
         names = [name for name, _ in pairs]
@@ -23,9 +23,9 @@ def reject_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def parse_json(text: str) -> Json:
-    """The value of a JSON text.
+    """Parse a JSON text.
 
-    Raises ValueError, in words that follow "not JSON: ", also where json raises RecursionError.
+    Raises ValueError with a message to follow "not JSON: ", also where json raises RecursionError.
     """
     if text.startswith("\ufeff"):
         raise ValueError("it begins with a byte order mark; save it as UTF-8 without one")

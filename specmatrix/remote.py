@@ -1,4 +1,4 @@
-"""Calls in another process: what a call returned or raised, which must arrive whatever an exception's own code does."""
+"""Results of calls in another process; any exception can be sent, even one that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Result: TypeAlias = tuple[Literal["done", "raised"], Any]
 
 
 class RemoteError(Exception):
-    """An exception of another process that does not survive pickling: its type, text and traceback."""
+    """Stands for an exception of another process that does not survive pickling; has its type, text and traceback."""
 
 
 class RemoteFailure(NamedTuple):
-    """An exception as it is sent.
+    """A serialised exception.
 
     kind: its qualified type; text: type and message on one line; refusal: whether it is an EngineError; pickled: empty
     if it does not pickle.
@@ -32,7 +32,7 @@ class RemoteFailure(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception) -> RemoteFailure:
-        """Works for any exception, even one whose `__str__` raises."""
+        """Serialise any exception, even one whose `__str__` raises."""
         try:
             pickled = dumps(error)
         except Exception:  # pickling runs the exception's own code
@@ -41,7 +41,7 @@ class RemoteFailure(NamedTuple):
         return cls(qualified(type(error)), described(error), trace, isinstance(error, EngineError), pickled)
 
     def exception(self) -> Exception:
-        """The exception itself; an EngineError or RemoteError in its place if it cannot be unpickled."""
+        """Unpickle the exception; if that fails, return an EngineError or RemoteError with its text."""
         try:
             error = loads(self.pickled)
         except Exception:  # unpickling runs the exception's own code
@@ -52,10 +52,10 @@ class RemoteFailure(NamedTuple):
 
 
 def attempt(function: Callable[..., Any], *arguments: object) -> Result:
-    """What a call returns, or the failure that it raises, whose traceback is printed to this process's log."""
+    """Call a function. Returns its value, or a RemoteFailure after printing the traceback to this process's log."""
     try:
         return "done", function(*arguments)
-    except Exception as error:  # the caller decides; this process continues if it is called again
+    except Exception as error:  # the caller handles it; this process remains usable
         traceback.print_exc()
         return "raised", RemoteFailure.of(error)
 

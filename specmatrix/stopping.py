@@ -26,14 +26,15 @@ class Stopped(BaseException):
         self.status: Final = 128 + number
 
     def saying(self, sentence: str) -> Self:
-        """The same exception with a message on the command's output."""
+        """A copy of the exception with another message."""
         return type(self)(self.number, sentence)
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Within the context the signals raise Stopped, except those that this process ignores. While a module is imported
-    they end the process with the same message and status.
+    """Within the context SIGNALS raise Stopped, except those that this process ignores.
+
+    During an import they end the process with the same message and status instead.
 
     Only the main thread can install handlers; in other threads nothing changes.
     """
@@ -51,9 +52,9 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Within the context the handlers of the signals wait; the first that is due runs at its end.
+    """Defer the handlers of SIGNALS to the end of the context, where that of the first received signal runs.
 
-    Blocking the signals is not enough: where another thread receives one, its handler still runs in the main thread.
+    Blocking the signals is not enough: if another thread receives one, its handler still runs in the main thread.
     """
     heard = SIGNALS if current_thread() is main_thread() else ()
     handlers = {number: handler for number in heard if callable(handler := signal.getsignal(number))}
@@ -70,7 +71,7 @@ def deferred() -> Iterator[None]:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    # What imports a module may drop any exception, and some modules cannot be imported again after one.
+    # The importing code may swallow the exception, and some modules cannot be imported again after one.
     if _is_importing(frame):
         with suppress(OSError):
             os.write(2, f"{SENTENCE}\n".encode())

@@ -1,5 +1,7 @@
-"""Python files that a user names. Each is a module of its own name, which child processes find by VARIABLE and whose
-workers run it first."""
+"""Loads Python files that users name, each as a module with a unique name.
+
+Child processes find the files through the environment variable VARIABLE; workers run them first.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +21,24 @@ from specmatrix.errors import ConfigError, described, is_interrupt, text_of
 
 # Paths of the files that this process loaded, for its children.
 VARIABLE: Final = "SPECMATRIX_FILES"
-# Of a module's name, so that a file named `torch.py` replaces no real module.
+# Prefix of the module names, so that a file named `torch.py` replaces no real module.
 PREFIX: Final = "specmatrix_file_"
-# What registering functions were called with so far, so that a file which defines nothing is noticed.
+# Names registered so far, to detect a file that registers nothing.
 DEFINED: Final[list[str]] = []
 
 
 def named_files() -> list[Path]:
-    """The files of VARIABLE."""
+    """The files listed in VARIABLE."""
     return [Path(place) for place in os.environ.get(VARIABLE, "").split(os.pathsep) if place]
 
 
 def loaded(path: Path) -> ModuleType | None:
-    """The module of a file that this process loaded."""
+    """The module of a file, None if this process has not loaded it."""
     return sys.modules.get(_name(path))
 
 
 def load_file(path: Path, kind: str, hint: str) -> ModuleType:
-    """Run a Python file as a module. Modules in its folder can be imported, behind installed ones.
+    """Run a Python file as a module. It can import modules from its folder; installed ones take precedence.
 
     ConfigError with the file's name if it does not exist or raises (with the line), in which case no module remains.
     """
@@ -59,8 +61,10 @@ def load_file(path: Path, kind: str, hint: str) -> ModuleType:
 
 
 def load_name(place: str, kind: str, hint: str) -> Any:  # noqa: ANN401 - whatever has that name
-    """What `path.py:Name` or `package.module:Name` names, importing the module if it is not imported. ConfigError as
-    `load_file`, and if the file has no such name; a module of a package raises what it raises."""
+    """Resolve `path.py:Name` or `package.module:Name`, importing the module if necessary.
+
+    ConfigError as `load_file`, and if the file has no such name; errors of a `package.module` propagate.
+    """
     module, _, name = place.rpartition(":")
     if not module.endswith(".py"):
         return getattr(import_module(module), name)
@@ -72,7 +76,7 @@ def load_name(place: str, kind: str, hint: str) -> Any:  # noqa: ANN401 - whatev
 
 
 class _FileFinder:
-    """Finds the modules of a parent's files, by which what they define is unpickled."""
+    """Finds the modules of a parent's files, so that a child can unpickle what they define."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -103,7 +107,7 @@ def _message(error: BaseException) -> str:
 
 
 def _line(path: Path, error: BaseException) -> str:
-    """`, line 7`: the last line of the file itself on the traceback."""
+    """The last line of the file in the traceback, as `, line 7`; "" if there is none."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f", line {error.lineno}"
     lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
