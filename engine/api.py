@@ -88,7 +88,7 @@ class LLM:
         setup = EngineSetup(tokenizer, locate, ranks, publish)
         self.loop = build(resolved, known, setup)
         self._life = LifeCycle(self.loop, config, known, resolved, setup)
-        self._last: dict[str, Any] = {}  # what ran before the memory was released
+        self._last: dict[str, Any] = {}  # the readback from before the memory was released
         self.sessions = Sessions(
             self.loop.scheduler,
             streaming=resolved.enable_streaming_session,
@@ -99,20 +99,20 @@ class LLM:
         self.vocab_size = known.vocab_size
         self.clock = clock
         self._next_rid = 1
-        self._owned: set[int] = set()  # requests whose results go to a generate or stream call
+        self._owned: set[int] = set()  # requests that belong to a generate or stream call
         self._lock = threading.RLock()
         self._editing = False  # a call is changing the scheduler's and ledger's state
         self._deferred: deque[tuple[Callable[[int], object], int]] = deque()  # calls that arrived meanwhile
 
     @property
     def resolved(self) -> Resolved:
-        """What runs; `update_weights_from_disk` changes its paths."""
+        """The resolved configuration; `update_weights_from_disk` changes its paths."""
         return self._life.resolved
 
     @contextmanager
     def _inside(self, serves: bool = True, edits: bool = True) -> Iterator[None]:
         """Guard one call. serves: it needs an engine that is not broken. edits: it changes scheduler and ledger state,
-        so that a nested call, from a signal handler or a finalizer, would see that state half changed."""
+        which a nested call (from a signal handler or a finalizer) would see half changed."""
         with self.loop.interrupts:
             if not self._lock.acquire(blocking=False):
                 raise EngineError(
@@ -425,7 +425,7 @@ class LLM:
             self.loop.abandon(rid)
 
     def flush_cache(self) -> int:
-        """Empty the prefix cache of what no request or session uses; the number of freed pages."""
+        """Evict all cached pages that no request or session uses. Returns the number of freed pages."""
         with self._inside():
             cache = self.loop.scheduler.cache
             return cache.evict(len(cache.nodes))
@@ -453,7 +453,7 @@ class LLM:
     def update_weights_from_disk(self, model_path: str, draft_model_path: str | None = None) -> None:
         """Load other weights of the same shape and tokenizer into an idle engine, and empty its prefix cache.
 
-        draft_model_path: of the draft, by default where it was loaded from. RequestError as for
+        draft_model_path: the draft's checkpoint, by default the one it was loaded from. RequestError as for
         `release_memory_occupation`; ConfigError if the weights cannot run, and the engine keeps its own.
         """
         with self._inside():
@@ -461,7 +461,7 @@ class LLM:
 
     @property
     def released(self) -> bool:
-        """Whether the engine's memory is released, so that it takes no requests."""
+        """Whether the engine's memory is released; it accepts no requests then."""
         return self._life.released
 
     @property

@@ -46,7 +46,7 @@ __all__ = ["EngineSetup", "Locate", "build", "known_facts", "located", "rebuild"
 
 @contextmanager
 def _own_settings() -> Iterator[None]:
-    """The caller's default device, which may be `meta`, and autocast hold for nothing that is made within."""
+    """Within the context the caller's default device (perhaps `meta`) and autocast have no effect."""
     with torch.device("cpu"), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         yield
 
@@ -62,7 +62,7 @@ def known_facts(config: EngineConfig, locate: Locate) -> Facts:
 
 
 def _slots_text(config: EngineConfig) -> str | None:
-    """The adaptive configuration file's text; None where no file is named or used. ConfigError if it is unreadable."""
+    """The text of the adaptive configuration file; None if none is named or used. ConfigError if it is unreadable."""
     name = config.speculative_adaptive_config
     if name is None or inline(name) or not config.speculative_adaptive:
         return None
@@ -76,7 +76,7 @@ def _slots_text(config: EngineConfig) -> str | None:
 
 
 class EngineSetup(NamedTuple):
-    """What an engine has beside its configuration.
+    """Parts of an engine that its configuration does not determine.
 
     locate: maps a model's name to its folder. ranks: the ranks that share the target. publish: receives this rank's
     step digests for comparison; None if nothing is compared.
@@ -134,7 +134,7 @@ def rebuild(
 ) -> DeviceExecutor:
     """Load the models again, with new device buffers, for a loop without requests, sessions and cached pages.
 
-    drafter: the one to keep, None for a new one. ConfigError as for `build`; the loop is as before then.
+    drafter: the drafter to keep, None to build a new one. ConfigError as for `build`, with the loop unchanged.
     """
     context = _loaded(resolved, facts, setup)
     drafter = build_drafter(context) if drafter is None else drafter
@@ -142,7 +142,7 @@ def rebuild(
 
 
 def _loaded(resolved: Resolved, facts: Facts, setup: EngineSetup) -> BuildContext:
-    """The target's weights, if the whole engine fits into memory."""
+    """Load the target's weights, after checking that the whole engine fits into memory."""
     tokenizer, locate, ranks, _ = setup
     afford(resolved, locate, ranks.size)
     target = load_target(
@@ -158,7 +158,7 @@ def _loaded(resolved: Resolved, facts: Facts, setup: EngineSetup) -> BuildContex
 
 
 def _executor(context: BuildContext, drafter: Drafter, scheduler: Scheduler, setup: EngineSetup) -> DeviceExecutor:
-    """The executor's stack of steps, with DeviceStep innermost. With `publish`, results include the draft tokens."""
+    """Build the executor and its stack of steps, DeviceStep innermost. With `publish`, results include draft tokens."""
     resolved, device, ranks, audited = context.resolved, context.device, setup.ranks, setup.publish is not None
     relay = build_relay(context.traits, _rows(resolved), drafter, device)
     guard = _guard(resolved, drafter, context.target, scheduler.steps)
@@ -212,7 +212,7 @@ def graphs_for(resolved: Resolved, device: torch.device, counters: Counters) -> 
 
 
 def _guard(resolved: Resolved, drafter: Drafter, target: CausalLM, steps: DraftSteps) -> Guard | None:
-    """Registered drafters are always checked; built-in ones only under strict_memory."""
+    """The guard of a drafter: registered drafters are always checked, built-in ones only under strict_memory."""
     registered = is_registered(resolved.algorithm)
     if not (resolved.strict_memory or registered):
         return None

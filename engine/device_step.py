@@ -26,31 +26,31 @@ from specmatrix.engine.spec.guard import Guard
 from specmatrix.engine.spec.verify import verify
 from specmatrix.errors import NotFiniteError
 
-# Positions of a prompt whose logits are computed at once for its log-probabilities.
+# Number of prompt positions whose logits are computed at once for prompt log-probabilities.
 SCORED: Final = 256
 
 
 class Step(Protocol):
-    """Device work over a batch, and how the host reads its output. A step that checks another one wraps it."""
+    """The device work of one step, and how the host reads its output. Checks are steps that wrap another step."""
 
     @property
     def repeatable(self) -> bool:
-        """Whether a round may now be captured, and a captured round replayed."""
+        """Whether rounds may currently be captured and replayed as CUDA graphs."""
         ...
 
     def run(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
-        """All of a step's device work after its uploads. The host reads nothing."""
+        """Enqueue all device work of a step after its uploads. The host reads nothing."""
         ...
 
     def read(self, output: StepOutput) -> StepResult:
-        """An output on the host as plain values. Raises NotFiniteError if the target computed NaN or infinity."""
+        """Convert an output on the host to plain values. NotFiniteError if the target computed NaN or infinity."""
         ...
 
 
 @dataclass(eq=False)
 class DeviceStep:
-    """The step itself, without checks. capture: the target layers whose input states the drafter needs. rule: of the
-    verifier's acceptance. verify: the verifier, which a trace wraps."""
+    """The innermost step, without checks. capture: target layers whose input states the drafter needs. rule: the
+    acceptance rule. verify: the verifier; a trace may wrap it."""
 
     target: CausalLM
     drafter: DraftHooks
@@ -187,7 +187,7 @@ class DeviceStep:
 
 
 class GuardedStep:
-    """A step whose drafter is validated by `guard`: requests with invalid drafts end with this step's result."""
+    """A step whose drafter is validated by `guard`; its result ends requests with invalid drafts."""
 
     def __init__(self, step: Step, guard: Guard) -> None:
         self._step, self._guard = step, guard

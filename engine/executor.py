@@ -87,7 +87,7 @@ class DeviceExecutor:
 
 
 class ReleasedExecutor:
-    """Stands in the loop of an engine whose memory is released; nothing is launched meanwhile."""
+    """The executor of an engine whose memory is released; launching a step raises EngineBug."""
 
     guard = None
 
@@ -116,7 +116,7 @@ class StepRunner:
     def __call__(self, plan: StepPlan) -> StepOutput:
         if self.graphs is None or plan.prefill:
             return self._eager(plan)
-        # The tensors of adjusted logits are made anew for each batch.
+        # Adjusted logits use tensors that are created per batch, so their addresses are not fixed.
         if len(plan.rows) > self.graphs.max_batch or plan.adjusts or not self.step.repeatable:
             self.graphs.counters.hit("graph.eager")
             return self._eager(plan)
@@ -126,7 +126,7 @@ class StepRunner:
         return self.step.run(plan, StepBatch.of(plan, self._relay, self._table))
 
     def _graphed(self, plan: StepPlan, graphs: CudaGraphs) -> StepOutput:
-        """Run a round by its graph. Padding requests have row 0, which owns no page and stays empty."""
+        """Run a round as a CUDA graph. Padding requests use row 0, which owns no page and stays empty."""
         table, relay = self._table, self._relay
         rows, generations = graphs.set_rows([row.row for row in plan.rows], [row.generation for row in plan.rows])
         width, padded_kv_len = plan.rows[0].width, pad_kv_len(max(row.bound for row in plan.rows), table.positions)
@@ -142,7 +142,7 @@ class StepRunner:
         try:
             output = graphs.run(GraphShape(plan.greedy, plan.logprobs, len(rows), width, padded_kv_len), whole_round)
         except BaseException:
-            # A failed capture recorded what it published, but never computed it.
+            # A failed capture recorded the published tensors but never computed them.
             relay.drop()
             raise
         return output.first(len(plan.rows))
@@ -150,7 +150,7 @@ class StepRunner:
 
 @contextmanager
 def _device_errors() -> Iterator[None]:
-    """A device error is not the current step's fault, and no later step can be trusted."""
+    """Convert device errors to KernelError: not attributable to the current step, and no later step can be trusted."""
     try:
         yield
     except torch.AcceleratorError as error:

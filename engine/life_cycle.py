@@ -1,7 +1,6 @@
-"""Gives up an idle engine's device memory and takes it again, and changes its weights, as SGLang's verbs of the same
-names do.
+"""Releases and resumes an idle engine's device memory, and updates its weights, as SGLang's calls of the same names.
 
-The scheduler, its ledger, the counters and the journal stay; everything on the device is built anew.
+The scheduler, its ledger, the counters and the journal are kept; everything on the device is rebuilt.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from specmatrix.engine.loop import Loop
 from specmatrix.engine.spec.drafter import Drafter
 from specmatrix.errors import ConfigError, RequestError, shown
 
-# SGLang's names of what an engine may give up.
+# SGLang's tags of the memory that an engine may release.
 TAGS: Final = ("kv_cache", "weights", "cuda_graph")
-# What a checkpoint with other weights may change.
+# Fields of Resolved that may differ for other weights.
 PATHS: Final = ("model_path", "draft_path", "reasons")
 
 
 @dataclass(eq=False)
 class LifeCycle:
-    """The verbs over one loop, whose caller guards them. config, facts, resolved: of the running engine."""
+    """Memory and weight operations on one loop; callers must guard them. config, facts, resolved: the engine's."""
 
     loop: Loop[InFlight]
     config: EngineConfig
@@ -47,16 +46,16 @@ class LifeCycle:
         self._drop()
 
     def resume(self, tags: Sequence[str] | None) -> None:
-        """Load the weights again and allocate what was freed. RequestError if nothing is released; ConfigError, and
-        the memory stays released, if the checkpoint or the memory is gone."""
+        """Reload the weights and reallocate the memory. RequestError if nothing is released; ConfigError if the
+        checkpoint or the memory is no longer available, in which case the memory stays released."""
         _whole(tags)
         if not self.released:
             raise RequestError("the engine's memory is not released; allowed first: release_memory_occupation")
         self._take(self.config, self.facts, self.resolved)
 
     def update(self, model_path: str, draft_model_path: str | None) -> None:
-        """Run other weights of the same shape: the target's from `model_path`, the draft's from `draft_model_path`, by
-        default from where they are. ConfigError if they cannot run, and the engine keeps its weights."""
+        """Load other weights of the same shape: the target's from `model_path`, the draft's from `draft_model_path`, by
+        default from its current path. ConfigError if they cannot run; the engine then keeps its weights."""
         self._empty("update_weights_from_disk")
         if self.released:
             raise RequestError("the engine's memory is released; allowed first: resume_memory_occupation")
@@ -108,7 +107,7 @@ class LifeCycle:
     def _drop(self) -> None:
         executor = self.loop.executor
         assert isinstance(executor, DeviceExecutor)
-        # What a drafter reads on the host is no device memory, and goes on.
+        # A drafter that reads host tokens has no device memory, so it is kept.
         self._kept = executor.drafter if executor.drafter.traits.reads_host else None
         self.loop.executor = ReleasedExecutor()
         self.released = True

@@ -89,7 +89,7 @@ class Loop(Generic[Handle]):
             "rows": scheduler.max_running - len(scheduler.free_rows),
             "accounts": len(scheduler.ledger.accounts),
             "held": len(scheduler.held),
-            # The latest texts' readers stay, at most one for each row.
+            # A drafter keeps readers of recent texts, at most one per row.
             "readers": max(0, len(getattr(drafter, "readers", ())) - scheduler.max_running - 1),
         }
 
@@ -156,7 +156,7 @@ class Loop(Generic[Handle]):
     def _collect(self, plan: StepPlan, handle: Handle) -> None:
         result = self._attempt(plan, self.executor.collect, handle)
         if result is None:
-            # Every step launched after it used values that it left on the device.
+            # Every later step used values that the failed step left on the device.
             self._drop_in_flight()
             self._rolled_back = False
             self.executor.clear([group.free for group in self.scheduler.ledger.groups])
@@ -196,7 +196,7 @@ class Loop(Generic[Handle]):
         if len(plan.rows) == 1 and not again:
             self._fail(self.scheduler.requests[rid], error)
         else:
-            if not isinstance(error, NotFiniteError):  # whose text says enough, in the request's result
+            if not isinstance(error, NotFiniteError):  # its message in the request's result is enough
                 self._logged = described(error)
                 log.warning(
                     "a step with %d requests failed; each request will run alone", len(plan.rows), exc_info=error
@@ -261,7 +261,7 @@ class Loop(Generic[Handle]):
         return delivery
 
     def _adapt(self, plan: StepPlan, result: StepResult, requests: list[Request]) -> None:
-        """Report what the live requests accepted to the depth controller, under the round's own width."""
+        """Report the accepted drafts of live requests to the depth controller, with the round's own width."""
         if self.scheduler.steps.adapts:
             pairs = zip(result.counts, requests, strict=True)
             live = [count - 1 for count, request in pairs if request.phase is Phase.RUNNING]

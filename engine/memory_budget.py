@@ -19,14 +19,14 @@ from specmatrix.engine.models.weights import count_numbers, tensor_names
 from specmatrix.engine.spec.builders import Locate
 from specmatrix.errors import ConfigError
 
-# Bytes of the host's own lists per page and per row, and for computing one rotation.
+# Host bytes per page and per row for Python lists, and for computing one rotation.
 PAGE: Final = 48
 ROW: Final = 40
 ROTATION: Final = 24
 
 
 class Need(NamedTuple):
-    """What one setting makes an engine allocate: bytes on the device, and on the host."""
+    """Memory that one setting makes an engine allocate, in bytes on the device and on the host."""
 
     setting: str
     what: str
@@ -168,7 +168,7 @@ def group_memory(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc
 
 
 def _text(file: Path) -> str:
-    """Empty if the system has no such file."""
+    """The text of a file, "" if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except OSError:

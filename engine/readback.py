@@ -14,7 +14,7 @@ from specmatrix.engine.loop import Loop
 
 
 def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, Any]:
-    """As `LLM.readback`, of an engine whose memory is not released. owned: requests that belong to a call."""
+    """`LLM.readback` of an engine whose memory is not released. owned: number of requests owned by a call."""
     scheduler, executor = loop.scheduler, loop.executor
     assert isinstance(executor, DeviceExecutor)
     drafter, steps, pool = executor.drafter, scheduler.steps, executor.kv.full.pool
@@ -63,7 +63,7 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
 
 
 def _workers(executor: DeviceExecutor) -> dict[str, dict[str, Any]]:
-    """The options that target, draft and every KV pool run with; each must have those that were resolved."""
+    """Options of the target, the draft and every KV pool; each must match the resolved configuration."""
     drafter, target = executor.drafter, executor.target
     drafts = getattr(drafter, "layers", None) or [getattr(drafter, "model", None)]
     workers = {"target": {"dtype": _name(target.dtype), "enable_deterministic_inference": target.deterministic}}

@@ -20,7 +20,7 @@ LONGEST_TRIANGLE: Final = {"cpu": 1024, "cuda": 4096}
 
 
 class HostTokens(NamedTuple):
-    """A row's tokens as known to the host: an id unique to this text, and all its tokens."""
+    """A row's tokens as known to the host: an id unique to its text, and all tokens of the text."""
 
     key: int
     tokens: tuple[int, ...]

@@ -83,7 +83,7 @@ class GraphBundle(Generic[Graph]):
 class GraphCache(Generic[Graph]):
     """The bundles of an engine, least recently used first. dropped: how many times a bundle's graphs were dropped.
 
-    hold: maps a bundle that gained a graph to the size of its pool in bytes. kept: maximum graphs per bundle;
+    hold: returns the size in bytes of the pool of a bundle that gained a graph. kept: maximum graphs per bundle;
     most_bytes: maximum size of all pools; idle_rounds: rounds without use after which something may be dropped.
     """
 
@@ -118,7 +118,7 @@ class GraphCache(Generic[Graph]):
         return bundle
 
     def seen(self, shape: GraphShape) -> bool:
-        """Whether a round of this shape has a graph or may be captured: it ran before, and there is room.
+        """Whether a shape has a graph or may be captured: it ran before, and there is memory.
 
         Call it once per round; it records the shape.
         """
@@ -134,7 +134,7 @@ class GraphCache(Generic[Graph]):
         return bundle.graphs[shape] is not None or self._has_room(bundle, shape)
 
     def keep(self, shape: GraphShape, graph: Graph) -> bool:
-        """Add a graph to its bundle. True if a bundle's graphs, other ones or these, were dropped for memory."""
+        """Add a graph to its bundle. True if graphs of this or another bundle were dropped to free memory."""
         bundle = self.swap(shape.width)
         bundle.graphs[shape] = graph
         bundle.used[shape] = self._round
@@ -154,7 +154,7 @@ class GraphCache(Generic[Graph]):
         return self.dropped > before
 
     def _trim(self, bundle: GraphBundle[Graph]) -> None:
-        """Drop one shape of a bundle with too many: one without a graph, else an idle one, else the newest."""
+        """If a bundle has too many shapes, drop one: one without a graph, else an idle one, else the newest."""
         if len(bundle.graphs) > self.kept:
             *others, newest = bundle.graphs
             without = (shape for shape in others if bundle.graphs[shape] is None)
@@ -187,7 +187,7 @@ class GraphCache(Generic[Graph]):
 
 # Batches up to SMALL are padded to a power of two, larger ones to a multiple of SMALL.
 SMALL: Final = 8
-# The positions that a graph reads are a multiple of this up to FINE times it, then of an eighth of their power of two.
+# Graphs read a multiple of READ_STEP positions up to FINE * READ_STEP, then of an eighth of their power of two.
 READ_STEP: Final = 256
 FINE: Final = 8
 
@@ -235,7 +235,7 @@ class CudaGraphs:
         return self._given[0, :size], self._given[1, :size]
 
     def run(self, shape: GraphShape, round_: Callable[[], StepOutput]) -> StepOutput:
-        """The output of a round, valid until the next one; round_ computes it on the device, from the buffers.
+        """Run a round. Returns its output, valid until the next; round_ computes it on the device from the buffers.
 
         The first round of a shape runs eagerly, which compiles kernels and creates tables that rounds share; the second
         is captured.

@@ -50,8 +50,8 @@ class KVGroup:
         return StepAttention(self.pool, slots.write, slots.read, bias, start=batch.start)
 
     def commit(self, slots: GroupSlots, verdict: VerifyResult) -> None:
-        """Move the accepted path's KV to the front of the block, unless it always is there. A source is never before
-        its destination. Drafts' KV stays, as their next extend writes it anew."""
+        """Move the accepted path's KV to the front of the block; chains need no move. A source is never before its
+        destination. Drafts' KV is not moved, because their next extend rewrites it."""
         if verdict.moved is not None:
             source, target = slots.write.gather(1, verdict.path), slots.write[:, : verdict.path.shape[1]]
             self.pool.move(source.flatten(), target.flatten())
@@ -156,7 +156,7 @@ class KVGroups:
         return StepKV(parts[0] if len(parts) == 1 else SplitAttention(parts, self.routes), slots)
 
     def commit(self, kv: StepKV, verdict: VerifyResult) -> None:
-        """Call at the end of every round: each group keeps what the accepted path left."""
+        """Call at the end of every round: each group keeps the KV of the accepted path."""
         for group, slots in zip(self.groups, kv.slots, strict=True):
             group.commit(slots, verdict)
 

@@ -1,4 +1,4 @@
-"""What requests ask of the logits before sampling: bias, penalties, bans and min_p, exact at each node of a draft tree.
+"""Per-request logit processing before sampling: bias, penalties, bans and min_p, exact at each node of a draft tree.
 
 The order is vLLM's: `logit_bias`, `repetition_penalty`, `frequency_penalty` and `presence_penalty` change raw logits;
 then tokens outside `allowed_token_ids`, `bad_words_ids` and, before `min_new_tokens`, the stop tokens become -inf;
@@ -77,7 +77,7 @@ class LogitRules:
         self._batch: tuple[tuple[int, ...], LogitRows] | None = None
 
     def admit(self, rows: Sequence[PlanRow]) -> None:
-        """Take over the parameters and known tokens of requests that begin a residence."""
+        """Store the parameters and known tokens of requests that begin a residence."""
         for row in rows:
             if row.admit is None:
                 continue
@@ -170,7 +170,7 @@ class LogitRules:
         return LogitRows(prompt, penalties, bias_ids, bias, allowed, free, ban_prefix, ban_last, ban_until, min_p)
 
     def _bans(self, params: SamplingParams) -> list[tuple[tuple[int, ...], int]]:
-        """Sequences whose last token is banned after the others, each while the output has fewer tokens than this."""
+        """(sequence, until): its last token is banned after the others while the output is shorter than `until`."""
         bans = [(tuple(words), ALWAYS) for words in params.bad_words_ids]
         if params.min_new_tokens:
             bans += [((token,), params.min_new_tokens) for token in sorted(params.stops(self.eos_ids))]

@@ -78,7 +78,7 @@ class KVPool:
         store_kv(self.rows[layer], slots, kv)
 
     def clear(self, pages: Sequence[int]) -> None:
-        """Fill pages, and the padding page, with zeros: what they hold is masked, and may overflow all the same."""
+        """Zero pages and the padding page: masked values could still overflow."""
         slots = self.data.shape[1] // self.page_size * self.page_size
         whole = self.data[:, :slots].view(self.data.shape[0], -1, self.page_size, *self.data.shape[2:])
         whole.index_fill_(1, torch.tensor([0, *pages], device=self.data.device), 0)

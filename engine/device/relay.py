@@ -111,7 +111,7 @@ class Relay:
             scatter(buffer, rows, state[name])
 
     def forget(self, rows: Tensor) -> None:
-        """Reset the rows' carried state, which earlier requests left."""
+        """Reset the rows' carried state, left by earlier requests."""
         for name, buffer in self.carried.items():
             buffer.index_copy_(0, rows, self._nothing[name].expand(len(rows), *buffer.shape[1:]))
 

@@ -36,7 +36,7 @@ RULES: Final[dict[str, dict[object, str]]] = {
     "speculative_use_rejection_sampling": {"true": "reject", "1": "reject", "false": "match", "0": "match"},
     "rejection_sample_method": {"standard": "reject", "block": "block"},
 }
-# What a value may be; anything else may raise where it is compared.
+# Allowed types of values; comparing others may raise.
 PLAIN: Final = (str, int, float, bool, type(None))
 LONGEST_INTEGER: Final = 127  # bits
 LONGEST_PATH: Final = 4096  # characters; the limit of most systems

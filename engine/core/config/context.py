@@ -12,7 +12,7 @@ Value = str | int | float | bool | None
 # Maximum children of an n-gram tree's node, unless set explicitly.
 BREADTH: Final = 10
 DEFAULT_TEXT: Final = dump(DEFAULT_SLOTS)
-# More nodes than any draft may have.
+# Above the maximum number of nodes of any draft.
 ENOUGH: Final = 1 << 16
 
 
@@ -72,7 +72,7 @@ class RuleContext:
 
     @property
     def static_because(self) -> str | None:
-        """Why the depth cannot be adaptive for this request, None if it can; in the order of SGLang's checks."""
+        """Why the depth cannot be adaptive in this configuration, None if it can; in the order of SGLang's checks."""
         topk = self.asked.speculative_eagle_topk
         if not self.traits.adaptive:
             return f"{self.traits.name} cannot change its draft depth"
@@ -118,7 +118,7 @@ class RuleContext:
 
 
 def gram_room(s: RuleContext) -> int:
-    """Nodes of the fullest n-gram tree for the requested depth and topk, root included; counted up to ENOUGH."""
+    """Nodes of a complete n-gram tree of the requested depth and topk, root included; counting stops at ENOUGH."""
     steps, total, level = s.asked.speculative_num_steps, 1, 1
     if steps == AUTO:
         return ENOUGH
@@ -131,7 +131,7 @@ def gram_room(s: RuleContext) -> int:
 
 
 def gram_width(s: RuleContext) -> int:
-    """Nodes of an n-gram draft: as requested, else those of its chain, else 12 or the whole of a smaller tree."""
+    """Nodes of an n-gram draft: as requested, else steps + 1 for a chain, else 12 or all nodes of a smaller tree."""
     width, steps = s.asked.speculative_num_draft_tokens, s.asked.speculative_num_steps
     if width != AUTO:
         return width
@@ -155,7 +155,7 @@ class Rule:
 
     @property
     def kind(self) -> Literal["refused", "rewritten"]:
-        """What the matrix expects of a cell to which it applies."""
+        """The outcome that the matrix expects for a cell to which the rule applies."""
         return "refused" if self.got is None else "rewritten"
 
 

@@ -62,7 +62,7 @@ class Account:
         return {**{first: by for first, by in self.earlier.items() if first < self.start}, self.start: self.generation}
 
     def left(self, keep: int) -> dict[int, int]:
-        """The writers of the first `keep` positions; past this residence's committed positions, the inherited ones."""
+        """Writers of the first `keep` positions; past this residence's committed positions, the inherited writers."""
         writers = self.writers
         for (first, by), end in zip(self.earlier.items(), [*list(self.earlier)[1:], keep], strict=False):
             if end > self.committed:

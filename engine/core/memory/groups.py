@@ -55,7 +55,7 @@ class PageGroup(ABC):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """What the journal records of the group: its class, as an index of KINDS, and all sizes but the page size."""
+        """The group's record in the journal: its class as an index into KINDS, and all sizes except the page size."""
         return KINDS.index(type(self)), self.num_pages
 
     @property

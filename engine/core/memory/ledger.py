@@ -74,7 +74,7 @@ class Ledger:
 
     @property
     def counts(self) -> PageCounts:
-        """Of all groups."""
+        """The page counts of all groups."""
         return PageCounts(*map(sum, zip(*[group.counts for group in self.groups], strict=True)))
 
     def open(self, rid: int, shared: Sequence[int] = ()) -> Account:

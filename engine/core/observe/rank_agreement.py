@@ -61,7 +61,7 @@ class RankComparison:
             self._compare([queue.popleft() for queue in self._waiting])
 
     def check_complete(self) -> None:
-        """At rest, with no step running, every rank must have published the same number of records."""
+        """Check, while no step is running, that every rank has published the same number of records."""
         if self.divergence is None and len(set(self.received)) > 1:
             counts = ", ".join(map(str, self.received))
             self.divergence = f"the ranks stopped after different numbers of steps: {counts}"

@@ -45,7 +45,7 @@ def _biases(bias: Mapping[Any, Any] | None, vocab: int) -> bool:
 
 
 def is_text(value: object) -> bool:
-    """Whether a value is a text of whole characters, without half of a surrogate pair."""
+    """Whether a value is a string without lone surrogates."""
     try:
         return type(value) is str and bool(value.encode() or True)
     except UnicodeEncodeError:
@@ -195,15 +195,15 @@ class Finish:
 
 
 class TextStream(Protocol):
-    """Turns tokens into text, however they are grouped. `push` returns the whole text so far."""
+    """Incremental detokenizer. `push` takes tokens in groups of any size and returns the whole text so far."""
 
     def push(self, tokens: Sequence[int]) -> str: ...
 
 
 class OutputText:
-    """Holds tokens undecoded until the text is read: most texts are read once, at the end.
+    """Decodes tokens lazily, when the text is read: most texts are read once, at the end.
 
-    failure: why the text does not go on, None while it does.
+    failure: why the text cannot be continued, None if it can.
     """
 
     __slots__ = ("_stream", "_text", "_waiting", "failure")
@@ -223,7 +223,7 @@ class OutputText:
         if self._waiting:
             try:
                 self._text = self._stream.push(self._waiting)
-            except RequestError as error:  # the tokenizer's
+            except RequestError as error:  # raised by the tokenizer
                 self.failure = error
             self._waiting = []
         return self._text
@@ -255,12 +255,12 @@ class Request:
     retractions: int = 0
     cached_tokens: int = 0  # prompt positions whose KV the first admission reused
     account: int = 0
-    holds: bool = False  # its account outlives it: it is a streaming session's turn
+    holds: bool = False  # a turn of a streaming session, whose account outlives the request
     inherited: int = 0  # positions of its account at the start of this residence
     finish: Finish | None = None
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    # Those of the prompt's tokens from `logprob_start_len` on; None for the first token of all, which follows none.
+    # Of the prompt tokens from `logprob_start_len` on; None for the first token of the prompt.
     prompt_logprobs: list[float | None] = field(default_factory=list)
     prompt_top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     metrics: SpecMetrics = field(default_factory=SpecMetrics)
@@ -300,7 +300,7 @@ class Request:
 
     @property
     def reusable(self) -> list[int]:
-        """The tokens of which all but the last may have cached KV: an unscored token needs the step before it."""
+        """Tokens whose KV, except the last one's, may be cached: an unscored token needs the step before it."""
         first = self.unscored
         return self.tokens if first == len(self.prompt) else [*self.prompt[: max(first, 1)]]
 

@@ -111,7 +111,7 @@ class Session:
         parts = [branch.own[: left - branch.kept]]
         while branch.parent is not None:
             left, branch = min(left, branch.kept), self.tree[branch.parent]
-            parts.append(branch.own[: left - branch.kept])  # not empty: `enter` saw to it
+            parts.append(branch.own[: left - branch.kept])  # never empty, see `enter`
         return tuple(chain.from_iterable(reversed(parts)))
 
     def enter(self, request: Request, parent: int | None, kept: int) -> None:
@@ -130,7 +130,7 @@ class Session:
             found = list(self.tree)
         else:
             found, self.tree[rid].children = self.tree[rid].children, []
-            for child in found:  # grows during the loop
+            for child in found:  # `found` grows during the loop
                 found += self.tree[child].children
         for child in found:
             del self.tree[child]
@@ -210,11 +210,11 @@ class Sessions:
             self._sweep()
 
     def alive(self) -> dict[str, int]:
-        """Sessions that are open, closing, and busy with a request."""
+        """Numbers of sessions that are open, closing, and busy with a request."""
         return {"sessions": len(self.sessions), "closing": len(self.closing), "busy_sessions": len(self._busy)}
 
     def judge(self, params: SessionParams, tokens: Sequence[int]) -> Turn:
-        """The request that these new tokens would run. Raises RequestError if the session does not allow it.
+        """Build the turn for these new tokens. Raises RequestError if the session does not allow it.
 
         Changes nothing.
         """

@@ -13,13 +13,13 @@ def _listed(s: RuleContext) -> tuple[int, ...]:
 
 
 def _foreign(s: RuleContext) -> bool:
-    """An explicit depth that is a candidate of no slot."""
+    """Whether the explicit depth is not a candidate of any slot."""
     steps = s.asked.speculative_num_steps
     return s.adaptive is not None and steps != AUTO and steps not in _listed(s)
 
 
 def _wrong(s: RuleContext) -> str:
-    """What is wrong with the slots, with the name of their file."""
+    """The error in the slots, with the name of their file."""
     text = str(s.adaptive_asked)
     return text if inline(s.asked.speculative_adaptive_config or "") else text.replace(SOURCE, _named(s), 1)
 

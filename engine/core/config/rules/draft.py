@@ -58,7 +58,7 @@ def _path(s: RuleContext) -> str | None:
 
 
 def _named(s: RuleContext) -> bool:
-    """A draft checkpoint is named and used."""
+    """Whether a draft checkpoint is named and used."""
     return s.traits.needs_draft_model and _path(s) is not None
 
 
