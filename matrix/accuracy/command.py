@@ -87,7 +87,7 @@ def _measured(
     endpoint: Endpoint | None,
     out: Path | None,
 ) -> dict[str, Any]:
-    """The record of what the options name, written to `out` if it is given."""
+    """Measure what the options select; returns the record, also written to `out` if given."""
     running = endpoint is not None and endpoint.url is not None
     # A cell is checked before the questions are read, a checkpoint's files after them.
     wanted = None if running or checkpoints else of_cell(cell or DEFAULT_CELL)
@@ -113,7 +113,7 @@ def check_choice(
     endpoint: Endpoint | None,
     out: Path | None,
 ) -> None:
-    """ConfigError if the options name more than one thing to measure, or half of one."""
+    """ConfigError if the options select more than one thing to measure, or one only in part."""
     if stage is not None:
         if stage != WEIGHTS:
             raise ConfigError(f"stage {shown(stage)} has no accuracy run; it must be {WEIGHTS}")
@@ -136,7 +136,7 @@ def check_choice(
 def published(name: str, models: Path | None) -> Compared:
     """A pair of published checkpoints on this machine. ConfigError if it is unknown or cannot run here."""
     pair = pair_of(name)
-    # What follows imports torch.
+    # Imports torch.
     from specmatrix.matrix.zoo.published.machine import gpus, locate
 
     return of_pair(pair, locate(pair, gpus(), models))
@@ -144,7 +144,7 @@ def published(name: str, models: Path | None) -> Compared:
 
 def measure(asking: Asking, questions: Split, compared: Compared) -> dict[str, Any]:
     """The JSON-serialisable record of a paired run on one compute thread. EngineError as in `accuracy`."""
-    # The following imports torch, for which an invalid command line should not have to wait.
+    # Imports torch; deferred so that an invalid command line fails fast.
     import torch
 
     from specmatrix.matrix.accuracy.verdict import counts, overall, unproven
@@ -179,7 +179,7 @@ def measure(asking: Asking, questions: Split, compared: Compared) -> dict[str, A
 
 
 def _answers(baseline: Sequence[Sample], cell: Sequence[Sample]) -> dict[str, Any]:
-    """The answers by question, the baseline's value before the cell's."""
+    """The answers by question; pairs of values are [baseline, cell]."""
     from specmatrix.matrix.accuracy.task import EXTRACTORS
 
     both = list(zip(baseline, cell, strict=True))

@@ -33,9 +33,9 @@ class ComparedEngine:
 
 @dataclass(frozen=True, slots=True)
 class ComparedServer:
-    """A server of the comparison. model: the name under which it has its model. running: what it says that it runs.
+    """A server of the comparison. model: the model's name on the server. running: the configuration that it reports.
 
-    flags: those with which `launch`, a command with `{flags}`, starts it; it then has no `url` before.
+    flags: substituted for `{flags}` in the command `launch`; `url` is empty until that command has started it.
     """
 
     name: str
@@ -49,8 +49,8 @@ class ComparedServer:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """algorithm: the cell's, in lower case, "" if a server does not say. folders: of each model that either engine
-    loads, the target first."""
+    """algorithm: the cell's, in lower case, "" if a server does not report it. folders: of each model that either
+    engine loads, the target first."""
 
     algorithm: str
     baseline: ComparedEngine | ComparedServer
@@ -59,8 +59,8 @@ class Compared:
 
     @property
     def run(self) -> bool:
-        """Whether both run already, and so may answer by turns. Others run one after the other: a GPU has no room for
-        two."""
+        """Whether both are running servers, which can answer in alternation. Other engines run one after the other: a
+        GPU has no room for two."""
         return isinstance(self.cell, ComparedServer) and bool(self.cell.url)
 
     def locate(self, name: str) -> Path:
@@ -112,7 +112,7 @@ def of_launch(compared: Compared, endpoint: Endpoint) -> Compared:
     for one in (compared.baseline, compared.cell):
         assert isinstance(one, ComparedEngine)
         asked = {name: value for name, value in asdict(one.config).items() if value != UNASKED[name]}
-        # SGLang has no flag of the version but this one; None leaves it to the server.
+        # SGLang's only flag for the version; None leaves it to the server.
         runs = {"v1": True, "v2": False}.get(asked.pop("spec_version", AUTO))
         asked["disable_overlap_schedule"] = one.config.disable_overlap_schedule or runs
         for name in {*PATHS} & {*asked}:
@@ -123,7 +123,7 @@ def of_launch(compared: Compared, endpoint: Endpoint) -> Compared:
 
 @contextmanager
 def served(server: ComparedServer) -> Iterator[ComparedServer]:
-    """The server, started and ended here if it does not run yet. ConfigError if it does not start."""
+    """Yield the server, started and stopped here if it is not running yet. ConfigError if it does not start."""
     from specmatrix.matrix.subjects.http.connection import launched
 
     if server.url:
@@ -139,8 +139,8 @@ def served(server: ComparedServer) -> Iterator[ComparedServer]:
 
 
 def described(url: str, key: str | None) -> tuple[str, Mapping[str, Any]]:
-    """The first model of a server, and what it says that it runs, nothing if it does not. ConfigError if no server is
-    there."""
+    """The first model of a server and the configuration that it reports, empty if none. ConfigError if no server is
+    reachable."""
     from specmatrix.matrix.subjects.http.connection import Connection
 
     with Connection(url, key) as server:

@@ -24,7 +24,7 @@ class Split:
     digest: str
 
     def blocks(self, size: int) -> Iterator[Split]:
-        """The same examples with `size` questions after the other."""
+        """Yield the same examples with `size` questions at a time."""
         for start in range(0, len(self.asked), size):
             yield replace(self, asked=self.asked[start : start + size])
 

@@ -1,4 +1,4 @@
-"""What lm-eval asks of a model, as sampling parameters, and what a model answers."""
+"""lm-eval's generation arguments as sampling parameters, and a model's answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KNOWN: Final = frozenset({"until", "do_sample", "temperature", "max_gen_toks"})
 
 
 class Answered(NamedTuple):
-    """What a model says of one answer. rounds, retractions: 0 where it does not show them."""
+    """One answer of a model. rounds, retractions: 0 if the model does not report them."""
 
     text: str
     by_length: bool

@@ -24,8 +24,8 @@ Tick = Callable[[int], None]
 class TaskModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its class is Any
     """A model of generation tasks.
 
-    answered: of the last call, in the order of its requests. evidence: counters since the start, by the engine's names;
-    none that it does not show.
+    answered: of the last call, in the order of its requests. evidence: counters since the start, by the engine's names,
+    as far as it reports them.
     """
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class TaskModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its cla
     @property
     @abstractmethod
     def resolved(self) -> Mapping[str, Any]:
-        """What it runs, as far as it says."""
+        """The resolved configuration, as far as the engine reports it."""
 
     @property
     def readback(self) -> Mapping[str, Any]:
-        """What it really has, as far as it says."""
+        """The values read back from the engine, as far as it reports them."""
         return {}
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -58,8 +58,8 @@ class TaskModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its cla
 class EngineModel(TaskModel):
     """An engine in this process, which answers all requests of a call in one batch.
 
-    A fixed-size KV pool keeps its purpose: it holds the longest request, but no two.
-    tick: called with the number of requests that finished since the last call.
+    A fixed-size KV pool is resized to hold the longest request, but not two. tick: called with the number of requests
+    that finished since the last call.
     """
 
     def __init__(self, config: EngineConfig, locate: Callable[[str], Path], tick: Tick) -> None:
@@ -68,7 +68,8 @@ class EngineModel(TaskModel):
         self._config = config
         self._locate = locate
         self._tick = tick
-        # Of the fixed-size pool, 0 before its first requests; and the counters of engines with smaller ones.
+        # Tokens of the fixed-size pool, 0 before the first requests; counters of the earlier engines, with smaller
+        # pools.
         self._tokens, self._earlier = 0, Counter[str]()
 
     @property

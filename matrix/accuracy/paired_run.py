@@ -22,14 +22,14 @@ if TYPE_CHECKING:  # a runtime import would import lm-eval
     from specmatrix.matrix.accuracy.model import TaskModel, Tick
 
 MAX_EXAMPLES: Final = 5
-# Questions between two looks of the sequential test: they fill a batch several times, and lm-eval takes a second more
-# for each block.
+# Questions per evaluation of the sequential test: enough to fill a batch several times, as each block costs lm-eval
+# another second.
 BLOCK: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How a task is asked. num_fewshot: examples per prompt."""
+    """The task's settings. num_fewshot: examples per prompt."""
 
     task: str
     data: Path
@@ -51,7 +51,7 @@ class Asking:
 
 
 class PairedRun(NamedTuple):
-    """The answers of both sides to the same questions, with their tests. starts: of each side, by its name."""
+    """The answers of both sides to the same questions, with their tests. starts: configuration and counters by side."""
 
     baseline: Sequence[Sample]
     cell: Sequence[Sample]
@@ -62,7 +62,7 @@ class PairedRun(NamedTuple):
 def paired_run(asking: Asking, questions: Split, compared: Compared) -> PairedRun:
     """Ask both sides until all questions are answered or a loss is certain.
 
-    Servers that run already answer by turns; else the baseline answers all questions first.
+    Running servers answer block by block in alternation; otherwise the baseline answers all questions first.
     """
     offline()
     starts: dict[str, dict[str, Any]] = {}
@@ -86,14 +86,14 @@ def paired_run(asking: Asking, questions: Split, compared: Compared) -> PairedRu
 
 
 def _all(asked: AbstractContextManager[Callable[[Split], Sequence[Sample]]], questions: Split) -> Sequence[Sample]:
-    """All answers of a side, of whose engine nothing is left then."""
+    """All answers of a side; its engine is closed afterwards."""
     with asked as ask:
         return ask(questions)
 
 
 @contextmanager
 def _opened(compared: Compared, one: ComparedEngine | ComparedServer, tick: Tick) -> Iterator[TaskModel]:
-    """A model of lm-eval that answers with one side. ConfigError if it cannot start."""
+    """Yield an lm-eval model backed by one side. ConfigError if it cannot start."""
     if isinstance(one, ComparedServer):
         with served(one) as server:
             from specmatrix.matrix.accuracy.served import ServedModel
@@ -114,7 +114,8 @@ def _asking(
     side: str,
     engine: ComparedEngine | ComparedServer,
 ) -> Iterator[Callable[[Split], Sequence[Sample]]]:
-    """What answers questions with one side, which then leaves its configuration and counters in `starts`."""
+    """Yield a function that answers questions with one side; on exit, store its configuration and counters in
+    `starts`."""
     start = time.perf_counter()
     with _opened(compared, engine, partial(counter, f"{side} {engine.name}")) as model:
         yield lambda block: evaluate(asking.task, block, model, asking.max_new_tokens)

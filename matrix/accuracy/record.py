@@ -13,7 +13,7 @@ from specmatrix.reports.render.markup import code
 SCHEMA: Final = 2
 # The stage that runs published checkpoints.
 FILES: Final = ("accuracy.json", "accuracy.md")
-# Statistics that a server does not show.
+# Statistics that a server does not report.
 OF_ENGINE: Final = ("rounds", "retractions", "tokens_per_round")
 
 

@@ -16,7 +16,7 @@ from specmatrix.matrix.accuracy.compared import ComparedServer
 from specmatrix.matrix.accuracy.generation import Answered
 from specmatrix.matrix.accuracy.model import TaskModel, Tick
 
-# Requests at once: as many as the published pairs run together.
+# Maximum concurrent requests, as with the published pairs.
 AT_ONCE: Final = 32
 SECONDS: Final = 600
 # Counters of drafts in /metrics, of `specmatrix serve` and of vLLM.
@@ -29,23 +29,23 @@ DRAFTS: Final[Mapping[str, str]] = {
 
 
 class Choice(str):
-    """The text of an answer, with what the server says besides."""
+    """The text of an answer, with its finish reason and token count."""
 
     finish = ""
     tokens = 0
 
 
 class Client(LocalCompletionsAPI):  # type: ignore[misc]  # lm-eval ships no types, so its class is Any
-    """lm-eval's client, which keeps more of an answer than its text, and ends at the first error.
+    """lm-eval's client, extended to keep an answer's metadata and to stop at the first error.
 
-    tick: called with 1 for each answer. failure: the error, None before.
+    tick: called with 1 for each answer. failure: the first error, None if there was none.
     """
 
     tick: Tick
     failure: Exception | None = None
 
     async def amodel_call(self, *args: object, **kwargs: object) -> list[str] | None:
-        """The answer to a request, an empty one after an error: asyncio would report each other error as lost."""
+        """The answer to a request, empty after an error: asyncio would report every further error as unretrieved."""
         if self.failure is None:
             try:
                 answers: list[str] | None = await super().amodel_call(*args, **kwargs)
@@ -55,7 +55,7 @@ class Client(LocalCompletionsAPI):  # type: ignore[misc]  # lm-eval ships no typ
         return [Choice()]
 
     def parse_generations(self, outputs: Any, **kwargs: Any) -> list[str]:  # noqa: ANN401 - as the server answers
-        """The answer of a response, which is to one prompt."""
+        """The answer in a response to a single prompt."""
         [choice] = outputs["choices"]
         text = Choice(choice["text"])
         text.finish = str(choice.get("finish_reason") or "")
@@ -65,7 +65,7 @@ class Client(LocalCompletionsAPI):  # type: ignore[misc]  # lm-eval ships no typ
 
 
 class ServedModel(TaskModel):
-    """A running server. Raises ConfigError if it does not answer, or with another status than 200."""
+    """A running server. ConfigError if it does not answer with status 200."""
 
     def __init__(self, server: ComparedServer, tick: Tick) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class ServedModel(TaskModel):
         return [answer.text for answer in self.answered]
 
     def _drafts(self) -> dict[str, int]:
-        """The counters of drafts that the server shows."""
+        """The draft counters that the server exposes."""
         headers = {} if self._server.key is None else {"Authorization": f"Bearer {self._server.key}"}
         try:
             response = httpx.get(f"{self._server.url}/metrics", headers=headers, timeout=SECONDS, trust_env=False)

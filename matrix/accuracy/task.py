@@ -40,7 +40,8 @@ OFFLINE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One graded answer. By extractor, `right`: it equals the reference; `valid`: an answer was found at all."""
+    """One graded answer. By extractor, `right`: whether it equals the reference; `valid`: whether an answer was
+    found."""
 
     line: int
     prompt_hash: str
@@ -74,7 +75,7 @@ def evaluate(task: str, questions: Split, model: TaskModel, max_new_tokens: int)
     Call `offline` before, and before the model's module is imported.
     """
     installed = definition(task)
-    # Unlike simple_evaluate, it asks neither git nor the system about its surroundings.
+    # Unlike simple_evaluate, this queries neither git nor the system.
     from lm_eval.evaluator import evaluate as run_tasks
     from lm_eval.tasks import TaskManager
 
@@ -114,7 +115,7 @@ def _write_task(folder: Path, name: str, installed: Path, questions: Split) -> N
 def _samples(
     rows: Sequence[Mapping[str, Any]], asked: Sequence[Question], answered: Sequence[Answered]
 ) -> tuple[Sample, ...]:
-    """Join lm-eval's rows, one per question and extractor, with what the model says of its answers."""
+    """Join lm-eval's rows, one per question and extractor, with the model's own data on its answers."""
     table: dict[int, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         table.setdefault(int(row["doc_id"]), {})[row["filter"]] = row

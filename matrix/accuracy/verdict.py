@@ -12,7 +12,7 @@ from specmatrix.matrix.accuracy.task import EXTRACTORS, Sample
 from specmatrix.matrix.gates.gate import State
 from specmatrix.reports.stats import detectable_drop, loss_evidence, paired_difference, sequential_mcnemar, wilson
 
-# The share of comparisons of equal engines that may be red by chance, and what each of the tests gets of it.
+# The false-positive rate per comparison of equal engines, and each test's share of it.
 FALSE_ALARMS: Final = 0.01
 TESTS: Final = 2 * len(EXTRACTORS) + 1
 ALPHA: Final = FALSE_ALARMS / TESTS
@@ -72,8 +72,8 @@ def pair(baseline: Sequence[Sample], cell: Sequence[Sample]) -> tuple[Test, ...]
 
 
 def unproven(algorithm: str, evidence: Mapping[str, int]) -> str:
-    """Why a cell's run proves nothing about its drafter, "" if drafts were proposed and accepted, or if a server shows
-    no counters. algorithm: "" if a server does not say."""
+    """Why a cell's run proves nothing about its drafter, "" if drafts were proposed and accepted, or if a server
+    exposes no counters. algorithm: "" if a server does not report it."""
     silent = [counter for counter in ("spec.drafted", "spec.accepted") if not evidence.get(counter)]
     if algorithm == "none" or not silent or not evidence:
         return ""
@@ -103,7 +103,7 @@ def counts(samples: Sequence[Sample]) -> Mapping[str, int | float]:
 
 
 def _at_the_end(lost: int, won: int) -> float:
-    """At least the p value of the sequential test, which may have been smaller before."""
+    """An upper bound on the sequential test's p value, which may have been smaller earlier."""
     return 1 / loss_evidence(lost, won)
 
 

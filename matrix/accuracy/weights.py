@@ -54,9 +54,9 @@ Runner: TypeAlias = Callable[[ModelPair, Path], Ending]
 def main_weights(
     asking: Asking, names: Sequence[str], models: Path | None, out: Path, json_: bool, run: Runner | None = None
 ) -> int:
-    """Run the pairs of these names, all of TIER without any; write the report; the exit status, 0 if nothing is red.
+    """Run the named pairs (default: all of TIER) and write the report; returns the exit status, 0 if nothing is red.
 
-    A pair that this machine cannot run is INFRA with what is missing, and the others still run. DataError on an invalid
+    A pair that this machine cannot run is INFRA, naming what is missing; the others still run. DataError on an invalid
     question file, ConfigError on an unknown pair.
     """
     questions = asking.questions()
@@ -78,12 +78,12 @@ def main_weights(
 
 
 def records(pairs: Sequence[ModelPair], out: Path, run: Runner) -> Iterator[CellResult]:
-    """The record of each pair, whose accuracy.json is left in the folder of its name in `out`."""
+    """Yield the record of each pair; its accuracy.json stays in `out`/<pair's name>."""
     with counting(len(pairs), "checkpoint") as update:
         for pair in pairs:
             update(pair.name, 0)
             folder = out / pair.name
-            # An earlier run's would be taken for this one's.
+            # A file from an earlier run would be mistaken for this one's.
             (folder / FILES[0]).unlink(missing_ok=True)
             yield record_of(pair, folder, run(pair, folder))
             update(None)
@@ -106,7 +106,7 @@ def command(asking: Asking, pair: ModelPair, models: Path | None, folder: Path |
 
 
 def in_process(words: Sequence[str]) -> Ending:
-    """Run `specmatrix accuracy` with these words in its own process, which PAIR_SECONDS limit."""
+    """Run `specmatrix accuracy` with these words in its own process, for at most PAIR_SECONDS."""
     process = ChildProcess([sys.executable, *PROGRAM, *words])
     try:
         code = process.wait(PAIR_SECONDS)
@@ -146,7 +146,7 @@ def judged(pair: ModelPair, measured: Mapping[str, Any]) -> CellResult:
 
 
 def _accuracy(pair: ModelPair, measured: Mapping[str, Any]) -> GateResult:
-    """All tests of the run, and the tripwire on a collapse that both sides share."""
+    """Combine all tests of the run with a check for a collapse on both sides."""
     answers, tests = measured["answers"], {test["name"]: test for test in measured["tests"]}
     n, numbers = len(answers), dict[str, Any](n=len(answers))
     for extractor, suffix in zip(EXTRACTORS, ("", "_flexible"), strict=True):
@@ -171,7 +171,7 @@ def _accuracy(pair: ModelPair, measured: Mapping[str, Any]) -> GateResult:
 
 
 def _acceptance(answers: Sequence[Mapping[str, Any]]) -> GateResult:
-    """Tokens per round of each answer: nothing judges them here, but a comparison pairs them with another report's."""
+    """Tokens per round of each answer: not judged here, but paired with another report's by `compare`."""
     measured = [one for one in answers if one["rounds"][1]]
     if not measured:
         return GateResult("acceptance", "NOT MEASURED", message="no answer had a verify round")
@@ -189,7 +189,7 @@ def _record(pair: ModelPair, state: CellState, **fields: Any) -> CellResult:  # 
 
 
 def header_of(questions: Split, pairs: Sequence[ModelPair]) -> Header:
-    """The header of a run of these pairs: `data_hash` is of the questions, `lock_hash` of the pairs' configurations."""
+    """The header of a run of these pairs: `data_hash` covers the questions, `lock_hash` the pairs' configurations."""
     rows = [(asdict(pair.config), [(model.repo, model.revision) for model in pair.models.values()]) for pair in pairs]
     digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:12]
     header = run_header(TIER, WEIGHTS, 0, ())

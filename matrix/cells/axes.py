@@ -42,7 +42,7 @@ class Axis:
         return self.values[0].name
 
     def value(self, name: str) -> Value:
-        """The value of a name. ConfigError lists the existing values."""
+        """The value with this name. ConfigError lists the existing values."""
         for value in self.values:
             if value.name == name:
                 return value
@@ -56,9 +56,9 @@ INDEX: Final = {name: index for index, name in enumerate(NAMES)}
 
 
 class OwnValue(NamedTuple):
-    """What a plug-in says of a value that it adds. like: the built-in value of a request axis that the package's gates
-    take it for. config: fields of the engine's configuration that a start has with it. requests: makes the requests of
-    such a cell from those with `like`."""
+    """A plug-in's definition of a value. like: the built-in value of a request axis that the package's gates treat it
+    as. config: fields of the engine's configuration that it sets. requests: makes a cell's requests from those with
+    `like`."""
 
     like: str
     config: Mapping[str, Any]
@@ -70,7 +70,7 @@ OWN_VALUES: Final[dict[tuple[str, str], OwnValue]] = {}
 
 
 def axis(name: str) -> Axis:
-    """The axis of a name. ConfigError names the closest axis, or all axes."""
+    """The axis with this name. ConfigError names the closest axis, or all axes."""
     if name not in INDEX:
         close = nearest(name, NAMES)
         hint = f"the closest is {close}" if close else f"it must be one of {', '.join(NAMES)}"

@@ -12,7 +12,7 @@ from specmatrix.matrix.cells.axes import AXES, INDEX, NAMES, OWN_VALUES, START_A
 from specmatrix.matrix.cells.start_settings import CORPUS, session_retract
 from specmatrix.matrix.cells.start_settings import TEXTS as SLOTS
 
-# Zoo names: the target of each value of `model`, and its drafts, of which Mistral borrows Llama's.
+# Zoo names: the target of each value of `model`, and its drafts; Mistral uses Llama's.
 MODELS: Final = {
     "llama": "llama-mini", "qwen3": "qwen3-mini", "deepseek": "deepseek-mini", "mistral": "mistral-mini"
 }  # fmt: skip
@@ -25,14 +25,14 @@ DRAFTS: Final = {
     ("qwen3", "eagle3"): "qwen3-mini-eagle3",
     ("mistral", "standalone"): "llama-mini-standalone",
 }
-# The n-gram lookup per model, so that every mode is covered without its own axis: most recent match first, most
-# frequent match first, matches in a corpus first.
+# The n-gram lookup mode per model, so that all modes are covered without another axis: most recent match first, most
+# frequent first, corpus first.
 GRAMS: Final[dict[str, dict[str, Any]]] = {
     "qwen3": {"speculative_ngram_match_type": "PROB"},
     "deepseek": {"speculative_ngram_external_corpus_path": CORPUS, "speculative_ngram_external_sam_budget": 3},
 }
-# Tight memory holds a workload's longest request alone, but no two requests to their end. It is the larger of these
-# two: with fewer pages no request would ever need another page.
+# Tight memory fits a workload's longest request alone, but no two requests to their end. It is the larger of these two
+# sizes: with fewer pages no request would ever need a second page.
 TIGHT_TOKENS: Final = 192
 TIGHT_PAGES: Final = 2
 # Sliding-window layers reserve two pages per request, and two requests must run.
@@ -42,15 +42,15 @@ SHORT_CONTEXT: Final = 192
 # Ample memory holds all requests of the largest workload at once; more only slows the ledger checks.
 AMPLE_TOKENS: Final = 12_288
 AMPLE_PAGES: Final = 128
-# Of every engine but those started as v1, as baselines are: these have seed 0, and give each request its own seed.
+# Seed of every engine except those started as v1, such as baselines: they have seed 0 and seed each request.
 ENGINE_SEED: Final = 17
 # Settings that the gates need on every engine, besides batch-invariant results: KV stamps, ledger checks, and sessions,
 # which any cell of a start may open.
 INSTRUMENTS: Final[dict[str, Any]] = {
     "kv_stamps": True, "strict_memory": 1, "enable_streaming_session": True,
 }  # fmt: skip
-# Of engines on a GPU with few slots. They differ from the defaults, which an engine that ignores them would use, and a
-# batch in all slots is above the largest graph. All other cells run with the defaults.
+# Limits of engines on a GPU with few slots. They differ from the defaults, so an engine that ignores them shows, and a
+# full batch exceeds the largest graph. All other cells run with the defaults.
 GPU_LIMITS: Final[dict[str, Any]] = {"cuda_graph_max_gb": 3, "cuda_graph_max_bs": 3}
 
 
@@ -150,12 +150,12 @@ class Cell(NamedTuple):
 
     @property
     def as_like(self) -> "Cell":
-        """The cell that gates take it for: with a built-in value on each request axis."""
+        """The cell that gates treat it as, with a built-in value on each request axis."""
         return self._replace(**{name: own.like for name, own in self.own_values.items() if name not in START_AXES})
 
     @property
     def own_traits(self) -> Traits | None:
-        """The traits of a user's algorithm, None for another."""
+        """The traits of a user's algorithm, None for a built-in one."""
         name = self.algorithm.upper()
         return algorithm(name) if is_registered(name) else None
 
@@ -232,15 +232,15 @@ def asked(cell: Cell, gpus: int = 0) -> EngineConfig:
 
 
 def instrumented(config: EngineConfig, numerics: str, gpus: int = 0) -> EngineConfig:
-    """A configuration with the settings that gates need; if gpus > 0, on a GPU with the CPU tier's precision, unless
-    the numerics are others."""
+    """Add the settings that gates need to a configuration; if gpus > 0, also a GPU with the CPU tier's precision,
+    unless the numerics set another."""
     config = replace(config, **INSTRUMENTS, enable_deterministic_inference=numerics != "fast")
     if not gpus:
         return config
     config = replace(config, device="cuda", dtype="float32" if config.dtype == AUTO else config.dtype)
     if config.max_running_requests == AUTO:
         return config
-    # Rounds whose drafts the host finds have no graphs, and asking for any would be a rewrite.
+    # Rounds drafted on the host have no graphs, so requesting a graph size would be a rewrite.
     graphed = config.speculative_algorithm != "NGRAM"
     return replace(config, **(GPU_LIMITS if graphed else {"cuda_graph_max_gb": GPU_LIMITS["cuda_graph_max_gb"]}))
 
@@ -252,7 +252,7 @@ def _unknown_part(token: str) -> str:
     if token in INDEX:
         return f"the axis name {token} in place of a value; its values are written {_tokens(axis(token))}"
     letters = token.rstrip("0123456789")
-    # `k5` is most likely a value of the axis of `k4`, whatever else is spelled like it.
+    # `k5` most likely means the axis of `k4`, even if other tokens are spelled similarly.
     near = [part for part in MEANINGS if part != letters != token and part.rstrip("0123456789") == letters]
     near = near or [part for part in (nearest(token, MEANINGS),) if part]
     if near:

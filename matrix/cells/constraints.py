@@ -1,8 +1,8 @@
 """The constraints: which cells exist, and the expected outcome of those that do.
 
 Kinds: *impossible*: cannot exist; *redundant*: tests nothing that another cell does not test; *optional*: redundant
-where batches run, so it runs if it is named, and is locked for subjects without batches; *refused*: the engine must
-raise its own error; *rewritten*: the engine must report the rewrite. The last two are derived from
+where batches run, so it runs only if selected by name, and is locked for subjects without batches; *refused*: the
+engine must raise its own error; *rewritten*: the engine must report the rewrite. The last two are derived from
 `engine.core.config.rules.table`, so the matrix and the engine cannot disagree, and are tested as negative cells.
 """
 
@@ -53,7 +53,7 @@ class Constraint:
 
     @cached_property
     def values(self) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
-        """Takes a cell's values of `axes`."""
+        """A function that extracts a cell's values of `axes`."""
         (first, *more) = self.columns
         return itemgetter(first, *more) if more else lambda cell: (cell[first],)
 
@@ -116,7 +116,7 @@ RESTRICTIONS: Final = msgspec.yaml.decode(
 
 
 def _equal_widths(cell: Cell) -> bool:
-    """A tree whose width is the length of its paths: steps + 1."""
+    """Whether a tree has as many nodes as a chain of the same depth: steps + 1."""
     explicit = "auto" not in (cell.steps, cell.topk, cell.draft_tokens)
     if not explicit or cell.algorithm in ("none", "dflash") or int(cell.topk) == 1:
         return False
@@ -310,7 +310,7 @@ def explain_text(which: str | Cell) -> str:
 
 
 def read_cell(text: str) -> Cell:
-    """The cell of an id or an assignment. ConfigError on anything else."""
+    """Parse an id or an assignment. ConfigError on anything else."""
     return Cell.of(parse_assignment(text)) if "=" in text else Cell.from_id(text.strip())
 
 
@@ -322,7 +322,7 @@ def _verdict(cell: Cell) -> list[str]:
 def tables_hash(limits: Sequence[Constraint] = ()) -> str:
     """12 hex digits over axes (names, values, tokens) and constraints (names, kinds, forbidden combinations).
 
-    limits: of a subject, beside the constraints.
+    limits: a subject's, in addition to the constraints.
     """
     axes = [[a.name, a.scope, [[value.name, value.token] for value in a.values]] for a in AXES]
     rows = [[c.name, c.kind, list(c.axes), sorted(c.forbidden)] for c in (*CONSTRAINTS, *limits)]

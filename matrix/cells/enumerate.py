@@ -13,7 +13,7 @@ Prefix: TypeAlias = tuple[str, ...]
 def starts(
     rules: Sequence[Constraint], may: Callable[[Prefix], bool] | None = None
 ) -> Iterator[tuple[Prefix, list[Prefix]]]:
-    """The starts in axis order, each with its start values and the request values of its cells that no rule forbids.
+    """Yield (start values, request values of its allowed cells) for each start, in axis order.
 
     may: false to skip all starts with this prefix of start values.
     """

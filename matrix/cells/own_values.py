@@ -30,8 +30,8 @@ def register_value(
 
     token: its part of a cell's id. seconds: what it adds to a cell's duration. config: for a start axis, fields of
     EngineConfig; sizes need none, as `8` of page_size. requests: for a request axis, a pure function that makes the
-    RequestSpecs of such a cell from those with the value `like` (the default one if None), which gates take the cell
-    for. ConfigError if the value or the token exists, or if the engine cannot be configured with it.
+    RequestSpecs of such a cell from those with the value `like` (None: the default), which gates judge the cell as.
+    ConfigError if the value or the token exists, or if the engine cannot be configured with it.
     """
     row, what = axis(axis_name), f"value {shown(name)} of axis {axis_name}"
     for given in (name, token):
@@ -52,7 +52,7 @@ def register_value(
     DEFINED.append(what)
     try:
         Cell.of({axis_name: name}).config()
-    except Exception as error:  # of what a user gave
+    except Exception as error:  # a user's own value
         raise ConfigError(f"{what} cannot be configured: {described(error)}; give config, or a number") from error
 
 

@@ -1,9 +1,9 @@
-"""What start axes stand for: the configurations of `adaptive`, the sizes of session_retract memory, and a corpus."""
+"""The settings behind start axis values: `adaptive` configurations, session_retract memory sizes, and a corpus."""
 
 import json
 from typing import Any, Final, NamedTuple
 
-# The text that an n-gram drafter may look up besides the requests'.
+# The corpus that an n-gram drafter may search besides the requests' texts.
 CORPUS: Final = "gsm-mini-train"
 # Each slot decides after every round but its first, mostly from that round's own mean. The second differs in both
 # hysteresis values; the ceiling of the last makes its depth alternate, whatever the acceptance.
@@ -41,8 +41,8 @@ class SessionRetract(NamedTuple):
 
 
 SMALL_PAGES: Final = SessionRetract(320, 96, 190)
-# A second turn must start within the pages of the first, with two rounds. The slower turn must reach the next page
-# while the faster one still runs: it needs less than a third as many tokens for that.
+# A second turn must start, with two rounds, within the pages of the first. The slower turn must reach the next page
+# while the faster one still runs, so it needs less than a third as many tokens to get there.
 PAGES: Final = {64: SessionRetract(384, 82, 222), 256: SessionRetract(768, 208, 380)}
 # Sliding-window layers reserve three pages per conversation at page size 64.
 WINDOWED_PAGES: Final = {64: SessionRetract(512, 148, 280), 256: SessionRetract(1280, 460, 600)}

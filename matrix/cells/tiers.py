@@ -1,4 +1,4 @@
-"""The tiers: which hardware cells and tests need, and what this machine may be asked for."""
+"""The tiers: the hardware that cells and tests need, and the limits of this machine."""
 
 import os
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def check_seed(seed: int) -> None:
 
 
 def repro(cell_id: str, tier: str, seed: int, subject: str = REFERENCE, fault: str = "", options: str = "") -> str:
-    """The command that reruns a cell, for a shell. It writes to a new folder, never over the report that shows it.
+    """The shell command that reruns a cell. It writes to a new folder, never over the report that quotes it.
 
     fault: the id of a planted fault, "" for none. options: further ones of `specmatrix run`.
     """
@@ -70,7 +70,7 @@ def repro(cell_id: str, tier: str, seed: int, subject: str = REFERENCE, fault: s
 
 
 def tier(name: str) -> Tier:
-    """The tier of a name. ConfigError lists the tiers."""
+    """The tier with this name. ConfigError lists the tiers."""
     for row in TIERS:
         if row.name == name:
             return row

@@ -8,15 +8,15 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 
 TIMED: Final = "speed"
-# Engine starts of a cell. Where starts differ by 1.2 % (standard deviation), so many find a loss of 5 % in more than 99
-# of 100 runs (tests/registered/cpu/unit/reports/compare/test_speed.py).
+# Engine starts of a cell. If starts differ by 1.2 % (standard deviation), this many detect a loss of 5 % in more than
+# 99 of 100 runs (tests/registered/cpu/unit/reports/compare/test_speed.py).
 STARTS: Final = 8
 # Chains, a tree and each drafter, alone and in a batch, and one cell for each number of ranks.
 TIMED_CELLS: Final = (
     "eagle3.s3.v1", "eagle3.s3.v2", "eagle3.s3.v2.burst", "eagle3.s3.k4.n8.v2", "standalone.s3", "ngram", "dflash",
     "nextn.deepseek.s2.v2", "eagle3.tp2.pair", "eagle3.tp4.pair", "eagle3.tp8.pair",
 )  # fmt: skip
-# Values of axes with which speed means something else, or nothing.
+# Axis values for which speed is meaningless or means something else.
 UNTIMED: Final = (
     ("algorithm", ("none",), "it is what the others are compared with"),
     ("context", ("short",), "its requests end at the context limit"),

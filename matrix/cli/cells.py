@@ -1,4 +1,4 @@
-"""`specmatrix axes`, `cells list` and `explain`: what may run, what does, and what it resolves to."""
+"""`specmatrix axes`, `cells list` and `explain`: the possible cells, those that run, and how they resolve."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def explain(
 
 
 def explain_json(cell: Cell) -> dict[str, JsonValue]:
-    """What a cell resolves to and why; `error` is the engine's if it refuses the cell."""
+    """The resolution of a cell with its reasons; `error` is the engine's message if it refuses the cell."""
     found = constraints_of(cell)
     record: dict[str, JsonValue] = {
         "id": cell.id, "axes": cell.values, "resolved": None, "reasons": [], "rewrites": [], "error": None,

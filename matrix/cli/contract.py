@@ -1,4 +1,4 @@
-"""`specmatrix contract`: the conformance suite for draft algorithms, in a process that must hand back a verdict."""
+"""`specmatrix contract`: the conformance suite for draft algorithms, in a process that must return a verdict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OUTPUT_TAIL: Final = 2000  # characters
 
 
 class NoVerdictError(Exception):
-    """The process ended or hung before its verdict; the text says how."""
+    """The process ended or hung before its verdict; the message says how."""
 
 
 def contract(
@@ -139,7 +139,7 @@ def _ended(status: int) -> str:
 
 
 def _printable(text: str) -> str:
-    """The text without control characters, which a terminal would obey."""
+    """The text without control characters, which a terminal would interpret."""
     return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text)
 
 
@@ -150,7 +150,7 @@ def _line(result: Mapping[str, Any]) -> str:
 
 
 def verdict(violations: Sequence[str], measured: str) -> str:
-    """What stands behind a law or a start of a contract, and below it what broke it."""
+    """The result column of a law or a start: PASS or FAIL with the measurement, and a line per violation."""
     head = f"{'FAIL' if violations else 'PASS'} {measured}".rstrip()
     return "\n".join([head, *(indent(each, "    ") for each in violations)])
 

@@ -57,7 +57,7 @@ TRUTHS: Final = ("true", "false")
 
 
 def rows() -> list[tuple[str, str]]:
-    """Each flag with its kind of value, and a line on it with its default."""
+    """(flag with its kind of value, description with its default) of each flag."""
     found = []
     for flag, (name, kind) in zip(FLAGS, KINDS.items(), strict=True):
         default = "" if kind is bool or UNASKED[name] in (None, "", MISSING) else f"  [default: {UNASKED[name]}]"

@@ -31,10 +31,10 @@ if TYPE_CHECKING:  # the help of the command needs no torch
 
 # Number of timed runs, each on a new engine; the fastest counts.
 TIMED: Final = 3
-# Warm-up prompt; unrelated to the answer, so that drafters that remember texts gain nothing from it.
+# Warm-up prompt; unrelated to the answer, so drafters that remember texts gain nothing from it.
 WARM_UP: Final = "Sam walks to the sea."
 ALGORITHM: Final = "speculative_algorithm"
-# Further fields that concern a drafter only; the baseline engine runs without them.
+# Further drafter-only fields; the baseline engine runs without them.
 SPECULATIVE: Final = "speculative_"
 DRAFTER_FIELDS: Final = {"enable_multi_layer_eagle"}
 

@@ -167,7 +167,7 @@ def site(
 
 
 def _selected(history: History, cells: str | None) -> list[int]:
-    """The cells of a selector, by index; all without one. ConfigError if there is none."""
+    """Indices of the selected cells; all without a selector. ConfigError if none matches."""
     if cells is None:
         return list(range(len(history.cells)))
     picks = parse_selector(cells)
@@ -178,7 +178,7 @@ def _selected(history: History, cells: str | None) -> list[int]:
 
 
 def _known(cell: str) -> Cell | None:
-    """A cell by its id, None for one whose axes have changed since."""
+    """A cell by its id; None if the axes have changed since."""
     try:
         return Cell.from_id(cell)
     except ConfigError:
@@ -186,7 +186,7 @@ def _known(cell: str) -> Cell | None:
 
 
 def _entries(found: Iterable[Flaky], file: Path, expiry: str) -> Iterable[dict[str, str]]:
-    """The waivers that a file lacks. One that has expired no longer counts."""
+    """The waivers that a file lacks; expired ones do not count."""
     today = date.today().isoformat()
     rules = load_waivers(file) if file.exists() else ()
     there = {(rule.cells, rule.gate, rule.subject) for rule in rules if rule.expiry >= today}

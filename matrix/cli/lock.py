@@ -52,8 +52,8 @@ def lock(
 
 
 def declared() -> dict[str, list[str]]:
-    """The faults that cells of the CPU tier find, with the cells that the catalogue names for each. Others are found by
-    laws of kernels, or on servers of the engine."""
+    """The faults that cells of the CPU tier find, with the cells that the catalogue names for each. Other faults are
+    found by kernel laws, or on servers of the engine."""
     cells, faults = stage_cells(STAGES[-1]), [one for one in select(()) if one.cells]
     own = (fault for fault in faults if not fault.operations and fault.subject == REFERENCE)
     return {fault.id: [cell.id for cell in fault.chosen(cells)] for fault in own}

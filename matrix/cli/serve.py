@@ -41,7 +41,7 @@ def serve(
     threads: Threads = 1,
     speculative_algorithm_file: AlgorithmFile = None,
 ) -> int:
-    """Serve until a signal; 0 if every page was freed, 1 if not. ConfigError on what cannot be served."""
+    """Serve until a signal; 0 if every page was freed, 1 if not. ConfigError if the configuration cannot be served."""
     for name in PACKAGES:
         require(name)
     import torch
@@ -92,7 +92,7 @@ def _run(llm: LLM, options: ServerOptions, listening: socket) -> int:
     async def served() -> None:
         await one.serve(sockets=[listening])
         if one.force is not None:
-            # What still runs no longer matters, and the engine's thread may be in the middle of a step.
+            # Running requests no longer matter, and the engine's thread may be in the middle of a step.
             print("stopped at once; requests were cut off", file=sys.stderr, flush=True)
             os._exit(128 + one.force)
 

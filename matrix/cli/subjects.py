@@ -73,7 +73,7 @@ def show(name: Name, json_: Json = False) -> int:
 
 
 def _facts(subject: Subject) -> dict[str, Any]:
-    """What both commands say of a subject. ConfigError if its profile excludes an unknown gate."""
+    """The data on a subject that both commands print. ConfigError if its profile excludes an unknown gate."""
     applied = applied_gates(subject.profile)
     return {
         "name": subject.name,

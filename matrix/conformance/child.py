@@ -30,7 +30,7 @@ SUFFIX: Final = ".py"
 
 
 def main(file: Path, algorithm: str, asked: Mapping[str, str]) -> None:
-    """Write the results, and at last why the algorithm or the fields were refused, None if they were not."""
+    """Write the results, and finally the reason for which the algorithm or the fields were refused, or None."""
     refused = None
     try:
         for result in results(algorithm, asked):

@@ -18,14 +18,14 @@ from specmatrix.matrix.conformance.sync_detector import SyncDetector
 
 
 class Copy(NamedTuple):
-    """A tensor and its copy of one moment. violation: what it is if the two differ later."""
+    """A tensor and an earlier copy of it. violation: the message if the two differ later."""
 
     violation: str
     tensor: Tensor
     copy: Tensor
 
     def differs(self) -> Tensor | bool:
-        """[] bool. Does not wait for a GPU, on which a graph may be in capture."""
+        """Scalar bool tensor. Does not synchronise with the GPU, as a graph capture may be in progress."""
         if self.tensor.shape != self.copy.shape or self.tensor.dtype is not self.copy.dtype:
             return True
         if self.tensor.device.type == "cpu":
@@ -50,7 +50,7 @@ class InspectedDrafter:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """What was found so far; waits for the device."""
+        """The violations so far; waits for the device."""
         with torch.inference_mode():
             self._compare(self._returned)
         subject = f"the drafter of {self._drafter.traits.name}"
@@ -73,7 +73,7 @@ class InspectedDrafter:
         return state
 
     def _call(self, hook: str, inputs: Mapping[str, Tensor], batch: StepBatch, *given: object) -> Any:  # noqa: ANN401
-        # A graph would read a tensor's memory again when it holds something else.
+        # A graph replay would read the tensor's memory after it is reused.
         captured = batch.rows.is_cuda and torch.cuda.is_current_stream_capturing()
         if not captured:
             self._compare(self._returned)

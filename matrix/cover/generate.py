@@ -47,8 +47,9 @@ def cover(strength: int, kept: Iterable[Cell] = (), rules: Sequence[Constraint] 
 def sweep(
     start: Cell, kept: Iterable[Cell] = (), strength: int = 2, fits: Callable[[Cell], bool] = lambda cell: True
 ) -> list[Cell]:
-    """New cells that together with `kept` cover every combination of `strength` request values, except exams, that a
-    cell of this start has for which `fits` holds. The cell with most of the rest is the next, the cheapest of several.
+    """New cells that together with `kept` cover every combination of `strength` request values, except exams, of the
+    cells of this start for which `fits` holds. Greedy: next is the cell with most uncovered combinations, the cheapest
+    of equals.
     """
     split, rules = len(START_AXES), [rule for rule in CONSTRAINTS if rule.kind != "rewritten"]
     [(key, tails)] = [*starts(rules, lambda prefix: prefix == start[: len(prefix)])] or [(start[:split], [])]
@@ -95,8 +96,8 @@ def _condition(names: tuple[str, ...], seen: set[tuple[str, ...]]) -> dict[str, 
 
 
 def own_cells(stage: str, cells: Sequence[Cell]) -> list[Cell]:
-    """The cells of values that plug-ins added: of a stage's `cells`, with each such value in turn, those that are still
-    cells and show it with another combination of `strength` - 1 values. An algorithm takes the place of a drafter."""
+    """The cells for values that plug-ins added: a stage's `cells` with each such value substituted, if valid and if
+    they add a combination of `strength` - 1 values. An algorithm replaces only another drafter."""
     found: list[Cell] = []
     for name, value in OWN_VALUES:
         of = [cell for cell in (*cells, *found) if name != "algorithm" or cell.algorithm != "none"]
@@ -105,7 +106,7 @@ def own_cells(stage: str, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _showing(cells: Iterable[Cell], size: int) -> Iterator[Cell]:
-    """Those cells that have a combination of `size` values which none before had."""
+    """Yield the valid cells that have a combination of `size` values not seen in an earlier one."""
     seen = set[tuple[tuple[int, str], ...]]()
     for cell in cells:
         fresh = set(combinations(enumerate(cell), size)) - seen

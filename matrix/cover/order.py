@@ -27,9 +27,9 @@ from specmatrix.reports.wording import count
 
 ORDER_FILE: Final = Path(__file__).with_name("cells.order")
 HEAD: Final = "# Cells that run first, with their seconds and the faults that they find; `specmatrix lock --order`\n"
-# The least that a cell costs.
+# Minimum cost of a cell.
 MIN_SECONDS: Final = 0.05
-# A plan has no cell that takes no time.
+# Minimum seconds of a cell in a plan.
 SHORTEST: Final = 0.001
 
 
@@ -52,14 +52,14 @@ class KilledFault(msgspec.Struct):
 
 
 class KillMatrix(msgspec.Struct):
-    """What the order needs of a file of `specmatrix faults`. cell_seconds: of each cell without any fault."""
+    """The part of a `specmatrix faults` file that the order needs. cell_seconds: of each cell without any fault."""
 
     faults: tuple[KilledFault, ...]
     cell_seconds: dict[str, float]
 
 
 def read_kills(path: Path) -> KillMatrix:
-    """The kill matrix of a file. ConfigError, one sentence, if it is none."""
+    """Read a kill matrix. One-sentence ConfigError if the file holds none."""
     try:
         return msgspec.json.decode(read_text(path), type=KillMatrix)
     except OSError as error:
@@ -74,11 +74,11 @@ def renew(
     durations: Path | None = None,
     path: Path = ORDER_FILE,
 ) -> str:
-    """Write the order that a kill matrix gives; what it holds, in a sentence. ConfigError if no fault has a locked
-    cell that it made red.
+    """Write the order derived from a kill matrix; returns a summary sentence. ConfigError if no locked cell finds a
+    fault.
 
-    declared: fault to the cells that find it, for faults that the kill matrix lacks. durations: a report whose seconds
-    replace those of the kill matrix.
+    declared: fault to the cells that find it, for faults missing from the kill matrix. durations: a report whose
+    seconds replace those of the kill matrix.
     """
     kills = read_kills(source)
     locked = {cell.id for cell in stage_cells(STAGES[-1])}
@@ -98,7 +98,7 @@ def renew(
 
 
 def greedy(kills: Mapping[str, set[str]], seconds: Mapping[str, float]) -> list[str]:
-    """Cells that together find every fault, each chosen for the most faults per second that those before it miss.
+    """Cells that together find every fault, each chosen for the most new faults per second.
 
     kills: fault to the cells that find it. seconds: by cell, its estimate by default. The engine start is part of each
     cell: on a CPU it takes 0.03 to 0.17 s, and cells of one start rarely follow each other.
@@ -115,8 +115,8 @@ def greedy(kills: Mapping[str, set[str]], seconds: Mapping[str, float]) -> list[
 
 
 def measured_seconds(source: Path | None, tier: str = "") -> dict[str, float]:
-    """The seconds of the cells that ran, by id: of a report, or the median of the newest runs of a tier in the folder
-    of a history; empty for None. ReportError if it cannot be read."""
+    """Seconds by id of the cells that ran: from a report, or the median of a tier's newest runs in a history folder;
+    empty for None. ReportError if it cannot be read."""
     if source is None:
         return {}
     if any(source.glob(f"*{SUFFIX}")):
@@ -141,13 +141,13 @@ def stored_order(path: Path = ORDER_FILE) -> tuple[OrderedCell, ...]:
 
 
 def stored_ranks(path: Path = ORDER_FILE) -> dict[str, int]:
-    """The place of each cell of the stored order, by id."""
+    """Cell id to its position in the stored order."""
     return {row.cell: place for place, row in enumerate(stored_order(path))}
 
 
 def cheaper_stage(stage: str, gpus: int, path: Path = ORDER_FILE) -> CheaperStage | None:
-    """What the stage before `stage` costs and finds on a tier of `gpus` GPUs, as far as the stored order knows; None
-    before the first, or if no fault is known to be found by this stage on this tier."""
+    """Cost and known faults of the stage before `stage` on a tier of `gpus` GPUs, from the stored order; None for the
+    first stage, or if `stage` is not known to find any fault on this tier."""
     if stage not in STAGES[1:]:
         return None
     less = STAGES[STAGES.index(stage) - 1]

@@ -21,9 +21,9 @@ from specmatrix.reports.schema import Header, ReportError
 from specmatrix.reports.wording import count
 
 PRODUCT: Final = "product"
-# Of the published checkpoints; it has no cells.
+# Stage of the published checkpoints; it has no cells.
 WEIGHTS: Final = "weights"
-# The cells of each of STAGES on an engine.
+# Lists the cells that an engine has in a stage.
 Listing: TypeAlias = Callable[[str], Iterable[Cell]]
 
 
@@ -79,7 +79,7 @@ def _check_ids(stage: str, named: Iterable[Cell], listed: Listing) -> None:
 
 
 def lacking(stage: str, cells: Iterable[Cell], listed: Listing) -> set[Cell]:
-    """Those of some cells that a stage does not have."""
+    """The given cells that are not in the stage."""
     wanted = set(cells)
     if stage == PRODUCT:
         return {cell for cell in wanted if any(rule.kind in LEFT_OUT for rule in explain(cell))}
@@ -106,7 +106,7 @@ def _listed(stage: str, listed: Listing) -> Iterable[Cell]:
 
 
 def _elsewhere(stage: str, selector: Selector, listed: Listing) -> str:
-    """A hint where matching cells exist outside the stage."""
+    """A hint on where matching cells exist outside the stage."""
     if stage == PRODUCT:
         return "no possible cell matches it"
     last = STAGES[-1]

@@ -18,12 +18,11 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One defect of the catalogue.
 
     category: of the defect. origin: the report or rule that it is based on. within, old, new: the defect (see `Edit`);
-    also: further replacements, such as removing an engine check that would raise before a gate runs. expected: gates
-    of which at least one must fail. cells: ids or selectors (up to two cells each) of the smallest cells that exercise
-    it. why: its effect. tier: the tier on which the cells exercise it; also_on: further tiers.
-    subject: the engine that the cells run on; `sglang` and the `openai` ones are servers of the patched engine itself.
-    operations: kernels whose laws it breaks (`matrix.faults.kernels`); its cells then run on a GPU only, because a CPU
-    does not run these kernels.
+    also: further replacements, such as removing an engine check that would raise before a gate runs. expected: gates of
+    which at least one must fail. cells: ids or selectors (up to two cells each) of the smallest cells that exercise it.
+    why: its effect. tier: where the cells exercise it; also_on: further tiers. subject: the engine that the cells run
+    on; `sglang` and the `openai` ones are servers of the patched engine itself. operations: kernels whose laws it
+    breaks (`matrix.faults.kernels`); its cells then run on a GPU only, because a CPU does not run these kernels.
     """
 
     id: str

@@ -20,13 +20,13 @@ from specmatrix.reports.schema import REFERENCE
 from specmatrix.reports.speed import SPEED
 
 RED: Final = ("FAIL", "NOT MEASURED")
-# What can detect a fault: the gates of cells and the laws of kernels. Lost speed shows in a comparison only.
+# Detectors of faults: the gates of cells and the laws of kernels. Lost speed shows in a comparison only.
 DETECTORS: Final = (*(gate for gate in GATES if gate != SPEED), KERNELS)
 
 
 class TrialJob(NamedTuple):
     """One process: a fault or none, and the cells and operations to check with it; first: up to the first red cell.
-    subject: that the cells run on."""
+    subject: the engine that the cells run on."""
 
     fault: Fault | None
     cells: tuple[Cell, ...]
@@ -234,7 +234,7 @@ def _passed(plain: Sequence[Trial]) -> dict[tuple[str, str], bool]:
 
 
 def _reds(plain: Sequence[Trial]) -> tuple[str, ...]:
-    """Sentences on failures and crashes without any fault."""
+    """A sentence for each failure or crash without any fault."""
     found = [result.died for result in plain if result.died]
     for verdict in (verdict for result in plain for verdict in result.verdicts):
         found += [f"{verdict.cell}: {verdict.error}"] if verdict.error else _red_gates(verdict)

@@ -18,12 +18,12 @@ FOLDER: Final = Path(__file__).parent
 FIELDS: Final = f"a fault has {', '.join(Fault.__struct_fields__)}; an edit has {', '.join(Edit.__struct_fields__)}"
 
 
-# Of plug-ins.
+# Faults added by plug-ins.
 _OWN: Final[list[Fault]] = []
 
 
 def register_fault(fault: Fault) -> None:
-    """Add a fault behind the catalogue's. ConfigError if its id is taken or it is no Fault."""
+    """Add a fault after the catalogue's. ConfigError if its id is taken or it is no Fault."""
     if not isinstance(fault, Fault):
         raise ConfigError(f"a fault must be a Fault, got {shown(fault)}")
     if fault.id in (known.id for known in all_faults()):
@@ -52,7 +52,7 @@ def delays() -> tuple[Fault, ...]:
 
 
 def read_faults(path: Path) -> tuple[Fault, ...]:
-    """The faults of a file. ConfigError, one sentence, on whatever is wrong with it."""
+    """Read the faults of a file. One-sentence ConfigError if it is invalid."""
     try:
         entries = parse_yaml(path.read_text(encoding="utf-8"), own=True)
     except ValueError as error:

@@ -28,13 +28,13 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A change of the sources. name: what it belongs to, for errors."""
+    """A set of source edits. name: of the owner, for error messages."""
 
     name: str
     edits: tuple[Edit, ...]
 
     def changes(self, sources: dict[Path, str]) -> dict[Path, str]:
-        """New texts of those source files that it changes. ConfigError if it does not apply."""
+        """The changed source files with their new texts. ConfigError if it does not apply."""
         changed: dict[Path, str] = {}
         for edit in self.edits:
             found = [(path, at) for path, text in (sources | changed).items() for at in _places(text, edit)]
@@ -50,7 +50,7 @@ class Patch:
         return changed
 
     def apply(self, root: Path) -> list[Path]:
-        """Make the replacements in the tree at `root`; the files changed. ConfigError if it does not apply."""
+        """Make the replacements in the tree at `root`; returns the changed files. ConfigError if it does not apply."""
         changed = self.changes(sources(root))
         for path, text in changed.items():
             path.write_text(text, encoding="utf-8")

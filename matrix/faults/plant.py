@@ -57,7 +57,7 @@ class Plantable(Protocol):
     """A change of the sources, such as a Patch."""
 
     def apply(self, root: Path) -> list[Path]:
-        """Make it in the tree at `root`; the files changed. ConfigError if it does not apply."""
+        """Make the change in the tree at `root`; returns the changed files. ConfigError if it does not apply."""
         ...
 
 
@@ -97,12 +97,12 @@ def trial(
     first: bool = False,
     subject: str = REFERENCE,
 ) -> Trial:
-    """Check cells, in this order, and operations in a fresh process with the patch made, run by `processes`.
+    """Check cells, in this order, and operations in a fresh process with the patch applied, run by `processes`.
 
-    seconds: the process is killed after so long without a result. first: stop at the first red cell. golden: what the
-    gate `config` expects: the table of the sources, or that of the patched engine, as if the patch came with its
-    reviewed table ("blessed"). subject: another one than the reference engine is a server of the patched engine; its
-    verdicts' cells end in ` on NAME`. ConfigError if there are no cells and operations.
+    seconds: the process is killed after this long without a result. first: stop at the first red cell. golden: the
+    table that the gate `config` expects: that of the sources, or the patched engine's own ("blessed"), as if the patch
+    included its reviewed table. subject: other than the reference engine, a server of the patched engine; cells in its
+    verdicts end in ` on NAME`. ConfigError if there are no cells and operations.
     """
     if not cells and not operations:
         raise ConfigError("a trial needs at least one cell or operation")

@@ -32,7 +32,7 @@ class Processes:
     ) -> str | None:
         """None if the process exits with 0, else its exit status and the end of its output.
 
-        It is killed after `seconds`, or with `results`, a file that it writes, once that did not grow for so long.
+        It is killed after `seconds`, or with `results`, a file that it writes, once that has not grown for this long.
         """
         with self._lock:
             if self._stopped:

@@ -1,4 +1,4 @@
-"""What single flags do to a start: the sentence that refuses them, or what runs and is rewritten; a golden file."""
+"""The outcome of single flags on a start, as a golden file: the refusal's message, or what runs and the rewrites."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.zoo.recipes import RECIPES
 
 FLAGS_FILE: Final = Path(__file__).with_name("flags.yaml")
-# A start's flags are judged with every cell that has the same value of these axes.
+# Axes by which a cell is matched with the starts whose flags are judged with it.
 JUDGED_BY: Final = ("algorithm", "adaptive")
-# Start -> flags -> what becomes of them.
+# Start -> flags -> outcome.
 FlagOutcomes: TypeAlias = Mapping[str, Mapping[str, str]]
 
 
 def flags_of(config: EngineConfig) -> dict[str, str]:
-    """The flags of a configuration as they are typed on a command line."""
+    """The flags of a configuration, as typed on a command line."""
     typed = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in _set(config)}
     return {f"--{name.replace('_', '-')}": text for name, text in typed.items()}
 
@@ -36,8 +36,8 @@ def _set(config: EngineConfig) -> list[tuple[str, object]]:
 
 
 def with_flags(start: Cell, words: str) -> tuple[dict[str, str], Facts]:
-    """A start's flags with these in place of its own, and its facts. A flag without a value is `true`; a word such as
-    `draft.hidden_size=96` or `target.gpus=1` is a fact, of a bundled draft too, with a value in JSON or a text."""
+    """A start's flags overridden by `words`, and its facts. A flag without a value is `true`; a word such as
+    `draft.hidden_size=96` or `target.gpus=1` is a fact (also of a bundled draft), its value JSON or text."""
     flags, name = flags_of(start.config()), ""
     changes: dict[str, dict[str, Any]] = {"draft": {}, "target": {}}
     for word in shlex.split(words):
@@ -56,7 +56,7 @@ def with_flags(start: Cell, words: str) -> tuple[dict[str, str], Facts]:
 
 
 def outcome_of(start: Cell, words: str) -> str:
-    """What becomes of a start with these flags, as `with_flags` has them."""
+    """The outcome of a start with these flags (see `with_flags`), as text."""
     flags, facts = with_flags(start, words)
     try:
         resolved = resolve(EngineConfig.from_flags(flags), facts)
@@ -96,7 +96,7 @@ def _outcomes(start: str, asks: tuple[str, ...]) -> dict[str, str]:
 
 
 def changed_flag(golden: FlagOutcomes, cell: Cell) -> str:
-    """A sentence on the first flags whose outcome is another one than the golden file's, "" if there are none."""
+    """A sentence on the first flags whose outcome differs from the golden file, or ""."""
     for start, rows in golden.items():
         if all(getattr(Cell.from_id(start), name) == getattr(cell, name) for name in JUDGED_BY):
             for words, found in _outcomes(start, tuple(rows)).items():

@@ -81,7 +81,7 @@ Groups: TypeAlias = dict[str, dict[str, list[str]]]
 
 
 def ran(resolved: Mapping[str, Any], name: str) -> object:
-    """The effective value of a field, in the form in which EngineConfig requests it."""
+    """The effective value of a field, in EngineConfig's form."""
     if name == "speculative_adaptive":
         return bool(resolved["adaptive_slots"])
     if name == "disable_radix_cache":

@@ -15,7 +15,7 @@ Table: TypeAlias = Mapping[Values, str | None]
 
 
 class Product(NamedTuple):
-    """sides: values of each axis. held: its combinations with a known outcome, which is the same for all."""
+    """sides: values of each axis. held: its combinations with a known outcome, equal for all."""
 
     sides: tuple[Values, ...]
     held: frozenset[Values]

@@ -1,4 +1,4 @@
-"""What a pytest run whose cells cannot be collected ends with; imported by every pytest run."""
+"""The exit status of a pytest run whose cells cannot be collected; imported by every pytest run."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ class CellGroup(pytest.Collector):
             yield item
 
     def _check_node_ids(self, cells: Sequence[Cell]) -> None:
-        """ConfigError if a node id of the command line is a cell that another stage has or none, with the option that
-        selects it; pytest would only say that there is no such node."""
+        """ConfigError if a node id of the command line is a cell of another stage or of none, naming the option that
+        selects it; pytest would only report that there is no such node."""
         asked, names = self.config.option.specmatrix_stage, {cell.id for cell in cells}
         # This repository also has the short names of the options.
         prefix = "--" if self.config.getoption("--stage", None) == asked else "--specmatrix-"
@@ -188,7 +188,7 @@ def waivers_of(config: pytest.Config) -> tuple[WaiverRule, ...]:
 
 
 def endpoint_from(config: pytest.Config) -> Endpoint | None:
-    """The server that the command line names. ConfigError if it names half of one."""
+    """The server that the command line names. ConfigError if it is named only in part."""
     option = config.option
     return endpoint_of(
         option.specmatrix_url, option.specmatrix_baseline_url, option.specmatrix_launch, option.specmatrix_api_key

@@ -1,7 +1,7 @@
 """A toy device in pure Python: KV slots hold tokens, and the next token is a hash of the slots' contents.
 
-So a wrong page table, a lost trim or a stale relay changes tokens. Lags above 1 work too. With a window, the last
-positions of a history are read from window slots, as sliding-window layers do.
+A wrong page table, a lost trim or a stale relay therefore changes tokens. Lags above 1 work too. With a window, the
+last positions of a history are read from window slots, as sliding-window layers do.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ToyExecutor:
         """No effect: `launch` leaves no pending results."""
 
     def clear(self, free: Sequence[Sequence[int]]) -> None:
-        """Fill pages with what no row wrote."""
+        """Fill pages with a token that no row wrote."""
         for table, pages in zip(self.tables, free, strict=True):
             table.clear(pages)
 
@@ -155,7 +155,7 @@ def toy_loop(
 ) -> Loop[StepResult]:
     """A loop over the toy device that checks every law after every operation; with windows there is no prefix cache.
 
-    width: of every round, or with `slots` of the first ones (adaptive steps).
+    width: nodes of every round, or with `slots` (adaptive steps) of the first ones.
     """
     counters = Counters()
     steps = DraftSteps(slots, width - 1, counters) if slots else DraftSteps.static(width - 1, width, counters)
