@@ -1,5 +1,5 @@
-"""What the process of an engine runs: the calls (method, arguments) that it receives, of `start` on the subject and of
-every other method on the engine that it returned."""
+"""Main loop of an engine's process: receives calls (method, arguments); `start` runs on the subject, every other method
+on the engine that it returned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from specmatrix.matrix.subjects.protocol import RunningEngine, Subject
 from specmatrix.remote import Result, attempt
 
-# Properties of an engine; everything else is called.
+# Properties of an engine; all other names are methods.
 READ: Final = ("resolved", "start_hash")
 
 

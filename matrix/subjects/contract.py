@@ -1,8 +1,8 @@
-"""The contract that every subject must satisfy, whatever the gates say of its engine.
+"""The contract that every subject must satisfy, independent of the gates' verdicts.
 
-Translations are data, pure and complete, of every request field; ids come back; answers depend on no other ask of the
-batch; refusals are answers; an abort ends a request; a flag is read back; an engine can be closed twice and is killed
-after its limit.
+Translations are pure data and cover every request field; answers carry their ask's id and do not depend on the rest of
+the batch; a refusal is an answer; an abort ends a request; flags are read back; an engine can be closed twice and is
+killed after its time limit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DRAFTED: Final = tuple(Cell(algorithm=name, batch="pair") for name in axis("algo
 TOO_MANY: Final = 20_000
 ABORT_AFTER: Final = 5
 STAGE: Final = "pr"
-# Another value of each request field that changes what an engine must do; the sampling fields count at a temperature.
+# A different value for each request field that affects the output; sampling fields need a temperature.
 REQUESTED: Final[Mapping[str, Any]] = {
     "max_new_tokens": 7, "temperature": 0.5, "top_k": 5, "top_p": 0.5, "seed": 11, "stop": ("x",),
     "stop_token_ids": (9,), "ignore_eos": True, "top_logprobs": 3, "abort_after": 2, "logprobs": True,
@@ -62,7 +62,7 @@ class Law(NamedTuple):
 
 
 def check_contract(subject: Subject) -> Generator[Law]:
-    """The laws for a subject, each to be checked before the next is taken. ConfigError if it runs in this process or
+    """Yield the laws for a subject; check each one before taking the next. ConfigError if it runs in this process or
     supports no cell."""
     if subject.profile.in_process:
         raise ConfigError(
@@ -81,14 +81,14 @@ def check_contract(subject: Subject) -> Generator[Law]:
     try:
         for name, check in session.checks().items():
             yield Law(name, partial(session.outcome, check))
-            if session.engine is None:  # none starts, so there is nothing else to check
+            if session.engine is None:  # no engine starts, so there is nothing else to check
                 return
     finally:
         session.stop()
 
 
 def _raised(check: Callable[[], Broken | None]) -> Broken | None:
-    """What a check finds, or what `translate` raised, and where."""
+    """The result of a check, or what `translate` raised, and where."""
     try:
         return check()
     except Exception as error:
@@ -101,7 +101,7 @@ def _raise_of(error: Exception) -> str:
 
 
 def _translated(subject: Subject) -> Broken | None:
-    """The first translation that is not pure JSON data with an ask for each request."""
+    """Return the first translation that is not deterministic JSON data with an ask for each request."""
     for cell in dict.fromkeys([*stage_cells(STAGE), *subject_cells(STAGE, subject.name)]):
         prepared = prepare(cell, workload=subject.requests, subject=subject.name)
         asked, found = f"the translation of {cell.id}", translated(subject, prepared)
@@ -123,7 +123,7 @@ def _translated(subject: Subject) -> Broken | None:
 
 
 def _ignored(subject: Subject) -> Broken | None:
-    """The first request field that changes nothing in a plain cell's translation."""
+    """Return the first request field that does not affect a plain cell's translation."""
     for name, value in REQUESTED.items():
         if CLAIMED.get(name, Capability.TOKEN_IDS) not in subject.profile.capabilities:
             continue
@@ -143,7 +143,7 @@ def _ignored(subject: Subject) -> Broken | None:
 
 @dataclass
 class _Checks:
-    """Engines of one command, started as checks need them. asked: what the last one was asked for."""
+    """Checks on engines of one command, started on demand. asked: description of the last request."""
 
     subject: Subject
     command: EngineCommand
@@ -165,7 +165,7 @@ class _Checks:
         }
 
     def outcome(self, check: Callable[[], Broken | None]) -> Broken | None:
-        """What a check finds, or how the engine failed."""
+        """The result of a check, or how the engine failed."""
         try:
             return check()
         except (EngineFailed, ConfigError) as error:

@@ -108,8 +108,8 @@ class EngineProcess(RemoteEngine):
 
     @cached_property
     def resolved(self) -> Mapping[str, Any]:
-        """The flags with the values that run, and what the engine itself calls resolved; `rewrites` are the flags that
-        run with another value than the command's."""
+        """The flags with their running values, and the engine's own resolved values; `rewrites` are the flags whose
+        running value differs from the command's."""
         flags = dict(self._command.flags)
         rewrites = [
             {"field": flag, "asked": asked, "got": self._readback[flag], "reason": REWRITTEN}
@@ -121,7 +121,7 @@ class EngineProcess(RemoteEngine):
 
     @property
     def start_hash(self) -> str:
-        """The engine's own, else a hash of `resolved` and of the checkpoints."""
+        """The engine's own hash, else one of `resolved` and the checkpoints."""
         what = [self.resolved, dict(self._command.checkpoints), self._command.variant]
         return self._hash or hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
@@ -172,8 +172,8 @@ class EngineProcess(RemoteEngine):
         raise self._failure(f"{method} failed with {value.text}", method, value.trace)
 
     def _answers(self, connection: Connection, limit: float) -> bool:
-        """Whether an answer comes: within `limit` seconds, or, while the engine shares its host with others, within as
-        many seconds of its own CPU time."""
+        """Whether an answer arrives within `limit` seconds or, while the engine keeps computing, within `limit` seconds
+        of its own CPU time."""
         begin = before = self._process.cpu_seconds()
         if connection.poll(limit):
             return True
@@ -188,7 +188,7 @@ class EngineProcess(RemoteEngine):
         return False
 
     def _failure(self, text: str, verb: str, trace: str = "") -> EngineFailed:
-        """The error, after the process has ended and its log is whole."""
+        """Build the error once the process has ended and its log is complete."""
         self.stop()
         log = self._process.output_end(OUTPUT_TAIL)
         return EngineFailed(f"{text}; " + (f"end of its log:\n{log}" if log else "its log is empty"), verb, trace)
@@ -207,5 +207,5 @@ class EngineProcess(RemoteEngine):
 
 
 def start_engine(subject: Subject, command: EngineCommand) -> RunningEngine:
-    """The command's engine, in its own process unless the profile has it in this one."""
+    """Start the command's engine, in its own process unless `profile.in_process`."""
     return subject.start(command) if subject.profile.in_process else EngineProcess(subject, command)

@@ -96,7 +96,7 @@ class ReferenceSubject(Subject):
 class ReferenceEngine:
     """One in-process engine, driven step by step so that a request can be aborted after a given token.
 
-    Without `kv_stamps` nothing is recorded of it either, as its time is measured.
+    Without `kv_stamps` nothing is recorded, as the engine is being timed.
     """
 
     def __init__(self, llm: LLM, clock: ManualClock, resources: ResourceRecorder | None = None) -> None:
@@ -119,8 +119,8 @@ class ReferenceEngine:
         return self.llm.resolved.start_hash()
 
     def generate(self, requests: Sequence[RequestSpec]) -> list[Answer]:
-        """Run the requests to their end. RequestError if one that is no session turn can never run, Stalled if they
-        take more steps than they can need."""
+        """Run the requests to their end. RequestError if a request outside sessions can never run, Stalled if they take
+        more steps than they can need."""
         self._talk = Conversation(self.llm, self.clock, requests, self.renew)
         answers = self._talk.answers()
         self.llm.step()  # releases what belonged to ended sessions
@@ -136,7 +136,7 @@ class ReferenceEngine:
         )
 
     def renew(self, what: str) -> None:
-        """Release the engine's memory and take it again, or load its weights again: everything on the device is new."""
+        """Release and reallocate the engine's memory, or reload its weights; all device state is renewed."""
         if self._work is not None and self._canary is not None:
             self._work.flushed()
             self._canary.release()
@@ -152,7 +152,7 @@ class ReferenceEngine:
                 self._resources.attach(self.llm.loop.executor)
 
     def readback(self) -> Mapping[str, Any]:
-        """The engine's, where `alive` also counts the request objects, and the executors that it no longer runs."""
+        """The engine's readback; `alive` also counts live request objects and replaced executors."""
         own = self.llm.readback()
         if self._work is not None:
             own["alive"] |= {"request_objects": self._work.alive, "executors": self._work.executors}
@@ -185,7 +185,7 @@ class ReferenceEngine:
         return None
 
     def close(self) -> None:
-        """Nothing to release: the engine is freed with its last reference."""
+        """Do nothing: the engine is freed with its last reference."""
 
 
 class Conversation:
@@ -194,7 +194,7 @@ class Conversation:
     def __init__(
         self, llm: LLM, clock: ManualClock, requests: Sequence[RequestSpec], renew: Callable[[str], None]
     ) -> None:
-        """renew: what `RequestSpec.renewal` asks for."""
+        """renew: performs a `RequestSpec.renewal`."""
         self.llm, self.renew = llm, renew
         self.renewed: set[str] = set()
         self.clock = clock
@@ -300,9 +300,9 @@ class Conversation:
             self.llm.close_session(session)
 
     def _step(self, running: Sequence[str]) -> None:
-        """Run a step of the engine, and one of each call for several completions, which also queues them."""
+        """Run one engine step, and advance each multi-completion call, which also queues its requests."""
         tokens = self._tokens(running)
-        # A request that the engine lost runs although the engine is idle.
+        # A request that the engine lost counts as running although the engine is idle.
         if self.llm.loop.busy or tokens:
             self.progress.step(tokens)
         if not self.completing:
@@ -315,7 +315,7 @@ class Conversation:
             self._read()
 
     def _tokens(self, running: Sequence[str]) -> dict[str, int]:
-        """Output tokens of the requests that have not ended; of all its completions together if there are several."""
+        """Output tokens of the unfinished requests, summed over a request's completions."""
         single = {self.rids[name]: name for name in running if self._runs(name)}
         tokens = dict.fromkeys([*single.values(), *self.completing], 0)
         for rid, request in self.llm.loop.scheduler.requests.items():
@@ -342,7 +342,7 @@ class Conversation:
         return still
 
     def _runs(self, name: str) -> bool:
-        """Whether it was sent as its own request, and has not ended."""
+        """Whether the request was sent as a single one and has not ended."""
         return name in self.rids and not self._ended(name)
 
     def _ended(self, name: str) -> bool:

@@ -18,13 +18,13 @@ class AxisLimit(NamedTuple):
 
 
 def defaults_only(reasons: Mapping[str, str]) -> Iterator[AxisLimit]:
-    """Of these axes only the default runs."""
+    """Limits of each axis in `reasons` to its default."""
     for name, why in reasons.items():
         yield AxisLimit(why, (name,), lambda cell, name=name: getattr(cell, name) != cell._field_defaults[name])  # type: ignore[misc]
 
 
 def chains_only(topk: str, sizes: str) -> Iterator[AxisLimit]:
-    """Drafts are chains, all of whose tokens are verified."""
+    """Limits of drafts to chains, all of whose tokens are verified."""
     yield AxisLimit(topk, ("topk",), lambda cell: cell.topk not in ("auto", "1"))
     yield AxisLimit(
         sizes,

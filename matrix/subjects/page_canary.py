@@ -13,10 +13,10 @@ from specmatrix.engine.core.memory.ledger import Entry
 
 
 class PageCanary:
-    """Attaches to an engine without changing its results: copies each page when it is cached, compares it when it is
-    evicted, and those that are left when it is read. Sliding-window layers have no cached pages.
+    """Attaches to an engine without changing its results: copies each page when it is cached, and compares it when it
+    is evicted or, if still cached, when the result is read. Sliding-window layers have no cached pages.
 
-    watched: pages copied so far. Copies are made in the stream of the steps, so that one in flight comes first.
+    watched: pages copied so far. Copies run in the steps' stream, after any step in flight.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -34,7 +34,7 @@ class PageCanary:
         self._pools = [pool.data[:, : self._slots] for pool in executor.kv.full.pools]
 
     def release(self) -> None:
-        """Let go of the pools, which are about to be renewed."""
+        """Drop all references to the pools, which are about to be renewed."""
         self._pools, self._copies = [], {}
 
     @property
@@ -57,7 +57,7 @@ class PageCanary:
         return [pool[:, page * self._size : (page + 1) * self._size] for pool in self._pools]
 
     def _differs(self, page: int) -> Tensor:
-        """A bool on the device; NaN equals itself."""
+        """Whether a page changed, as a bool tensor on the device; NaN equals NaN."""
         changed = [
             (one != two).logical_and((one == one) | (two == two)).any()
             for one, two in zip(self._parts(page), self._copies[page], strict=True)

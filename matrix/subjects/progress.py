@@ -1,4 +1,4 @@
-"""The steps that a workload may take at most, and which request made no progress when it takes more."""
+"""The maximum number of steps of a workload, and the request without progress when it is exceeded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 
 from specmatrix.matrix.subjects.protocol import Stalled
 
-# The oldest request always proceeds, so several requests take fewer steps together than one after another, although
-# younger ones are prefilled again after a retraction; a single request without drafts takes all of them.
+# The oldest request always proceeds, so concurrent requests take fewer steps than sequential ones, although younger
+# ones are prefilled again after a retraction; a single request without drafts takes all of its steps.
 SPARE: Final = 2
 
 
@@ -16,8 +16,8 @@ class Progress:
     """Counts an engine's steps, and the tokens of every request. chunk: tokens of a prefill step, None for whole
     prompts; lag: steps that may be unread.
 
-    limit: steps that the requests sent so far may take. patience: those in which none of them may get a token, since
-    all of them are prefilled.
+    limit: maximum steps of the requests sent so far. patience: maximum steps without a token for any of them, as all
+    may be in prefill.
     """
 
     def __init__(self, chunk: int | None, lag: int) -> None:
@@ -33,7 +33,8 @@ class Progress:
         self.limit += SPARE * (chunks + self._lag + 1 + new_tokens)
 
     def step(self, tokens: Mapping[str, int]) -> None:
-        """A step will be run. tokens: of the requests that have not ended. Stalled if there were too many steps."""
+        """Count a step that is about to run. tokens: of the unfinished requests. Stalled if there were too many
+        steps."""
         self.steps += 1
         for name, count in tokens.items():
             if name not in self._seen or self._seen[name][0] != count:

@@ -26,8 +26,8 @@ Journal: TypeAlias = Sequence[JournalEntry]
 
 
 class Capability(StrEnum):
-    """What a subject shows. A gate that needs what a subject does not claim does not apply to it, which the report's
-    head says once; what it claims and does not deliver is red."""
+    """An observable that a subject claims to provide. A gate that needs an unclaimed one does not apply, which the
+    report's head says once; one that is claimed and not delivered is red."""
 
     TOKEN_IDS = "token_ids"  # the output's token ids, not only its text
     LOGPROBS = "logprobs"  # log-probabilities of the output tokens, and as many alternatives as asked for
@@ -125,7 +125,7 @@ class Served:
 
 class SentRequest(NamedTuple):
     """A request as it was sent: its ledger account, prompt, length limit, whether its account outlives it, and the
-    first prompt token with a log-probability (-1: none)."""
+    index of the first prompt token with a log-probability (-1: none)."""
 
     id: int
     account: int
@@ -136,8 +136,8 @@ class SentRequest(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """Something that was asked of an engine. at: number of journal entries before it. what: "send" or "abort" a
-    request, "end" a session's account, "flush" the prefix cache, or "step". id: of the request or account, else 0."""
+    """One operation requested of an engine. at: number of journal entries before it. what: "send" or "abort" a request,
+    "end" a session's account, "flush" the prefix cache, or "step". id: of the request or account, else 0."""
 
     at: int
     what: str
@@ -158,7 +158,7 @@ class StepForwards(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkLog:
-    """What an engine was asked to do since its start, and the forwards that it ran, oldest first."""
+    """The operations requested of an engine since its start, and the forwards that it ran, oldest first."""
 
     moments: tuple[Moment, ...]
     sent: Mapping[int, SentRequest]
@@ -166,8 +166,8 @@ class WorkLog:
 
 
 class GraphRound(NamedTuple):
-    """A verify round that may run as a CUDA graph. shape: what a graph is captured for; () marks an empty cache of
-    graphs, at the start and after a renewal. captures, replays: of graphs, during the round."""
+    """A verify round that may run as a CUDA graph. shape: the graph's key; () marks an empty graph cache, at the start
+    and after a renewal. captures, replays: of graphs, during the round."""
 
     shape: tuple[int, ...]
     captures: int
@@ -176,14 +176,14 @@ class GraphRound(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What an engine has taken of its GPU since its start, as torch and the driver count it.
+    """GPU resources that an engine used since its start, as counted by torch and the driver.
 
     rounds: oldest first. captures, replays: of all graphs. edges: between the kernels of captured graphs; early: those
     that are programmatic dependent launches; can_launch_early: whether the GPU has these. started_bytes: allocated by
-    the start; budget_bytes: what the engine had computed for it, without graphs. pool_bytes: of the memory that holds
-    the graphs; limit_gb: its limit, as the command has it. most_shapes: graphs that the engine keeps per width.
-    bypassed: rounds that asked for no graph although the command's limits and their requests allow one; oversized:
-    rounds that asked for one with more requests than the command allows.
+    the start; budget_bytes: the engine's own estimate for it, without graphs. pool_bytes: of the memory that holds the
+    graphs; limit_gb: its limit, as the command has it. most_shapes: graphs that the engine keeps per width. bypassed:
+    rounds run without a graph although the command's limits and their requests allow one; oversized: rounds that
+    requested one with more requests than the command allows.
     """
 
     rounds: tuple[GraphRound, ...]
@@ -213,7 +213,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class SubjectRequest:
-    """One request in a subject's own words.
+    """One request in a subject's own format.
 
     id: the name of its RequestSpec, which the answer has as its name. input_ids: the prompt's tokens, BOS included, so
     that tokenizers cannot differ. fields: lengths, sampling and stopping rules under the subject's own names, as JSON
@@ -230,7 +230,7 @@ class SubjectRequest:
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """A prepared cell in a subject's own words: data, of which a golden file holds every cell's.
+    """A prepared cell in a subject's own format; plain data, recorded for every cell in a golden file.
 
     flags: the engine's arguments under its own names, as JSON values; cells with equal flags, checkpoints, variant,
     and environment share an engine start. checkpoints: role ("target", "draft") to the zoo's name of a model or
@@ -271,15 +271,17 @@ class RunningEngine(Protocol):
         return ""
 
     def generate(self, asks: Sequence[Any]) -> list[Answer]:
-        """Run the asks of a command to their end, together if the engine can; their answers in the same order.
+        """Run the asks of a command to their end, concurrently if the engine can; returns the answers in the same
+        order.
 
-        An answer's `name` is its ask's id. What the engine refuses is an answer with `finish` "refused" and its message
-        as `refusal`; an exception is the cell's failure, and ends the engine.
+        An answer's `name` is its ask's id. A refused ask gets an answer with `finish` "refused" and the message as
+        `refusal`; an exception fails the cell and ends the engine.
         """
         ...
 
     def unfinished(self) -> tuple[Served, ...]:
-        """What was sent to a `generate` that an exception ended, in order; empty if it does not show that."""
+        """The requests sent to a `generate` that an exception ended, in order; empty if the subject does not report
+        them."""
         return ()
 
     def readback(self) -> Mapping[str, Any]:
@@ -296,11 +298,11 @@ class RunningEngine(Protocol):
         return None
 
     def work(self) -> WorkLog | None:
-        """What it was asked to do, and the forwards that it ran, since the start."""
+        """The requested operations and the forwards that ran, since the start."""
         return None
 
     def resources(self) -> Resources | None:
-        """What it has taken of its GPU since the start; None on a CPU."""
+        """GPU resources used since the start; None on a CPU."""
         return None
 
     def trace(self) -> Trace | None:
@@ -352,11 +354,11 @@ class Stalled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a subject shows, and which gates therefore apply to it: those that need nothing else, less `excluded`.
+    """A subject's claimed capabilities, which decide its gates: those that need no others, less `excluded`.
 
-    cannot: for each capability that it does not claim, one sentence on why, where that is not plain. excluded: a gate
-    that does not apply although the subject claims what it needs, and one sentence on why. tie_nats: the margin in
-    nats of the oracle's two best tokens below which another library's rounding may choose the other one. start_seconds,
+    cannot: unclaimed capability to the reason, one sentence, where that is not obvious. excluded: gate to the reason,
+    one sentence, for which it does not apply although the subject claims what it needs. tie_nats: the margin in nats of
+    the oracle's two best tokens below which another library's rounding may choose the other one. start_seconds,
     answer_seconds: limits of a start and of the answers to one cell's asks, after which the engine hangs; on a busy
     Linux host, limits of its own CPU time. in_process: runs in the runner's own process, without limits. has_baseline:
     the same engine can run without speculation; otherwise the gate `oracle` judges the cell's own run, and gates that
@@ -395,7 +397,8 @@ class Subject(Protocol):
         return ""
 
     def limits(self) -> tuple[AxisLimit, ...]:
-        """What it cannot run on a CPU, by axis values. Cells of this package's subjects are chosen within them."""
+        """Axis values that the subject cannot run on a CPU. Cells of this package's subjects are chosen within these
+        limits."""
         return ()
 
     def running(self) -> Sequence[Cell]:
@@ -411,7 +414,7 @@ class Subject(Protocol):
         return workload(cell, seed)
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
-        """A cell's start and requests in the engine's own words; pure, and needs no installed package.
+        """Translate a cell's start and requests into the engine's own format; pure, and needs no installed package.
 
         The baseline of a cell arrives here too, as a cell with algorithm "none", defaults on the other start axes but
         model and context, and the same requests without aborts.

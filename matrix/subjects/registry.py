@@ -1,4 +1,4 @@
-"""The subjects that a name finds: those of this package, and those of installed packages by entry point."""
+"""Lookup of subjects by name: those of this package, and those of installed packages by entry point."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ BUILT_IN: Final[Mapping[str, str]] = {
 }
 PARTS: Final = ("version", "python", "translate", "start")
 HINT: Final = "define the class of a subject, such as `specmatrix subjects new FILE` writes"
-# Those loaded from a place, by the names that they give themselves.
+# Subjects loaded from a file or module, by their own names.
 _FROM_PLACES: Final[dict[str, str]] = {}
 
 
 def known_subjects() -> dict[str, EntryPoint]:
-    """Every subject by name: this package's first, then other packages' in the order of their names, and those that
-    were loaded from a place. ConfigError if two have one name."""
+    """Every subject by name: this package's first, then other packages' in the order of their names, and those loaded
+    from a file or module. ConfigError if two have the same name."""
     found = {name: EntryPoint(name, place, GROUP) for name, place in BUILT_IN.items()}
     for point in (*sorted(entry_points(group=GROUP)), *(EntryPoint(*row, GROUP) for row in _FROM_PLACES.items())):
         if found.setdefault(point.name, point).value != point.value:

@@ -1,4 +1,5 @@
-"""What an engine takes of a GPU, as torch and the driver count it: memory, CUDA graphs, and early kernel launches."""
+"""Records an engine's use of a GPU, as counted by torch and the driver: memory, CUDA graphs and early kernel
+launches."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ PROGRAMMATIC: Final = 1
 
 @dataclass
 class GraphCounts:
-    """What torch did in this process so far: graphs captured and replayed, edges between the kernels of captured
-    graphs, and those edges that are programmatic launches."""
+    """Counts of this process so far: graphs captured and replayed, kernel-to-kernel edges in captured graphs, and those
+    edges that are programmatic launches."""
 
     captures: int = 0
     replays: int = 0
@@ -37,7 +38,7 @@ class GraphCounts:
 
 
 def device_bytes(device: str) -> int:
-    """Bytes that torch's allocator has handed out on a GPU; 0 on a CPU. What nothing refers to is freed first."""
+    """Bytes that torch's allocator has handed out on a GPU; 0 on a CPU. Collects garbage first."""
     if device == "cpu":
         return 0
     gc.collect()
@@ -50,7 +51,7 @@ class ResourceRecorder:
 
     def __init__(self, llm: LLM, config: EngineConfig, locate: Locate, before: int) -> None:
         self._rounds, self._bypassed, self._oversized = list[GraphRound](), 0, 0
-        # Of the command, not of what the engine made of it.
+        # The command's limits where it sets them, not the engine's resolved ones.
         most = config.cuda_graph_max_bs
         self._most = llm.resolved.cuda_graph_max_bs if most == AUTO else most
         self._limit_gb = config.cuda_graph_max_gb
@@ -111,7 +112,7 @@ class ResourceRecorder:
 
 
 def _no_graphs() -> None:
-    """What an engine without graphs has."""
+    """Stand-in for the graph cache of an engine without graphs."""
 
 
 def _pool_bytes(pools: list[Any]) -> int:
@@ -152,7 +153,7 @@ def watched_graphs() -> GraphCounts:
 
 
 def captured_edges(stream: int) -> tuple[int, int]:
-    """The edges of the graph that a stream is capturing, and those that are programmatic, as the driver has them."""
+    """(edges, programmatic edges) of the graph that a stream is capturing, from the driver."""
     driver = ctypes.CDLL("libcuda.so.1")
     status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
     where = ctypes.byref(status), ctypes.byref(number), ctypes.byref(graph)

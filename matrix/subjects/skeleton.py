@@ -1,7 +1,7 @@
-"""A subject to fill in at each TODO: an engine under test, which the matrix asks and compares with itself.
+"""A template for a subject (an engine under test): fill in each TODO.
 
 `specmatrix subjects check FILE.py:MySubject` runs the contract, `specmatrix run --subject FILE.py:MySubject` cells.
-What the classes and their fields mean is in docs/subjects.md.
+docs/subjects.md explains the classes and their fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specmatrix.matrix.zoo.registry import resolve_path
 
 # TODO: the matrix's algorithms, and what your engine calls them.
 MODES = {"none": None, "standalone": "draft_model", "eagle3": "eagle3"}
-# TODO: axes that `translate` reads; a cell with another value than the default on any other axis is unsupported.
+# TODO: axes that `translate` reads; a cell with a non-default value on any other axis is unsupported.
 AXES = {"algorithm", "model", "batch", "finish"}
 # TODO: fields of a request that `translate` reads, or that only what the profile does not claim would need.
 FIELDS = {"name", "prompt", "max_new_tokens", "ignore_eos", "after", "answer", "logprobs", "top_logprobs"}
@@ -35,7 +35,7 @@ FIELDS = {"name", "prompt", "max_new_tokens", "ignore_eos", "after", "answer", "
 
 class MySubject(Subject):
     name = "mine"
-    # TODO: claim what the engine shows. Each claim adds gates; why others do not judge it may be said in `cannot`.
+    # TODO: claim what the engine provides. Each claim adds gates; `cannot` may say why others do not apply.
     profile = Profile(
         frozenset({Capability.TOKEN_IDS, Capability.ROUNDS, Capability.READBACK}),
         cannot={Capability.JOURNAL: "its pages have no journal"},
@@ -46,7 +46,8 @@ class MySubject(Subject):
         return "0"
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
-        """The cell in the engine's words: pure, without the engine. What is not translated must be Unsupported."""
+        """Translate the cell into the engine's format: pure, without the engine. Return Unsupported for what cannot be
+        translated."""
         cell, plain = prepared.cell, type(prepared.cell)()
         for axis, value in cell.values.items():
             if axis not in AXES and value != getattr(plain, axis):
@@ -66,7 +67,7 @@ class MySubject(Subject):
 
 
 def ask(request: RequestSpec) -> SubjectRequest:
-    """A request with its parameters under the engine's names, as JSON."""
+    """Convert a request, its parameters under the engine's names, as JSON."""
     parameters = {"max_tokens": request.max_new_tokens, "ignore_eos": request.ignore_eos}
     return SubjectRequest(request.name, prompt_ids(request), parameters, request.after)
 

@@ -1,5 +1,4 @@
-"""The own cells of subjects that name their limits: every pair of values that such a subject can run, and its draws,
-frozen."""
+"""The locked cells of subjects that declare limits: every pair of values that such a subject can run, and its draws."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ DRAWN: Final = ("temperature", "topk_topp", "rules")
 
 
 def limited_subjects() -> Iterator[Subject]:
-    """The subjects of this package that name their limits."""
+    """The subjects of this package that declare limits."""
     yield from (subject for name in BUILT_IN if name != REFERENCE and (subject := load_subject(name)).limits())
 
 
@@ -35,8 +34,8 @@ def limits_of(subject: Subject) -> tuple[Constraint, ...]:
 
 
 def rules_of(subject: Subject) -> tuple[Constraint, ...]:
-    """The constraints of the matrix, and the limits of a subject, without what they make of optional cells the only
-    ones of their kind."""
+    """The constraints of the matrix plus a subject's limits, without the optional constraints whose alternatives the
+    limits exclude."""
     limits = limits_of(subject)
     return (*(rule for rule in CONSTRAINTS if rule.kind != "optional" or _has_others(rule, limits)), *limits)
 
@@ -51,8 +50,8 @@ def _has_others(rule: Constraint, limits: Sequence[Constraint]) -> bool:
 
 def drawn_cells(subject: Subject) -> list[Cell]:
     """A cell with draws for each drafter and way of sampling, on the first model that the subject can run it on, if no
-    other gate judges its sampled tokens. Pairs alone leave draws to chance, as most values of other axes exclude
-    them."""
+    other gate judges its sampled tokens. Pairwise coverage alone would leave draws to chance, as most values of other
+    axes exclude them."""
     if Capability.SAMPLED_IDENTITY in subject.profile.capabilities:
         return []
     rules = rules_of(subject)

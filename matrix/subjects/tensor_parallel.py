@@ -70,12 +70,12 @@ class RankedEngine(RemoteEngine):
         return found
 
     def readback(self) -> Mapping[str, Any]:
-        """Rank 0's, with that of each rank as `ranks`."""
+        """Rank 0's readback, with each rank's as `ranks`."""
         found: list[Mapping[str, Any]] = self.call_ranks(_read_each, "readback")
         return {**found[0], "ranks": found}
 
     def resources(self) -> None:
-        """Only an engine of one rank shows what it takes of its GPU."""
+        """None: GPU resources are recorded for single-rank engines only."""
 
     def ranks(self) -> Agreement | None:
         return self.group.agreement

@@ -11,7 +11,7 @@ NOT_REFUSED: Final = "a combination that the reference engine must refuse, by it
 
 
 def translated(subject: Subject, prepared: PreparedCell) -> EngineCommand | Unsupported:
-    """What a subject makes of a cell; a cell that must be refused is unsupported wherever other rules hold."""
+    """Translate a cell; one that the reference engine must refuse is Unsupported for subjects with other rules."""
     if prepared.expectation == "refused" and Capability.RESOLUTION not in subject.profile.capabilities:
         return Unsupported(NOT_REFUSED)
     return subject.translate(prepared)

@@ -1,4 +1,5 @@
-"""Records what a reference engine is asked to do and which forwards it runs, each with its place in the journal."""
+"""Records the operations requested of a reference engine and the forwards that it runs, each with its position in the
+journal."""
 
 from __future__ import annotations
 
@@ -91,12 +92,12 @@ class WorkRecorder:
         self._executors.add(executor)
 
     def flushed(self) -> None:
-        """The cache is about to be emptied."""
+        """Record that the cache is about to be emptied."""
         self._note("flush")
 
     @property
     def executors(self) -> int:
-        """Executors that something still refers to, besides the running one."""
+        """Number of executors still alive besides the running one."""
         return len(self._executors) - 1
 
     def log(self) -> WorkLog:
@@ -105,7 +106,7 @@ class WorkRecorder:
 
     @property
     def alive(self) -> int:
-        """Requests that something still refers to."""
+        """Number of request objects still alive."""
         return len(self._requests)
 
     def _note(self, what: str, number: int = 0) -> None:

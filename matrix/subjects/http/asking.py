@@ -18,7 +18,7 @@ def ask_all(
     on_answer: Callable[[SubjectRequest, Answer], None],
 ) -> list[Answer]:
     """The answers in order. Each ask is sent once those that it waits for have ended; on_answer: called in this thread
-    for each. ValueError if one waits for what is not among them."""
+    for each. ValueError if one waits for an ask that is not in `asks`."""
     waiting, running, done = list(asks), dict[Future[Answer], SubjectRequest](), dict[str, Answer]()
     with ThreadPoolExecutor(max_workers=MAX_THREADS) as pool:
         while waiting or running:

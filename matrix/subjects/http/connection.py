@@ -16,7 +16,7 @@ from specmatrix.errors import ConfigError, shown, text_of
 from specmatrix.matrix.subjects.http.endpoint import FLAGS, SPEC_VERSION, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import spec_version
 
-# A server that answers nothing for this long hangs.
+# A server without an answer for this long counts as hung.
 SECONDS: Final = 120.0
 POLL_SECONDS: Final = 0.2
 OUTPUT_TAIL: Final = 2000
@@ -31,7 +31,7 @@ class RefusedAsk(Exception):
 
 
 class NotThere(ConfigError):
-    """The server has none of the paths that were asked for."""
+    """None of the requested paths exists on the server."""
 
 
 class Connection:
@@ -68,7 +68,7 @@ class Connection:
         raise NotThere(f"{self.url} does not say what it runs: {why}")
 
     def text(self, path: str) -> str:
-        """What the server has at a path, "" for nothing."""
+        """The body of a GET response, "" unless its status is 200."""
         try:
             response = self._client.get(path)
         except httpx.HTTPError:
@@ -83,7 +83,8 @@ class Connection:
             return {}
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 - as the server answers
-        """The JSON answer, None if it is none. RefusedAsk for a status of 400 to 499; every other error is raised."""
+        """The JSON answer, None if the response is not JSON. RefusedAsk for a status of 400 to 499; other errors are
+        raised."""
         response = self._client.post(path, json=body)
         if response.status_code in REFUSED:
             raise RefusedAsk(_message(response.text))
@@ -115,7 +116,7 @@ class Connection:
 
 
 def _message(text: str) -> str:
-    """The sentence of an error's body, in any of the shapes that servers use."""
+    """Extract the message from an error body, in any of the formats that servers use."""
     try:
         found = loads(text)
     except JSONDecodeError:
@@ -147,6 +148,6 @@ def launched(endpoint: Endpoint, flags: Mapping[str, Any], seconds: float) -> tu
 
 
 def flag_words(flags: Mapping[str, Any]) -> list[str]:
-    """Flags as a command line; what is off or unset is left out."""
+    """Flags as command-line words, without those that are off or unset."""
     given = [(name.replace("_", "-"), value) for name, value in flags.items() if value not in (None, False)]
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given]

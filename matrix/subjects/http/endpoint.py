@@ -11,7 +11,7 @@ from specmatrix.errors import ConfigError, shown, text_of
 
 FLAGS: Final = "{flags}"
 SPEC_VERSION: Final = "{spec_version}"
-# Where a server reports what it runs, today and in earlier versions of SGLang.
+# Paths at which servers report their configuration, in current and earlier versions of SGLang.
 INFO: Final = ("/server_info", "/get_server_info")
 # The variant of a command that goes to the baseline server.
 BASELINE: Final = "baseline"
@@ -20,7 +20,7 @@ NO_BASELINE: Final = "there is no server without speculation to compare with; gi
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server under test. url: of a running one. baseline_url: of the same server without speculation.
+    """A server under test. url: of a running server. baseline_url: of the same server without speculation.
 
     launch: a command that starts one, with `{flags}` where a cell's flags go, and perhaps `{spec_version}` for v1, v2
     or auto. key: sent as a bearer token.
@@ -56,13 +56,13 @@ class Endpoint:
 
 
 def same_url(one: str, other: str) -> bool:
-    """Whether two URLs are one, but for a slash at the end and letters' case in what stands before the path."""
+    """Whether two URLs are equal, ignoring trailing slashes and the case of scheme and host."""
     first, second = (urlsplit(url.rstrip("/")) for url in (one, other))
     return (first.scheme, first.netloc.lower(), first.path) == (second.scheme, second.netloc.lower(), second.path)
 
 
 def endpoint_of(url: str | None, baseline_url: str | None, launch: str | None, key: str | None) -> Endpoint | None:
-    """The endpoint that a command line names, None if it names none. ConfigError if it names half of one."""
+    """The endpoint that a command line names, None if it names none. ConfigError if it is named only in part."""
     if (url, baseline_url, launch) == (None, None, None):
         if key is not None:
             raise ConfigError("--api-key is for a server; give --url or --launch too")

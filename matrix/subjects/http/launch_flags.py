@@ -16,21 +16,21 @@ from specmatrix.matrix.cells.constraints import CONSTRAINTS
 
 # A chunk of this size splits no prompt of the matrix.
 WHOLE: Final = 2048
-# Other names of one value. SGLang runs NEXTN as EAGLE whose draft is in the target's checkpoint.
+# Aliases. SGLang runs NEXTN as EAGLE with the draft in the target's checkpoint.
 SAME: Final = {"NEXTN": ("NEXTN", "EAGLE"), "float32": ("float32", "float")}
 PRECISION: Final = "a server has kernels of its own for each precision, which `numerics` does not name"
 NO_V1: Final = "the server has no v1: with `disable_overlap_schedule` it runs v2 synchronously"
 # The first version of SGLang without v1.
 V2_ONLY: Final = Version("0.5.13")
 OTHERS: Final = "the server does not report the table of its adaptive steps"
-# What rules out a start, whatever its requests.
+# Constraints that rule out a start, whatever its requests.
 START_RULES: Final = tuple(
     rule for rule in CONSTRAINTS if rule.kind != "rewritten" and {*START_AXES}.issuperset(rule.axes)
 )
 
 
 def launch_flags(cell: Cell) -> dict[str, Any]:
-    """The flags that the start axes ask for, under SGLang's names; None and False are its defaults."""
+    """The start axes' flags under SGLang's names; None and False stand for its defaults."""
     asked, drafts = cell.config(), cell.algorithm != "none"
     sizes = {
         "speculative_num_steps": cell.steps,
@@ -83,12 +83,13 @@ def mismatches(cell: Cell, running: Mapping[str, Any]) -> Iterator[str]:
 
 
 def running_start(running: Mapping[str, Any]) -> Cell:
-    """The start of which a server has every value, named where an axis has it. ConfigError if there is none."""
+    """The start that matches a running server in every value, explicit values preferred to defaults. ConfigError if
+    there is none."""
     cell, near = Cell(), dict[str, list[str]]()
     for name in ("model", *START_AXES):
         amiss = {value: len([*mismatches(cell._replace(**{name: value}), running)]) for value in axis(name).names}
         least = [value for value in reversed(amiss) if amiss[value] == min(amiss.values())]
-        # Values of which no flag is sent are true of any server; else all are amiss.
+        # Values that send no flag match any server; otherwise every value mismatches.
         near[name] = least if len(least) < len(amiss) or {"auto", "on"}.intersection(least) else [axis(name).default]
         cell = cell._replace(**{name: near[name][0]})
     for values in product(*near.values()):
@@ -100,7 +101,8 @@ def running_start(running: Mapping[str, Any]) -> Cell:
 
 
 def unjudged_sizes(running: Mapping[str, Any]) -> str:
-    """Why the acceptance of a server's draft sizes is not judged, "" if it is: the oracle has those of cells."""
+    """Why acceptance is not judged at a server's draft sizes, "" if it is: the oracle covers the sizes of cells
+    only."""
     steps, topk, nodes = (
         running.get(f"speculative_{name}") for name in ("num_steps", "eagle_topk", "num_draft_tokens")
     )
@@ -111,7 +113,7 @@ def unjudged_sizes(running: Mapping[str, Any]) -> str:
 
 
 def has_v1(running: Mapping[str, Any]) -> bool:
-    """Whether a server, as it reports itself, has v1 beside v2: one that names its spec version, or an old one."""
+    """Whether a server supports v1 besides v2: one that reports its spec version, or an old version of SGLang."""
     try:
         return "spec_version" in running or Version(str(running["version"])) < V2_ONLY
     except (InvalidVersion, KeyError):
@@ -119,7 +121,7 @@ def has_v1(running: Mapping[str, Any]) -> bool:
 
 
 def other_model(cell: Cell, *names: object) -> Iterator[str]:
-    """A sentence if none of a server's names of its model, perhaps paths, is that of the cell's target."""
+    """Yield a sentence if none of the names (or paths) of a server's model is the cell's target."""
     served = list(dict.fromkeys(PurePath(str(name)).name for name in names if name))
     if cell.target not in served:
         runs = f"runs the model {' or '.join(served)}" if served else "does not name its model"

@@ -27,7 +27,7 @@ from specmatrix.matrix.workloads.request import RequestSpec
 if TYPE_CHECKING:
     from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
-# Fields that are translated or ask for what is not claimed; any other must have its default.
+# Request fields that are translated, or that matter only to unclaimed capabilities; all others must have their default.
 TAKEN: Final = frozenset(
     {
         *("name", "prompt", "max_new_tokens", "temperature", "top_p", "seed", "stop", "answer", "after", "stream"),
@@ -35,7 +35,7 @@ TAKEN: Final = frozenset(
         *("top_k", "min_p", "repetition_penalty", "min_new_tokens", "ignore_eos", "stop_token_ids"),
     }
 )
-# What vLLM and SGLang take besides OpenAI's own members, under their names; sent only where a request asks for it.
+# Parameters of vLLM and SGLang beyond OpenAI's, under their names; sent only if a request sets them.
 EXTENSIONS: Final = {
     "top_k": "top_k",
     "min_p": "min_p",
@@ -46,7 +46,7 @@ EXTENSIONS: Final = {
 }
 SPECULATES: Final = "the server speculates"
 UNSAID: Final = "the server does not say whether it speculates"
-# By counter, how lines of /metrics begin that count it: vLLM's, and those of `specmatrix serve`.
+# Counter to the prefixes of its lines in /metrics, of vLLM and of `specmatrix serve`.
 COUNTED: Final = {
     f"spec.{what}": (
         f"vllm:spec_decode_num_{theirs}_tokens_total",
@@ -55,7 +55,7 @@ COUNTED: Final = {
     for what, theirs in (("drafted", "draft"), ("accepted", "accepted"))
 }
 DEFAULTS: Final = {one.name: one.default for one in fields(RequestSpec)}
-# Axes on which OpenAI's API says nothing of what runs: only their defaults are supported.
+# Axes whose running value OpenAI's API does not report: only their defaults are supported.
 SHOWN: Final = ("algorithm", "model", "batch", "sampling", "finish", "abort")
 TEXTS: Final = Profile(
     frozenset({Capability.ARRIVAL}),
@@ -69,9 +69,8 @@ TEXTS: Final = Profile(
 class OpenAISubject(Subject):
     """/v1/completions with the prompt's token ids.
 
-    model: the name under which the server has its model. root: what it is, as vLLM says. drafts: whether it speculates,
-    None if it does not say. server: as /server_info
-    reports it, empty if it has none.
+    model: the model's name on the server. root: its checkpoint, as vLLM reports it. drafts: whether the server
+    speculates, None if unknown. server: the content of /server_info, empty if there is none.
     """
 
     name: str = "openai"
@@ -84,8 +83,8 @@ class OpenAISubject(Subject):
     chat: bool = False
 
     def at(self, endpoint: Endpoint) -> Self:
-        """The subject at a URL, whose first model is taken. ConfigError if no server is there, or if the baseline
-        has another model or speculates."""
+        """The subject at a URL, with the server's first model. ConfigError if no server is reachable, or if the
+        baseline has another model or speculates."""
         if endpoint.url is None:
             raise ConfigError(f"subject {self.name!r} is reached by --url; --launch is for sglang")
         (first, *_), running, drafts, counted = _served(endpoint.url, endpoint.key)
@@ -118,8 +117,8 @@ class OpenAISubject(Subject):
         raise ConfigError(f"no cell has the server's configuration: {min(next(self._mismatches(c)) for c in every)}")
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
-        """Bodies of the endpoint. A server without /server_info does not say which algorithm it runs, which is then
-        taken as claimed by the user, who names the server's own by --cells."""
+        """Request bodies for the endpoint. A server without /server_info does not report its algorithm; the one that
+        the user selects with --cells is then assumed."""
         cell = prepared.cell
         if reason := _obstacle(cell, prepared.requests) or next(self._mismatches(cell, prepared.plain), ""):
             return Unsupported(reason)
@@ -134,8 +133,8 @@ class OpenAISubject(Subject):
         return OpenAIEngine(url or self.endpoint.url, self.endpoint.key, self.chat)
 
     def _mismatches(self, cell: Cell, plain: bool = False) -> Iterator[str]:
-        """A sentence for each value of the cell that the server does not have, as far as it says so. A baseline's
-        server has the model of the other, and does not speculate."""
+        """Yield a sentence for each value of the cell that differs from what the server reports. plain: check model and
+        dtype only, for the baseline's server."""
         if self.endpoint is None:
             return
         yield from other_model(cell, *([self.server["model_path"]] if self.server else [self.model, self.root]))
@@ -195,8 +194,8 @@ class OpenAIChatSubject(OpenAISubject):
 
 
 def _served(url: str, key: str | None) -> tuple[list[dict[str, Any]], dict[str, Any], bool | None, bool]:
-    """The models of a server, what it reports under SGLang's flag names, if it does, whether it speculates, if it says
-    so, and whether it counts drafts. ConfigError without a model."""
+    """(models, configuration under SGLang's flag names or empty, whether the server speculates or None, whether it
+    counts drafts). ConfigError without a model."""
     from specmatrix.matrix.subjects.http.connection import Connection
 
     with Connection(url, key) as server:
@@ -211,7 +210,7 @@ def _served(url: str, key: str | None) -> tuple[list[dict[str, Any]], dict[str, 
 
 
 def totals(metrics: str) -> dict[str, int]:
-    """The counters of drafts that a server's /metrics has."""
+    """Parse the draft counters of a server's /metrics."""
     lines = metrics.splitlines()
     found = {name: [line for line in lines if line.startswith(begins)] for name, begins in COUNTED.items()}
     return {name: sum(int(float(row.split()[-1])) for row in rows) for name, rows in found.items() if rows}
@@ -239,13 +238,13 @@ class OpenAIEngine(RunningEngine):
         self._chat = chat
 
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
-        """All asks, together where they do not wait for each other."""
+        """Send all asks, concurrently where they do not wait for each other."""
         from specmatrix.matrix.subjects.http.asking import ask_all
 
         return ask_all(asks, self._send, lambda ask, answer: None)
 
     def counters(self) -> Mapping[str, int]:
-        """What the server counts of drafts, those of other clients too."""
+        """The server's draft counters, including other clients' requests."""
         return totals(self._server.text("/metrics"))
 
     def close(self) -> None:
@@ -271,6 +270,6 @@ class OpenAIEngine(RunningEngine):
 
 
 def _said(choice: Mapping[str, Any]) -> str:
-    """The text of a choice or of a part of it."""
+    """The text of a choice, or of a chunk of it."""
     found = choice.get("message") or choice.get("delta") or choice
     return str(found.get("content" if found is not choice else "text") or "")

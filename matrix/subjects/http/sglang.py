@@ -46,7 +46,7 @@ ABSENT: Final = {
     "clock": "the clock of a server cannot be set",
     "replaced": "HTTP does not show which requests run at one time",
 }
-# Those that sampling_params has under the same name.
+# Fields with the same name in sampling_params.
 SAME: Final = (
     *("max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "min_p", "ignore_eos", "no_stop_trim"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -78,7 +78,8 @@ NATIVE: Final = Profile(
 
 @dataclass
 class SglangSubject(Subject):
-    """Without an endpoint it only translates. server: what it reports, if it runs already."""
+    """SGLang's native API; without an endpoint it only translates. server: the configuration that a running server
+    reports."""
 
     name: str = "sglang"
     profile: Profile = NATIVE
@@ -86,7 +87,7 @@ class SglangSubject(Subject):
     server: dict[str, Any] = field(default_factory=dict)
 
     def at(self, endpoint: Endpoint) -> Self:
-        """The subject at an endpoint. ConfigError if no server is there, or if the baseline speculates."""
+        """The subject at an endpoint. ConfigError if no server is reachable, or if the baseline speculates."""
         if endpoint.url is None:
             return replace(self, endpoint=endpoint)
         from specmatrix.matrix.subjects.http.connection import Connection
@@ -116,16 +117,16 @@ class SglangSubject(Subject):
         return str(self.server.get("version", "over HTTP"))
 
     def running(self) -> Sequence[Cell]:
-        """The start of the server at the URL. ConfigError if no cell has it."""
+        """The start that the server at the URL runs. ConfigError if no cell has it."""
         return () if self.endpoint is None or self.endpoint.url is None else (running_start(self.server),)
 
     def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
-        """Those of the matrix; where each has a rule or a stop of its own, those that SGLang's API has."""
+        """The matrix's requests; where each has its own rule or stop, only those that SGLang's API supports."""
         found, own = super().requests(cell, seed), cell.sampling == "rules" or cell.finish == "stops"
         return [request for request in found if not (own and any(_unread((request,))))]
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
-        """Flags as SGLang's server has them, asks as bodies of /generate."""
+        """Flags of SGLang's server, and asks as bodies of /generate."""
         cell, baseline = prepared.cell, prepared.plain and self.endpoint is not None and self.endpoint.url is not None
         reason = PRECISION if cell.numerics != "float32" else next(_unread(prepared.requests), "")
         if self.endpoint is not None and self.endpoint.url is not None:
@@ -147,7 +148,7 @@ class SglangSubject(Subject):
         )
 
     def start(self, command: EngineCommand) -> RunningEngine:
-        """Connect to the server, or start it. ConfigError if it is not there or refuses its flags."""
+        """Connect to the server, or start it. ConfigError if it is not reachable or refuses its flags."""
         from specmatrix.matrix.subjects.http.sglang_engine import SglangEngine
 
         if self.endpoint is None:
@@ -156,7 +157,7 @@ class SglangSubject(Subject):
 
 
 def _every_size(prepared: PreparedCell) -> dict[str, int]:
-    """The draft's sizes, of which SGLang's server takes all or none."""
+    """The draft sizes as flags: SGLang's server requires all of them or none."""
     cell, found = prepared.cell, prepared.predicted
     given = {cell.steps, cell.topk, cell.draft_tokens} != {"auto"}
     if not given or cell.algorithm not in SIZED or isinstance(found, ConfigError):
@@ -175,7 +176,7 @@ def _overfull(requests: tuple[RequestSpec, ...], running: Mapping[str, Any]) -> 
 
 
 def _unread(requests: tuple[RequestSpec, ...]) -> Iterator[str]:
-    """A reason for each field of a request that is not translated."""
+    """Yield a reason for each request field or behaviour that cannot be translated."""
     for request in requests:
         if request.refused is not None:
             continue
@@ -189,10 +190,10 @@ def _unread(requests: tuple[RequestSpec, ...]) -> Iterator[str]:
 
 
 def _ask(request: RequestSpec) -> SubjectRequest:
-    """A body of /generate without the prompt: sampling_params, and what concerns log-probabilities and streaming.
+    """A body of /generate without the prompt: sampling_params and the options for log-probabilities and streaming.
 
-    A request that a session of the reference engine must refuse is not sent, as no gate judges it here; what waits for
-    it waits for the turn during which it was due.
+    A request that a session must refuse is not sent, as no gate judges it here; requests that wait for it wait for the
+    turn during which it was due.
     """
     if request.refused is not None:
         after = request.after if request.beside is None else (*request.after, request.beside)
@@ -215,5 +216,5 @@ def _ask(request: RequestSpec) -> SubjectRequest:
         "stream": request.stream,
     }
     if request.closes_after is not None:
-        body["closes_after"] = request.closes_after  # not sent: when the engine closes the session
+        body["closes_after"] = request.closes_after  # not sent; tells the engine when to close the session
     return SubjectRequest(request.name, prompt_ids(request), body, request.after, request.abort_after, request.session)

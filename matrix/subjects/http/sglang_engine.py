@@ -19,7 +19,7 @@ from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RunningEn
 from specmatrix.matrix.workloads.request import Continuation
 from specmatrix.matrix.zoo.registry import resolve_path
 
-# Today's key of meta_info to those of earlier versions.
+# Current key of meta_info to the keys of earlier versions.
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "spec_num_correct_drafts": ("spec_accepted_drafts", "spec_accept_token_num"),
     "spec_num_proposed_drafts": ("spec_proposed_drafts", "spec_draft_token_num"),
@@ -55,7 +55,7 @@ class SglangEngine(RunningEngine):
 
     @property
     def url(self) -> str:
-        """Where the server is."""
+        """The server's address."""
         return self._server.url
 
     @property
@@ -65,7 +65,7 @@ class SglangEngine(RunningEngine):
         return {name: value for name, value in found.items() if value is not None}
 
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
-        """All asks on an empty prefix cache, together where they do not wait for each other."""
+        """Send all asks on an empty prefix cache, concurrently where they do not wait for each other."""
         self._texts.clear()
         # Names of requests and sessions differ from other clients' and from those that this one has aborted.
         self._prefix = uuid4().hex[:8]
@@ -80,7 +80,7 @@ class SglangEngine(RunningEngine):
         return ask_all(asks, self._send, self._ended)
 
     def readback(self) -> Mapping[str, Any]:
-        """What the server reports now, under the names of the flags."""
+        """The configuration that the server reports now, by flag name."""
         self._running = self._server.get(*INFO)
         flags = self._command.flags
         return {
@@ -129,7 +129,7 @@ class SglangEngine(RunningEngine):
         return dict(found[0] if isinstance(found, list) else found)
 
     def _streamed(self, ask: SubjectRequest, body: dict[str, Any], pieces: list[str]) -> dict[str, Any]:
-        """The last object of a stream, which is aborted or loses its session after the ask's number of tokens."""
+        """The last object of a stream; aborts it or closes its session after the ask's number of tokens."""
         last: dict[str, Any] = {}
         left, closes = ask.abort_after, body.pop("closes_after", None)
         for last in self._server.stream("/generate", body):
@@ -166,7 +166,7 @@ class SglangEngine(RunningEngine):
         }
 
     def _ended(self, ask: SubjectRequest, answer: Answer) -> None:
-        """Keep an answer's tokens for those that continue it, and close its session after the last."""
+        """Keep an answer's tokens for requests that continue it; close its session after the last request."""
         whole = (*answer.prompt_ids, *answer.output_ids)
         self._texts[ask.id] = whole, len(answer.prompt_ids)
         here = ask.session

@@ -20,7 +20,7 @@ from specmatrix.matrix.zoo.registry import resolve_path
 
 # Flags that transformers reads from the assistant's generation_config, not from generate().
 ASSISTANT: Final = ("num_assistant_tokens", "assistant_confidence_threshold", "num_assistant_tokens_schedule")
-# Flags of which a speculative run has one.
+# Flags of which a speculative run sets exactly one.
 DRAFTING: Final = ("num_assistant_tokens", "prompt_lookup_num_tokens", "use_mtp")
 # Fields of an ask that are no arguments of generate().
 OWN_FIELDS: Final = ("seed", "logprobs", "top_logprobs")
@@ -81,7 +81,7 @@ class TransformersEngine(RunningEngine):
         self.tokenizer = AutoTokenizer.from_pretrained(resolve_path(command.checkpoints["target"]))
         draft = command.checkpoints.get("draft")
         self.assistant: Any = None if draft is None else _load(draft, dtype)
-        # Drafts with their own vocabulary, and their tokenizers, by do_sample: sampling prunes its draft for good.
+        # Drafts with their own vocabulary, and their tokenizers, by do_sample: sampling prunes its draft permanently.
         self.others: list[tuple[Any, Any]] = []
         if draft is not None and command.variant:
             drafts = [_load(draft, dtype) for _ in (False, True)]
@@ -99,7 +99,7 @@ class TransformersEngine(RunningEngine):
         self._unchunked = False
 
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
-        """One ask after another. Whatever generate() raises is raised."""
+        """Run the asks one after another. Exceptions of generate() propagate."""
         return [self._answer(ask) for ask in asks]
 
     def readback(self) -> Mapping[str, Any]:
@@ -215,13 +215,14 @@ def ending(
 
 
 def _show_prediction_layers(model: Any) -> None:
-    """Name the layers behind the last one, as transformers looks for those of a DeepSeek-V3 checkpoint in layer 61."""
+    """Declare the layers after the last one as prediction layers; transformers expects a DeepSeek-V3 checkpoint's in
+    layer 61."""
     layers, more = model.config.num_hidden_layers, model.config.num_mtp_layers
     model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{n}\." for n in range(layers, layers + more)]
 
 
 def _after(number: int, vocabulary: int, _: int, ids: torch.Tensor) -> list[int]:
-    """The tokens that may follow a text: those whose sum with its last one is no multiple of a number."""
+    """The tokens that may follow a text: those whose sum with its last token is not a multiple of `number`."""
     last = int(ids[-1])
     return [token for token in range(vocabulary) if (token + last) % number]
 

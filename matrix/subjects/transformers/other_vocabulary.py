@@ -10,16 +10,16 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-# Special tokens keep their ids; all others move up by SHIFT. More tokens, which no text has, stand for those that only
-# the draft knows; the sizes must differ, as transformers takes vocabularies of one size for the same.
+# Special tokens keep their ids; all others move up by SHIFT. Additional tokens, which occur in no text, stand for
+# draft-only ones; the sizes must differ, as transformers treats vocabularies of equal size as the same.
 SPECIAL: Final = 2
 SHIFT: Final = 101
 MORE: Final = 32
 
 
 def with_other_vocabulary(draft: Any, path: Path) -> Any:  # noqa: ANN401 - any architecture
-    """Change a draft in place; its new tokenizer. path: of its checkpoint. What has the new tokens' rows is BOS, which
-    is never drafted."""
+    """Change a draft in place and return its new tokenizer. path: of its checkpoint. The additional tokens copy the
+    rows of BOS, which is never drafted."""
     size = draft.config.vocab_size
     total = size + MORE
     moved = [*range(SPECIAL), *((n - SPECIAL + SHIFT) % (total - SPECIAL) + SPECIAL for n in range(SPECIAL, total))]

@@ -1,4 +1,4 @@
-"""Requests with logit rules and stops of one text alone, some of which only transformers has, one after another."""
+"""Requests with logit rules and stops, one rule per request, some of them specific to transformers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _rules(answer: Sequence[int]) -> tuple[Rule, ...]:
     )
 
 
-# For samples: what only they have, and processors that change what is likely.
+# For sampled requests: sampling parameters, and processors that change the distribution.
 SAMPLED: Final[tuple[Rule, ...]] = (
     {"min_p": 0.1},
     _own(typical_p=0.8),
@@ -98,7 +98,7 @@ def _answer(request: RequestSpec) -> list[int]:
 
 
 def _with(plain: RequestSpec, rule: Rule, stop: Rule) -> RequestSpec:
-    """A request with a rule, after which it is named if it has one, and a stop; their biases are joined."""
+    """A request with a rule (part of its name if given) and a stop; their biases are joined."""
     own = {name: value for one in (rule, stop) for name, value in json.loads(one.get("own", "{}")).items()}
     found = {**rule, **stop, "own": json.dumps(own) if own else "", "logprobs": True}
     if "logit_bias" in found:

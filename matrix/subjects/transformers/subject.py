@@ -27,7 +27,7 @@ from specmatrix.matrix.zoo.registry import eos_ids
 if TYPE_CHECKING:
     from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
-# Axes that transformers lacks: only their default runs, any other value for this reason not.
+# Axes that transformers lacks: only the default is supported, for the reason given.
 ABSENT: Final[Mapping[str, str]] = {
     "tp": "this subject runs transformers in one process",
     "adaptive": "transformers has no table of draft depths by batch size",
@@ -70,7 +70,7 @@ READ: Final = frozenset(
         *("repetition_penalty", "logit_bias", "bad_words_ids", "allowed_token_ids", "own"),
     }
 )
-# Targets with windows in some or all layers.
+# Targets with sliding windows in some or all layers.
 WINDOWED: Final = ("qwen3", "mistral")
 # Rules of generate() over ids of the target that end an assistant with another vocabulary.
 TARGET_IDS: Final = ("sequence_bias", "watermarking_config")
@@ -118,8 +118,8 @@ class TransformersSubject(Subject):
         return own_requests(cell, seed)
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
-        """transformers' names for everything: flags are arguments of generate() and of the assistant's
-        generation_config, fields of an ask are arguments of generate(), less `seed`, `logprobs` and `top_logprobs`."""
+        """Use transformers' names: flags are arguments of generate() and of the assistant's generation_config, fields
+        of an ask are arguments of generate(), less `seed`, `logprobs` and `top_logprobs`."""
         cell = prepared.cell
         beyond = (limit.why for limit in self.limits() if limit.forbids(cell))
         reason = next(beyond, "") or next(_unread(prepared.requests), "")
@@ -184,7 +184,7 @@ class TransformersSubject(Subject):
 
 
 class DynamicSubject(TransformersSubject):
-    """With transformers' own defaults: 20 drafts, fewer where the assistant is not confident."""
+    """Assisted generation with transformers' defaults: 20 drafts, fewer where the assistant is not confident."""
 
     name = "transformers-dynamic"
     schedule = "constant"
@@ -192,14 +192,14 @@ class DynamicSubject(TransformersSubject):
 
 
 class HeuristicSubject(DynamicSubject):
-    """With the heuristic schedule, which changes the number of draft tokens after every round."""
+    """Assisted generation with the heuristic schedule, which changes the number of draft tokens after every round."""
 
     name = "transformers-heuristic"
     schedule = "heuristic"
 
 
 class EarlyExitSubject(DynamicSubject):
-    """Drafting with the target's own first layers instead of a draft model."""
+    """Drafts with the target's own first layers instead of a draft model."""
 
     name = "transformers-early-exit"
     schedule = "constant"
@@ -213,7 +213,8 @@ class UniversalSubject(DynamicSubject):
     variant = "other vocabulary"
 
     def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
-        """Without rules that end the assistant, which applies the target's ids to its own (docs/findings.md)."""
+        """The requests without rules that fail with another vocabulary: the assistant applies the target's ids to its
+        own (docs/findings.md)."""
         found = super().requests(cell, seed)
         return [
             one

@@ -27,7 +27,7 @@ COUNTERS: Final = {
 }
 # Fields of an ask that are read here; the others are SamplingParams.
 OWN: Final = ("top_logprobs", "prompt_logprob_from", "bad_words_token_ids", "stream")
-# Where the running value of a flag is, if its path in vLLM's configuration does not end with its name.
+# Path of a flag's running value in vLLM's configuration, if it does not end with the flag's name.
 PLACES: Final = {
     "num_gpu_blocks_override": "num_gpu_blocks",
     "tensor_parallel_size": "tensor_parallel_size",
@@ -44,7 +44,7 @@ ENDS: Final = ("stop", "length")
 
 @dataclass
 class Running:
-    """One completion that runs: vLLM's last output of it, and its number of tokens after each step."""
+    """A running completion: vLLM's latest output, and the number of tokens after each step."""
 
     output: Any = None
     counts: list[int] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Running:
 
 @dataclass
 class Sent:
-    """An ask that was sent: its completions, and what vLLM says of the whole request."""
+    """An ask that was sent: its completions, and vLLM's output for the whole request."""
 
     ask: SubjectRequest
     ids: tuple[str, ...]
@@ -114,7 +114,8 @@ class VllmEngine(RunningEngine):
         return {"num_steps": 1 if spec["method"] == "dflash" else depth, "topk": 1, "num_draft_tokens": depth + 1}
 
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
-        """All asks, each once those that it waits for have ended. What vLLM refuses is an answer, all else raises."""
+        """Run the asks, each once those that it waits for have ended. A refusal by vLLM is an answer; other errors are
+        raised."""
         waiting, sent = list(asks), dict[str, Sent]()
         while waiting or not all(one.ended for one in sent.values()):
             ended = {name for name, one in sent.items() if one.ended}
@@ -206,7 +207,7 @@ class VllmEngine(RunningEngine):
         return replace(sent, ids=tuple(ids))
 
     def _read(self, sent: Sent) -> None:
-        """The whole text of an aborted completion, of which vLLM holds back what may begin a stop string."""
+        """Read the whole text of an aborted completion; vLLM withholds a suffix that may begin a stop string."""
         if sent.finish != "abort" or not sent.ask.fields.get("stop"):
             return
         for one in sent.completions.values():
@@ -245,7 +246,7 @@ def _sampling_params(fields: Mapping[str, Any]) -> Any:
 
 
 def _running(config: Any, flag: str) -> Any:
-    """A flag's value in the part of vLLM's configuration that has it; None if none has."""
+    """A flag's value, wherever vLLM's configuration holds it; None if it is nowhere."""
     name = PLACES.get(flag, flag)
     for part in PARTS:
         found = getattr(getattr(config, part), name, None)
@@ -299,9 +300,9 @@ def _completion(sent: Sent, one: Running, drafts: bool) -> Answer:
 
 
 def agree(rounds: Sequence[int], accepted: Sequence[int]) -> bool:
-    """Whether vLLM's accepted drafts by round are those of the tokens that its steps emitted. Steps without drafts emit
-    one token and are left out there; the last round may be cut by the end of the text. vLLM also counts a prefill of
-    one token, which it pads with placeholders, as a round without an accepted draft."""
+    """Whether vLLM's accepted drafts per round match the tokens that its steps emitted. Steps without drafts emit one
+    token and do not appear in `accepted`; the end of the text may cut the last round. vLLM also counts a prefill of one
+    token, which it pads with placeholders, as a round without an accepted draft."""
     left = [count + 1 for count in accepted]
     if sum(left) > sum(rounds) and left[0] == 1 and agree(rounds, accepted[1:]):
         return True
@@ -330,7 +331,7 @@ def _scores(
 def _prompt_scores(
     ask: SubjectRequest, last: Any
 ) -> tuple[tuple[float | None, ...], tuple[tuple[tuple[int, float], ...], ...]]:
-    """The same of the prompt's tokens from the first that the ask requests; None for the prompt's first."""
+    """As `_scores`, for the prompt's tokens from the first requested one; None for the prompt's first token."""
     start = ask.fields.get("prompt_logprob_from")
     if start is None:
         return (), ()
@@ -344,7 +345,7 @@ def _prompt_scores(
 
 
 def _tempered(row: Mapping[int, Any], heat: float) -> Iterator[tuple[int, float]]:
-    """A row of scores at a temperature. Other than 1 needs the score of every token."""
+    """Rescale a row of scores to a temperature. One other than 1 needs the score of every token."""
     scores = {token: score.logprob for token, score in row.items() if isfinite(score.logprob)}
     if heat == 1:
         yield from scores.items()

@@ -66,7 +66,7 @@ def _version(place: Path, package: str) -> str | None:
 
 
 def install(place: Path, wanted: str | None) -> str:
-    """Make the environment with a version of the CPU build, None for the newest; the installed version.
+    """Create the environment with a version of the CPU build (None: the newest); returns the installed version.
 
     An incomplete environment is replaced. ConfigError if the folder holds something else, or pip fails.
     """

@@ -33,7 +33,7 @@ METHODS: Final[Mapping[str, str]] = {
     "dflash": "dflash",
     "nextn": "mtp",
 }
-# Axes of which only the default runs, any other value for this reason not.
+# Axes of which only the default is supported, for the reason given.
 ABSENT: Final[Mapping[str, str]] = {
     "adaptive": "vLLM chooses the depth of its drafts by batch size alone, not by acceptance",
     "session": "vLLM has no sessions",
@@ -53,7 +53,8 @@ VARIANT: Final = "this variant of the subject changes only how n-grams are draft
 # of the axis, a page of one token, means the smallest.
 SMALLEST: Final = {"cpu": 32, "cuda": 16}
 LATENT_BLOCK: Final = 16
-# Depths where a cell leaves them to the engine: the matrix's of a chain, that of the block-wise draft, and a lookup's.
+# Depths for cells that leave them to the engine: the matrix's for a chain, the block-wise draft's, and that of a
+# lookup.
 AUTO_DEPTH: Final = 3
 AUTO_DEPTHS: Final = {"dflash": 5, "ngram": 10, "nextn": 2}
 LOOKUP: Final = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
@@ -71,7 +72,7 @@ READ: Final = frozenset(
         *("allowed_token_ids", "no_stop_trim", "stream", "n", "prompt_logprobs"),
     }
 )
-# Those that are sent if they have another value than their default, with vLLM's names.
+# Fields that are sent if they differ from their default, with vLLM's names.
 EQUAL: Final = {
     "stop": "stop",
     "stop_token_ids": "stop_token_ids",
@@ -223,7 +224,7 @@ class VllmSubject(Subject):
 
 
 def _depth(cell: Cell) -> int:
-    """Tokens that a cell drafts per round. A block is drafted in one step, whatever is asked."""
+    """Tokens that a cell drafts per round. `steps` does not apply to a block draft."""
     steps = "auto" if cell.algorithm == "dflash" else cell.steps
     if steps != "auto":
         return int(steps)
@@ -241,13 +242,13 @@ def _smallest_block(cell: Cell, device: str) -> int:
 
 
 def _beyond_latent(cell: Cell) -> bool:
-    """Whether a cell asks of latent attention what vLLM's CPU build refuses."""
+    """Whether a cell needs a feature of latent attention that vLLM's CPU build refuses."""
     small = cell.page_size in ("1", str(LATENT_BLOCK))
     return _latent(cell) and not (small and cell.prefill_chunk == "off")
 
 
 class SuffixSubject(VllmSubject):
-    """With suffix decoding in place of prompt lookup."""
+    """vLLM with suffix decoding in place of prompt lookup."""
 
     name = "vllm-suffix"
     lookup = "suffix"
@@ -257,7 +258,7 @@ class SuffixSubject(VllmSubject):
 
 
 def _unread(prepared: PreparedCell) -> Iterator[str]:
-    """A reason for each field of a request that is not translated."""
+    """Yield a reason for each request field or behaviour that cannot be translated."""
     for request in prepared.requests:
         if prepared.cell.algorithm != "none" and (request.min_p or request.logit_bias):
             yield BIASED
