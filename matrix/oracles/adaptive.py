@@ -79,7 +79,7 @@ class SlotState:
 
 
 class AdaptiveMismatch(Exception):
-    """The trace departs from the rule; the message says where."""
+    """The trace deviates from the rule; the message says where."""
 
 
 class AdaptiveReplay:
@@ -103,7 +103,7 @@ class AdaptiveReplay:
         self._last = (lowest, self.states[lowest].steps)
 
     def walk(self, trace: Trace) -> None:
-        """AdaptiveMismatch at the first entry that departs from the rule."""
+        """Raise AdaptiveMismatch at the first entry that deviates from the rule."""
         done = 0
         for index, seen in enumerate(trace.observations):
             for place in range(done, seen.activated):

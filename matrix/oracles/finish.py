@@ -36,8 +36,8 @@ def banned_early(request: RequestSpec, eos: frozenset[int]) -> frozenset[int]:
 def ending(request: RequestSpec, ids: tuple[int, ...], target: str, by_end: bool = False) -> Ending:
     """The first ending among `ids`; per token a stop token precedes a stop string, which precedes the length limit.
 
-    Of several stop strings the first to start counts, and of those the longest; by_end: the first to end, and of those
-    the first of the request. The text keeps what ended it only if the request says so.
+    Of several stop strings the one that starts first wins, then the longest; by_end: the one that ends first, then the
+    first listed. The text includes the stop only with `no_stop_trim`.
     """
     stops = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else eos_ids(target))
     for index, token in enumerate(ids):
@@ -58,8 +58,8 @@ def ending(request: RequestSpec, ids: tuple[int, ...], target: str, by_end: bool
 
 
 def readings(request: RequestSpec, answer: Answer) -> list[str]:
-    """The different texts that a reader sees after each step of a request that was never retracted: after its first
-    token and each round what no stop string can still take away, and at last its whole text."""
+    """The distinct texts visible to a streaming reader of a request without retractions: after the first token and
+    after each round the text without a possible beginning of a stop string, and finally the whole text."""
     ids, seen = answer.output_ids, [""]
     for count in accumulate(answer.accept_lengths, initial=1):
         if count < len(ids):

@@ -1,4 +1,4 @@
-"""The forwards that one step needs: of the target one, and of the draft those that its rounds verify."""
+"""The forwards that one step needs: one of the target, and the draft's for the tokens that its rounds verify."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specmatrix.matrix.subjects.protocol import StepForwards
 
 class DraftShape(NamedTuple):
     """How a drafter works. kind: "none", "token" (a forward per depth), "layers" (one layer per depth), "block", or
-    "own" of a user's drafter with weights, whose forwards nothing foretells."""
+    "own" (a user's drafter with weights, whose forwards cannot be predicted)."""
 
     kind: str
     steps: int
@@ -35,7 +35,7 @@ def draft_forwards(shape: DraftShape, prefill: bool, requests: int, width: int) 
     if shape.kind == "none":
         return []
     if shape.kind == "layers":
-        # The layers compute the positions again that rested on drafts.
+        # The layers recompute the positions that were based on drafts.
         return [(requests, shape.steps - 1 + width)] * shape.steps
     if shape.kind == "block":
         return [(requests, width)] if prefill else [(requests, width)] * 2
@@ -47,7 +47,7 @@ def draft_forwards(shape: DraftShape, prefill: bool, requests: int, width: int) 
 
 
 class SparePositions(NamedTuple):
-    """Positions that a step may read past those needed. graph: of a round where CUDA graphs are on."""
+    """Maximum positions that a step may read beyond those needed. graph: for rounds with CUDA graphs enabled."""
 
     eager: int
     graph: int | None = None
@@ -59,7 +59,7 @@ def graph_batch(requests: int) -> int:
 
 
 def needless_forwards(step: NeededStep, ran: StepForwards, shape: DraftShape, spare: SparePositions) -> str:
-    """A sentence if a step's forwards are not those that it needs, else ""."""
+    """A sentence if a step's forwards differ from those needed, else ""."""
     kind = "prefill" if step.prefill else "round"
     requests, width = len(step.rows), max(row.width for row in step.rows)
     needed, most = max(row.end for row in step.rows), spare.eager

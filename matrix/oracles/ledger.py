@@ -60,7 +60,7 @@ class Move:
 
 
 class Audit:
-    """The pages of each KV group, and what is known of each account. Only the first group has cached pages."""
+    """The pages of each KV group, and the state of each account. Only the first group has cached pages."""
 
     def __init__(self, groups: Sequence[PageGroupAudit]) -> None:
         self.groups = groups

@@ -1,5 +1,5 @@
-"""The logits that a request with logit rules is drawn from: the zoo's own network without KV, and transformers' logits
-processors, token by token. Shares no code with the engine."""
+"""The logits that a request with logit rules samples from, token by token: the zoo's own network without KV, then
+transformers' logits processors. Shares no code with the engine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class RuledToken(NamedTuple):
     """One output token under its request's rules, in nats.
 
-    behind: how much likelier the likeliest token is. logprob: of the token, at the request's temperature. kept:
-    whether min_p, or a ban, leaves it.
+    behind: log-probability gap to the likeliest token. logprob: of the token, at the request's temperature. kept:
+    whether it survives min_p and bans.
     """
 
     behind: float

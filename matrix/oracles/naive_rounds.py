@@ -1,4 +1,5 @@
-"""What each verify round of a text accepts, by the naive drafts of `matrix.zoo.oracle_drafts`, which keep no KV.
+"""Drafts accepted by each verify round of a text, recomputed with the naive drafts of `matrix.zoo.oracle_drafts`, which
+keep no KV.
 
 Unlike the stored oracle this follows any text, also past its end of sequence up to the end of the context, and over the
 turns of a session.
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class NaiveCheck(NamedTuple):
-    """rounds: compared. place: index of the first one that accepted another number of tokens; None if none. reach:
-    tokens of the text before the last compared round."""
+    """rounds: number compared. place: index of the first round that accepted another number of tokens; None if none.
+    reach: tokens of the text before the last compared round."""
 
     rounds: int
     place: int | None
@@ -44,8 +45,8 @@ def naive_check(
     drafts: Callable[[str], Drafts] = zoo_drafts,
 ) -> NaiveCheck:
     """Compare an answer's rounds. shapes: (steps, topk, draft tokens) of each round; lengths: tokens of each, bonus
-    included. since: the first position whose rounds are compared, among: the only ones that are, by index. drafts: of a
-    target. A round whose accepted path may go on past the end of the text is not compared either."""
+    included. since: compare rounds from this position on. among: indices of the rounds to compare. drafts: makes a
+    target's drafts. A round whose accepted path may extend past the end of the text is not compared."""
     import torch
 
     from specmatrix.matrix.zoo.oracle import Proposals, accepted_path

@@ -35,8 +35,8 @@ class Grams:
                 self.windows += not times
 
     def draft(self, text: str, nodes: int, topk: int, steps: int) -> set[str]:
-        """All paths below the last token of `text` in a draft tree of `nodes` nodes, root included; `matched` says then
-        whether any of them is more than padding."""
+        """All paths below the last token of `text` in a draft tree of `nodes` nodes, root included; sets `matched` to
+        whether any of them is not padding."""
         tree = _Tree(nodes, topk, steps)
         budget = min(self.options["external_sam_budget"], steps, nodes - 1)
         continuation = self.from_corpus(text, budget) if self.corpus else ""

@@ -28,8 +28,8 @@ class Lane:
 
 
 class PageGroupAudit:
-    """Pages 1..`pages`; one without an owner is free. A query at position q reads from q - tokens + 1, or, with kind 0,
-    everything before it."""
+    """Pages 1..`pages`; one without an owner is free. A query at position q reads from q - tokens + 1 on, or, with kind
+    0, all positions before it."""
 
     def __init__(self, size: int, kind: int, pages: int, tokens: int = 0, margin: int = 0) -> None:
         self.name = ("page", "window page")[kind]
@@ -81,7 +81,7 @@ class PageGroupAudit:
         )
 
     def room(self, account: int, position: int) -> int:
-        """Number of positions before `position` whose queries still find everything that they read."""
+        """Number of positions before `position` whose queries can still read all that they need."""
         begin = self.lanes[account].first * self.size
         return position if not begin or self.tokens is None else max(0, position - self.tokens + 1 - begin)
 

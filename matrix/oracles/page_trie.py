@@ -1,4 +1,4 @@
-"""Which texts a cache of whole pages holds, and which of its pages is the least recently used."""
+"""Model of a cache of whole pages: the texts that it holds, and its least recently used pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Cached:
 
 
 class PageTrie:
-    """Pages of `size` tokens, each known by its own tokens and `span` more. Page numbers are the engine's."""
+    """Pages of `size` tokens, each keyed by its own tokens and the `span` tokens after it. Page numbers are the
+    engine's."""
 
     def __init__(self, size: int, span: int) -> None:
         self._size, self._span = size, span
@@ -31,7 +32,7 @@ class PageTrie:
         return len(self._pages)
 
     def match(self, text: Sequence[int]) -> list[int]:
-        """The pages of the longest cached beginning of a text, whose last token is always left; using them."""
+        """The pages of the longest cached prefix of a text, always excluding its last token; marks them as used."""
         self._now += 1
         found: list[int] = []
         for index in range(self._whole(text, len(text) - 1)):
@@ -43,7 +44,8 @@ class PageTrie:
         return found
 
     def missing(self, text: Sequence[int], shared: Sequence[int], computed: int) -> int:
-        """Whole pages of a text that a row with these cached pages can add; none where the next one is cached."""
+        """Number of whole pages of a text that a row with these cached pages can add; 0 if the next page is already
+        cached."""
         first, end = len(shared), self._whole(text, computed)
         if first < end and (shared[-1] if shared else 0, self._tokens(text, first)) in self._places:
             return 0
@@ -61,7 +63,7 @@ class PageTrie:
             before = page
 
     def oldest(self, pinned: set[int]) -> list[int]:
-        """The least recently used pages that no row uses and no page follows; several of equal age."""
+        """The least recently used leaf pages that no row uses; several if of equal age."""
         pages = self._pages.items()
         loose = sorted((one.used, page) for page, one in pages if not one.followers and page not in pinned)
         return [page for used, page in loose if used == loose[0][0]]

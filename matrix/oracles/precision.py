@@ -1,5 +1,5 @@
-"""What float32 would choose at each token of an answer: the zoo's own network without KV, along the answer's own text,
-so that an answer that took another token at a tie is followed past it. Shares no code with the engine."""
+"""The token that float32 would choose at each position of an answer, by the zoo's own network without KV along the
+answer's own text, so comparison continues after a tie. Shares no code with the engine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ EDGE: Final = 1e-6
 
 
 class PreciseToken(NamedTuple):
-    """One output token. off: how far it is from what float32 chooses, in nats of logits, 0 if it is that: of a greedy
-    request how much likelier the likeliest token is; of a sampled one the log-odds between its own interval and the
-    random number, times the temperature. Logits that are wrong by up to e nats change either by up to 2 e.
-    logprob: its log-probability at the request's temperature, in nats."""
+    """One output token. off: distance from float32's choice in nats of logits, 0 if equal: for a greedy request the gap
+    to the likeliest token; for a sampled one the log-odds between its interval and the random number, times the
+    temperature. Logits that are wrong by up to e nats change either by up to 2 e. logprob: its log-probability at the
+    request's temperature, in nats."""
 
     off: float
     logprob: float
@@ -36,7 +36,7 @@ def followed(request: RequestSpec) -> bool:
 def precise_tokens(
     target: str, request: RequestSpec, seed: int, prompt: tuple[int, ...], output: tuple[int, ...]
 ) -> tuple[PreciseToken, ...]:
-    """Every output token of a request that is `followed`. seed: of its random numbers."""
+    """Check every output token of a request for which `followed` is true. seed: of its random numbers."""
     import torch
 
     if request.ruled:

@@ -24,8 +24,8 @@ def prompt_scores(target: str, prompt: tuple[int, ...]) -> Tensor:
 
 
 def prompt_gap(request: RequestSpec, answer: Answer, scores: Tensor) -> float:
-    """The largest difference in nats between an answer's prompt log-probabilities and `scores`. Alternatives count
-    too: each must have the value of its token, and together they must have the values of the likeliest tokens."""
+    """The largest difference in nats between an answer's prompt log-probabilities and `scores`. Includes alternatives:
+    each against its token's value, and together against those of the likeliest tokens."""
     gaps = [0.0]
     first = request.prompt_logprobs
     columns = zip(answer.prompt_ids[first:], answer.prompt_logprobs, answer.prompt_top_logprobs, strict=False)

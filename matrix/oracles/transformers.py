@@ -45,7 +45,7 @@ class Oracle:
 
 
 def rewriting(target: str) -> str:
-    """The command that computes a target's oracle again and writes its file."""
+    """The command that recomputes a target's oracle and writes its file."""
     return f"python -m specmatrix.matrix.zoo.oracle {target}"
 
 

@@ -1,8 +1,8 @@
-"""The work that a workload needs: a second scheduler, which predicts every step and compares it with the journal.
+"""A second scheduler: predicts every step that a workload needs, and compares it with the journal.
 
-It knows when requests were sent and aborted, how many tokens each round accepted, and the sizes of the engine. From
-these follow, step by step: which requests are admitted, retracted and prefilled again, in which order; which cached
-pages are reused and evicted; how many positions are computed and reserved. Page numbers are the engine's choice.
+Its inputs are when requests were sent and aborted, how many tokens each round accepted, and the engine's sizes. They
+determine, step by step: which requests are admitted, retracted and prefilled again, in which order; which cached pages
+are reused and evicted; how many positions are computed and reserved. Page numbers are the engine's choice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EVERYTHING: Final = 1 << 60
 
 
 class WorkMismatch(Exception):
-    """The engine did other work than needed. request: its id, 0 for none."""
+    """The engine did work other than needed. request: id of the request, 0 for none."""
 
     def __init__(self, message: str, request: int = 0) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class Sizes(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """One request in one step. end: KV length that its host knows as a bound."""
+    """One request in one step. end: upper bound of the KV length, as known to the host."""
 
     request: int
     width: int
@@ -56,7 +56,7 @@ class Launched(NamedTuple):
 
 
 class NeededStep(NamedTuple):
-    """What one step launches. scored: a prompt's tokens need their log-probabilities."""
+    """The rows that one step launches. scored: whether log-probabilities of prompt tokens are needed."""
 
     prefill: bool
     rows: tuple[Launched, ...]
@@ -97,8 +97,8 @@ class PlannedRequest:
 
     @property
     def readable(self) -> tuple[int, ...]:
-        """The tokens of which all but the last may be read from the cache: a prompt token's log-probability needs the
-        step before it."""
+        """The tokens of which all but the last may be read from the cache; stops at the first prompt token whose
+        log-probability is missing, as that needs the position before it computed."""
         return self.text if self.unscored is None else self.tokens[: max(self.unscored, 1)]
 
     @property
@@ -127,7 +127,7 @@ class KVRow:
 
 @dataclass(slots=True)
 class WorkDone:
-    """What was done in all. held: pages that were not free at once, at most."""
+    """Totals of the work done. held: peak number of pages in use."""
 
     computed: int = 0
     reused: int = 0
@@ -163,7 +163,7 @@ class WorkReplay:
         self.requests: dict[int, PlannedRequest] = {}
 
     def run(self, moments: Sequence[Moment]) -> WorkDone:
-        """Everything that was done. WorkMismatch at the first departure."""
+        """Replay the journal and return the totals. WorkMismatch at the first deviation."""
         try:
             return self._run(moments)
         except (LookupError, ValueError) as error:  # an entry of an account or a page that cannot be there
@@ -187,7 +187,7 @@ class WorkReplay:
             self._resolve(end)
         return self.done
 
-    # What the workload does.
+    # Actions of the workload.
 
     def _send(self, sent: SentRequest, aborted: bool) -> None:
         tokens = self.outputs.get(sent.id, sent.prompt)
@@ -202,7 +202,7 @@ class WorkReplay:
             request.running, request.draining, request.retracting, request.aborted = False, True, False, True
 
     def _flush(self) -> None:
-        """Every cached page is given back, leaves first."""
+        """Free every cached page, leaves first."""
         while self.trie.size:
             operation, account, _, pages = self._peek()
             leaves = self.trie.oldest(self._pinned(list(self.rows.values())))
@@ -211,7 +211,7 @@ class WorkReplay:
             self.at += 1
             self.trie.remove(pages[0][0])
 
-    # What a step launches.
+    # Launches.
 
     def _plan(self) -> NeededStep:
         rows = self._prefill()
@@ -279,7 +279,8 @@ class WorkReplay:
         return {page for row in rows for page in row.shared}
 
     def _fits(self, request: PlannedRequest) -> bool:
-        """Whether its tokens and rounds fit with those of all that run, if idle sessions and the cache gave all."""
+        """Whether its tokens and rounds fit beside the running requests', if idle sessions and the cache freed all of
+        their pages."""
         account = request.sent.account
         if any(other.retracting for other in self.active) or not self._windows_fit(request):
             return False
@@ -376,7 +377,7 @@ class WorkReplay:
         return True
 
     def _drop(self, request: PlannedRequest) -> bool:
-        """Close the session that is idle for longest; those with a turn in the queue last, the next turn's last."""
+        """Close the session idle for longest; those with a queued turn come last, in reverse queue order."""
         queued = [one.sent.account for one in self.waiting]
         idle = [account for account in self.held if account != request.sent.account and account not in queued]
         others = [account for account in reversed(queued) if account != request.sent.account and account in self.held]
@@ -396,7 +397,7 @@ class WorkReplay:
             left = self._take("hold" if operation == "hold" else "close", victim.sent.account, expected, victim)
             self._release(victim, operation, *left)
 
-    # What a step leaves.
+    # Results of a step.
 
     def _resolve(self, end: int) -> None:
         """Follow the journal up to entry `end`: results, and pages given back."""
@@ -441,7 +442,7 @@ class WorkReplay:
             self._donate(request, row)
 
     def _donate(self, request: PlannedRequest, row: KVRow) -> None:
-        """The cache takes the pages that a request filled, up to a text that it has already."""
+        """Add the pages that a request filled to the cache, unless it already holds their text."""
         new = self._missing(request, row)
         if new:
             expected = f"{new} pages of {request.name} are cached"
@@ -453,7 +454,7 @@ class WorkReplay:
             row.own -= new
 
     def _missing(self, request: PlannedRequest, row: KVRow) -> int:
-        """Pages that the cache takes from a request now."""
+        """Number of pages that the cache takes from a request now."""
         if request.inherited or request.retracting or not self.sizes.caches:
             return 0
         return self.trie.missing(request.text, row.shared, row.committed)

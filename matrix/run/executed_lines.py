@@ -22,13 +22,13 @@ from specmatrix.reports.schema import CellResult
 from specmatrix.reports.wording import count
 
 Lines = dict[str, set[int]]
-# Failing cells, and passing ones beside their neighbours, that run again to tell lines apart.
+# Maximum number of failing cells, and of passing ones besides their nearest neighbours, that are traced.
 MAX_TRACED: Final = 4
-# Cells that run for it where none passed.
+# Maximum number of further cells that run if none passed.
 MAX_BESIDE: Final = 3
 _FILES: Final = re.compile(r"^\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
 _HUNK: Final = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
-# A diff that `changed_lines` reads, whatever the user's settings.
+# Options for a diff that `changed_lines` can read, whatever the user's git settings.
 _DIFF: Final = (
     *("diff", "--relative", "--unified=0", "--no-color", "--no-ext-diff", "--no-renames"),
     *("--src-prefix=a/", "--dst-prefix=b/"),
@@ -52,8 +52,8 @@ def read_change(revisions: str, root: Path = HOME) -> Lines:
 
 
 def changed_lines(diff: str) -> Lines:
-    """The lines of Python files that a unified diff without context adds or changes, by path from the root; of a pure
-    deletion the line in front of it."""
+    """The lines of Python files that a unified diff without context adds or changes, by path from the root; for a pure
+    deletion the line before it."""
     found: Lines = {}
     for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE):
         names = _FILES.search(part)
@@ -67,8 +67,8 @@ def changed_lines(diff: str) -> Lines:
 def suspects(
     red: Sequence[CellResult], cells: Sequence[CellResult], changed: Lines, tier: str, seed: int
 ) -> tuple[Lines, list[str], list[str]]:
-    """The changed lines that cells of `red` execute and no passing cell of `cells` does; the failing and the passing
-    cells that ran again to tell, a few of each, those among them that differ least. Without some of each there is none.
+    """(changed lines executed by cells of `red` and by no passing cell of `cells`, failing cells traced, passing cells
+    traced): a few of each, the passing ones nearest to them included. No lines if either is empty.
 
     Cells of several ranks run in other processes, and one that crashed may crash this one: neither runs again.
     """
@@ -80,8 +80,8 @@ def suspects(
 
 
 def beside(red: Sequence[CellResult], cells: Sequence[CellResult], chosen: Iterable[Cell]) -> list[Cell]:
-    """A few of the `chosen` cells that did not run, nearest to the first failing one, which `suspects` needs where none
-    of `cells` passed."""
+    """A few of the `chosen` cells that did not run, nearest to the first failing one, as candidates for `suspects`;
+    empty if one of `cells` passed."""
     failing = [Cell.of(cell.axes) for cell in red if cell.state == "FAIL" and _traceable(cell)]
     if not failing or any(cell.state == "PASS" and _traceable(cell) for cell in cells):
         return []
@@ -91,7 +91,8 @@ def beside(red: Sequence[CellResult], cells: Sequence[CellResult], chosen: Itera
 
 
 def no_suspect(red: int, failing: int, passing: int, changed: Lines) -> str:
-    """Why `suspects` found no line, in a sentence. failing, passing: how many cells it chose. red: of how many."""
+    """Explain in a sentence why `suspects` found no line. failing, passing: number of cells traced. red: number of red
+    cells."""
     if not changed:
         reason = "the change has none in a Python file"
     elif not failing:
@@ -114,9 +115,8 @@ def _traceable(cell: CellResult) -> bool:
 
 
 def only_red(red: Iterable[str], green: Iterable[str], changed: Mapping[str, set[int]], tier: str, seed: int) -> Lines:
-    """Those of the changed lines that cells of `red` execute and none of `green`, by running each once in this process,
-    traced."""
-    # In this order, as what only the first run of a process executes proves nothing.
+    """The changed lines that cells of `red` execute and none of `green`; traces each cell once in this process."""
+    # Passing cells first, as lines that run only once per process prove nothing.
     passing, failing = (executed(cells, changed, tier, seed) for cells in (green, red))
     left = {path: changed[path] & failing[path] - passing[path] for path in changed}
     return {path: lines for path, lines in left.items() if lines}

@@ -1,4 +1,4 @@
-"""Runs a cell's requests a second time on a fresh engine that is traced, and adds what that shows to the record."""
+"""Reruns a cell's requests on a fresh engine with tracing, and adds the trace to the record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.reports.schema import CellResult, FailingRequest, Timeline
 
 Explain = Literal["none", "draft", "red", "every"]
-# For the drafts of all red cells of a worker.
+# Total trace time per worker for the drafts of red cells.
 TRACE_SECONDS: Final = 20.0
 UNTRACED: Final = "only the reference engine with one rank is traced"
 UNLIKE: Final = (

@@ -17,7 +17,7 @@ from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import CRASH, AskPages, FailingRequest, Token
 from specmatrix.reports.wording import count
 
-# Tokens shown before the first wrong one, and from it on.
+# Tokens shown before the first wrong token, and from it on.
 BEFORE: Final = 4
 AFTER: Final = 8
 # Entries of the journal shown up to the step, and after it.
@@ -39,7 +39,7 @@ def failing_request(run: Run, baseline: Run, outcomes: Sequence[Outcome]) -> Fai
         if outcome.state is not State.PASS and outcome.blame is not None:
             try:
                 return _described(outcome.gate, outcome.blame, run, baseline)
-            except Exception as error:  # a run with a defect may hold anything, and keeps its verdict
+            except Exception as error:  # a defective run may contain anything; its verdict stands
                 note = f"the request could not be described: {described(error)}"
                 return FailingRequest(outcome.gate, outcome.blame.request, note=note)
     return None
@@ -91,7 +91,7 @@ def _described(gate: str, blame: Blame, run: Run, baseline: Run) -> FailingReque
 def _with_journal(found: FailingRequest, journal: Journal, served: Served, token: int) -> FailingRequest:
     """Add the round that resolved a token, the ledger's entries around it and the page table after it.
 
-    If an entry of the account breaks a law, the entries around that one and the page table before it.
+    If an entry of the account breaks a law, show the entries around that one and the page table before it.
     """
     place = resolved_at(journal, served, token)
     asked = None if place is None else place.entry + 1
@@ -103,7 +103,7 @@ def _with_journal(found: FailingRequest, journal: Journal, served: Served, token
 
 
 def _audited(journal: Journal, end: int | None) -> tuple[int | None, Audit]:
-    """The ledger after the first `end` entries, None for all, or before the first one that breaks a law; and where."""
+    """(index, ledger) after the first `end` entries (None: all), or before the first entry that breaks a law."""
     try:
         return end, audit(journal[:end])
     except AuditError as broken:

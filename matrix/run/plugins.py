@@ -50,7 +50,7 @@ def _installed() -> list[EntryPoint]:
 
 
 def load_algorithm_plugin(path: Path) -> list[str]:
-    """Load a file of algorithms; their values on the axis `algorithm`."""
+    """Load a file of algorithms; returns their values on the axis `algorithm`."""
     from specmatrix.engine.plugin import load_algorithms  # imports torch
 
     names = [traits.name.lower() for traits in load_algorithms(path)]

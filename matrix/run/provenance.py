@@ -77,7 +77,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def this_host(gpus: int = 0) -> dict[str, Json]:
-    """What a header says of this machine. gpus: of the tier; without any none is named, whatever the machine has."""
+    """The header's description of this machine. gpus: of the tier; with 0 no GPU is named, whatever the machine has."""
     return {"cpu": _cpu(), "cores": os.cpu_count(), "gpus": gpu_names() if gpus else []}
 
 
@@ -97,7 +97,7 @@ def merged_host(hosts: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
 
 
 def subject_record(subject: Subject) -> SubjectRecord:
-    """What the header of a report says of a subject. ConfigError if its profile excludes an unknown gate."""
+    """The header's description of a subject. ConfigError if its profile excludes an unknown gate."""
     claims = tuple(name for name in Capability if name in subject.profile.capabilities)
     return SubjectRecord(subject.name, subject.version() or "", claims, applied_gates(subject.profile).excluded)
 

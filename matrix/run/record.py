@@ -78,8 +78,8 @@ def crashed(
 ) -> CellResult:
     """The record of a cell whose run raised: FAIL for an EngineBug, which the engine detected itself, for a request of
     the cell that the engine refused or gave numbers that are not finite, for a baseline that never ends, and for an
-    engine that failed in its own process or refused a command that its subject translated, else INFRA. command: what
-    was asked for, None if the subject did not come to translate the cell. engine: None if it did not start."""
+    engine that failed in its own process or refused a command that its subject translated, else INFRA. command: the
+    translated cell, None if translation was not reached. engine: None if it did not start."""
     cause, part = (error.cause, "baseline: ") if isinstance(error, BaselineError) else (error, "")
     if isinstance(cause, EngineFailed) or (isinstance(cause, ConfigError) and prepared.subject != REFERENCE):
         found = record(prepared, "FAIL", engine, evidence, error=f"{part}{cause}", command=command)
@@ -109,7 +109,7 @@ def record(
     command: EngineCommand | None = None,
 ) -> CellResult:
     """The record of a cell, ReportError if it contradicts itself. engine: None if it did not start. evidence: counter
-    increments during its requests. command: what was asked for, None for the reference engine's configuration."""
+    increments during its requests. command: the translated cell, None for the reference engine."""
     cell, asked = prepared.cell, asdict(prepared.configuration) if command is None else requested(command)
     start = StartRecord(asked) if engine is None else start_record(asked, engine.resolved, engine.start_hash)
     made: CellResult = CellRecord(

@@ -1,4 +1,4 @@
-"""Runs requests on an engine and collects what the gates judge."""
+"""Runs requests on an engine and collects the data that gates judge."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def run_requests(
     history: Sequence[Served] = (),
     command: EngineCommand | None = None,
 ) -> Run:
-    """Run requests on an engine. history: the requests that it has already served. command: what a subject made of
-    them, None for the reference engine, which takes them as they are. EngineFailed for another engine's answer that has
-    numbers that are not finite, or another number of completions, and for a counter that falls."""
+    """Run requests on an engine. history: the requests that it has already served. command: their translation, None for
+    the reference engine, which takes them as they are. EngineFailed if another engine returns a number that is not
+    finite, a wrong number of completions, or a decreasing counter."""
     before = engine.counters()
     traces = Capability.TRACE in capabilities
     earlier = engine.trace() if traces else None
@@ -30,7 +30,7 @@ def run_requests(
     answers = engine.generate(requests if command is None else command.asks)
     seconds = perf_counter() - start
     both = list(zip(requests, answers, strict=True))
-    # The reference engine ends a request before it has a number that is not finite.
+    # The reference engine ends a request before it returns a number that is not finite.
     for request, answer in both if Capability.RESOLUTION not in capabilities else ():
         if wrong := _wrong(request, answer):
             raise EngineFailed(wrong)
@@ -67,8 +67,8 @@ def completions(request: RequestSpec, answer: Answer) -> list[tuple[RequestSpec,
 
 
 def _wrong(request: RequestSpec, answer: Answer) -> str:
-    """What no gate can judge of another engine's answer, "" if nothing: other numbers than finite ones, or another
-    number of completions than was asked for."""
+    """A fault in another engine's answer that no gate can judge, or "": a number that is not finite, or a wrong number
+    of completions."""
     numbers = [value for value in _logprobs(answer) if not isfinite(value)]
     if numbers:
         return f"the log-probabilities of {answer.name} include {numbers[0]}; they must be finite numbers"

@@ -57,7 +57,7 @@ from specmatrix.reports.schema import RED_STATES, CellResult, FailingRequest, Wa
 
 UNJUDGED: Final = "no gate that applies to the subject compares the cell's answers"
 SHAPE: Final = ("num_steps", "topk", "num_draft_tokens")
-# Baseline engines in their own processes that a runner keeps: one of vLLM's takes 1.6 GB.
+# Maximum number of baseline engines kept in their own processes: one of vLLM's takes 1.6 GB.
 KEPT: Final = 2
 
 
@@ -66,8 +66,8 @@ class Baselines:
     """Baseline runs, each performed once per process.
 
     oracle: compares them with the oracle, None for the reference engine's. engines: engines without a drafter, kept for
-    other workloads of the same cell and command, the last one used at the end. runs: what came of each. starts: of
-    engines, so far.
+    other workloads of the same cell and command, the last one used at the end. runs: result of each. starts: number of
+    engine starts so far.
     """
 
     subject: Subject
@@ -120,7 +120,7 @@ class Baselines:
             raise
         if plain.cell.algorithm == "none":
             self.engines[key] = engine
-        else:  # Few cells share such an engine, and each holds memory.
+        else:  # Few cells share such an engine, and each one holds memory.
             engine.close()
         return run
 
@@ -163,7 +163,7 @@ class Runner:
 
     @property
     def foreign(self) -> bool:
-        """Whether the subject is another engine than the reference engine, whose axes and rules the cells are."""
+        """Whether the subject is an engine other than the reference engine, which defines the cells' axes and rules."""
         return Capability.RESOLUTION not in self.subject.profile.capabilities
 
     def run_cell(self, cell: Cell) -> CellResult:
@@ -216,7 +216,7 @@ class Runner:
         except Diverged as found:  # Diverged ranks return no answers to judge.
             self._drop()
             return judged(prepared, [self.divergence(prepared, found.agreement)], engine)
-        except Stalled as stalled:  # It would never return any; the next cell gets a new engine.
+        except Stalled as stalled:  # It would never return answers; the next cell gets a new engine.
             self._drop()
             return judged(prepared, [self.stall(stalled)], engine)
         self._served = run.served
@@ -234,17 +234,17 @@ class Runner:
         return judged(prepared, outcomes, engine, run.evidence, command, failing_request(run, baseline, outcomes))
 
     def _interrupted(self, prepared: PreparedCell) -> tuple[dict[str, int], FailingRequest | None]:
-        """The counters of an engine that raised, since the cell's start, and the request that it was at."""
+        """The counter increments since the cell's start of an engine that raised, and the request in progress."""
         try:
             if self.engine is None or not self.engine.unfinished():
                 return {}, None
             evidence = {name: number - self._counted.get(name, 0) for name, number in self.engine.counters().items()}
             return evidence, crashed_request(self.engine, prepared.requests)
-        except Exception:  # an engine with a defect may hold anything, and its error is recorded
+        except Exception:  # a defective engine may contain anything; its error is recorded
             return {}, None
 
     def _foreign_baseline(self, prepared: PreparedCell, engine: RunningEngine, command: EngineCommand, run: Run) -> Run:
-        """The baseline's run; if there is no baseline, the cell's own, which the oracle then judges."""
+        """The baseline's run; if there is no baseline, the cell's own run, which the oracle then judges."""
         if self.subject.profile.has_baseline:
             plain = self.baselines.run(prepared.default_baseline)
             return replace(plain, resolved={**known_shape(prepared.default_baseline), **plain.resolved})
@@ -335,8 +335,8 @@ def subject_runner(
 
 
 def known_shape(prepared: PreparedCell) -> dict[str, Any]:
-    """What gates read of a resolved configuration and a foreign engine may not say: the draft's shape as the reference
-    engine resolves the cell, in float32."""
+    """Resolved values that gates read and a foreign engine may not report: the draft's shape as resolved by the
+    reference engine, and float32."""
     found = prepared.predicted
     shape = {} if isinstance(found, ConfigError) else {name: getattr(found, name) for name in SHAPE}
     return {**shape, "dtype": "float32"}
@@ -345,8 +345,8 @@ def known_shape(prepared: PreparedCell) -> dict[str, Any]:
 def resumed(
     engine: RunningEngine, command: EngineCommand, plain: PreparedCell, run: Run, oracle: OracleGate
 ) -> dict[str, list[tuple[int, tuple[int, ...]]]]:
-    """`Run.resumed` of a run without drafts, or of one that has no such baseline: asked again from the oracle's token
-    wherever a tie parts them. Only requests that continue no history are in the oracle."""
+    """Compute `Run.resumed` for a run without drafts, or one without such a baseline: rerun each request from the
+    oracle's token wherever it deviates by a tie. Only requests without a history are in the oracle."""
     target, found = plain.cell.target, dict[str, list[tuple[int, tuple[int, ...]]]]()
     asks = {ask.id: ask for ask in command.asks if isinstance(ask, SubjectRequest)}
     answers = {answer.name: answer for answer in run.answers}
@@ -362,7 +362,7 @@ def resumed(
 
 
 def _verdict(gate: Gate, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-    """What a gate says; NOT MEASURED where it needs a package that is not installed."""
+    """A gate's outcome; NOT MEASURED if it needs a package that is not installed."""
     try:
         return gate.judge(prepared if isinstance(gate, OwnGate) else prepared.as_like, run, baseline)
     except ModuleNotFoundError as error:

@@ -27,8 +27,8 @@ from specmatrix.matrix.workloads.prepared_cell import prepare
 
 def listing(engine: Subject | None, tier: str, cells: Sequence[str] | None) -> Listing:
     """Lists the cells of a stage for an engine (None: the reference engine). cells: the run's selectors, which may name
-    the drafter of a server that does not. Subjects have lock files of their own for CPUs only. ConfigError if no cell
-    has the configuration of a running engine, or if several have it and no selector decides."""
+    the drafter if the server does not. Subjects have lock files of their own for CPUs only. ConfigError if no cell has
+    the configuration of a running engine, or if several have it and no selector decides."""
     known = () if engine is None else tuple(engine.running())
     if engine is not None and known:
         return cache(partial(_swept, engine, known, cells or ()))
@@ -37,7 +37,7 @@ def listing(engine: Subject | None, tier: str, cells: Sequence[str] | None) -> L
 
 def _swept(engine: Subject, known: Sequence[Cell], cells: Sequence[str], stage: str) -> list[Cell]:
     """The smallest cell with more than one request, and cells that cover the request values as strongly as the stage
-    does. A value that the engine cannot run, or whose answers nothing judges, has one cell that says so."""
+    does. A value that the engine cannot run, or that no gate judges, gets one cell that reports this."""
     here = [start for start in known if not cells or any(parse_selector(text).may(start[:1]) for text in cells)]
     if len(here) != 1:
         names = ", ".join(start.algorithm for start in known)

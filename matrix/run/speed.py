@@ -35,10 +35,10 @@ def measure(subject: Subject, prepared: PreparedCell, starts: int) -> Outcome:
 def samples(subject: Subject, prepared: PreparedCell, turns: int, starts: int) -> Iterator[StartSamples]:
     """The samples of each start, timed one after the other.
 
-    The reference engine gets a new process for every start, since what differs from process to process, such as the
-    places of its memory, moves its speed. Those of one rank load side by side, up to `STARTS`, and wait for their turn.
+    The reference engine gets a new process for every start, since per-process differences, such as memory placement,
+    affect speed. Single-rank engines load in parallel, up to `STARTS`, and wait for their turn.
     """
-    if not subject.profile.in_process:  # each engine has a process already
+    if not subject.profile.in_process:  # each engine already has its own process
         for _ in range(starts):
             pair = TimedPair(subject, prepared)
             try:

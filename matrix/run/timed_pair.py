@@ -1,4 +1,4 @@
-"""An engine with its drafter and one without, timed by turns beside a fixed piece of work."""
+"""An engine with its drafter and one without, timed alternately with a fixed amount of work."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from specmatrix.matrix.workloads.timed import WARM, timed_requests
 
 # Observers of the gates that cost time; what is computed stays the same.
 UNWATCHED: Final = {"kv_stamps": False, "strict_memory": 0}
-# Rounds of the fixed work, its rows, its matrices and their width, and its objects. With a small footprint it would not
-# feel what slows an engine: on a busy machine that lost 15 % it lost 1 %.
+# Rounds of the fixed work, its rows, its matrices and their width, and its objects. With a small memory footprint it
+# would not slow down with the engine: on a busy machine that lost 15 % it lost 1 %.
 ROUNDS, ROWS, MATRICES, WIDTH, OBJECTS = 12, 4, 24, 256, 400
-# A first token that was disturbed leaves at least this share of the time to the others.
+# Minimum share of the time attributed to the other tokens if the first one was disturbed.
 MIN_REST: Final = 0.1
 
 Clock = Callable[[], float]
@@ -127,7 +127,7 @@ class TimedPair:
 
     @property
     def resolved(self) -> Mapping[str, Any]:
-        """What the engine with the drafter runs, as its other readings."""
+        """The resolved configuration of the engine with the drafter; other readings likewise."""
         return self.engines[0].resolved
 
     @property
@@ -143,7 +143,7 @@ class TimedPair:
             if isinstance(engine, EngineProcess):
                 engine.stop()
             else:
-                with suppress(Exception):  # the first error is the one to tell
+                with suppress(Exception):  # the first error is the one to report
                     engine.close()
 
 
@@ -166,7 +166,8 @@ class PairStart:
             raise RuntimeError(f"the process imports {HOME}, not {self.home}")
         torch.set_num_threads(1)
         pair = TimedPair(self.subject, prepare(self.cell, self.tier, self.seed, subject=self.subject.name))
-        # What loading left would be searched for garbage again and again, at times that differ from start to start.
+        # Otherwise the objects left by loading would be garbage-collected repeatedly, at times that differ between
+        # starts.
         gc.collect()
         gc.freeze()
         return pair

@@ -22,7 +22,7 @@ from specmatrix.reports.schema import Phase, StepEvent, StepRow, Token, TreeNode
 from specmatrix.reports.wording import spans
 
 MAX_EVENTS: Final = 3000
-# Of all drafts together; later rounds show only their widths.
+# Maximum nodes over all drafts; later rounds show only their widths.
 MAX_NODES: Final = 20_000
 
 
@@ -127,7 +127,7 @@ class Tracer:
         return verdict
 
     def _unlike_last(self, rid: int, tree: Sequence[TreeNode]) -> str:
-        """A sentence if a draft's root is not the last token of the request's round before, else ""."""
+        """A sentence if a draft's root is not the last token of the request's previous round, else ""."""
         root, last = tree[0].token, self._last.get(rid)
         self._last[rid] = [node for node in tree if node.accepted][-1].draw
         if last is None or last.id == root.id:

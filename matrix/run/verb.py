@@ -9,9 +9,9 @@ from typing import Final
 
 from specmatrix import HOME
 
-# Characters kept of a traceback: its end, where the cause is.
+# Characters kept of a traceback's end, where the cause is.
 LONGEST: Final = 20_000
-# The end of a file's path -> function -> the verb; the innermost frame that has one wins.
+# Path suffix of a file -> function -> verb; the innermost matching frame wins.
 VERBS: Final[Mapping[str, Mapping[str, str]]] = {
     "engine/core/memory/ledger.py": {
         name: name
@@ -26,7 +26,7 @@ VERBS: Final[Mapping[str, Mapping[str, str]]] = {
     "engine/api.py": {"__init__": "start", "add": "add"},
     "matrix/subjects/in_process.py": {"start_engine": "start", "generate": "generate"},
 }  # fmt: skip
-# Of any drafter, wherever it is defined.
+# Hooks of any drafter, wherever it is defined.
 HOOKS: Final = ("prime", "propose", "absorb")
 
 

@@ -32,7 +32,7 @@ OPTIONAL: Final = ("kind", "subject", "versions", "issue")
 def load_waivers(path: Path | None) -> tuple[WaiverRule, ...]:
     """The waivers of a file; for None those of `DEFAULT_FILE` in the current folder, none without it.
 
-    ConfigError, one sentence, on whatever is wrong with the file.
+    One-sentence ConfigError if the file is invalid.
     """
     if path is None:
         if not DEFAULT_FILE.exists():
@@ -62,7 +62,7 @@ def waive(
 ) -> CellResult:
     """A record with the waiver that covers it, the one that expires first, if waivers cover all of its red gates.
 
-    A cell that passes a gate that a `known` waiver says it fails becomes FAIL: the waiver must go.
+    A cell that passes a gate named by a `known` waiver becomes FAIL: the waiver is obsolete.
     """
     day = (today or date.today()).isoformat()
     own = [rule for rule in rules if _selects(rule, result, subject, version)]
@@ -135,5 +135,5 @@ def _faults(texts: Mapping[str, Any], where: str) -> Iterator[str]:
 
 
 def _short(value: object) -> str:
-    """A value for a message. Aliases of YAML can make a list of 100 bytes that has no end as text."""
+    """A value for a message. YAML aliases can make the text of a 100-byte list endless."""
     return f"a {type(value).__name__}" if isinstance(value, list | tuple | dict | set) else shown(value)

@@ -172,7 +172,7 @@ def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
     repeats = 0 if count < 5 else count // 4
     fresh = [pool[(seed * 5 + place) % len(pool)] for place in range(count - repeats)]
     if (cell.memory, cell.batch, cell.finish) == ("tight", "pair", "stop_string"):
-        # The first has the higher limit: whatever the seed, an answer must get as far as its stop string.
+        # The first request has the higher limit, so that an answer reaches its stop string with every seed.
         fresh.sort(key=lambda i: _lengths(i)[1] > LIMITS["pair"][0])
     return [(f"q{i}", i) for i in fresh] + [(f"q{i}.again", i) for i in fresh[:repeats]]
 

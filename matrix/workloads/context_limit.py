@@ -42,7 +42,7 @@ def fill_context(requests: Sequence[RequestSpec], context: int, tokens: Callable
 
 
 def _history(request: RequestSpec, priors: dict[str, PriorTokens]) -> int:
-    """Number of tokens before the prompt, less the prompt's BOS token, which is then dropped."""
+    """Number of tokens before the prompt, minus the prompt's BOS token, which is dropped after a history."""
     here = request.session
     if here is None or here.follows is None:
         return 0

@@ -26,7 +26,7 @@ class PreparedCell:
     """A cell with its configuration, facts and requests, each computed at most once, on first access.
 
     tier, seed, subject: of the run. constraints: those that apply to the cell. expectation: the expected outcome.
-    plain: it is the baseline of a cell.
+    plain: whether it is a cell's baseline.
     """
 
     cell: Cell
@@ -68,7 +68,7 @@ class PreparedCell:
 
     @cached_property
     def as_like(self) -> PreparedCell:
-        """What this package's gates take it for: see `Cell.as_like`."""
+        """The cell as this package's gates judge it, see `Cell.as_like`."""
         like = self.cell.as_like
         return self if like == self.cell else replace(self, cell=like, workload=lambda *_: self.requests)
 
@@ -79,7 +79,8 @@ class PreparedCell:
 
     @cached_property
     def requests(self) -> tuple[RequestSpec, ...]:
-        """The requests of the cell; the memory and weights of other subjects are not renewed."""
+        """The requests of the cell, without renewals of memory or weights for subjects other than the reference
+        engine."""
         found = tuple(self.workload(self.cell, self.seed))
         own = self.subject == REFERENCE or not any(request.renewal for request in found)
         return found if own else tuple(replace(request, renewal="") for request in found)
@@ -91,7 +92,7 @@ class PreparedCell:
 
     @cached_property
     def default_baseline(self) -> PreparedCell:
-        """The same requests with plain decoding on an engine that is left to its defaults, for other subjects."""
+        """The same requests with plain decoding on an engine with default settings, for other subjects."""
         return self._plain(Cell(model=self.cell.model, context=self.cell.context))
 
     @cached_property

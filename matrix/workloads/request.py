@@ -90,11 +90,11 @@ class RequestSpec:
     n: int = 1
     prompt_logprobs: int = -1
     replaced: bool = False  # a session's `replace` ends it while it runs
-    own: str = ""  # parameters of a subject's own under its names, as a JSON object; only its own requests have any
-    renewal: str = ""  # what the idle engine renews before it is sent: "memory", "weights" or "" for nothing
+    own: str = ""  # a subject's own parameters under its names, as a JSON object; set only in a subject's own requests
+    renewal: str = ""  # what the engine, while idle, renews before it is sent: "memory", "weights" or "" for nothing
 
     def completions(self) -> tuple[RequestSpec, ...]:
-        """Each of its completions as a request: the first has its name, the i-th from 1 on also `#i`."""
+        """Each completion as a request of its own, named NAME, NAME#1, NAME#2, ..."""
         if self.n == 1:
             return (self,)
         names = [f"{self.name}#{i}" if i else self.name for i in range(self.n)]
@@ -103,7 +103,7 @@ class RequestSpec:
 
     @property
     def ruled(self) -> bool:
-        """Whether its tokens depend on logit rules, so that a continuation without them is another text."""
+        """Whether its tokens depend on logit rules, so that the same request without them has another continuation."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
         bans = self.bad_words_ids or self.allowed_token_ids is not None or self.min_new_tokens
         return bool(penalties or self.logit_bias or bans or self.min_p or self.own)

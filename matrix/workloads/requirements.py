@@ -12,7 +12,7 @@ from specmatrix.matrix.zoo.tokenizer import EOS_ID
 # Ids of frequent tokens of answers: digits, signs and short words.
 COMMON: Final = (449, 273, 27, 749, 313, 222, 24, 22, 19, 20, 16, 17)
 # By place. A request with more than one rule tests their order. At a high temperature min_p removes many tokens.
-# Rewards for repetition, unlike penalties, show in the log-probability of every token. Log-probabilities of a prompt
+# Rewards for repetition, unlike penalties, affect the log-probability of every token. Log-probabilities of a prompt
 # imply those of the output. The last prompt may be in the prefix cache.
 RULES: Final[tuple[dict[str, Any], ...]] = (
     {
@@ -45,9 +45,9 @@ OVERLAPPING: Final = ("<<", "=<", "=<<", "####", "\n####")
 OVERLAPS: Final = 2  # the place of a request with these
 # Its last character is its own token.
 TWO_TOKEN_STOP: Final = ".\n"
-# Beginnings of each occur in answers, so that a reader must wait for the next token; the whole does not.
+# A prefix of each occurs in answers, so a reader must wait for the next token; the whole string does not.
 BEGUN: Final = ("\n\n", " 1~~")
-# EOS is so likely that a request ends as soon as its minimum length allows, within a round.
+# EOS is likely enough to end a request as soon as its minimum length allows, within a round.
 EARLY_EOS: Final = {"min_new_tokens": 41, "logit_bias": ((EOS_ID, 60.0),), "logprobs": True}
 BAD_WORDS_TOKENS: Final = 3
 

@@ -30,13 +30,13 @@ def collisions(
     said = room.second - room.first - tokens(REPLIES[0])
     out: list[RequestSpec] = []
     for place, request in enumerate(requests):
-        queued = 0 if request.abort_after == 0 else None  # aborted in the queue, which is no matter of memory
+        queued = 0 if request.abort_after == 0 else None  # aborted in the queue, so independent of memory
         first = replace(request, max_new_tokens=room.first - 1 - tokens(request.prompt), abort_after=queued)
         late = aborts and place == 1
         limits = (said + MORE if late else said, *LAST_LIMITS)
         turns = line(first, place, limits, said - EARLIER if late else None)
         out += contended_line(scored(turns, place), place, room.memory)
-    # SentRequest together, they are ordered by index: the last one is the youngest and is retracted.
+    # Sent together, they are ordered by index: the last one is the youngest and is retracted.
     before = dict.fromkeys(name for request in out if _second(request) for name in request.after)
     return [replace(request, after=tuple(before)) if _second(request) else request for request in out]
 

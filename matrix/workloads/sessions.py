@@ -11,7 +11,7 @@ from specmatrix.matrix.workloads.request import Continuation, RequestSpec
 
 # Number of requests in each wave.
 WAVES: Final = (1, 8, 32, 8, 1)
-# What an engine renews before a wave.
+# What the engine renews before each wave.
 RENEWALS: Final = {3: "weights", 4: "memory"}
 # In a larger batch every third request stays outside the sessions.
 PLAIN_EVERY: Final = 3
@@ -23,7 +23,7 @@ REPLY_LIMITS: Final = (23, 16, 1)
 TIGHT_LATER: Final = 55
 TIGHT_REPLY_LIMITS: Final = (11, 8, 1)
 OFFSET: Final = 21
-# The turns request in rotation no logprobs, logprobs of their tokens, and this many top_logprobs.
+# Turns rotate between no logprobs, logprobs of their tokens, and this many top_logprobs.
 ALTERNATIVES: Final = 3
 ABORTED_TURN: Final = 3  # tokens after which a turn is aborted
 

@@ -1,4 +1,4 @@
-"""Fewer or shorter requests than a cell's workload has, to reproduce a failure with the least."""
+"""A subset of a cell's requests, or shorter ones, for minimal reproduction of a failure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from specmatrix.matrix.workloads.request import RequestSpec
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """A workload. requests: names of those that run, with those that they wait for or continue; () for all. tokens: the
-    most output tokens of each, None for their own limits."""
+    """A reduced workload. requests: names of those to run, plus those that they wait for or continue; () for all.
+    tokens: maximum output tokens of each, None for their own limits."""
 
     requests: tuple[str, ...] = ()
     tokens: int | None = None
@@ -30,7 +30,7 @@ class Subset:
         return " ".join(parts + ([] if self.tokens is None else [f"--tokens {self.tokens}"]))
 
     def __call__(self, cell: Cell, seed: int) -> tuple[RequestSpec, ...]:
-        """The requests of a cell for a seed. ConfigError if it has none of a name."""
+        """The requests of a cell for a seed. ConfigError on a name that it does not have."""
         return self.of(workload(cell, seed), cell.id)
 
     def of(self, requests: Sequence[RequestSpec], cell: str) -> tuple[RequestSpec, ...]:
@@ -63,8 +63,8 @@ def needed(request: RequestSpec) -> list[str]:
 
 
 def subset(requests: str | None, tokens: int | None) -> Subset | None:
-    """What options of the command line select: names with commas between them, and a limit; None for everything.
-    ConfigError on an empty name or a limit below 1."""
+    """Parse command-line options: comma-separated names and a token limit; None selects everything. ConfigError on an
+    empty name or a limit below 1."""
     if requests is None and tokens is None:
         return None
     names = () if requests is None else tuple(name.strip() for name in requests.split(","))

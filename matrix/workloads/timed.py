@@ -1,7 +1,7 @@
-"""The requests by which a cell's speed is measured.
+"""The requests used to measure a cell's speed.
 
-They ask other questions in every turn, so that no turn finds a prompt cached. Speed is that of plain requests
-of the cell's batch and sampling, which all arrive at once.
+Every turn uses new questions, so no prompt is cached. Speed is measured with plain requests of the cell's batch and
+sampling, all sent at once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 
 LIMIT: Final = 64
-# Untimed turns in front.
+# Warm-up turns, not timed.
 WARM: Final = 2
 
 
 def timed_requests(cell: Cell, turn: int, seed: int, first: bool = False) -> tuple[RequestSpec, ...]:
-    """The requests of a turn, from -`WARM` on. first: those that end with their first token, of other questions."""
+    """The requests of a turn, numbered from -`WARM`. first: those that end with their first token, on other
+    questions."""
     how, batch = SAMPLING[cell.sampling], len(LIMITS[cell.batch])
     begin = (2 * (turn + WARM) + first) * batch + 1000 * seed // 7
     return tuple(
