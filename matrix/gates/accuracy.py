@@ -86,7 +86,8 @@ class AccuracyGate:
         return ""
 
     def _collapsed(self, numbers: Mapping[str, Number], n: int, card: float, rate: float) -> str:
-        """A sentence if fewer answers are correct than `rate` explains; a pairing misses a loss on both sides."""
+        """A sentence if fewer answers are correct than `rate` explains; catches a loss on both sides, which pairing
+        misses."""
         right = round(float(str(numbers["accuracy"])) * n)
         if binomial_below(right, n, rate) < self.thresholds["collapse"]:
             share = "" if rate == card else f" (at least {rate:.1%} expected under sampling)"

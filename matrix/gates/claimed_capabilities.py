@@ -19,13 +19,13 @@ THRESHOLDS: Final = {
 
 # Tokens; prompt lookups search for as many or fewer.
 WINDOW: Final = 5
-# Tokens at the end of a text, where an engine may not draft as its limit is near.
+# Tokens at the end of a text, where an engine may not draft because its length limit is near.
 SPARE: Final = 2
 
 
 @dataclass
 class ClaimedCapabilitiesGate:
-    """What the subject claims to show is there, and shows that rounds with drafts ran in a cell with a drafter."""
+    """Every claimed capability is delivered, and in a cell with a drafter they prove that rounds with drafts ran."""
 
     name: str = "claimed_capabilities"
     needs: frozenset[Capability] = frozenset()
@@ -89,8 +89,8 @@ def _faults(cell: Cell, claims: frozenset[Capability], request: RequestSpec, ans
 
 
 def _repeats(run: Run) -> bool:
-    """Whether an n-gram drafter must have drafted if none of its drafts was accepted, so that it stood at each token:
-    in a greedy answer without logit rules, some WINDOW tokens have stood in the text before."""
+    """Whether an n-gram drafter without accepted drafts, which hence ran at every token, must have drafted: whether
+    some WINDOW tokens of a greedy answer without logit rules occur earlier in its text."""
     for request, answer in zip(run.requests, run.answers, strict=True):
         if request.temperature or request.ruled:
             continue

@@ -62,7 +62,7 @@ class ConfigGate:
             return Outcome(self.name, State.FAIL, numbers, message=text, accept=REVIEW)
         for name in found:
             if own and (name not in golden or any(own.keys() & axes for axes in DEPENDS[name])):
-                continue  # nobody has reviewed a plug-in's value
+                continue  # a plug-in's value has no reviewed outcome
             if name in DEPENDS and name not in golden:
                 text = _not_reviewed(prepared.cell, name)
                 return Outcome(self.name, State.NOT_MEASURED, numbers, message=text, accept=REVIEW)
@@ -128,7 +128,7 @@ def _inconsistent(run: Run) -> str:
 
 
 def _unrepeatable(prepared: PreparedCell) -> str:
-    """A sentence if the resolved values, all of them set by flags as text, resolve to anything else, or ""."""
+    """A sentence if the resolved values, all passed as textual flags, do not resolve to themselves, or ""."""
     first = prepared.predicted
     assert isinstance(first, Resolved)
     try:

@@ -17,9 +17,9 @@ THRESHOLDS: Final = {
     "differences": Threshold(0, "an engine that runs other values than it resolved is another configuration"),
     "unseen": Threshold(0, "every row of EVIDENCE was verified on the reference engine"),
 }
-# Begins the message on a counter that is zero, or is not.
+# Start of the message on a counter that is wrongly zero or non-zero.
 COUNTER: Final = "counter "
-# Without these, what runs is unknown.
+# Readback values without which the running engine is unknown.
 REQUIRED: Final = (
     "algorithm", "num_steps", "topk", "num_draft_tokens", "lag", "page_size", "num_pages", "radix_cache",
     "chunked_prefill_size", "max_running_requests",
@@ -75,12 +75,12 @@ class EffectiveGate:
 
 
 def nearest_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The outcomes in their order, but a missing counter behind what other gates see: it mostly follows from that."""
+    """Reorder the outcomes so that a missing counter comes last: it mostly follows from another gate's finding."""
     return sorted(outcomes, key=lambda one: one.gate == EffectiveGate.name and one.message.startswith(COUNTER))
 
 
 def _strays(run: Run) -> Iterator[str]:
-    """A sentence for each option that does not run in one worker of the engine, or on one rank, as it was resolved."""
+    """Yield a sentence for each option whose running value in a worker or rank differs from the resolved one."""
     for worker, options in run.readback.get("workers", {}).items():
         for name, value in options.items():
             if value != run.resolved[name]:

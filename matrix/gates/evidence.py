@@ -32,7 +32,7 @@ class Evidence:
     when: When
 
     def hits(self, run: Run) -> int:
-        """The sum of its counters; one that the subject does not report counts as zero."""
+        """The sum of the counters; unreported ones count as zero."""
         return sum(run.evidence.get(counter, 0) for counter in self.counter.split("|"))
 
     def holds(self, run: Run) -> bool:
@@ -67,8 +67,8 @@ def _ruled(cell: Cell) -> bool:
 
 
 def _repeats_shapes(cell: Cell, run: Run) -> bool:
-    """Some shape of the rounds that may be graphs must repeat; where a full batch is above the largest graph, few may
-    be."""
+    """Some graph-eligible round shape must repeat; if a full batch exceeds the largest graph, few rounds are
+    eligible."""
     above = cell.slots != "auto" and cell.batch not in ("single", "pair")
     return _graphs(cell, run) and not (above or _ruled(cell)) and run.evidence.get("decode.round", 0) >= REPEATED_ROUNDS
 
@@ -102,8 +102,8 @@ def _flat(cell: Cell, run: Run) -> bool:
 
 
 def _deepens(cell: Cell, run: Run) -> bool:
-    """The single slot is below its deepest candidate, where a cell before may have left it, and enough greedy rounds
-    are accepted to raise it."""
+    """The single slot starts below its deepest candidate (an earlier cell may have left it there), and enough greedy
+    rounds are accepted to raise it."""
     whole = cell.finish in ("eos", "length") and cell.abort == "none" and cell.batch != "single"
     if not (_flat(cell, run) and whole and cell.sampling == "greedy" and cell.steps == "auto"):
         return False

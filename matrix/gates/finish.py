@@ -72,8 +72,8 @@ class FinishGate:
 
 
 def _overshoot(run: Run) -> str:
-    """A sentence if the counter of tokens accepted behind an end differs from what the rounds emitted behind it, each
-    prefill after a retraction at most one more; else ""."""
+    """A sentence if the counter of tokens accepted past a request's end differs from the number that the rounds emitted
+    past it (each prefill after a retraction may add one); else ""."""
     ended = [answer for answer in run.answers if answer.finish in ("stop", "length")]
     least = sum(1 + sum(answer.accept_lengths) - len(answer.output_ids) for answer in ended)
     most = least + sum(answer.retractions for answer in ended)
@@ -86,7 +86,7 @@ def _overshoot(run: Run) -> str:
 
 
 def _end(request: RequestSpec, answer: Answer, target: str, claims: frozenset[Capability]) -> str:
-    """What is wrong with the end of a request, or "". Which of several stop strings counts is an engine's own rule."""
+    """A fault in the end of a request, or "". Engines have their own rules on which of several stop strings counts."""
     ids = answer.output_ids
     early = banned_early(request, eos_ids(target)).intersection(ids[: request.min_new_tokens])
     if early:
@@ -114,7 +114,7 @@ def _end(request: RequestSpec, answer: Answer, target: str, claims: frozenset[Ca
 
 
 def _read(request: RequestSpec, answer: Answer, run: Run) -> str:
-    """What is wrong with the texts that were read while a request ran, or ""."""
+    """A fault in the texts that were streamed while a request ran, or ""."""
     taken_back = next((piece for piece in answer.pieces if not answer.text.startswith(piece)), None)
     if taken_back is not None:
         return f"showed {taken_back[-40:]!r} while it ran, which is not in its text"
@@ -122,7 +122,7 @@ def _read(request: RequestSpec, answer: Answer, run: Run) -> str:
         return ""
     if len(answer.pieces) < 2:
         return "was streamed, but its text was never read before its end"
-    # How much text other engines hold back for a stop string is their own rule.
+    # Other engines have their own rules on how much text to hold back for a stop string.
     ours = run.capabilities >= {Capability.ROUNDS, Capability.RESOLUTION}
     if not ours or answer.retractions:
         return ""
@@ -165,7 +165,7 @@ def _logprobs(request: RequestSpec, answer: Answer) -> str:
 
 
 def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer, older: Mapping[str, str]) -> str:
-    """What is wrong with an answer's metrics, or "". older: further names that they must have, and today's.
+    """A fault in an answer's metrics, or "". older: older name to current name, both of which must be present.
 
     SGLang's definitions: spec_accept_length = completion_tokens / spec_verify_ct, spec_accept_rate = correct drafts
     / (spec_verify_ct * (draft tokens - 1)), histogram over correct drafts per round. Where the depth adapts, each round
@@ -218,8 +218,8 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer, older: Map
 
 
 def _emitted(answer: Answer) -> str:
-    """The output is one prefill token plus all rounds, the last one cut where the request ended; only an abort cuts
-    none. Each prefill after a retraction may add a token."""
+    """A sentence unless the output is one prefill token plus all rounds, the last one cut at the request's end; an
+    abort cuts nothing. Each prefill after a retraction may add a token."""
     if not answer.output_ids or answer.finish == "error":
         return ""
     lengths = answer.accept_lengths

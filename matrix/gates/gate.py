@@ -22,7 +22,7 @@ class State(StrEnum):
     NOT_MEASURED = "NOT MEASURED"
 
 
-# Fields of an outcome, their type, and what it is called.
+# Fields of an outcome, their type, and the type in words.
 HELD: Final = (
     ("gate", str, "a text"),
     ("state", State, "a state"),
@@ -50,7 +50,7 @@ class Blame:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One gate's result for one cell. `message` is one sentence, empty on PASS. blame: the first request at fault, None
-    if the cell as a whole is. accept: the command that accepts what the gate found, if it is wanted; "" for none."""
+    if the cell as a whole is. accept: the command that accepts the finding if it is intended; "" for none."""
 
     gate: str
     state: State
@@ -61,7 +61,7 @@ class Outcome:
     accept: str = ""
 
     def __post_init__(self) -> None:
-        """TypeError on what no report can hold."""
+        """TypeError on a value that a report cannot hold."""
         for name, kind, allowed in HELD:
             if not isinstance(found := getattr(self, name), kind):
                 raise TypeError(f"{name} of an outcome is {found!r}; allowed: {allowed}")

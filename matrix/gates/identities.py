@@ -55,9 +55,9 @@ def _width(resolved: Mapping[str, Any]) -> int | None:
 
 
 def identity_fault(answer: Answer, width: int | None) -> str:
-    """What contradicts what among an answer's metrics, or "". width: drafts of every round, None if they differ."""
+    """A contradiction among an answer's metrics, or "". width: draft tokens of every round, None if they differ."""
     info = answer.meta_info
-    # A text may hold no n-gram twice, and then no round has a draft.
+    # A text without a repeated n-gram has no round with a draft.
     if not any(key in info for key in COUNTS):
         return ""
     if lacking := [key for key in COUNTS if type(info.get(key)) is not int]:

@@ -15,7 +15,7 @@ from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 THRESHOLDS: Final = {
     "left": Threshold(0, "whatever one request leaves behind grows with every request, until the engine ends"),
 }
-# What an engine that counts anything must count.
+# Counts that an engine with a readback of `alive` must report.
 COUNTED: Final = frozenset(
     {
         *("requests", "queued", "abandoned", "isolated", "owned", "stop_rules", "readers"),
@@ -28,7 +28,7 @@ COUNTED: Final = frozenset(
 class LeaksGate:
     """Every count of `alive` in the readback is zero, and none of COUNTED is missing.
 
-    The counts are the engine's own, except the number of request objects, which weak references count.
+    The engine counts, except for request objects, which are counted by weak references.
     """
 
     name: str = "leaks"

@@ -78,7 +78,7 @@ def _leaks(memory: Memory, leaked: int) -> str:
 
 
 def _audited(run: Run, memory: Memory) -> tuple[str, Blame | None]:
-    """What the journal shows to be wrong, "" if nothing, and whose it is."""
+    """(fault in the journal or "", request at fault)."""
     assert run.journal is not None
     try:
         replayed = audit(run.journal)
@@ -94,7 +94,7 @@ def _audited(run: Run, memory: Memory) -> tuple[str, Blame | None]:
 
 
 def _replayed(run: Run, memory: Memory) -> str:
-    """What the engine's own replay of the journal, for audits on other machines, shows to be wrong, "" if nothing.
+    """A fault found by the engine's own replay of the journal (for audits on other machines), or "".
 
     It allocates pages in the reference engine's order.
     """

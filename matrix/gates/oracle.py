@@ -28,9 +28,9 @@ THRESHOLDS: Final = {
 class OracleGate:
     """Compares the baseline's greedy requests on the oracle's prompts with the oracle, along the oracle's text.
 
-    Two libraries round differently. Where the baseline departs from the oracle and the margin of the oracle's two best
-    tokens is below `tie_nats`, that is a tie: it is counted, the baseline is asked to go on from the
-    oracle's token, and the comparison continues there (`Run.resumed`).
+    Two libraries round differently. If the baseline deviates from the oracle where the margin of the oracle's two best
+    tokens is below `tie_nats`, the tie is counted, the baseline reruns from the oracle's token, and the comparison
+    continues there (`Run.resumed`).
     """
 
     name: str = "oracle"
@@ -40,7 +40,7 @@ class OracleGate:
     margins: Callable[[str, RequestSpec], Sequence[float]] = margins
 
     def applies(self, cell: Cell) -> bool:
-        """Cells with greedy requests, whose prompts outside the oracle's are left out."""
+        """Cells with greedy requests; prompts that the oracle lacks are skipped."""
         return cell.sampling in ("greedy", "mixed")
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
@@ -88,7 +88,7 @@ class OracleGate:
         return oracle.continuation(request) if oracle is not None and comparable(request) else ()
 
     def next_tie(self, target: str, request: RequestSpec, start: int, got: Sequence[int]) -> int | None:
-        """Index in the oracle's continuation at which tokens from index `start` on depart from it by a tie; None if
+        """Index in the oracle's continuation at which tokens from index `start` on deviate from it by a tie; None if
         they do not."""
         index = first_difference(self.text(target, request)[start:], got, prefix=True)
         return start + index if index is not None and self.is_tie(target, request, start + index) else None

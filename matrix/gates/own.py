@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class OwnGate:
-    """Stands before the gate."""
+    """Wraps a plug-in's gate and catches its exceptions."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate, self.name = gate, gate.name
@@ -24,7 +24,7 @@ class OwnGate:
         self.thresholds: Mapping[str, float] = gate.thresholds
 
     def applies(self, cell: Cell) -> bool:
-        """As the gate, and where it raises, which `judge` then tells."""
+        """Whether the gate applies; also true if it raises, which `judge` then reports."""
         return self._outcome(lambda: self.gate.applies(cell)) is not False
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:

@@ -52,7 +52,7 @@ SHARES: Final = {
 
 
 class Precise(NamedTuple):
-    """An answer with what float32 says of each of its tokens."""
+    """An answer with float32's evaluation of each of its tokens."""
 
     request: RequestSpec
     answer: Answer
@@ -105,7 +105,7 @@ class PrecisionGate:
         return self._judged(cell, sides, numbers)
 
     def is_tie(self, prepared: PreparedCell, run: Run, request: RequestSpec, answer: Answer, index: int) -> bool:
-        """Whether float32 might as well have chosen the token at an index of an answer."""
+        """Whether the token at an index of an answer is within its bound of float32's choice."""
         if not followed(request) or index >= len(answer.output_ids):
             return False
         (one,) = self._precise(prepared.cell.target, run, [(request, answer)])
@@ -145,7 +145,7 @@ class PrecisionGate:
 
     @staticmethod
     def _beyond(side: Sequence[Precise], bound: Callable[[RequestSpec], float]) -> list[tuple[Precise, int]]:
-        """The tokens of a run that are further off than a bound, or not a number."""
+        """The tokens of a run that are further off than a bound, or NaN."""
         return [
             (one, place)
             for one in side
@@ -154,7 +154,7 @@ class PrecisionGate:
         ]
 
     def _routed(self, cell: Cell, tokens: int) -> int:
-        """How many of a run's tokens may have had other experts."""
+        """Allowed number of a run's tokens that were routed to different experts."""
         if cell.model not in ROUTED:
             return 0
         from scipy.stats import binom
@@ -162,8 +162,8 @@ class PrecisionGate:
         return min(int(binom.isf(CHANCE, tokens, self.thresholds["routed_share"])), int(ROUTED_MOST * tokens))
 
     def _rms(self, cell: Cell, parts: Sequence[Sequence[float]]) -> float:
-        """The root mean square of the errors of both runs, of each without the largest that other experts may explain;
-        infinite if one is not finite."""
+        """The root mean square of both runs' errors, excluding the largest of each run that different experts may
+        explain; infinite if an error is not finite."""
         if not all(isfinite(error) for errors in parts for error in errors):
             return float("inf")
         kept = [
@@ -186,7 +186,7 @@ class PrecisionGate:
 
 
 def _errors(side: Sequence[Precise], sampled: bool) -> list[float]:
-    """What a run's log-probabilities differ from float32's by, in nats."""
+    """Differences of a run's log-probabilities from float32's, in nats."""
     return [
         value - token.logprob
         for one in side

@@ -50,12 +50,13 @@ GATES: Final[tuple[Gate, ...]] = (
 )
 
 
-# Of plug-ins, in the order in which they were registered.
+# Gates of plug-ins, in order of registration.
 OWN_GATES: Final[list[OwnGate]] = []
 
 
 def register_gate(gate: Gate) -> None:
-    """Add a gate, which judges after this package's. ConfigError if its name is taken or a part of it is missing."""
+    """Add a gate, evaluated after this package's. ConfigError if its name is taken or it lacks a part of the
+    protocol."""
     name = getattr(gate, "name", None)
     if not isinstance(name, str) or not name:
         raise ConfigError(f"a gate must have a name, got {shown(name)}")
@@ -115,7 +116,7 @@ def applied_gates(profile: Profile) -> Applied:
 
 
 def _foreign(profile: Profile) -> tuple[Gate, ...]:
-    """Every gate, set for an engine that rounds in its own way and has none of the reference engine's internals."""
+    """Every gate, configured for an engine with different rounding and without the reference engine's internals."""
     oracle = OracleGate()
     oracle.thresholds = {**oracle.thresholds, "tie_nats": profile.tie_nats}
     lossless = LosslessGate(oracle=None, is_oracle_tie=oracle.is_tie)

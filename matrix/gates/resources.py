@@ -1,4 +1,4 @@
-"""Checks what an engine takes of its GPU: CUDA graphs in the steady state, memory, and early kernel launches."""
+"""Checks an engine's use of its GPU: CUDA graphs in the steady state, memory, and early kernel launches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ResourcesGate:
     """In the steady state nothing is captured or runs without a graph; memory is what was budgeted, and is reported;
     kernels start early where the GPU can.
 
-    What happened is torch's and the driver's count; what should have is the engine's own report, or follows from the
+    Actual values are counted by torch and the driver; expected ones are reported by the engine or follow from the
     shapes of the rounds.
     """
 
@@ -77,7 +77,7 @@ class ResourcesGate:
         return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, message=fault)
 
     def _memory(self, seen: Resources, run: Run, numbers: Mapping[str, Number]) -> str:
-        """What is wrong with the memory, or ""."""
+        """A fault in the memory use, or ""."""
         least, most = self.thresholds["memory_least"], self.thresholds["memory_ratio"]
         if not least <= float(str(numbers["memory_ratio"])) <= most:
             return (
@@ -95,7 +95,7 @@ class ResourcesGate:
 
 
 def _unsteady(rounds: Sequence[GraphRound], most: int) -> Iterator[str]:
-    """A sentence for each round that does not have the captures and replays that are due, `most` shapes being kept per
+    """Yield a sentence for each round with other captures or replays than expected; `most` shapes are kept per
     width."""
     times: Counter[tuple[int, ...]] = Counter()
     kept: dict[int, dict[tuple[int, ...], bool]] = {}
@@ -117,8 +117,8 @@ def _due(shape: tuple[int, ...], kept: dict[tuple[int, ...], bool], most: int) -
     """The captures and replays of a round: none at the first time of its shape, a capture and a replay at the second,
     then replays.
 
-    kept: the shapes of its width, least recently used first, and whether each has a graph. One too many makes the
-    oldest shape without a graph a new one again, which may be this one: no graph in use is dropped for another.
+    kept: the shapes of its width, least recently used first, and whether each has a graph. Beyond `most`, the oldest
+    shape without a graph is forgotten, possibly this one; shapes with a graph are kept.
     """
     captured = kept.pop(shape, None)
     kept[shape] = captured is not None

@@ -36,7 +36,7 @@ class ScheduleGate:
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
 
     def applies(self, cell: Cell) -> bool:
-        """Every cell works."""
+        """Every cell has work to schedule."""
         return True
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
@@ -77,7 +77,7 @@ class ScheduleGate:
         return Outcome(self.name, State.FAIL, numbers, message=str(stalled), blame=blame)
 
     def _needless(self, cell: Cell, run: Run, done: WorkDone) -> str:
-        """A sentence on the first step whose forwards are not those that it needs, else ""."""
+        """A sentence on the first step whose forwards differ from those needed, else ""."""
         assert run.work is not None
         steps, shape = [step for step in done.steps if step.rows], DraftShape.of(cell, run.resolved)
         if len(steps) != len(run.work.forwards):

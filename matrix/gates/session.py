@@ -89,8 +89,8 @@ def lines(run: Run) -> list[list[tuple[Answer, bool]]]:
 
 
 def _apart(run: Run, baseline: Run) -> Iterator[str]:
-    """The turns whose prompt is not the one that the baseline sent again. Where an answer left the baseline's, as fast
-    kernels may at a tie, the turns after it must have their own history instead, with the same tokens of their own."""
+    """Yield the turns whose prompt differs from the baseline's. After an answer that deviates from the baseline's (fast
+    kernels may at a tie), a turn must instead contain its own session's history, followed by the same new tokens."""
     mine, theirs = ({answer.name: answer for answer in each.answers} for each in (run, baseline))
     parted: set[str] = set()
     for request in run.requests:
@@ -108,7 +108,7 @@ def _apart(run: Run, baseline: Run) -> Iterator[str]:
 
 
 def _own(turn: Answer, before: Answer) -> tuple[int, ...] | None:
-    """A turn's prompt without its history, None if that is not the whole turn before."""
+    """A turn's prompt without its history, None if it does not begin with the whole previous turn."""
     history = before.prompt_ids + before.output_ids
     return turn.prompt_ids[len(history) :] if turn.prompt_ids[: len(history)] == history else None
 
@@ -161,8 +161,8 @@ class Walk:
                 kept = left
 
     def _found(self, turn: Answer, begin: Move) -> Iterator[str]:
-        """A sentence if the start of a turn, or its restart after a retraction, from held KV is wrong. That it inherits
-        what the turn before left is a law of the audit: a resume follows the hold of its account."""
+        """Yield a sentence if a turn's start from held KV, or its restart after a retraction, is wrong. The audit's
+        laws ensure that it inherits what the previous turn left: a resume follows the hold of its account."""
         self.resumed += 1
         self.inherited += begin.keep
         again = min(self.span, begin.room)
@@ -178,7 +178,8 @@ class Walk:
                 yield self.moves.pop(0), self.moves.pop(0)
 
     def _expected(self, turn: Answer, begin: Move, end: Move, last: bool) -> int:
-        """Positions to be left: those shown that have KV, or what an aborted or retracted turn had inherited."""
+        """Expected number of positions left: those of visible tokens that have KV, or those that an aborted or
+        retracted turn had inherited."""
         if last and turn.finish != "abort":
             return min(len(turn.prompt_ids) + len(turn.output_ids), end.computed)
         self.rolled_back += last and begin.operation == "resume"

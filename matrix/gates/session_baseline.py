@@ -20,8 +20,8 @@ KEEPS_KV: Final = ("eagle", "eagle3", "nextn", "standalone", "dflash")
 
 
 def has_session_baseline(cell: Cell) -> bool:
-    """Cells whose turns reuse session or cached KV and draft from it at a fixed depth; and all of a user's drafter
-    whose drafts follow from the request alone, as there is no oracle of it."""
+    """Cells whose turns reuse session or cached KV and draft from it at a fixed depth; and all cells of a user's
+    drafter whose drafts depend on the request alone, as it has no oracle."""
     if (own := cell.own_traits) is not None:
         return own.drafts and not own.irregular and not cell.adapts and cell.sampling in ("greedy", "mixed")
     found = cell.memory != "tight" and (cell.session == "streaming" or cell.prefix_cache == "on")
@@ -30,8 +30,9 @@ def has_session_baseline(cell: Cell) -> bool:
 
 
 def mismatching_turns(run: Run, plain: Run, own: Traits | None = None) -> tuple[dict[str, Number], str]:
-    """Greedy turns compared and mismatching, and a sentence about the first mismatch ("" for none). own: other
-    requests too, of a user's algorithm, but not where a prefix cache kept prompt tokens from a drafter without KV."""
+    """Greedy turns compared and mismatching, and a sentence about the first mismatch ("" for none). own: traits of a
+    user's algorithm, whose other greedy requests are compared too, except where a prefix cache hid prompt tokens from a
+    drafter without KV."""
     theirs = {answer.name: answer for answer in plain.answers}
     mine = {answer.name: answer for answer in run.answers}
     compared, places = 0, []

@@ -1,4 +1,4 @@
-"""Compares the texts of a subject that shows no token ids: with the oracle's, and with the baseline's."""
+"""Compares the texts of a subject without token ids with the oracle's and the baseline's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN: Final = 20  # characters
 class TextGate:
     """Greedy texts: the run's equal the baseline's, where there is one, and the oracle's on its prompts.
 
-    target_oracle: None where the server makes the prompt's tokens itself, so that the oracle's differ.
+    target_oracle: None if the server tokenises prompts itself, so that the oracle's tokens differ.
     """
 
     name: str = "text"
@@ -76,7 +76,7 @@ class TextGate:
         return ending(request, ids, target).text if ids else None
 
     def _tied(self, target: str, request: RequestSpec, common: str) -> bool:
-        """Whether the oracle's tokens after a common text have a tie at the first one."""
+        """Whether the first of the oracle's tokens after a common text is a tie."""
         if self.target_oracle is None or not comparable(request):
             return False
         ids = self.target_oracle.text(target, request)
@@ -85,8 +85,8 @@ class TextGate:
 
 
 def _parting(answer: Answer, other: str, whole: bool) -> int | None:
-    """The first character at which an answer's text is not another one; None if none. whole: also where it goes on
-    behind the other's end, which for the oracle is only as far as its tokens go."""
+    """Index of the first character at which an answer's text differs from another; None if none. whole: text past the
+    end of the other also counts, unlike for the oracle's, which ends with its tokens."""
     text = answer.text
     shorter = min(len(text), len(other))
     at = next((i for i in range(shorter) if text[i] != other[i]), shorter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-# By stage: the share of runs on an engine without a defect that may be red by chance, over all tests of all its cells.
+# By stage: the allowed false-positive rate of a run on a defect-free engine, over all tests of all its cells.
 # `reports.sensitivity` states the share of a run, and a test holds that the locked cells keep to it.
 FALSE_ALARMS: Final = {"smoke": 0.01, "pr": 0.01, "nightly": 0.05}
 
