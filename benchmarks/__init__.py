@@ -1,1 +1,1 @@
-"""What `specmatrix bench` measures: figures with a goal, from interleaved pairs of one run."""
+"""The measurements of `specmatrix bench`: figures with a goal, from interleaved pairs of one run."""

@@ -21,7 +21,7 @@ from specmatrix.reports.render.console import print_markdown
 from specmatrix.reports.render.progress import waiting
 
 GROUPS: Final = ("decoding", "overhead", "simulation", "harness")
-# Measured only if named: beside vLLM, which is installed apart, and the rounds on a GPU.
+# Groups measured only if named: against vLLM, which has its own installation, and rounds on a GPU.
 VLLM: Final = "vllm"
 GPU: Final = "gpu"
 NAMED: Final = (*GROUPS, VLLM)

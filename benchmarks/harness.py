@@ -18,7 +18,7 @@ from specmatrix.benchmarks.metric import Metric, seconds, spread_of, unmeasured,
 from specmatrix.benchmarks.overhead import measured_cells, share_of_cell
 
 CELLS: Final = 100_000
-# Fewer cells would be other work than the goal is for.
+# Minimum number of cells; with fewer, the goal does not apply.
 LEAST: Final = 95_000
 RUNS: Final = 3
 COLLECTION: Final = "collect_100k_cells_seconds"
@@ -63,7 +63,7 @@ def collection() -> Metric:
 
 
 def missing_for_pytest() -> str:
-    """What collecting through pytest lacks, "" if nothing."""
+    """The missing requirement for collection by pytest, "" if there is none."""
     if find_spec("pytest") is None:
         return "pytest is not installed; install specmatrix with the extra `pytest`"
     return "" if MATRIX.is_file() else f"{MATRIX} is missing; run this in a checkout"

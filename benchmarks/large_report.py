@@ -18,7 +18,7 @@ BASELINE: Final = HOME / "reports" / "baselines" / "cpu-pr.jsonl.gz"
 
 
 class Change(NamedTuple):
-    """What differs in a head report: the acceptance length of this share of the cells, or with `version` the spec
+    """The difference of a head report: the acceptance length of this share of the cells, or with `version` the spec
     version that their starts resolved to."""
 
     share: float = 0.0
@@ -40,7 +40,7 @@ def write(directory: Path, cells: int, seconds: float, change: Change = Change()
 
 
 def numbered(record: CellResult, number: int) -> CellResult:
-    """The record under an id of its own, with numbers that no other cell has in some gates and counters."""
+    """The record under a unique id, with unique numbers in some gates and counters."""
     own: dict[str, dict[str, Json]] = {"ledger": {"stamps": number}, "lossless": {"tokens": 62 + number}}
     gates = tuple(with_numbers(gate, own.get(gate.name, {})) for gate in record.gates)
     evidence = {name: value + number % 97 for name, value in record.evidence.items()}

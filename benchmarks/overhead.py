@@ -1,4 +1,4 @@
-"""What is not a model forward: the rest of a decode step, and the harness's share of a cell.
+"""Overhead besides model forwards: the rest of a decode step, and the harness's share of a cell.
 
 CPU time of this single-threaded process, which other processes do not affect.
 """

@@ -1,4 +1,4 @@
-"""How the cells of a command run: on which engine, with which planted fault, on how many workers."""
+"""Execution of a command's cells: the engine, the planted fault, and the number of workers."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class CellRuns:
-    """Runs cells as its job says, on `workers` workers; the fault is planted in the job's tree. durations: seconds by
-    cell id, estimates by default. cluster: where they run, None for this machine."""
+    """Runs the cells of a job on `workers` workers; the fault is planted in the job's tree. durations: seconds by cell
+    id, estimates by default. cluster: where the cells run, None for this machine."""
 
     job: ShardJob
     workers: int
@@ -73,15 +73,15 @@ class CellRuns:
                 yield runs.with_command(record)
 
     def explained(self, which: Explain) -> CellRuns:
-        """The same, where these cells run a second time with a trace."""
+        """The same runs, but rerunning these cells with a trace."""
         return self._with(explain=which, limit=self.job.limit * (2 if which in ("red", "every") else 1))
 
     def _with(self, **changes: Any) -> CellRuns:  # noqa: ANN401 - fields of the job
         return dataclasses.replace(self, job=dataclasses.replace(self.job, **changes))
 
     def with_command(self, record: CellResult) -> CellResult:
-        """The record with the command that runs its cell again as it ran here: it plants the fault, selects the
-        requests and names the waivers, without which a cell that passes a known failure would be green."""
+        """The record with the command that reruns its cell exactly: it plants the fault, selects the requests and names
+        the waivers, without which a cell that passes a known failure would be green."""
         asked = self.job.options
         given = [f"--stage {TIMED}"] if asked.stage == TIMED else []
         given += [f"--starts {asked.starts}"] if asked.starts else []
@@ -96,8 +96,8 @@ class CellRuns:
 def _counted(
     runs: CellRuns, cells: Sequence[Cell], planned: float
 ) -> Iterator[tuple[Callable[[list[str]], None], Callable[[CellResult], None]]]:
-    """A progress bar for the cells: what shows the workers' cells, and what counts a record. planned: seconds of all,
-    with the workers that there are. Durations are those of cells that are not timed."""
+    """Yield two callbacks of a progress bar: one shows the workers' cells, one counts a record. planned: total seconds
+    with these workers. Durations exclude the timing of cells."""
     red, today = 0, datetime.now(UTC).date().isoformat()
     timed = runs.job.options.stage == TIMED
     expected: dict[Hashable, float] = (

@@ -40,20 +40,20 @@ from specmatrix.stopping import deferred
 if TYPE_CHECKING:
     from specmatrix.matrix.run.runner import Runner
 
-# A cell takes seconds; a worker that sends nothing for this long hangs.
+# A cell takes seconds; a worker silent for this long counts as hung.
 LIMIT_SECONDS: Final = 180.0
 # Between two calls of `on_progress`, at most.
 TICK_SECONDS: Final = 1.0
-# A worker that closed its pipe may still be on its way out.
+# A worker that closed its pipe may still be exiting.
 EXIT_SECONDS: Final = 5.0
 THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """What every worker knows. waivers: the rules of the options' file. limit: seconds per cell, including the worker's
-    start. tree: a copy of the packages with a planted fault that the workers import, None for this process's own.
-    explain: the cells that run a second time with a trace, see `Runner`."""
+    """The settings that every worker gets. waivers: the rules of the options' file. limit: seconds per cell, including
+    the worker's start. tree: a copy of the packages with a planted fault that the workers import, None for this
+    process's own. explain: the cells that run a second time with a trace, see `Runner`."""
 
     options: RunOptions
     waivers: tuple[WaiverRule, ...] = ()
@@ -64,7 +64,7 @@ class ShardJob:
 
 @dataclass(slots=True)
 class Waiting:
-    """What is left of a plan. lanes: those that no worker has had yet."""
+    """The remaining work of a plan. lanes: those without a worker yet."""
 
     job: ShardJob
     queue: list[Group]
@@ -75,9 +75,9 @@ class Waiting:
 class Worker:
     """One process and the group that it runs.
 
-    work: whose groups it takes. lane: the shard of the plan whose GPUs it has. second: it replaces a worker that did
-    not start. heard: time of its last message. group: its remaining cells, None until it is ready. baselines: of its
-    groups so far.
+    work: the source of its groups. lane: the shard of the plan whose GPUs it uses. second: whether it replaces a worker
+    that did not start. heard: time of its last message. group: its remaining cells, None until it is ready. baselines:
+    keys of its groups' baselines so far.
     """
 
     work: Waiting
@@ -115,7 +115,7 @@ def run_plan(
 
 
 def _start_lanes(workers: list[Worker], work: Waiting) -> bool:
-    """Start the workers that have something to do; whether there was one."""
+    """Start the workers that have something to do; returns whether there were any."""
     found = False
     while work.lanes and len(work.queue) > sum(worker.group is None for worker in workers):
         _start(workers, work, work.lanes.pop(0))
@@ -211,12 +211,12 @@ def _stop(worker: Worker) -> None:
 
 
 def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection[CellResult | None, tuple[Cell, ...]]) -> None:
-    """What a worker runs: it sends None when it is ready, then each cell's record."""
+    """Main function of a worker: send None when ready, then each cell's record."""
     if job.tree is not None and not HOME.is_relative_to(job.tree.resolve()):
         raise ConfigError(f"the worker imports {HOME}, not the patched packages in {job.tree}")
     runner = job_runner(job)
     if job.options.subject == REFERENCE and not gpus:
-        # An error is that of the first cell that needs them.
+        # An import error surfaces in the first cell that needs the module.
         with hide_packages("coverage", "scipy"), suppress(Exception):
             import_module("specmatrix.kernels.decoder_layer.compiled")
     freeze()
@@ -229,8 +229,8 @@ def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection[CellResult
 
 @contextmanager
 def hide_packages(*packages: str) -> Iterator[None]:
-    """Packages that are not imported yet cannot be: numba would, for what the loops of layers do not use, which takes
-    0.2 s of a worker's start."""
+    """Make packages that are not imported yet unavailable within the context: importing numba, which is not needed,
+    would add 0.2 s to a worker's start."""
     hidden = [name for name in packages if name not in sys.modules]
     modules: dict[str, ModuleType | None] = sys.modules  # type: ignore[assignment]  # None prevents an import
     modules |= dict.fromkeys(hidden)
@@ -242,8 +242,8 @@ def hide_packages(*packages: str) -> Iterator[None]:
 
 
 def freeze() -> None:
-    """Leave what is imported by now out of every search for garbage, which takes 0.14 s for its 280,000 objects: on a
-    GPU twice an engine start."""
+    """Exclude everything imported so far from garbage collection: a pass over its 280,000 objects takes 0.14 s, on a
+    GPU twice per engine start."""
     gc.freeze()
 
 

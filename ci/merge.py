@@ -18,7 +18,7 @@ from specmatrix.reports.schema import REPORT_FILE, Header, ShardRecord
 from specmatrix.reports.schema import Json as JsonValue
 from specmatrix.reports.store import Report, ReportWriter, load
 
-# What shards may differ in: when and where they ran, and which shard each is.
+# Header fields in which shards may differ: when and where they ran, and which shard each is.
 OWN: Final = ("created", "host", "shard")
 
 
@@ -88,7 +88,7 @@ def _same(first: Report, other: Report, name: str, value: JsonValue, its: JsonVa
 
 
 def _check_cells(reports: Sequence[Report], expected: int) -> None:
-    """ConfigError unless the shards have each cell once, as they do unless they were planned with other durations."""
+    """ConfigError unless each cell is in exactly one shard; shards planned with different durations violate this."""
     seen: dict[str, Report] = {}
     for report in reports:
         for cell in (*report.lines, *report.not_run):

@@ -21,7 +21,7 @@ from specmatrix.reports.wording import count, duration
 # Minutes of a job besides its cells, such as the installation, and how much slower than estimated a machine may be.
 GRACE_MINUTES: Final = 20
 SLACK: Final = 3
-# Of a budget of GPU minutes, each job gets a part as if it installed for so long.
+# Minutes of installation assumed per job when a budget of GPU minutes is divided.
 INSTALL_SECONDS: Final = 300.0
 
 

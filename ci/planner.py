@@ -24,7 +24,7 @@ from specmatrix.reports.schema import ShardRecord
 
 SPLIT: Final = 1.3
 START_SECONDS: Final = 0.5
-# Ranks whose cells wait for no others of their engine start.
+# Ranks whose cells do not wait for others of their engine start.
 ALONE: Final = 64
 # Groups at the head of the queue among which a worker chooses.
 AHEAD: Final = 8
@@ -88,7 +88,7 @@ class ShardPlan:
 
     @property
     def queue(self) -> list[Group]:
-        """The groups of all shards, by their planned beginnings."""
+        """The groups of all shards, in order of planned start time."""
         begun = [
             (begin, place, group)
             for place, shard in enumerate(self.shards)
@@ -148,7 +148,7 @@ def shard_plan(cells: Sequence[Cell], durations: Mapping[str, float], count: int
 def of_shard(
     cells: list[Cell], seconds: Mapping[str, float], shard: str, gpus: int
 ) -> tuple[ShardRecord | None, list[Cell]]:
-    """The cells of a shard such as 2/4, and what the header says of it; all cells and None for 1/1."""
+    """(header record, cells) of a shard such as 2/4; None and all cells for 1/1."""
     number, total = parse_shard(shard)
     if total == 1:
         return None, cells
@@ -169,8 +169,8 @@ def plan(
     """A plan for cells with `gpus` GPUs each; the order of `cells` does not matter.
 
     durations: measured seconds by cell id; the default is the cell's estimate. start_seconds: per engine start. ranks:
-    by cell id, the place of cells that run early.
-    ConfigError if no host has enough GPUs, a cell needs more GPUs, or a duration is not a positive number.
+    cell id to position, for cells that run early. ConfigError if no host has enough GPUs, a cell needs more GPUs, or a
+    duration is not a positive number.
     """
     shards = _lanes(hosts, gpus)
     costs = _costs(cells, durations, gpus)
@@ -185,9 +185,9 @@ def plan(
 
 
 def take(queue: list[Group], own: Set[object], others: Set[object]) -> Group:
-    """Remove the group that a worker runs next from a queue that is not empty: of those of the first AHEAD that are at
-    least half as long as the first, the one with the fewest baselines that only other workers have run. A long group
-    shares many of them, but if others went first, it would be the last to end.
+    """Remove and return the group that a worker runs next from a non-empty queue: among the first AHEAD groups that are
+    at least half as long as the first, the one with the fewest baselines that only other workers have run. A long group
+    shares many baselines, but would end last if shorter ones ran first.
 
     own, others: baselines that the workers have run.
     """

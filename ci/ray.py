@@ -49,7 +49,7 @@ from specmatrix.reports.schema import CellResult, Json
 from specmatrix.reports.wording import count
 from specmatrix.stopping import SIGNALS, deferred
 
-# How long a cluster may take to answer, its nodes to run the first task, and nodes to join where none is left.
+# Time limits for a cluster to answer, for its nodes to run the first task, and for nodes to join if none is left.
 CONNECT_SECONDS: Final = 60.0
 PROBE_SECONDS: Final = 120.0
 NODE_SECONDS: Final = 300.0
@@ -65,7 +65,7 @@ NODE_ID: Final = "ray.io/node-id"
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """One that is alive, with its resources in whole numbers."""
+    """A living node, with its resources in whole numbers."""
 
     id: str
     name: str
@@ -75,8 +75,8 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A connection, and what a task of the run needs there. hosts: the nodes that have it, as a plan takes them; host:
-    the same, as a report's header describes them. versions: of this machine, and so of every node."""
+    """A connection, and the resources that a task of the run needs. hosts: the nodes that have them, in a plan's form;
+    host: the same nodes in the form of a report's header. versions: of this machine, and so of every node."""
 
     address: str
     cpus: int
@@ -95,9 +95,9 @@ class Cluster:
     ) -> Iterator[CellResult]:
         """The records of all cells of the plan, in the order in which they finish; as that of `ci/local.py`.
 
-        ConfigError if the cluster ends before.
+        ConfigError if the cluster ends first.
         """
-        # Signals wait while Ray runs: an exception of their handlers inside of its extension is a SystemError.
+        # Signals are deferred while Ray runs: a handler's exception inside its extension becomes a SystemError.
         with deferred():
             queue = Queue(actor_options={"num_cpus": 0, "resources": {HEAD: 0.001}})
             tasks = Tasks(self, replace(job, tree=None), queue)
@@ -151,7 +151,7 @@ class Tasks:
     _fitting: float = field(default_factory=monotonic)
 
     def submit(self, task: Task) -> None:
-        """Let Ray run the cells of a task, on none of the nodes that it avoids."""
+        """Submit the cells of a task to Ray, excluding the nodes that it avoids."""
         self._attempts += 1
         task.number = self._attempts
         options: dict[str, Any] = {
@@ -168,12 +168,12 @@ class Tasks:
     def receive(self) -> Iterator[CellResult]:
         """The records of about the next second, those of cells that are lost for good included."""
         done, _ = ray.wait([*self.submitted], num_returns=1, timeout=TICK_SECONDS)
-        # What a task sent before it ended is in the queue by now.
+        # Everything that a task sent before it ended is in the queue by now.
         numbered = {task.number: task for task in self.submitted.values()}
         nodes = {node.id: node for node in living()}
         for number, node, record in self.queue.get_nowait_batch(self.queue.qsize()):
             task = numbered.get(number)
-            if task is None:  # of an attempt that was given up
+            if task is None:  # from an abandoned attempt
                 continue
             task.node = nodes.get(node, ClusterNode(node, node[:6], 0, 0))
             task.heard = monotonic()
@@ -185,12 +185,12 @@ class Tasks:
         yield from self._check()
 
     def _ended(self, reference: ObjectRef[None]) -> Iterator[CellResult]:
-        """Submit what a task left again, or record it as lost."""
+        """Resubmit the remaining cells of a task, or record them as lost."""
         task = self.submitted.pop(reference)
         try:
             ray.get(reference)
             what = "its task ended without its record"
-        except TaskCancelledError:  # it waited for a node that is none of those it avoids
+        except TaskCancelledError:  # it waited for a node outside those that it avoids
             what = ""
         except RayError as error:
             what = loss(error, task.node)
@@ -203,8 +203,8 @@ class Tasks:
             yield from self._given_up(task, reason, 1 if task.node else len(task.cells))
 
     def _check(self) -> Iterator[CellResult]:
-        """Give up cells that fell silent or that no node can run, and let tasks that wait go where they were lost if
-        no other node is left."""
+        """Give up cells that went silent or that no node can run; let waiting tasks run on nodes that they avoid if no
+        other is left."""
         now = monotonic()
         fitting = {node.id for node in self.cluster.nodes()}
         if fitting:
@@ -225,7 +225,7 @@ class Tasks:
         yield from self._given_up(task, reason, cells)
 
     def _given_up(self, task: Task, reason: str, cells: int) -> Iterator[CellResult]:
-        """Record the first cells as lost, and submit the others anew."""
+        """Record the first cells as lost, and resubmit the others."""
         if rest := task.cells[cells:]:
             self.submit(Task(rest))
         for cell in task.cells[:cells]:
@@ -280,14 +280,14 @@ def _runner(job: ShardJob) -> Runner:
 
 
 def probe(gpus: int) -> tuple[dict[str, str], dict[str, Json]]:
-    """The versions of a node, and what a header says of it. gpus: of the tier, as `this_host` takes them. It may use
-    none of them, but sees those of the node."""
+    """The versions of a node, and its description for a header. gpus: of the tier, as in `this_host`. The probe uses no
+    GPU, but sees the node's."""
     return versions_with(HOME), this_host(gpus)
 
 
 @cache
 def versions_with(home: Path) -> dict[str, str]:
-    """What must be the same on every node: the versions of packages, and a hash of those in `home`."""
+    """Versions that must be equal on every node: of packages, and a hash of those in `home`."""
     sources = (path for name in PACKAGES for kind in SOURCES for path in (home / name).rglob(kind))
     return installed_versions() | {"sources": files_hash(sources)}
 
@@ -296,7 +296,7 @@ def versions_with(home: Path) -> dict[str, str]:
 def connected(address: str, tier: Tier, tree: Path, per_gpu: int) -> Iterator[Cluster]:
     """A cluster whose nodes import the packages in `tree`, a copy that this changes, checked for what the tier needs.
     per_gpu: tasks that share one. ConfigError, one sentence, if it cannot run the tier's cells."""
-    # Ray prints what it logs of workers and nodes on standard output, which may be JSON.
+    # Ray logs workers and nodes to standard output, which must stay valid JSON.
     with Path(os.devnull).open("w", encoding="utf-8") as null, redirect_stdout(null):
         _connect(address, tree, tier)
         try:
@@ -328,7 +328,7 @@ def _connect(address: str, tree: Path, tier: Tier) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 ray.init(address, runtime_env=settings, logging_level=logging.CRITICAL, log_to_driver=False)
-        except Exception as error:  # Ray raises many, and the main thread tells of them
+        except Exception as error:  # Ray raises many types; the main thread reports them
             failures.append(error)
 
     # `ray.init` has no time limit, and in the main thread it would take SIGTERM over.
@@ -348,7 +348,7 @@ def _connect(address: str, tree: Path, tier: Tier) -> None:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Nothing is written to descriptor 2, where Ray logs every attempt to connect."""
+    """Suppress output to descriptor 2, where Ray logs every connection attempt."""
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, 2)
@@ -360,7 +360,7 @@ def _silent() -> Iterator[None]:
 
 
 def knock(address: str) -> None:
-    """ConfigError on what is no address, and at once where nothing listens: Ray would try it again and again."""
+    """ConfigError on an invalid address, and at once if nothing listens there: Ray would keep retrying."""
     if not ADDRESS.fullmatch(address):
         raise ConfigError(f"--on must be auto, HOST:PORT or ray://HOST:PORT, got {shown(address)}")
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -384,7 +384,7 @@ def living() -> list[ClusterNode]:
 
 
 def too_small(cluster: Cluster, tier: Tier) -> str:
-    """That no node can run a task, and what the nodes have."""
+    """An error text: no node can run a task, with the nodes' resources."""
     needs = f"{count(cluster.cpus, 'CPU')}" + f" and {count(cluster.gpus, 'GPU')}" * bool(cluster.gpus)
     nodes = living()
     there = "; ".join(f"{node.name} has {count(node.cpus, 'CPU')} and {count(node.gpus, 'GPU')}" for node in nodes[:4])
@@ -394,7 +394,7 @@ def too_small(cluster: Cluster, tier: Tier) -> str:
 
 
 def probed(nodes: Sequence[ClusterNode], versions: Mapping[str, str], gpus: int) -> dict[str, Json]:
-    """What a header says of the nodes together. gpus: of the tier. ConfigError if one cannot run this machine's
+    """The header's description of all nodes together. gpus: of the tier. ConfigError if one cannot run this machine's
     cells."""
     hosts, end, tasks = [], monotonic() + PROBE_SECONDS, {}
     with deferred():

@@ -1,4 +1,4 @@
-"""`specmatrix review`: what a pull request's reviewer sees of one or more runs, for any CI."""
+"""`specmatrix review`: the review comment and check of one or more runs of a pull request, for any CI."""
 
 from __future__ import annotations
 

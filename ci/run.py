@@ -59,7 +59,7 @@ from specmatrix.reports.wording import count
 from specmatrix.stopping import Stopped
 
 MAX_STARTS: Final = 100
-# For `--rerun-failed`, the newest report; and the folder in its own for what reran.
+# For `--rerun-failed`: the newest report, and the subfolder for the rerun.
 LAST: Final = Path("last")
 RERUN: Final = "rerun"
 
@@ -109,7 +109,7 @@ def run(options: RunOptions) -> int:
         named: list[str] = []
         if change is not None and not options.json and not gpus:
             named += suspect_lines(view, change, options.tier, options.seed, chosen, runs)
-    # A cluster takes what is printed while it is connected.
+    # A connected cluster captures printed output.
     show_run(view, options.out, write_explained(view, options.out), options.json, options.junit)
     for line in named:
         print(line)
@@ -165,7 +165,7 @@ def header_of(
 
 
 def newest_report(folder: Path) -> Path:
-    """The newest report in a folder and those in it, but for those of reruns. ReportError if there is none."""
+    """The newest report in a folder or its subfolders, except those of reruns. ReportError if there is none."""
     found = (path for path in folder.rglob(REPORT_FILE) if path.parent.name != RERUN)
     if (newest := max(found, key=lambda path: path.stat().st_mtime, default=None)) is None:
         raise ReportError(f"there is no {REPORT_FILE} in {folder}; name the report whose failed cells rerun")
@@ -173,7 +173,8 @@ def newest_report(folder: Path) -> Path:
 
 
 def change_of(options: RunOptions) -> Lines | None:
-    """The changed lines of which a red run names some, if any. ConfigError if the cells run other sources."""
+    """The changed lines from which a red run names suspects, None without a change. ConfigError if the cells run other
+    sources."""
     if options.change is None:
         return None
     if options.fault or options.subject != REFERENCE:
@@ -194,7 +195,7 @@ def suspect_lines(
     runs: Callable[[Sequence[Cell]], Iterable[CellResult]],
 ) -> Iterator[str]:
     """Sentences on the changed lines that only a red run's failing cells execute, found by running a few cells again,
-    or why there are none. Where none passed, as `fail_fast` ended the run, a few of the `chosen` cells run now."""
+    or on why there are none. If none passed because `fail_fast` ended the run, a few of the `chosen` cells run now."""
     near = beside(view.red, view.cells, chosen) if change else []
     cells = (*view.cells, *(runs(near) if near else ()))
     found, names, green = suspects(view.red, cells, change, tier, seed)
@@ -207,7 +208,7 @@ def suspect_lines(
 
 
 def hash_of(only: Subset, cells: Sequence[Cell], options: RunOptions, data_hash: str) -> str:
-    """The header's hash of the data for a part of the requests: other prompts, which no comparison takes for the same.
+    """The header's data hash for a subset of requests: the prompts differ, so comparisons must not treat them as equal.
     ConfigError if a cell has none of them."""
     for cell in cells:
         only(cell, options.seed)
@@ -229,14 +230,14 @@ def show_run(view: RunView, out: Path, explained: Sequence[Path], json_: bool, j
 
 
 def chosen_by(options: RunOptions, engine: Subject | None) -> list[Cell]:
-    """As `chosen_cells`, of one tier."""
+    """As `chosen_cells`, for the tier of the options."""
     listed = listing(engine, options.tier, options.cells)
     return chosen_cells(options.tier, options.stage, options.cells, options.limit, listed)
 
 
 def timed_workers(options: RunOptions) -> int | None:
-    """The number of workers to ask for: one where cells are timed, so that they do not disturb each other. ConfigError
-    for several, or for `starts` that cannot be timed."""
+    """The number of workers to request: one if cells are timed, so that they do not disturb each other. ConfigError for
+    several, or for `starts` that cannot be timed."""
     starts, workers = options.starts, options.workers
     if options.stage != TIMED:
         if starts is not None:
@@ -250,7 +251,7 @@ def timed_workers(options: RunOptions) -> int | None:
 
 
 def checked_workers(workers: int | None, tier: str, on: str | None) -> int:
-    """How many workers run on this machine, or how many tasks of a cluster share a GPU. ConfigError if there are too
+    """The number of workers on this machine, or of a cluster's tasks that share a GPU. ConfigError if there are too
     many."""
     gpus = find_tier(tier).gpus
     if on is not None and gpus != 1:

@@ -1,4 +1,4 @@
-"""What `specmatrix run` is asked for."""
+"""The options of `specmatrix run`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from specmatrix.reports.schema import REFERENCE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of a run, each with its default. ConfigError if they name half of a server or a subset."""
+    """The options of a run, each with its default. ConfigError if they name a server or a subset only in part."""
 
     tier: Tier = "cpu"
     stage: Annotated[

@@ -33,7 +33,8 @@ STAGE: Final = "shrink"
 
 @dataclass(slots=True)
 class Shrunk:
-    """The smallest red run so far. gate: the one that must stay red, "" for an error of the kind of the first run's.
+    """The smallest red run so far. gate: the gate that must stay red, "" for an error of the same kind as the first
+    run's.
 
     tried: number of runs.
     """
@@ -47,7 +48,7 @@ class Shrunk:
 
     @property
     def requests(self) -> tuple[RequestSpec, ...]:
-        """Those that run."""
+        """The requests that run."""
         return self.only(self.cell, self.runs.job.options.seed)
 
     @property
@@ -64,7 +65,7 @@ class Shrunk:
         return found is not None and first is not None and found.state == first.state != "PASS"
 
     def red(self, cells: Sequence[Cell], only: Subset) -> Iterator[Cell]:
-        """Those of the cells that hold with these requests, in their order; one that ran alone is then the smallest."""
+        """Yield the cells that `holds` with these requests, in order; a cell that ran alone becomes the smallest."""
         found = {record.id: record for record in self.runs(cells, only)}
         self.tried += len(found)
         for cell in cells:
@@ -74,7 +75,7 @@ class Shrunk:
                 yield cell
 
     def takes(self, cell: Cell, only: Subset) -> bool:
-        """Whether a smaller run holds; then it is the smallest."""
+        """Whether a smaller run holds; if so, it becomes the smallest."""
         return any(self.red([cell], only))
 
 
@@ -137,7 +138,7 @@ def reduced(best: Shrunk) -> Iterator[str]:
 
 
 def _fewer_values(best: Shrunk) -> bool:
-    """Take smaller values on as many axes as stay red; whether there is any."""
+    """Take smaller values on as many axes as stay red; returns whether there was one."""
     smaller = _smaller(best)
     found = list(best.red(smaller, best.only)) if smaller else []
     if not found:

@@ -18,10 +18,10 @@ from specmatrix.reports.effective import effective
 from specmatrix.reports.groups import MAX_FACTORED, Conditions, RedGroup, axis_of, meets, red_groups
 from specmatrix.reports.schema import RED_STATES, CellResult
 
-# Times that cells are chosen by what is known by then.
+# Maximum number of rounds of choosing cells from the results so far.
 PASSES: Final = 4
 NODES: Final = "draft_tokens"
-# Cells of a group each time, and candidates that they tell apart.
+# Maximum cells per group and round, and candidates that they distinguish.
 MAX_CELLS: Final = 10
 MAX_CANDIDATES: Final = 32
 
@@ -77,12 +77,12 @@ def variants(group: RedGroup, tried: Collection[str], gpus: int = 0) -> list[Cel
 def _separating(
     first: Cell, named: Collection[str], factors: Sequence[Conditions], tried: Collection[str], gpus: int
 ) -> list[Cell]:
-    """At most `MAX_CELLS` cells, each of which tells candidates apart that no cell before it does: with one of the
-    `named` axes changed, or with another one besides where that does not do."""
+    """At most `MAX_CELLS` cells, each of which distinguishes candidates that no earlier cell does: with one of the
+    `named` axes changed, plus another axis where one is not enough."""
     own = [change for axis in AXES if axis.name in named for change in _values(axis)]
     other = [change for axis in AXES for change in _values(axis)]
     found: list[Cell] = []
-    alike = [list(range(len(factors)))]  # candidates that the cells found so far do not tell apart
+    alike = [list(range(len(factors)))]  # candidates that the cells found so far do not distinguish
     for changes in (zip(own), product(own, other)):
         if len(found) == MAX_CELLS or max(map(len, alike)) == 1:
             break
@@ -104,7 +104,7 @@ def _met(cell: Cell, factors: Sequence[Conditions]) -> list[bool]:
 
 
 def _apart(group: Sequence[int], met: Sequence[bool]) -> int:
-    """The number of pairs of a group of candidates of which a cell meets one."""
+    """The number of pairs in a group of candidates of which a cell meets exactly one."""
     some = sum(met[i] for i in group)
     return some * (len(group) - some)
 
@@ -125,7 +125,7 @@ def _near(first: Cell, changes: Iterable[tuple[Change, ...]], tried: Collection[
 
 
 def runnable(cells: Iterable[Cell]) -> Generator[Cell]:
-    """Those of the cells that the matrix has and that must run as they are asked."""
+    """Yield the cells that are in the matrix and must run as requested."""
     for cell in cells:
         try:
             expected = expect(cell)

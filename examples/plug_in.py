@@ -4,7 +4,7 @@
     specmatrix run --plugin examples/plug_in.py --stage pr --cells 'page_size=8 or sampling=cold'
     specmatrix faults two-too-many --plugin examples/plug_in.py
 
-What is called at its top level is in effect wherever the file is a plug-in, in worker processes too. An algorithm that
+Calls at its top level take effect wherever the file is loaded as a plug-in, in worker processes too. An algorithm that
 it registers (`copy_the_prompt.py`) becomes a value of the axis `algorithm`.
 """
 
@@ -31,7 +31,7 @@ def cold(requests: tuple[RequestSpec, ...]) -> Iterable[RequestSpec]:
 
 # A size: the engine gets the number. Its cells are `none.p8.pair`.
 register_value("page_size", "8", token="p8")
-# Requests: made from those of `temperature`, which the other gates take the cell for.
+# Requests: made from those of `temperature`; the other gates judge the cell as that value.
 register_value("sampling", "cold", token="cold", like="temperature", requests=cold)
 
 

@@ -1,5 +1,5 @@
-"""Runs programs of SGLang's frontend language on a server, `specmatrix serve` or SGLang's own, and prints as JSON what
-came out:
+"""Runs programs of SGLang's frontend language on a server, `specmatrix serve` or SGLang's own, and prints the results
+as JSON:
 
     python examples/sglang_frontend.py http://127.0.0.1:30000
 
@@ -49,7 +49,7 @@ def chatted(s: Any) -> None:
 
 
 def main(url: str) -> dict[str, Any]:
-    """What each feature of `RuntimeEndpoint` gives."""
+    """The result of each feature of `RuntimeEndpoint`."""
     server = sglang.RuntimeEndpoint(url)
     sglang.set_default_backend(server)
     scored = answered.run(return_logprob=True, logprob_start_len=0, top_logprobs_num=2, return_text_in_logprobs=True)

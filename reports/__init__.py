@@ -1,6 +1,6 @@
-"""Reports: what a run of the matrix found, and how two runs differ.
+"""Reports: the results of a run of the matrix, and the differences between two runs.
 
-JSON Lines is the truth; everything else is derived from it.
+The JSON Lines file is the source of truth; everything else is derived from it.
 
 - `schema`: the typed records of `report.jsonl` (header, start, cell, end)
 - `store`: `ReportWriter` streams cells to disk, `load(path)` reads them back, with one clear sentence for each way in

@@ -1,4 +1,4 @@
-"""What a run cost, and what the next cheaper stage would not have found."""
+"""The cost of a run, and the known faults that the next cheaper stage would have missed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ CPU_TIER: Final = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Core time and engine starts of a run's cells and their baselines, and the GPU time of the run, 0 if it is not
-    known. cheaper: None where no stage is cheaper, or only a part of one ran."""
+    """Core time and engine starts of a run's cells and their baselines, and the GPU time of the run, 0 if unknown.
+    cheaper: None if no stage is cheaper, or if only part of a stage ran."""
 
     core_seconds: float
     gpu_seconds: float
@@ -30,7 +30,7 @@ class Cost:
 
     @property
     def saving(self) -> str:
-        """What the cheaper stage would have missed, in one sentence; "" without one."""
+        """One sentence on the faults that the cheaper stage would have missed; "" without one."""
         less = self.cheaper
         if less is None:
             return ""

@@ -38,8 +38,8 @@ class CounterChange:
 
 
 def judge_counters(demand: CounterDemand | None, stage: str, cells: int, hits: Mapping[str, int]) -> CounterVerdict:
-    """Check a run of `cells` supported cells by the sum of their counters; fewer cells than `demand` is for are not
-    checked."""
+    """Check a run of `cells` supported cells by the sum of their counters; runs with fewer cells than `demand` requires
+    are not checked."""
     if demand is None:
         only = "counter coverage is checked in nightly runs only"
         return CounterVerdict("NOT JUDGED", "this tier checks no counter coverage" if stage == "nightly" else only)
@@ -67,8 +67,8 @@ def counters_of(report: Report) -> CounterVerdict:
 
 
 def worse_counters(base: Report, head: Report) -> tuple[str, ...]:
-    """Why a comparison is red by its counters: one that the demand of head is about turned wrong, or what base met is
-    not judged in head, although both ran the same stage and tier."""
+    """Reasons for which the counters make a comparison red: one in head's demand turned wrong, or coverage that base
+    met is not judged in head, although both ran the same stage and tier."""
     old, new = counters_of(base), counters_of(head)
     if {*new.unhit, *new.broken} - {*old.unhit, *old.broken}:
         return (new.message,)

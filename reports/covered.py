@@ -50,14 +50,15 @@ def _counts(cells: Sequence[Mapping[str, str]]) -> tuple[int, int]:
 
 
 def _meeting(held: Sequence[tuple[Value, int]], value: Value, cells: int) -> Iterator[tuple[Value, int]]:
-    """Those of `held` that some of `cells` have beside `value`, and the cells that do."""
+    """Yield the values of `held` on other axes that occur together with `value` in some of `cells`, with those
+    cells."""
     for other, row in held:
         if other[0] != value[0] and (both := row & cells):
             yield other, both
 
 
 def holders(cells: Sequence[Mapping[str, str]]) -> dict[Value, int]:
-    """(axis, value) -> the cells that have it, as bits, in the order in which they come up."""
+    """(axis, value) -> bit mask of the cells that have it, in order of first occurrence."""
     width = len(cells) // 8 + 1
     rows: dict[Value, bytearray] = {}
     for index, values in enumerate(cells):

@@ -1,4 +1,4 @@
-"""What a cell really exercised: one value per axis, taken from the resolved configuration wherever it says one."""
+"""The values that a cell really exercised: one per axis, from the resolved configuration where it has one."""
 
 from __future__ import annotations
 
@@ -38,15 +38,14 @@ DERIVED: Final = frozenset(
 def effective(axes: Mapping[str, Json], resolved: Mapping[str, Json] | None) -> dict[str, str]:
     """Axis -> effective value as text, for every axis of the cell.
 
-    A start axis takes the resolved value whatever was asked; a request axis (batch, sampling, abort) is not in the
+    A start axis takes the resolved value, whatever was requested; a request axis (batch, sampling, abort) is not in the
     resolved configuration and keeps its own, which the cell's evidence has proved.
     """
     return EffectiveValues(resolved or {}, {}).of(axes)
 
 
 class EffectiveValues:
-    """What a resolved configuration makes of the axes of the cells that run under it. usual: the values of axes that a
-    cell does not name."""
+    """Effective axis values under one resolved configuration. usual: the values of axes that a cell does not name."""
 
     def __init__(self, resolved: Mapping[str, Json], usual: Mapping[str, Json]) -> None:
         words = {field: word(value) for field, value in resolved.items()}
@@ -70,10 +69,10 @@ def word(value: Json) -> str:
 
 
 def pair_text(pair: Pair) -> str:
-    """A pair for people: `(spec_version=v2, topk=4)`."""
+    """A pair as text: `(spec_version=v2, topk=4)`."""
     return f"({', '.join(f'{axis}={value}' for axis, value in pair)})"
 
 
 def explaining_fields(field: str) -> tuple[str, ...]:
-    """Names under which a reason or a rewrite may speak of the resolved field `field`."""
+    """Field names under which a reason or rewrite may refer to the resolved field `field`."""
     return (field, *ASKED_FIELDS.get(field, ()), *WRITTEN_AS.get(field, ()))

@@ -30,7 +30,7 @@ FAULTS_FILE: Final = "faults.json"
 
 
 class _FaultRecord(Struct):
-    """What is read of a fault in a kill matrix."""
+    """The fields read from a fault of a kill matrix."""
 
     id: str
     origin: str
@@ -180,7 +180,7 @@ class Runs:
 def load(*paths: PathLike | Iterable[PathLike]) -> Runs:
     """Reports (files, or directories of runs) and kill matrices (`.json` files, or directories with faults.json).
 
-    Raises ReportError, one sentence, for anything else, for a broken file, for a path given twice, and for none.
+    Raises a one-sentence ReportError for anything else, a broken file, a path given twice, or no path.
     """
     flat = [each for path in paths for each in ([path] if isinstance(path, str | Path) else path)]
     if not flat or len(set(map(str, flat))) < len(flat):

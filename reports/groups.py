@@ -1,4 +1,4 @@
-"""Equal failures as groups, each with what its cells have in common and no green cell has."""
+"""Groups of equal failures, each with the factors that its cells share and no green cell has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specmatrix.reports.effective import effective
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.wording import count, failure, shorten
 
-# Groups whose common factors are looked for, the largest first.
+# Maximum number of groups whose common factors are searched, the largest first.
 MAX_FACTORED: Final = 4
 # Candidates that a sentence names.
 MAX_NAMED: Final = 3
@@ -67,7 +67,7 @@ def axis_of(condition: str) -> str:
 
 
 def meets(condition: str, values: Mapping[str, str]) -> bool:
-    """Whether a cell of these effective values meets a condition; one on an order holds of numbers only."""
+    """Whether a cell with these effective values meets a condition; `<` and `>` hold for numbers only."""
     axis = axis_of(condition)
     sign, value = condition.removeprefix(axis).lstrip()[:1], re.split(r"=|>|<", condition, maxsplit=1)[1].lstrip()
     found = values.get(axis)
@@ -77,7 +77,7 @@ def meets(condition: str, values: Mapping[str, str]) -> bool:
 
 
 def kind_of(cell: CellResult) -> str:
-    """What equal failures share: the first red gate and its message without names and numbers, or the error."""
+    """The key of equal failures: the first red gate and its message without names and numbers, or the error."""
     gate = next((gate for gate in cell.gates if gate.state != "PASS"), None)
     text = f"{gate.name} {gate.state} {gate.message}" if gate and not cell.error else cell.error or cell.state
     return _VARYING.sub("#", text)

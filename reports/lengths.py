@@ -1,4 +1,4 @@
-"""Numbers as gates record them: whatever a report says there, a reader takes only what it can use."""
+"""Validated access to numbers that gates recorded: unusable values read as missing."""
 
 from __future__ import annotations
 

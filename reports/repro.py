@@ -15,9 +15,8 @@ CONSOLE: Final = "specmatrix"
 def as_called(command: str) -> str:
     """A `specmatrix` command as a shell here runs it.
 
-    The name alone where the shell finds this installation by it; else its path, from the working directory where it
-    lies below; `python -m specmatrix` where it is not installed. A report itself holds the name alone, for it is read
-    on other machines.
+    The bare name if the shell resolves it to this installation; else its path, relative if below the working directory;
+    `python -m specmatrix` if it is not installed. Reports hold the bare name, as they are read on other machines.
     """
     name, space, rest = command.partition(" ")
     return f"{_console()}{space}{rest}" if name == CONSOLE else command

@@ -20,7 +20,8 @@ HELP: Final = "write axis=value, axis!=value or axis in (a, b), joined with and,
 
 class SelectorParser(ABC, Generic[T]):
     """Recursive-descent parser over the tokens of one selector; `at` is the index of the next token, `depth` the number
-    of parentheses and negations around it. Subclasses say what a selector becomes, and which axes and values exist."""
+    of parentheses and negations around it. Subclasses define the result of a selector, and the existing axes and
+    values."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -47,7 +48,7 @@ class SelectorParser(ABC, Generic[T]):
         """Check an axis. ConfigError if there is none of this name."""
 
     def value(self, name: str, word: str) -> str:
-        """The value of axis `name` that a word means. ConfigError for none."""
+        """The value of axis `name` that a word denotes. ConfigError if there is none."""
         return word
 
     def parse(self) -> T:
@@ -153,7 +154,7 @@ class SelectorParser(ABC, Generic[T]):
 
 
 class _Recorded(SelectorParser[Chooser]):
-    """Selects recorded cells, by id and axis values, whatever axes a version of the matrix has."""
+    """Selects recorded cells by id and axis values, independent of the matrix's current axes."""
 
     def within(self, name: str, values: frozenset[str]) -> Chooser:
         return lambda cell, axes: axes.get(name) in values
@@ -171,5 +172,5 @@ class _Recorded(SelectorParser[Chooser]):
 
 @lru_cache(maxsize=256)
 def recorded(text: str) -> Chooser:
-    """Whether a selector selects a recorded cell, by its id and its axes. ConfigError on a syntax error."""
+    """A predicate over recorded cells, by id and axes. ConfigError on a syntax error."""
     return _Recorded(text).parse()

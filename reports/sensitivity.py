@@ -12,10 +12,10 @@ from specmatrix.reports.lengths import number, positives
 from specmatrix.reports.schema import CellResult, GateResult, Header, Json
 from specmatrix.reports.stats import NORMAL, Z95, detectable_drop, zero_count_bound
 
-# The share of runs with an effect of the stated size that are red.
+# Power: the share of runs with an effect of the stated size that are red.
 POWER: Final = 0.8
-# What is compared exactly: a gate's number of those things, and a defect of one in words. A defect that strikes them at
-# random with the stated share would have struck one of them in 95 % of runs.
+# Exact comparisons: a gate's number of compared items, and a defect of one in words. A defect that hits items at random
+# at the stated rate would have hit one in 95 % of runs.
 _COMPARED: Final[Mapping[str, tuple[str, str]]] = {
     "lossless": ("tokens", "wrong token"),
     "precision": ("tokens", "wrong token"),
@@ -31,7 +31,7 @@ _COMPARED: Final[Mapping[str, tuple[str, str]]] = {
     "adaptive": ("observations", "wrong choice of steps"),
 }
 UNITS: Final = {gate: words for gate, (_, words) in _COMPARED.items()} | {"acceptance": "lost draft token"}
-# How many tests a gate makes of a cell by each threshold that is the probability of a false alarm.
+# For each threshold that is a false-alarm probability, the number of tests that its gate makes per cell.
 _TESTS: Final[Mapping[str, Mapping[str, int]]] = {
     "distribution": {"alpha": 2},
     "accuracy": {"alpha": 2, "collapse": 1},
@@ -52,7 +52,7 @@ def smallest_effect(gate: GateResult, thresholds: Mapping[str, float]) -> float 
     if gate.name == "acceptance":
         return _lost_rounds(gate, thresholds)
     name, _ = _COMPARED.get(gate.name, ("", ""))
-    # Equality of answers whose drafts were all accepted, or all rejected, proves little of them.
+    # Equality of answers whose drafts were all accepted, or all rejected, proves little about the drafts.
     proving = gate.numbers.get("proving") if gate.name == "lossless" else None
     return _share(gate.numbers.get(name) if proving is None else proving)
 
@@ -70,8 +70,8 @@ def typical(cells: Sequence[CellResult], thresholds: Mapping[str, Mapping[str, f
 
 @dataclass(frozen=True, slots=True)
 class FalseAlarms:
-    """tests: of the run's gates that an engine without a defect fails with a known probability. at_most: that it fails
-    any of them (union bound)."""
+    """tests: number of the run's tests that a defect-free engine fails with a known probability. at_most: upper bound
+    of the probability that it fails any of them (union bound)."""
 
     tests: int
     at_most: float

@@ -3,10 +3,10 @@
 Every ratio is a list with one value per turn of each engine start, start after start, higher is better; the same turn
 of every start has the same prompts.
 
-- `speed`: tokens per second over those without a drafter
-- `first_token`, `output_token`: time to first token and time per output token without a drafter over those with it
-- `own_speed`, `plain_speed`: tokens, with and without a drafter, in the time of a fixed piece of work, which takes most
-  of the machine's own drift out of them; what slows both sides alike shows here only
+- `speed`: tokens per second over those without a drafter - `first_token`, `output_token`: time to first token and time
+per output token without a drafter over those with it - `own_speed`, `plain_speed`: tokens, with and without a drafter,
+in the time of a fixed piece of work, which removes most of the machine's own drift; a slowdown of both sides shows here
+only
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specmatrix.reports.lengths import positive, positives
 from specmatrix.reports.schema import CellResult, Json
 from specmatrix.reports.stats import MIN_VALUES, Shift, mean_interval, pseudo_median, shift
 
-# The gate, and by what a comparison judges it the name of its number with one ratio per turn of each engine start.
+# The gate, and by compared measure the name of its number, with one ratio per turn of each engine start.
 SPEED: Final = "speed"
 OWN: Final = "own_speed"
 RATIOS: Final[Mapping[str, str]] = {
@@ -51,12 +51,12 @@ ON_GPU: Final = DriftShare(0.1, 0.3)
 # Where the fixed work moved by more, other things than the shares above decide what was measured: on a shared H100
 # host, where it took 54 % more, the ratio to plain decoding of an equal engine doubled.
 MAX_DRIFT: Final = 0.25
-# What is said of one measurement, with the drafter and without.
+# Figures of one measurement, with the drafter and without.
 FIGURES: Final = (
     *("speed_up", "tokens_per_second", "first_token_ms", "baseline_first_token_ms", "output_token_ms"),
     "baseline_output_token_ms",
 )
-# What must be equal for two measurements to be comparable.
+# Fields that must be equal for two measurements to be comparable.
 SETTING: Final = ("clock", "device")
 
 
@@ -65,8 +65,8 @@ def ratio_shift(base: Mapping[str, Json], head: Mapping[str, Json], measure: str
     starts; None if they are too few.
 
     Turns of one start share whatever that start was given, such as the places of its memory, so they are one value. The
-    fixed work takes the machine's drift out of a speed only about, and so does plain decoding. A loss or gain as large
-    as a share of that drift is therefore not held against either.
+    fixed work removes the machine's drift only approximately, and so does plain decoding. A loss or gain up to a share
+    of that drift therefore does not count.
     """
     old, new = by_start(base, measure), by_start(head, measure)
     if min(len(old), len(new)) < MIN_VALUES:

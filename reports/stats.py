@@ -25,7 +25,7 @@ Alternative = Literal["loss", "gain", "two-sided"]
 Columns: TypeAlias = tuple[Sequence[float], Sequence[float]]
 # Relative differences up to this come from floating point.
 ROUNDING: Final = 1e-12
-# The fewest values whose spread is known.
+# Minimum number of values with a known spread.
 MIN_VALUES: Final = 2
 
 
@@ -275,8 +275,8 @@ class Shift(NamedTuple):
 def shift(base: Sequence[float], head: Sequence[float]) -> Shift:
     """The mean of head less that of base.
 
-    Interval and p values are those of the t test for unequal spreads (Welch 1947, Biometrika 34:28). Without any spread
-    the interval is a point. ValueError for fewer than `MIN_VALUES` values on a side.
+    Interval and p values are those of the t test for unequal spreads (Welch 1947, Biometrika 34:28). Without spread the
+    interval is a point. ValueError for fewer than `MIN_VALUES` values on a side.
     """
     old, new = _mean_square(base), _mean_square(head)
     estimate, error = fmean(head) - fmean(base), math.sqrt(old + new)

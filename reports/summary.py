@@ -32,7 +32,7 @@ STATE_KEYS: Final[dict[CellState, str]] = {
 }  # fmt: skip
 
 
-# The largest share of wrong things that is worth a sentence.
+# The largest detectable share that is worth a sentence.
 MIN_SEEN: Final = 0.1
 
 
@@ -42,9 +42,9 @@ class Summary:
 
     `not_run`: selected cells that the run ended before. `seconds` is the sum over cells, in seconds of wall time.
     `waived` cells are red under a waiver that has not expired; `states` does not count them, but `by_gate` does, which
-    has a row per gate that judged at least one cell. `counters`: what the cells prove together. `coverage`: the
-    combinations of axis values that they carry. `cost`: what they took. `false_alarms`: how often chance alone would
-    make it red. `effects`: by gate, the smallest that the median passing cell would have shown, as a fraction.
+    has a row per gate that judged at least one cell. `counters`: combined counter coverage. `coverage`: the
+    combinations of axis values that the cells cover. `cost`: of the run. `false_alarms`: probability that chance alone
+    makes it red. `effects`: by gate, the median passing cell's minimum detectable effect, as a fraction.
     """
 
     header: Header
@@ -67,7 +67,7 @@ class Summary:
 
     @property
     def seen(self) -> list[str]:
-        """What a typical cell would have shown: `one wrong token in 1,800 (lossless)`."""
+        """The effect that a typical cell would have detected: `one wrong token in 1,800 (lossless)`."""
         return [
             f"one {UNITS[gate]} in {round(1 / share):,} ({gate})"
             for gate, share in self.effects.items()

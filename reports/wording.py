@@ -73,7 +73,7 @@ def failure(cell: CellResult) -> str:
 
 
 def accepting(cell: CellResult) -> str:
-    """How to accept what the first red gate of a cell found, or "": what other gates found may follow from it."""
+    """How to accept the finding of a cell's first red gate, or ""; other gates' findings may follow from it."""
     gate = next((gate for gate in cell.gates if gate.state != "PASS"), None)
     return f"if {gate.name} should change: {gate.accept}" if gate is not None and gate.accept else ""
 
@@ -85,12 +85,13 @@ def waiver_text(waiver: Waiver, most: int = 160) -> str:
 
 
 def build(header: Header) -> str:
-    """The commit as people name it: 12 digits, whether the checkout held more, and the planted fault."""
+    """The commit for display: 12 digits, whether the checkout was dirty, and the planted fault."""
     return header.commit[:12] + " + changes" * header.dirty + f" + fault {header.fault}" * bool(header.fault)
 
 
 def tested(header: Header) -> str:
-    """What a side of a comparison tests: the commit, and in front of it the engine that is not of this repository."""
+    """The code that a side of a comparison tests: the commit, with a foreign engine's name and version, and the
+    label."""
     engine = "" if header.subject.name == REFERENCE else f"{header.subject.name} {header.subject.version}".rstrip()
     text = f"{engine} at {build(header)}" if engine else build(header)
     return f"{text} ({shorten(header.label, 60)})" if header.label else text
@@ -109,7 +110,7 @@ def versions(header: Header) -> str:
 
 
 def provenance(header: Header) -> dict[str, str]:
-    """What was run, where and on which inputs, by name."""
+    """The provenance of a run by name: code, machine and inputs."""
     return {
         "subject": f"{header.subject.name} {header.subject.version}".strip(),
         **({"label": header.label} if header.label else {}),

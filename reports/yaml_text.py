@@ -1,4 +1,4 @@
-"""YAML as data: plain values, and nothing that a reader would miss."""
+"""Strict YAML: plain values, without constructs that a human reader would miss."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import yaml
 
-# Of a file of a user; a waiver has a dozen values and 300 characters.
+# Limits of a user's file; a waiver has a dozen values and 300 characters.
 MAX_CHARACTERS: Final = 2**18
 MAX_VALUES: Final = 100_000
 
 
 class _Plain:
-    """Dates as text, and no key twice in a mapping: YAML would take the last one."""
+    """Loader with dates as text and without duplicate keys, of which YAML would take the last."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # as yaml has it
         first: [(tag, pattern) for tag, pattern in rows if tag != "tag:yaml.org,2002:timestamp"]
@@ -30,13 +30,13 @@ class _Plain:
 
 
 _SAFE: Final = type("_SafeLoader", (_Plain, yaml.SafeLoader), {})
-# Ten times as fast, but a deep nesting ends the process.
+# Ten times as fast, but deep nesting crashes the process.
 _FAST: Final = type("_FastLoader", (_Plain, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), {})
 
 
 def parse_yaml(text: str, own: bool = False) -> Any:  # noqa: ANN401  # whatever YAML holds
-    """The value of a text. ValueError, in one line, if it is no YAML, or more than anybody writes: an alias stands for
-    all that it names. own: a file of this package."""
+    """Parse a YAML text. One-line ValueError if it is not YAML, or too large, where an alias counts as all that it
+    names. own: a file of this package."""
     if len(text) > MAX_CHARACTERS and not own:
         raise ValueError(f"it has {len(text):,} characters; allowed: at most {MAX_CHARACTERS:,}")
     try:
@@ -57,7 +57,7 @@ def parse_yaml(text: str, own: bool = False) -> Any:  # noqa: ANN401  # whatever
 
 
 def _expanded(node: yaml.Node, known: dict[int, float]) -> float:
-    """The number of values in a node, where each alias counts as all that it names; endless if it names itself."""
+    """The number of values in a node, where each alias counts as all that it names; infinite if it names itself."""
     if id(node) not in known:
         known[id(node)] = math.inf
         inner = node.value if isinstance(node, yaml.CollectionNode) else ()

@@ -1,1 +1,1 @@
-"""What GitHub Actions runs: the composite action, and what posts a review."""
+"""Code that GitHub Actions runs: the composite action, and the script that posts a review."""

@@ -53,12 +53,13 @@ class GitHub:
             raise PostError(f"{method} {path} failed: {error}") from error
 
     def pull(self, sha: str, head: str) -> int | None:
-        """The open pull request whose branch `owner:branch` is at `sha`; None if there is none, or if it moved on."""
+        """The open pull request whose branch `owner:branch` is at `sha`; None if there is none, or if the branch has
+        moved on."""
         found = self.call("GET", f"pulls?state=open&head={quote(head)}&per_page={PAGE}")
         return next((int(pull["number"]) for pull in found if pull["head"]["sha"] == sha), None)
 
     def comment(self, pull: int, text: str) -> str:
-        """Update the comment that begins with the marker and is by a bot, or write the first one."""
+        """Update the bot's comment that begins with the marker, or create it."""
         for page in range(1, MAX_PAGES + 1):
             found = self.call("GET", f"issues/{pull}/comments?per_page={PAGE}&page={page}")
             for each in found:
@@ -91,7 +92,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def post(out: Path, repository: str, sha: str, head: str) -> str:
-    """What was posted, in words. PostError otherwise."""
+    """Post the review; returns a description of what was posted. PostError on failure."""
     token = os.environ.get("GITHUB_TOKEN")
     if not token:
         raise PostError("GITHUB_TOKEN is not set; the workflow passes it to this step alone")

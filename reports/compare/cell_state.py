@@ -74,8 +74,8 @@ class Effect:
     one-sided. `significant` is "loss" or "gain" after the test over all changed numbers, else "". `pairing` is what was
     compared: "prompts" (the same prompts), "starts", "intervals" (two summaries), or what has no interval: "24 prompts
     changed alike", and without p values "one prompt", "one question", "no spread", "few engine starts", "another
-    clock", "another device", "fixed work took +54.0 %". `note` says more of a speed: the smallest visible effect, and
-    how the machine itself changed.
+    clock", "another device", "fixed work took +54.0 %". `note`: for a speed, the smallest visible effect and the
+    machine's own drift.
     """
 
     gate: str
@@ -139,7 +139,7 @@ class CellChange:
 
     @property
     def accepted(self) -> str:
-        """`excused` with what it is the reason of; a waiver says that itself."""
+        """`excused` with the kind of excuse in front; a waiver's text already names it."""
         acknowledged = self.state in (ChangeState.LOST, ChangeState.REWRITTEN)
         return f"acknowledged: {self.excused}" if self.excused and acknowledged else self.excused
 
@@ -220,7 +220,7 @@ class ChoiceChange:
 
 @dataclass(frozen=True, slots=True)
 class LeftDefault:
-    """An automatic value that changed, and what no passing cell runs with it by default any longer.
+    """An automatic value that changed, with the effective values that no passing cell runs by default any longer.
 
     values: effective values of the `cells` that ran it by default in base. asked: head's cells that still run it
     because they request it. gone: no cell at all runs it by default.
@@ -318,7 +318,7 @@ class Comparison:
 
     @property
     def outcome(self) -> tuple[str, ...]:
-        """What the verdict rests on, in sentences: `reasons` if it is red."""
+        """The grounds of the verdict, in sentences: `reasons` if it is red."""
         unknown = self.counts[ChangeState.UNKNOWN]
         if self.reasons or not unknown:
             return self.reasons or ("nothing got worse",)

@@ -25,7 +25,7 @@ from specmatrix.reports.speed import OF_BOTH, OWN, RATIOS
 from specmatrix.reports.wording import shorten_pair, shorten_rewrite
 
 _NAME_AND_STATE: Final = attrgetter("name", "state")
-# How bad a state is. Where the machine failed in base, nothing was known, so whatever is red in head is news.
+# Severity of a state. An INFRA failure in base says nothing about the code, so any red state in head is news.
 _RANK: Final[Mapping[CellState, int]] = {"PASS": 0, "INFRA": 0, "NOT MEASURED": 1, "FAIL": 2}
 UNITS: Final = {**dict.fromkeys(("acceptance", *RATIOS), " %"), "accuracy": " pt"}
 
@@ -41,7 +41,8 @@ class Context:
 
 
 def lost_cell(base: CellResult, head: CellResult | None, context: Context) -> CellChange:
-    """A cell that head lacks, lists as UNSUPPORTED, or has other values for; not red if base did not support it."""
+    """A cell that head lacks, lists as UNSUPPORTED, or runs with other axis values; not red if base did not support
+    it."""
     if head is None:
         why = "the cell is missing in head"
     elif head.state == "UNSUPPORTED":

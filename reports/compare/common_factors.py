@@ -64,7 +64,7 @@ def exact_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tuple
     for axis, values in _holders([*failing, *passing]).items():
         if axis not in named:
             continue
-        # Of conditions that the same cells meet, the first; a threshold says more than "not this value".
+        # Of conditions that the same cells meet, keep the first; a threshold is more specific than "not this value".
         rows = {
             mask: text for text, mask in reversed((*_thresholds(axis, values), *_equalities(axis, values, everything)))
         }
@@ -73,7 +73,7 @@ def exact_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tuple
             for mask, text in reversed(rows.items())
             if mask & all_failing == all_failing and mask != everything
         ]
-        # A condition says all that another one on its axis says whose cells include its own.
+        # A condition implies any other on its axis whose cells include its own.
         shared += [rule for rule in own if not any(one.cells & ~rule.cells == 0 for one in own if one is not rule)]
     for size in range(1, MAX_CONDITIONS + 1):
         found = [

@@ -133,7 +133,7 @@ def comparison_record(comparison: Comparison) -> dict[str, Json]:
 def _completed(
     base: Report, head: Report, pairs: Iterable[tuple[CellResult, CellResult]]
 ) -> tuple[Counter[str], Counter[str]]:
-    """The counters of both sides without those of cells that a crash ended in one."""
+    """The counters of both sides, without those of cells that crashed on either side."""
     old, new = Counter(base.evidence), Counter(head.evidence)
     for before, after in pairs:
         if any(cell.error and cell.state in RED_STATES for cell in (before, after)):
@@ -194,12 +194,12 @@ def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -
 
 
 def _other_cells(found: tuple[Mismatch, ...]) -> list[str]:
-    """Why two runs have different cells, if tier or stage differ."""
+    """The reason for which two runs have different cells, if tier or stage differ."""
     return [f"the {m.name}s differ, base ran {m.base} and head {m.head}" for m in found if m.name in ("tier", "stage")]
 
 
 def _unknown_commits(base: Header, head: Header) -> list[str]:
-    """A difference between unknown versions of the code is no news about either."""
+    """A reason if a commit names no code, as a difference between unknown versions is meaningless."""
     sides = (("base", base.commit), ("head", head.commit))
     return [
         f"the commit of {name} is {shorten(commit, 40)!r}, neither a commit's hash nor a release such as v1.2; run it "
@@ -222,7 +222,7 @@ def _factors(changes: Iterable[CellChange], head: Report) -> tuple[Factor, ...]:
 def _moves(
     head: Report, pairs: Mapping[str, tuple[CellResult, CellResult]], measured: Mapping[str, tuple[Effect, ...]]
 ) -> Iterable[Moves]:
-    """What changed prompt by prompt, in numbers that are not significant on their own."""
+    """Yield the per-prompt changes of numbers that are not significant on their own."""
     for cell, row in measured.items():
         for effect in row:
             if not effect.significant and (by_prompt := prompt_moves(effect.gate, *pairs[cell])):

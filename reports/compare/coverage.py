@@ -17,7 +17,7 @@ from specmatrix.reports.wording import count
 
 _Records: TypeAlias = Mapping[str, tuple[CellResult | None, CellResult | None]]
 MOVED: Final = "resolve now to "
-# Cells that are looked through before the next ones, of which none is needed once all pairs are found.
+# Cells searched per batch; the search ends once all pairs are found.
 PART: Final = 1_000
 SINGULAR: Final = {"are": "is", "resolve": "resolves"}
 
@@ -59,7 +59,7 @@ def carried(cells: Sequence[Mapping[str, str]]) -> dict[Pair, int]:
 
 
 def _one_of_each(pairs: Iterable[Pair]) -> list[Value]:
-    """Values of which each pair has one, as few as are found by taking the most frequent first."""
+    """A small set of values that meets every pair, chosen greedily by frequency."""
     found, left = [], set(pairs)
     while left:
         ((value, _),) = Counter(value for pair in left for value in pair).most_common(1)
@@ -69,13 +69,13 @@ def _one_of_each(pairs: Iterable[Pair]) -> list[Value]:
 
 
 def _members(names: Sequence[str], bits: int) -> list[str]:
-    """The names at the places of the bits that are set, the lowest first."""
+    """The names at the set bits, the lowest first."""
     return list(compress(names, map("1".__eq__, f"{bits:b}"[::-1])))
 
 
 def _by_cause(lost: Mapping[Pair, list[str]], change_of: Callable[[str], _Reason]) -> tuple[LostPairs, ...]:
-    """Group pairs by what happened to the cells that covered them. Causes that a red cell does not explain come first,
-    and among them the one with most pairs."""
+    """Group pairs by the change of the cells that covered them. Causes not explained by red cells come first, then
+    those with most pairs."""
     numbers: dict[_Reason, int] = {}
     carriers = dict.fromkeys(cell for cells in lost.values() for cell in cells)
     index_of = {cell: numbers.setdefault(change_of(cell), len(numbers)) for cell in carriers}
@@ -101,8 +101,8 @@ def _by_cause(lost: Mapping[Pair, list[str]], change_of: Callable[[str], _Reason
 
 
 def _sentence(cells: int, causes: Sequence[_Cause]) -> str:
-    """What happened to so many cells, with the first reason and how many others there are. Of several causes none has
-    its reason, which the rewrites and cells give."""
+    """Describe the change of `cells` cells, with the first reason and the number of others. Several causes are listed
+    without reasons, which the rewrites and cells give."""
     if len({cause.what for cause in causes}) == 1:
         others = f", and {count(len(causes) - 1, 'other reason')}" if len(causes) > 1 else ""
         texts = [causes[0].what + (f": {causes[0].reason}{others}" if causes[0].reason else "")]
@@ -123,8 +123,8 @@ class _Cause(NamedTuple):
 
 
 class _Reason(NamedTuple):
-    """What happened to a cell that covers pairs in one report only: one cause, or one for each axis whose value
-    changed. red: the cell is red in head."""
+    """The change of a cell that covers pairs in one report only: one cause, or one for each axis whose value changed.
+    red: the cell is red in head."""
 
     cause: str
     moves: tuple[tuple[str, _Cause], ...] = ()

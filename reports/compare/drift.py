@@ -1,9 +1,9 @@
 """Detects small changes in one direction over many cells: all of them, or those with one axis value.
 
-Cells share prompts, so what one prompt does to all of them is one observation: the tests are over prompts. The mean
-move of a group's cells on each prompt is compared with that of all other cells on the same prompt, and a t test over
-prompts asks whether the difference is zero. Where other cells say nothing about a prompt's noise (over all cells, and
-for the axes `SOURCES`, which decide what is drafted), the move itself is tested.
+Cells share prompts, so a prompt's effect on all of them is one observation: the tests are over prompts. The mean move
+of a group's cells on each prompt is compared with that of all other cells on the same prompt, and a t test over prompts
+asks whether the difference is zero. Where other cells cannot measure a prompt's noise (over all cells, and for the axes
+`SOURCES`, which decide what is drafted), the move itself is tested.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SOURCES: Final = ("algorithm", "model")
 
 
 class Moves(NamedTuple):
-    """What one gate measured of one cell in both reports: by prompt, the change from base to head, as in `Effect`.
-    values: effective values of the cell."""
+    """One gate's changes on one cell from base to head, by prompt, as in `Effect`. values: effective values of the
+    cell."""
 
     gate: str
     values: Mapping[str, str]

@@ -26,7 +26,7 @@ from specmatrix.reports.stats import (
 )
 from specmatrix.reports.wording import count
 
-# Amounts that need not be alike in two runs of one cell: those of an engine start grow with the cells that share it,
+# Amounts that may differ between two runs of one cell: those of an engine start grow with the cells that share it,
 # which the selection and the number of workers decide; acceptance lengths are compared as effects.
 _NOT_OF_THE_CELL: Final = frozenset(
     (
@@ -40,7 +40,7 @@ _NOT_OF_THE_CELL: Final = frozenset(
         ("acceptance", "length"),
     )
 )
-# The gates that draw a sample, and what it consists of.
+# The gates that draw a sample, and its unit.
 _SAMPLES: Final = {"acceptance": "prompt", "accuracy": "question", "distribution": "draw"}
 
 
@@ -58,9 +58,9 @@ def effects(base: CellResult, head: CellResult, incomparable: Collection[str]) -
 
 
 def lost_evidence(base: CellResult, head: CellResult, other: Collection[str]) -> tuple[str, ...]:
-    """What a cell that passes in head looked at in base only, or less than half as much of, as sentences.
+    """Sentences on evidence of a passing cell that head lacks, or has less than half as much of as base.
 
-    Gates in `other` judge other inputs or another configuration: only what they no longer look at counts.
+    Gates in `other` judge other inputs or another configuration: for them only missing evidence counts.
     """
     found = []
     there = {gate.name: gate for gate in base.gates}
@@ -96,8 +96,8 @@ def shrunk(base: CellResult, head: CellResult, incomparable: Collection[str]) ->
 
 
 def mark_significant(found: Sequence[Effect]) -> list[Effect]:
-    """Mark the effects that are significant over the whole comparison; keeps the order. Those without p values, such as
-    that of one prompt, are no tests and do not count among them."""
+    """Mark the effects that are significant over the whole comparison; keeps the order. Effects without p values, such
+    as that of one prompt, are not tested and do not count as tests."""
     tested = {index: effect for index, effect in enumerate(found) if effect.p_loss is not None}
     marked = list(found)
     for name, change in (("loss", -1), ("gain", 1)):
@@ -126,7 +126,7 @@ def is_bounded(effect: Effect) -> bool:
 
 
 def prompt_moves(gate: str, base: CellResult, head: CellResult) -> dict[int, float]:
-    """By question, how a gate's number changed, as a fraction; empty if a report does not name the questions."""
+    """Relative change of a gate's number by question, as a fraction; empty if a report does not name the questions."""
     old, new = base.gate(gate), head.gate(gate)
     if old is None or new is None:
         return {}

@@ -34,7 +34,7 @@ def new_rewrites(base: CellResult | None, head: CellResult) -> tuple[RewriteReco
 
 
 class _RewriteGroup(NamedTuple):
-    """Cells with the same change, and for each whether it did not declare it."""
+    """Cells with the same change, and for each whether the change is undeclared."""
 
     reasons: Counter[str]
     cells: list[str]

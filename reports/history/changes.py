@@ -1,4 +1,4 @@
-"""Change points in what runs measured, found by ruptures."""
+"""Change points in the measurements of runs, detected by ruptures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # The smallest visible change of each measure, as a share of its median. Seconds of a shared machine vary.
 SMALLEST: Final = {"acceptance": 0.01, "accuracy": 0.01, "speed": 0.05, "seconds": 0.15}
-# Runs that a level lasts at least: fewer are outliers.
+# Minimum number of runs of a level: fewer are outliers.
 LEAST: Final = 3
 # The newest runs of a series that are searched: the search takes quadratic time.
 NEWEST: Final = 250
@@ -49,7 +49,7 @@ class ChangePoint(NamedTuple):
 def changes(
     history: History, measures: Sequence[str] = tuple(SMALLEST), cells: Sequence[int] = ()
 ) -> list[ChangePoint]:
-    """All change points, the newest first. cells: only of these, by index; by default also over all cells together.
+    """All change points, the newest first. cells: restrict to these indices; by default also over all cells together.
 
     Runs are compared within a subject, tier and seed, and in speed and seconds also within a machine.
     """
@@ -65,7 +65,7 @@ def changes(
 
 
 def series(history: History, measure: str) -> Iterator[np.ndarray]:
-    """The runs, by index, whose values of a measure are comparable."""
+    """Yield groups of runs, as indices, whose values of a measure are comparable."""
     names = ["subject", "tier", "seed"] + ["machine"] * (measure in ("speed", "seconds"))
     yield from history.runs.groupby(names, sort=False).indices.values()
 
@@ -103,7 +103,7 @@ def _of_series(cell: str, measure: str, rows: np.ndarray, values: np.ndarray) ->
 
 
 def _ends(values: np.ndarray, smallest: float) -> list[int]:
-    """Where a new level begins, by index."""
+    """Indices at which a new level begins."""
     import numpy as np
 
     if len(values) < 2 * LEAST or values.max() - values.min() < smallest * np.median(values):
@@ -112,7 +112,7 @@ def _ends(values: np.ndarray, smallest: float) -> list[int]:
     # The noise from one run to the next, which a change of level hardly moves, and at least what a quarter of the
     # smallest visible change is.
     noise = max(float(np.median(np.abs(np.diff(scaled)))) / (0.6745 * 2**0.5), smallest / 4)
-    # At both ends the median of the outermost runs goes on, so that the last two runs alone are outliers.
+    # Both ends are padded with the median of the outermost runs, so the last two runs alone count as outliers.
     sides = [np.repeat(np.median(side), WINDOW // 2) for side in (scaled[:WINDOW], scaled[-WINDOW:])]
     padded = np.concatenate([sides[0], scaled, sides[1]])
     running = np.median(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1)

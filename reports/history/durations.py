@@ -7,7 +7,7 @@ from typing import Final
 from specmatrix.reports.history.store import LETTERS, History
 from specmatrix.reports.schema import GATE_STATES, ReportError
 
-# Runs that count: older ones are of other code, and of other machines.
+# Number of newest runs used: older ones are of other code and machines.
 NEWEST: Final = 10
 
 

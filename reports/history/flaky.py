@@ -61,7 +61,7 @@ def flaky(history: History) -> list[Flaky]:
 
 
 def sentence(row: Flaky) -> str:
-    """What a flaky cell does, in words."""
+    """A flaky cell's behaviour in one sentence."""
     what = "crashes" if row.gate == CRASH else f"{row.gate} is red"
     where = f" on {row.machines} machines" if row.machines > 1 else ""
     more = f", and flips at {count(row.commits - 1, 'more commit')}" if row.commits > 1 else ""

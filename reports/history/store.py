@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 SUFFIX: Final = ".parquet"
 PAGES: Final = "pages"
-# What is followed over time, and the gate and the number that it is; seconds are the cell's own.
+# Tracked measures, each with its gate and number; seconds are the cell's own.
 MEASURES: Final = {
     "acceptance": ("acceptance", "length"),
     "accuracy": ("accuracy", "accuracy"),
@@ -88,7 +88,7 @@ class History:
 
     @cached_property
     def builds(self) -> list[str]:
-        """Each run's commit as people name it, behind the version of an engine that is not of this repository."""
+        """Each run's commit for display, after the version of a foreign engine."""
         rows = zip(self.versions, self.runs["commit"], self.runs["dirty"], strict=True)
         return [
             f"{version} at " * bool(version) + commit[:12] + " + changes" * bool(dirty)
@@ -169,7 +169,7 @@ def library(name: str) -> Any:  # noqa: ANN401  # these modules have no types
 def _name(header: Header, report: Report) -> str:
     when = datetime.fromisoformat(header.created).strftime("%Y%m%dT%H%M%S")
     digest = blake2b(report.path.read_bytes(), digest_size=4).hexdigest()
-    # Of a header that anybody may have written, no part leaves the folder.
+    # A header is untrusted, so no part of it may lead outside the folder.
     words = (re.sub(r"[^\w.+]", "_", word) for word in (header.tier, header.stage, header.commit[:12]))
     return "-".join((when, *words, digest))
 
@@ -211,7 +211,7 @@ def _measured(cell: CellResult) -> dict[str, float | None]:
 
 
 def _history(folder: Path, named: Sequence[tuple[str, Any]]) -> History:
-    """The runs of tables, each with its file's name: what a table says of it would be a path of anybody's choice."""
+    """The history from tables, each named by its file: the name within a table would be an untrusted path."""
     import numpy as np
     import pandas as pd
 
@@ -259,5 +259,5 @@ def _history(folder: Path, named: Sequence[tuple[str, Any]]) -> History:
 
 
 def _line(value: Any) -> Any:  # noqa: ANN401 - what a column holds
-    """A text on one short line: a file of a history may be anybody's."""
+    """A text on one short line, as history files are untrusted."""
     return shorten(value, _MAX_MESSAGE) if isinstance(value, str) else value

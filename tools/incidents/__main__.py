@@ -1,5 +1,5 @@
 """`python -m tools.incidents [NAME...]`: replays incidents and shows what their reviewers would have seen; without a
-name, lists them. 1 if a verdict is not the expected one."""
+name, lists them. Exit status 1 if a verdict is not the expected one."""
 
 from __future__ import annotations
 

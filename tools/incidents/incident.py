@@ -1,4 +1,4 @@
-"""What an incident is: states of the code, and the comparisons that a reviewer of each change would have seen.
+"""The format of an incident: states of the code, and the comparisons that a reviewer of each change would have seen.
 
 An incident is a sequence of steps. Most compare two states of the code, which are patches of this checkout in the form
 of the fault catalogue. Each state is judged by a golden table that is regenerated for it, as in a change whose author
@@ -37,8 +37,8 @@ class CodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Shortfall(NamedTuple):
-    """What a report lacks: the result of a gate in a cell, or with gate "" the cell. what: "missing" (the gate did not
-    run) or "NOT MEASURED"."""
+    """A missing part of a report: the result of a gate in a cell, or with gate "" the cell. what: "missing" (the gate
+    did not run) or "NOT MEASURED"."""
 
     cell: str
     gate: str = ""
@@ -53,7 +53,7 @@ class PromotedDefault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A default that a change promotes, judged by the report of head.
 
     field, condition: of the row of `DEFAULTS`, whose evidence is required. refused: the reasons against it, empty if it
-    is accepted. shortfall: what is taken away from the report before it is judged, to show that it is then refused.
+    is accepted. shortfall: removed from the report before it is judged, to show that the default is then refused.
     """
 
     field: str
@@ -85,8 +85,8 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ComparedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A change as its reviewer sees it: head's report compared with base's.
 
-    cells: ids that both run. dropped: cells that base runs and head has deleted; added: the reverse. acknowledged: what
-    the change declares as intended.
+    cells: ids that both run. dropped: cells that base runs and head has deleted; added: the reverse. acknowledged:
+    changes declared as intended.
     """
 
     name: str

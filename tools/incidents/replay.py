@@ -145,7 +145,7 @@ def _written(folder: Path, state: CodeState, records: Sequence[CellResult]) -> P
 def promotion(
     each: PromotedDefault, required: Sequence[str], records: Sequence[CellResult]
 ) -> tuple[str, tuple[str, ...]]:
-    """What a promoted default comes to, in a line, and the reasons against it."""
+    """(outcome of a promoted default in one line, reasons against it)."""
     evidence = evidence_of(each.field, each.condition)
     left = records if each.shortfall is None else without(records, each.shortfall)
     reasons = refusals(required, evidence, left)

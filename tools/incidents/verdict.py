@@ -1,4 +1,4 @@
-"""Compares what a comparison, and the evidence of a promoted default, say with what is expected."""
+"""Checks a comparison, and the evidence of a promoted default, against the expected results."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def refusals(required: Collection[str], evidence: Sequence[str], records: Iterab
 
 
 def without(records: Iterable[CellResult], lacks: Shortfall) -> list[CellResult]:
-    """The records of a run that lacks something."""
+    """The records of a run without the shortfall."""
     if not lacks.gate:
         return [record for record in records if record.id != lacks.cell]
     unknown = (GateResult(lacks.gate, "NOT MEASURED"),) if lacks.what == "NOT MEASURED" else ()

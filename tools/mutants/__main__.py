@@ -1,6 +1,6 @@
 """`python -m tools.mutants [ID...]`: a sample of small random changes, or those of these ids, and what kills them.
 
-1 if the share that is killed is below its goal by more than chance.
+Exit status 1 if the share of killed mutants is below its goal by more than chance.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tools.mutants.mutations import Mutant, equivalents, named_mutant, sample_of
 MUTANTS_FILE: Final = "mutants.json"
 # Ring 0 and the drafters and verifiers.
 PATHS: Final = ("engine/core", "engine/spec")
-# The shares of the mutants that cells, and anything, should kill; those marked as equivalent do not count.
+# Goals for the share of mutants killed by cells, and by anything; those marked as equivalent do not count.
 CELLS_GOAL: Final = 0.8
 GOAL: Final = 0.95
 
@@ -62,12 +62,12 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def lines(mutant: Mutant) -> str:
-    """Its function and its lines before and after."""
+    """The mutant's function, and its lines before and after."""
     return f"{mutant.within}: {' '.join(mutant.before.split())} -> {' '.join(mutant.after.split())}"
 
 
 def sentence(outcome: Outcome, mutant: Mutant) -> str:
-    """What became of a mutant."""
+    """The outcome of a mutant in one sentence."""
     if not outcome.by:
         return f"survived: {mutant.id} {lines(mutant)}"
     return f"{mutant.id}: killed by {outcome.by}: {' in '.join(filter(None, (outcome.how, outcome.cell)))}"
@@ -77,7 +77,7 @@ def status(found: Sequence[Outcome]) -> int:
     """Print the shares of what was killed with their intervals; 1 if one is below its goal by more than chance."""
     by, below = Counter(one.by for one in found), 0
     shares = [("anything", len(found) - by[""], GOAL)]
-    if all(one.id.startswith(ENGINE) for one in found):  # cells judge no others
+    if all(one.id.startswith(ENGINE) for one in found):  # cells judge engine mutants only
         shares.insert(0, ("cells", by["cells"], CELLS_GOAL))
     for name, number, goal in shares if found else ():
         low, high = wilson(number, len(found))

@@ -1,5 +1,5 @@
-"""What kills a mutant: of the engine and its kernels cells and then unit tests, of what judges unit tests and then the
-kill matrix, in which a changed gate sees a fault of the catalogue differently."""
+"""Finds what kills a mutant. Mutants of the engine and its kernels: cells, then unit tests. Mutants of judging code:
+unit tests, then the kill matrix, where a changed gate judges a fault of the catalogue differently."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from specmatrix.reports.schema import RED_STATES, REFERENCE
 from tools.mutants.mutations import Mutant
 
 TESTS: Final = "tests/registered/cpu/unit"
-# What cells execute as the engine under test.
+# Sources that cells execute as the engine under test.
 ENGINE: Final = ("engine/", "kernels/")
-# The folders whose modules belong to the gates that import them, also by another such module.
+# Folders whose modules belong to the gates that import them, directly or through another such module.
 JUDGES: Final = ("matrix/gates", "matrix/oracles")
-# What tests do not read; the rest of a checkout, such as its documentation, is linked beside a copy with tests.
+# Paths that tests do not read; the rest of a checkout, such as its documentation, is linked beside a copy with tests.
 NOT_BESIDE: Final = (".git", ".lint", ".venv", "out")
 # A mutant may loop forever; several times what the tests take.
 TEST_SECONDS: Final = 900.0
-# What pytest exits with where nightly tests alone are chosen.
+# Exit status of pytest if only nightly tests are selected.
 NO_TESTS: Final = "exit status 5:"
-# Faults that one mutant meets at most, of all parts of the catalogue alike.
+# Maximum number of faults tried per mutant, spread over the catalogue.
 MAX_FAULTS: Final = 24
 
 
 class Outcome(msgspec.Struct, frozen=True):
     """What killed a mutant. by: "cells", "tests", "faults" or "" for a survivor. how: the gates that failed, "crash",
-    "hang", the test, or what changed of a fault. cell: the red one."""
+    "hang", the test, or the change in a fault's verdict. cell: the red one."""
 
     id: str
     by: str = ""
@@ -57,7 +57,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Judge:
-    """Finds what kills mutants, each process one of `processes`. cells: those that meet mutants of the engine."""
+    """Finds what kills mutants, with all processes run by `processes`. cells: run against mutants of the engine."""
 
     seed: int
     cells: Sequence[Cell] = field(default_factory=lambda: of_gpus(in_order(stage_cells("pr")), 0))
@@ -66,8 +66,8 @@ class Judge:
     _locks: dict[str, Lock] = field(default_factory=dict)
 
     def outcomes(self, mutants: Sequence[Mutant], workers: int) -> Iterator[Outcome]:
-        """The outcome of each mutant as it ends, `workers` at a time. ConfigError at the end if what killed some is red
-        without any mutant too."""
+        """The outcome of each mutant as it ends, `workers` at a time. ConfigError at the end if a check that killed
+        some is red without a mutant too."""
         everywhere = {place for one in mutants for places in unit_tests_of(one.path) for place in places}
         with ThreadPoolExecutor(workers) as pool:
             plain = pool.submit(self.failed_test, None, sorted(everywhere)) if mutants else None
@@ -168,7 +168,7 @@ def red_gates(verdict: CellVerdict) -> str:
 
 
 def difference(old: Sequence[CellVerdict], new: Sequence[CellVerdict]) -> str:
-    """How the states of gates differ, "" if they do not."""
+    """The difference between two lists of gate states, "" if they are equal."""
     for before, after in zip(old, new, strict=False):
         for gate in dict.fromkeys((*before.gates, *after.gates)):
             states = [each.gates.get(gate, ("gone",))[0] for each in (after, before)]
@@ -181,7 +181,7 @@ def difference(old: Sequence[CellVerdict], new: Sequence[CellVerdict]) -> str:
 
 @cache
 def unit_tests_of(path: str) -> tuple[tuple[str, ...], ...]:
-    """Where the unit tests of a source file are, nearest first: the files that import it, or a gate that does, the
+    """Locations of the unit tests of a source file, nearest first: the files that import it, or a gate that does, the
     nearest folder at its place, and all of its package's."""
     importing = tuple(name for name in _sources(TESTS) if any(_imports(name, one) for one in {path, *dependents(path)}))
     package, *further = Path(path).parts[:-1]

@@ -37,7 +37,7 @@ class Mutant(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Its place, and its number among the mutants of the file."""
+        """`PATH:LINE#NUMBER`: its place, and its number among the mutants of the file."""
         return f"{self.path}:{self.line}#{self.number}"
 
     def apply(self, root: Path) -> list[Path]:
@@ -57,7 +57,7 @@ class Equivalent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
 
     def marks(self, mutant: Mutant) -> bool:
-        """Whether it is this mutant, whatever the indent."""
+        """Whether the mark is for this mutant, ignoring indentation."""
         pairs = (self.before, mutant.before), (self.after, mutant.after)
         return (self.path, self.within) == (mutant.path, mutant.within) and all(_bare(a) == _bare(b) for a, b in pairs)
 
@@ -98,7 +98,7 @@ class Mutations:
         return Mutant(self._path, line, self._named[line], number, before, after, text)
 
     def near(self, mark: Equivalent) -> Iterator[Mutant]:
-        """Those in the function of a mark that may change its lines."""
+        """Yield the mutants in the function of a mark that may change its lines."""
         lines = mark.before.splitlines()
         at = [n for n, line in enumerate(self._text.splitlines(), 1) if line.strip() == lines[0].strip()]
         for number, (first, last, _, _) in enumerate(self._changes):
@@ -146,7 +146,7 @@ def sample_of(paths: Sequence[str], size: int, seed: int, root: Path = HOME) -> 
 
 
 def named_mutant(name: str, root: Path = HOME) -> Mutant:
-    """The mutant of an id. ConfigError if it is none of today's sources, which number them anew."""
+    """The mutant with this id. ConfigError if the current sources have none; changed sources renumber mutants."""
     path, number = name.partition(":")[0], name.rpartition("#")[2]
     if (root / path).is_file() and number.isdecimal() and int(number) < len(own := mutations(path, root)):
         found = own[int(number)]
@@ -156,8 +156,8 @@ def named_mutant(name: str, root: Path = HOME) -> Mutant:
 
 
 def equivalents(file: Path = EQUIVALENT_FILE, root: Path = HOME) -> tuple[Equivalent, ...]:
-    """The mutants that are marked as equivalent. ConfigError on a mark that matches no mutant of today's sources: it
-    must be looked at again."""
+    """The mutants that are marked as equivalent. ConfigError on a mark that matches no mutant of the current sources:
+    it must be reviewed again."""
     marked = msgspec.yaml.decode(file.read_bytes(), type=tuple[Equivalent, ...])
     for mark in marked:
         if not any(map(mark.marks, mutations(mark.path, root).near(mark))):

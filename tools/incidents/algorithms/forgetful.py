@@ -11,7 +11,7 @@ from tools.incidents.algorithms.counting import TRAITS, CountingDrafter
 
 
 def relay(rows: int, drafter: Drafter) -> Relay:
-    """Without the device, which the engine passes too."""
+    """Lacks the parameter for the device, which the engine passes too."""
     raise NotImplementedError
 
 

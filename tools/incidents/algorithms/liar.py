@@ -1,4 +1,4 @@
-"""An algorithm that says it needs nothing on the host, and reads its tokens there in every round."""
+"""An algorithm that claims not to read on the host, but reads its tokens there in every round."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ class LyingDrafter(CountingDrafter):
     """Waits for the device, which its trait `reads_host` denies."""
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
-        """As CountingDrafter, after a look at the tokens."""
+        """As CountingDrafter, after reading the tokens on the host."""
         batch.root.tolist()
         return super().propose(batch, relay)
 
