@@ -102,8 +102,8 @@ def _flat(cell: Cell, run: Run) -> bool:
 
 
 def _deepens(cell: Cell, run: Run) -> bool:
-    """The single slot starts below its deepest candidate (an earlier cell may have left it there), and enough greedy
-    rounds are accepted to raise it."""
+    """The single slot is not at its deepest candidate already (an earlier cell may have left it there), and enough
+    greedy rounds are accepted to raise it."""
     whole = cell.finish in ("eos", "length") and cell.abort == "none" and cell.batch != "single"
     if not (_flat(cell, run) and whole and cell.sampling == "greedy" and cell.steps == "auto"):
         return False
