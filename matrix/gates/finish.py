@@ -165,7 +165,7 @@ def _logprobs(request: RequestSpec, answer: Answer) -> str:
 
 
 def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer, older: Mapping[str, str]) -> str:
-    """A fault in an answer's metrics, or "". older: older name to current name, both of which must be present.
+    """A fault in an answer's metrics, or "". older: older name to current name, which must have equal values.
 
     SGLang's definitions: spec_accept_length = completion_tokens / spec_verify_ct, spec_accept_rate = correct drafts
     / (spec_verify_ct * (draft tokens - 1)), histogram over correct drafts per round. Where the depth adapts, each round
