@@ -104,9 +104,9 @@ def invariant(kernel: Kernel, case: Case, device: str = "cpu") -> None:
 
 
 def late(kernel: Kernel, case: Case) -> None:
-    """On a GPU: an argument that the preceding kernel writes, and that is not written yet when the operation is
-    launched, is read after it is. Each argument in turn, which holds zeros until then."""
-    # Imports triton, which a CPU may lack.
+    """The operation waits for its predecessor: each argument in turn is zeros at the launch, and is written late by the
+    preceding kernel. GPU only."""
+    # Imported lazily: it needs triton, which may be missing on a CPU.
     from specmatrix.kernels.late_writer import write_late
 
     wanted = _expected(kernel, case)
@@ -137,8 +137,8 @@ def _apart(argument: Tensor) -> Tensor:
 
 
 def _run(kernel: Kernel, arguments: Arguments) -> list[Tensor]:
-    """Results: the returned tensors, then the written arguments. On a GPU execution starts after all launches are
-    enqueued, as in a CUDA graph, which exposes a kernel that does not wait for its predecessor."""
+    """Run the operation. Returns its results: returned tensors, then written arguments. On a GPU all launches are
+    enqueued before execution starts, as in a CUDA graph, to expose kernels that do not wait for the previous one."""
     if any(isinstance(a, Tensor) and a.is_cuda for a in arguments):
         torch.cuda._sleep(PAUSE)
     return _results(kernel.fast(*arguments), kernel, arguments)
@@ -183,7 +183,7 @@ def _within(where: str, one: Tensor, two: Tensor, bound: Tensor, what: str, why:
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-    """Equality in which NaN equals NaN."""
+    """torch.equal, with NaN equal to NaN."""
     if one.is_floating_point():
         return bool(torch.equal(one.isnan(), two.isnan()) and torch.equal(one.nan_to_num(), two.nan_to_num()))
     return torch.equal(one, two)

@@ -20,13 +20,13 @@ EPS32 = torch.finfo(torch.float32).eps
 
 
 def rounding(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
-    """8 eps of the largest magnitude in each result."""
+    """8 eps times the largest magnitude in each result."""
     eps = torch.finfo(arguments[0].dtype).eps
     return tuple(8 * eps * float(one.double().abs().max()) if one.numel() else 0.0 for one in wanted)
 
 
 def scaling(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
-    """8 eps of each element."""
+    """8 eps times each element."""
     return tuple(8 * torch.finfo(arguments[0].dtype).eps * one.double().abs() for one in wanted)
 
 
@@ -108,8 +108,8 @@ def chained(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]
 
 
 def decoder_layer(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
-    """32 eps32 sqrt(K) of the largest magnitude in each result, K being the terms of the longest sum: some ten stages,
-    each of which rounds its sums and passes on the errors of those before."""
+    """32 eps32 sqrt(K) times the largest magnitude in each result, where K is the number of terms in the longest sum:
+    about ten stages round their sums and propagate the errors of earlier stages."""
     _, _, qkv, _, _, down = arguments[:6]
     terms = max(*qkv.shape, *down.shape)
     return tuple(32 * EPS32 * terms**0.5 * float(one.abs().max()) if one.numel() else 0.0 for one in wanted)

@@ -1,4 +1,4 @@
-"""Writes memory late: a kernel that lets its successor start at once, and writes long after."""
+"""A test kernel that lets its successor start at once and writes its output long after."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specmatrix.kernels.pdl import launch, signal, wait
 
-# Sleeps of up to a millisecond each before the write.
+# Number of sleeps, of up to a millisecond each, before the write.
 TURNS = 4
 BLOCK = 1024
 

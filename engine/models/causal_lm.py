@@ -53,7 +53,7 @@ class CausalLM(ABC):
         head = embedding
         if not config.tie_embeddings or "lm_head.weight" in take:
             own = take("lm_head.weight", config.vocab_size, config.hidden_size)
-            # As transformers: a checkpoint that says tied and brings another head is not tied.
+            # As in transformers: tie_word_embeddings is ignored if the checkpoint has a different head.
             head = embedding if torch.equal(own, embedding) else own
         self.vocabulary = Vocabulary(embedding, head, ranks)
         self.norm.own.hold(self.vocabulary.own_head)
@@ -66,12 +66,12 @@ class CausalLM(ABC):
 
     @property
     def embedding(self) -> Tensor:
-        """The whole table [V, H], for a draft that uses it."""
+        """The whole embedding table [V, H], for a draft that shares it."""
         return self.vocabulary.embedding
 
     @property
     def head(self) -> Tensor:
-        """The whole head [H, V], likewise."""
+        """The whole head [H, V], for a draft that shares it."""
         return self.vocabulary.head
 
     @property

@@ -18,7 +18,7 @@ class DraftConfig:
     target_hidden_size: width of one such state. vocab_size: the draft's own head.
     normed: an EAGLE-3 layer's residual stream continues from the normalised states (vLLM's speculators).
     block_size: tokens of a block, its known first one included, and mask_token: the id of its unknown tokens; None for
-    a draft that is autoregressive. target_layers: how many layers its target has, None if the config does not say.
+    an autoregressive draft. target_layers: how many layers its target has, None if the config does not say.
     """
 
     states: tuple[int, ...] | None
@@ -31,10 +31,10 @@ class DraftConfig:
     target_layers: int | None = None
 
     def states_of(self, target_layers: int) -> tuple[int, ...]:
-        """The states it reads from a target with `target_layers` layers.
+        """The states that the draft reads from a target with `target_layers` layers.
 
-        What a block draft reads after the last layer is the state after the final norm: transformers' last hidden
-        state, which z-lab's code takes.
+        A block draft that reads the last layer's output gets the state after the final norm: transformers' last hidden
+        state, which z-lab's code uses.
         """
         if self.block_size is None:
             return self.states or (2, target_layers // 2, target_layers - 3)
@@ -81,7 +81,7 @@ def _eagle3(fields: ConfigReader) -> DraftConfig:
 
 
 def _aux_states(fields: ConfigReader, eagle: ConfigReader) -> tuple[int, ...] | None:
-    """SGLang's nested ids name layers whose output is read; vLLM's, at the top, name the states themselves."""
+    """The captured states: SGLang's nested ids name layers whose output is read, vLLM's top-level ids the states."""
     behind, named = _behind(eagle, AUX_IDS), fields.layer_ids(AUX_IDS)
     states = None if named is None else tuple(named)
     if None not in (behind, states) and behind != states:
@@ -123,7 +123,7 @@ def _dflash(fields: ConfigReader) -> DraftConfig:
 
 
 def _behind(fields: ConfigReader, name: str) -> tuple[int, ...] | None:
-    """The ids name layers whose output is captured, which is the input state of the next layer."""
+    """Convert ids of layers whose output is captured to states: a layer's output is the next layer's input state."""
     ids = fields.layer_ids(name)
     return None if ids is None else tuple(i + 1 for i in ids)
 

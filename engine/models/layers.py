@@ -39,13 +39,13 @@ class Attend(Protocol):
 
 
 def steady_sigmoid(x: Tensor) -> Tensor:
-    """sigmoid(x) with the same bits at every position; torch's own computes the last few numbers of a chunk by another
-    routine, and the chunks depend on the shape and the number of threads."""
+    """sigmoid(x) whose bits do not depend on the position. torch.sigmoid uses another routine for the last few numbers
+    of a chunk, and the chunks depend on the shape and the number of threads."""
     return torch.neg(x).exp_().add_(1.0).reciprocal_()
 
 
 def steady_silu(x: Tensor) -> Tensor:
-    """silu(x), likewise."""
+    """silu(x) whose bits do not depend on the position, see `steady_sigmoid`."""
     wide = x.float()
     return torch.div(wide, torch.neg(wide).exp_().add_(1.0)).to(x.dtype)
 

@@ -60,7 +60,7 @@ class LinearOps(NamedTuple):
     place. each: x [H, M, in] @ weight [H, in, out] -> [H, M, out].
 
     add adds to the residual stream; for a model that several ranks share it adds the sum over the ranks.
-    rows: what keeps a row's bits, None if they may change.
+    rows: the row-invariant products; None if a row's bits may depend on M.
     """
 
     linear: Callable[..., Tensor]
@@ -75,7 +75,7 @@ class LinearOps(NamedTuple):
         return self._replace(add=lambda out, x, weight: out.add_(ranks.total(self.linear(x, weight))))
 
     def hold(self, weight: Tensor) -> Tensor:
-        """The weight, registered for these products. Raises ConfigError if no form is row-invariant for its shape."""
+        """Register a weight for these products and return it. ConfigError if no form is row-invariant for its shape."""
         if self.rows is not None:
             self.rows.hold(weight)
         return weight

@@ -189,7 +189,7 @@ def _language_model(
     ranks: Ranks = ALONE,
 ) -> CausalLM:
     kind = TARGETS[config.architecture]
-    # A rank's part may fit where the whole model does not.
+    # With several ranks, loaded on the CPU: a GPU may only have room for its rank's part.
     weights = load_weights(path, device if ranks.size == 1 else "cpu", dtype)
     return kind(config, weights, device, dtype, deterministic, positions, ranks)
 

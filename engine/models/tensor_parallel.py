@@ -112,14 +112,14 @@ class Vocabulary:
 
     @property
     def embedding(self) -> Tensor:
-        """The whole table [V, H], for a draft that uses it; a collective, so all ranks call it or none."""
+        """The whole embedding table [V, H], for a draft that shares it; a collective, so all ranks must call it."""
         if self._whole[0] is None:
             self._whole[0] = self._ranks.joined(self._words, 0)[: self._size]
         return self._whole[0]
 
     @property
     def head(self) -> Tensor:
-        """The whole head [H, V], likewise."""
+        """The whole head [H, V]; a collective like `embedding`."""
         if self._whole[1] is None:
             self._whole[1] = self._ranks.joined(self.own_head)[:, : self._size].contiguous()
         return self._whole[1]

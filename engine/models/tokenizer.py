@@ -39,7 +39,7 @@ class Tokenizer:
         self.longest = max(map(len, self._tokenizer.get_vocab()), default=1)
 
     def _puts(self, bos: int, folder: Path) -> bool:
-        """Whether texts begin with bos: by tokenizer_config.json, or else by what tokenizer.json itself does."""
+        """Whether to prepend bos: as tokenizer_config.json says, or else if tokenizer.json does."""
         asked = _optional_json(folder / "tokenizer_config.json").get("add_bos_token")
         return asked if type(asked) is bool else bool(self._tokenizer.encode("").ids[:1] == [bos])
 
@@ -70,7 +70,7 @@ class Tokenizer:
             raise RequestError(f"the prompt is {shown(prompt)}; {kinds}")
         try:
             ids = tuple(prompt)
-        except Exception as error:  # a sequence of any class
+        except Exception as error:  # raised by a user-defined sequence
             raise RequestError(f"the prompt cannot be read ({described(error)}); {kinds}") from None
         if wrong := [token for token in ids if type(token) is not int]:
             kind = type(wrong[0]).__name__
@@ -87,7 +87,7 @@ class Tokenizer:
 
 @contextmanager
 def _failing(verb: str) -> Iterator[None]:
-    """RequestError where the library fails: also by a panic, which is no Exception."""
+    """Convert failures of the library to RequestError, including Rust panics, which do not derive from Exception."""
     try:
         yield
     except BaseException as error:
@@ -97,7 +97,7 @@ def _failing(verb: str) -> Iterator[None]:
 
 
 def _of_library(error: BaseException) -> bool:
-    """Whether the library failed, which raises Exception itself, or a panic of its own, which is none."""
+    """Whether the library raised an error: an Exception, or a PanicException, which does not derive from it."""
     return (isinstance(error, Exception) or type(error).__name__ == "PanicException") and not is_interrupt(error)
 
 
@@ -179,7 +179,7 @@ def _special_ids(folder: Path) -> tuple[list[int], list[int]]:
                 raise ConfigError(
                     f"{folder / name}: {key} must be a token id or a list of token ids, got {shown(value)}"
                 )
-            # With one such id among others a text still ends.
+            # Some ids may be outside the vocabulary, if others can still end a text.
             if ids is found[1] and type(size) is int and given and min(given) >= size:
                 raise ConfigError(
                     f"{folder / name}: {key} {shown(value)} is outside the model's vocabulary; allowed: [0, {size})"

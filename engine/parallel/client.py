@@ -172,7 +172,7 @@ def _start(rank: Rank, number: int, start: Callable[..., Iterator[Any]], *argume
 
 
 def _next(rank: Rank, number: int) -> list[Any]:
-    """The next item, none after the last. All ranks run the same number of steps, because they have the same tokens."""
+    """[next item], or [] after the last. All ranks run the same number of steps, because they have the same tokens."""
     return list(islice(rank.held.running[number], 1))
 
 

@@ -38,7 +38,7 @@ class RankLost(Exception):
 
 
 class RanksDiverged(Exception):
-    """The ranks disagree, so they cannot continue. agreement: how far they agreed."""
+    """The ranks disagree and cannot continue. agreement: how far they agreed."""
 
     def __init__(self, agreement: Agreement) -> None:
         super().__init__(agreement.divergence)
@@ -95,7 +95,7 @@ class RankGroup:
         """
         try:
             message = dumps((function, arguments, time.monotonic()))
-        except Exception as error:  # of any class that an argument has
+        except Exception as error:  # raised by the pickling of an argument
             raise RequestError(
                 f"an argument cannot be sent to the ranks ({text_of(error)}); allowed: what can be pickled"
             ) from None
@@ -202,7 +202,7 @@ class RankGroup:
             try:
                 kind, value = connection.recv()
             except (EOFError, OSError) as error:  # during a message, or between two
-                if is_interrupt(error):  # of a timer: TimeoutError is an OSError
+                if is_interrupt(error):  # raised by a signal handler, perhaps as TimeoutError, which is an OSError
                     raise
                 raise self._lost((rank,), f"exit code {self.processes[rank].wait(GRACE)}", "died with") from None
             if kind == "digest":

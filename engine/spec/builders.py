@@ -40,14 +40,14 @@ Locate: TypeAlias = Callable[[str], Path]
 
 
 def located(locate: Locate) -> Locate:
-    """`locate` with checks: ConfigError if it is no function, or for a name that it finds no path for."""
+    """Wrap `locate` with checks: ConfigError if it is not callable, or if it returns no path for a name."""
     if not callable(locate):
         raise ConfigError(f"locate is {shown(locate)}; allowed: a function from a model's name to its folder")
 
     def checked(name: str) -> Path:
         try:
             found = locate(name)
-        except OSError as error:  # a name that no file system takes
+        except OSError as error:  # a name that is invalid for the file system
             raise ConfigError(f"model {shown(name)} cannot be looked for ({error.strerror})") from None
         if not isinstance(found, str | PathLike):
             raise ConfigError(f"locate returns {shown(found)} for model {shown(name)}; it must return a folder's path")
@@ -252,8 +252,10 @@ def build_relay(traits: Traits, rows: int, drafter: Drafter, device: torch.devic
 
 @contextmanager
 def as_config_error(name: str, made: str) -> Iterator[None]:
-    """Turn an exception from a registered algorithm's code into a ConfigError, because its user must fix it, and so a
-    changed setting of torch, which is restored."""
+    """Convert exceptions of a registered algorithm's code to ConfigError, because its author must fix them.
+
+    A changed torch setting is restored and reported in the same way.
+    """
     before = read()
     try:
         yield

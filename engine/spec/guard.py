@@ -41,14 +41,14 @@ VIOLATIONS: Final = (
     "carried a value that is not finite",
 )
 ROOT, TOKEN, PARENT, DEPTH, DUPLICATE, ANCESTORS, FINITE = range(len(VIOLATIONS))
-# The tensors of a batch that a drafter gets copies of; its positions and write slots follow from them.
+# The tensors of a batch that are copied for a drafter; positions and write slots are derived from them.
 BATCH: Final = ("rows", "start", "root", "slots", "lengths", "generations")
 
 Checked = TypeVar("Checked")
 
 
 class InvalidOutputError(Exception):
-    """What a hook returned cannot be used; the text says what it did."""
+    """A hook returned unusable output; the text says what it did."""
 
 
 class Guard:
@@ -193,7 +193,7 @@ class Guard:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """A copy with memory of its own for each element, also of an expanded tensor."""
+    """A contiguous copy: every element has its own memory, also for an expanded tensor."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
@@ -245,7 +245,7 @@ def _check_tensor(did: str, tensor: object, shape: tuple[int, ...], dtype: torch
 
 
 def _is_plain(tensor: object) -> TypeGuard[Tensor]:
-    """Whether it is a dense tensor, and not of a subclass with code of its own."""
+    """Whether a value is a dense Tensor or Parameter; other subclasses may run code of their own."""
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_nested
 
 

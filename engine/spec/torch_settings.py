@@ -1,4 +1,4 @@
-"""torch's process-wide settings that a drafter's code must leave as they are, because they change other results."""
+"""Process-wide torch settings that a drafter's code must not change, because they affect other results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(settings: Sequence[Setting] = TORCH_SETTINGS) -> list[Any]:
 
 
 def restore(before: Sequence[Any], settings: Sequence[Setting] = TORCH_SETTINGS) -> str | None:
-    """Restore the settings that changed since they were read; which ones, None if there are none."""
+    """Restore the settings that changed since `read`. Returns a description of them, None if none changed."""
     after = read(settings)
     if after == [*before]:
         return None

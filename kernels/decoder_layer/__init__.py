@@ -1,4 +1,4 @@
-"""A small dense decoder layer on a CPU as two calls, where calls would cost more than arithmetic."""
+"""A small dense decoder layer on a CPU in two calls, because call overhead would exceed the arithmetic."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class KVArrays(NamedTuple):
 
 
 def as_array(tensor: Tensor) -> Array:
-    """The tensor's memory, on a CPU. Not a read: torch's hooks, which report reads on the host, do not see it."""
+    """A numpy view of a CPU tensor. torch's hooks, which report reads on the host, do not see it."""
     with torch._C.DisableTorchFunction():
         return tensor.numpy()
 

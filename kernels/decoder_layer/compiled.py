@@ -14,13 +14,13 @@ from numba import njit
 
 
 def jit(signature: str | None = None, sums: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a function: when it is first called, or now for a signature. Products and sums may be fused; with `sums`
-    a sum along a vector may also be reordered, by its length alone."""
+    """Compile a function at its first call, or immediately for a signature. Products and sums may be fused; with
+    `sums`, sums along a vector may also be reordered, in a way that depends on its length only."""
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         fast = {"contract", "nsz", "reassoc"} if sums else {"contract", "nsz"}
         loops = njit(nogil=True, error_model="numpy", fastmath=fast)(function)
-        # Without a folder that may be written each process compiles anew.
+        # Without a writable cache folder, each process compiles again.
         with suppress(RuntimeError):
             loops.enable_caching()
         if signature is not None:

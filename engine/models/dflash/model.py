@@ -39,7 +39,7 @@ class DFlash:
         self.layers = [DecoderLayer(take, f"layers.{i}", config, self.norm) for i in range(config.num_layers)]
         self.final_norm = self.norm.scale(take("norm.weight", hidden))
         take.done()
-        # For all layers: all key heads, then all value heads. Layers fold their front norm in, but here there is none.
+        # For all layers: all key heads, then all value heads. Not folded with a front norm, unlike the layers.
         attention = [f"layers.{i}.self_attn." for i in range(config.num_layers)]
         keys = [pair_up(own[f"{prefix}k_proj.weight"], d) for prefix in attention]
         self.context_kv = self.norm.stored(torch.cat((*keys, *(own[f"{prefix}v_proj.weight"] for prefix in attention))))

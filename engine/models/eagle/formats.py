@@ -22,7 +22,7 @@ FUSE: Final = "fc.weight"
 NORMED_STATES: Final = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
 SPECULATORS: Final = "speculators_model_type"
 LAYER: Final = "transformer_layer_config"
-# Its suffix is a language model's, so no rule may see this name.
+# Its suffix is that of a language model, so the name is replaced before any rule sees it.
 ANGELSLIM: Final = "Eagle3LlamaForCausalLM"
 
 
@@ -39,7 +39,7 @@ def load_draft_config(path: str | Path) -> ModelConfig:
 
 
 def _flat(raw: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
-    """A speculator's config.json with the layer's sizes at the top."""
+    """Move the layer's sizes in a speculator's config.json to the top level."""
     fields, kind = ConfigReader(raw, file), raw[SPECULATORS]
     if kind != "eagle3":
         raise ConfigError(f"{file}: {SPECULATORS} {shown(kind)} is not supported; allowed: 'eagle3'")
@@ -49,7 +49,7 @@ def _flat(raw: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
 
 
 def _unmasked(raw: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """The raw fields with SGLang's architecture name in the place of another one for the same tensors."""
+    """Replace another format's architecture name by SGLang's name for the same tensors."""
     if raw.get("architectures") == [ANGELSLIM]:
         return {**raw, "architectures": [*EAGLE3_ARCHITECTURES]}
     if raw.get("architectures") != [TARGET_NAME] or not has_weights(folder):
