@@ -13,6 +13,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.logprobs import max_logprob_gap
 from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_difference, is_tie, pairs, unpaired
+from specmatrix.matrix.gates.phase import phase_of
 from specmatrix.matrix.gates.precision import PrecisionGate
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.logit_rules import RuledToken, ruled_tokens
@@ -109,8 +110,9 @@ class LosslessGate:
         }
         if broken:
             first = numbers["first_divergence"]
-            text = f"{len(broken)} of {len(compared)} requests differ from plain decoding, first {first}"
             pair, index = broken[0]
+            phase = phase_of(pair.request, pair.answer, index, run.resolved.get("chunked_prefill_size"))
+            text = f"{len(broken)} of {len(compared)} requests differ from plain decoding, first {first}{phase}"
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(pair.request.name, index))
         if strays:
             pair, index = strays[0]

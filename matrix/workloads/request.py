@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from typing import Final
+
+# Fields that change which tokens are likely.
+RULES: Final = (
+    *("bad_words_ids", "allowed_token_ids", "min_new_tokens", "logit_bias", "min_p", "own"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 
 
 class Refusal(StrEnum):
@@ -102,8 +109,12 @@ class RequestSpec:
         return tuple(replace(self, n=1, name=name, seed=seed) for name, seed in zip(names, seeds, strict=True))
 
     @property
+    def rules(self) -> tuple[str, ...]:
+        """The logit rules that it sets; without them the same request has another continuation."""
+        rules = (field for field in fields(self) if field.name in RULES)
+        return tuple(field.name for field in rules if getattr(self, field.name) != field.default)
+
+    @property
     def ruled(self) -> bool:
-        """Whether its tokens depend on logit rules, so that the same request without them has another continuation."""
-        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
-        bans = self.bad_words_ids or self.allowed_token_ids is not None or self.min_new_tokens
-        return bool(penalties or self.logit_bias or bans or self.min_p or self.own)
+        """Whether it sets any logit rule."""
+        return bool(self.rules)

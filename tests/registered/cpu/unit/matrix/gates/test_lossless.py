@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
@@ -60,7 +61,9 @@ def test_one_other_token_or_a_missing_one_fails_and_is_named(measured, gate, alt
             outcome = found.judge(gate, altered(found.run, place, output_ids=other))
             expected = f"{request.name} at token {at}: {got} instead of {ids[at]}"
             assert outcome.state is State.FAIL and outcome.numbers["first_divergence"] == expected
-            assert outcome.message == f"1 of 2 requests differ from plain decoding, first {expected}"
+            ends = accumulate(answer.accept_lengths, initial=1)
+            where = f", in verify round {next(n for n, end in enumerate(ends) if at < end)}"
+            assert outcome.message == f"1 of 2 requests differ from plain decoding, first {expected}{where}"
             assert outcome.blame == Blame(request.name, at) and not outcome.accept
 
 
