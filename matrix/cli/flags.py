@@ -21,6 +21,7 @@ HELP: Final[Mapping[str, str]] = {
     "speculative_adaptive_config": "its candidates and thresholds, a JSON file or text",
     "speculative_accept_threshold_single": "only 1 is allowed: a lower one is lossy",
     "speculative_accept_threshold_acc": "only 1 is allowed: a lower one is lossy",
+    "speculative_acceptance": "what accepts sampled drafts: match, reject or block",
     "speculative_ngram_min_bfs_breadth": "fewest children of an n-gram node",
     "speculative_ngram_max_bfs_breadth": "most children of an n-gram node",
     "speculative_ngram_match_type": "expand n-gram drafts by recency (BFS) or frequency (PROB)",
