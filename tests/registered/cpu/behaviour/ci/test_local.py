@@ -36,6 +36,20 @@ JOB = ShardJob(RunOptions(seed=4, stage="smoke"))
 CELLS = [Cell.from_id(text) for text in ("none.length", "none.pair.length", "none.p4.length", "eagle3.k4")]
 
 
+_OTHERS: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _children_of_earlier_tests():
+    _OTHERS.clear()
+    _OTHERS.update(children())
+
+
+def own_children() -> list[int]:
+    """The processes that this test started and that have not ended."""
+    return [process for process in children() if process not in _OTHERS]
+
+
 def started(workers: int, job: ShardJob = JOB) -> Iterator[CellResult]:
     return run_plan(plan(CELLS, {}, [Host("here", workers=workers)]), job)
 
@@ -51,7 +65,7 @@ def test_every_cell_comes_back_once():
     assert sorted(record.id for record in records) == sorted(cell.id for cell in CELLS)
     assert {record.state for record in records} <= {"PASS", "FAIL", "NOT MEASURED"}
     assert all("--seed 4" in record.repro for record in records)
-    assert not children()
+    assert not own_children()
 
 
 @pytest.mark.nightly
@@ -72,7 +86,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., l
         monkeypatch.setenv(STARTS, str(tmp_path))
         records = list(run_plan(plan(CELLS, {}, [Host("here")]), JOB, on_progress))
         assert sorted(record.id for record in records) == sorted(cell.id for cell in CELLS)
-        assert not children()
+        assert not own_children()
         return [(record.state, record.error) for record in records]
 
     return outcome
@@ -158,7 +172,7 @@ def test_a_run_that_is_stopped_while_it_starts_a_worker_leaves_none(receiver, sc
         other.start()
     with pytest.raises(Stopped), stoppable():
         scripted(scripted_workers.passes)
-    assert not children()
+    assert not own_children()
 
 
 def test_a_run_that_is_stopped_whenever_it_ends_a_worker_leaves_none(scripted, monkeypatch):
@@ -170,7 +184,7 @@ def test_a_run_that_is_stopped_whenever_it_ends_a_worker_leaves_none(scripted, m
     monkeypatch.setattr(local, "Worker", started)
     with pytest.raises(Stopped), stoppable():
         scripted(scripted_workers.passes)
-    assert not children()
+    assert not own_children()
 
 
 def test_what_workers_print_is_no_part_of_the_result(scripted, capfd):
@@ -192,7 +206,7 @@ def test_interrupt_ends_the_workers_and_goes_on_to_the_caller(monkeypatch):
     next(records)
     with pytest.raises(KeyboardInterrupt):
         records.throw(KeyboardInterrupt)  # type: ignore[attr-defined]  # run_plan is a generator
-    assert not children()
+    assert not own_children()
 
 
 @pytest.mark.parametrize(
@@ -209,7 +223,7 @@ class Terminal(StringIO):
     workers = -1
 
     def write(self, text: str) -> int:
-        self.workers = len(children())
+        self.workers = len(own_children())
         return super().write(text)
 
 
@@ -230,7 +244,7 @@ def test_two_runs_into_the_same_folder_do_not_disturb_each_other(monkeypatch, tm
     with ReportWriter(tmp_path, run_header("cpu", "smoke", 0, GATES)):
         assert main(words) == 2
         assert capsys.readouterr() == ("", f"specmatrix: another run is writing a report in {tmp_path}\n")
-        assert not children()
+        assert not own_children()
 
     class Overtaken(ReportWriter):
         """The next run starts as soon as this one has written its report."""
