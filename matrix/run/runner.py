@@ -132,8 +132,8 @@ class Runner:
     workload: the requests of a cell for a seed. gates: in the order in which they judge. refusal: judges a start that
     was refused (with the error) or should have been (with None). divergence: judges ranks that stopped because they
     diverged. stall: judges an engine that does not end. tier: of the records. waivers: of the user's tree. explain: the
-    cells that run a second time with a trace, or "draft": red ones, for TRACE_SECONDS in all, of which the draft of the
-    broken round stays. timed: green cells measure their speed, on `starts` engine starts,
+    cells that run a second time with a trace; "draft": red ones, for TRACE_SECONDS in all, where only the draft
+    of the broken round is kept. timed: green cells measure their speed, on `starts` engine starts,
     None for the usual number. engine: the running engine, of the last cell. baselines: runs so far.
     """
 
