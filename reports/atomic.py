@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic file writes and locks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from specmatrix.reports.schema import ReportError
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` as UTF-8, with what a reader's screen would act on as escapes. Raises as `replaced`."""
+    """Atomically write UTF-8 text, with control characters escaped. Raises as `replaced`."""
     with replaced(path) as file:
-        # Half of a surrogate pair, as a file name may hold, has no place in UTF-8.
+        # File names may contain lone surrogates, which UTF-8 cannot encode.
         file.write(visible(text).encode(errors="replace"))
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[BufferedWriter]:
-    """A file that takes the name `path` when the context ends: a reader sees the old file or the new one, never a part.
-    Until then it has a random name, so it follows no symlink and collides with no other writer.
+    """A temporary file that replaces `path` when the context ends, so that readers never see a partial file. Its random
+    name follows no symlink and collides with no other writer.
 
-    Raises ReportError if the disk is full or the place cannot be written; after any exception `path` is as it was.
+    Raises ReportError if the disk is full or the directory is not writable; any exception leaves `path` unchanged.
     """
     partial = path.with_name(f".{token_hex(8)}.partial")
     try:
@@ -43,7 +43,7 @@ def replaced(path: Path) -> Iterator[BufferedWriter]:
 
 @contextmanager
 def writes(path: Path) -> Iterator[None]:
-    """An OSError within the context becomes a ReportError: this place cannot be written."""
+    """Converts OSErrors to ReportErrors that name `path`."""
     try:
         yield
     except OSError as error:
@@ -51,12 +51,12 @@ def writes(path: Path) -> Iterator[None]:
 
 
 def claimed(path: Path) -> BufferedWriter:
-    """A new file of this name, which is the caller's alone until it is closed. ReportError if it is another's.
+    """Create and lock `path`; closing it releases the lock. ReportError if another process holds it.
 
-    An unlocked file was left by an interrupted run and is removed, not truncated, as it may be a hard link. Symlinks
-    are not followed.
+    An unlocked file is the leftover of an interrupted run. It is removed, not truncated, because it may be a hard link.
+    Symlinks are not followed.
     """
-    # Without waiting for the other end of a pipe.
+    # O_NONBLOCK: opening a FIFO must not wait for a reader.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
     while True:
         with writes(path), ExitStack() as stack:
@@ -65,7 +65,7 @@ def claimed(path: Path) -> BufferedWriter:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ReportError(f"another run is writing a report in {path.parent}") from None
-            # Its owner may have given it another name before it let go.
+            # The previous owner may have renamed it before releasing the lock.
             if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 if not os.fstat(file.fileno()).st_size:
                     stack.pop_all()
@@ -75,10 +75,10 @@ def claimed(path: Path) -> BufferedWriter:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Within the context nobody else who holds `folder` writes there: its files are of one run. Raises OSError."""
+    """Locks `folder`, so that its files come from one run. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):  # of file systems without locks
+        with suppress(OSError):  # file systems without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -86,7 +86,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def check_place(folder: Path, *names: str) -> None:
-    """Make `folder`; ReportError if files of these names cannot be written there: found now, and not after hours."""
+    """Create `folder`, and raise ReportError now, not after hours, if files of these names cannot be written there."""
     with writes(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
@@ -97,6 +97,6 @@ def check_place(folder: Path, *names: str) -> None:
 
 
 def publish(file: BufferedWriter, path: Path) -> None:
-    """Give a finished, open file its name `path`. Raises OSError."""
+    """Flush an open file and rename it to `path`. Raises OSError."""
     file.flush()
     Path(file.name).replace(path)

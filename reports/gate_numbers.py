@@ -1,14 +1,14 @@
-"""The numbers of gates that say how much a gate looked at, and what it must not find."""
+"""Gate numbers with a fixed meaning: amounts examined, and faults, which are zero in a passing gate."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-# No number that is summed or divided is larger, so that sums and ratios stay finite.
+# Upper bound of numbers that are summed or divided, so that results stay finite.
 LARGEST: Final = 10**9
 
-# Of each gate: how much it looked at, and what it found none of if it passes.
+# For each gate: amounts examined, and faults found.
 _COUNTED: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "claimed_capabilities": (("answers", "claims"), ("broken",)),
     "oracle": (("oracle_tokens",), ("wrong",)),

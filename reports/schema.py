@@ -1,9 +1,9 @@
 """Records of `report.jsonl`, schema 4; `docs/report-schema.md` describes them for readers outside this repository.
 
 A report is a JSON Lines file: one header line, then start, names and cell lines, and one end line. A start line holds
-what the cells of an engine start share, a names line the names of counters, or of gates and their numbers, of which a
-cell's line has the values; both precede the first cell that refers to their number. The header holds the values of axes
-that a cell does not name.
+what the cells of one engine start share. A names line holds the names of counters, or of gates and their numbers; cell
+lines hold only the values. Both precede the first cell that refers to them, by their index among lines of that kind.
+The header holds the axis values that a cell omits.
 
 Numbers of a gate, where plots and comparisons read them (other gates may hold any numbers):
 
@@ -17,9 +17,9 @@ Numbers of a gate, where plots and comparisons read them (other gates may hold a
 - `speed`: `starts`, `turns` of each, `clock`, `device`, `gpus`, the lists of `speed.RATIOS` and the figures of
   `speed.FIGURES`; its interval is that of `speed_up`, None for one start
 
-How much a gate looked at (`gate_numbers.AMOUNTS`) and how many faults it found (`FAULTS`) are integers, or what is said
-above. A reader takes what is neither as not recorded. `check_cell` holds what a cell must not say; the writer calls it,
-and the digest in the end line tells the reader that nothing was changed since.
+Amounts examined (`gate_numbers.AMOUNTS`) and faults found (`FAULTS`) are integers unless listed above; a reader ignores
+other types. The writer rejects inconsistent cells (`check_cell`), and the digest in the end line proves to the reader
+that the file is unmodified.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ REPORT_FILE: Final = "report.jsonl"
 SUMMARY_FILE: Final = "summary.json"
 MARKDOWN_FILE: Final = "report.md"
 PAGE_FILE: Final = "report.html"
-# What is made of a report, next to it.
+# Files derived from a report, beside it.
 PAGES: Final = (SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE)
-# Characters of an error's text that come from the file.
+# Maximum characters of file content quoted in an error.
 MAX_SAID: Final = 240
-# A header's commit if the code is neither in a git checkout nor an installed release.
+# The header's commit if the code is neither in a git checkout nor an installed release.
 UNKNOWN: Final = "unknown"
 
-# Of a repository in the web.
+# Web address of a repository.
 ADDRESS: Final = r"https://[\w.-]+(:\d+)?(/[\w.~+-]+)+"
 _DAY: Final = r"\d{4}-\d\d-\d\d"
 
@@ -55,20 +55,20 @@ GateState = Literal["PASS", "FAIL", "NOT MEASURED"]
 Expect = Literal["runs", "refused", "rewritten"]
 WaiverKind = Literal["known", "flaky"]
 Phase = Literal["schedule", "launch", "resolve"]
-# The name of the subject that the matrix brings, and of what a waiver covers if no gate judged the cell.
+# The built-in subject's name; the pseudo-gate of waivers for cells that crashed before any gate judged them.
 REFERENCE: Final = "reference"
 CRASH: Final = "crash"
 GATE_STATES: Final[tuple[GateState, ...]] = ("PASS", "FAIL", "NOT MEASURED")
-# A cell in one of these states fails its run, unless it is waived.
+# States that fail the run unless waived.
 RED_STATES: Final[frozenset[CellState]] = frozenset(("FAIL", "NOT MEASURED", "INFRA"))
-# A cell in one of these states was not judged, so its record says nothing about the code.
+# States without a verdict: they say nothing about the code.
 UNJUDGED_STATES: Final[frozenset[CellState]] = frozenset(("INFRA", "UNSUPPORTED"))
 
 Json: TypeAlias = Any
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=LARGEST)]
 Bounded: TypeAlias = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
-# Texts by which days and times compare.
+# Dates and times as strings that sort chronologically.
 Day: TypeAlias = Annotated[str, Meta(pattern=rf"^{_DAY}\Z")]
 Time: TypeAlias = Annotated[str, Meta(pattern=rf"^{_DAY}[T ]\d\d:\d\d.*(Z|[+-]\d\d:\d\d)\Z")]
 Address: TypeAlias = Annotated[str, Meta(pattern=rf"^({ADDRESS})?\Z")]
@@ -76,16 +76,17 @@ Reason: TypeAlias = Annotated[str, Meta(pattern=r"\S")]
 
 
 class ReportError(Exception):
-    """A report cannot be written or read; the message is one sentence for the user."""
+    """A report cannot be written or read. The message is for the user."""
 
 
 class ReportRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """A JSON object of a report. Keys without a default are required, and an unknown key is an error. Records hold no
-    cycles, so the garbage collector does not look at them."""
+    """A JSON object of a report. Unknown keys are errors. Records hold no reference cycles, so the garbage collector
+    does not track them.
+    """
 
 
 class ReasonRecord(ReportRecord, frozen=True):
-    """Why the engine chose `value` for `field`, where the user left the choice open."""
+    """Why the engine chose `value` for a `field` left at `auto`."""
 
     field: str
     value: Json
@@ -102,8 +103,7 @@ class RewriteRecord(ReportRecord, frozen=True):
 
 
 class Waiver(ReportRecord, frozen=True, omit_defaults=True):
-    """A known failure of one cell, accepted until `expiry` (ISO date, inclusive). issue: where it is reported, "" for
-    nowhere."""
+    """A known failure of one cell, accepted until `expiry` (ISO date, inclusive). issue: its report, "" if none."""
 
     reason: Reason
     expiry: Day
@@ -111,11 +111,11 @@ class Waiver(ReportRecord, frozen=True, omit_defaults=True):
 
 
 class WaiverRule(ReportRecord, frozen=True, omit_defaults=True):
-    """A waiver as declared: the cells it selects, the reason, the expiry (ISO date, inclusive), and the gate that fails
-    there (`CRASH`: no gate, but the run).
+    """A waiver rule: the cells it selects, the reason, the expiry (ISO date, inclusive), and the failing gate (`CRASH`
+    if the run itself failed).
 
-    kind: "known" (a cell that passes the gate again is red) or "flaky" (it may pass or fail). subject: the one that it
-    is of; versions: a range of its versions, "" for all; issue: where the defect is reported.
+    kind: "known" (a cell that passes again is red) or "flaky" (it may pass or fail). subject: the engine it applies to;
+    versions: a version range, "" for all; issue: where the defect is reported.
     """
 
     cells: str
@@ -129,8 +129,7 @@ class WaiverRule(ReportRecord, frozen=True, omit_defaults=True):
 
 
 class SubjectRecord(ReportRecord, frozen=True, omit_defaults=True):
-    """The engine under test: its name and version, what it claims to show, and for each gate that does not apply to it
-    one sentence on why."""
+    """The engine under test: name, version, claimed capabilities, and the reason for each gate that does not apply."""
 
     name: str
     version: str = ""
@@ -139,8 +138,9 @@ class SubjectRecord(ReportRecord, frozen=True, omit_defaults=True):
 
 
 class CounterDemand(ReportRecord, frozen=True):
-    """What the counters of a whole stage must show: `hit` above zero in some of its `cells` cells, and `zero` above
-    zero in none (name to reason)."""
+    """Counter coverage of a whole stage of `cells` cells: counters in `hit` must be non-zero in at least one cell,
+    those in `zero` in none (name to reason).
+    """
 
     hit: tuple[str, ...]
     zero: Mapping[str, str]
@@ -148,8 +148,9 @@ class CounterDemand(ReportRecord, frozen=True):
 
 
 class ShardRecord(ReportRecord, frozen=True):
-    """Which part of a selection a run is: shard `number`, from 1, of `count`. The whole selection has `cells` cells,
-    and `digest` is 12 hexadecimal digits over their ids."""
+    """Shard `number` (from 1) of `count` of a selection of `cells` cells, identified by 12 hexadecimal digits over
+    their ids.
+    """
 
     number: Annotated[int, Meta(ge=1)]
     count: Annotated[int, Meta(ge=1)]
@@ -158,8 +159,8 @@ class ShardRecord(ReportRecord, frozen=True):
 
 
 class CheaperStage(ReportRecord, frozen=True):
-    """The next cheaper stage of a run: its cells and their estimated seconds on one core, and how many of the `faults`
-    that cells of the run's stage are known to find have a cell in it."""
+    """The next cheaper stage: its cells, their estimated seconds on one core, and how many of the `faults` that this
+    run's stage is known to find it finds too."""
 
     stage: str
     cells: Count
@@ -171,9 +172,8 @@ class CheaperStage(ReportRecord, frozen=True):
 class GateResult(ReportRecord, frozen=True, omit_defaults=True):
     """One gate on one cell.
 
-    `numbers` are the measured values, `interval` the 95 % interval of the gate's main number (see the module
-    docstring), `message` one sentence if the gate does not pass, `accept` the command that accepts what the gate found,
-    if that is wanted.
+    `numbers` are the measured values, `interval` the 95 % interval of the main number (see the module docstring),
+    `message` one sentence if the gate does not pass, `accept` the command that accepts the new result as intended.
     """
 
     name: str
@@ -185,7 +185,7 @@ class GateResult(ReportRecord, frozen=True, omit_defaults=True):
 
 
 class StartRecord(ReportRecord, frozen=True, tag_field="kind", tag="start"):
-    """An engine start: what all cells that ran on it share.
+    """An engine start, shared by all cells that ran on it.
 
     `requested` is the configuration that was asked for, `resolved` the one that the engine chose (None if it refused
     or never started) and `resolved_hash` its hash; `reasons` explain automatic choices, `rewrites` departures.
@@ -199,27 +199,27 @@ class StartRecord(ReportRecord, frozen=True, tag_field="kind", tag="start"):
 
     @property
     def digest(self) -> str:
-        """12 hexadecimal digits over the content, in which 1, 1.0 and true differ."""
+        """12 hexadecimal digits over the content; 1, 1.0 and true differ."""
         return blake2b(encode(self, order="deterministic"), digest_size=6).hexdigest()
 
 
 class NamesRecord(ReportRecord, frozen=True, tag_field="kind", tag="names"):
-    """Names that cell lines give values to, in this order: a gate and the names of its numbers, for each gate; or
-    `evidence` and the names of counters."""
+    """Names for the values of cell lines, in order: each gate with its numbers, or `evidence` with its counters."""
 
     groups: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class CounterValues(ReportRecord, frozen=True, array_like=True):
-    """The counters of a cell: the number of the line that names them, and their values."""
+    """A cell's counters: index of their names line, and values."""
 
     names: Count
     values: tuple[Count, ...]
 
 
 class GateValues(ReportRecord, frozen=True, array_like=True):
-    """The gates of a cell: the number of the line that names them and their numbers, the values of all numbers, and
-    without numbers those gates that are more than a PASS."""
+    """A cell's gates: index of their names line, the values of all numbers, and, without numbers, each gate whose
+    result is not a bare PASS.
+    """
 
     names: Count
     values: tuple[Json, ...]
@@ -232,7 +232,7 @@ EvidenceT = TypeVar("EvidenceT")
 
 
 class Token(ReportRecord, frozen=True):
-    """A token and the text that it alone decodes to."""
+    """A token and its text when decoded alone."""
 
     id: int
     text: str
@@ -253,8 +253,9 @@ class TreeNode(ReportRecord, frozen=True):
 
 
 class AskPages(ReportRecord, frozen=True):
-    """The KV pages of one account: `cached` of them, the first ones, belong to the prefix cache. `committed` positions
-    are accepted tokens', and each launched step that is not resolved may write a width of `in_flight`."""
+    """KV pages of one account; the first `cached` belong to the prefix cache. `committed` positions hold accepted
+    tokens; each launched, unresolved step may write one width of `in_flight`.
+    """
 
     page_size: Count
     pages: tuple[int, ...]
@@ -264,13 +265,13 @@ class AskPages(ReportRecord, frozen=True):
 
 
 class FailingRequest(ReportRecord, frozen=True, omit_defaults=True):
-    """The first request that a red gate blames, or that an engine was at when it raised (gate CRASH).
+    """The first request blamed by a failing gate, or the one running when the engine raised (gate CRASH).
 
     `prompt`, `got`, `expected` are texts. `token` is the index of the first wrong output token, None if tokens are not
-    at fault; `got_tokens` and `expected_tokens` are those around it, from index `first` on. `round` is the verify round
-    that yielded it, from 1 on, 0 for the prefill. `journal` lists the ledger's entries of the request around that step,
-    `pages` is its page table after it. `tree` is the draft of that round, of a second, traced run. `note` says in one
-    sentence what is wrong there, or could not be shown.
+    at fault; `got_tokens` and `expected_tokens` are those around it, starting at index `first`. `round` is the verify
+    round that emitted it, counted from 1; 0 is the prefill. `journal` lists the request's ledger entries around that
+    step, `pages` its page table afterwards. `tree` is that round's draft, from a second, traced run. `note` is one
+    sentence on what is wrong, or why it could not be shown.
     """
 
     gate: str
@@ -293,9 +294,9 @@ class FailingRequest(ReportRecord, frozen=True, omit_defaults=True):
 class StepRow(ReportRecord, frozen=True, omit_defaults=True):
     """One request in an event of a trace.
 
-    `width` positions are written; `pages` are those of its account in order, runs of neighbours as `5-8`; `committed`
-    and `in_flight` as in AskPages. `tokens` are delivered from output index `start` on, with what came of them as
-    `outcome`. `tree` is the draft of a launched round. `note` says in one sentence what contradicts an earlier event.
+    `width`: positions written. `pages`: its account's pages in order, consecutive ones as `5-8`. `committed` and
+    `in_flight` as in AskPages. `tokens`: delivered from output index `start`, with their `outcome`. `tree`: the draft
+    of a launched round. `note`: one sentence on a contradiction with an earlier event.
     """
 
     request: str
@@ -311,10 +312,10 @@ class StepRow(ReportRecord, frozen=True, omit_defaults=True):
 
 
 class StepEvent(ReportRecord, frozen=True, omit_defaults=True):
-    """One moment of a step: scheduled, launched or resolved.
+    """A step being scheduled, launched or resolved.
 
-    `in_flight` steps are launched and unread, `free` and `cached` pages are left, `waiting` requests are queued.
-    `journal` lists the ledger's entries since the event before.
+    `in_flight`: launched, unresolved steps. `free`, `cached`: pages. `waiting`: queued requests. `journal`: ledger
+    entries since the previous event.
     """
 
     event: Phase
@@ -329,7 +330,7 @@ class StepEvent(ReportRecord, frozen=True, omit_defaults=True):
 
 
 class Timeline(ReportRecord, frozen=True, omit_defaults=True):
-    """The steps of a cell's second run, on a fresh engine that is traced; `note`: why there are none or not all."""
+    """The steps of a cell's second run, traced on a fresh engine; `note`: why steps are missing."""
 
     events: tuple[StepEvent, ...] = ()
     note: str = ""
@@ -340,14 +341,12 @@ class CellRecord(
 ):
     """One cell: what was asked, what proved that it ran, and how each gate judged it.
 
-    `start` is the engine start that it ran on. `evidence` holds
-    the engine's counters, as differences over the cell; a counter that it lacks is zero. `error` says in one sentence
-    what stopped a cell without a verdict, or why the subject does not support it; `verb` is the engine's operation that
-    raised it, `traceback` where. `first_red` is the first request that a red gate blames, None if none blames any.
-    `timeline` is of a traced run, None without one. `seconds` is wall time; `engine_starts` are those for this cell,
-    its baseline's included; `losses` has a sentence on each earlier attempt that lost its worker or node of a cluster.
-    These vary from run to run and come last. In a report's line, `start` is the number of a start line, and `gates` and
-    `evidence` refer to names lines.
+    `start`: the engine start that it ran on. `evidence`: the engine's counters, as differences over the cell; missing
+    ones are zero. `error`: one sentence on what ended the cell without a verdict, or why it is unsupported; `verb` is
+    the engine operation that raised it, `traceback` where. `first_red`: the first request blamed by a failing gate.
+    `timeline`: of a traced run. `seconds`: wall time. `engine_starts`: made for this cell and its baseline. `losses`:
+    one sentence for each earlier attempt whose worker or cluster node was lost. The last three vary from run to run. In
+    a report's line, `start` is the index of a start line, and `gates` and `evidence` refer to names lines.
     """
 
     id: str
@@ -381,15 +380,14 @@ CellLine: TypeAlias = CellRecord[Count, GateValues, CounterValues]
 
 
 class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=True):
-    """What the run was: code, data, machine and rules.
+    """Code, data, machine and rules of a run.
 
-    `repository` is the address of the repository that holds `commit`, "" if it is not known. `subject` is the engine
-    under test; `label` is what the user calls its build; `files` are the user's own (plug-ins, an algorithm, a
-    subject), each a name and 12 digits of its digest; `fault` is the id of the defect that was planted in it, "" for
-    none. `created` is an ISO 8601 time with zone. `thresholds` and `waivers` are the rules that held. `counters` is
-    None where the stage demands none, `shard` for a run of all selected cells, `cheaper` where no stage is or only a
-    part of one ran.
-    `axes`: the values that a cell has on the axes that its line does not name.
+    `repository`: address of the repository that holds `commit`, "" if unknown. `subject`: the engine under test;
+    `label`: the user's name for its build; `files`: the user's plug-ins, algorithm and subject, each a name and 12
+    digits of its digest; `fault`: id of the planted fault, "" for none. `created`: ISO 8601 with time zone.
+    `thresholds`, `waivers`: the rules in force. `counters`: None if the stage requires none; `shard`: None for an
+    unsharded run; `cheaper`: None without a cheaper stage, or if only part of a stage ran. `axes`: axis values of cells
+    whose lines omit them.
     """
 
     schema: Literal[4] = SCHEMA
@@ -423,9 +421,8 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
 
 
 class End(ReportRecord, frozen=True, tag_field="kind", tag="end", omit_defaults=True):
-    """The last line: the number of cells, the sum of their evidence, the SHA-256 digest of all lines before this one,
-    the ids of selected cells that did not run, because `--fail-fast` ended the run, and the seconds for which the run
-    held its GPUs, times their number (None on the CPU tier, or unknown)."""
+    """The last line: number of cells, summed evidence, SHA-256 digest of all earlier lines, ids of selected cells that
+    `--fail-fast` left out, and GPU-seconds held (None on the CPU tier or if unknown)."""
 
     cells: Count
     evidence: Mapping[str, Count]
@@ -445,7 +442,7 @@ def is_red(cell: CellResult, today: str) -> bool:
 
 
 def check_cell(cell: CellResult) -> None:
-    """ReportError if a cell's state is not what its gates and its error say, or if a gate passes that found a fault."""
+    """ReportError if a cell's state contradicts its gates and error, or if a passing gate counts a fault."""
     for gate in cell.gates:
         found = [name for name in FAULTS.get(gate.name, ()) if gate.numbers.get(name)]
         if gate.state == "PASS" and found:

@@ -49,7 +49,7 @@ from specmatrix.reports.wording import shorten
 Line: TypeAlias = StartRecord | NamesRecord | CellLine
 ValuesT = TypeVar("ValuesT", GateValues, CounterValues)
 PARTIAL_FILE: Final = REPORT_FILE + ".partial"
-# Of a report, unpacked: some 700,000 cells.
+# Largest unpacked report that is read: about 700,000 cells.
 MAX_BYTES: Final = 2**29
 
 
@@ -66,11 +66,11 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
     file for inspection; it has no end line, so it never reads as whole, and a directory that holds one is not read as
     that of a finished run.
 
-    not_run: selected cells that the run ended before; the report then is not a pass. gpu_seconds: how long GPUs were
-    held, times their number, for cells that ran elsewhere; None if that is not known.
+    not_run: selected cells that never started; with any, the report is not a pass. gpu_seconds: GPU-seconds of cells
+    that ran elsewhere, None if unknown; by default the time since the start times the number of the host's GPUs.
 
-    Raises ReportError with one sentence: the place cannot be written, the disk is full, another run writes there, a
-    cell comes twice or breaks a rule, a number is not finite.
+    Raises ReportError if the directory is not writable, the disk is full, another run writes there, a cell is written
+    twice or breaks a rule, or a number is not finite.
     """
 
     def __init__(self, directory: Path, header: Header) -> None:
@@ -91,7 +91,7 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
         self._append(first)
 
     def write(self, cell: CellResult) -> None:
-        """Append one cell, after its start and its names if they are new; all are in the file when this returns."""
+        """Append a cell, preceded by its start and names lines if they are new, and flush."""
         what = f"cell {cell.id!r}"
         if cell.id in self._cells:
             raise ReportError(f"{what} is in the report twice; a cell is written once")
@@ -118,7 +118,7 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
         self._evidence.update(evidence)
 
     def close(self) -> Path:
-        """Write the end line and give the report its name, which is returned."""
+        """Write the end line, rename the partial file to the report, and return its path."""
         if self.gpu_seconds is ...:
             gpus = len(cast(Sequence[Json], self._header.host.get("gpus") or ()))
             self.gpu_seconds = round((monotonic() - self._began) * gpus, 3) if gpus else None
@@ -126,7 +126,7 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
         end = End(len(self._cells), self._evidence, self.digest, tuple(self.not_run), self.gpu_seconds)
         self._append(_encode(end, "the end line", _END))
         with writes(self.path), self._file, held(self.path.parent):
-            # Pages of an earlier run must not remain next to this one's report.
+            # Pages of an earlier run must not stay beside this report.
             for stale in PAGES:
                 self.path.with_name(stale).unlink(missing_ok=True)
             publish(self._file, self.path)
@@ -134,7 +134,9 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
 
     @contextmanager
     def read(self) -> Iterator[Report]:
-        """The report that `close` named; within the context no other run takes its place. ReportError if one has."""
+        """The closed report, locked against other runs within the context. ReportError if another run has replaced
+        it.
+        """
         with held(self.path.parent):
             report = load(self.path)
             if report.digest != self.digest:
@@ -142,8 +144,8 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
             yield report
 
     def abort(self) -> None:
-        """Stop without finishing; what was written so far stays in the partial file. Safe to call twice."""
-        with suppress(OSError):  # of a full disk, which was reported
+        """Stop without an end line and keep the partial file. Idempotent."""
+        with suppress(OSError):  # a full disk, already reported
             self._file.close()
 
     def __exit__(
@@ -155,7 +157,7 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
             self.close()
 
     def _number(self, record: StartRecord | NamesRecord, what: str) -> int:
-        """The number of a record among the lines of its kind, to which it is appended if it is new."""
+        """Index of a start or names line, which is appended if it is new."""
         line, known = _encode(record, what, _LINES), self._numbers[type(record)]
         if line not in known:
             self._append(line)
@@ -169,20 +171,20 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
 
 
 def cell_to_json(cell: CellResult) -> str:
-    """A cell with its whole start, for another process. Raises ReportError for what JSON cannot hold."""
+    """Serialises a cell, its start included, for another process. ReportError if it cannot be JSON."""
     return _encode(cell, f"cell {cell.id!r}", _WHOLE).decode()
 
 
 def cell_from_json(text: str) -> CellResult:
-    """What `cell_to_json` made a text of."""
+    """The inverse of `cell_to_json`."""
     return _WHOLE.decode(text)
 
 
 def _encode(record: Struct, what: str, reader: msgspec.json.Decoder[Any]) -> bytes:
-    """A record on one line, without the newline. Raises ReportError for what `reader` would not read back."""
+    """One JSON line without the newline. ReportError if `reader` could not read it back."""
     try:
         body = msgspec.to_builtins(record)
-        # Half of a surrogate pair, as a broken file name may hold, has no place in UTF-8.
+        # Broken file names may contain lone surrogates, which UTF-8 cannot encode.
         line = json.dumps(body, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode(errors="replace")
         reader.decode(line)
     except (TypeError, ValueError, RecursionError) as error:
@@ -193,7 +195,8 @@ def _encode(record: Struct, what: str, reader: msgspec.json.Decoder[Any]) -> byt
 
 
 class Report:
-    """A report from disk: its header, its engine starts, and its cells by id in file order, as lines or whole."""
+    """A loaded report: header, engine starts, and cells by id in file order. `lines` holds cells as stored; indexing
+    resolves their references."""
 
     def __init__(self, path: Path, header: Header, records: Iterable[Line], end: End) -> None:
         self.path, self.header, self.digest = path, header, end.digest
@@ -221,7 +224,7 @@ class Report:
         return map(self.__getitem__, self.lines)
 
     def __getitem__(self, cell: str) -> CellResult:
-        """A cell with its whole start, all its axes, and the names of its values."""
+        """A cell with its start, all axes and named values."""
         line = self.lines[cell]
         gates, evidence = self._named(line.gates), self._named(line.evidence)
         others = {gate.name: gate for gate in line.gates.others}
@@ -237,28 +240,28 @@ class Report:
         )
 
     def _named(self, given: GateValues | CounterValues) -> dict[str, dict[str, Json]]:
-        """Values under their names, in the groups of their line."""
+        """Values by name, grouped as in their names line."""
         values = iter(given.values)
         return {group: dict(zip(names, values, strict=False)) for group, names in self._names[given.names].groups}
 
     def red(self) -> list[str]:
-        """The ids of all cells that fail the run if they are not waived, in file order."""
+        """Ids of cells in a red state, waived or not, in file order."""
         return [cell.id for cell in self.lines.values() if cell.state in RED_STATES]
 
     def values(self, cell: str) -> dict[str, str]:
-        """The effective axis values of a cell, whatever became of it."""
+        """Effective axis values of a cell, whatever its state."""
         line = self.lines[cell]
         if line.start not in self._words:
             self._words[line.start] = EffectiveValues(self.starts[line.start].resolved or {}, self.header.axes)
         return self._words[line.start].of(line.axes)
 
     def effective(self, cell: str) -> dict[str, str] | None:
-        """The effective axis values of a cell that ran and passed, else None."""
+        """Effective axis values of a cell that passed, else None."""
         line = self.lines[cell]
         return None if line.state != "PASS" or self.starts[line.start].resolved is None else self.values(cell)
 
     def same(self, other: Report) -> list[str]:
-        """The cells that say the same in both reports, running time aside; one without a result says nothing."""
+        """Ids of cells with equal records in both reports, timings aside; INFRA cells are never equal."""
         if self.header.axes != other.header.axes:
             return []
         starts = _own_numbers([start.digest for start in self.starts], [start.digest for start in other.starts])
@@ -282,7 +285,7 @@ class Report:
 
 
 def _own_numbers(own: Sequence[Json], others: Sequence[Json]) -> list[int]:
-    """The numbers among `own` of what another report has, -1 for what is not there."""
+    """For each of another report's records, its index in `own`, or -1."""
     known = {what: number for number, what in enumerate(own)}
     return [known.get(what, -1) for what in others]
 
@@ -294,14 +297,14 @@ def _renumbered(values: ValuesT, names: Sequence[int]) -> ValuesT:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Without collections, which would look for cycles among the records of a report again and again."""
+    """Disables the cyclic garbage collector, which would scan a report's records again and again."""
     was = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was:
-            if not gc.get_freeze_count():  # what was made counts as old, so that the next collection skips it
+            if not gc.get_freeze_count():  # the next collection skips the oldest generation
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
@@ -309,10 +312,10 @@ def gc_paused() -> Iterator[None]:
 
 @gc_paused()
 def load(path: Path | str) -> Report:
-    """Read the report `path`, a file (plain or compressed by gzip) or a directory that holds `report.jsonl`.
+    """Load a report from a file (plain or gzip) or from a directory that holds `report.jsonl`.
 
-    Raises ReportError, one sentence, if it is missing, empty, cut off, from another schema, or changed after it was
-    written. What a cell must not say is checked where it is written; the digest tells that nothing was changed since.
+    Raises ReportError if it is missing, empty, truncated, of another schema, or modified after it was written. A cell's
+    consistency is checked when it is written; here the digest proves that the file is unmodified.
     """
     file = Path(path)
     try:
@@ -322,7 +325,7 @@ def load(path: Path | str) -> Report:
         file = file / REPORT_FILE if file.is_dir() else file
         with opened(file) as source:
             text = (GzipFile(fileobj=source) if source.peek(2)[:2] == b"\x1f\x8b" else source).read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:  # a device may never end, and a small file may unpack without one
+        if len(text) > MAX_BYTES:  # a device file or a small archive may yield endless data
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     except (OSError, EOFError, zlib.error) as error:
         raise ReportError(
@@ -332,7 +335,7 @@ def load(path: Path | str) -> Report:
 
 
 def _read(file: Path, whole: bytes) -> Report:
-    """The report in a file's content."""
+    """Parse a file's content."""
     begin, last = whole.find(b"\n") + 1 or len(whole), whole.rfind(b"\n", 0, -1) + 1
     lines, part = memoryview(whole), f"its first line is not the header of a report of schema {SCHEMA}"
     try:

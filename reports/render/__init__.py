@@ -4,5 +4,5 @@
 - `comparison`: `write_comparison(comparison, directory)` does the same for two runs
 - `terminal`: `print_run` and `print_comparison` for a terminal
 - `plots`: SVG plots
-- `markup`: the Jinja2 environments of `templates/`, which escape every value
+- `markup`: the Jinja2 environments of `templates/`, with every value escaped
 """

@@ -30,8 +30,8 @@ _TONES: Final = {"loss": "bad", "gain": "up", "": "calm"}
 def write_comparison(comparison: Comparison, directory: Path, sides: tuple[str, str] | None = None) -> None:
     """Write `comparison.json` (everything), `comparison.md` and `comparison.html` into `directory`.
 
-    sides: what the page calls base and head; by default their commits.
-    Raises ReportError if the place cannot be written.
+    sides: display names of base and head; by default their commits.
+    Raises ReportError if the directory is not writable.
     """
     texts = {
         "json": json.dumps(comparison_record(comparison), indent=1) + "\n",
@@ -45,7 +45,7 @@ def write_comparison(comparison: Comparison, directory: Path, sides: tuple[str, 
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """The comparison as Markdown that fits a pull-request comment; the verdict and its reasons first."""
+    """The comparison as Markdown within the size of a pull-request comment; verdict and reasons first."""
     return markdown("comparison.md.j2", c=comparison, states=ChangeState, notes=_notes, drift_text=_drift_text)
 
 
@@ -68,13 +68,13 @@ def comparison_page(comparison: Comparison, sides: tuple[str, str] | None = None
 
 
 def _groups(changes: Sequence[CellChange]) -> list[tuple[ChangeState, str, list[CellChange]]]:
-    """Neighbouring changes with the same state and cause; equal ones are adjacent in a comparison."""
+    """Groups consecutive changes with equal state and cause; a comparison is sorted by both."""
     found = groupby(changes, key=lambda change: (change.red, change.state, change.cause))
     return [(state, cause, list(group)) for (_, state, cause), group in found]
 
 
 def _notes(change: CellChange) -> list[str]:
-    """What a row says besides its reason: effects that the reason does not name, bound, excuse."""
+    """A row's notes beside its reason: other effects, bound, acknowledgement."""
     effects = [text for effect in change.effects if (text := effect_text(effect)) not in change.why]
     return effects + [text for text in (change.bound, change.accepted) if text]
 
@@ -87,7 +87,7 @@ def _drift_text(drift: Drift) -> str:
 
 
 def _plot(changes: Sequence[CellChange], gate: str, title: str) -> tuple[str, str, str] | None:
-    """(title, note, SVG) of the effects on one gate, the largest losses first; None without effects."""
+    """(title, note, SVG) of the effects on one gate, largest losses first; None without effects."""
     found = [(change.id, effect) for change in changes for effect in change.effects if effect.gate == gate]
     found.sort(key=lambda pair: pair[1].change)
     rows = []

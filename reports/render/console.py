@@ -1,4 +1,4 @@
-"""The console of a command's standard output."""
+"""Consoles for standard output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDE: Final = 320
 
 
 class PlainConsole(Console):
-    """Values are inert text; a terminal gets the styles that the console gives them."""
+    """A console that prints values as plain text, without rich's markup and highlighting."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - those of rich's
         super().__init__(**settings)
@@ -31,7 +31,7 @@ class PlainConsole(Console):
 
 
 class StdoutConsole(PlainConsole):
-    """Raises BrokenPipeError for the command line to handle; rich would exit with status 1, which means red."""
+    """Raises BrokenPipeError for the command line to handle; rich would exit with 1, the status of a red run."""
 
     def on_broken_pipe(self) -> None:
         """Called by rich while it handles the BrokenPipeError."""
@@ -40,13 +40,13 @@ class StdoutConsole(PlainConsole):
 
 
 def table_console() -> StdoutConsole:
-    """A console for tables: the terminal at its own width, a file or pipe at WIDE columns."""
+    """A console for tables: a terminal's own width, WIDE columns for a file or pipe."""
     console = StdoutConsole()
     return console if console.is_terminal else StdoutConsole(width=WIDE)
 
 
 def print_text(text: str) -> None:
-    """Print lines; a terminal gets those that are wider broken between words, with what follows indented."""
+    """Print lines; on a terminal, long lines wrap between words with a hanging indent."""
     console = StdoutConsole()
     if console.is_terminal:
         wrapper = TextWrapper(console.width, break_long_words=False, break_on_hyphens=False)
@@ -59,7 +59,7 @@ def print_text(text: str) -> None:
 
 
 def print_answer(record: Any, text: str, json_: bool) -> int:  # noqa: ANN401 - what JSON can hold
-    """Print what a command found, as JSON or as text, and return the exit status 0."""
+    """Print a command's result as JSON or text; returns exit status 0."""
     if json_:
         print(json.dumps(record, indent=2), flush=True)
     else:
@@ -68,10 +68,10 @@ def print_answer(record: Any, text: str, json_: bool) -> int:  # noqa: ANN401 - 
 
 
 def print_markdown(text: str) -> None:
-    """Print Markdown as it is; a terminal gets its headings, lists and tables, at its width."""
+    """Print Markdown; rendered on a terminal, unchanged elsewhere."""
     console = StdoutConsole()
     if console.is_terminal:
-        # A quarter of a second, which no file or pipe needs.
+        # The import takes 0.25 s, which only a terminal needs.
         from rich.markdown import Markdown
 
         console.print(Markdown(text))

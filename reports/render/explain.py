@@ -1,4 +1,4 @@
-"""A page per traced cell: what is red, the first red request, and every step of its second run to step through."""
+"""A page per traced cell: failing gates, the first red request, and the steps of its traced run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from specmatrix.reports.schema import PAGE_FILE, CellResult, Json
 
 
 def write_explained(run: RunView, directory: Path) -> list[Path]:
-    """Write `explain/ID.html` for each cell of `run.traced`, and remove those of an earlier run.
-
-    ReportError if that cannot be done.
-    """
+    """Write `explain/ID.html` for each cell of `run.traced`, and remove pages of earlier runs. Raises ReportError."""
     folder = directory / FOLDER
     for stale in folder.glob("*.html"):
         stale.unlink()
@@ -35,7 +32,7 @@ def explain_page(run: RunView, cell: CellResult) -> str:
 
 
 def _data(cell: CellResult) -> Json:
-    """What the script reads: the events, and the request and the token to start at, or whether to start at the end."""
+    """Data for the page's script: events, and the request and token to open first, or whether to open the last step."""
     ask = cell.first_red
     at = None if ask is None or ask.token is None else {"request": ask.request, "token": ask.token}
     events = [] if cell.timeline is None else to_builtins(cell.timeline.events)

@@ -1,4 +1,4 @@
-"""The first request that a red cell blames, in words: what terminal, Markdown and page show alike."""
+"""The first failing request as text, for terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROMPT: Final = 70
 
 
 class Column(NamedTuple):
-    """An output token of both sides; `apart`: they differ."""
+    """One output position of both sides; `apart`: the tokens differ."""
 
     place: int
     expected: str
@@ -22,13 +22,13 @@ class Column(NamedTuple):
 
 
 def columns(ask: FailingRequest) -> list[Column]:
-    """The tokens around the break, side by side; "" where a side has ended."""
+    """Tokens around the first difference, side by side; "" after a side's end."""
     pairs = zip_longest(ask.expected_tokens, ask.got_tokens)
     return [Column(ask.first + i, _shown(one), _shown(other), one != other) for i, (one, other) in enumerate(pairs)]
 
 
 def place(ask: FailingRequest) -> str:
-    """Where the request broke: `q6 at token 2, verify round 2, lag 1`; its end where no token is at fault."""
+    """Where the request first went wrong: `q6 at token 2, verify round 2, lag 1`; its end if no token is at fault."""
     where = " at its end (its tokens are right)" * bool(ask.got_tokens)
     words = [ask.request + (where if ask.token is None else f" at token {ask.token}")]
     if ask.round is not None:
@@ -38,7 +38,7 @@ def place(ask: FailingRequest) -> str:
 
 
 def ask_lines(ask: FailingRequest) -> list[str]:
-    """The request on a terminal, at most six lines."""
+    """The request for a terminal, at most six lines."""
     lines = [f"{place(ask)}: {shorten(ask.prompt, PROMPT)}" if ask.prompt else place(ask)]
     rows = columns(ask)
     if any(row.apart for row in rows):

@@ -1,4 +1,4 @@
-"""A run as JUnit XML, which GitLab, Jenkins, Buildkite and others show."""
+"""A run as JUnit XML for GitLab, Jenkins, Buildkite and others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specmatrix.reports.render.run import RunView
 from specmatrix.reports.schema import RED_STATES
 from specmatrix.reports.wording import failure, shorten, waiver_text
 
-# Characters that XML 1.0 cannot hold, not even escaped.
+# Characters that XML 1.0 forbids even when escaped.
 _FORBIDDEN: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MAX_MESSAGE: Final = 1000
 
@@ -23,8 +23,9 @@ def write_junit(run: RunView, path: Path) -> None:
 
 
 def junit(run: RunView) -> str:
-    """One test case a cell: a crash is an error, a red gate a failure; unsupported cells are skipped, and so are waived
-    ones, with their waiver. How many these are is a property of the suite."""
+    """One test case per cell: a crash is an error, a failing gate a failure; unsupported and waived cells are skipped,
+    the latter with their waiver. Both counts are properties of the suite.
+    """
     waived = {cell.id: waiver_text(cell.waived) for cell in run.waived if cell.waived is not None}
     name = f"specmatrix {run.header.tier} {run.header.stage}"
     suite = Element("testsuite", name=name, timestamp=run.header.created, time=f"{run.summary.seconds:.3f}")

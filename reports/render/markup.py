@@ -1,4 +1,4 @@
-"""HTML and Markdown from the templates next to this file. Every value that a template prints is escaped."""
+"""HTML and Markdown from `templates/`. Every value that a template prints is escaped."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from specmatrix.reports.effective import pair_text
 from specmatrix.reports.render import failing_request
 from specmatrix.reports.schema import Header
 
-# A comparison that prints to the terminal needs no templates, and Jinja2 takes 0.1 s to import.
+# Importing Jinja2 takes 0.1 s, and terminal output needs no templates.
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# GitHub refuses comments above 65,536 characters; bytes are never fewer.
+# GitHub refuses comments above 65,536 characters; a text never has fewer bytes.
 LIMIT: Final = 64_000
-# Rows that a Markdown table may have; the next smaller number is tried until the text fits.
+# Row limits of Markdown tables, tried in order until the text fits.
 ROWS: Final = (60, 30, 15, 8, 4, 2, 1, 0)
 _HERE: Final = Path(__file__).parent
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]|#~])")
-# What GitHub links: users, issues by number (their `#` already escaped) and addresses, which may be those of issues.
+# What GitHub turns into links: users, issue numbers (their `#` already escaped) and URLs.
 _LINKED: Final = re.compile(r"@(?=\w)|\\#(?=\d)|\bGH-(?=\d)|:(?=//)", re.IGNORECASE)
 
-# A place in a traceback: paths inside the packages are relative.
+# A traceback location; paths inside the packages are relative.
 _PLACE: Final = re.compile(r'(File "(\w+(?:/\w+)*\.py)", line (\d+))')
 
 
@@ -41,7 +41,7 @@ def html(template: str, **values: object) -> str:
 
 
 def markdown(template: str, **values: object) -> str:
-    """Markdown of at most `LIMIT` bytes. Tables lose rows until it fits, and say how many; no row is cut."""
+    """Markdown of at most `LIMIT` bytes. Tables drop whole rows until it fits, and say how many."""
     page = _markdown().get_template(template)
     for most in ROWS:
         # Optional parts of a template leave blank lines behind.
@@ -52,10 +52,9 @@ def markdown(template: str, **values: object) -> str:
 
 
 def escape(value: object, most: int = 240) -> Markup:
-    """Text that Markdown shows as it is, on one line of at most `most` characters, and without a notification."""
+    """Escaped text on one line of at most `most` characters that notifies no GitHub user."""
     plain = text.shorten(str(value), most).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    # GitHub looks for mentions in the rendered text; a zero-width space ends one before it starts. A pair of dollars
-    # would be a formula.
+    # GitHub finds mentions in rendered text; a zero-width space prevents them. Two dollar signs would be a formula.
     return Markup(_LINKED.sub(r"\g<0>&#8203;", _SPECIAL.sub(r"\\\1", plain)).replace("$", "&#36;"))
 
 
@@ -63,7 +62,7 @@ def code(value: object, most: int = 160) -> Markup:
     """Text as Markdown code inside a sentence or a table cell."""
     plain = text.shorten(str(value), most)
     if "|" in plain:
-        # Readers differ in what a backslash in front of a bar means inside code.
+        # Renderers disagree on a backslash before a bar inside code.
         return Markup(f"<code>{escape(plain, most)}</code>")
     fence = "`" * (max((len(run) for run in re.findall(r"`+", plain)), default=0) + 1)
     pad = " " if plain.startswith("`") or plain.endswith("`") else ""
@@ -71,7 +70,7 @@ def code(value: object, most: int = 160) -> Markup:
 
 
 def at_commit(header: Header) -> Markup | str:
-    """The commit of a run, as a link if its repository is known."""
+    """A run's commit, linked if its repository is known."""
     if not header.repository:
         return text.build(header)
     address = f"{header.repository}/commit/{header.commit}"
@@ -79,7 +78,7 @@ def at_commit(header: Header) -> Markup | str:
 
 
 def sources(traceback: str, header: Header) -> Markup:
-    """A traceback whose places in this repository are links, if its address is known."""
+    """A traceback whose locations in the repository are links, if its address is known."""
     parts = _PLACE.split(traceback) if header.repository else [traceback]
     found = [escape_html(parts[0])]
     for place, path, line, rest in zip(*(parts[first::4] for first in (1, 2, 3, 4)), strict=True):
@@ -89,14 +88,14 @@ def sources(traceback: str, header: Header) -> Markup:
 
 
 def script_json(value: object) -> str:
-    """JSON for a page's script, whose strings are visible when it shows them."""
+    """JSON for a page's script, with control characters in strings escaped."""
     return ACTIVE.sub(
         lambda found: f"\\{ascii(found[0])[1:-1]}", dumps(value, ensure_ascii=False, separators=(",", ":"))
     )
 
 
 def tone(state: str) -> str:
-    """The style class of a state of a cell, a gate or a comparison."""
+    """The CSS class of a cell, gate or comparison state."""
     if state in ("PASS", "IMPROVED", "green"):
         return "good"
     if state in ("FAIL", "REGRESSED", "LOST", "red"):
@@ -105,7 +104,7 @@ def tone(state: str) -> str:
 
 
 def _shell(command: str) -> Markup:
-    """A command inside a fenced block: a fence within it would end the block, a newline would make it two commands."""
+    """A command for a fenced block, without fences or newlines of its own."""
     return Markup(command.replace("```", "` ` `").replace("\n", " "))
 
 
@@ -114,7 +113,7 @@ def _provenance(header: Header) -> dict[str, str]:
 
 
 def _breakable(cell: str) -> Markup:
-    """A cell's id, which may break after its dots."""
+    """A cell's id with break opportunities after its dots."""
     return Markup(str(escape_html(cell)).replace(".", ".<wbr>"))
 
 
@@ -131,7 +130,7 @@ def _environment(**settings: object) -> Environment:
     )
     made.filters |= {
         "accepting": text.accepting,
-        "arrows": lambda said: str(said).replace("->", "→"),  # an arrow that no line end breaks
+        "arrows": lambda said: str(said).replace("->", "→"),  # no line break before an arrow
         "build": text.build,
         "tested": text.tested,
         "columns": failing_request.columns,

@@ -1,4 +1,4 @@
-"""Plots as inline SVG: they need no script and no network, and take their colours from the page."""
+"""Inline SVG plots: no script, no network, colours from the page's style."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _CHARACTER: Final = 6.6
 ROW_HEIGHT: Final = 26
 HEAD: Final = 26
 TICK_WIDTH: Final = 46
-# More points in one row would hide each other.
+# More points in one row would overlap.
 MAX_POINTS: Final = 120
 _SIZES: Final = (("steps", "s"), ("topk", "k"), ("draft_tokens", "n"))
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measured value with its interval; `tone` is a class of the page's style: "good", "bad" or "calm"."""
+    """A measured value with its interval; `tone` is a CSS class: "good", "bad" or "calm"."""
 
     value: float
     low: float
@@ -41,7 +41,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The points of one label, and a short text after them."""
+    """Points of one label, followed by a short text."""
 
     label: str
     points: tuple[Point, ...]
@@ -51,9 +51,9 @@ class Row:
 def strip_plot(
     rows: Sequence[Row], unit: str, zero: float | None = None, band: tuple[float, float] | None = None
 ) -> str:
-    """Rows of points with intervals over one common scale. "" without rows.
+    """Rows of points with intervals on a common scale; "" without rows.
 
-    `zero` draws a line across all rows, `band` shades the values that are allowed.
+    `zero` draws a line across all rows, `band` shades the allowed values.
     """
     if not rows:
         return ""
@@ -85,7 +85,7 @@ def strip_plot(
 
 
 def glyph(point: Point, low: float, high: float, reference: float | None) -> str:
-    """One value with its interval on the scale of its column, small enough for a table cell."""
+    """A value with its interval on its column's scale, sized for a table cell."""
     span = (high - low) or 1.0
 
     def x(value: float) -> float:
@@ -98,7 +98,7 @@ def glyph(point: Point, low: float, high: float, reference: float | None) -> str
 
 
 def curve_plot(curves: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Rates by position, one line per label, named at its end. "" without curves."""
+    """Rates by position, one labelled line each; "" without curves."""
     curves = [(label, values) for label, values in curves if values]
     if not curves:
         return ""
@@ -141,8 +141,7 @@ def _points(row: Row, middle: float, x: Scale) -> list[str]:
 
 
 def _scale(rows: Sequence[Row], also: Sequence[float], most: float) -> tuple[float, float, list[float]]:
-    """Low and high end of the scale, both of them round ticks that hold every point, interval and value of `also`; and
-    about `most` ticks."""
+    """Ends of a scale at round ticks that contain all points, intervals and `also`, and about `most` ticks."""
     values = [end for row in rows for point in row.points for end in (point.value, point.low, point.high)]
     values += also
     low, high = min(values, default=0.0), max(values, default=1.0)
@@ -153,13 +152,13 @@ def _scale(rows: Sequence[Row], also: Sequence[float], most: float) -> tuple[flo
 
 
 def _round_step(rough: float) -> float:
-    """The next of 1, 2, 5 times a power of ten."""
+    """The next larger 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
 
 
 def _apart(places: Sequence[float], distance: float) -> list[float]:
-    """The same places, moved down where two would be closer than `distance`."""
+    """Positions moved down so that neighbours are at least `distance` apart."""
     moved = dict(enumerate(places))
     floor = -math.inf
     for index in sorted(moved, key=moved.__getitem__):
@@ -176,7 +175,7 @@ def _text(kind: str, x: float, y: float, text: str, anchor: str) -> str:
 
 
 def shape(cell: CellResult) -> str:
-    """What drafts for which model, as a short label: `eagle3 llama s3 k4 n8`."""
+    """A short label of drafter, model and draft shape: `eagle3 llama s3 k4 n8`."""
     values = effective(cell.axes, cell.start.resolved)
     drafts = values.get("algorithm") != "none"
     sizes = [f"{mark}{values[axis]}" for axis, mark in _SIZES if axis in values and drafts]
@@ -185,7 +184,7 @@ def shape(cell: CellResult) -> str:
 
 
 def acceptance_point(cell: CellResult) -> Point | None:
-    """Tokens per verify round with their interval; None if the cell did not measure them."""
+    """Acceptance length with its interval; None if not measured."""
     gate = cell.gate("acceptance")
     length = None if gate is None else positive(gate.numbers.get("length"))
     if gate is None or length is None:
@@ -198,7 +197,7 @@ def acceptance_point(cell: CellResult) -> Point | None:
 
 
 def ratio_point(cell: CellResult) -> Point | None:
-    """Acceptance length over its reference, minus one, in percent; None where the cell has no reference."""
+    """Acceptance length relative to its reference, in percent of difference; None without a reference."""
     gate, point = cell.gate("acceptance"), acceptance_point(cell)
     reference = None if gate is None else positive(gate.numbers.get("reference"))
     if point is None or reference is None:
@@ -208,7 +207,7 @@ def ratio_point(cell: CellResult) -> Point | None:
 
 
 def accuracy_point(cell: CellResult) -> Point | None:
-    """Accuracy minus that of plain decoding on the same questions, in points; None if the cell did not measure it."""
+    """Accuracy minus plain decoding's on the same questions, in percentage points; None if not measured."""
     gate = cell.gate("accuracy")
     if gate is None:
         return None
@@ -223,9 +222,9 @@ def accuracy_point(cell: CellResult) -> Point | None:
 
 
 def acceptance_plot(cells: Sequence[CellResult], allowed: tuple[float, float] | None = None) -> str:
-    """Acceptance length of every cell against its own reference, by drafter; after each row the lengths.
+    """Acceptance length of every cell relative to its own reference, by drafter, with the lengths after each row.
 
-    allowed: the ratios between which the gate passes.
+    allowed: the gate's lower and upper ratio.
     """
     rows: dict[str, list[Point]] = defaultdict(list)
     lengths: dict[str, list[float]] = defaultdict(list)
@@ -248,7 +247,7 @@ def _lengths(values: Sequence[float], points: Sequence[Point]) -> str:
 
 
 def accuracy_plot(cells: Sequence[CellResult]) -> str:
-    """Accuracy of every cell minus that of plain decoding, by what drafts, in points."""
+    """Accuracy of every cell minus plain decoding's, by drafter, in percentage points."""
     rows: dict[str, list[Point]] = defaultdict(list)
     for cell in cells:
         point = accuracy_point(cell)
@@ -258,9 +257,9 @@ def accuracy_plot(cells: Sequence[CellResult]) -> str:
 
 
 def position_plot(cells: Sequence[CellResult]) -> str:
-    """Mean acceptance at each draft position, a line per algorithm, over the passing cells with the deepest drafts.
+    """Mean acceptance at each draft position, one line per algorithm, over its passing cells with the deepest drafts.
 
-    Where the depth adapts, few rounds try the later positions at all, so their rate says nothing of the drafts.
+    Adaptive cells are left out: too few of their rounds reach the later positions.
     """
     deepest: dict[str, list[list[float]]] = defaultdict(list)
     for cell in cells:

@@ -1,4 +1,4 @@
-"""Progress display on stderr; if that is a file or a pipe, a line every LINE_SECONDS."""
+"""Progress on stderr: a bar on a terminal, elsewhere a line every LINE_SECONDS."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from specmatrix.reports.wording import count, duration
 
 T = TypeVar("T")
 LINE_SECONDS: Final = 30.0
-# Weight of the expected durations against the pace so far, in seconds: a few quick or slow items say little.
+# Weight of the expected durations against the observed pace, in seconds, so that the first items do not dominate.
 TRUST_SECONDS: Final = 20.0
 NO_SECONDS: Final[Mapping[Hashable, float]] = MappingProxyType({})
 
 
 class Remaining:
-    """The seconds that a run still takes: what is left of the expected durations, at the pace so far. Between the ends
-    of items it only falls, however long one of them takes.
+    """Estimated seconds left: the remaining expected durations, scaled by the observed pace. Between completed items it
+    never rises.
 
-    expected: seconds of each item; without them all are taken as equally long. planned: seconds of all together, in
-    which workers run side by side.
+    expected: seconds of each item; all equal if not given. planned: seconds of the whole run with parallel workers.
     """
 
     def __init__(self, total: int, expected: Mapping[Hashable, float], planned: float) -> None:
@@ -43,7 +42,7 @@ class Remaining:
         self._end = planned if self._left else float("nan")
 
     def ended(self, item: Hashable, number: int, after: float) -> None:
-        """`number` items have ended, the last of them `item`, `after` seconds from the beginning."""
+        """`number` items have completed, the last one `item`, `after` seconds from the start."""
         self._done += number
         if not self._work:
             self._end = after + after / self._done * (self._total - self._done)
@@ -56,7 +55,7 @@ class Remaining:
         self._end = after + pace * max(self._open / self._speed, longest)
 
     def text(self, after: float) -> str:
-        """In words; "" if nothing is known, or nothing is left."""
+        """As text; "" if unknown or zero."""
         rest = self._end - after
         if self._done >= self._total or rest != rest:
             return ""
@@ -65,7 +64,7 @@ class Remaining:
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """A spinner with the elapsed time, for work of unknown length."""
+    """A spinner with the elapsed time, for work of unknown duration."""
     with _progress(SpinnerColumn(), TextColumn("{task.description}"), Elapsed()) as progress:
         progress.add_task(escape(text), total=None)
         ended = Event()
@@ -78,7 +77,7 @@ def waiting(text: str) -> Iterator[None]:
 
 
 def awaited(items: Iterator[T], text: str) -> Iterator[T]:
-    """The same items, with a spinner while the next one is awaited."""
+    """Yields the items, with a spinner while waiting for the next one."""
     while True:
         with waiting(text):
             item = next(items, None)
@@ -94,10 +93,8 @@ def _update(text: str, ended: Event) -> None:
 
 
 class Counter:
-    """How many of `total` items are done, how many of them are red, and the time left: a bar on a terminal, elsewhere a
-    line every LINE_SECONDS by `clock`.
-
-    noun: an item, in the singular.
+    """Shows completed and red items of `total`, and the time left: a bar on a terminal, elsewhere a line every
+    LINE_SECONDS by `clock`. noun: an item's name, in the singular.
     """
 
     def __init__(
@@ -115,8 +112,9 @@ class Counter:
     def __call__(
         self, text: str | None, advance: int = 1, red: int | None = None, item: Hashable | None = None
     ) -> None:
-        """Show a text (rich markup; None keeps the last one) and advance the count. red: items that are red so far.
-        item: the one that ended."""
+        """Advance the count and show a text (rich markup; None keeps the last one). red: red items so far. item: the
+        one that completed.
+        """
         self._done += advance
         now = self._clock()
         after = now - self._began
@@ -133,11 +131,11 @@ class Counter:
 
 
 def _print(line: str) -> None:
-    """Print to stderr; if that cannot be written, the work continues without progress lines."""
+    """Print to stderr; if it is not writable, continue without progress lines."""
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:
-        # Python would write the rest of the buffer when it ends, and fail.
+        # Python would fail when it flushes the rest of the buffer at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
@@ -149,7 +147,7 @@ def counting(
     expected: Mapping[Hashable, float] = NO_SECONDS,
     planned: float = 0.0,
 ) -> Iterator[Counter]:
-    """A Counter of `total` items. expected, planned: as those of `Remaining`."""
+    """A Counter of `total` items. expected, planned: as for `Remaining`."""
     # Long texts are truncated, so that the bar stays on one line.
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
     red, left = TextColumn("{task.fields[red]}"), TextColumn("{task.fields[left]}")

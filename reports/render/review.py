@@ -1,7 +1,7 @@
-"""What a pull request's reviewer sees: one comment that each run updates, annotations, a check run.
+"""Pull-request output: one comment that each run updates, annotations, a check run.
 
-With a report of the base commit the verdict is that of the comparison: what was red there already does not count.
-Without one it is that of the run.
+With a report of the base commit the verdict is the comparison's, so cells that were red before do not count; without
+one it is the run's.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from specmatrix.reports.render.run import RunView
 from specmatrix.reports.schema import REFERENCE, Json
 from specmatrix.reports.wording import count, failure, shorten
 
-# The first line of the comment, by which the next run finds it.
+# The comment's first line, which identifies it to the next run.
 MARKER: Final = "<!-- specmatrix review -->"
-# GitHub shows ten annotations of a step, and takes fifty at once for a check run.
+# GitHub shows ten annotations per step and accepts fifty per request for a check run.
 MAX_ANNOTATIONS: Final = 10
 _MAX_MESSAGE: Final = 500
 
 
 class RedLine(NamedTuple):
-    """A red cell in words, with the command that runs it again."""
+    """A red cell's text and its repro command."""
 
     cell: str
     why: str
@@ -37,7 +37,7 @@ class RedLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """One run, compared with the base commit's. missing: why there is no comparison."""
+    """A run and its comparison with the base commit's. missing: why there is none."""
 
     run: RunView
     comparison: Comparison | None
@@ -57,14 +57,14 @@ class Review:
 
     @property
     def new(self) -> tuple[RedLine, ...]:
-        """Red now and not before; all red cells without a comparison."""
+        """Newly red cells; all red cells if there is no comparison."""
         if self.comparison is None:
             return tuple(RedLine(cell.id, failure(cell), cell.repro) for cell in self.run.red)
         return tuple(RedLine(each.id, each.why, each.repro) for each in self.comparison.changes if each.red)
 
     @property
     def old(self) -> tuple[str, ...]:
-        """Red in base already."""
+        """Already red in base."""
         new = {row.cell for row in self.new}
         return () if self.comparison is None else tuple(c for c in self.comparison.still_red if c not in new)
 
@@ -76,7 +76,7 @@ class Review:
 
     @property
     def outcome(self) -> str:
-        """The verdict in a few words."""
+        """A short verdict."""
         if self.comparison is None:
             return self.run.outcome
         words = [(len(self.new), "red now and not before"), (len(self.old), "red on the base already")]
@@ -88,14 +88,14 @@ class Review:
 
 
 class LostRun(NamedTuple):
-    """A run of the change that left no report, and why: always red."""
+    """A run that left no report, and why; always red."""
 
     name: str
     why: str
 
 
 class Annotation(NamedTuple):
-    """A message of a check run at lines of a file; without one at the workflow files."""
+    """A check run's message at lines of a file; without a file, at the workflow's."""
 
     title: str
     message: str
@@ -105,22 +105,22 @@ class Annotation(NamedTuple):
 
 
 def comment(reviews: Sequence[Review], link: str = "", lost: Sequence[LostRun] = ()) -> str:
-    """The comment, at most as long as GitHub takes. link: address of the CI run, which holds the reports."""
-    # A link may end a Markdown link or begin HTML.
+    """The comment, within GitHub's size limit. link: address of the CI run that holds the reports."""
+    # A URL could close a Markdown link or open HTML.
     safe = Markup(quote(link, safe="%/:?#&=+~"))
     found = verdict(reviews, lost)
     return f"{MARKER}\n" + markdown("review.md.j2", reviews=reviews, lost=lost, link=safe, verdict=found)
 
 
 def verdict(reviews: Sequence[Review], lost: Sequence[LostRun] = ()) -> str:
-    """ "red" if one of them is, or a run was lost."""
+    """ "red" if any review is, or a run was lost."""
     return "red" if lost or any(review.verdict == "red" for review in reviews) else "green"
 
 
 def marked(
     reviews: Sequence[Review], lines: Sequence[Annotation] = (), lost: Sequence[LostRun] = ()
 ) -> list[Annotation]:
-    """The first of what is annotated: lost runs, `lines` of the change, then red cells."""
+    """The first annotations: lost runs, `lines` of the change, then red cells."""
     gone = [Annotation(shorten(f"no report of {name}", _MAX_MESSAGE), shorten(why, _MAX_MESSAGE)) for name, why in lost]
     rows = [(review, row) for review in reviews for row in review.new]
     found = [
@@ -134,7 +134,7 @@ def marked(
 
 
 def workflow_commands(found: Sequence[Annotation]) -> Iterator[str]:
-    """The lines that GitHub Actions reads from a step's output. No value can end its line or begin a command."""
+    """Workflow commands for GitHub Actions, escaped so that no value can end its line or start a command."""
     for each in found:
         place = f"file={_property(each.path)},line={each.line},endLine={each.last}," if each.path else ""
         yield f"::error {place}title={_property(each.title)}::{_data(each.message)}"

@@ -1,4 +1,4 @@
-"""One run: `summary.json`, `report.md` for a pull-request comment, and `report.html` to look at and search."""
+"""Output for one run: `summary.json`, `report.md` for a pull-request comment, and the searchable `report.html`."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ from specmatrix.reports.store import Report
 from specmatrix.reports.summary import STATE_KEYS, Summary, summarise, write_summary
 from specmatrix.reports.wording import build, count, failure, shorten
 
-# A page with more rows opens too slowly; red cells are never left out before passing ones.
+# Row limit of the page, for its loading time; passing cells are dropped before red ones.
 MAX_ROWS: Final = 4000
 MAX_RED: Final = 200
 _MAX_NOTE: Final = 300
 _MAX_LOST: Final = 8
-# Where the pages of traced cells are, and how many there are at most; each holds its cell's whole trace.
+# Folder of traced cells' pages, and their maximum number; each embeds its whole trace.
 FOLDER: Final = "explain"
 MAX_PAGES: Final = 20
-# Red cells that a terminal shows in full.
+# Red cells shown in full on a terminal.
 MAX_EXAMPLES: Final = 4
 
 
 class RewriteRow(NamedTuple):
-    """A rewrite that the run saw, and how many of its cells declare it (`expect` is "rewritten")."""
+    """A rewrite, and the number of cells that declare it (`expect` is "rewritten")."""
 
     signature: str
     cells: int
@@ -65,7 +65,7 @@ class RewriteRow(NamedTuple):
 
 
 class ChoiceRow(NamedTuple):
-    """A value that the engine chose by itself, with its reason, in `cells` cells."""
+    """An automatic choice with its reason, made in `cells` cells."""
 
     field: str
     value: str
@@ -75,9 +75,10 @@ class ChoiceRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """What every output about one run shows, computed once. `red` cells come first in `cells`, then waived ones, then
-    those that the subject does not support, then the rest in file order. `groups` are the red ones by equal failures;
-    `examples`, the first cells of the largest, are shown in full on a terminal."""
+    """Everything the outputs of one run show, computed once. `cells` lists red cells, then waived, then unsupported
+    ones, then the rest in file order. `groups` are red cells by equal failure; `examples`, the first cells of the
+    largest groups, are shown in full on a terminal.
+    """
 
     header: Header
     summary: Summary
@@ -93,26 +94,27 @@ class RunView:
 
     @property
     def verdict(self) -> str:
-        """ "green" if every selected cell ran, none is red, and counter coverage did not fail, else "red"; so is a run
-        that ran no cell."""
+        """ "green" if at least one cell ran, all selected ones did, none is red, and counter coverage passed; else
+        "red".
+        """
         whole = self.summary.ran and not self.summary.not_run
         return "green" if not self.red and whole and self.summary.counters.state != "FAIL" else "red"
 
     @property
     def traced(self) -> list[CellResult]:
-        """Those whose steps have their own page, red ones first."""
+        """Cells with a page of their steps, red ones first."""
         return [cell for cell in self.cells if cell.timeline is not None][:MAX_PAGES]
 
     @property
     def red_gates(self) -> dict[str, tuple[int, int]]:
-        """Per gate how often it is red, and how often it is red in a waived cell."""
+        """For each gate, its red results in unwaived and in waived cells."""
         waived = Counter(gate.name for cell in self.waived for gate in cell.gates if gate.state != "PASS")
         rows = self.summary.by_gate.items()
         return {gate: (sum(row.values()) - row.get("PASS", 0) - waived[gate], waived[gate]) for gate, row in rows}
 
     @property
     def lost(self) -> list[str]:
-        """A sentence on each worker or node of a cluster that was lost, with the cells that ran again."""
+        """One sentence per lost worker or cluster node, with the cells that were rerun."""
         found: dict[str, Counter[str]] = defaultdict(Counter)
         for cell in self.cells:
             for loss in cell.losses:
@@ -125,7 +127,7 @@ class RunView:
 
     @property
     def headline(self) -> str:
-        """The verdict with the most frequent failure, what its cells have in common, and the code that it is of."""
+        """The verdict, the most frequent failure with what its cells have in common, and the code tested."""
         if not self.groups:
             return f"{self.header.tier} / {self.header.stage}: {self.verdict}, {self.outcome}"
         first = self.groups[0]
@@ -134,7 +136,7 @@ class RunView:
 
     @property
     def outcome(self) -> str:
-        """The verdict in a few words: `16 of 80 cells did not pass`."""
+        """A short verdict: `16 of 80 cells did not pass`."""
         summary = self.summary
         if not summary.ran:
             return "no cell ran"
@@ -149,7 +151,7 @@ class RunView:
 
 
 class _TableRow(NamedTuple):
-    """A cell in the table of all cells."""
+    """A row of the table of all cells."""
 
     cell: CellResult
     axes: str
@@ -161,7 +163,7 @@ class _TableRow(NamedTuple):
 
 
 def view(report: Report) -> RunView:
-    """Everything that the outputs about `report` show. Raises ReportError if a line is broken."""
+    """Computes the view of a report. Raises ReportError if a line is malformed."""
     cells = list(report)
     red = [cell for cell in cells if is_red(cell, report.header.created)]
     names = {cell.id for cell in red}
@@ -186,9 +188,8 @@ def view(report: Report) -> RunView:
 
 
 def write_run(report: Report) -> RunView:
-    """Write `summary.json`, `report.md` and `report.html` next to the report; returns what they show.
-
-    Raises ReportError if the place cannot be written.
+    """Write `summary.json`, `report.md` and `report.html` beside the report and return their view. Raises ReportError
+    if the directory is not writable.
     """
     run = view(report)
     directory = report.path.parent
@@ -200,12 +201,12 @@ def write_run(report: Report) -> RunView:
 
 
 def run_markdown(run: RunView) -> str:
-    """The report as Markdown that fits a pull-request comment whatever the run holds."""
+    """The report as Markdown within the size of a pull-request comment."""
     return markdown("run.md.j2", run=run, states=STATE_KEYS, gate_states=GATE_STATES)
 
 
 def run_page(run: RunView) -> str:
-    """The report as one HTML file."""
+    """The report as one self-contained HTML file."""
     shown = run.cells[:MAX_ROWS]
     gates = [gate for gate in dict.fromkeys((*GATES, *run.summary.by_gate)) if gate in run.summary.by_gate]
     values = [_values(cell) for cell in shown]
@@ -249,7 +250,7 @@ def _choices(cells: Sequence[CellResult]) -> tuple[ChoiceRow, ...]:
 
 
 def _allowed(run: RunView) -> tuple[float, float] | None:
-    """The ratios to the reference between which this run's acceptance gate passes."""
+    """Lower and upper ratio to the reference allowed by this run's acceptance gate."""
     thresholds = run.header.thresholds.get("acceptance", {})
     low, high = positive(thresholds.get("low")), positive(thresholds.get("high"))
     return None if low is None or high is None else (low, high)
@@ -286,7 +287,7 @@ def _waiver(cell: CellResult, today: str) -> str:
 
 
 def _note(cell: CellResult) -> str:
-    """What a row says in words: why it is red, what was rewritten, what was lost before, accuracy and speed."""
+    """A row's text: failure, rewrites, lost attempts, accuracy and speed."""
     accuracy = accuracy_point(cell)
     texts = [] if cell.state == "PASS" else [shorten(failure(cell), _MAX_NOTE)]
     texts += [f"rewritten {signature(rewrite)}" for rewrite in cell.start.rewrites]
@@ -297,7 +298,7 @@ def _note(cell: CellResult) -> str:
 
 
 def _axes(values: Sequence[dict[str, str]]) -> dict[str, list[str]]:
-    """Axis -> its effective values, numbers first, for every axis with more than one."""
+    """Effective values of every axis with more than one, numbers first."""
     found: dict[str, set[str]] = {}
     for row in values:
         for axis, value in row.items():
@@ -310,7 +311,7 @@ def _axes(values: Sequence[dict[str, str]]) -> dict[str, list[str]]:
 
 
 def _details(cell: CellResult, values: dict[str, str], header: Header) -> Json:
-    """What the script reads about a cell: its record, its start, and its effective values."""
+    """Cell data for the page's script: record, start and effective values."""
     return {
         **{name: getattr(cell, name) for name in ("id", "axes", "repro", "evidence", "error")},
         **{name: getattr(cell.start, name) for name in ("requested", "resolved")},

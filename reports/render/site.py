@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 INDEX_FILE: Final = "index.html"
 CELLS: Final = "cells"
-# Change points that the page lists.
+# Maximum change points listed.
 MAX_CHANGES: Final = 200
 
 
 def write_site(history: History, out: Path, repository: str = "") -> Path:
-    """Write the dashboard into the folder `out`; the path of its first page. ReportError if it cannot be written.
+    """Write the dashboard into the folder `out` and return the path of its first page. Raises ReportError.
 
-    repository: address of the repository in which commits are found, as `https://github.com/owner/name`.
+    repository: address of the commits' repository, such as `https://github.com/owner/name`.
     """
     check_place(out, INDEX_FILE)
     with writes(out), held(out):
@@ -62,7 +62,7 @@ def _page(history: History, pages: frozenset[int], repository: str) -> str:
 
 
 def _copy_pages(history: History, folder: Path) -> frozenset[int]:
-    """The runs that have a page, each of which is in `folder` afterwards, without a copy where a link will do."""
+    """Put the runs' pages into `folder`, as hard links where possible; returns the runs that have one."""
     folder.mkdir(exist_ok=True)
     there = frozenset(run for run in range(len(history.runs)) if history.page(run))
     for run in there:
@@ -78,7 +78,7 @@ def _copy_pages(history: History, folder: Path) -> frozenset[int]:
 
 
 def _write_cells(history: History, folder: Path) -> None:
-    """A script per cell, named by its index: a page that was opened as a file cannot read other files than scripts."""
+    """Write one script per cell, named by its index: a page opened from disk can load scripts but no other files."""
     folder.mkdir(exist_ok=True)
     red: dict[int, list[Json]] = {}
     for row in history.red:
@@ -88,7 +88,7 @@ def _write_cells(history: History, folder: Path) -> None:
         record = {"cell": cell, "measures": {k: v for k, v in measured.items() if v}, "red": red.get(cell, [])}
         with replaced(folder / f"{cell}.js") as script:
             script.write(f"specmatrixCell({script_json(record)});\n".encode(errors="replace"))
-    # Of an earlier history with more cells.
+    # Left by an earlier, larger history.
     cell = len(history.cells)
     with suppress(FileNotFoundError):
         while True:
@@ -97,14 +97,14 @@ def _write_cells(history: History, folder: Path) -> None:
 
 
 def _rounded(values: np.ndarray) -> list[float | None]:
-    """Four significant digits, and None for what was not measured; empty if nothing was."""
+    """Values at four significant digits, None where not measured; empty if nothing was."""
     rounded = [None if value != value else float(f"{value:.4g}") for value in values.tolist()]
     return rounded if any(value is not None for value in rounded) else []
 
 
 def _runs(history: History, pages: frozenset[int]) -> list[list[Json]]:
-    """Per run: name, time, commit, whether it had changes, series, counts by letter, red, waived, has a page, version
-    of another engine than this repository's."""
+    """Per run: name, time, commit, dirty flag, series, counts by letter, red, waived, has a page, version of a foreign
+    engine."""
     waived = [0] * len(history.runs)
     for row in history.red:
         waived[row.run] += row.waived
@@ -122,7 +122,7 @@ def _runs(history: History, pages: frozenset[int]) -> list[list[Json]]:
 
 
 def _latest(history: History) -> Iterator[tuple[str, str]]:
-    """The newest run of each subject, tier and stage: its verdict, and a sentence."""
+    """The newest run of each subject, tier and stage, with its verdict and one sentence."""
     newest = history.runs.drop_duplicates(["subject", "tier", "stage"], keep="last")
     waived = {(row.run, row.cell) for row in history.red if row.waived}
     for run, row in newest[::-1].iterrows():

@@ -31,13 +31,13 @@ from specmatrix.reports.wording import (
 
 COLOURS = {"good": "green", "bad": "red", "warn": "yellow", "calm": "cyan"}
 MAX_LISTED = 12
-# Lines shown of an engine's log.
+# Maximum lines shown of an engine's log.
 LOG_LINES = 3
 _WORDS = {"PASS": "passed", "FAIL": "failed", "INFRA": "with infrastructure errors"}
 
 
 def print_run(run: RunView, console: Console) -> None:
-    """The verdict of a run, its red cells with one command each, and what they have in common."""
+    """Print a run's verdict, its red cells with one repro command each, and what they have in common."""
     states = [_counted(state, run.summary.states[state]) for state in STATE_KEYS]
     counts = ", ".join([*states, _counted("waived", run.summary.waived)])
     _say(console, f"{counts}[dim]; total cell time {duration(run.summary.seconds)}[/dim]")
@@ -90,8 +90,8 @@ def print_run(run: RunView, console: Console) -> None:
 
 
 def _evidence(cell: CellResult, run: RunView) -> list[str]:
-    """What a red cell shows of its first red request, at most eight lines: in full for the run's first red cells. Of
-    an engine that ended, the end of its log."""
+    """A red cell's first red request, at most eight lines, in full for the first red cells only; if the engine exited,
+    the end of its log."""
     if log := (cell.error or "").splitlines()[1:]:
         return [shorten(line, 240) for line in log[-LOG_LINES:]]
     raised = [f"raised in {cell.verb}; the whole traceback is in the report"] * bool(cell.verb and cell.traceback)
@@ -101,7 +101,7 @@ def _evidence(cell: CellResult, run: RunView) -> list[str]:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """The inputs that differ, the changed cells, coverage and rewrites of a comparison, and last its verdict."""
+    """Print a comparison: differing inputs, changed cells, coverage, rewrites, and last the verdict."""
     sides = f"{tested(comparison.base.header)} → {tested(comparison.head.header)}"
     _say(console, f"[dim]{escape(sides)}[/dim]  " + ", ".join(_counted(s, comparison.counts[s]) for s in ChangeState))
     for mismatch in comparison.mismatches:
@@ -147,7 +147,7 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
 
 
 def _gates(run: RunView) -> Iterator[str]:
-    """Each gate with how often it is red and how often that is waived, or ok."""
+    """Each gate with its counts of red and waived results, or ok."""
     for gate, (red, waived) in run.red_gates.items():
         words = [f"[red]{red} red[/red]"] * bool(red) + [f"[cyan]{waived} waived[/cyan]"] * bool(waived)
         yield f"{escape(gate)} {' and '.join(words) or '[green]ok[/green]'}"
@@ -159,7 +159,7 @@ def _say_left(console: Console, number: int, noun: str) -> None:
 
 
 def _say(console: Console, text: str) -> None:
-    # One line, whatever a value holds. A command that rich has wrapped or coloured by its own guess cannot be copied.
+    # One unwrapped, uncoloured line, so that a command can be copied.
     console.print(text.replace("\n", " "), highlight=False, soft_wrap=True)
 
 
