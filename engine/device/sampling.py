@@ -1,4 +1,4 @@
-"""From logits to tokens and log-probabilities, by each request's sampling parameters."""
+"""Tokens and log-probabilities from logits, under each request's sampling parameters."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from specmatrix.kernels.sample import choose, draw, probabilities, uniform
 
 __all__ = ["SamplingRows", "chosen_logprobs", "drawn_drafts", "law_of", "pick", "stream", "top_logprobs", "uniform"]
 
-# What keeps the random numbers of rejection sampling apart from each other and from those of `pick`, which are
-# f(seed, position): draft noise, the coins that accept drafts, and the draw behind the accepted ones.
+# Keys of rejection sampling's independent random streams: draft noise, acceptance coins, and the residual draw. They
+# differ from each other and from the stream of `pick`.
 NOISE: Final = 0x2545F4914F6CDD1D
 COINS: Final = 0x5851F42D4C957F2D
 RESIDUAL: Final = 0x369DEA0F31A53F85
-# More columns than a round has: a draft of at most 256 tokens and the token behind it.
+# More columns than any round has: at most 256 drafts and the bonus token.
 COLUMNS: Final = 512
 
 
@@ -31,7 +31,7 @@ class SamplingRows(NamedTuple):
 
 
 def pick(logits: Tensor, emit_positions: Tensor | None, rows: SamplingRows | None, truncate: bool = True) -> Tensor:
-    """The token emitted at each position -> int64 [B, W].
+    """Sample a token at each position -> int64 [B, W].
 
     logits float [B, W, V]; emit_positions int64 [B, W]: absolute index of the token being produced, so that the random
     number depends only on the request's seed and that index. rows None (every row is greedy, so neither random numbers
@@ -47,21 +47,21 @@ def pick(logits: Tensor, emit_positions: Tensor | None, rows: SamplingRows | Non
 def stream(which: int, seed: Tensor, start: Tensor, columns: Tensor) -> Tensor:
     """Coins f(seed, position, column) of a stream -> float64 [B, W] in [0, 1).
 
-    seed, start [B]; columns [W] in 1.. : of the token at position start + column in a round that begins at start. A
-    position that a later round drafts again has another column there: block verification decides a prefix by its last
-    coins too, so using one again would favour it.
+    seed, start [B]; columns [W] from 1: the token at position start + column in a round that begins at start. When a
+    later round drafts a position again, its column differs: block verification's decision depends on the coins of
+    rejected drafts too, so reusing them would bias the result.
     """
     return uniform(seed ^ which, (start[:, None] + columns) * COLUMNS + columns)
 
 
 def law_of(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """The distribution that `pick` draws from, float32 [B, W, V]; a point mass for greedy rows."""
+    """The distribution of `pick`, float32 [B, W, V]; a point mass for greedy rows."""
     return probabilities(logits, rows.temperature, rows.top_k, rows.top_p)
 
 
 def drawn_drafts(logits: Tensor, start: Tensor, columns: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """Draft tokens [B, W] for these columns of rounds that begin at start [B], from logits [B, W, V], and the
-    distribution q [B, W, V] that drew them: the draft's under the request's temperature, top_k and top_p."""
+    """Draft tokens [B, W] for these columns of rounds that begin at start [B], from logits [B, W, V], and their
+    distribution q [B, W, V] under the request's temperature, top_k and top_p."""
     q = law_of(logits, rows)
     return choose(q, stream(NOISE, rows.seed, start, columns)), q
 
@@ -84,6 +84,6 @@ def _logprobs(logits: Tensor, rows: SamplingRows | None) -> Tensor:
     logits = logits.float()
     if rows is not None:
         heat = rows.temperature.masked_fill(rows.temperature <= 0, 1.0)[:, None, None]
-        # With a small temperature, dividing the maximum could give infinity.
+        # Subtracted first: dividing by a small temperature could overflow.
         logits = (logits - logits.amax(-1, keepdim=True)).div_(heat)
     return torch.log_softmax(logits, -1)

@@ -1,4 +1,4 @@
-"""The drafter for all draft models that run token by token: EAGLE, EAGLE3, NEXTN and STANDALONE.
+"""The drafter of autoregressive draft models: EAGLE, EAGLE3, NEXTN and STANDALONE.
 
 Draft KV slot p holds the pair (token p + 1, target feature of position p), at position p; its output predicts token
 p + 2. A round's first proposal comes from the previous absorb (or prime); steps - 1 further forwards deepen it.
@@ -27,7 +27,7 @@ from specmatrix.kernels.tree_layout import tree_layout
 
 
 class DraftModel(Protocol):
-    """A draft network. `hidden` is a target state, or the model's own `out` of the previous step."""
+    """A draft network. `hidden` is a target state, or the model's own `out` from the previous step."""
 
     kv: KVLayout
     carry_width: int
@@ -66,9 +66,9 @@ class AutoregressiveDrafter:
         self.carries = self._carries(self.model.carry_width)
 
     def _carries(self, width: int) -> tuple[DraftStateSpec, ...]:
-        """ids [topk] proposals for depth 1, best first, or the scores [draft vocabulary] to draw it from; probs [topk]
-        their probabilities (a chain needs none); hidden [width] the stream after them (none for a model that carries
-        none)."""
+        """The state between rounds: ids [topk], proposals for depth 1, best first, or logits [draft vocabulary] to draw
+        it from; probs [topk], unless a chain; hidden [width], unless the model carries none.
+        """
         found = [DraftStateSpec("ids", (self.topk,), torch.int64, distinct=True)]
         if self.draws:
             found = [DraftStateSpec("scores", (self.model.vocab_size,), torch.float32)]
@@ -94,7 +94,7 @@ class AutoregressiveDrafter:
         return self._chain(batch, state, padded_kv_len) if self.topk == 1 else self._tree(batch, state, padded_kv_len)
 
     def _extend(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, kept: Tensor) -> DraftState:
-        """Write draft KV for `tokens` [B, W] at start.., and propose from row kept - 1 of each request."""
+        """Write draft KV for `tokens` [B, W] from start on, and propose from row kept - 1 of each request."""
         positions, write, bias = batch.causal(tokens.shape[1], self.pool.data.dtype)
         attend = StepAttention(self.pool, write, batch.slots, bias, start=batch.start)
         out = self.model.forward(tokens, positions, aux, attend)
@@ -109,7 +109,7 @@ class AutoregressiveDrafter:
         """The topk tokens of each row: probabilities (None for a chain) and target ids, [..., topk], best first."""
         logits = self.model.logits(out)
         if self.topk == 1:
-            # A chain needs no selection among candidates, in which equal scores would tie.
+            # A chain has one candidate per step, so no selection, in which equal scores would tie.
             return None, self.model.to_target(argmax(logits)[..., None])
         probs, ids = torch.softmax(logits, -1).topk(self.topk, -1)
         return probs, self.model.to_target(ids)
@@ -136,8 +136,9 @@ class AutoregressiveDrafter:
     def _drawn(
         self, logits: Tensor, batch: StepBatch, column: int, rows: SamplingRows | None
     ) -> tuple[Tensor, Tensor | None]:
-        """A chain's draft [B, 1] in a column, from logits [B, 1, draft vocabulary], and the distribution over the
-        target's vocabulary [B, 1, V] that it was drawn from; None for the best one."""
+        """A chain's draft [B, 1] for a column, from logits [B, 1, draft vocabulary], and the distribution q [B, 1, V]
+        over the target's vocabulary that it was drawn from; None if it is the argmax.
+        """
         if rows is None:
             return self.model.to_target(argmax(logits)), None
         ids, q = drawn_drafts(logits, batch.start, count(column + 1, logits.device)[column:], rows)
@@ -145,8 +146,9 @@ class AutoregressiveDrafter:
         return self.model.to_target(ids), q.new_zeros(len(q), 1, self.vocab_size).index_copy_(2, every, q)
 
     def _tree(self, batch: StepBatch, state: DraftState, padded_kv_len: int) -> DraftTree:
-        """Best-first expansion (EAGLE-2): the best topk of each step's topk**2 children are expanded, and every
-        candidate of every step may be selected."""
+        """Best-first expansion (EAGLE-2, arXiv 2406.16858): each step expands the best topk of its topk**2 children;
+        nodes are selected among the candidates of all steps.
+        """
         tokens, scores = state["ids"], state["probs"]
         (batch_size, topk), device = tokens.shape, tokens.device
         candidate_ids, candidate_scores = [tokens], [scores]

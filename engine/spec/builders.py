@@ -40,14 +40,14 @@ Locate: TypeAlias = Callable[[str], Path]
 
 
 def located(locate: Locate) -> Locate:
-    """Wrap `locate` with checks: ConfigError if it is not callable, or if it returns no path for a name."""
+    """Wraps `locate` with checks: ConfigError if it is not callable or returns no path for a name."""
     if not callable(locate):
         raise ConfigError(f"locate is {shown(locate)}; allowed: a function from a model's name to its folder")
 
     def checked(name: str) -> Path:
         try:
             found = locate(name)
-        except OSError as error:  # a name that is invalid for the file system
+        except OSError as error:  # a name that the file system does not allow
             raise ConfigError(f"model {shown(name)} cannot be looked for ({error.strerror})") from None
         if not isinstance(found, str | PathLike):
             raise ConfigError(f"locate returns {shown(found)} for model {shown(name)}; it must return a folder's path")
@@ -58,10 +58,10 @@ def located(locate: Locate) -> Locate:
 
 @dataclass(frozen=True, eq=False)
 class BuildContext:
-    """Everything that a builder may use.
+    """Inputs of a drafter builder.
 
     kv: the KV groups; a draft's layers join the first one. locate: maps a model's name to its folder. tokenizer: the
-    target's, None if nothing is tokenized.
+    target's, None if the engine tokenizes nothing.
     """
 
     traits: Traits
@@ -83,14 +83,16 @@ class BuildContext:
 
     @property
     def draws(self) -> bool:
-        """Whether drafts of sampled requests are drawn from the draft's distribution: the acceptance rule needs it."""
+        """Whether sampled requests' drafts are drawn from the draft's distribution, as the rules `reject` and `block`
+        need.
+        """
         return self.resolved.speculative_acceptance != "match"
 
     @property
     def verify_tokens(self) -> int:
-        """Tokens per request of the target's verify step, for a draft whose forward has that shape (sglang#24999).
+        """Width of the target's verify step, for a draft whose forward reuses its graphs (sglang#24999).
 
-        ConfigError unless the trait target_verify_for_draft allows it.
+        ConfigError unless the trait target_verify_for_draft is set.
         """
         if not self.traits.target_verify_for_draft:
             raise ConfigError(
@@ -101,14 +103,15 @@ class BuildContext:
 
     @property
     def draft_folder(self) -> Path:
-        """The folder of the draft's weights, the target's own for bundled ones. ConfigError if there is none."""
+        """Folder of the draft's weights; the target's own if they are bundled. ConfigError if there is none."""
         if self.resolved.draft_path is None:
             raise ConfigError(f"speculative_algorithm {self.traits.name} was resolved without a draft checkpoint")
         return self.locate(self.resolved.draft_path)
 
     def pool(self, layout: KVLayout, stamps: bool = False) -> KVPool:
-        """A pool for a draft's KV in the group that sees all positions, with its pages and slot numbers, and spare
-        slots for the drafts of one round."""
+        """A pool for draft KV that shares pages and slot numbers with the full-attention group, plus spare slots for
+        one round's drafts.
+        """
         r = self.resolved
         spare = padded(r.max_running_requests) * max(r.max_steps * r.topk, r.max_draft_tokens)
         made = new_pool(r, layout, r.num_pages, stamps, spare)
@@ -163,7 +166,7 @@ def _dflash(context: BuildContext) -> Drafter:
 
 
 def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int, ...]) -> Drafter:
-    """The autoregressive drafter over a draft model with KV, in the resolved shape. capture: the states it reads."""
+    """The autoregressive drafter of a draft model with KV, in the resolved shape. capture: target layers it reads."""
     resolved = context.resolved
     return AutoregressiveDrafter(
         context.traits,
@@ -179,14 +182,14 @@ def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int,
 
 
 def corpus_file(name: str, locate: Locate) -> Path:
-    """The path of a corpus: a name without a suffix is looked up in the model store."""
+    """Path of a corpus; a name without a suffix is looked up in the model store."""
     path = Path(name)
     if path.suffix:
         return path
     try:
         return locate(name)
     except ConfigError:
-        if os.path.lexists(path):  # the reader reports what it cannot read
+        if os.path.lexists(path):  # the reader reports unreadable paths
             return path
         raise
 
@@ -229,7 +232,7 @@ ATTRIBUTES = ("traits", "nodes", "steps", "topk", "capture", "carries", "key_spa
 
 
 def build_drafter(context: BuildContext) -> Drafter:
-    """The drafter of the resolved algorithm. ConfigError on a bad checkpoint or an algorithm without a builder."""
+    """Build the resolved algorithm's drafter. ConfigError for a bad checkpoint or an algorithm without a builder."""
     name = context.traits.name
     if name not in BUILDERS:
         raise ConfigError(f"speculative_algorithm {name} has no drafter in this engine; allowed: {', '.join(BUILDERS)}")
@@ -242,7 +245,7 @@ def build_drafter(context: BuildContext) -> Drafter:
 
 
 def build_relay(traits: Traits, rows: int, drafter: Drafter, device: torch.device) -> Relay:
-    """The algorithm's own relay if it has one, else the default one with a buffer per carry."""
+    """The algorithm's own relay, or the default one with a buffer per carried tensor."""
     own = RELAYS.get(traits.name)
     if own is None:
         return Relay(rows, drafter.carries, device)
@@ -252,9 +255,8 @@ def build_relay(traits: Traits, rows: int, drafter: Drafter, device: torch.devic
 
 @contextmanager
 def as_config_error(name: str, made: str) -> Iterator[None]:
-    """Convert exceptions of a registered algorithm's code to ConfigError, because its author must fix them.
-
-    A changed torch setting is restored and reported in the same way.
+    """Converts exceptions of a registered algorithm's code to ConfigError for its author. Changed torch settings are
+    restored and reported in the same way.
     """
     before = read()
     try:

@@ -20,7 +20,7 @@ from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain
 
 
 class BlockDrafter:
-    """Chains of batch.width - 1 drafts, each the best token, or one drawn, at its own mask position."""
+    """Chains of batch.width - 1 drafts, each the argmax or a draw at its own mask position."""
 
     steps = topk = 1
     carries: tuple[DraftStateSpec, ...] = ()

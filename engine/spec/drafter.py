@@ -1,6 +1,6 @@
 """The drafter protocol and the tree that a drafter proposes.
 
-A drafter sees batches and target outputs; it does not know requests, ledger, scheduler or configuration.
+A drafter sees batches and target outputs, but no requests, ledger, scheduler or configuration.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class DraftTree(NamedTuple):
 
     tokens [B, N] int64; parents [B, N] int64 with parents[:, 0] == -1 and parents[:, n] < n; depths [B, N];
     ancestors [B, N, N] bool, or None for a chain, where it is the causal triangle; depth: longest path allowed.
-    q [B, N - 1, V] float32, of a chain: the distribution over the target's vocabulary that each draft was drawn from;
-    None if each is a point mass, as where a rule or a lookup decides.
+    q [B, N - 1, V] float32, chains only: the distribution over the target's vocabulary that each draft was drawn from;
+    None if drafts are deterministic, so that each q is a point mass.
     """
 
     tokens: Tensor
@@ -36,7 +36,7 @@ class DraftTree(NamedTuple):
 
 
 class DraftHooks(Protocol):
-    """The hooks that a step calls. prime and absorb return the state for the next round, kept in the relay, or None."""
+    """Hooks called by steps. prime and absorb return the state that the relay keeps for the next round, or None."""
 
     def prime(
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
@@ -57,8 +57,8 @@ class DraftHooks(Protocol):
 class Drafter(DraftHooks, Protocol):
     """Proposes trees.
 
-    A round is batch.width nodes wide. A chain drafter fills any width (1: the root alone); a tree drafter always gets
-    its own `nodes`.
+    A round has batch.width nodes. A chain drafter fills any width (1: the root alone); a tree drafter always gets its
+    own `nodes`.
     """
 
     traits: Traits
@@ -71,13 +71,13 @@ class Drafter(DraftHooks, Protocol):
 
 
 def chain(tokens: Tensor) -> DraftTree:
-    """A tree without branches. tokens [B, N], root first."""
+    """A chain as a tree. tokens [B, N], root first."""
     tree = shared_chain(tokens)
     return tree._replace(parents=tree.parents.clone(), depths=tree.depths.clone(memory_format=torch.contiguous_format))
 
 
 def shared_chain(tokens: Tensor, q: Tensor | None = None) -> DraftTree:
-    """`chain` for built-in drafters: its parents and depths are shared by all engines and must not be written to."""
+    """`chain` for built-in drafters; its parents and depths are shared between engines and read-only."""
     batch, nodes = tokens.shape
     parents, depths = _line(batch, nodes, tokens.device)
     return DraftTree(tokens, parents, depths, None, nodes - 1, q)
@@ -109,21 +109,22 @@ class AgreedDrafts:
         return tree
 
     def take(self) -> Tensor | None:
-        """The draft tokens [B, N] proposed since the last call; None after a prefill step. Does not retain them."""
+        """Returns and clears the draft tokens [B, N] proposed since the last call; None after a prefill step."""
         tokens, self._tokens = self._tokens, None
         return tokens
 
 
 def shift_left(tokens: Tensor, lengths: Tensor, sampled: Tensor, following: Tensor) -> Tensor:
-    """The token after each token of a prompt chunk [B, W] with `lengths` [B] tokens, for drafters that pair a
-    position's state with the next token. sampled, following [B]: as in `Drafter.prime`."""
+    """The successor of each token of a prompt chunk [B, W] with `lengths` [B] tokens, for drafters that pair a
+    position's state with the next token. sampled, following [B]: as in `Drafter.prime`.
+    """
     tail = torch.where(following < 0, sampled, following)
     return tokens.roll(-1, 1).scatter(1, (lengths - 1)[:, None], tail[:, None])
 
 
 @cache
 def _line(batch: int, nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Parents and depths of chains; cached, because every round needs them."""
+    """Parents and depths of a chain; cached, because every round needs them."""
     with torch.inference_mode(False):
         depths = count(nodes, device).expand(batch, -1)
         return depths - 1, depths

@@ -1,15 +1,15 @@
-"""Validates an untrusted drafter's output while it runs; an invalid proposal fails only its own request.
+"""Validates an untrusted drafter's output; an invalid proposal fails only its own request.
 
-An error in one row is reported with the step's results and ends that row's request. An error that concerns the whole
-batch (a shape, a missing state, an exception, a changed setting of torch) puts the drafter in quarantine: it is not
-called again and rounds verify only their roots. Tokens stay exact in both cases: an invalid proposal is replaced by
-padding, and verification is exact for any proposal. The guard never waits for the device.
+An error in one row is returned with the step's results and ends that row's request. An error of the whole batch (a
+wrong shape, a missing state, an exception, a changed torch setting) disables the drafter: it is not called again, and
+rounds verify only their roots. Tokens stay exact in both cases: an invalid proposal is replaced by padding, and
+verification is exact for any proposal. The guard never synchronises with the device.
 
-The hooks of a registered drafter receive copies, and `aux`, which is not read after them; the engine uses a copy of
-their tree. So writes, also later ones from another thread, stay with the drafter. Not protected: what the drafter was
-built with, the target's weights and KV, and engine tables that the drafter imports. A built-in drafter works on the
-engine's own tensors; the conformance suite (`specmatrix contract`) finds its writes, and what costs speed at most, such
-as a host read.
+A registered drafter's hooks receive copies, and `aux`, which is not read afterwards; the engine uses a copy of the
+returned tree. So the drafter's writes, even later ones from another thread, do not reach the engine. Not protected: the
+objects that the drafter was built with, the target's weights and KV, and engine tables that the drafter imports. A
+built-in drafter works on the engine's own tensors; its writes, and slow operations such as host reads, are found by the
+conformance suite (`specmatrix contract`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from specmatrix.engine.spec.drafter import Drafter, DraftTree, VerifyResult, cha
 from specmatrix.engine.spec.torch_settings import read, restore
 from specmatrix.errors import EngineBug, is_interrupt, text_of
 
-# Bit i of a row's code.
+# Violation i sets bit i of a row's code.
 VIOLATIONS: Final = (
     "proposed a root other than the last known token",
     "proposed a token outside the vocabulary",
@@ -41,18 +41,18 @@ VIOLATIONS: Final = (
     "carried a value that is not finite",
 )
 ROOT, TOKEN, PARENT, DEPTH, DUPLICATE, ANCESTORS, FINITE = range(len(VIOLATIONS))
-# The tensors of a batch that are copied for a drafter; positions and write slots are derived from them.
+# Batch tensors copied for a drafter; positions and write slots are derived from them.
 BATCH: Final = ("rows", "start", "root", "slots", "lengths", "generations")
 
 Checked = TypeVar("Checked")
 
 
 class InvalidOutputError(Exception):
-    """A hook returned unusable output; the text says what it did."""
+    """A hook returned unusable output; the message says what is wrong with it."""
 
 
 class Guard:
-    """Validates what a drafter returns. error: why it is in quarantine, None if it is not.
+    """Validates what a drafter returns. error: why it is disabled, None if it is not.
 
     vocab_size: the target's. quarantined: called once, when the drafter goes into quarantine. built_in: the drafter
     gets the engine's own tensors, and its exceptions are engine bugs, which always propagate.
@@ -78,12 +78,12 @@ class Guard:
         self._batch = None if self.error is not None else batch if self._built_in else copied_batch(batch)
 
     def codes(self) -> Tensor:
-        """[B] int64, read after a step's last hook: bit i is set for VIOLATIONS[i]."""
+        """[B] int64 after a step's last hook; bit i stands for VIOLATIONS[i]."""
         assert self._codes is not None
         return self._codes
 
     def message(self, code: int) -> str | None:
-        """The error message for a request whose row has this code; None for 0."""
+        """Error message for a row's code; None for 0."""
         if not code:
             return None
         found = " and ".join(text for bit, text in enumerate(VIOLATIONS) if code >> bit & 1)
@@ -109,9 +109,9 @@ class Guard:
         return tensor if self._built_in else copied(tensor)
 
     def _call(self, hook: str, check: Callable[[object], Checked], *given: object) -> Checked | None:
-        """The checked result of a hook; None if the drafter is in quarantine, perhaps because of this call.
+        """A hook's validated result; None if the drafter is disabled, possibly by this call.
 
-        KeyboardInterrupt and exceptions of signal handlers propagate: they are not the drafter's.
+        KeyboardInterrupt and exceptions of signal handlers propagate.
         """
         if self.error is not None or self._batch is None:
             return None
@@ -139,7 +139,7 @@ class Guard:
             self.on_quarantine()
 
     def _carried(self, hook: str, *given: object) -> DraftState | None:
-        """The state that a hook returns, with zeros in the place of non-finite values."""
+        """A hook's returned state, with non-finite values replaced by zeros."""
         state = self._call(hook, self._own_state, *given)
         for name, _, dtype, _ in self._carries if state is not None else ():
             if dtype.is_floating_point:
@@ -149,7 +149,7 @@ class Guard:
         return state
 
     def _own_state(self, state: object) -> dict[str, Tensor] | None:
-        """A returned state, with the shapes and dtypes that the relay stores."""
+        """Checks that a returned state has the relay's shapes and dtypes."""
         if state is not None and not isinstance(state, Mapping):
             raise InvalidOutputError(f"carried a {type(state).__name__}, not a mapping of tensors")
         if state is None and not self._carries:
@@ -182,7 +182,9 @@ class Guard:
         return tree if bad is None else _padded(tree, bad, batch.root)._replace(q=_padded_law(tree, bad))
 
     def _note(self, violations: dict[int, Tensor]) -> Tensor | None:
-        """Record each row's violations [B, *]. Returns the rows with any [B], None if there are known to be none."""
+        """Record violations [B, *] by row. Returns the rows with any [B], or None if it is known that there are
+        none.
+        """
         assert self._codes is not None
         if self._codes.device.type == "cpu" and not any(wrong.any() for wrong in violations.values()):
             return None
@@ -200,7 +202,7 @@ def copied(tensor: Tensor) -> Tensor:
 def copied_batch(batch: StepBatch) -> StepBatch:
     """A batch for the drafter, whose relay shares only the carried state with the engine's.
 
-    Without it a drafter that fills `batch.rows` would overwrite a tensor that rounds and engines share.
+    Otherwise a drafter that writes to `batch.rows` would overwrite a tensor shared by rounds and engines.
     """
     given = {name: getattr(batch, name) for name in BATCH}
     copies = {name: copied(tensor) for name, tensor in given.items() if tensor is not None}
@@ -208,7 +210,7 @@ def copied_batch(batch: StepBatch) -> StepBatch:
 
 
 def _copied_relay(relay: Relay) -> Relay:
-    """Writes the latest published values into the copy only: the engine's relay is not changed."""
+    """A relay whose writes stay in the copy."""
     own = shallow_copy(relay)
     own.length, own.last = copied(relay.length), copied(relay.last)
     own.settle()
@@ -217,7 +219,7 @@ def _copied_relay(relay: Relay) -> Relay:
 
 
 def _shaped_tree(tree: object, batch: StepBatch, vocab_size: int) -> DraftTree:
-    """A proposal with the shapes and dtypes of the round."""
+    """Checks a proposal's shapes and dtypes against the round."""
     if not isinstance(tree, DraftTree):
         raise InvalidOutputError(f"proposed a {type(tree).__name__}, not a DraftTree")
     shape = len(batch.rows), batch.width
@@ -245,12 +247,12 @@ def _check_tensor(did: str, tensor: object, shape: tuple[int, ...], dtype: torch
 
 
 def _is_plain(tensor: object) -> TypeGuard[Tensor]:
-    """Whether a value is a dense Tensor or Parameter; other subclasses may run code of their own."""
+    """Whether a value is a dense Tensor or Parameter; other subclasses may run arbitrary code."""
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _padded(tree: DraftTree, bad: Tensor, root: Tensor) -> DraftTree:
-    """The tree with padding in the bad rows: a chain of zeros, or for a tree distinct children of the root."""
+    """The tree with bad rows padded: a chain of zeros, or distinct children of the root."""
     order, rows = count(tree.tokens.shape[1], bad.device), bad[:, None]
     if tree.ancestors is None:
         tokens = torch.where(rows, torch.cat((root, torch.zeros_like(tree.tokens[:, 1:])), 1), tree.tokens)
@@ -268,7 +270,7 @@ def _padded(tree: DraftTree, bad: Tensor, root: Tensor) -> DraftTree:
 
 
 def _padded_law(tree: DraftTree, bad: Tensor) -> Tensor | None:
-    """The tree's q, with the point masses of the padding in the bad rows."""
+    """The tree's q, with bad rows replaced by the padding's point masses."""
     if tree.q is None:
         return None
     point = torch.zeros_like(tree.q)

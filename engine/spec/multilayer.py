@@ -1,9 +1,9 @@
 """A chain of prediction layers (DeepSeek-V3, arXiv 2412.19437): layer m drafts step m, all in one extend.
 
 Layer m's draft KV slot p holds (token p + 1 + m, layer m - 1's output at position p; for layer 0 the target's state),
-and predicts token p + 2 + m. So with KV of positions below L, layer m's slots L - m.. depend on drafts. They are
-rebuilt by the next extend, which begins `back` positions earlier, when the actual tokens are known: every slot in a
-page that can be shared is exact.
+and predicts token p + 2 + m. So with KV of positions below L, layer m's slots from L - m on depend on drafts. The next
+extend knows the actual tokens and rebuilds them by starting `back` positions earlier, so every slot in a page that can
+be shared is exact.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain
 
 
 class MultiLayerDrafter:
-    """Chains with one draft per layer; nothing is left to compute when a round begins."""
+    """Chains with one draft per layer, all computed by the previous extend."""
 
     topk = 1
     layer_per_step = True
@@ -43,13 +43,13 @@ class MultiLayerDrafter:
         self.steps = self.key_span = len(layers)
         self.back = len(layers) - 1
         width, dtype = layers[0].carry_width, pool.data.dtype
-        # For the last `back` positions: token p + 1 and the target's state at p. held: how many of them are known.
+        # Token p + 1 and the target's state at p for the last `back` positions, of which `held` are known.
         self.carries = (
             DraftStateSpec("ids", (self.steps,), torch.int64),
             DraftStateSpec("tokens", (self.back,), torch.int64),
             DraftStateSpec("states", (self.back, width), dtype),
             DraftStateSpec("held", (), torch.int64),
-            # What sampled drafts are drawn from.
+            # Logits from which sampled drafts are drawn.
             *([DraftStateSpec("scores", (self.steps, layers[0].vocab_size), torch.float32)] if draws else []),
         )
 
@@ -69,8 +69,9 @@ class MultiLayerDrafter:
         return shared_chain(torch.cat((batch.root, state["ids"][:, : batch.width - 1]), 1), q)
 
     def _extend(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, kept: Tensor) -> DraftState:
-        """Run all layers over the `back` positions before start and the W from start on; the row of the last kept
-        position proposes. tokens [B, W]: the token after each position."""
+        """Run all layers over `back` positions before start and W positions from start on, and propose from the last
+        kept one. tokens [B, W]: the token after each position.
+        """
         assert aux is not None
         carried, back = batch.carried, self.back
         known = torch.cat((carried["tokens"], tokens), 1)
@@ -101,7 +102,9 @@ class MultiLayerDrafter:
         }
 
     def _attention(self, batch: StepBatch, held: Tensor, offsets: Tensor, at: Tensor) -> StepAttention:
-        """Causal over positions `at` [B, back + W]; those that no layer may rebuild write to the padding slot."""
+        """Causal attention over positions `at` [B, back + W]; positions that must not be rebuilt write to the padding
+        slot.
+        """
         write = batch.slots.gather(1, at[:, : self.back]).masked_fill(offsets[: self.back] < -held[:, None], 0)
         write = torch.cat((write, batch.write[:, : offsets.shape[0] - self.back]), 1)
         return StepAttention(self.pool, write, batch.slots, causal_bias(at, batch.padded_kv_len, self.pool.data.dtype))

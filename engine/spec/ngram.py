@@ -1,4 +1,4 @@
-"""Drafts without a model: what followed the same last tokens earlier, in any text of this engine or in a corpus.
+"""Drafts without a model: continuations of the same last tokens in earlier texts of this engine or in a corpus.
 
 Reads the host's tokens (trait reads_host), so every step is resolved before it proposes.
 """
@@ -23,7 +23,7 @@ from specmatrix.kernels.tree_layout import tree_layout
 
 @dataclass(slots=True)
 class Reader:
-    """A text's position in the index and in the corpus."""
+    """A text's match position in the index and in the corpus."""
 
     cursor: Cursor = field(default_factory=Cursor)
     state: int = 0
@@ -31,9 +31,8 @@ class Reader:
 
 @dataclass(eq=False)
 class NgramDrafter:
-    """Irregular trees, or chains for topk 1, padded to `nodes`. Keeps one reader per text, as many as there are rows.
-
-    An unknown text is no error: its tokens are read again from the first one.
+    """Irregular trees, or chains for topk 1, padded to `nodes`. Keeps as many readers, one per text, as there are rows;
+    an evicted text is read again from its first token.
     """
 
     traits: Traits
@@ -71,7 +70,7 @@ class NgramDrafter:
         return DraftTree(tokens, parents, depths, ancestors, self.depth)
 
     def _read(self, known: HostTokens) -> Reader:
-        """The reader of a text, brought up to its last token; evicts the least recently used reader if necessary."""
+        """A text's reader, advanced to its last token; evicts the least recently used reader if necessary."""
         reader = self.readers.pop(known.key, None) or Reader()
         self.readers[known.key] = reader
         if len(self.readers) > self.rows:
@@ -83,7 +82,7 @@ class NgramDrafter:
         return reader
 
     def _draft(self, reader: Reader, width: int) -> NgramDraft:
-        """Drafts from the corpus first, within its budget, then from the index; the rest is padding."""
+        """Drafts from the corpus within its budget, then from the index, then padding."""
         draft, node = NgramDraft(), 0
         if self.corpus is not None:
             budget = min(self.options.external_sam_budget, self.steps, width - 1)

@@ -11,7 +11,7 @@ from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain
 
 
 class PlainDrafter:
-    """Proposes the root alone and carries nothing."""
+    """Proposes only the root, without state."""
 
     traits = NONE
     nodes = 1

@@ -1,4 +1,4 @@
-"""Process-wide torch settings that a drafter's code must not change, because they affect other results."""
+"""Process-wide torch settings that a drafter must not change, because they affect other results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Setting(NamedTuple):
-    """One piece of process-wide state: how to read it, and how to write a value that was read. shown: in messages."""
+    """A process-wide setting: how to read and write it. shown: formats a value for messages."""
 
     name: str
     read: Callable[[], Any]
@@ -18,11 +18,11 @@ class Setting(NamedTuple):
 
 
 def _set_default_device(device: torch.device) -> None:
-    # The CPU is the default without a device context, which would slow every call of torch down.
+    # None restores the default CPU; a device context would slow every torch call.
     torch.set_default_device(None if device == torch.device("cpu") else device)
 
 
-# The grad and inference modes are restored by the context that the hooks run in.
+# The hooks' context restores the grad and inference modes.
 TORCH_SETTINGS: Final = (
     Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
     Setting("the default device", torch.get_default_device, _set_default_device),
@@ -33,12 +33,12 @@ TORCH_SETTINGS: Final = (
 
 
 def read(settings: Sequence[Setting] = TORCH_SETTINGS) -> list[Any]:
-    """The values of the settings, for `restore`."""
+    """Current values, for `restore`."""
     return [setting.read() for setting in settings]
 
 
 def restore(before: Sequence[Any], settings: Sequence[Setting] = TORCH_SETTINGS) -> str | None:
-    """Restore the settings that changed since `read`. Returns a description of them, None if none changed."""
+    """Restore settings that changed since `read`; returns their description, None if none changed."""
     after = read(settings)
     if after == [*before]:
         return None

@@ -1,15 +1,14 @@
 """The verifier: sample, then match; or rejection sampling, by the token or the block rule.
 
-At every node the target's own next token is drawn with the counter-based randomness of its position; a child is
-accepted if and only if its token equals that draw, and the draw at the last accepted node is the bonus token. For
-drafts that do not depend on the draw, a child x of node n is accepted with probability p_n(x), as in SGLang's
-target-only tree sampling, the output distribution is exactly the target's, and the tokens are those that plain decoding
-draws with the same seed. Greedy is the special case in which the draw is the argmax.
+Under `match`, the target's next token is drawn at every node with counter-based randomness f(seed, position). A child
+is accepted if its token equals that draw, and the draw at the last accepted node is the bonus token. So a child x of
+node n is accepted with probability p_n(x), as in SGLang's target-only tree sampling; the output has exactly the
+target's distribution, and its tokens are those of plain decoding with the same seed. Greedy is the case in which the
+draw is the argmax.
 
-Under the rules `reject` and `block` the drafts of a chain come from a distribution q, and a draft is accepted by
-p and q: with probability sum of min(p, q), where a match of drafts from q would have sum of p * q. The output has the
-target's distribution too, but other tokens than plain decoding. Greedy batches, and trees, for which these rules are
-not defined, are matched.
+Under `reject` and `block`, a chain's drafts are drawn from a distribution q and accepted with total probability
+sum(min(p, q)), where `match` has sum(p * q). The output has the target's distribution, but not plain decoding's tokens.
+Greedy batches are matched, and trees, for which these rules are not defined.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def verify(
 
     logits [B, N, V]; start [B] KV length before the round; rows: None if all rows of the batch are greedy.
     ranks: rank 0's tokens apply on every rank, because near ties may differ between devices (sglang#22458, #31071).
-    The token emitted after node n has absolute position start + depth(n) + 1. rule: match, reject or block.
+    The token after node n has absolute position start + depth(n) + 1. rule: match, reject or block.
     """
     if rule != "match" and rows is not None and tree.depth and tree.ancestors is None:
         return _by_rejection(logits, tree, start, rows, ranks, rule == "block")
@@ -57,7 +56,7 @@ def verify(
 def _by_rejection(
     logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows, ranks: Ranks, block: bool
 ) -> VerifyResult:
-    """Accept the drafts of chains by the distributions that drew them."""
+    """Accept drafts of chains by rejection sampling."""
     drafts, columns = tree.tokens[:, 1:], count(tree.depth + 2, start.device)[1:]
     p = law_of(logits, rows)
     q = torch.zeros_like(p[:, 1:]).scatter_(2, drafts[..., None], 1.0) if tree.q is None else tree.q
@@ -69,6 +68,6 @@ def _by_rejection(
 
 @cache
 def _ones(batch: int, device: torch.device) -> Tensor:
-    """The counts of rounds without drafts; cached, because plain decoding needs them at every step."""
+    """Counts of rounds without drafts; cached, because plain decoding needs them at every step."""
     with torch.inference_mode(False):
         return torch.ones(batch, dtype=torch.int64, device=device)

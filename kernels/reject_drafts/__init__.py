@@ -1,4 +1,4 @@
-"""Acceptance of a chain of drafts by rejection sampling, for drafts that were drawn from known distributions."""
+"""Rejection sampling of draft chains that were drawn from known distributions."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["log_residual", "reject_drafts"]
 def reject_drafts(
     p: Tensor, q: Tensor, drafts: Tensor, coins: Tensor, last: Tensor, block: bool
 ) -> tuple[Tensor, Tensor]:
-    """Verify a chain of S drafts per request. The output has the target's distribution if the drafts have q's.
+    """Verify a chain of S drafts per request. If drafts are distributed as q, the output is distributed as p.
 
-    p float32 [B, S + 1, V]: the target's distribution after the root and each draft; q float32 [B, S, V]: the one that
-    each draft was drawn from; a value that is negative or not finite counts as 0, and a draft there is rejected.
-    drafts int64 [B, S]; coins float64 [B, S] accept them; last float64 [B, S + 1] draws the token after each place.
-    Token rule (arXiv 2211.17192): draft i is accepted if coin * q_i(draft) < p_i(draft), and all before it are.
-    block (arXiv 2403.10444): h_0 = 1 and h_i = min(h_{i-1} * p_i(draft) / q_i(draft), 1); the longest prefix of i
-    drafts is accepted whose coin is below R / (R + 1 - h_i), where R is the sum of max(h_i * p_{i+1} - q_{i+1}, 0), or
-    below h_i if i is S or h_i is 0 or 1. The token after i accepted drafts comes from max(h_i * p - q, 0), where h_i is
-    1 for the token rule; from p if that is nowhere above 0, or if all drafts are accepted.
-    -> tokens int64 [B, S + 1], those up to count valid; count int64 [B], accepted drafts and the token after them.
-    Torch on every device, without a read by the host, so that CUDA graphs can hold it.
+    p float32 [B, S + 1, V]: the target's distribution after the root and each draft; q float32 [B, S, V]: each draft's
+    distribution; negative and non-finite values count as 0, and a draft with such a value is rejected. drafts int64 [B,
+    S]; coins float64 [B, S] decide acceptance; last float64 [B, S + 1] draw the token after each count. Token rule
+    (arXiv 2211.17192): draft i is accepted if coin * q_i(draft) < p_i(draft), and all before it are. block (arXiv
+    2403.10444): h_0 = 1 and h_i = min(h_{i-1} * p_i(draft) / q_i(draft), 1); the longest prefix of i drafts is accepted
+    whose coin is below R / (R + 1 - h_i), where R is the sum of max(h_i * p_{i+1} - q_{i+1}, 0), or below h_i if i is S
+    or h_i is 0 or 1. The token after i accepted drafts comes from max(h_i * p - q, 0), where h_i is 1 for the token
+    rule; from p if that is nowhere above 0, or if all drafts are accepted. -> tokens int64 [B, S + 1], those up to
+    count valid; count int64 [B], accepted drafts and the token after them. Torch operations without host
+    synchronisation, so that CUDA graphs can capture them.
     """
     batch, steps = drafts.shape
     for name, tensor in (("q", q), ("coins", coins), ("last", last)):
@@ -37,5 +37,5 @@ def reject_drafts(
 
 
 def log_residual(p: Tensor, q: Tensor) -> Tensor:
-    """log(max(p - q, 0)) of float32 masses as float32: the least float where p is not above q."""
+    """log(max(p - q, 0)) of float32 masses -> float32; the lowest finite float where p <= q."""
     return eager.log_residual(p, q)

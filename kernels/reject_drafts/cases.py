@@ -16,7 +16,7 @@ def _coins(g: Generator, *shape: int) -> Tensor:
 
 
 def _chains(batch: int, steps: int, vocab: int, block: bool, near: float = 0.6) -> Case:
-    """Chains drawn from q, a distribution as near to p as said; every third row of p and of q is a point mass."""
+    """Chains drawn from q at a given distance from p; every third row of p and of q is a point mass."""
 
     def make(g: Generator) -> Arguments:
         p = torch.randn(batch, steps + 1, vocab, generator=g) * 2
@@ -32,7 +32,7 @@ def _chains(batch: int, steps: int, vocab: int, block: bool, near: float = 0.6) 
 
 
 def _edge(name: str, p: list[list[float]], q: list[list[float]], drafts: list[int], coin: float, block: bool) -> Case:
-    """One request whose coins are all the same; each rest is drawn at 1 / 2."""
+    """One request with equal coins; every residual is drawn at 1 / 2."""
 
     def make(g: Generator) -> Arguments:
         coins = torch.full((1, len(drafts)), coin, dtype=torch.float64)
@@ -59,7 +59,7 @@ def _edges(block: bool) -> tuple[Case, ...]:
 
 
 def _residuals(g: Generator) -> Arguments:
-    """Masses that differ by any ratio, down to a q that 1 - q / p would lose."""
+    """Masses at ratios down to a q whose 1 - q / p would round to 1."""
     p, q = torch.rand(3, 40, generator=g), torch.rand(3, 40, generator=g) * torch.logspace(-12, 0, 40)
     p[2] = 1.0
     return p, q

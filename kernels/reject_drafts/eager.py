@@ -1,4 +1,4 @@
-"""reject_drafts without a loop over requests."""
+"""reject_drafts, vectorised over requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _held(ratio: Tensor) -> Tensor:
 
 
 def _chances(held: Tensor, left: Tensor) -> Tensor:
-    """What each draft's coin must be below [B, S]: held [B, S + 1]; left [B, S, V] the residual of each place."""
+    """Upper bound of each draft's accepting coin [B, S]. held: h [B, S + 1]; left: residuals [B, S, V]."""
     more, h = left[:, 1:].double().sum(2), held[:, 1:-1]
     inner = torch.where((h > 0) & (h < 1), more / (more + 1 - h), h)
     return torch.cat((inner, held[:, -1:]), 1)

@@ -1,4 +1,4 @@
-"""The references of reject_drafts and log_residual: one request at a time, in exact fractions."""
+"""References of reject_drafts and log_residual: one request at a time, in exact fractions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row: TypeAlias = Sequence[Fraction]
 def reject_drafts(
     p: Tensor, q: Tensor, drafts: Tensor, coins: Tensor, last: Tensor, block: bool
 ) -> tuple[Tensor, Tensor]:
-    """The laws in `chances` and `rest`, with the coins compared as they are."""
+    """Applies `chances` and `rest`, comparing coins exactly."""
     tokens, count = torch.zeros(last.shape, dtype=torch.int64), torch.zeros(len(last), dtype=torch.int64)
     for b, row in enumerate(drafts.tolist()):
         target, drawn = _exact(p[b]), _exact(q[b])
@@ -35,8 +35,9 @@ def reject_drafts(
 
 
 def chances(p: Sequence[Row], q: Sequence[Row], drafts: Sequence[int], block: bool) -> list[Fraction]:
-    """What the coin of each draft must be below. Token rule: of a draft behind accepted ones; block rule: for the
-    prefix that ends with it, if no longer one is accepted."""
+    """Upper bound of each draft's accepting coin. Token rule: given that all earlier drafts were accepted; block rule:
+    for the prefix ending with it, given that no longer prefix was accepted.
+    """
     held = _held(p, q, drafts)
     if not block:
         return [_ratio(p[i], q[i], draft) for i, draft in enumerate(drafts)]
@@ -52,7 +53,7 @@ def chances(p: Sequence[Row], q: Sequence[Row], drafts: Sequence[int], block: bo
 
 
 def rest(p: Sequence[Row], q: Sequence[Row], drafts: Sequence[int], accepted: int, block: bool) -> Row:
-    """The masses, not normalised, of the token behind so many accepted drafts."""
+    """Unnormalised masses of the token after a number of accepted drafts."""
     if accepted == len(drafts):
         return p[accepted]
     h = _held(p, q, drafts)[accepted] if block else 1
@@ -61,7 +62,7 @@ def rest(p: Sequence[Row], q: Sequence[Row], drafts: Sequence[int], accepted: in
 
 
 def log_residual(p: Tensor, q: Tensor) -> Tensor:
-    """One pair of exact fractions at a time."""
+    """One pair at a time, in exact fractions."""
     found = [_log(Fraction(x) - Fraction(y)) for x, y in zip(p.flatten().tolist(), q.flatten().tolist(), strict=True)]
     return torch.tensor(found, dtype=torch.float32).view(p.shape)
 

@@ -46,8 +46,8 @@ def draw(
 
 
 def probabilities(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """What `draw` draws from, with the same arguments -> float32 [B, W, V]: each row sums to 1, greedy ones are 1 at
-    the argmax. Torch on every device, without a read by the host, so that CUDA graphs can hold it."""
+    """The distribution of `draw` with the same arguments -> float32 [B, W, V]: rows sum to 1, greedy ones are 1 at the
+    argmax. Torch operations without host synchronisation, so that CUDA graphs can capture them."""
     for name, row in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p)):
         if row.shape != logits.shape[:1]:
             raise preconditions.shape_error("probabilities", name, row, tuple(logits.shape[:1]))

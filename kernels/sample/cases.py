@@ -1,5 +1,6 @@
-"""Cases of uniform: (seed, position), of draw: (logits, coins, temperature, top_k, top_p), and of probabilities, which
-has no coins."""
+"""Cases of uniform (seed, position), draw (logits, coins, temperature, top_k, top_p), and probabilities (the same
+without coins).
+"""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def _least(g: Generator) -> tuple[Tensor, ...]:
 
 
 def _extreme(g: Generator) -> tuple[Tensor, ...]:
-    """The lowest temperatures sample among the best tokens, the highest among all that top-k and top-p keep."""
+    """The lowest temperatures choose among equal best tokens, the highest among all tokens that top-k and top-p
+    keep.
+    """
     logits = 2000 - 3 * torch.rand(8, 3, 11, generator=g)
     logits[:, :, 7] = logits[:, :, 4] = 2000
     heat = torch.tensor([2.0**-126, 3e-38, 1e-20, 2.0**126]).repeat(2)

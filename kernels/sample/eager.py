@@ -1,4 +1,4 @@
-"""The operations on random numbers, vectorised."""
+"""uniform, draw and probabilities, vectorised."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def choose(masses: Tensor, coins: Tensor) -> Tensor:
     level = masses.cumsum(-1, dtype=torch.float64)
     total = level[..., -1:].contiguous()
     token = torch.searchsorted(level, coins[..., None] * total, right=True)
-    # Rounding may lift the target to the total; then choose the last token with mass. NaN sorts after every total.
+    # If rounding lifts the target to the total, choose the last token with mass. NaN sorts after every total.
     last = torch.searchsorted(level, total).clamp_(max=masses.shape[-1] - 1)
     return torch.minimum(token, last)[..., 0]
 
 
 def _masses(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, truncate: bool) -> Tensor:
-    """softmax(logits / temperature), with zeros outside top_k and top_p; of greedy rows with temperature 1."""
+    """softmax(logits / temperature) with zeros outside top_k and top_p; greedy rows use temperature 1."""
     heat = temperature.masked_fill(temperature <= 0, 1.0)[:, None, None]
     logits = logits.float()
-    # Subtract the peak first: divided by a small temperature it would be infinite, and every mass NaN.
+    # Subtract the peak first: dividing it by a small temperature could overflow and make every mass NaN.
     mass = torch.softmax((logits - logits.amax(-1, keepdim=True)).div_(heat), -1)
     return _truncated(mass, top_k, top_p) if truncate else mass
 

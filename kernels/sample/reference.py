@@ -1,4 +1,4 @@
-"""The references of uniform, draw and probabilities, one row at a time."""
+"""References of uniform, draw and probabilities, one row at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def uniform(seed: Tensor, position: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, coins: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """One row at a time, in a pass over its vocabulary."""
+    """One pass over the vocabulary per row."""
     batch, width, _ = logits.shape
     out = torch.empty(batch, width, dtype=torch.int64)
     for b in range(batch):
@@ -68,7 +68,7 @@ def _draw_row(logits: list[float], coin: float, heat: float, top_k: int, top_p: 
 
 
 def _kept(logits: list[float], heat: float, top_k: int, top_p: float) -> dict[int, float]:
-    """The masses that top_k and top_p keep, likeliest first."""
+    """Masses kept by top_k and top_p, likeliest first."""
     peak = max(logits)
     mass = [math.exp((x - peak) / heat) for x in logits]
     order = sorted(range(len(mass)), key=lambda i: (-mass[i], i))

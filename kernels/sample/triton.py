@@ -2,7 +2,7 @@
 
 Top-k and top-p keep a prefix of the tokens sorted by descending mass, so the kept set is given by a threshold mass and
 the number of tokens kept at exactly that mass, lower ids first. Both are found by bisection over the float's bits,
-which order like its values. Sums are float64, block by block, whatever else is in the batch.
+which order like its values. Sums are float64, block by block, independent of the batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specmatrix.kernels import preconditions
 from specmatrix.kernels.sample.eager import FIRST, GOLDEN, SECOND
 
 BLOCK = 2048
-# Masses are float32, at most 1.0 (the likeliest token's); this many bits cover them, and ONE_BITS are the bits of 1.0.
+# Masses are float32 of at most 1.0 (the likeliest token's): ONE_BITS are the bits of 1.0, and this many bits cover all.
 MASS_BITS = 30
 ONE_BITS = tl.constexpr(0x3F800000)
 
@@ -30,7 +30,7 @@ def _mix(word, FIRST: tl.constexpr, SECOND: tl.constexpr):
 
 @triton.jit
 def _shift(word, BITS: tl.constexpr):
-    """A logical right shift of an int64."""
+    """Logical right shift of an int64."""
     return (word >> BITS) & ((1 << (64 - BITS)) - 1)
 
 

@@ -1,4 +1,4 @@
-"""Compares acceptance lengths with those of an independent implementation of the same verify rounds."""
+"""Compares acceptance lengths with an independent implementation of the same verify rounds."""
 
 from __future__ import annotations
 
@@ -42,15 +42,17 @@ THRESHOLDS: Final = {
         0, "in float32 every greedy request of the nightly cells, retracted or not, has exactly the oracle's rounds"
     ),
 }
-# Positions of a short context that the stored oracle does not reach, or not for every prompt.
+# In a short context, the first position that the stored oracle does not reach for every prompt.
 LATE: Final = SHORT_CONTEXT - 64
-# Rounds compared of all sampled and ruled requests of a cell: one takes 10 ms.
+# Maximum rounds compared per cell over sampled and ruled requests; one takes 10 ms.
 DRAWN_ROUNDS: Final = 32
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Tokens and verify rounds of one prompt over the range that both sides decoded; a cut round counts in part."""
+    """Tokens and verify rounds of one prompt over the range that both sides decoded; a partial round counts as a
+    fraction.
+    """
 
     emitted: float
     engine: float
@@ -58,7 +60,7 @@ class Rounds:
 
 
 class RoundsPair(NamedTuple):
-    """Tokens per verify round of one request, from the engine and from the oracle, and its number of retractions.
+    """Tokens per verify round of one request from engine and oracle, and its number of retractions.
 
     question: index of its prompt. widths, reach: with adaptive depth, each round's width and the oracle's correct
     drafts from each position.
@@ -79,12 +81,12 @@ class RoundsPair(NamedTuple):
         return first_round_mismatch(self.mine, self.theirs, self.retractions)
 
     def blame(self) -> Blame:
-        """The request, from the first token of the first round that differs."""
+        """Blames the request at the first token of the first differing round."""
         place = self.mismatch()
         if place is None:
             return Blame(self.request)
         due, start = None, sum(self.mine[:place])
-        if not self.retractions:  # which shift the rounds behind them
+        if not self.retractions:  # retractions shift all later rounds
             known = dict(zip(accumulate(self.theirs, initial=0), self.theirs, strict=False))
             due = due_tokens(self.reach, start, self.widths[place]) if self.widths else known.get(start)
         note = (
@@ -97,11 +99,11 @@ class RoundsPair(NamedTuple):
 
 @dataclass
 class AcceptanceGate:
-    """Compares greedy requests with the oracle prompt by prompt, and session turns with their session baseline. Where a
-    subject shows a histogram of accepted drafts in place of rounds, they have no order: texts that go on behind their
-    end, where the oracle's stops, are left out.
+    """Compares greedy requests with the oracle prompt by prompt, and session turns with their session baseline. A
+    subject that reports only a histogram of accepted drafts gives no order of rounds, so texts longer than the oracle's
+    are left out.
 
-    exact: also round by round, and n-gram rounds with a replay of the journal, as only the reference engine allows.
+    exact: also compare round by round, and n-gram rounds with a journal replay; only the reference engine allows it.
     """
 
     name: str = "acceptance"
@@ -130,15 +132,16 @@ class AcceptanceGate:
         return self._by_naive_drafts(prepared.cell, run, outcome, alone) if more else outcome
 
     def _to_the_stored_end(self, cell: Cell, run: Run) -> Outcome:
-        """Compare with the stored oracle, which ends where its texts do, and with the session baseline."""
+        """Compare with the stored oracle, up to the end of its texts, and with the session baseline."""
         if not (self.exact and has_session_baseline(cell)):
             return self._against_oracle(cell, run)
         outcome = self._against_oracle(cell, run) if _in_oracle(cell) else Outcome(self.name, State.PASS)
         return self._against_session_baseline(outcome, run, cell.own_traits)
 
     def _against_session_baseline(self, outcome: Outcome, run: Run, own: Traits | None) -> Outcome:
-        """The first turns' outcome, unless a later turn's acceptance lengths differ from the session baseline's; of a
-        user's (`own`) algorithm, any request's."""
+        """The first turns' outcome, unless a later turn's acceptance lengths (for a user's algorithm, `own`, any
+        request's) differ from the session baseline's.
+        """
         if run.session_baseline is None:
             return Outcome(
                 self.name,
@@ -162,7 +165,7 @@ class AcceptanceGate:
         if isinstance(greedy, str):
             return Outcome(self.name, State.NOT_MEASURED, message=greedy, accept=rewriting(cell.target))
         steady = [pair for pair in greedy if not pair.retractions]
-        # Another engine may draft less in front of a length limit, so its last round is not compared.
+        # Another engine may draft less just before a length limit, so its last round is not compared.
         last = None if self.exact or Capability.ROUNDS not in self.needs else -1
         mine = [pair.mine[:last] for pair in steady or greedy]
         compared = [(lengths, pair) for lengths, pair in zip(mine, steady or greedy, strict=True) if lengths]
@@ -197,9 +200,9 @@ class AcceptanceGate:
         return Outcome(self.name, State.FAIL, numbers, interval, text, first.blame())
 
     def _by_naive_drafts(self, cell: Cell, run: Run, outcome: Outcome, alone: bool) -> Outcome:
-        """Compare the rounds that the oracle's texts do not have: a few of sampled and ruled requests, and the last
-        ones of greedy requests that fill the context, since a draft may fail at later positions only. alone: the cell
-        has no others, so that without any it is not measured."""
+        """Compare rounds outside the oracle's texts: some of each sampled or ruled request, and the last ones of greedy
+        requests that fill the context, because a draft may fail at late positions only. alone: the cell has no other
+        rounds to judge, so zero compared rounds are NOT MEASURED."""
         algorithm = "nextn.single" if cell.adapts and cell.algorithm == "nextn" else cell.algorithm
         rounds, reach, left = 0, 0, dict[str, int]()
         for answer, since, among in _beyond_the_oracle(cell, run):
@@ -268,7 +271,9 @@ class AcceptanceGate:
         return Outcome(self.name, State.PASS, numbers)
 
     def _mismatches(self, greedy: Sequence[RoundsPair], numbers: dict[str, Number]) -> str:
-        """A loss too small for the ratio, such as one prefix hit with another prompt's draft KV (sglang#10846)."""
+        """Describes losses too small for the ratio, such as one prefix hit with another prompt's draft KV
+        (sglang#10846).
+        """
         left = [(pair.request, place) for pair in greedy if (place := pair.mismatch()) is not None]
         numbers |= {"left": len(left), "retracted": sum(pair.retractions > 0 for pair in greedy)}
         if len(left) <= self.thresholds["left"]:
@@ -284,8 +289,9 @@ def _in_oracle(cell: Cell) -> bool:
 
 
 def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, int, range]]:
-    """Answers whose rounds the oracle's texts do not have, the first position of those to compare, and their indices:
-    every so many rounds of sampled and ruled requests, and the late ones of greedy requests that fill the context."""
+    """Answers with rounds outside the oracle's texts, the first position to compare, and the indices of the rounds:
+    evenly spaced ones of sampled and ruled requests, late ones of greedy requests that fill the context.
+    """
     answers = {answer.name: answer for answer in run.answers if answer.accept_lengths and not answer.retractions}
     kept = [(request, answers[request.name]) for request in run.requests if request.name in answers]
     drawn = [answer for request, answer in kept if request.temperature > 0 or request.ruled]
@@ -298,14 +304,13 @@ def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, int, rang
 
 
 def _is_drawn(cell: Cell) -> bool:
-    """Whether requests draw from what the target gives, or from what rules make of it, which decide what a round
-    accepts, and not the oracle's text."""
+    """Whether requests are sampled or have logit rules, so that acceptance does not follow the oracle's text."""
     drafts = cell.algorithm != "none" and cell.own_traits is None
     return drafts and cell.abort == "none" and cell.sampling not in ("greedy", "mixed")
 
 
 def first_token(lengths: Sequence[int], place: int) -> int:
-    """Index of the first output token of the round at `place`; the prefill yields the very first one."""
+    """Index of the first output token of round `place`; token 0 comes from the prefill."""
     return 1 + sum(lengths[:place])
 
 
@@ -344,8 +349,9 @@ def _adapted(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | 
 
 
 def _greedy(cell: Cell, run: Run, oracle: Oracle) -> Iterator[tuple[Answer, int, Sequence[int]]]:
-    """(answer, index of its oracle prompt, tokens of its rounds) for greedy requests on the oracle's prompts that
-    decoded a round; in bf16 only rounds before the answer leaves the oracle's text by a tie."""
+    """(answer, index of its oracle prompt, tokens of its rounds) for greedy requests on the oracle's prompts with at
+    least one round; in bf16 only rounds before a tie makes the answer diverge from the oracle's text.
+    """
     answers = {answer.name: answer for answer in run.answers}
     for request in run.requests:
         index, answer = oracle_index(request), answers.get(request.name)
@@ -361,7 +367,7 @@ def _greedy(cell: Cell, run: Run, oracle: Oracle) -> Iterator[tuple[Answer, int,
 
 
 def _unordered(answer: Answer) -> tuple[int, ...]:
-    """Tokens of each round, bonus included, as far as an answer's metrics have them: the shortest first."""
+    """Tokens of each round, bonus included, from an answer's histogram, shortest first."""
     histogram = answer.meta_info.get("spec_correct_drafts_histogram") or ()
     return tuple(drafts + 1 for drafts, rounds in enumerate(histogram) for _ in range(rounds))
 
@@ -372,13 +378,15 @@ def combination(cell: Cell, resolved: Mapping[str, Any]) -> Combination:
 
 
 def same_range(mine: Sequence[int], theirs: Sequence[int]) -> Rounds:
-    """Count both sides over the tokens that both decoded, so that a shorter answer is not a lower acceptance."""
+    """Restrict both sides to the tokens that both decoded, so that a shorter answer does not look like lower
+    acceptance.
+    """
     emitted = min(sum(mine), sum(theirs))
     return Rounds(emitted, _rounds(mine, emitted), _rounds(theirs, emitted))
 
 
 def _rounds(lengths: Sequence[int], emitted: int) -> float:
-    """Rounds up to the `emitted`-th token; a cut last round counts as its fraction."""
+    """Rounds up to the `emitted`-th token; a partial last round counts as a fraction."""
     left, rounds = emitted, 0.0
     for length in lengths:
         rounds += min(1.0, left / length)
@@ -387,7 +395,9 @@ def _rounds(lengths: Sequence[int], emitted: int) -> float:
 
 
 def _interval(measured: Sequence[Rounds]) -> tuple[float, float] | None:
-    """95 % interval of the ratio engine / oracle; None for a single prompt, and if all lost or won the same share."""
+    """95 % interval of the ratio engine / oracle; None for a single prompt, or if all prompts changed by the same
+    share.
+    """
     if len(measured) == 1:
         return None
     emitted = [one.emitted for one in measured]

@@ -17,7 +17,7 @@ from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.stats import ks_uniform, randomised_pit
 
-# A command that only starts workers imports the gates, but needs no numpy.
+# Imported late: commands that only start workers import the gates without numpy.
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -41,7 +41,7 @@ class DistributionGate:
     """The randomised probability integral transform of all draws must be uniform.
 
     The distribution is rebuilt from the run's log-probabilities (softmax of logits / temperature) with top-k and top-p
-    applied again; log-probabilities are compared with the baseline's after equal prefixes.
+    reapplied; log-probabilities are compared with the baseline's after equal prefixes.
     """
 
     name: str = "distribution"
@@ -49,7 +49,7 @@ class DistributionGate:
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
 
     def applies(self, cell: Cell) -> bool:
-        """Cells whose workload has requests for sampled draws."""
+        """Cells whose workload contains sampled requests."""
         return draws_apply(cell)
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
@@ -74,7 +74,7 @@ class DistributionGate:
         if len(draws) < self.thresholds["least_draws"]:
             text = f"{len(draws)} tokens were sampled; the test needs at least {self.thresholds['least_draws']:g}"
             return Outcome(self.name, State.NOT_MEASURED, {"draws": len(draws)}, message=text)
-        fast = prepared.cell.numerics == "fast"  # whose log-probabilities the gate `precision` judges
+        fast = prepared.cell.numerics == "fast"  # whose log-probabilities are judged by the gate `precision`
         return self._judge_draws(draws, _largest_gap(drawn, paired=not fast))
 
     def _judge_draws(self, draws: Sequence[Draw], gap: float) -> Outcome:
@@ -110,7 +110,7 @@ class DistributionGate:
 
 
 def place(request: RequestSpec, context: Context, token: int, edge: float) -> tuple[float, float]:
-    """Mass of the more probable tokens and the token's own, renormalised after top-k and then top-p.
+    """The mass of all more probable tokens, and the token's own, renormalised after top-k, then top-p.
 
     (1, 0) for a token outside that set. A token within `edge` of the top-p boundary counts as inside.
     """
@@ -166,8 +166,8 @@ def _kept(request: RequestSpec, context: Context, index: int, edge: float) -> Fl
 
 
 def _largest_gap(drawn: Sequence[AnswerPair], paired: bool) -> float:
-    """Largest log-probability difference (nats) to the token's own value, and if paired to the baseline's after equal
-    prefixes."""
+    """Largest difference in nats between a reported log-probability and the distribution's, and, if paired, the
+    baseline's after equal prefixes."""
     largest = 0.0
     for pair in drawn:
         for index, token in enumerate(pair.answer.output_ids):
@@ -187,6 +187,6 @@ def _gap(mine: Context, theirs: Context) -> float:
     vectors = np.zeros((2, size))
     for row, context in zip(vectors, (mine, theirs), strict=True):
         row[[token for token, _ in context]] = [value for _, value in context]
-    # Below e^-16 log-probabilities do not matter and rounding errors grow.
+    # Below e^-16 rounding errors grow, and the tokens are irrelevant.
     matters = vectors[1] > -16.0
     return float(np.abs(vectors[0] - vectors[1])[matters].max(initial=0.0))

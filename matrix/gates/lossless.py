@@ -1,6 +1,6 @@
-"""Checks that the tokens equal those of plain decoding.
+"""Checks that tokens equal those of plain decoding.
 
-Random draws depend on seed and position only, so sampled requests must agree token by token as well.
+Draws depend only on seed and position, so sampled requests must agree token by token as well.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ THRESHOLDS: Final = {
 
 @dataclass
 class LosslessGate:
-    """Equal tokens and log-probabilities: run and baseline, and greedy baseline and Hugging Face transformers.
+    """Equal tokens and log-probabilities of run and baseline, and of the greedy baseline and Hugging Face transformers.
 
-    oracle: None leaves the second comparison to the gate `oracle`. is_oracle_tie: decides where the subject reports no
-    log-probabilities (`OracleGate.is_tie`). sampled: also compare sampled requests, which needs sampled identity.
+    oracle: None leaves the second comparison to the gate `oracle`. is_oracle_tie: recognises ties if the subject
+    reports no log-probabilities (`OracleGate.is_tie`). sampled: also compare sampled requests, which must be identical.
     """
 
     name: str = "lossless"
@@ -75,13 +75,13 @@ class LosslessGate:
     precision: PrecisionGate = field(default_factory=PrecisionGate)
 
     def applies(self, cell: Cell) -> bool:
-        """Every cell whose requests are compared; those without a drafter still differ in other axes."""
+        """Every cell with comparable requests, also without a drafter: other axes differ from the baseline's."""
         return self.sampled or cell.sampling in ("greedy", "mixed", "rules")
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """A greedy divergence where the baseline's two best tokens are within `tie_nats` is a tie, not a failure. So is
-        any divergence with fast kernels, and under logit rules of trees in bf16, whose accepted keys lie in other tiles
-        of attention than a chain's, if both tokens are within the bounds of `precision`.
+        """A greedy divergence where the baseline's two best tokens are within `tie_nats` is a tie. With fast kernels,
+        and under logit rules of bf16 trees, whose accepted keys fall into other attention tiles than a chain's, it is a
+        tie if both tokens are within the bounds of `precision`.
         """
         missing = unpaired(self.name, run, baseline)
         if missing:
@@ -139,8 +139,8 @@ class LosslessGate:
         return self._against_rules(ruled, outcome, prepared, exact, fast) if ruled else outcome
 
     def _worst_score(self, compared: list[AnswerPair], numbers: dict[str, Number], kept: bool) -> tuple[str, float]:
-        """The request whose log-probabilities differ most from the baseline's, beyond its bound, and by how many nats;
-        "" if none does. kept: whether their bits must be the baseline's."""
+        """The request with the largest log-probability difference beyond its bound, and the difference in nats; "" if
+        there is none. kept: whether they must equal the baseline's bit by bit."""
         scored = [(pair.request, *max_logprob_gap(pair)) for pair in compared]
         numbers |= {"scored": sum(count for _, count, _ in scored), "score_nats": max(nats for *_, nats in scored)}
         beyond = [("", 0.0)]
@@ -168,8 +168,9 @@ class LosslessGate:
         found: list[tuple[AnswerPair, int]],
         broken: list[tuple[AnswerPair, int]],
     ) -> tuple[int, list[tuple[AnswerPair, int]]]:
-        """Follow each greedy answer that left the baseline by a tie to its end, with a network of float32 along its own
-        text: the number of tokens behind the ties, and the first one of each answer that is not the network's."""
+        """Check each greedy answer after its tie with a float32 network on its own text: the number of tokens after
+        ties, and the first token of each answer that the network would not choose.
+        """
         count, strays = 0, []
         for pair, index in found:
             if (pair, index) in broken or pair.request.temperature or not followed(pair.request):
@@ -183,7 +184,9 @@ class LosslessGate:
         return count, strays
 
     def _against_prompts(self, scored: list[AnswerPair], outcome: Outcome, target: str, exact: bool) -> Outcome:
-        """Log-probabilities of prompts, and their alternatives, must be the network's, whatever the request's rules."""
+        """Prompt log-probabilities, alternatives included, must equal the network's, whatever the request's logit
+        rules.
+        """
         worst = max(
             prompt_gap(pair.request, pair.answer, self.prompts(target, pair.answer.prompt_ids)) for pair in scored
         )
@@ -196,10 +199,9 @@ class LosslessGate:
     def _against_rules(
         self, ruled: list[AnswerPair], outcome: Outcome, prepared: PreparedCell, exact: bool, fast: bool
     ) -> Outcome:
-        """The baseline's tokens under logit rules must be what transformers' processors leave: greedy ones the best up
-        to a tie, sampled ones not banned, each with its log-probability. In half precision `precision` judges which is
-        the best, and the log-probabilities of greedy ones. Tokens of the run that need not be the baseline's are not
-        banned either."""
+        """Check the baseline's tokens against transformers' logits processors: greedy tokens are the best up to a tie,
+        sampled ones are not banned, and log-probabilities agree. In half precision `precision` judges greedy tokens and
+        their log-probabilities. Where the run may differ from the baseline, its tokens must not be banned either."""
         checked, worst = 0, 0.0
         for pair in ruled:
             request, base = pair.request, pair.baseline
@@ -226,7 +228,7 @@ class LosslessGate:
     def _against_oracle(
         self, prepared: PreparedCell, baseline: Run, every: list[AnswerPair], numbers: dict[str, Number]
     ) -> Outcome:
-        """In float32 also compares log-probabilities, which half precision does not allow."""
+        """Compare the greedy baseline with the oracle's continuations; in float32 log-probabilities too."""
         assert self.oracle is not None
         oracle, exact = self.oracle(prepared.cell.target), baseline.resolved["dtype"] == "float32"
         greedy = [pair for pair in every if pair.request.temperature == 0 and oracle_index(pair.request) is not None]
@@ -264,8 +266,9 @@ class LosslessGate:
 
 
 def proves(cell: Cell, run: Run, answer: Answer) -> bool:
-    """Whether equality of an answer is evidence of its drafts: some were accepted and some rejected, or there are none
-    in the cell. Without rounds the subject's totals decide."""
+    """Whether an equal answer proves the drafts' handling: some were accepted and some rejected, or the cell has no
+    drafter. Without rounds, the subject's totals decide.
+    """
     if cell.algorithm == "none":
         return True
     if not answer.accept_lengths:
@@ -279,7 +282,7 @@ def proves(cell: Cell, run: Run, answer: Answer) -> bool:
 
 
 def _keeps_bits(run: Run) -> bool:
-    """Whether plain decoding's log-probabilities are expected whatever the dtype: of deterministic chains."""
+    """Whether plain decoding's log-probabilities are expected bit by bit in every dtype: deterministic chains."""
     return bool(run.resolved.get("enable_deterministic_inference")) and int(run.resolved["topk"]) <= 1
 
 
