@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -288,16 +288,17 @@ def _in_oracle(cell: Cell) -> bool:
     return drafts and cell.abort == "none" and cell.sampling in ("greedy", "mixed")
 
 
-def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, int, range]]:
-    """Answers with rounds outside the oracle's texts, the first position to compare, and the indices of the rounds:
-    evenly spaced ones of sampled and ruled requests, late ones of greedy requests that fill the context.
+def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, int, Container[int]]]:
+    """Answers with rounds outside the oracle's texts, the first position to compare, and the indices of the rounds: the
+    first and evenly spaced ones of sampled and ruled requests, late ones of greedy requests that fill the context.
     """
     answers = {answer.name: answer for answer in run.answers if answer.accept_lengths and not answer.retractions}
     kept = [(request, answers[request.name]) for request in run.requests if request.name in answers]
     drawn = [answer for request, answer in kept if request.temperature > 0 or request.ruled]
     stride, passed = max(1, -(-sum(len(answer.accept_lengths) for answer in drawn) // DRAWN_ROUNDS)), 0
+    firsts = {0} if len(drawn) <= DRAWN_ROUNDS // 2 else set[int]()
     for answer in drawn:
-        yield answer, 0, range(-passed % stride, len(answer.accept_lengths), stride)
+        yield answer, 0, firsts.union(range(-passed % stride, len(answer.accept_lengths), stride))
         passed += len(answer.accept_lengths)
     if cell.context == "short":
         yield from ((answer, LATE, range(len(answer.accept_lengths))) for _, answer in kept if answer not in drawn)

@@ -8,7 +8,7 @@ turns of a session.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,7 +41,7 @@ def naive_check(
     output: Sequence[int],
     lengths: Sequence[int],
     since: int = 0,
-    among: range = range(sys.maxsize),
+    among: Container[int] = range(sys.maxsize),
     drafts: Callable[[str], Drafts] = zoo_drafts,
 ) -> NaiveCheck:
     """Compare an answer's rounds. shapes: (steps, topk, draft tokens) of each round; lengths: tokens of each, bonus

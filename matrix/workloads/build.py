@@ -2,7 +2,7 @@
 
 Prompts are questions of gsm-mini's test split. Request names: `q<index>` is question `index` of that file,
 `q<index>.again` repeats it (a prefix cache hit), `q<index>.turn<n>` continues it in a session, `w<n>.<m>` belongs to
-wave n, and `d<n>` is a sample of the distribution gate.
+wave n, `t<n>` has a short prompt around the size of a chunk, and `d<n>` is a sample of the distribution gate.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Any, Final
 import tokenizers
 
 from specmatrix import HOME
+from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
+from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.cells.start_settings import session_retract
 from specmatrix.matrix.workloads.context_limit import fill_context
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -53,6 +55,8 @@ LONGEST_PROMPT: Final = 64
 LONGEST_ANSWER: Final = 84
 STOP_STRINGS: Final = ("\n####", ">>")
 STOP_TOKENS: Final = ("####", ">>")
+TAIL_LIMIT: Final = 11
+LONGEST_CHUNK: Final = 32
 ABORT_AFTER: Final = 5
 ABORT_LATE: Final = 80
 DRAWS: Final = 200
@@ -137,7 +141,8 @@ def _requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
         memory = cell.memory_tokens if cell.memory == "tight" else None
         requests = conversations(requests, cell.session == "streaming", memory, _short(cell), cell.abort == "running")
     else:
-        requests += _draws(cell, seed)
+        # The first requests, so that no other one takes a part of their chunks.
+        requests = [*_tails(cell, seed), *requests, *_draws(cell, seed)]
     return with_chat_rules(requests) if cell.sampling == "mixed" else requests
 
 
@@ -221,6 +226,40 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
     if cell.sampling == "rules":
         request = ruled(request, place, tokenizer().encode(" " + answer, add_special_tokens=False).ids)
     return request
+
+
+def tail_lengths(cell: Cell) -> tuple[int, ...]:
+    """Numbers of prompt tokens, BOS included, at which the last chunk of a prompt changes: one more than a chunk,
+    which leaves a tail of a single token, a chunk, one less, and a verify round's width. Empty in other cells than
+    those of logit rules over chunks, whose requests show log-probabilities."""
+    plain = (cell.memory, cell.abort, cell.session, cell.context) == ("ample", "none", "none", "model")
+    if not plain or cell.prefill_chunk == "off" or cell.sampling != "rules" or cell.batch != "mixed_lengths":
+        return ()
+    chunk, resolved = int(cell.prefill_chunk), resolve(cell.config(), zoo_facts(cell))
+    return tuple(dict.fromkeys((chunk + 1, chunk, chunk - 1, max(2, resolved.num_draft_tokens))))
+
+
+@cache
+def _openings() -> tuple[tuple[list[int], str], ...]:
+    """Token ids of questions behind the oracle's and their answers, longer than any chunk and each with another first
+    word, so that no two share a page of several tokens."""
+    found: dict[str, tuple[list[int], str]] = {}
+    for question, answer in questions()[ORACLE_PROMPTS:]:
+        ids = tokenizer().encode(question, add_special_tokens=False).ids
+        if len(ids) > LONGEST_CHUNK:
+            found.setdefault(question.split(" ", 1)[0], (ids, answer))
+    return (*found.values(),)
+
+
+def _tails(cell: Cell, seed: int) -> list[RequestSpec]:
+    """Requests of `tail_lengths`."""
+    requests = []
+    for place, length in enumerate(tail_lengths(cell)):
+        ids, answer = _openings()[(seed * 5 + place) % len(_openings())]
+        request = RequestSpec(f"t{place}", tokenizer().decode(ids[: length - 1]), TAIL_LIMIT, ignore_eos=True)
+        request = replace(request, seed=1000 * seed + 500 + place)
+        requests.append(ruled(request, place, tokenizer().encode(" " + answer, add_special_tokens=False).ids))
+    return requests
 
 
 def _draws(cell: Cell, seed: int) -> list[RequestSpec]:

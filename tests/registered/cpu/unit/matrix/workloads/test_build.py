@@ -39,7 +39,7 @@ def longest(requests):
 def test_every_workload_fits_its_cell(seed):
     for cell in CELLS:
         names = [request.name for request in build.workload(cell, seed)]
-        own = [one for one in build.workload(cell, seed) if not one.name.startswith("d") and one.refused is None]
+        own = [one for one in build.workload(cell, seed) if one.name[0] not in "dt" and one.refused is None]
         turns = {request.name for request in own if ".turn" in request.name}
         assert len(own) - len(turns) == size(cell), cell.id
         assert bool(turns) == (cell.session != "none"), cell.id
@@ -61,7 +61,20 @@ def test_two_requests_never_fit_tight_memory_to_their_ends(start, seed):
         assert 2 * min(longest(first)) > cell.memory_tokens, cell.id
 
 
-def test_it_is_a_pure_function_and_reads_no_start_value_but_the_size_of_memory():
+@pytest.mark.parametrize("seed", [0, 1, 17])
+def test_over_chunks_the_first_prompts_with_rules_have_lengths_around_a_chunk_and_a_round(seed):
+    cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.c32.mixed_lengths.rules.stops")
+    first = build.workload(cell, seed)[:4]
+    assert [(one.name, len(build.prompt_ids(one)), one.max_new_tokens) for one in first] == [
+        *[("t0", 33, 11), ("t1", 32, 11), ("t2", 31, 11), ("t3", 8, 11)]
+    ]
+    assert len({build.prompt_ids(one)[1] for one in first}) == 4 and all(one.ruled for one in first)
+    assert build.tail_lengths(cell._replace(prefill_chunk="7", draft_tokens="6")) == (8, 7, 6)
+    plain = {"prefill_chunk": "off"}, {"sampling": "greedy"}, {"memory": "tight"}, {"session": "streaming"}
+    assert not any(build.tail_lengths(cell._replace(**values)) for values in plain)
+
+
+def test_without_a_chunk_it_is_a_pure_function_and_reads_no_start_value_but_the_size_of_memory():
     request = {axis.name for axis in AXES if axis.scope == "request"}
     cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.mixed_lengths.mixed.stop_string.abort_running")
     plain = Cell(**{name: value for name, value in cell.values.items() if name in request})
