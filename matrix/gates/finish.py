@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isclose, nan
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.oracles.finish import banned_early, ending, readings
+from specmatrix.matrix.oracles.finish import StopRule, banned_early, ending, readings
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -92,8 +92,9 @@ def _end(request: RequestSpec, answer: Answer, target: str, claims: frozenset[Ca
     if early:
         return f"has stop token {min(early)} among its first {request.min_new_tokens} tokens"
     due = ending(request, ids, target)
-    if due.matched != answer.matched and Capability.RESOLUTION not in claims:
-        due = ending(request, ids, target, by_end=True)
+    if Capability.RESOLUTION not in claims:
+        others = (ending(request, ids, target, rule) for rule in get_args(StopRule))
+        due = next((one for one in others if one.matched == answer.matched), due)
     if due.tokens < len(ids):
         return f"has {len(ids)} tokens, but must finish by {_named(due.reason, due.matched)} after {due.tokens}"
     if answer.finish == "abort":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from specmatrix.matrix.subjects.protocol import Answer
 from specmatrix.matrix.workloads.build import tokenizer
@@ -12,6 +13,12 @@ from specmatrix.matrix.zoo.registry import eos_ids
 
 # The tokenizer's output for an incomplete UTF-8 sequence, which is not returned.
 INCOMPLETE: Final = "�"
+StopRule = Literal["start", "end", "list"]
+# Sorts stop strings and where they start in the text; the smallest counts.
+FIRST: Final[Mapping[str, Callable[[tuple[int, str]], tuple[int, ...]]]] = {
+    "start": lambda hit: (hit[0], -len(hit[1])),
+    "end": lambda hit: (hit[0] + len(hit[1]),),
+}
 
 
 class Ending(NamedTuple):
@@ -33,11 +40,11 @@ def banned_early(request: RequestSpec, eos: frozenset[int]) -> frozenset[int]:
     return (eos | frozenset(request.stop_token_ids)) if request.min_new_tokens else frozenset()
 
 
-def ending(request: RequestSpec, ids: tuple[int, ...], target: str, by_end: bool = False) -> Ending:
+def ending(request: RequestSpec, ids: tuple[int, ...], target: str, rule: StopRule = "start") -> Ending:
     """The first ending among `ids`; per token a stop token precedes a stop string, which precedes the length limit.
 
-    Of several stop strings the one that starts first wins, then the longest; by_end: the one that ends first, then the
-    first listed. The text includes the stop only with `no_stop_trim`.
+    rule: of several stop strings that one token completes, the one counts that starts first, then the longest; or that
+    ends first, then the first listed; or simply the first listed. The text includes the stop only with `no_stop_trim`.
     """
     stops = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else eos_ids(target))
     for index, token in enumerate(ids):
@@ -48,8 +55,7 @@ def ending(request: RequestSpec, ids: tuple[int, ...], target: str, by_end: bool
             text = text_of(ids[:count])
             hits = [(text.find(stop), stop) for stop in request.stop if stop in text]
             if hits:
-                first = (lambda hit: hit[0] + len(hit[1])) if by_end else (lambda hit: (hit[0], -len(hit[1])))
-                start, stop = min(hits, key=first)
+                start, stop = hits[0] if rule == "list" else min(hits, key=FIRST[rule])
                 end = start + len(stop) if request.no_stop_trim else start
                 return Ending(count, "stop", stop, text[:end])
         if count >= request.max_new_tokens:

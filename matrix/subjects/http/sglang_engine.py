@@ -100,7 +100,8 @@ class SglangEngine(RunningEngine):
             self._process.stop()
 
     def _named(self, name: str) -> str:
-        return f"{self._prefix}-{name}"
+        """The name for the server. No name begins with another, as SGLang aborts all requests that begin with one."""
+        return f"{self._prefix}-{name};"
 
     def _send(self, ask: SubjectRequest) -> Answer:
         body, ids, tokens = dict(ask.fields), tuple(ask.input_ids), tuple(ask.input_ids)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
+from specmatrix.matrix.subjects.environment import SUFFIX, VLLM
 from specmatrix.matrix.subjects.limits import AxisLimit, chains_only, defaults_only
 from specmatrix.matrix.subjects.protocol import (
     Capability,
@@ -16,7 +17,6 @@ from specmatrix.matrix.subjects.protocol import (
     SubjectRequest,
     Unsupported,
 )
-from specmatrix.matrix.subjects.vllm import environment
 from specmatrix.matrix.subjects.vllm.latent import WIDE
 from specmatrix.matrix.workloads.request import RequestSpec
 
@@ -119,10 +119,10 @@ class VllmSubject(Subject):
     )
 
     def version(self) -> str | None:
-        return environment.version()
+        return VLLM.version()
 
     def python(self) -> str:
-        return environment.python()
+        return VLLM.python()
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags are vLLM's EngineArgs, fields of an ask its SamplingParams, less those that `engine` reads itself."""
@@ -254,7 +254,7 @@ class SuffixSubject(VllmSubject):
     lookup = "suffix"
 
     def version(self) -> str | None:
-        return environment.version() if environment.has_suffix() else None
+        return VLLM.version() if VLLM.has(SUFFIX) else None
 
 
 def _unread(prepared: PreparedCell) -> Iterator[str]:

@@ -1,5 +1,5 @@
-"""SGLang's own client, `RuntimeEndpoint`, unchanged against the server. SPECMATRIX_SGLANG names the folder that holds
-its package; docs/engine.md says how to make it."""
+"""SGLang's own client, `RuntimeEndpoint`, unchanged against the server. SPECMATRIX_SGLANG_CLIENT names the folder that
+holds its package; docs/engine.md says how to make it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from specmatrix import HOME
 from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.served import QUESTION, served
 
-pytestmark = pytest.mark.skipif("SPECMATRIX_SGLANG" not in os.environ, reason="SPECMATRIX_SGLANG names no folder")
+FOLDER = "SPECMATRIX_SGLANG_CLIENT"
+pytestmark = pytest.mark.skipif(FOLDER not in os.environ, reason=f"{FOLDER} names no folder")
 
 
 def test_programs_of_sglangs_frontend_run_on_the_server():
     with served() as server:
         command = [sys.executable, "examples/sglang_frontend.py", server.url]
-        own = {**os.environ, "PYTHONPATH": os.environ["SPECMATRIX_SGLANG"]}
+        own = {**os.environ, "PYTHONPATH": os.environ[FOLDER]}
         done = subprocess.run(command, cwd=HOME, env=own, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         ledger = server.llm.loop.scheduler.ledger

@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix.benchmarks import decoding
 from specmatrix.benchmarks.decoding import PROMPT_TOKENS, TIE, compared, difference, engine, fixed, prompts
-from specmatrix.matrix.subjects.vllm import environment
+from specmatrix.matrix.subjects.environment import VLLM
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_equal_tokens_have_a_ratio_and_others_none(llm, monkeypatch):
 
 
 def test_without_vllm_nothing_is_measured_and_nothing_is_red(tmp_path, monkeypatch):
-    monkeypatch.setenv(environment.VARIABLE, str(tmp_path / "none"))
+    monkeypatch.setenv(VLLM.variable, str(tmp_path / "none"))
     found = list(decoding.beside_vllm())
     assert len({metric.name for metric in found}) == 4
     assert {(metric.state, metric.goal) for metric in found} == {("not measured", None)}

@@ -125,12 +125,15 @@ def test_mixed_stops_all_occur(measured):
     assert held and not set(held).intersection(streamed.pieces)
 
 
-def test_another_engine_may_end_at_the_stop_string_that_ends_first_and_hold_back_more_text(measured, altered):
+def test_another_engine_has_its_own_rule_on_stop_strings_that_one_token_completes(measured, altered):
     found = measured(MIXED)
     foreign = replace(found.run, capabilities=found.run.capabilities - {Capability.RESOLUTION})
     for matched, state in (("=<<", State.PASS), ("=<", State.PASS), ("<<", State.FAIL)):
         assert found.judge(GATE, altered(foreign, 2, matched=matched)).state is state
     assert found.judge(GATE, altered(found.run, 2, matched="=<")).state is State.FAIL
+    # SGLang takes the first of the list, and cuts the text there.
+    listed = altered(foreign, 2, matched="<<", text=foreign.answers[2].text + "=")
+    assert found.judge(GATE, listed).state is State.PASS
     held = altered(foreign, 5, pieces=("", *foreign.answers[5].pieces[-2:]))
     assert found.judge(GATE, held).state is State.PASS
 

