@@ -38,7 +38,7 @@ TIGHT_PAGES: Final = 2
 # Sliding-window layers reserve two pages per request, and two requests must run.
 TIGHT_WINDOW_PAGES: Final = 4
 # A multiple of the page size, so that drafts past the last position need a page that no text ever fills.
-SHORT_CONTEXT: Final = 192
+SHORT_CONTEXT: Final = 320
 # Ample memory holds all requests of the largest workload at once; more only slows the ledger checks.
 AMPLE_TOKENS: Final = 12_288
 AMPLE_PAGES: Final = 128

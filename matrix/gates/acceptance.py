@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from specmatrix.engine.core.draft.algorithms import Traits
-from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.pairing import first_difference
 from specmatrix.matrix.gates.round_alignment import (
@@ -42,8 +42,14 @@ THRESHOLDS: Final = {
         0, "in float32 every greedy request of the nightly cells, retracted or not, has exactly the oracle's rounds"
     ),
 }
-# In a short context, the first position that the stored oracle does not reach for every prompt.
-LATE: Final = SHORT_CONTEXT - 64
+# In a short context, the first position that the stored oracle does not reach for every prompt. From there on every so
+# many rounds are compared, and the last ones, which reach past the end.
+LATE: Final = 128
+LATE_STRIDE: Final = 3
+LATE_ROUNDS: Final = 12
+# Prompts of more tokens than any question has; the longer, the fewer of their rounds are compared, as one at 4,096
+# tokens takes 100 times as long as in an answer.
+FAR: Final = 300
 # Maximum rounds compared per cell over sampled and ruled requests; one takes 10 ms.
 DRAWN_ROUNDS: Final = 32
 
@@ -205,7 +211,7 @@ class AcceptanceGate:
         rounds to judge, so zero compared rounds are NOT MEASURED."""
         algorithm = "nextn.single" if cell.adapts and cell.algorithm == "nextn" else cell.algorithm
         rounds, reach, left = 0, 0, dict[str, int]()
-        for answer, since, among in _beyond_the_oracle(cell, run):
+        for answer, among in _beyond_the_oracle(cell, run):
             shapes = [combination(cell, run.resolved)[1:]] * len(answer.accept_lengths)
             if cell.adapts:
                 shapes = [(width - 1, 1, width) for width in answer.round_widths]
@@ -216,7 +222,6 @@ class AcceptanceGate:
                 answer.prompt_ids,
                 answer.output_ids,
                 answer.accept_lengths,
-                since,
                 among,
             )
             rounds, reach = rounds + found.rounds, max(reach, found.reach)
@@ -232,8 +237,9 @@ class AcceptanceGate:
         if not left:
             return outcome
         name = min(left, key=lambda name: left[name])
-        text = f"{len(left)} requests differ from naive drafts, first {name} in verify round {left[name] + 1}"
-        mine = next(answer.accept_lengths for answer in run.answers if answer.name == name)
+        prompt, mine = next((len(one.prompt_ids), one.accept_lengths) for one in run.answers if one.name == name)
+        where = f"verify round {left[name] + 1}, at position {prompt + sum(mine[: left[name]])}"
+        text = f"{count(len(left), 'request')} with other rounds than naive drafts, first {name} in {where}"
         blame = Blame(name, first_token(mine, left[name]))
         return replace(outcome, state=State.FAIL, message=text, blame=blame)
 
@@ -288,20 +294,26 @@ def _in_oracle(cell: Cell) -> bool:
     return drafts and cell.abort == "none" and cell.sampling in ("greedy", "mixed")
 
 
-def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, int, Container[int]]]:
-    """Answers with rounds outside the oracle's texts, the first position to compare, and the indices of the rounds: the
-    first and evenly spaced ones of sampled and ruled requests, late ones of greedy requests that fill the context.
+def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, Container[int]]]:
+    """Answers with rounds outside the oracle's texts, and the indices of those to compare: the first and evenly spaced
+    ones of sampled and ruled requests; of long texts, and of greedy requests that fill the context, evenly spaced ones,
+    and the last of the latter.
     """
     answers = {answer.name: answer for answer in run.answers if answer.accept_lengths and not answer.retractions}
     kept = [(request, answers[request.name]) for request in run.requests if request.name in answers]
-    drawn = [answer for request, answer in kept if request.temperature > 0 or request.ruled]
+    far = [answer for _, answer in kept if len(answer.prompt_ids) > FAR]
+    drawn = [one for request, one in kept if (request.temperature > 0 or request.ruled) and one not in far]
     stride, passed = max(1, -(-sum(len(answer.accept_lengths) for answer in drawn) // DRAWN_ROUNDS)), 0
     firsts = {0} if len(drawn) <= DRAWN_ROUNDS // 2 else set[int]()
     for answer in drawn:
-        yield answer, 0, firsts.union(range(-passed % stride, len(answer.accept_lengths), stride))
+        yield answer, firsts.union(range(-passed % stride, len(answer.accept_lengths), stride))
         passed += len(answer.accept_lengths)
-    if cell.context == "short":
-        yield from ((answer, LATE, range(len(answer.accept_lengths))) for _, answer in kept if answer not in drawn)
+    for answer in far:
+        yield answer, range(0, len(answer.accept_lengths), len(answer.prompt_ids) // FAR)
+    for answer in [one for _, one in kept if cell.context == "short" and one not in drawn]:
+        starts = accumulate(answer.accept_lengths[:-1], initial=len(answer.prompt_ids))
+        late = [index for index, start in enumerate(starts) if start >= LATE]
+        yield answer, {*late[::LATE_STRIDE], *late[-LATE_ROUNDS:]}
 
 
 def _is_drawn(cell: Cell) -> bool:

@@ -40,13 +40,12 @@ def naive_check(
     prompt: Sequence[int],
     output: Sequence[int],
     lengths: Sequence[int],
-    since: int = 0,
     among: Container[int] = range(sys.maxsize),
     drafts: Callable[[str], Drafts] = zoo_drafts,
 ) -> NaiveCheck:
     """Compare an answer's rounds. shapes: (steps, topk, draft tokens) of each round; lengths: tokens of each, bonus
-    included. since: compare rounds from this position on. among: indices of the rounds to compare. drafts: makes a
-    target's drafts. A round whose accepted path may extend past the end of the text is not compared."""
+    included. among: indices of the rounds to compare. drafts: makes a target's drafts. A round whose accepted path may
+    extend past the end of the text is not compared."""
     import torch
 
     from specmatrix.matrix.zoo.oracle import Proposals, accepted_path
@@ -56,7 +55,7 @@ def naive_check(
     proposals: dict[tuple[str, int], Proposals] = {}
     with torch.inference_mode():
         for index, (length, shape) in enumerate(zip(lengths, shapes, strict=True)):
-            if known < since or index not in among:
+            if index not in among:
                 known += length
                 continue
             key = key_of(algorithm, shape)

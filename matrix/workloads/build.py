@@ -2,7 +2,8 @@
 
 Prompts are questions of gsm-mini's test split. Request names: `q<index>` is question `index` of that file,
 `q<index>.again` repeats it (a prefix cache hit), `q<index>.turn<n>` continues it in a session, `w<n>.<m>` belongs to
-wave n, `t<n>` has a short prompt around the size of a chunk, and `d<n>` is a sample of the distribution gate.
+wave n, `t<n>` has a short prompt around the size of a chunk, `f<n>` a long one, and `d<n>` is a sample of the
+distribution gate.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ LONGEST_ANSWER: Final = 84
 STOP_STRINGS: Final = ("\n####", ">>")
 STOP_TOKENS: Final = ("####", ">>")
 TAIL_LIMIT: Final = 11
+# The zoo's models have 4,096 positions, and no text may end at the last one where the context is the model's.
+FAR: Final = (384, 1024, 4095)
+FAR_LIMIT: Final = 24
 LONGEST_CHUNK: Final = 32
 ABORT_AFTER: Final = 5
 ABORT_LATE: Final = 80
@@ -143,6 +147,7 @@ def _requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
     else:
         # The first requests, so that no other one takes a part of their chunks.
         requests = [*_tails(cell, seed), *requests, *_draws(cell, seed)]
+        requests += _far(cell, seed, tuple(request.name for request in requests))
     return with_chat_rules(requests) if cell.sampling == "mixed" else requests
 
 
@@ -259,6 +264,36 @@ def _tails(cell: Cell, seed: int) -> list[RequestSpec]:
         request = RequestSpec(f"t{place}", tokenizer().decode(ids[: length - 1]), TAIL_LIMIT, ignore_eos=True)
         request = replace(request, seed=1000 * seed + 500 + place)
         requests.append(ruled(request, place, tokenizer().encode(" " + answer, add_special_tokens=False).ids))
+    return requests
+
+
+def far_lengths(cell: Cell) -> tuple[int, ...]:
+    """Numbers of tokens of long texts after their last token, so that drafts far behind any worked answer are judged:
+    in cells of many questions over more than the smallest chunks, and with the largest pages up to the model's end."""
+    if (cell.batch, cell.memory, cell.abort, cell.session) != ("gsm", "ample", "none", "none"):
+        return ()
+    if cell.prefill_chunk == "7":
+        return ()
+    if cell.page_size != "256":
+        return FAR[:1]
+    return FAR[:2] if cell.model == "deepseek" else FAR  # latent attention takes a minute for 4,096 tokens
+
+
+def _far(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]:
+    """Requests of `far_lengths`, each alone after those named, as a step is as wide as its longest text. Their prompts
+    are worked questions, the first of them cut."""
+    requests, rows, index = [], questions()[EXAM_QUESTIONS:], 5 * seed
+    for place, length in enumerate(far_lengths(cell)):
+        prompt = prompt_of(rows[index % len(rows)][0])
+        while (wanted := length - FAR_LIMIT - _tokens(prompt)) > 0:
+            index += 1
+            question, answer = rows[index % len(rows)]
+            ids = tokenizer().encode(f"{prompt_of(question)} {answer}\n", add_special_tokens=False).ids
+            prompt = tokenizer().decode(ids[-wanted:]) + prompt
+        how = {"temperature": 0.0} if cell.sampling == "mixed" else SAMPLING[cell.sampling]
+        request = RequestSpec(f"f{place}", prompt, FAR_LIMIT, **how, seed=1000 * seed + place, ignore_eos=True)
+        requests.append(replace(request, after=after))
+        after = (request.name,)
     return requests
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell
-from specmatrix.matrix.gates.acceptance import DRAWN_ROUNDS, AcceptanceGate, same_range
+from specmatrix.matrix.gates.acceptance import DRAWN_ROUNDS, LATE_ROUNDS, AcceptanceGate, same_range
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.round_alignment import first_round_mismatch
 from specmatrix.matrix.oracles.transformers import Oracle, decode, load_oracle
@@ -76,11 +76,12 @@ def test_the_naive_drafts_follow_a_request_to_the_end_of_the_context(measured):
     assert SHORT_CONTEXT - 8 <= outcome.numbers["naive_reach"] < SHORT_CONTEXT
     lengths, prompt = list(run.answers[0].accept_lengths), len(run.answers[0].prompt_ids)
     starts = [sum(lengths[:at]) for at in range(len(lengths))]
-    late = next(at for at, start in enumerate(starts) if start + prompt > 160 and lengths[at] != lengths[at + 1])
-    lengths[late : late + 2] = reversed(lengths[late : late + 2])
+    late = next(at for at in range(len(lengths) - LATE_ROUNDS + 1, len(lengths)) if lengths[at] > 1)
+    lengths[late : late + 1] = [lengths[late] - 1, 1]
     answer = replace(run.answers[0], accept_lengths=tuple(lengths))
     outcome = found.judge(gate, answers=(answer,))
-    text = f"1 requests differ from naive drafts, first {answer.name} in verify round {late + 1}"
+    where = f"verify round {late + 1}, at position {prompt + starts[late]}"
+    text = f"1 request with other rounds than naive drafts, first {answer.name} in {where}"
     assert (outcome.state, outcome.message, outcome.blame.token) == (State.FAIL, text, 1 + starts[late])
 
 
@@ -225,7 +226,8 @@ def test_rounds_of_sampled_and_ruled_requests_are_those_of_naive_drafts(measured
     first, *rest = answer.accept_lengths
     wrong = replace(answer, accept_lengths=(first + 1, *rest))
     outcome = found.judge(gate, answers=(wrong,))
-    assert outcome.message == f"1 requests differ from naive drafts, first {answer.name} in verify round 1"
+    where = f"verify round 1, at position {len(answer.prompt_ids)}"
+    assert outcome.message == f"1 request with other rounds than naive drafts, first {answer.name} in {where}"
     silent = replace(answer, accept_lengths=())
     assert found.verdict(gate, answers=(silent,)) == "NOT MEASURED: no request had a verify round to compare"
 

@@ -29,10 +29,8 @@ class Zeros:
         return index
 
 
-def check(
-    output: Sequence[int], lengths: Sequence[int] = LENGTHS, since: int = 0, among: range = range(9)
-) -> NaiveCheck:
-    return naive_check("llama-mini", "EAGLE3", SHAPES, PROMPT, output, lengths, since, among, lambda target: Zeros())
+def check(output: Sequence[int], lengths: Sequence[int] = LENGTHS, among: range = range(9)) -> NaiveCheck:
+    return naive_check("llama-mini", "EAGLE3", SHAPES, PROMPT, output, lengths, among, lambda target: Zeros())
 
 
 @pytest.mark.parametrize("size", range(1, 15))
@@ -42,20 +40,14 @@ def test_a_round_whose_path_may_go_on_past_the_end_is_not_compared(size: int):
 
 
 @pytest.mark.parametrize(
-    ("output", "lengths", "since", "found"),
+    ("output", "lengths", "found"),
     [
-        ([0] * 20, [3, 2, 3, 3], 0, NaiveCheck(2, 1, len(PROMPT) + 3)),
-        ([0, 0, 7] + [0] * 20, LENGTHS, 0, NaiveCheck(1, 0, len(PROMPT))),  # its second draft is refused
-        # Rounds before a position are passed over.
-        *(
-            ([0] * 20, LENGTHS, since, NaiveCheck(rounds, None, len(PROMPT) + 9))
-            for since, rounds in ((2, 4), (3, 3), (5, 3), (6, 2))
-        ),
-        ([0] * 20, [2, 3, 3, 3], 4, NaiveCheck(3, None, len(PROMPT) + 8)),
+        ([0] * 20, [3, 2, 3, 3], NaiveCheck(2, 1, len(PROMPT) + 3)),
+        ([0, 0, 7] + [0] * 20, LENGTHS, NaiveCheck(1, 0, len(PROMPT))),  # its second draft is refused
     ],
 )
-def test_the_first_round_of_another_length_is_named(output, lengths, since, found):
-    assert check(output, lengths, since) == found
+def test_the_first_round_of_another_length_is_named(output, lengths, found):
+    assert check(output, lengths) == found
 
 
 def test_rounds_that_are_not_chosen_are_passed_over():
