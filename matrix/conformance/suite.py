@@ -1,7 +1,8 @@
 """The contract that every draft algorithm, built in or custom, must satisfy.
 
 Whatever the algorithm proposes, the engine's output equals that of plain decoding, at both timings, with pages, chunked
-prefill, retraction, cached prompts and sampling; the drafter matches its traits; and it is never disabled. With
+prefill, retraction, cached prompts and sampling, and however many drafts each row of a batch accepts; the drafter
+matches its traits; and it is never disabled. With
 strict_memory the engine validates every proposal against the protocol (`engine.spec.drafter`); the suite inspects what
 the hooks do to their inputs, to the host and to the process.
 """
@@ -18,7 +19,8 @@ from specmatrix.engine.build import Locate
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.defaults import SHAPE
 from specmatrix.engine.core.draft.algorithms import Topology, Traits
-from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.core.schedule.request import Phase, SamplingParams
+from specmatrix.matrix.conformance.forced_counts import Drafted, ForcedCounts, first_difference
 from specmatrix.matrix.conformance.inspector import inspect_drafter
 from specmatrix.matrix.conformance.process_state import restored_process_state
 from specmatrix.reports.wording import spans
@@ -50,6 +52,15 @@ STARTS: Final[dict[str, dict[str, object]]] = {
         "max_running_requests": 3,
     },
 }
+# Long answers of requests together and then alone, whose rounds accept chosen numbers of drafts. Without cached
+# prompts, which a drafter that carries its text does not see.
+FORCED: Final = "every accepted count"
+FORCED_START: Final = {"spec_version": "auto", "max_total_tokens": 4096, "disable_radix_cache": True}
+FORCED_PARAMS: Final = (
+    SamplingParams(max_new_tokens=160, ignore_eos=True),
+    SamplingParams(max_new_tokens=160, ignore_eos=True, temperature=0.9, seed=3),
+    SamplingParams(max_new_tokens=160, ignore_eos=True),
+)
 STRICT: Final = {"strict_memory": 2, "kv_stamps": True}
 
 
@@ -78,12 +89,16 @@ def run_suite(traits: Traits, asked: Mapping[str, Any], locate: Locate) -> Itera
     run.
     """
     shared: dict[str, Any] = {**STRICT, **asked, "speculative_algorithm": traits.name}
-    plain = _answers(LLM(EngineConfig.from_flags(_without_draft(asked)), locate))
+    plain_engine = LLM(EngineConfig.from_flags(_without_draft(asked)), locate)
+    plain, long = _answers(plain_engine), plain_engine.generate(PROMPTS, FORCED_PARAMS)
     for shape, sizes in shapes(traits, asked).items():
         for name, start in STARTS.items():
             yield _result(
                 f"{shape}, {name}", traits, EngineConfig.from_flags({**start, **sizes, **shared}), locate, plain
             )
+        if traits.drafts:
+            config = EngineConfig.from_flags({**FORCED_START, **sizes, **shared})
+            yield _forced_result(f"{shape}, {FORCED}", traits, config, locate, long)
 
 
 def shapes(traits: Traits, asked: Mapping[str, object]) -> dict[str, dict[str, object]]:
@@ -126,6 +141,47 @@ def _result(start: str, traits: Traits, config: EngineConfig, locate: Locate, pl
     violations += [message for holds, message in _requirements(llm, traits) if not holds]
     rounds = tuple(output.accept_lengths for output in first)
     return StartResult(start, tuple(dict.fromkeys(violations)), rounds, llm.counters["retract.done"])
+
+
+def _forced_result(
+    start: str, traits: Traits, config: EngineConfig, locate: Locate, plain: Sequence[Output]
+) -> StartResult:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the drafter of ", category=RuntimeWarning)
+        llm = LLM(config, locate)
+        executor: Any = llm.loop.executor
+        requests = llm.loop.scheduler.requests
+        encoded = [tuple(llm.tokenizer.prompt_ids(prompt, llm.vocab_size)) for prompt in PROMPTS]
+        texts = {prompt: (*prompt, *output.output_ids) for prompt, output in zip(encoded, plain, strict=True)}
+        drafter = ForcedCounts(
+            executor.guard.drafter,
+            texts,
+            lambda: {one.row: tuple(one.prompt) for one in requests.values() if one.phase is Phase.RUNNING},
+        )
+        executor.guard.drafter = drafter
+        first = llm.generate(PROMPTS, FORCED_PARAMS)
+        together, alone = drafter.begin(), []
+        for prompt, params in zip(PROMPTS, FORCED_PARAMS, strict=True):
+            alone += llm.generate([prompt], [params])
+    violations = [llm.drafter_error] if llm.drafter_error is not None else []
+    violations += [*_differences(first, plain), *_differences(alone, plain)]
+    if not violations:
+        violations += () if traits.irregular else drafter.unforced()
+        violations += _dependent(traits, llm, drafter, together)
+    violations += [message for holds, message in _requirements(llm, traits) if not holds]
+    return StartResult(start, tuple(violations), tuple(output.accept_lengths for output in first), 0)
+
+
+def _dependent(
+    traits: Traits, llm: LLM, drafter: ForcedCounts, together: Mapping[tuple[int, int], Drafted]
+) -> Iterator[str]:
+    """A message if a request is drafted for differently in a batch, where its rounds are its own."""
+    adapts = bool(llm.resolved.adaptive_slots)
+    if traits.rounds == "own" and not adapts and (at := first_difference(together, drafter.drafted)) is not None:
+        yield (
+            f"request {at[0] + 1} at position {at[1]}: the drafts are {list(together[at].tokens[1:])} beside requests "
+            f"that accepted other numbers of drafts, alone {list(drafter.drafted[at].tokens[1:])}"
+        )
 
 
 def _differences(outputs: Sequence[Output], plain: Sequence[Output]) -> Iterator[str]:

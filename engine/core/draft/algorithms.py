@@ -44,6 +44,8 @@ class Traits:
     target_verify_for_draft: the draft's forward may have the target's verify shape, a round's width of tokens per
         request, and share its graphs (sglang#24999).
     irregular: the tree's shape depends on the text, with at most topk children and no fixed candidate pool.
+    rounds: "own" if what a request's rounds accept follows from its text alone, "shared" if other requests' texts
+        matter too, as in an index of all texts.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Traits:
     layered: bool = False
     target_verify_for_draft: bool = False
     irregular: bool = False
+    rounds: Literal["own", "shared"] = "own"
 
     @property
     def drafts(self) -> bool:
@@ -119,6 +122,7 @@ NGRAM: Final = Traits(
     reads_host=True,
     max_lag=0,
     irregular=True,
+    rounds="shared",
 )
 DFLASH: Final = Traits(
     name="DFLASH",

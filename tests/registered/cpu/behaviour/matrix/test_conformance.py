@@ -13,7 +13,8 @@ from specmatrix.engine.core.draft.algorithms import ALGORITHMS, known_algorithms
 from specmatrix.engine.plugin import forget_algorithm
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.conformance.child import results
-from specmatrix.matrix.conformance.suite import STARTS
+from specmatrix.matrix.conformance.forced_counts import forced, longest_path
+from specmatrix.matrix.conformance.suite import FORCED, STARTS
 
 EXAMPLE = HOME / "examples" / "copy_the_prompt.py"
 DRAFTS = "return chain(torch.cat((batch.root, drafts), 1))"
@@ -45,7 +46,7 @@ def changed(folder: Path, old: str, new: str) -> str:
 
 def test_the_example_keeps_the_contract():
     found = [*results(str(EXAMPLE), {})]
-    assert [each["start"] for each in found] == [f"chain, {start}" for start in STARTS]
+    assert [each["start"] for each in found] == [f"chain, {start}" for start in (*STARTS, FORCED)]
     assert all(each["tokens_per_round"] > 1.1 and each["violations"] == () for each in found)
 
 
@@ -59,8 +60,51 @@ def test_a_violation_is_reported(tmp_path, old, new, violation):
 def test_a_violation_is_reported_for_every_start(tmp_path):
     old, new, violation = BROKEN["traits"]
     found = [*results(changed(tmp_path, old, new), {})]
-    assert [each["start"] for each in found] == [f"chain, {start}" for start in STARTS]
+    assert [each["start"] for each in found] == [f"chain, {start}" for start in (*STARTS, FORCED)]
     assert all(violation in each["violations"] for each in found)
+
+
+TEXT_OF = 'return {"text": self._write(batch.carried["text"], batch.start + 1, verdict.tokens)}'
+ON_THE_HOST = ("max_lag=1,", "max_lag=0, reads_host=True,")
+# Drafters that keep the contract unless a round accepts certain numbers of drafts.
+RARE = {
+    "raises-if-all-rows-accept-all": (
+        (ON_THE_HOST, (TEXT_OF, f"assert len(verdict.count) == 1 or verdict.count.min() < batch.width; {TEXT_OF}")),
+        "raised AssertionError in absorb",
+    ),
+    "misplaces-text-if-rows-differ": (
+        ((TEXT_OF, TEXT_OF.replace("+ 1,", "+ 1 + (verdict.count.max() != verdict.count.min()).long(),")),),
+        "beside requests that accepted other numbers of drafts, alone [",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "violation"), RARE.values(), ids=RARE)
+def test_every_number_of_accepted_drafts_is_forced_in_batches_whose_rows_differ(tmp_path, changes, violation):
+    file = str(EXAMPLE)
+    for number, (old, new) in enumerate(changes):
+        text = Path(file).read_text()
+        assert text.count(old) == 1
+        file = str(tmp_path / f"mine{number}.py")
+        Path(file).write_text(text.replace(old, new))
+    *others, last = results(file, {})
+    assert [each["violations"] for each in others] == [()] * len(STARTS) and last["start"] == f"chain, {FORCED}"
+    assert len(last["violations"]) == 1 and violation in last["violations"][0]
+
+
+@pytest.mark.parametrize(
+    ("parents", "wanted", "found"),
+    [
+        ([-1, 0, 1, 2], 0, [9, 0, 5, 5]),  # the first draft was right
+        ([-1, 0, 1, 2], 2, [9, 5, 6, 5]),
+        ([-1, 0, 1, 2], 3, [9, 5, 6, 7]),
+        ([-1, 0, 0, 2], 1, [9, 0, 5, 4]),  # along the longest path, and no sibling is the same
+        ([-1, 0, 0, 2], 0, [9, 0, 4, 4]),
+    ],
+)
+def test_drafts_are_replaced_so_that_as_many_as_wanted_are_accepted(parents, wanted, found):
+    tokens = [9, 5, 5, 5] if parents[2] == 1 else [9, 5, 4, 4]
+    assert forced(tokens, parents, longest_path(parents), [5, 6, 7, 8], wanted) == found
 
 
 @pytest.mark.parametrize(
