@@ -19,7 +19,7 @@ from specmatrix.benchmarks.overhead import measured_cells, share_of_cell
 
 CELLS: Final = 100_000
 # Minimum number of cells; with fewer, the goal does not apply.
-LEAST: Final = 95_000
+MIN_CELLS: Final = 95_000
 RUNS: Final = 3
 COLLECTION: Final = "collect_100k_cells_seconds"
 COLLECTION_GOAL: Final = 5.0
@@ -57,7 +57,7 @@ def collection() -> Metric:
     if done.returncode:
         return unmeasured(COLLECTION, COLLECTION_GOAL, last_line(done.stdout + done.stderr))
     found = re.search(r"(\d+) tests collected", done.stdout)
-    if found is None or not LEAST <= int(found[1]) <= CELLS:
+    if found is None or not MIN_CELLS <= int(found[1]) <= CELLS:
         return wrong(COLLECTION, COLLECTION_GOAL, f"pytest: {last_line(done.stdout)!r}")
     return Metric(COLLECTION, times, COLLECTION_GOAL, spread_of(times), "lower", f"{int(found[1]):,} cells")
 

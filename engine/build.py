@@ -208,7 +208,7 @@ def graphs_for(resolved: Resolved, device: torch.device, counters: Counters) -> 
     """The CUDA graphs of verify rounds, within their memory limit."""
     if not resolved.cuda_graph_max_bs:
         return None
-    return CudaGraphs(resolved.cuda_graph_max_bs, device, counters, most_bytes=resolved.cuda_graph_max_gb * GIB)
+    return CudaGraphs(resolved.cuda_graph_max_bs, device, counters, max_bytes=resolved.cuda_graph_max_gb * GIB)
 
 
 def _guard(resolved: Resolved, drafter: Drafter, target: CausalLM, steps: DraftSteps) -> Guard | None:

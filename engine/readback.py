@@ -57,7 +57,7 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         }
     if executor.graphs is not None:
         shown["graphs"], shown["graph_bytes"] = executor.graphs.memory
-        shown["cuda_graph_max_gb"] = executor.graphs.bundles.most_bytes // GIB
+        shown["cuda_graph_max_gb"] = executor.graphs.bundles.max_bytes // GIB
         shown["graph_widths"] = {width: bundle.count for width, bundle in executor.graphs.bundles}
     return shown
 

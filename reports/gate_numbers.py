@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 # Upper bound of numbers that are summed or divided, so that results stay finite.
-LARGEST: Final = 10**9
+MAX_NUMBER: Final = 10**9
 
 # For each gate: amounts examined, and faults found.
 _COUNTED: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {

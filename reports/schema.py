@@ -32,7 +32,7 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 from msgspec import Meta, Struct, field
 from msgspec.json import encode
 
-from specmatrix.reports.gate_numbers import FAULTS, LARGEST
+from specmatrix.reports.gate_numbers import FAULTS, MAX_NUMBER
 
 SCHEMA: Final = 4
 REPORT_FILE: Final = "report.jsonl"
@@ -66,8 +66,8 @@ UNJUDGED_STATES: Final[frozenset[CellState]] = frozenset(("INFRA", "UNSUPPORTED"
 
 Json: TypeAlias = Any
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
-Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=LARGEST)]
-Bounded: TypeAlias = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_NUMBER)]
+Bounded: TypeAlias = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 # Dates and times as strings that sort chronologically.
 Day: TypeAlias = Annotated[str, Meta(pattern=rf"^{_DAY}\Z")]
 Time: TypeAlias = Annotated[str, Meta(pattern=rf"^{_DAY}[T ]\d\d:\d\d.*(Z|[+-]\d\d:\d\d)\Z")]

@@ -16,15 +16,15 @@ from difflib import get_close_matches
 from traceback import walk_tb
 from typing import Final
 
-LONGEST_TEXT: Final = 400  # characters
-LONGEST_VALUE: Final = 200
+MAX_TEXT: Final = 400  # characters
+MAX_VALUE: Final = 200
 
 
 def text_of(value: object) -> str:
     """The start of str(value) on one line; safe even if `__str__` raises."""
     try:
         text = str(value)
-        line = " ".join(str.split(text[:LONGEST_TEXT])) + "..." * (len(text) > LONGEST_TEXT)
+        line = " ".join(str.split(text[:MAX_TEXT])) + "..." * (len(text) > MAX_TEXT)
         # Terminals interpret control characters, and lone surrogates cannot be encoded.
         return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
     except BaseException as error:  # user code may raise anything
@@ -41,7 +41,7 @@ def shown(value: object) -> str:
         if is_interrupt(error):
             raise
         return "an integer of thousands of digits" if type(value) is int else f"a {type(value).__name__}"
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}..."
 
 
 def described(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from stat import S_ISFIFO
 from threading import Lock
 from typing import Final
 
-LARGEST: Final = 2**27  # bytes
+MAX_BYTES: Final = 2**27  # bytes
 PATIENCE: Final = 30.0  # seconds
 _PARSING: Final = Lock()
 
@@ -34,10 +34,10 @@ def opened(path: Path) -> BufferedReader:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file. OSError if it cannot be read or has more than `LARGEST` bytes, as a device may never end."""
+    """Read a file. OSError if it cannot be read or has more than `MAX_BYTES` bytes, as a device may never end."""
     with opened(path) as file:
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     return data
 

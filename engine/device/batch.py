@@ -16,7 +16,7 @@ from specmatrix.engine.device.sampling import SamplingRows
 from specmatrix.engine.device.slot_table import SlotTable
 
 # Positions with cached masks, by device type; a table of 4096 takes 32 MiB in half precision.
-LONGEST_TRIANGLE: Final = {"cpu": 1024, "cuda": 4096}
+MAX_TRIANGLE: Final = {"cpu": 1024, "cuda": 4096}
 
 
 class HostTokens(NamedTuple):
@@ -173,7 +173,7 @@ def _hidden_or_seen(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, T
 @cache
 def _whole_triangle(dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        longest = LONGEST_TRIANGLE[device.type]
+        longest = MAX_TRIANGLE[device.type]
         return causal_bias(count(longest, device)[:, None], longest, dtype)
 
 
@@ -197,7 +197,7 @@ def causal_bias(positions: Tensor, padded_kv_len: int, dtype: torch.dtype) -> Te
 
 def round_bias(positions: Tensor, padded_kv_len: int, dtype: torch.dtype) -> Tensor:
     """`causal_bias` of positions [B, W], all below `padded_kv_len`: for small sizes, rows of a cached triangle."""
-    if padded_kv_len > LONGEST_TRIANGLE[positions.device.type]:
+    if padded_kv_len > MAX_TRIANGLE[positions.device.type]:
         return causal_bias(positions, padded_kv_len, dtype)
     batch, width = positions.shape
     bias = _triangle(padded_kv_len, dtype, positions.device).index_select(0, positions.view(-1))

@@ -84,18 +84,18 @@ class GraphCache(Generic[Graph]):
     """The bundles of an engine, least recently used first. dropped: how many times a bundle's graphs were dropped.
 
     hold: returns the size in bytes of the pool of a bundle that gained a graph. kept: maximum graphs per bundle;
-    most_bytes: maximum size of all pools; idle_rounds: rounds without use after which something may be dropped.
+    max_bytes: maximum size of all pools; idle_rounds: rounds without use after which something may be dropped.
     """
 
     def __init__(
         self,
         hold: Callable[[GraphBundle[Graph]], int],
         kept: int = KEPT,
-        most_bytes: int = MAX_BYTES,
+        max_bytes: int = MAX_BYTES,
         idle_rounds: int = IDLE_ROUNDS,
     ) -> None:
         self.dropped = 0
-        self.kept, self.most_bytes, self.idle_rounds = kept, most_bytes, idle_rounds
+        self.kept, self.max_bytes, self.idle_rounds = kept, max_bytes, idle_rounds
         self._hold = hold
         self._round = 0
         self._by_width: OrderedDict[int, GraphBundle[Graph]] = OrderedDict()
@@ -140,7 +140,7 @@ class GraphCache(Generic[Graph]):
         bundle.used[shape] = self._round
         bundle.bytes = self._hold(bundle)
         before = self.dropped
-        while self.memory[1] > self.most_bytes:
+        while self.memory[1] > self.max_bytes:
             self.dropped += 1
             width = self._idle_width()
             if width is None:
@@ -163,7 +163,7 @@ class GraphCache(Generic[Graph]):
     def _has_room(self, bundle: GraphBundle[Graph], shape: GraphShape) -> bool:
         """Whether one more graph of the average size fits, or something can be dropped for it."""
         count, size = self.memory
-        fits = count == 0 or size + size / count <= self.most_bytes
+        fits = count == 0 or size + size / count <= self.max_bytes
         if fits and shape not in bundle.refused:
             return True
         if self._idle_width() is not None:
@@ -203,19 +203,19 @@ class CudaGraphs:
     """Captures and replays rounds of up to `max_batch` requests on one device.
 
     The rows and generations of a round are in int64 [max_batch] buffers. bundles: the graphs, at most `kept` per width
-    and `most_bytes` of memory. made: number of graphs captured so far. On a CPU nothing is captured, and every round
+    and `max_bytes` of memory. made: number of graphs captured so far. On a CPU nothing is captured, and every round
     runs eagerly, padding included.
     """
 
     def __init__(
-        self, max_batch: int, device: torch.device, counters: Counters, kept: int = KEPT, most_bytes: int = MAX_BYTES
+        self, max_batch: int, device: torch.device, counters: Counters, kept: int = KEPT, max_bytes: int = MAX_BYTES
     ) -> None:
         self.max_batch, self.counters = max_batch, counters
         self._given = torch.zeros(2, padded(max_batch), dtype=torch.int64, device=device)
         self._last: tuple[int, ...] = ()
         self.made = 0
         self._cuda = device.type == "cuda"
-        self.bundles: GraphCache[Captured] = GraphCache(_held, kept, most_bytes)
+        self.bundles: GraphCache[Captured] = GraphCache(_held, kept, max_bytes)
         self._stream = torch.cuda.Stream(device) if self._cuda else None
 
     @property

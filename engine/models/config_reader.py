@@ -16,7 +16,7 @@ from specmatrix.json_text import parse_json
 MAX_INT: Final = 2**31 - 1
 MAX_LAYERS: Final = 4096
 # Models compute in float32.
-LARGEST: Final = 2.0**127
+MAX_NUMBER: Final = 2.0**127
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def is_number(value: object) -> bool:
     """Whether a JSON value is a number above 0 with which a model can compute."""
-    return type(value) in (int, float) and 0 < value <= LARGEST  # type: ignore[operator]  # type checked above
+    return type(value) in (int, float) and 0 < value <= MAX_NUMBER  # type: ignore[operator]  # type checked above
 
 
 class ConfigReader:

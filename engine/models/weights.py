@@ -17,7 +17,7 @@ from specmatrix.errors import ConfigError, is_interrupt, shown, text_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-LONGEST_NAME: Final = 255  # of a file, in bytes
+MAX_NAME: Final = 255  # of a file, in bytes
 # The largest published models have 70,000, for 384 experts in each of 60 layers.
 MAX_TENSORS: Final = 80_000
 # Tensors that decide between close values keep the checkpoint's precision.
@@ -105,7 +105,7 @@ def _files(folder: Path) -> dict[str, set[str]]:
         shards: dict[str, set[str]] = {}
         for name, file in weight_map.items():
             shards.setdefault(file, set()).add(name)
-        outside = sorted(f for f in shards if Path(f).name != f or len(f) > LONGEST_NAME or not f.isprintable())
+        outside = sorted(f for f in shards if Path(f).name != f or len(f) > MAX_NAME or not f.isprintable())
     except (KeyError, AttributeError, TypeError):
         raise ConfigError(
             f"{index} is not a safetensors index; it must hold a weight_map from tensor names to files"

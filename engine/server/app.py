@@ -18,7 +18,7 @@ import uvicorn
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.server.chat_template import ChatTemplate
-from specmatrix.engine.server.connections import Connection, most_connections
+from specmatrix.engine.server.connections import Connection, max_connections
 from specmatrix.engine.server.engine_thread import EngineThread
 from specmatrix.engine.server.json_body import Application
 from specmatrix.engine.server.limits import Limits
@@ -83,8 +83,8 @@ def application(llm: LLM, folder: Path, options: ServerOptions) -> tuple[Applica
         Limits,
         key=options.key,
         host=options.host,
-        most_bytes=options.max_body_bytes,
-        most_requests=options.max_connections,
+        max_bytes=options.max_body_bytes,
+        max_requests=options.max_connections,
     )
     return app, engine
 
@@ -173,7 +173,7 @@ def server(app: Application, engine: EngineThread, options: ServerOptions) -> Se
         app,
         http=Connection,  # h11; httptools does not limit the number of headers
         ws="none",
-        limit_concurrency=most_connections(options.max_connections),
+        limit_concurrency=max_connections(options.max_connections),
         log_level="warning",
         access_log=False,
         lifespan="off",

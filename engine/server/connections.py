@@ -12,10 +12,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from specmatrix.engine.server import limits
 
 
-def most_connections(most_requests: int) -> int:
+def max_connections(max_requests: int) -> int:
     """The maximum number of open connections, bounded by the file descriptor limit."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return min(most_requests + limits.SPARE_CONNECTIONS, max(8, descriptors - limits.SPARE_CONNECTIONS))
+    return min(max_requests + limits.SPARE_CONNECTIONS, max(8, descriptors - limits.SPARE_CONNECTIONS))
 
 
 class Connection(H11Protocol):

@@ -100,15 +100,15 @@ class Ticket:
 class EngineThread:
     """Runs an engine's steps while requests are open.
 
-    All methods must be called in one event loop; only the thread calls the engine. most_queued: maximum number of
+    All methods must be called in one event loop; only the thread calls the engine. max_queued: maximum number of
     queued requests in addition to the running ones; further ones raise Busy.
     """
 
-    def __init__(self, llm: LLM, most_queued: int) -> None:
+    def __init__(self, llm: LLM, max_queued: int) -> None:
         self.tokenizer, self.vocab_size = llm.tokenizer, llm.vocab_size
         self.token_text = lru_cache(llm.vocab_size)(lambda token: llm.tokenizer.decode([token]))
-        self.most_queued = most_queued
-        self.most = llm.resolved.max_running_requests + most_queued
+        self.max_queued = max_queued
+        self.most = llm.resolved.max_running_requests + max_queued
         self.stopping = False
         self.open: dict[str, Ticket] = {}  # by name
         self.on_end: Callable[[Ticket], None] = lambda ticket: None

@@ -11,7 +11,7 @@ import msgspec
 from fastapi import FastAPI, Request
 
 from specmatrix import __version__
-from specmatrix.errors import LONGEST_VALUE, RequestError, shown, text_of
+from specmatrix.errors import MAX_VALUE, RequestError, shown, text_of
 
 # Largest body, in bytes, in which an invalid value is looked up; for longer ones the error names only its path.
 SEARCHED: Final = 65536
@@ -65,7 +65,7 @@ def _sentence(message: str, raw: bytes | msgspec.Raw, within: str) -> str:
     value = "wrong" if key else _value(found[3] or "", raw)
     place = ".".join(filter(None, (within, found[3])))
     if what.startswith("Object "):
-        name = text_of(f"{place}.{what.partition('`')[2][:LONGEST_VALUE].rstrip('`')}".strip("."))
+        name = text_of(f"{place}.{what.partition('`')[2][:MAX_VALUE].rstrip('`')}".strip("."))
         return f"{name} is missing" if "missing" in what else f"{name} is unknown; allowed: {LISTED}"
     kept = re.match(r"Expected (.*?)(, got .*)?$", what)
     allowed = re.sub(r"`|\w+", lambda word: WORDS.get(word[0], word[0].strip("`")), kept[1]) if kept else LISTED

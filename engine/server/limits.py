@@ -77,15 +77,15 @@ class Limits:
     """ASGI middleware that applies the limits.
 
     key: API key that all paths but OPEN require, None for none. host: where the server listens; on a loopback address
-    only loopback host names are accepted. most_bytes: per body. most_requests: concurrent requests.
+    only loopback host names are accepted. max_bytes: per body. max_requests: concurrent requests.
     """
 
-    def __init__(self, app: ASGIApp, key: str | None, host: str, most_bytes: int, most_requests: int) -> None:
+    def __init__(self, app: ASGIApp, key: str | None, host: str, max_bytes: int, max_requests: int) -> None:
         self.app = app
         self._key = None if key is None else key.encode()
         self._names = LOOPBACK | {host.lower()} if _is_loopback(host) else None
-        self._most_bytes = most_bytes
-        self._slots = Slots(most_requests)
+        self._most_bytes = max_bytes
+        self._slots = Slots(max_requests)
         self._probes = {(path, keyed): Slots(OPEN_REQUESTS) for path in OPEN for keyed in (False, True)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -385,11 +385,11 @@ def _state_routes(router: APIRouter, engine: EngineThread, model: str) -> None:
     @router.get("/get_server_info")
     async def server_info() -> dict[str, Any]:
         """The running configuration under SGLang's flag names, and what the engine has done."""
-        return running_flags(engine.resolved, await engine.state(), engine.most_queued)
+        return running_flags(engine.resolved, await engine.state(), engine.max_queued)
 
 
-def running_flags(resolved: Resolved, state: Mapping[str, Any], most_queued: int) -> dict[str, Any]:
-    """The running configuration under SGLang's flag names. state: from EngineThread.state. most_queued: its limit."""
+def running_flags(resolved: Resolved, state: Mapping[str, Any], max_queued: int) -> dict[str, Any]:
+    """The running configuration under SGLang's flag names. state: from EngineThread.state. max_queued: its limit."""
     running = state["readback"]
     drafts = running["algorithm"] != "NONE"
     return {
@@ -405,7 +405,7 @@ def running_flags(resolved: Resolved, state: Mapping[str, Any], most_queued: int
         "disable_overlap_schedule": resolved.spec_version == "v1",
         "disable_radix_cache": not running["radix_cache"],
         "chunked_prefill_size": running["chunked_prefill_size"] or -1,
-        "max_queued_requests": most_queued,
+        "max_queued_requests": max_queued,
         "max_total_num_tokens": running["num_pages"] * running["page_size"],
         "internal_states": [
             {

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from specmatrix.errors import LONGEST_VALUE, EngineError, RequestError, text_of
+from specmatrix.errors import MAX_VALUE, EngineError, RequestError, text_of
 
 
 class Refused(RequestError):
@@ -134,7 +134,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> JSONResponse:
         path = request.url.path
-        text = f"{request.method} {text_of(path[:LONGEST_VALUE])}: {error.detail}"
+        text = f"{request.method} {text_of(path[:MAX_VALUE])}: {error.detail}"
         body = body_of(path, text, error.status_code, "invalid_request_error")
         return JSONResponse(body, error.status_code, error.headers)
 

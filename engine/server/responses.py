@@ -18,7 +18,7 @@ from specmatrix.engine.server.refusals import Disconnected
 
 DONE: Final = b"data: [DONE]\n\n"
 # Stands for a log-probability of -inf, which JSON cannot represent, as in OpenAI's API.
-LEAST: Final = -9999.0
+MIN_LOGPROB: Final = -9999.0
 _BUILDER: Final = ThreadPoolExecutor(1, thread_name_prefix="answers")
 T = TypeVar("T")
 
@@ -94,4 +94,4 @@ async def merged(tickets: Sequence[Ticket]) -> AsyncIterator[int]:
 
 def number(value: float | None) -> float | None:
     """Clamp a log-probability to a number that JSON can represent."""
-    return None if value is None else max(value, LEAST)
+    return None if value is None else max(value, MIN_LOGPROB)

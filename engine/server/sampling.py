@@ -11,7 +11,7 @@ from specmatrix.engine.api import Prompt
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.server import limits
 from specmatrix.engine.server.json_body import JsonBody, absent
-from specmatrix.errors import LONGEST_VALUE, RequestError
+from specmatrix.errors import MAX_VALUE, RequestError
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Stop = Annotated[str, Meta(min_length=1, max_length=limits.STOP_CHARACTERS)]
@@ -91,9 +91,9 @@ def prompts_of(name: str, given: str | Sequence[Any]) -> tuple[list[Prompt], boo
 def refuse(asked: JsonBody, absent: tuple[str, ...]) -> None:
     """Raise RequestError if a member in `absent` has a non-empty value: the engine lacks these features."""
     for name in absent:
-        value = bytes(memoryview(getattr(asked, name))[: LONGEST_VALUE + 1]).decode(errors="replace")
+        value = bytes(memoryview(getattr(asked, name))[: MAX_VALUE + 1]).decode(errors="replace")
         if "".join(value.split()) not in EMPTY:
-            value = value[:LONGEST_VALUE] + "..." * (len(value) > LONGEST_VALUE)
+            value = value[:MAX_VALUE] + "..." * (len(value) > MAX_VALUE)
             raise RequestError(f"{name} is {value}; allowed: null, as this engine has no such feature")
     if not getattr(asked, "skip_special_tokens", True):
         raise RequestError("skip_special_tokens is false; allowed: true")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.errors import ConfigError
-from specmatrix.files import LARGEST, opened
+from specmatrix.files import MAX_BYTES, opened
 from specmatrix.json_text import parse_json
 
 
@@ -43,8 +43,8 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
     try:
         with opened(path) as file:
             # A device may never end its first line.
-            for number, line in enumerate(iter(partial(file.readline, LARGEST), b""), 1):
-                if len(line) == LARGEST:
+            for number, line in enumerate(iter(partial(file.readline, MAX_BYTES), b""), 1):
+                if len(line) == MAX_BYTES:
                     raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
                 if line.strip():
                     yield f"{path}:{number}", line.decode()

@@ -23,9 +23,9 @@ from specmatrix.kernels.fused_linear.eager import PART, Fusion
 from specmatrix.kernels.pdl import launch, signal, supports_pdl, wait
 
 # Smallest number of programs per projection, and smallest range of K per program.
-PROGRAMS, SHORTEST = 96, 512
+PROGRAMS, MIN_RANGE = 96, 512
 # Smallest number of rows of a tensor-core tile.
-LEAST = 16
+MIN_ROWS = 16
 # SMs of an H100: up to this many programs run one per SM.
 SMS = 132
 # Tiles of the widest projection that may be split along K.
@@ -205,12 +205,12 @@ def _project(
 
 def tile(rows: int, columns: int, depth: int, size: int, gated: bool, add: bool, early: bool) -> LinearTile:
     """A fast tile for elements of `size` bytes. early: the kernel is launched with PDL."""
-    tall = max(LEAST, triton.next_power_of_2(rows))
+    tall = max(MIN_ROWS, triton.next_power_of_2(rows))
     if size == 4:
         return LinearTile(tall, PART, 32, 1, warps=4, stages=3)
     # With `add`, x is the output of attention or, if K > N, of the gates.
     behind = add and depth <= columns
-    if tall > LEAST:
+    if tall > MIN_ROWS:
         what = "gate_up" if gated else "heads" if not add else "attended" if behind else "down"
         return _taller(tall, what, columns, depth, early)
     if gated:
@@ -243,7 +243,7 @@ def _taller(tall: int, what: str, columns: int, depth: int, early: bool) -> Line
 def _ranges(columns: int, width: int, depth: int) -> int:
     """The number of ranges of K for tiles of `width` columns."""
     ranges, tiles = 1, triton.cdiv(columns, width)
-    while tiles * ranges < PROGRAMS and depth >= 2 * ranges * SHORTEST:
+    while tiles * ranges < PROGRAMS and depth >= 2 * ranges * MIN_RANGE:
         ranges *= 2
     return ranges
 

@@ -18,10 +18,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 # The number of keys is padded to a multiple of this on a GPU, so that rows of slots and masks are aligned.
 ALIGNED = 128
-# Sums of products stay below 2^53: the largest element of a key, value or query is scaled to LARGEST (half of it for
-# rows of more than WIDE elements, at most 4 * WIDE), a query's weights sum to WEIGHTS, and its softmax numerators, at
-# most 2^24 of them, are at most MASS.
-LARGEST, WIDE = 2.0**22, 512
+# Sums of products stay below 2^53: the largest element of a key, value or query is scaled to MAX_ELEMENT (half of it
+# for rows of more than WIDE elements, at most 4 * WIDE), a query's weights sum to WEIGHTS, and its softmax numerators,
+# at most 2^24 of them, are at most MASS.
+MAX_ELEMENT, WIDE = 2.0**22, 512
 WEIGHTS, MASS = 2.0**30, 2.0**24
 # The quantisation unit of a row of zeros.
 TINY = 1e-30
@@ -185,7 +185,7 @@ def _exactly(q: Tensor, reads: Reads, exact: ExactBuffers) -> Tensor:
     """
     exact.query.copy_(_folded(q, reads.kv_heads))
     rows = exact.rows.float()
-    most = LARGEST if q.shape[3] <= WIDE else LARGEST / 2
+    most = MAX_ELEMENT if q.shape[3] <= WIDE else MAX_ELEMENT / 2
     torch.abs(rows, out=exact.size)
     torch.amax(exact.size, -1, True, out=exact.unit)
     exact.unit.mul_(1 / most).clamp_min_(TINY)

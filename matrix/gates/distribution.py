@@ -29,7 +29,7 @@ THRESHOLDS: Final = {
     "logprob_nats": Threshold(
         1e-3, "above float32 rounding between batch shapes, below the effect of any model change"
     ),
-    "least_draws": Threshold(100, "fewer draws cannot detect a bias of 10 %"),
+    "min_draws": Threshold(100, "fewer draws cannot detect a bias of 10 %"),
     "edge": Threshold(1e-5, "float32 error of the cumulative mass at the top-p cutoff"),
 }
 Context = tuple[tuple[int, float], ...]  # (token id, log-probability) of every token, most probable first
@@ -53,7 +53,7 @@ class DistributionGate:
         return draws_apply(cell)
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED with fewer than `least_draws` draws or without log-probabilities of the whole vocabulary."""
+        """NOT MEASURED with fewer than `min_draws` draws or without log-probabilities of the whole vocabulary."""
         missing = unpaired(self.name, run, baseline)
         if missing:
             return missing
@@ -71,8 +71,8 @@ class DistributionGate:
             for pair in drawn
             for context, token in zip(pair.answer.top_logprobs, pair.answer.output_ids, strict=False)
         ]
-        if len(draws) < self.thresholds["least_draws"]:
-            text = f"{len(draws)} tokens were sampled; the test needs at least {self.thresholds['least_draws']:g}"
+        if len(draws) < self.thresholds["min_draws"]:
+            text = f"{len(draws)} tokens were sampled; the test needs at least {self.thresholds['min_draws']:g}"
             return Outcome(self.name, State.NOT_MEASURED, {"draws": len(draws)}, message=text)
         fast = prepared.cell.numerics == "fast"  # whose log-probabilities are judged by the gate `precision`
         return self._judge_draws(draws, _largest_gap(drawn, paired=not fast))

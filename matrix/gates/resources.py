@@ -47,7 +47,7 @@ class ResourcesGate:
         seen = run.resources
         if seen is None:
             return Outcome(self.name, State.NOT_MEASURED, message="the subject does not show what it takes of its GPU")
-        unsteady = list(_unsteady(seen.rounds, seen.most_shapes))
+        unsteady = list(_unsteady(seen.rounds, seen.max_shapes))
         early = seen.early / max(1, seen.edges)
         numbers: dict[str, Number] = {
             "rounds": sum(bool(one.shape) for one in seen.rounds),

@@ -17,7 +17,7 @@ from specmatrix.engine.device.sampling import SamplingRows, pick
 from specmatrix.engine.spec.drafter import DraftTree, VerifyResult
 from specmatrix.matrix.run.failing_request import entry_text, tokens_of
 from specmatrix.matrix.subjects.in_process import ReferenceEngine
-from specmatrix.reports.gate_numbers import LARGEST
+from specmatrix.reports.gate_numbers import MAX_NUMBER
 from specmatrix.reports.schema import Phase, StepEvent, StepRow, Token, TreeNode
 from specmatrix.reports.wording import spans
 
@@ -186,7 +186,7 @@ def _drawn(
     """Each row's draft with the target's own draw and margin at every node."""
     draws = pick(logits, None if rows is None else start[:, None] + tree.depths + 1, rows).tolist()
     best = logits.float().topk(2, -1).values
-    margins = (best[..., 0] - best[..., 1]).nan_to_num(0, LARGEST).clamp(0, LARGEST).tolist()
+    margins = (best[..., 0] - best[..., 1]).nan_to_num(0, MAX_NUMBER).clamp(0, MAX_NUMBER).tolist()
     paths, counts = verdict.path.tolist(), verdict.count.tolist()
     found = []
     for row, (tokens, parents) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):

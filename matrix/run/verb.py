@@ -10,7 +10,7 @@ from typing import Final
 from specmatrix import HOME
 
 # Characters kept of a traceback's end, where the cause is.
-LONGEST: Final = 20_000
+MAX_TRACEBACK: Final = 20_000
 # Path suffix of a file -> function -> verb; the innermost matching frame wins.
 VERBS: Final[Mapping[str, Mapping[str, str]]] = {
     "engine/core/memory/ledger.py": {
@@ -44,4 +44,4 @@ def verb_of(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """The whole traceback with its causes, paths inside the packages from their root on."""
     text = "".join(TracebackException.from_exception(error).format()).replace(f"{HOME}/", "")
-    return text if len(text) <= LONGEST else f"…{text[1 - LONGEST :]}"
+    return text if len(text) <= MAX_TRACEBACK else f"…{text[1 - MAX_TRACEBACK :]}"

@@ -181,7 +181,7 @@ class Resources:
     rounds: oldest first. captures, replays: of all graphs. edges: between the kernels of captured graphs; early: those
     that are programmatic dependent launches; can_launch_early: whether the GPU has these. started_bytes: allocated by
     the start; budget_bytes: the engine's own estimate for it, without graphs. pool_bytes: of the memory that holds the
-    graphs; limit_gb: its limit, as the command has it. most_shapes: graphs that the engine keeps per width. bypassed:
+    graphs; limit_gb: its limit, as the command has it. max_shapes: graphs that the engine keeps per width. bypassed:
     rounds run without a graph although the command's limits and their requests allow one; oversized: rounds that
     requested one with more requests than the command allows.
     """
@@ -196,7 +196,7 @@ class Resources:
     budget_bytes: int
     pool_bytes: int
     limit_gb: int
-    most_shapes: int
+    max_shapes: int
     bypassed: int
     oversized: int
 

@@ -105,7 +105,7 @@ class ResourceRecorder:
             budget_bytes=self._budget,
             pool_bytes=_pool_bytes(pools),
             limit_gb=self._limit_gb,
-            most_shapes=0 if graphs is None else graphs.bundles.kept,
+            max_shapes=0 if graphs is None else graphs.bundles.kept,
             bypassed=self._bypassed,
             oversized=self._oversized,
         )

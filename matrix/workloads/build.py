@@ -52,8 +52,8 @@ OVERRUN: Final = 2 * 16
 # rounds would never fit into three pages of 64 tokens.
 TIGHT_POOL: Final = 12
 # Otherwise at least the first request must end by itself within its limit.
-LONGEST_PROMPT: Final = 64
-LONGEST_ANSWER: Final = 84
+MAX_PROMPT: Final = 64
+MAX_ANSWER: Final = 84
 STOP_STRINGS: Final = ("\n####", ">>")
 STOP_TOKENS: Final = ("####", ">>")
 TAIL_LIMIT: Final = 11
@@ -178,7 +178,7 @@ def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
         short = sorted(pool, key=lambda i: _lengths(i)[0])[: max(TIGHT_POOL, count + 1)]
         pool = sorted(short, key=lambda i: -_lengths(i)[1])[: count + 1]
     else:
-        pool = [i for i in pool if _lengths(i)[0] <= LONGEST_PROMPT and _lengths(i)[1] <= LONGEST_ANSWER]
+        pool = [i for i in pool if _lengths(i)[0] <= MAX_PROMPT and _lengths(i)[1] <= MAX_ANSWER]
     repeats = 0 if count < 5 else count // 4
     fresh = [pool[(seed * 5 + place) % len(pool)] for place in range(count - repeats)]
     if (cell.memory, cell.batch, cell.finish) == ("tight", "pair", "stop_string"):

@@ -12,7 +12,7 @@ from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.heads import Head, unroll
 from specmatrix.matrix.zoo.net import CausalNet
 
-LONGEST = 7
+MAX_DEPTH = 7
 LENGTHS = (1, 2, 3, 5, 7)
 # Blocks of one sequence per forward.
 BLOCKS = 32
@@ -40,7 +40,7 @@ def standalone_runs(net: CausalNet, batch: Batch) -> torch.Tensor:
     right[:, 2:] = logits[:, :-1].argmax(-1) == batch.tokens[:, 2:]
     runs = torch.zeros_like(batch.tokens)
     alive = torch.ones_like(right)
-    for ahead in range(1, LONGEST + 1):
+    for ahead in range(1, MAX_DEPTH + 1):
         alive = alive & torch.nn.functional.pad(right[:, ahead:], (0, min(ahead, right.shape[1])))[:, : right.shape[1]]
         runs += alive
     return runs
@@ -53,7 +53,7 @@ def head_runs(head: Head, target: CausalNet, aux: tuple[int, ...], kept: torch.T
     assert states is not None
     runs = torch.zeros_like(batch.tokens)
     alive = torch.ones_like(batch.tokens[:, :-1], dtype=torch.bool)
-    for step, (_, logits) in enumerate(unroll(head, batch.tokens, states, LONGEST)):
+    for step, (_, logits) in enumerate(unroll(head, batch.tokens, states, MAX_DEPTH)):
         chosen = kept[logits.argmax(-1)]
         truth = torch.nn.functional.pad(batch.tokens[:, 2 + step :], (0, 1 + step), value=-1)[:, : chosen.shape[1]]
         alive = alive & (chosen == truth)
@@ -88,7 +88,7 @@ def _rounds(runs: npt.NDArray[np.int64], prompt: int, length: int, steps: int) -
     return accepted, room
 
 
-def measure(answers: Sequences, runs_of: Runs, device: torch.device, longest: int = LONGEST) -> Acceptance:
+def measure(answers: Sequences, runs_of: Runs, device: torch.device, longest: int = MAX_DEPTH) -> Acceptance:
     """Acceptance over all rounds of all answers; a final round counts only the tokens up to the end."""
     rows: list[tuple[npt.NDArray[np.int64], int, int]] = []
     for group in Buckets(answers, device).groups:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # The smallest visible change of each measure, as a share of its median. Seconds of a shared machine vary.
 SMALLEST: Final = {"acceptance": 0.01, "accuracy": 0.01, "speed": 0.05, "seconds": 0.15}
 # Minimum number of runs of a level: fewer are outliers.
-LEAST: Final = 3
+MIN_RUNS: Final = 3
 # The newest runs of a series that are searched: the search takes quadratic time.
 NEWEST: Final = 250
 # Measured on Gaussian noise over 250 runs, a series then has a false change point in about 1 of 10,000.
@@ -106,7 +106,7 @@ def _ends(values: np.ndarray, smallest: float) -> list[int]:
     """Indices at which a new level begins."""
     import numpy as np
 
-    if len(values) < 2 * LEAST or values.max() - values.min() < smallest * np.median(values):
+    if len(values) < 2 * MIN_RUNS or values.max() - values.min() < smallest * np.median(values):
         return []
     scaled = values / np.median(values)
     # The noise from one run to the next, which a change of level hardly moves, and at least what a quarter of the
@@ -117,6 +117,6 @@ def _ends(values: np.ndarray, smallest: float) -> list[int]:
     padded = np.concatenate([sides[0], scaled, sides[1]])
     running = np.median(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1)
     clipped = np.clip(scaled, running - CUT * noise, running + CUT * noise) / noise
-    search = library("ruptures").KernelCPD(kernel="linear", min_size=LEAST)
+    search = library("ruptures").KernelCPD(kernel="linear", min_size=MIN_RUNS)
     ends = search.fit(clipped.reshape(-1, 1)).predict(pen=PENALTY * float(np.log(len(values))))
     return [int(end) for end in ends[:-1]]

@@ -18,7 +18,7 @@ from specmatrix.json_text import parse_json
 MAX_STEPS: Final = 255
 SOURCE: Final = "speculative_adaptive_config"
 # JSON's numbers may be infinite or NaN, and integers too large for a float.
-LARGEST: Final = 1e300
+MAX_NUMBER: Final = 1e300
 # Characters of a wrong value that an error shows.
 MAX_SHOWN: Final = 80
 
@@ -162,7 +162,7 @@ def _depths(value: object) -> bool:
 
 
 def _number(value: object) -> bool:
-    return type(value) in (int, float) and abs(value) < LARGEST  # type: ignore[arg-type]  # type checked above
+    return type(value) in (int, float) and abs(value) < MAX_NUMBER  # type: ignore[arg-type]  # type checked above
 
 
 def _share(value: object) -> bool:

@@ -38,8 +38,8 @@ RULES: Final[dict[str, dict[object, str]]] = {
 }
 # Allowed types of values; comparing others may raise.
 PLAIN: Final = (str, int, float, bool, type(None))
-LONGEST_INTEGER: Final = 127  # bits
-LONGEST_PATH: Final = 4096  # characters; the limit of most systems
+MAX_INTEGER: Final = 127  # bits
+MAX_PATH: Final = 4096  # characters; the limit of most systems
 GIB: Final = 1 << 30  # the unit of cuda_graph_max_gb, in bytes
 TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 
@@ -165,8 +165,8 @@ def _wants(name: str) -> str:
 
 def _check(name: str, value: object) -> None:
     kind = KINDS[name]
-    if type(value) is int and value.bit_length() > LONGEST_INTEGER:
-        raise ConfigError(f"{name} must be between -2**{LONGEST_INTEGER} and 2**{LONGEST_INTEGER}, got {shown(value)}")
+    if type(value) is int and value.bit_length() > MAX_INTEGER:
+        raise ConfigError(f"{name} must be between -2**{MAX_INTEGER} and 2**{MAX_INTEGER}, got {shown(value)}")
     if type(value) not in PLAIN:
         good = False
     elif name in CHOICES:
@@ -185,8 +185,8 @@ def _unreadable(text: str) -> str:
     """Why a text can be neither a name nor a path, "" if it can."""
     if not text:
         return "must not be empty"
-    if len(text) > LONGEST_PATH and not inline(text):
-        return f"must be at most {LONGEST_PATH} characters"
+    if len(text) > MAX_PATH and not inline(text):
+        return f"must be at most {MAX_PATH} characters"
     try:
         text.encode()
     except UnicodeEncodeError:

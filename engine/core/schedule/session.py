@@ -17,8 +17,8 @@ from specmatrix.engine.core.schedule.request import Finish, Phase, Request, is_t
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.errors import RequestError, shown
 
-LONGEST: Final = float_info.max  # seconds
-LONGEST_ID: Final = 1000  # characters
+MAX_TIMEOUT: Final = float_info.max  # seconds
+MAX_ID: Final = 1000  # characters
 KINDS: Final = (
     ("id", (str,), "a text"),
     ("rid", (int, type(None)), "the id of a request of the session, or None"),
@@ -170,7 +170,7 @@ class Sessions:
         """Open a session and return its id. Raises RequestError if the id is taken or a value is invalid."""
         if type(capacity) is not int or capacity < 1:
             raise RequestError(f"capacity_of_str_len is {shown(capacity)}; allowed: an integer of at least 1")
-        if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout <= LONGEST):
+        if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout <= MAX_TIMEOUT):
             raise RequestError(f"timeout is {shown(timeout)}; allowed: None, or a finite number of seconds above 0")
         if type(streaming) is not bool:
             raise RequestError(f"streaming is {shown(streaming)}; allowed: true or false")
@@ -178,9 +178,9 @@ class Sessions:
             raise RequestError("streaming sessions are disabled; start the engine with --enable-streaming-session")
         if session_id is None:
             session_id = self._new_name()
-        if type(session_id) is not str or not is_text(session_id) or not 1 <= len(session_id) <= LONGEST_ID:
+        if type(session_id) is not str or not is_text(session_id) or not 1 <= len(session_id) <= MAX_ID:
             raise RequestError(
-                f"session_id is {shown(session_id)}; allowed: a text of 1 to {LONGEST_ID} characters, without half of "
+                f"session_id is {shown(session_id)}; allowed: a text of 1 to {MAX_ID} characters, without half of "
                 "a surrogate pair"
             )
         if session_id in self.sessions:

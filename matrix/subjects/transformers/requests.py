@@ -13,7 +13,7 @@ from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.requirements import COMMON, EARLY_EOS
 from specmatrix.matrix.zoo.tokenizer import EOS_ID
 
-LONGEST: Final = 48  # tokens: enough rounds for each rule to act at every place within one
+MAX_TOKENS: Final = 48  # tokens: enough rounds for each rule to act at every place within one
 GROUP: Final = 3  # tokens of a sequence
 LENGTH: Final = 80  # tokens of a text, longer than every prompt
 Rule = dict[str, Any]
@@ -105,5 +105,5 @@ def _with(plain: RequestSpec, rule: Rule, stop: Rule) -> RequestSpec:
         found["logit_bias"] = rule.get("logit_bias", ()) + stop.get("logit_bias", ())
     named = {**rule, **json.loads(rule.get("own", "{}"))}
     names = [name for name in named if name not in ("own", "ignore_eos", "prompt")]
-    longest = min(LONGEST, plain.max_new_tokens)
+    longest = min(MAX_TOKENS, plain.max_new_tokens)
     return replace(plain, name=".".join([plain.name, *names]), max_new_tokens=longest, **found)

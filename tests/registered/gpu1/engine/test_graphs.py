@@ -59,7 +59,7 @@ def test_at_the_edge_of_the_memory_an_engine_that_repeats_itself_captures_nothin
     assert count > 1
     tight = engine("EAGLE3", 1, **ASKED)
     graphs = tight.loop.executor.graphs
-    graphs.bundles.most_bytes = size - 1
+    graphs.bundles.max_bytes = size - 1
     assert [answer(tight) for _ in range(count + 3)] == [expected] * (count + 3)
     made = graphs.made
     assert [answer(tight) for _ in range(3)] == [expected] * 3
@@ -70,7 +70,7 @@ def test_graphs_beyond_the_memory_are_dropped_and_run_without():
     expected = answer(engine("EAGLE3", 1, disable_cuda_graph=True, **ASKED))
     llm = engine("EAGLE3", 1, **ASKED)
     graphs = llm.loop.executor.graphs
-    graphs.bundles.most_bytes = 0
+    graphs.bundles.max_bytes = 0
     assert [answer(llm) for _ in range(6)] == [expected] * 6
     assert graphs.memory == (0, 0) and graphs.made == graphs.bundles.dropped == llm.counters["graph.replayed"] > 1
     made = graphs.made

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import specmatrix.reports.store
 from specmatrix.reports import schema
-from specmatrix.reports.gate_numbers import LARGEST
+from specmatrix.reports.gate_numbers import MAX_NUMBER
 from specmatrix.reports.store import ReportWriter, load
 
 TEXT = st.text(max_size=12)
@@ -31,7 +31,7 @@ STARTS = st.builds(
     reasons=st.lists(st.builds(schema.ReasonRecord, TEXT, JSON, TEXT), max_size=2).map(tuple),
     rewrites=st.lists(st.builds(schema.RewriteRecord, TEXT, JSON, JSON, TEXT), max_size=2).map(tuple),
 )
-INTERVALS = st.lists(st.floats(-LARGEST, LARGEST), min_size=2, max_size=2).map(sorted).map(tuple)
+INTERVALS = st.lists(st.floats(-MAX_NUMBER, MAX_NUMBER), min_size=2, max_size=2).map(sorted).map(tuple)
 GATES = st.builds(schema.GateResult, TEXT, st.sampled_from(schema.GATE_STATES), OBJECT, st.none() | INTERVALS, TEXT)
 DAYS = st.dates().map(str)
 REASON = TEXT.map("x{}".format)

@@ -7,7 +7,7 @@ import torch
 
 from specmatrix.engine.core.schedule.step import StepPlan
 from specmatrix.engine.device.batch import (
-    LONGEST_TRIANGLE,
+    MAX_TRIANGLE,
     HostTokens,
     StepBatch,
     causal_bias,
@@ -40,7 +40,7 @@ def test_causal_bias(dtype):
             assert seen(bias)[b, 0, w].tolist() == [key <= positions[b, w] for key in range(7)]
 
 
-@pytest.mark.parametrize("padded_kv_len", [3, 16, 48, LONGEST_TRIANGLE["cpu"], LONGEST_TRIANGLE["cpu"] + 16])
+@pytest.mark.parametrize("padded_kv_len", [3, 16, 48, MAX_TRIANGLE["cpu"], MAX_TRIANGLE["cpu"] + 16])
 @pytest.mark.parametrize("width", [1, 3])
 def test_the_mask_of_a_round_is_the_causal_one(padded_kv_len, width):
     positions = torch.tensor([[padded_kv_len - width], [0], [padded_kv_len // 2 - width // 2]]) + torch.arange(width)

@@ -51,7 +51,7 @@ def test_an_engine_holds_no_more_than_requested():
     executor = llm.loop.executor
     graphs = graphs_for(replace(llm.resolved, cuda_graph_max_bs=4), CPU, llm.loop.counters)
     executor.run.graphs = graphs
-    assert llm.loop.executor.graphs.bundles.most_bytes == 3 << 30
+    assert llm.loop.executor.graphs.bundles.max_bytes == 3 << 30
     shown = llm.readback()
     assert (shown["cuda_graph_max_gb"], shown["cuda_graph_max_bs"]) == (3, 4)
 

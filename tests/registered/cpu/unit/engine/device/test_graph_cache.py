@@ -12,9 +12,9 @@ def shape(width: int, batch: int = 1) -> GraphShape:
     return GraphShape(True, -1, batch, width, 256)
 
 
-def bundles(most_bytes: int = 100, kept: int = 4, idle_rounds: int = 50) -> GraphCache[int]:
+def bundles(max_bytes: int = 100, kept: int = 4, idle_rounds: int = 50) -> GraphCache[int]:
     """A graph is represented by its size in bytes."""
-    return GraphCache(lambda bundle: sum(size or 0 for size in bundle.graphs.values()), kept, most_bytes, idle_rounds)
+    return GraphCache(lambda bundle: sum(size or 0 for size in bundle.graphs.values()), kept, max_bytes, idle_rounds)
 
 
 def ran(made: GraphCache[int], one: GraphShape, size: int) -> str:
@@ -24,7 +24,7 @@ def ran(made: GraphCache[int], one: GraphShape, size: int) -> str:
     if made.swap(one.width).graphs[one] is not None:
         return "replayed"
     made.keep(one, size)
-    assert made.memory[1] <= made.most_bytes
+    assert made.memory[1] <= made.max_bytes
     return "captured"
 
 
@@ -61,7 +61,7 @@ def test_a_full_bundle_of_graphs_forgets_only_one_that_has_rested():
 
 
 def test_a_graph_that_has_rested_makes_room_in_its_bundle():
-    made = bundles(most_bytes=100, idle_rounds=6)
+    made = bundles(max_bytes=100, idle_rounds=6)
     for batch in (1, 1, 2, 2, 4, 4):
         ran(made, shape(4, batch), 40)
     assert counts(made) == {4: 2}, "a third graph of the average size would be too much"
@@ -70,7 +70,7 @@ def test_a_graph_that_has_rested_makes_room_in_its_bundle():
 
 
 def test_an_idle_bundle_is_dropped_beyond_the_memory_bound():
-    made = bundles(most_bytes=100, idle_rounds=5)
+    made = bundles(max_bytes=100, idle_rounds=5)
     for width, batch in ((2, 1), (2, 2), (4, 1)):
         assert [ran(made, shape(width, batch), 30) for _ in range(2)] == ["eager", "captured"]
     made.seen(shape(2))
@@ -82,7 +82,7 @@ def test_an_idle_bundle_is_dropped_beyond_the_memory_bound():
 
 def test_the_graph_that_is_too_much_beside_those_in_use_runs_without_from_then_on():
     """A pool shrinks only as a whole, so the remaining graphs are captured again."""
-    made = bundles(most_bytes=100)
+    made = bundles(max_bytes=100)
     cycle = [(1, 10), (2, 10), (4, 90)]
     rounds = [[ran(made, shape(4, batch), size) for batch, size in cycle] for _ in range(4)]
     assert rounds == [["eager"] * 3, ["captured"] * 3, ["captured", "captured", "eager"], ["replayed"] * 2 + ["eager"]]
@@ -90,7 +90,7 @@ def test_the_graph_that_is_too_much_beside_those_in_use_runs_without_from_then_o
 
 
 def test_a_refused_capture_is_retried_once_a_bundle_has_freed_memory():
-    made = bundles(most_bytes=100, kept=6, idle_rounds=20)
+    made = bundles(max_bytes=100, kept=6, idle_rounds=20)
     for batch in range(1, 7):
         ran(made, shape(2, batch), 10), ran(made, shape(2, batch), 10)
     assert [ran(made, shape(4, batch), size) for batch, size in ((1, 20), (1, 20), (2, 35), (2, 35))][-1] == "captured"
@@ -103,7 +103,7 @@ def test_a_refused_capture_is_retried_once_a_bundle_has_freed_memory():
 
 
 def test_a_graph_that_alone_is_too_much_is_refused():
-    made = bundles(most_bytes=100)
+    made = bundles(max_bytes=100)
     assert [ran(made, shape(4), 101) for _ in range(4)] == ["eager", "captured", "eager", "eager"]
     assert made.memory == (0, 0) and not made.seen(shape(4, 2)) and made.seen(shape(4, 2))
 
@@ -117,7 +117,7 @@ CYCLES = st.lists(SHAPES, min_size=1, max_size=40)
 @settings(max_examples=300, deadline=None)
 def test_what_repeats_itself_soon_captures_nothing_any_more(before, cycle, sizes, kept):
     """Holds after any history and for any bounds, once each shape of the cycle was tried."""
-    made = bundles(most_bytes=100, kept=kept)
+    made = bundles(max_bytes=100, kept=kept)
     turns = made.idle_rounds // len(cycle) + 2 * len(set(cycle)) + 3
     for one in before * 3 + cycle * turns:
         ran(made, one, sizes.get(one, 20))
@@ -127,7 +127,7 @@ def test_what_repeats_itself_soon_captures_nothing_any_more(before, cycle, sizes
 @given(shapes=st.lists(SHAPES, max_size=400), sizes=SIZES, kept=st.integers(1, 6))
 @settings(max_examples=50, deadline=None)
 def test_the_bounds_hold_after_every_round(shapes, sizes, kept):
-    made = bundles(most_bytes=100, kept=kept, idle_rounds=7)
+    made = bundles(max_bytes=100, kept=kept, idle_rounds=7)
     for one in shapes:
         ran(made, one, sizes.get(one, 20))
         assert made.memory[1] <= 100 and all(len(bundle.graphs) <= kept for _, bundle in made)

@@ -29,7 +29,7 @@ FIRST = (START, GraphRound(ONE, *EAGER), GraphRound(TWO, *EAGER))
 STEADY = (*FIRST, GraphRound(ONE, *CAPTURED), GraphRound(ONE, *REPLAYED))
 SEEN = Resources(
     rounds=STEADY, captures=1, replays=2, edges=100, early=60, can_launch_early=True, started_bytes=10 << 20,
-    budget_bytes=10 << 20, pool_bytes=4096, limit_gb=3, most_shapes=64, bypassed=0, oversized=0,
+    budget_bytes=10 << 20, pool_bytes=4096, limit_gb=3, max_shapes=64, bypassed=0, oversized=0,
 )  # fmt: skip
 
 
@@ -105,10 +105,10 @@ def test_a_width_with_more_shapes_than_are_kept_has_the_graphs_that_the_engine_k
             cache.keep(shape, "a graph")
         rounds.append(GraphRound(tuple(shape), *due))
     assert {one[1:] for one in rounds} == {EAGER, CAPTURED, REPLAYED}
-    assert judged(replace(SEEN, rounds=tuple(rounds), most_shapes=kept)).state is State.PASS
-    wrong = judged(replace(SEEN, rounds=(*rounds, rounds[-1]._replace(captures=9)), most_shapes=kept))
+    assert judged(replace(SEEN, rounds=tuple(rounds), max_shapes=kept)).state is State.PASS
+    wrong = judged(replace(SEEN, rounds=(*rounds, rounds[-1]._replace(captures=9)), max_shapes=kept))
     assert wrong.numbers["unsteady"] == 1 and "had 9 captures" in wrong.message
-    assert judged(replace(SEEN, rounds=tuple(rounds), most_shapes=kept + 1)).state is State.FAIL
+    assert judged(replace(SEEN, rounds=tuple(rounds), max_shapes=kept + 1)).state is State.FAIL
 
 
 class RoundsExecutor:
