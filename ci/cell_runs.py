@@ -47,12 +47,13 @@ NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
 @dataclass(frozen=True, slots=True)
 class CellRuns:
     """Runs the cells of a job on `workers` workers; the fault is planted in the job's tree. durations: seconds by cell
-    id, estimates by default. cluster: where the cells run, None for this machine."""
+    id, estimates by default. cluster: where the cells run, None for this machine. noun: a cell, on the progress bar."""
 
     job: ShardJob
     workers: int
     durations: Mapping[str, float] = field(default_factory=dict)
     cluster: Cluster | None = None
+    noun: str = "cell"
 
     def __call__(self, cells: Sequence[Cell], only: Subset | None = None) -> Generator[CellResult]:
         """The cells' records as they finish, with a progress bar that counts them and the red ones and shows each
@@ -75,6 +76,10 @@ class CellRuns:
     def explained(self, which: Explain) -> CellRuns:
         """The same runs, but rerunning these cells with a trace."""
         return self._with(explain=which, limit=self.job.limit * (2 if which in ("red", "every") else 1))
+
+    def beside(self, seconds: float) -> CellRuns:
+        """The same runs for cells beside red ones, which may take this long each."""
+        return dataclasses.replace(self._with(limit=seconds), noun="neighbouring cell")
 
     def _with(self, **changes: Any) -> CellRuns:  # noqa: ANN401 - fields of the job
         return dataclasses.replace(self, job=dataclasses.replace(self.job, **changes))
@@ -103,7 +108,7 @@ def _counted(
     expected: dict[Hashable, float] = (
         {} if timed else {cell.id: runs.durations.get(cell.id, cell.seconds) for cell in cells}
     )
-    with counting(len(cells), "cell", expected=expected, planned=planned) as update:
+    with counting(len(cells), runs.noun, expected=expected, planned=planned) as update:
 
         def show(workers: list[str]) -> None:
             update(" · ".join(shorten(at, SHOWN) for at in workers), 0, red)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from specmatrix.ci.cell_runs import CellRuns, cell_runs
 from specmatrix.ci.planner import of_shard
 from specmatrix.ci.run_options import RunOptions
+from specmatrix.ci.variants import MAX_SECONDS, causes
 from specmatrix.errors import ConfigError, shown
 from specmatrix.extras import require
 from specmatrix.matrix.cells.cell import Cell
@@ -25,7 +27,7 @@ from specmatrix.matrix.cells.timed import TIMED
 from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
 from specmatrix.matrix.cover.selection import chosen_cells
 from specmatrix.matrix.gates.registry import all_gates, applied_gates
-from specmatrix.matrix.run.executed_lines import Lines, beside, no_suspect, ranges, read_change, suspects
+from specmatrix.matrix.run.executed_lines import Lines, beside, no_suspect, own_change, ranges, read_change, suspects
 from specmatrix.matrix.run.explain import Explain
 from specmatrix.matrix.run.plugins import load_algorithm_plugin
 from specmatrix.matrix.run.provenance import run_header
@@ -46,6 +48,7 @@ from specmatrix.reports.schema import (
     PAGE_FILE,
     REFERENCE,
     REPORT_FILE,
+    Cause,
     CellResult,
     Header,
     ReportError,
@@ -103,12 +106,15 @@ def run(options: RunOptions) -> int:
         which: Explain = "none" if gpus else "draft"
         if options.explain:
             which = "every" if len(chosen) == 1 else "red"
-        writer = write_report(options.out, header, chosen, runs.explained(which)(chosen), options.fail_fast)
+        decide = None
+        if len(chosen) > 1 and engine is None and not (gpus or options.fail_fast or only or options.stage == TIMED):
+            decide = partial(causes, runs.beside(MAX_SECONDS), today=header.created)
+        writer = write_report(options.out, header, chosen, runs.explained(which)(chosen), options.fail_fast, decide)
         with writer.read() as report:
             view = write_run(report)
         named: list[str] = []
         if change is not None and not options.json and not gpus:
-            named += suspect_lines(view, change, options.tier, options.seed, chosen, runs)
+            named += suspect_lines(view, change, options.tier, options.seed, chosen if options.change else (), runs)
     # A connected cluster captures printed output.
     show_run(view, options.out, write_explained(view, options.out), options.json, options.junit)
     for line in named:
@@ -128,11 +134,17 @@ def with_algorithms(options: RunOptions, file: Path) -> RunOptions:
 
 
 def write_report(
-    out: Path, header: Header, cells: Sequence[Cell], records: Generator[CellResult], fail_fast: bool
+    out: Path,
+    header: Header,
+    cells: Sequence[Cell],
+    records: Generator[CellResult],
+    fail_fast: bool,
+    decide: Callable[[Sequence[CellResult]], Mapping[str, Cause]] | None = None,
 ) -> ReportWriter:
     """Write a report. Stopped is raised again with a message on the partial output. fail_fast: end the run
-    at the first red cell that is not waived."""
-    done, red = set[str](), 0
+    at the first red cell that is not waived. decide: finds the causes of red groups after the last cell."""
+    done, red, kept = set[str](), 0, list[CellResult]()
+    stopped: Stopped | None = None
     report, partial = out / REPORT_FILE, out / PARTIAL_FILE
     try:
         # Workers end before an error is reported.
@@ -140,16 +152,24 @@ def write_report(
             for record in records:
                 writer.write(record)
                 done.add(record.id)
+                kept += [record] if decide else []
                 red += (worse := is_red(record, header.created))
                 if fail_fast and worse:
                     writer.not_run = [cell.id for cell in cells if cell.id not in done]
                     break
+            if red and decide:
+                try:
+                    writer.causes = decide(kept)
+                except Stopped as stop:  # the report is complete without them
+                    stopped = stop
+        if stopped is not None:
+            raise stopped
     except Stopped as stop:
         if len(done) == len(cells) and not partial.exists():
             raise stop.saying(f"interrupted after {report} was written; its summary and pages were not") from None
-        kept = f"; {report} is from an earlier run" if report.exists() else ""
+        older = f"; {report} is from an earlier run" if report.exists() else ""
         text = f"interrupted after {len(done):,} of {count(len(cells), 'cell')}, {red:,} of them red"
-        raise stop.saying(f"{text}; partial results are in {partial}, which is not a report{kept}") from None
+        raise stop.saying(f"{text}; partial results are in {partial}, which is not a report{older}") from None
     return writer
 
 
@@ -173,10 +193,10 @@ def newest_report(folder: Path) -> Path:
 
 
 def change_of(options: RunOptions) -> Lines | None:
-    """The changed lines from which a red run names suspects, None without a change. ConfigError if the cells run other
-    sources."""
+    """The changed lines from which a red run names suspects, by default those of the checkout since its branch left the
+    main one; None without any. ConfigError for `--change` if the cells run other sources."""
     if options.change is None:
-        return None
+        return None if options.fault or options.subject != REFERENCE else own_change() or None
     if options.fault or options.subject != REFERENCE:
         option = f"--fault {options.fault}" if options.fault else f"--subject {options.subject}"
         raise ConfigError(f"--change is of this engine's sources; it cannot be combined with {option}")
@@ -194,12 +214,13 @@ def suspect_lines(
     chosen: Sequence[Cell],
     runs: Callable[[Sequence[Cell]], Iterable[CellResult]],
 ) -> Iterator[str]:
-    """Sentences on the changed lines that only a red run's failing cells execute, found by running a few cells again,
-    or on why there are none. If none passed because `fail_fast` ended the run, a few of the `chosen` cells run now."""
+    """Sentences on the changed lines that only a red run's failing cells execute, found by running a few cells again.
+    With `chosen` cells, of which a few run now if none passed because `fail_fast` ended the run, also a sentence on why
+    there are none."""
     near = beside(view.red, view.cells, chosen) if change else []
     cells = (*view.cells, *(runs(near) if near else ()))
     found, names, green = suspects(view.red, cells, change, tier, seed)
-    if view.red and not found:
+    if view.red and chosen and not found:
         yield no_suspect(len(view.red), len(names), len(green), change)
     for path, lines in found.items():
         for first, last in ranges(lines):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Sequence
+from contextlib import closing
 from itertools import islice, product
+from time import monotonic
 from typing import Final, TypeAlias
 
 from specmatrix.ci.cell_runs import CellRuns
@@ -16,10 +18,12 @@ from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.effective import effective
 from specmatrix.reports.groups import MAX_FACTORED, Conditions, RedGroup, axis_of, meets, red_groups
-from specmatrix.reports.schema import RED_STATES, CellResult
+from specmatrix.reports.schema import RED_STATES, Cause, CellResult, is_red
 
-# Maximum number of rounds of choosing cells from the results so far.
+# Maximum number of rounds of choosing cells from the results so far, of cells that run, and of seconds.
 PASSES: Final = 4
+MAX_BESIDE: Final = 12
+MAX_SECONDS: Final = 20.0
 NODES: Final = "draft_tokens"
 # Maximum cells per group and round, and candidates that they distinguish.
 MAX_CELLS: Final = 10
@@ -28,15 +32,33 @@ MAX_CANDIDATES: Final = 32
 Change: TypeAlias = tuple[str, str]
 
 
-def decided(runs: CellRuns, found: Sequence[CellResult]) -> Generator[CellResult]:
-    """The records of the cells that tell the candidate causes of each group of red cells apart, as they finish.
+def causes(runs: CellRuns, found: Sequence[CellResult], today: str) -> dict[str, Cause]:
+    """Run a few cells beside the red ones of a run, and return what is left of each group's candidate causes, by the id
+    of its first cell. found: the run's records; those that are waived on `today` have no cause to find, and INFRA no
+    axis to blame.
+    """
+    judged = [cell for cell in found if cell.state == "PASS" or (is_red(cell, today) and cell.state != "INFRA")]
+    beside = [cell for cell in decided(runs, judged) if cell.state != "INFRA"]
+    if not beside:
+        return {}
+    every, own = (*judged, *beside), {cell.id for cell in judged}
+    groups = red_groups([cell for cell in every if is_red(cell, today)], [c for c in every if c.state == "PASS"])
+    ran = len(beside), sum(cell.state == "PASS" for cell in beside)
+    return {group.cells[0].id: Cause(group.factors, *ran) for group in groups if group.cells[0].id in own}
+
+
+def decided(
+    runs: CellRuns, found: Sequence[CellResult], most: int = MAX_BESIDE, seconds: float = MAX_SECONDS
+) -> Generator[CellResult]:
+    """The records of the cells that tell the candidate causes of each group of red cells apart, as they finish: at most
+    `most`, none of which is estimated to take long, and after `seconds` no more.
 
     One or two axes of a group's first cell take other values, so that some candidates hold and others do not; where
     there is none yet, every axis off its default takes another value. Where one candidate is left, every axis that it
     does not name takes its default: if that cell is green, the candidate alone is not the cause. Ends when no such cell
     is left, or after `PASSES` times.
     """
-    records = list(found)
+    records, end = list(found), monotonic() + seconds
     for _ in range(PASSES):
         green = [cell for cell in records if cell.state == "PASS"]
         groups = red_groups([cell for cell in records if cell.state in RED_STATES], green)
@@ -45,12 +67,16 @@ def decided(runs: CellRuns, found: Sequence[CellResult]) -> Generator[CellResult
         for group in groups[:MAX_FACTORED]:
             if group.factors or not green:
                 for cell in variants(group, {*tried, *new}, find_tier(runs.job.options.tier).gpus):
-                    new[cell.id] = cell
-        if not new:
+                    new |= {cell.id: cell} if cell.seconds < seconds / 4 else {}
+        left = most + len(found) - len(records)
+        if not new or left <= 0 or monotonic() >= end:
             return
-        for record in runs(list(new.values())):
-            records.append(record)
-            yield record
+        with closing(runs(list(new.values())[:left])) as ran:
+            for record in ran:
+                records.append(record)
+                yield record
+                if monotonic() >= end:
+                    return
 
 
 def variants(group: RedGroup, tried: Collection[str], gpus: int = 0) -> list[Cell]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from specmatrix.reports.compare.common_factors import exact_factors, is_number
 from specmatrix.reports.effective import effective
-from specmatrix.reports.schema import CellResult
+from specmatrix.reports.schema import Cause, CellResult
 from specmatrix.reports.wording import count, failure, shorten
 
 # Maximum number of groups whose common factors are searched, the largest first.
@@ -19,18 +20,21 @@ MAX_NAMED: Final = 3
 _VARYING: Final = re.compile(r"\b[qwd]\d+(?:\.\w+)*\b|\d[\d.,]*|'[^']*'")
 
 Conditions = tuple[str, ...]
+NO_CAUSES: Final[Mapping[str, Cause]] = MappingProxyType({})
 
 
 class RedGroup(NamedTuple):
     """Red cells with an equal failure: the same first red gate or error, with the same message up to names and numbers.
 
-    factors: the shortest conjunctions of axis values that all of them and no green cell have; any of them may be the
-    cause.
+    factors: the shortest conjunctions of axis values that all of them and none of the `passing` cells have; any of them
+    may be the cause. beside: how many more cells ran, only to tell the candidates apart.
     """
 
     failure: str
     cells: tuple[CellResult, ...]
     factors: tuple[Conditions, ...]
+    passing: int = 0
+    beside: int = 0
 
     @property
     def text(self) -> str:
@@ -43,11 +47,15 @@ class RedGroup(NamedTuple):
         more = len(self.factors) - MAX_NAMED
         text = f"{what}{', all' if len(self.cells) > 1 else ','} at {named}"
         text += f"; or at {more} more" if more > 0 else ""
-        return f"{text}, where no cell is green"
+        ran = f" ({count(self.beside, 'more cell')} ran to tell causes apart)" * bool(self.beside)
+        return f"{text}, where none of {count(self.passing, 'passing cell')} is{ran}"
 
 
-def red_groups(red: Sequence[CellResult], green: Sequence[CellResult]) -> tuple[RedGroup, ...]:
-    """The groups of red cells, the largest first; those of one size in the order of their first cells."""
+def red_groups(
+    red: Sequence[CellResult], green: Sequence[CellResult], causes: Mapping[str, Cause] = NO_CAUSES
+) -> tuple[RedGroup, ...]:
+    """The groups of red cells, the largest first; those of one size in the order of their first cells. causes: known
+    ones, by the id of a group's first cell."""
     found: dict[str, list[CellResult]] = {}
     for cell in red:
         found.setdefault(kind_of(cell), []).append(cell)
@@ -56,8 +64,8 @@ def red_groups(red: Sequence[CellResult], green: Sequence[CellResult]) -> tuple[
     for kind, cells in sorted(found.items(), key=lambda item: -len(item[1])):
         factored = len(groups) < MAX_FACTORED
         failing = [effective(cell.axes, cell.start.resolved) for cell in cells]
-        factors = exact_factors(failing, passing) if factored else ()
-        groups.append(RedGroup(kind, tuple(cells), factors))
+        known = causes.get(cells[0].id) or Cause(exact_factors(failing, passing) if factored else ())
+        groups.append(RedGroup(kind, tuple(cells), known.factors, len(green) + known.passing, known.ran))
     return tuple(groups)
 
 

@@ -420,15 +420,27 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
             raise ValueError(f"gpus of host must be a list, got {self.host['gpus']!r:.60}")
 
 
+class Cause(ReportRecord, frozen=True):
+    """What a group of red cells has in common after cells beside it ran: the candidates that are left, each a
+    conjunction of axis values, how many of those cells ran, and how many of them passed."""
+
+    factors: tuple[tuple[str, ...], ...]
+    ran: Count = 0
+    passing: Count = 0
+
+
 class End(ReportRecord, frozen=True, tag_field="kind", tag="end", omit_defaults=True):
     """The last line: number of cells, summed evidence, SHA-256 digest of all earlier lines, ids of selected cells that
-    `--fail-fast` left out, and GPU-seconds held (None on the CPU tier or if unknown)."""
+    `--fail-fast` left out, GPU-seconds held (None on the CPU tier or if unknown), and the causes of red groups by the
+    id of their first cell.
+    """
 
     cells: Count
     evidence: Mapping[str, Count]
     digest: str
     not_run: tuple[str, ...] = ()
     gpu_seconds: Seconds | None = None
+    causes: Mapping[str, Cause] = field(default_factory=dict)
 
 
 def is_waived(cell: CellResult, today: str) -> bool:

@@ -8,7 +8,7 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from gzip import GzipFile
 from hashlib import sha256
@@ -30,6 +30,7 @@ from specmatrix.reports.schema import (
     RED_STATES,
     REPORT_FILE,
     SCHEMA,
+    Cause,
     CellLine,
     CellRecord,
     CellResult,
@@ -68,6 +69,7 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
 
     not_run: selected cells that never started; with any, the report is not a pass. gpu_seconds: GPU-seconds of cells
     that ran elsewhere, None if unknown; by default the time since the start times the number of the host's GPUs.
+    causes: of groups of red cells, by the id of their first cell.
 
     Raises ReportError if the directory is not writable, the disk is full, another run writes there, a cell is written
     twice or breaks a rule, or a number is not finite.
@@ -83,6 +85,7 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
         self._began = monotonic()
         self.not_run: Iterable[str] = ()
         self.gpu_seconds: float | EllipsisType | None = ...
+        self.causes: Mapping[str, Cause] = {}
         self.digest = ""
         self._digest = sha256()
         first = _encode(header, "the header", _HEADER)
@@ -123,7 +126,7 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
             gpus = len(cast(Sequence[Json], self._header.host.get("gpus") or ()))
             self.gpu_seconds = round((monotonic() - self._began) * gpus, 3) if gpus else None
         self.digest = self._digest.hexdigest()
-        end = End(len(self._cells), self._evidence, self.digest, tuple(self.not_run), self.gpu_seconds)
+        end = End(len(self._cells), self._evidence, self.digest, tuple(self.not_run), self.gpu_seconds, self.causes)
         self._append(_encode(end, "the end line", _END))
         with writes(self.path), self._file, held(self.path.parent):
             # Pages of an earlier run must not stay beside this report.
@@ -201,6 +204,7 @@ class Report:
     def __init__(self, path: Path, header: Header, records: Iterable[Line], end: End) -> None:
         self.path, self.header, self.digest = path, header, end.digest
         self.evidence, self.not_run, self.gpu_seconds = end.evidence, end.not_run, end.gpu_seconds
+        self.causes = end.causes
         self.starts: Final = [record for record in records if isinstance(record, StartRecord)]
         self._names: Final = [record for record in records if isinstance(record, NamesRecord)]
         self.lines: Final = {record.id: record for record in records if isinstance(record, CellRecord)}

@@ -30,7 +30,7 @@ HEAD: Final = "# Cells that run first, with their seconds and the faults that th
 # Minimum cost of a cell.
 MIN_SECONDS: Final = 0.05
 # Minimum seconds of a cell in a plan.
-MIN_SECONDS: Final = 0.001
+MIN_PLANNED: Final = 0.001
 
 
 NONE: Final[Mapping[str, Sequence[str]]] = MappingProxyType({})
@@ -120,8 +120,8 @@ def measured_seconds(source: Path | None, tier: str = "") -> dict[str, float]:
     if source is None:
         return {}
     if any(source.glob(f"*{SUFFIX}")):
-        return {cell: max(seconds, MIN_SECONDS) for cell, seconds in median_seconds(read(source), tier).items()}
-    return {cell.id: max(cell.seconds, MIN_SECONDS) for cell in load(source) if cell.state not in UNJUDGED_STATES}
+        return {cell: max(seconds, MIN_PLANNED) for cell, seconds in median_seconds(read(source), tier).items()}
+    return {cell.id: max(cell.seconds, MIN_PLANNED) for cell in load(source) if cell.state not in UNJUDGED_STATES}
 
 
 def stored_order(path: Path = ORDER_FILE) -> tuple[OrderedCell, ...]:

@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from operator import ne
 from pathlib import Path
@@ -26,6 +27,8 @@ Lines = dict[str, set[int]]
 MAX_TRACED: Final = 4
 # Maximum number of further cells that run if none passed.
 MAX_BESIDE: Final = 3
+# Names of a main branch, the remote's first; the last is of a checkout without any.
+MAIN: Final = ("origin/HEAD", "origin/main", "main", "master", "HEAD")
 _FILES: Final = re.compile(r"^\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
 _HUNK: Final = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 # Options for a diff that `changed_lines` can read, whatever the user's git settings.
@@ -49,6 +52,14 @@ def read_change(revisions: str, root: Path = HOME) -> Lines:
     if revisions.startswith(f"{base}..."):
         old = git(root, "merge-base", old, new)
     return changed_lines(git(root, *_DIFF, old, new))
+
+
+def own_change(root: Path = HOME) -> Lines:
+    """The lines of a checkout that differ from where its branch left the main one; none where there is no git."""
+    for main in MAIN:
+        with suppress(ConfigError):
+            return changed_lines(git(root, *_DIFF, git(root, "merge-base", "HEAD", commit_of(root, main))))
+    return {}
 
 
 def changed_lines(diff: str) -> Lines:

@@ -171,7 +171,7 @@ def view(report: Report) -> RunView:
     unsupported = [cell for cell in cells if cell.state == "UNSUPPORTED"]
     passing = [cell for cell in cells if cell.state == "PASS"]
     judged = [cell for cell in red if cell.state != "INFRA"]
-    groups = red_groups(red, passing)
+    groups = red_groups(red, passing, report.causes)
     return RunView(
         header=report.header,
         summary=summarise(report),

@@ -11,6 +11,7 @@ from io import StringIO
 from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Event, Thread, get_ident
+from typing import NoReturn
 
 import pytest
 
@@ -272,6 +273,35 @@ def test_a_run_that_is_stopped_after_its_report_says_so(monkeypatch, tmp_path, c
     said = f"interrupted after {report} was written; its summary and pages were not\n"
     assert capsys.readouterr() == ("", said)
     assert len(load(report)) == 1
+
+
+RED_RUN = ["run", "--stage", "smoke", "--cells", "eagle3.s3.k4.n8.v2.mixed_lengths", "--cells", "none.length"]
+
+
+def test_a_red_run_tells_its_candidate_causes_apart_unless_it_ends_at_the_first(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(local, "work", scripted_workers.fails_drafts)
+    assert main([*RED_RUN, "--workers", "1", "--out", str(tmp_path)]) == 1
+    report = load(tmp_path)
+    [(cell, cause)] = report.causes.items()
+    assert cell == RED_RUN[4] and list(report) == [report[name] for name in (RED_RUN[4], RED_RUN[6])]
+    assert cause.factors[0] == ("algorithm != none",) and cause.ran > 0
+    text = f"where none of 1 passing cell is ({cause.ran} more cells ran to tell causes apart)"
+    assert text in capsys.readouterr().out.replace("\n", " ")
+    assert main([*RED_RUN, "--workers", "1", "--fail-fast", "--out", str(tmp_path / "first")]) == 1
+    assert main([*RED_RUN[:5], "--workers", "1", "--out", str(tmp_path / "alone")]) == 1
+    assert load(tmp_path / "first").causes == load(tmp_path / "alone").causes == {}
+
+
+def test_a_run_that_is_stopped_while_it_looks_for_causes_keeps_its_report(monkeypatch, tmp_path, capsys):
+    def stopped(*_: object, today: str) -> NoReturn:
+        raise Stopped(signal.SIGINT)
+
+    monkeypatch.setattr(local, "work", scripted_workers.fails_drafts)
+    monkeypatch.setattr(command, "causes", stopped)
+    assert main([*RED_RUN, "--workers", "1", "--out", str(tmp_path)]) == 130
+    said = f"interrupted after {tmp_path / 'report.jsonl'} was written; its summary and pages were not\n"
+    assert capsys.readouterr() == ("", said)
+    assert len(load(tmp_path)) == 2
 
 
 def test_without_a_terminal_lines_show_the_progress_of_a_run(monkeypatch, tmp_path, capsys):

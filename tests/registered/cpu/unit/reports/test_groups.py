@@ -5,7 +5,7 @@ import pytest
 from specmatrix.reports.compare.common_factors import exact_factors
 from specmatrix.reports.groups import axis_of, kind_of, meets, red_groups
 from specmatrix.reports.render.run import run_markdown, run_page, view
-from specmatrix.reports.schema import GateResult
+from specmatrix.reports.schema import Cause, GateResult
 from specmatrix.reports.store import load
 
 
@@ -63,8 +63,8 @@ def green(make_cell) -> list:
 def test_equal_failures_are_one_group_whatever_their_names_and_numbers(make_cell):
     groups = red_groups(reds(make_cell)[::-1], green(make_cell))
     assert [[cell.id for cell in group.cells] for group in groups] == [["b", "a"], ["c"]]
-    assert groups[0].text == "2 red cells with lossless FAIL, all at topk=4, where no cell is green"
-    assert groups[1].text == "1 red cell with lossless FAIL, at algorithm=none, where no cell is green"
+    assert groups[0].text == "2 red cells with lossless FAIL, all at topk=4, where none of 1 passing cell is"
+    assert groups[1].text == "1 red cell with lossless FAIL, at algorithm=none, where none of 1 passing cell is"
 
 
 def test_several_candidates_are_named(make_cell):
@@ -72,8 +72,14 @@ def test_several_candidates_are_named(make_cell):
     [group] = red_groups(reds(make_cell)[:1], cells)
     assert group.text == (
         "1 red cell with lossless FAIL, at algorithm=eagle3; or at topk=4; or at batch=mixed_lengths, "
-        "where no cell is green"
+        "where none of 1 passing cell is"
     )
+
+
+def test_known_causes_stand_in_place_of_candidates(make_cell):
+    [group] = red_groups(reds(make_cell)[:1], green(make_cell), {"a": Cause((("topk=4",),), 9, 7)})
+    assert group.factors == (("topk=4",),)
+    assert group.text.endswith("at topk=4, where none of 8 passing cells is (9 more cells ran to tell causes apart)")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.run.executed_lines import changed_lines, executed, only_red, ranges, read_change
+from specmatrix.matrix.run.executed_lines import changed_lines, executed, only_red, own_change, ranges, read_change
 
 DIFF = """\
 diff --git a/engine/loop.py b/engine/loop.py
@@ -76,6 +76,22 @@ def test_a_change_is_between_two_commits_or_of_the_files_as_they_are(checkout):
         git(checkout, words)
     (checkout / "deeper" / path).write_text("a\nb\nc\nd\n")
     assert read_change("HEAD", checkout / "deeper") == {path: {3}}
+
+
+def test_a_checkouts_own_change_is_since_its_branch_left_the_main_one(checkout, tmp_path_factory):
+    path = "engine/tree.py"
+    assert own_change(checkout) == {}
+    (checkout / path).write_text("1\nb\n3\nd\nnew\n")
+    assert own_change(checkout) == {path: {5}}
+    for words in ("checkout -qb topic", "commit -qam four", "checkout -q main"):
+        git(checkout, words)
+    (checkout / path).write_text("one\nb\n3\nd\n")
+    for words in ("commit -qam five", "checkout -q topic"):
+        git(checkout, words)
+    assert own_change(checkout) == {path: {5}}
+    git(checkout, "branch -m main trunk")
+    assert own_change(checkout) == {}
+    assert own_change(tmp_path_factory.mktemp("nowhere")) == {}
 
 
 @pytest.mark.parametrize(
