@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
+from specmatrix import HOME
 from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plan
 from specmatrix.ci.planner import Host, plan
 from specmatrix.ci.run_options import RunOptions
@@ -32,7 +35,7 @@ from specmatrix.matrix.run.waivers import file_option
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.reports.render.progress import counting
-from specmatrix.reports.schema import CellResult, WaiverRule, is_red
+from specmatrix.reports.schema import REFERENCE, CellResult, WaiverRule, is_red
 from specmatrix.reports.wording import shorten
 from specmatrix.user_file import named_files
 
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 # Characters shown of each worker's cell id in the progress bar.
 SHOWN: Final = 32
 NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
+COMPILING: Final = "compiling CPU kernels, once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,15 @@ class CellRuns:
         return replace(record, repro=again)
 
 
+def compiles_kernels(root: Path) -> bool:
+    """Whether the packages at `root` have no compiled CPU kernels yet for this Python: numba keeps them beside their
+    source if it can."""
+    source = root / "kernels" / "decoder_layer" / "compiled.py"
+    compiled = (source.parent / "__pycache__").glob(f"compiled.*.py{sys.version_info[0]}{sys.version_info[1]}.nbi")
+    changed = source.stat().st_mtime
+    return os.access(source.parent, os.W_OK) and all(index.stat().st_mtime < changed for index in compiled)
+
+
 @contextmanager
 def _counted(
     runs: CellRuns, cells: Sequence[Cell], planned: float
@@ -108,7 +121,9 @@ def _counted(
     expected: dict[Hashable, float] = (
         {} if timed else {cell.id: runs.durations.get(cell.id, cell.seconds) for cell in cells}
     )
-    with counting(len(cells), runs.noun, expected=expected, planned=planned) as update:
+    here = runs.cluster is None and runs.job.options.subject == REFERENCE and runs.job.options.tier == "cpu"
+    first = COMPILING if here and compiles_kernels(runs.job.tree or HOME) else ""
+    with counting(len(cells), runs.noun, expected=expected, planned=planned, first=first) as update:
 
         def show(workers: list[str]) -> None:
             update(" · ".join(shorten(at, SHOWN) for at in workers), 0, red)

@@ -55,10 +55,12 @@ class Remaining:
         self._end = after + pace * max(self._open / self._speed, longest)
 
     def text(self, after: float) -> str:
-        """As text; "" if unknown or zero."""
+        """As text; "" if unknown or if nothing is left."""
         rest = self._end - after
         if self._done >= self._total or rest != rest:
             return ""
+        if rest < 0:
+            return "longer than estimated"
         return "under 10 s left" if rest < 10 else f"about {duration(rest)} left"
 
 
@@ -98,7 +100,13 @@ class Counter:
     """
 
     def __init__(
-        self, progress: Progress, total: int, noun: str, clock: Callable[[], float], remaining: Remaining
+        self,
+        progress: Progress,
+        total: int,
+        noun: str,
+        clock: Callable[[], float],
+        remaining: Remaining,
+        first: str = "",
     ) -> None:
         self._progress = progress
         self._task = progress.add_task("", total=total, red="", left="")
@@ -108,6 +116,7 @@ class Counter:
         self._noun = noun
         self._done = 0
         self._remaining = remaining
+        self._first = first
 
     def __call__(
         self, text: str | None, advance: int = 1, red: int | None = None, item: Hashable | None = None
@@ -120,7 +129,7 @@ class Counter:
         after = now - self._began
         if advance:
             self._remaining.ended(item, advance, after)
-        left = self._remaining.text(after)
+        left = self._remaining.text(after) if self._done or not self._first else self._first
         reds = "" if red is None else f"{red:,} red"
         bold = f"[red]{reds}[/red]" if red else ""
         self._progress.update(self._task, description=text, advance=advance, red=bold, left=left)
@@ -146,13 +155,15 @@ def counting(
     clock: Callable[[], float] = monotonic,
     expected: Mapping[Hashable, float] = NO_SECONDS,
     planned: float = 0.0,
+    first: str = "",
 ) -> Iterator[Counter]:
-    """A Counter of `total` items. expected, planned: as for `Remaining`."""
+    """A Counter of `total` items. expected, planned: as for `Remaining`. first: what delays the first item, shown until
+    it completes in place of the time left."""
     # Long texts are truncated, so that the bar stays on one line.
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
     red, left = TextColumn("{task.fields[red]}"), TextColumn("{task.fields[left]}")
     with _progress(SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), red, Elapsed(), left, text) as progress:
-        yield Counter(progress, total, noun, clock, Remaining(total, expected, planned))
+        yield Counter(progress, total, noun, clock, Remaining(total, expected, planned), first)
 
 
 def _progress(*columns: ProgressColumn) -> Progress:

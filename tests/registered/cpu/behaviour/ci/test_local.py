@@ -1,6 +1,7 @@
 """The local executor runs every cell once, whatever happens to its worker."""
 
 import json
+import os
 import re
 import signal
 import sys
@@ -16,7 +17,7 @@ from typing import NoReturn
 import pytest
 
 from specmatrix.child_process import ChildProcess
-from specmatrix.ci import local
+from specmatrix.ci import cell_runs, local
 from specmatrix.ci import run as command
 from specmatrix.ci.local import ShardJob, Worker, run_plan, visible
 from specmatrix.ci.planner import Host, plan
@@ -308,6 +309,7 @@ def test_without_a_terminal_lines_show_the_progress_of_a_run(monkeypatch, tmp_pa
     monkeypatch.setattr(local, "work", scripted_workers.never_starts)
     monkeypatch.setenv(STARTS, str(tmp_path))
     monkeypatch.setattr(progress, "LINE_SECONDS", 0)
+    monkeypatch.setattr(cell_runs, "compiles_kernels", lambda root: False)
     words = ["run", "--stage", "smoke", "--cells", "batch=pair", "--workers", "1", "--out", str(tmp_path), "--json"]
     assert main(words) == 1
     said = capsys.readouterr()
@@ -316,6 +318,20 @@ def test_without_a_terminal_lines_show_the_progress_of_a_run(monkeypatch, tmp_pa
     assert count > 1
     assert re.fullmatch(rf"0 of {count} cells, 0 red, after \d\.\d\d s, under 10 s left", lines[0])
     assert re.fullmatch(rf"{count} of {count} cells, {count} red, after \d\.\d\d s", lines[-1])
+
+
+def test_cpu_kernels_compile_once(tmp_path):
+    folder = tmp_path / "kernels" / "decoder_layer" / "__pycache__"
+    folder.mkdir(parents=True)
+    source = folder.parent / "compiled.py"
+    source.touch()
+    python = f"py{sys.version_info[0]}{sys.version_info[1]}"
+    for name, first in (("other.1.py300.nbi", True), (f"compiled.exp-9.{python}.nbi", False)):
+        (folder / name).touch()
+        assert cell_runs.compiles_kernels(tmp_path) is first
+    later = source.stat().st_mtime + 9
+    os.utime(source, (later, later))
+    assert cell_runs.compiles_kernels(tmp_path)
 
 
 def test_a_package_is_absent_only_where_it_was_not_imported_yet(monkeypatch):

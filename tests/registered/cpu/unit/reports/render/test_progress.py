@@ -113,6 +113,26 @@ def test_the_time_left_falls_while_one_long_item_runs():
         assert remaining.text(200.0)
 
 
+def test_what_delays_the_first_item_is_named_until_it_completes(capsys: pytest.CaptureFixture[str]):
+    times = iter([0, 30, 60])
+    with counting(3, "cell", lambda: next(times), {"a": 1.0}, 1.0, "compiling") as advance:
+        advance("none", 0)
+        advance("none", 1, item="a")
+    assert capsys.readouterr().err.splitlines() == [
+        "0 of 3 cells, after 30 s, compiling",
+        "1 of 3 cells, after 1 min 0 s",
+    ]
+
+
+def test_an_overdue_end_is_not_said_to_be_near():
+    remaining = Remaining(2, {"a": 5.0, "b": 5.0}, 10.0)
+    assert [remaining.text(after) for after in (1.0, 9.9, 10.1)] == [
+        "under 10 s left",
+        "under 10 s left",
+        "longer than estimated",
+    ]
+
+
 def test_the_time_left_is_that_of_what_is_left_not_of_its_number():
     """Nine short items of ten are done, and the tenth takes as long as all of them."""
     expected = {**dict.fromkeys(range(9), 10.0), "long": 90.0}
