@@ -43,13 +43,30 @@ def is_number(value: object) -> bool:
     return type(value) in (int, float) and 0 < value <= MAX_NUMBER  # type: ignore[operator]  # type checked above
 
 
+class _Fields(dict[str, Any]):
+    """A JSON object that records which of its keys were read."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        super().__init__(raw)
+        self.unread = {name for name, value in raw.items() if value is not None}
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - any JSON
+        self.unread.discard(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:  # type: ignore[override]  # noqa: ANN401 - any JSON
+        self.unread.discard(name)
+        return super().get(name, default)
+
+
 class ConfigReader:
     """The fields of one config.json, or of the object `within` it. A null field counts as absent."""
 
     def __init__(self, raw: Mapping[str, Any], file: Path, within: str = "") -> None:
-        self.raw = raw
+        self.raw: Final = raw if isinstance(raw, _Fields) else _Fields(raw)
         self.file = file
         self.within = within
+        self._groups: dict[str, ConfigReader] = {}
 
     def value(self, name: str, good: Callable[[Any], bool], allowed: str, default: object = None) -> Any:  # noqa: ANN401 - any JSON
         """A field for which `good` holds. ConfigError on anything else, or if it is absent without a good default."""
@@ -82,7 +99,12 @@ class ConfigReader:
     def group(self, name: str) -> ConfigReader:
         """The fields of an object, none if it is absent. ConfigError as for a value."""
         raw = self.value(name, lambda v: isinstance(v, dict), "an object", {})
-        return ConfigReader(raw, self.file, f"{self.within}{name}.")
+        return self._groups.setdefault(name, ConfigReader(raw, self.file, f"{self.within}{name}."))
+
+    def unread(self) -> list[str]:
+        """The keys that nothing has read so far, those of objects with the object's name in front."""
+        inner = [key for group in self._groups.values() for key in group.unread()]
+        return [f"{self.within}{key}" for key in sorted(self.raw.unread)] + inner
 
     def layer_ids(self, name: str) -> list[int] | None:
         """A list of layer ids; None if it is absent. ConfigError as for a value."""

@@ -51,6 +51,13 @@ DEFAULT_BLOCK: Final = 16
 UNSUPPORTED_NORMS: Final = ("norm_before_fc", "fc_norm", "norm_output")
 # Fields of later DFLASH drafts, which this engine does not support.
 UNSUPPORTED_BLOCKS: Final = ("use_swa", "causal", "sample_from_anchor")
+# Fields of a DFLASH draft's config.json that do not change what it computes: names and versions, special tokens,
+# training, outputs of transformers, and a window's first layer, as windows are refused.
+IGNORED: Final = (
+    *("model_type", "_name_or_path", "auto_map", "transformers_version", "bos_token_id", "eos_token_id"),
+    *("pad_token_id", "attention_dropout", "initializer_range", "pretraining_tp", "use_cache", "return_dict"),
+    *("output_attentions", "output_hidden_states", "max_window_layers"),
+)
 AUX_IDS: Final = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -110,16 +117,22 @@ def _dflash(fields: ConfigReader) -> DraftConfig:
     if not kinds and fields.flag("use_sliding_window", False) and fields.count("max_window_layers", 28) < layers:
         raise ConfigError(f"{fields.file}: use_sliding_window true is not supported in a DFLASH draft; allowed: false")
     mask = own.value("mask_token_id", lambda token: type(token) is int and 0 <= token <= MAX_INT, "a token id")
-    block = (own if own.raw.get("block_size") is not None else fields).size("block_size", DEFAULT_BLOCK, least=2)
-    return DraftConfig(
+    outer = fields.size("block_size", DEFAULT_BLOCK, least=2)
+    found = DraftConfig(
         _behind(own, "target_layer_ids"),
         fields.size("hidden_size"),
         fields.size("vocab_size"),
         layers,
-        block,
+        own.size("block_size", outer, least=2),
         mask,
         target_layers=None if fields.raw.get("num_target_layers") is None else fields.size("num_target_layers"),
     )
+    if unknown := [name for name in fields.unread() if name not in IGNORED]:
+        raise ConfigError(
+            f"{fields.file}: {shown(unknown[0])} is not a known field of a DFLASH draft and may change what it "
+            "computes; remove it if it does not"
+        )
+    return found
 
 
 def _behind(fields: ConfigReader, name: str) -> tuple[int, ...] | None:

@@ -10,8 +10,9 @@ import pytest
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.models.config import load_model_config
 from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig
-from specmatrix.engine.models.draft_config import DraftConfig
+from specmatrix.engine.models.draft_config import IGNORED, DraftConfig
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.zoo.registry import CHECKPOINTS
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -113,6 +114,25 @@ def test_a_block_draft_reads_the_last_layer_behind_the_final_norm(read):
 def test_dflash_spreads_its_states_over_the_target(read, layers, target, states):
     """After layers 1, 9, 17, 25 and 33, for 36 layers and a draft of 5."""
     assert read(DFLASH | {"num_hidden_layers": layers}).draft.states_of(target) == states
+
+
+def test_every_field_of_a_dflash_config_is_read_refused_or_listed_as_ignored(read):
+    """A value of no field's type is refused where the field is read, and changes nothing where it is ignored."""
+    raw = json.loads((CHECKPOINTS / "llama-mini-dflash" / "config.json").read_text())
+    config = read(raw)
+    for name in {*raw, *IGNORED}:
+        for value in ("of another kind", -3.5):
+            try:
+                assert read(raw | {name: value}) == config and name in IGNORED
+            except ConfigError as error:
+                assert name not in IGNORED and name in str(error)
+    for name in (*raw["dflash_config"], "block_size"):
+        with pytest.raises(ConfigError, match=name):
+            read(raw | {"dflash_config": raw["dflash_config"] | {name: "of another kind"}})
+    for added in ({"scale_of_logits": 2.0}, {"dflash_config": {**raw["dflash_config"], "conv_kernel": 2}}):
+        with pytest.raises(ConfigError, match="is not a known field of a DFLASH draft and may change what it computes"):
+            read(raw | added)
+    assert read(raw | {"scale_of_logits": None}) == config
 
 
 def test_a_dflash_draft_below_its_first_windowed_layer_has_none(read):
