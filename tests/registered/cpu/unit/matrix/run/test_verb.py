@@ -13,7 +13,7 @@ from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.errors import LedgerError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.runner import Runner
-from specmatrix.matrix.run.verb import LONGEST, VERBS, traceback_of, verb_of
+from specmatrix.matrix.run.verb import MAX_TRACEBACK, VERBS, traceback_of, verb_of
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
 from specmatrix.reports.schema import CRASH
 from specmatrix.reports.store import cell_from_json, cell_to_json
@@ -110,8 +110,8 @@ def test_a_traceback_keeps_its_causes_and_of_a_long_one_the_end():
         try:
             raise ValueError("the cause")
         except ValueError as cause:
-            raise KeyError("x" * 3 * LONGEST) from cause
+            raise KeyError("x" * 3 * MAX_TRACEBACK) from cause
 
     assert "the cause" in traceback_of(raised(lambda: exec("raise KeyError from ValueError('the cause')")))
     text = traceback_of(raised(chained))
-    assert len(text) == LONGEST and text.startswith("…") and text.endswith("x'\n")
+    assert len(text) == MAX_TRACEBACK and text.startswith("…") and text.endswith("x'\n")
