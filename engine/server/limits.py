@@ -84,7 +84,7 @@ class Limits:
         self.app = app
         self._key = None if key is None else key.encode()
         self._names = LOOPBACK | {host.lower()} if _is_loopback(host) else None
-        self._most_bytes = max_bytes
+        self._max_bytes = max_bytes
         self._slots = Slots(max_requests)
         self._probes = {(path, keyed): Slots(OPEN_REQUESTS) for path in OPEN for keyed in (False, True)}
 
@@ -126,9 +126,9 @@ class Limits:
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> Message:
         """Read the whole body as one message. Raises Refused if it is too large or does not arrive."""
-        allowed = f"allowed: {self._most_bytes:,} (--max-body-bytes)"
+        allowed = f"allowed: {self._max_bytes:,} (--max-body-bytes)"
         declared = headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self._most_bytes:
+        if declared.isdigit() and int(declared) > self._max_bytes:
             raise TooLarge(f"the body has {int(declared):,} bytes; {allowed}")
         parts, size = [], 0
         try:
@@ -136,8 +136,8 @@ class Limits:
                 while (message := await receive())["type"] == "http.request":
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
-                    if size > self._most_bytes:
-                        raise TooLarge(f"the body has more than {self._most_bytes:,} bytes; {allowed}")
+                    if size > self._max_bytes:
+                        raise TooLarge(f"the body has more than {self._max_bytes:,} bytes; {allowed}")
                     if not message.get("more_body", False):
                         return {"type": "http.request", "body": b"".join(parts), "more_body": False}
         except TimeoutError:

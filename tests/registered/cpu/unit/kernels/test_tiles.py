@@ -45,7 +45,7 @@ def test_tiles_of_more_rows_fit_into_shared_memory_and_fill_a_gpu(rows, gated, a
             assert found.stages >= 2
             tiles, ranges = -(-columns // found.columns), found.ranges
             fills = tiles * ranges >= fused_linear_triton.PROGRAMS
-            assert (ranges == 1) if gated else (fills or depth < 2 * ranges * fused_linear_triton.SHORTEST)
+            assert (ranges == 1) if gated else (fills or depth < 2 * ranges * fused_linear_triton.MIN_RANGE)
             assert ranges == 1 or tiles <= fused_linear_triton.TILES
 
 
